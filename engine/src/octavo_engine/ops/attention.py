@@ -1,0 +1,89 @@
+"""The contract of paged attention: what a layer asks for, what a step carries, what a backend owns.
+
+A backend owns the layout of the KV cache; everyone else names blocks. The metadata is the same for every device:
+ragged query starts, sequence lengths, block tables and write slots. All K and V of a layer are written before any
+query of that layer reads, so that two requests of one step may share blocks.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKVSpec:
+    """KV of one layer. `window`: how many latest positions a query sees (itself included), None for all."""
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """One layer's attention. `softcap`: logits become softcap * tanh(logits / softcap) (Gemma 2)."""
+
+    layer_idx: int
+    num_heads: int
+    kv: LayerKVSpec
+    scale: float
+    softcap: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class AttentionBatch:
+    """Metadata of one step, on the device, shared by all layers.
+
+    `slots[t]` = block * block_size + offset where token t's K and V go, -1 for none. `private` is the backend's own
+    (buckets, masks), made once a step by `AttentionBackend.begin_step`.
+    """
+
+    query_start: Int[Tensor, " seqs_plus_1"]
+    seq_lens: Int[Tensor, " seqs"]  # tokens with KV after this step's writes
+    block_tables: Int[Tensor, "seqs max_blocks"]
+    slots: Int[Tensor, " tokens"]
+    positions: Int[Tensor, " tokens"]
+    max_query_len: int
+    max_seq_len: int
+    private: Any = None
+
+
+class AttentionBackend(Protocol):
+    """Made for one model, device and block size; holds the KV cache of all layers."""
+
+    def allocate(self, num_blocks: int) -> None: ...
+
+    def bytes_per_block(self) -> int: ...
+
+    def begin_step(self, batch: AttentionBatch) -> None: ...
+
+    def attend(
+        self,
+        spec: AttentionSpec,
+        q: Float[Tensor, "tokens q_heads head_dim"],
+        k: Float[Tensor, "tokens kv_heads head_dim"],
+        v: Float[Tensor, "tokens kv_heads head_dim"],
+        batch: AttentionBatch,
+    ) -> Float[Tensor, "tokens q_heads head_dim"]:
+        """Write k and v to `batch.slots`, then attend causally over each sequence's paged KV."""
+        ...
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Device to device, all layers, (source, destination); destinations are distinct from all sources."""
+        ...
+
+    def swap_out(self, pairs: list[tuple[int, int]], host: Tensor) -> None:
+        """Device block -> row of `host` [num_host_blocks, bytes_per_block] uint8."""
+        ...
+
+    def swap_in(self, pairs: list[tuple[int, int]], host: Tensor) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class ForwardContext:
+    """What a model's forward pass needs besides its inputs: an argument, never a global."""
+
+    batch: AttentionBatch
+    backend: AttentionBackend

@@ -1,0 +1,106 @@
+"""What the scheduler decides (`StepPlan`) and what the runner answers (`StepResult`): plain, serialisable data.
+
+Order of work within one step, which the scheduler relies on: `swap_out`, `swap_in`, `copies`, then the forward pass
+(so that a block freed by a swap-out may be written in the same step), then sampling.
+
+Lengths: a sequence has `token_ids`; KV exists for its first `start` tokens; a `SeqStep` computes tokens
+[start, start + num_tokens) and, if `sample`, draws the next token from the logits of the last of them.
+"""
+
+from dataclasses import dataclass, field
+
+from octavo_engine.wire.records import TokenLogprobs
+from octavo_engine.wire.sampling import SamplingParams
+
+BlockId = int
+SeqId = int
+
+
+@dataclass(slots=True, kw_only=True)
+class NewSeq:
+    """A sequence whose state the runner doesn't hold: new, resumed after a preemption, or forked.
+
+    `token_ids` are all tokens known so far (prompt, then output); sampling is keyed by (seed, position), so nothing
+    else is needed to continue a stream.
+    """
+
+    seq_id: SeqId
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int = 0
+    eos_token_id: int | None = None
+    adapter: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class SeqStep:
+    """One sequence's share of a step.
+
+    `block_ids[g]` overwrites the table of KV group g from entry `table_start` on (append, or replace after a
+    copy-on-write). `logits_from`: the sequence whose last row this one samples from, with `num_tokens` 0 (a fork at
+    the end of a shared prompt). `num_prompt_logprobs`: how many of this step's rows want prompt log-probabilities.
+    """
+
+    seq_id: SeqId
+    start: int
+    num_tokens: int
+    sample: bool
+    table_start: int = 0
+    block_ids: list[list[BlockId]] = field(default_factory=list)
+    draft_token_ids: list[int] = field(default_factory=list)
+    logits_from: SeqId | None = None
+    num_prompt_logprobs: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class StepPlan:
+    """Pairs are (source block, destination block)."""
+
+    step_id: int
+    seqs: list[SeqStep] = field(default_factory=list)
+    new_seqs: list[NewSeq] = field(default_factory=list)
+    dropped_seqs: list[SeqId] = field(default_factory=list)  # finished, aborted or preempted: forget them first
+    swap_out: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # device -> host
+    swap_in: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # host -> device
+    copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # device -> device, copy-on-write
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(s.num_tokens + len(s.draft_token_ids) for s in self.seqs)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.seqs or self.dropped_seqs or self.swap_out or self.swap_in or self.copies)
+
+
+@dataclass(slots=True, kw_only=True)
+class SeqResult:
+    """0..k tokens sampled for one sequence (more than one only with accepted drafts).
+
+    `prompt_logprobs`: one entry for each row that asked; the entry of row i is about the token at start + i + 1.
+    """
+
+    seq_id: SeqId
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class StepCosts:
+    """Measured by the runner, given to `Scheduler.step` as an input, so that its decisions replay.
+
+    Zero means not yet measured.
+    """
+
+    prefill_token_s: float = 0.0  # seconds to compute one prompt token in a large chunk
+    swap_block_s: float = 0.0  # seconds to move one block one way
+
+
+@dataclass(slots=True, kw_only=True)
+class StepResult:
+    step_id: int
+    seqs: list[SeqResult] = field(default_factory=list)
+    costs: StepCosts = field(default_factory=StepCosts)
+    error: str | None = None  # the step failed as a whole: every sequence in it ends with "error"

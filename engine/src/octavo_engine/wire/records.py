@@ -1,0 +1,110 @@
+"""Requests and outputs as they cross the process border (msgpack of these dataclasses).
+
+A request of `n` sequences is one `EngineRequest`; its outputs carry `index` 0..n-1. Each (request, index) gets
+exactly one record with a `finish_reason`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from octavo_engine.wire.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineRequest:
+    """A validated request: every optional of the HTTP body has been resolved.
+
+    `params.max_tokens` is an int that fits the context, `params.seed` is set unless greedy, `params.stop_token_ids`
+    holds every id that stops generation except `eos_token_id` (which `ignore_eos` turns off).
+    `arrival_s`: the front end's monotonic clock, used for ordering and FCFS ties only.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    eos_token_id: int | None = None
+    arrival_s: float = 0.0
+    priority: int = 0
+    cache_salt: str = ""
+    adapter: str = ""
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: the chosen token first, then the top k (so up to k+1 entries)."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int  # 1-based rank of the chosen token in the whole vocabulary
+
+
+@dataclass(slots=True, kw_only=True)
+class Timing:
+    """Durations in seconds, all taken from the engine core's own monotonic clock."""
+
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    inference_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class SeqOutput:
+    """What one step added to one sequence. `timing` comes with the last record, `num_cached_tokens` with each."""
+
+    request_id: str
+    index: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    timing: Timing | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineStats:
+    """Gauges of now and counters since start, one snapshot a step. Law: free + cached + in_use == total blocks."""
+
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+    cached_blocks: int = 0
+    in_use_blocks: int = 0
+    total_blocks: int = 0
+    host_used_blocks: int = 0
+    host_total_blocks: int = 0
+    kv_used_slots: int = 0
+    steps: int = 0
+    batched_tokens: int = 0  # tokens of the latest step
+    prefix_cache_queries: int = 0  # tokens
+    prefix_cache_hits: int = 0  # tokens
+    preemptions: int = 0
+    preemptions_swap: int = 0
+    preemptions_recompute: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    dropped_blocks: int = 0  # LRU drops from the host tier (or the device, where there is no host tier)
+    recomputed_tokens: int = 0
+    cow_copies: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    step_s: float = 0.0  # duration of the latest step
+
+    @property
+    def kv_usage(self) -> float:
+        """Referenced blocks only: cached ones are free to take, so they never hold up a scale-down."""
+        return self.in_use_blocks / self.total_blocks if self.total_blocks else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class CoreOutputs:
+    """One message from the engine core to its front end."""
+
+    outputs: list[SeqOutput] = field(default_factory=list)
+    stats: EngineStats | None = None

@@ -1,0 +1,122 @@
+"""`SamplingParams`: vLLM's field names, defaults and rules (one place, shared by `LLM` and the HTTP API)."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo_engine.wire.errors import InvalidRequest
+
+MAX_N = 16384
+MIN_TEMPERATURE = 0.01
+GREEDY_BELOW = 1e-5
+
+
+def _check(ok: bool, param: str, rule: str, value: object) -> None:
+    if not ok:
+        raise InvalidRequest(f"{param} must be {rule}, got {value!r}.", param=param)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen.
+
+    Construction validates and normalises (`stop` becomes a list, `seed` -1 becomes None, a temperature below
+    1e-5 means greedy). Raises InvalidRequest, naming the field.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+    extra_args: dict[str, Any] | None = None
+    #: `bad_words` as token sequences; filled where the tokenizer is, read by the sampler.
+    bad_words_token_ids: list[list[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._normalise()
+        self._check_counts()
+        self._check_distribution()
+        self._check_lists()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        return not (self.skip_reading_prefix_cache or self.prompt_logprobs is not None)
+
+    def _normalise(self) -> None:
+        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        self.stop_token_ids = list(dict.fromkeys(self.stop_token_ids or []))
+        self.bad_words = list(self.bad_words or [])
+        if self.seed == -1:
+            self.seed = None
+        if self.top_k == -1:
+            self.top_k = 0
+
+    def _check_counts(self) -> None:
+        _check(_is_int(self.n) and 1 <= self.n <= MAX_N, "n", f"an integer in [1, {MAX_N}]", self.n)
+        ok = self.max_tokens is None or (_is_int(self.max_tokens) and self.max_tokens >= 1)
+        _check(ok, "max_tokens", "at least 1", self.max_tokens)
+        _check(_is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", "at least 0", self.min_tokens)
+        if self.max_tokens is not None:
+            rule = f"at most max_tokens={self.max_tokens}"
+            _check(self.min_tokens <= self.max_tokens, "min_tokens", rule, self.min_tokens)
+        for param in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, param)
+            _check(value is None or (_is_int(value) and value >= -1), param, "-1 (the whole vocabulary) or more", value)
+        ok = self.seed is None or (_is_int(self.seed) and -(2**63) <= self.seed < 2**64)
+        _check(ok, "seed", "a 64-bit integer", self.seed)
+
+    def _check_distribution(self) -> None:
+        for param in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, param)
+            _check(-2.0 <= value <= 2.0, param, "in [-2, 2]", value)
+        value = self.repetition_penalty
+        _check(math.isfinite(value) and value > 0.0, "repetition_penalty", "finite and greater than 0", value)
+        _check(0.0 <= self.temperature <= 2.0, "temperature", "in [0, 2]", self.temperature)
+        _check(0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]", self.top_p)
+        _check(_is_int(self.top_k) and self.top_k >= 0, "top_k", "0 or -1 (off), or at least 1", self.top_k)
+        _check(0.0 <= self.min_p <= 1.0, "min_p", "in [0, 1]", self.min_p)
+        if self.is_greedy:
+            _check(self.n == 1, "n", "1 when temperature is 0 (greedy copies would be equal)", self.n)
+            self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0
+        else:
+            self.temperature = max(self.temperature, MIN_TEMPERATURE)
+
+    def _check_lists(self) -> None:
+        _check(all(isinstance(s, str) and s for s in self.stop or ()), "stop", "non-empty strings", self.stop)
+        _check(not self.stop or self.detokenize, "stop", "used with detokenize=True", self.stop)
+        _check(all(self.bad_words or ()), "bad_words", "non-empty strings", self.bad_words)
+        ok = self.allowed_token_ids is None or len(self.allowed_token_ids) > 0
+        _check(ok, "allowed_token_ids", "a non-empty list", self.allowed_token_ids)
+        if self.logit_bias:
+            self.logit_bias = {int(t): min(100.0, max(-100.0, float(b))) for t, b in self.logit_bias.items()}
+        if self.structured_outputs is not None:
+            raise InvalidRequest("structured_outputs is not supported by this version.", param="structured_outputs")
