@@ -1,0 +1,65 @@
+"""What `LLM` and `AsyncLLM` give back, under vLLM's attribute names.
+
+One class serves two readings: cumulative (each item holds everything so far) and delta (each item's `outputs` hold
+only the sequences that advanced, with only their new text, tokens and log-probabilities).
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from octavo_engine.wire.records import FinishReason, Timing
+
+OutputKind = Literal["cumulative", "delta", "final"]
+
+
+@dataclass(slots=True)
+class Logprob:
+    """`rank` is 1-based, in the whole vocabulary."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+#: token id -> Logprob; the chosen token comes first, then the top k in falling order.
+PositionLogprobs = dict[int, Logprob]
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionOutput:
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    timing: Timing | None = None  # with the last record: durations by the engine core's own clock
+    num_preemptions: int = 0
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestMetrics:
+    """Times are readings of the front end's `time.monotonic()`: never compare them with another process's."""
+
+    arrival_s: float
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestOutput:
+    """`error` says what went wrong when a sequence's finish_reason is "error"."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
