@@ -1,0 +1,84 @@
+"""Names of KV blocks: what the engine caches under and the router looks up, so both must compute the same bytes.
+
+The definition, with test vectors, is `docs/block-hash.md`. A block's hash covers everything its KV depends on: the
+weights, the KV dtype, the block size, the adapter, the tenant's salt and every token before it. Content only: no path,
+revision, counter or process seed, so that two replicas that never met agree.
+
+The unobvious idea: the root has a base part that a replica publishes once, and a scope part (adapter, salt) that is
+folded in per request; the empty scope is the base itself.
+"""
+
+import sys
+from array import array
+from collections.abc import Sequence
+from hashlib import sha256
+
+BASE_LABEL = b"octavo-kv1"
+SCOPE_LABEL = b"octavo-kv1-scope"
+SALT_LABEL = b"octavo-salt1"
+HASH_BYTES = 32
+SHORT_BYTES = 8
+
+
+def _u32(value: int) -> bytes:
+    return value.to_bytes(4, "little")
+
+
+_HASH_HEAD = _u32(HASH_BYTES)
+
+
+def _digest(*fields: bytes) -> bytes:
+    """SHA-256 over length-prefixed fields, so that no two lists of fields run together."""
+    return sha256(b"".join(part for field in fields for part in (_u32(len(field)), field))).digest()
+
+
+def _token_bytes(token_ids: Sequence[int]) -> bytes:
+    ids = array("I", token_ids)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tobytes()
+
+
+def root_hash(weights_fingerprint: str, kv_dtype: str, block_size: int, adapter: str = "", salt: str = "") -> bytes:
+    """The hash before a sequence's first block. `adapter`: hash of the adapter's content, not its name."""
+    base = _digest(BASE_LABEL, weights_fingerprint.encode(), kv_dtype.encode(), _u32(block_size))
+    return scoped_root(base, adapter, salt)
+
+
+def scoped_root(base: bytes, adapter: str = "", salt: str = "") -> bytes:
+    """`scoped_root(root_hash(w, d, b), a, s) == root_hash(w, d, b, a, s)`."""
+    if not adapter and not salt:
+        return base
+    return _digest(SCOPE_LABEL, base, adapter.encode(), salt.encode())
+
+
+def tenant_salt(tenant: str, cache_salt: str = "") -> str:
+    """The salt of a request of `tenant` (its API key, or "" where tenants share), which itself asked for `cache_salt`.
+
+    A tenant can split its own cache further, never reach another's; nobody can compute a key from a salt.
+    """
+    if not tenant and not cache_salt:
+        return ""
+    return _digest(SALT_LABEL, tenant.encode(), cache_salt.encode()).hex()
+
+
+def next_hash(prev: bytes, tokens: Sequence[int], extra: bytes = b"") -> bytes:
+    """The hash of the full block `tokens` after `prev`; `extra` is whatever else its KV depends on (an image, say)."""
+    data = _token_bytes(tokens)
+    return sha256(_HASH_HEAD + prev + _u32(len(data)) + data + _u32(len(extra)) + extra).digest()
+
+
+def block_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
+    """Hashes of the full blocks of a sequence; a partly filled last block has none."""
+    data, width = _token_bytes(token_ids), 4 * block_size
+    middle, no_extra = _u32(width), _u32(0)
+    hashes, prev = [], root
+    for start in range(0, len(data) - width + 1, width):
+        prev = sha256(_HASH_HEAD + prev + middle + data[start : start + width] + no_extra).digest()
+        hashes.append(prev)
+    return hashes
+
+
+def short_hash(block_hash: bytes) -> bytes:
+    """What goes over the wire: 8 bytes, enough for a router to tell blocks of one service apart."""
+    return block_hash[:SHORT_BYTES]

@@ -1,0 +1,190 @@
+"""The metrics that a replica exposes, as data: names, types, labels and buckets. The server makes Prometheus objects.
+
+Names and buckets are vLLM's, so that dashboards, routers and autoscalers made for it work unchanged; what only Octavo
+counts stands under its own prefix. A metric whose `feature` isn't on in a replica is left out, not shown as zero.
+
+`prometheus_client` appends `_total` to a counter's name itself; `iteration_tokens_total` is a histogram nonetheless.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["gauge", "counter", "histogram"]
+Feature = Literal["", "lora", "kv_connector", "multimodal", "spec_decode", "kv_cache_metrics", "sleep", "nan_check"]
+
+DEFAULT_PREFIX = "vllm:"
+OWN_PREFIX = "octavo:"
+COMMON_LABELS = ("model_name", "engine")
+
+TTFT_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
+TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+BLOCK_S = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800),
+)
+STEP_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+SEQUENCES = (1, 2, 5, 10, 20)
+PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50, 100)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """`labels` come after `COMMON_LABELS`. `old_names` are exposed beside `name`, for readers that were never updated.
+
+    A histogram without `buckets` counts tokens, in 1-2-5 steps up to the model's length.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    old_names: tuple[str, ...] = ()
+    feature: Feature = ""
+    own: bool = False
+
+    def full_name(self, prefix: str = DEFAULT_PREFIX) -> str:
+        return (OWN_PREFIX if self.own else prefix) + self.name
+
+    def bounds(self, max_model_len: int) -> tuple[float, ...]:
+        return self.buckets or steps_1_2_5(max_model_len)
+
+
+def steps_1_2_5(limit: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, ... up to and including `limit` where it is such a number."""
+    steps = (m * 10**e for e in range(len(str(limit))) for m in (1, 2, 5))
+    return tuple(float(s) for s in steps if s <= limit)
+
+
+def _gauge(name: str, help: str, *labels: str, old: tuple[str, ...] = (), feature: Feature = "") -> Metric:
+    return Metric(name=name, kind="gauge", help=help, labels=labels, old_names=old, feature=feature)
+
+
+def _counter(name: str, help: str, *labels: str, old: tuple[str, ...] = (), feature: Feature = "") -> Metric:
+    return Metric(name=name, kind="counter", help=help, labels=labels, old_names=old, feature=feature)
+
+
+def _histogram(
+    name: str, help: str, buckets: tuple[float, ...] = (), old: tuple[str, ...] = (), feature: Feature = ""
+) -> Metric:
+    return Metric(name=name, kind="histogram", help=help, buckets=buckets, old_names=old, feature=feature)
+
+
+def _own(name: str, kind: Kind, help: str, *labels: str, buckets: tuple[float, ...] = ()) -> Metric:
+    return Metric(name=name, kind=kind, help=help, labels=labels, buckets=buckets, own=True)
+
+
+VLLM_METRICS: tuple[Metric, ...] = (
+    _gauge("num_requests_running", "Requests in the running batch."),
+    _gauge("num_requests_waiting", "Requests waiting to be scheduled."),
+    _gauge("num_requests_waiting_by_reason", "Requests waiting, by why they wait: capacity or deferred.", "reason"),
+    _gauge(
+        "kv_cache_usage_perc",
+        "Share of KV blocks referenced by a request, 0 to 1; blocks that are only cached don't count.",
+        old=("gpu_cache_usage_perc",),
+    ),
+    _gauge("engine_sleep_state", "1 for the state the engine is in.", "sleep_state", feature="sleep"),
+    _gauge(
+        "cache_config_info",
+        "Configuration of the KV cache, as labels; always 1.",
+        *("block_size", "num_gpu_blocks", "num_cpu_blocks", "enable_prefix_caching"),
+        *("cache_dtype", "gpu_memory_utilization", "swap_space"),
+    ),
+    _gauge(
+        "lora_requests_info",
+        "Adapters in use, as labels; the value is the Unix time of the change.",
+        *("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+        feature="lora",
+    ),
+    _counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", old=("gpu_prefix_cache_queries",)),
+    _counter("prefix_cache_hits", "Tokens found in the prefix cache.", old=("gpu_prefix_cache_hits",)),
+    _counter("external_prefix_cache_queries", "Tokens looked up in an external KV store.", feature="kv_connector"),
+    _counter("external_prefix_cache_hits", "Tokens found in an external KV store.", feature="kv_connector"),
+    _counter("mm_cache_queries", "Items looked up in the multimodal cache.", feature="multimodal"),
+    _counter("mm_cache_hits", "Items found in the multimodal cache.", feature="multimodal"),
+    _counter("num_preemptions", "Requests taken out of the running batch for lack of blocks."),
+    _counter("prompt_tokens", "Prompt tokens processed."),
+    _counter("prompt_tokens_by_source", "Prompt tokens by where their KV came from.", "source"),
+    _counter("prompt_tokens_cached", "Prompt tokens whose KV was cached."),
+    _counter("prompt_tokens_recomputed", "Prompt tokens computed again after a preemption."),
+    _counter("generation_tokens", "Tokens generated."),
+    _counter("request_success", "Requests that ended, by reason.", "finished_reason"),
+    _counter("corrupted_requests", "Requests whose logits held a NaN.", feature="nan_check"),
+    _counter("admission_rejections", "Requests refused because the queue was full."),
+    _histogram("request_prompt_tokens", "Prompt tokens per request."),
+    _histogram("request_generation_tokens", "Generated tokens per request."),
+    _histogram("request_max_num_generation_tokens", "Longest sequence generated per request."),
+    _histogram("request_params_max_tokens", "max_tokens per request."),
+    _histogram("request_prefill_kv_computed_tokens", "Prompt tokens computed per request, cached ones left out."),
+    _histogram("request_params_n", "n per request.", SEQUENCES),
+    _histogram("request_num_preemptions", "Preemptions per request.", PREEMPTIONS),
+    _histogram("iteration_tokens_total", "Tokens per engine step.", STEP_TOKENS),
+    _histogram("time_to_first_token_seconds", "From a request's arrival to its first token.", TTFT_S),
+    _histogram(
+        "inter_token_latency_seconds", "Between two tokens of a request.", TOKEN_S, ("time_per_output_token_seconds",)
+    ),
+    _histogram("request_time_per_output_token_seconds", "Mean time per output token after the first.", TOKEN_S),
+    _histogram("e2e_request_latency_seconds", "From a request's arrival to its end.", REQUEST_S),
+    _histogram("request_queue_time_seconds", "From being queued to being scheduled.", REQUEST_S),
+    _histogram("request_inference_time_seconds", "From being scheduled to the last token.", REQUEST_S),
+    _histogram("request_prefill_time_seconds", "From being scheduled to the first token.", REQUEST_S),
+    _histogram("request_decode_time_seconds", "From the first token to the last.", REQUEST_S),
+    _histogram("kv_block_lifetime_seconds", "Life of a KV block (sampled).", BLOCK_S, feature="kv_cache_metrics"),
+    _histogram(
+        "kv_block_idle_before_evict_seconds",
+        "Idle time of a KV block before its eviction (sampled).",
+        BLOCK_S,
+        feature="kv_cache_metrics",
+    ),
+    _histogram(
+        "kv_block_reuse_gap_seconds", "Between two uses of a KV block (sampled).", BLOCK_S, feature="kv_cache_metrics"
+    ),
+    _counter("spec_decode_num_drafts", "Drafts proposed.", feature="spec_decode"),
+    _counter("spec_decode_num_draft_tokens", "Draft tokens proposed.", feature="spec_decode"),
+    _counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.", feature="spec_decode"),
+    _counter("spec_decode_num_accepted_tokens_per_pos", "Accepted, by position.", "position", feature="spec_decode"),
+)
+
+OWN_METRICS: tuple[Metric, ...] = (
+    _own("kv_blocks", "gauge", "KV blocks by state: free, cached, in_use.", "state"),
+    _own("kv_used_slots", "gauge", "Token slots that hold KV of a running request."),
+    _own("host_kv_blocks", "gauge", "KV blocks in CPU memory by state: used, total.", "state"),
+    _own("preemptions_by_mode", "counter", "Preemptions by what became of the KV: swap or recompute.", "mode"),
+    _own("swapped_blocks", "counter", "KV blocks moved between device and host: out or in.", "direction"),
+    _own("dropped_blocks", "counter", "KV blocks dropped from the host tier, least recently used first."),
+    _own("recomputed_tokens", "counter", "Tokens computed again after their KV was dropped."),
+    _own("cow_copies", "counter", "KV blocks copied because a shared one was about to be written."),
+    _own("step_seconds", "histogram", "Duration of an engine step.", buckets=STEP_S),
+)
+
+METRICS: tuple[Metric, ...] = VLLM_METRICS + OWN_METRICS
+
+
+def active_metrics(features: frozenset[Feature] = frozenset()) -> tuple[Metric, ...]:
+    """The metrics of a replica in which these optional features are on."""
+    return tuple(m for m in METRICS if not m.feature or m.feature in features)
