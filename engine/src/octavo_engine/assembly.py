@@ -1,0 +1,186 @@
+"""From the engine core's token records to text: one `RequestAssembly` per request, one `SequenceAssembly` per index.
+
+Stop strings are found here, where the text is: a match ends the sequence for the caller, and `push` answers True so
+that the engine core is told. What the core still sends for that sequence is dropped. All history is kept until the
+request ends, so a slow reader gets what it missed in one piece: memory is bounded by the length of the request.
+"""
+
+from dataclasses import dataclass, field
+
+from octavo_engine.outputs import CompletionOutput, Logprob, OutputKind, PositionLogprobs, RequestMetrics, RequestOutput
+from octavo_engine.text.detokenizer import IncrementalDetokenizer
+from octavo_engine.text.stop import StopStrings
+from octavo_engine.text.tokenizer import Tokenizer
+from octavo_engine.wire.records import EngineRequest, FinishReason, SeqOutput, Timing, TokenLogprobs
+from octavo_engine.wire.sampling import SamplingParams
+
+
+def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:
+    """The first entry is the chosen token, with its own rank; the others are ranks 1, 2, 3, ..."""
+    ranks = [entry.rank, *range(1, len(entry.token_ids))]
+    position: PositionLogprobs = {}
+    for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, ranks, strict=True):
+        position.setdefault(token_id, Logprob(logprob, rank, tokenizer.token_str(token_id)))
+    return position
+
+
+class SequenceAssembly:
+    """States: open, then finished; `push` on a finished one does nothing."""
+
+    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self.index = index
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
+        self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.timing: Timing | None = None
+        self.num_preemptions = 0
+        self._params = params
+        self._tokenizer = tokenizer
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self._stops = StopStrings(list(params.stop or ()), include=params.include_stop_str_in_output)
+        self._taken_tokens = 0
+        self._taken_text = 0
+        self._told_finish = False
+
+    def push(self, out: SeqOutput) -> bool:
+        """True if a stop string ended the sequence while the engine core still runs it."""
+        if self.finish_reason is not None:
+            return False
+        self.num_preemptions = out.num_preemptions
+        for i, token_id in enumerate(out.token_ids):
+            is_stop_token = out.finish_reason == "stop" and i == len(out.token_ids) - 1
+            self._add_token(token_id, out.logprobs[i] if out.logprobs else None)
+            if self._params.detokenize and self._add_text(token_id, hidden=is_stop_token):
+                self._finish("stop", self._stops.matched, out.timing)
+                return out.finish_reason is None
+        if out.finish_reason is not None:
+            self._end_text()
+            reason = "stop" if self._stops.matched else out.finish_reason
+            self._finish(reason, self._stops.matched or out.stop_reason, out.timing)
+        return False
+
+    def fail(self) -> None:
+        if self.finish_reason is None:
+            self._finish("error", None, None)
+
+    def has_news(self) -> bool:
+        return len(self.token_ids) > self._taken_tokens or (self.finish_reason is not None and not self._told_finish)
+
+    def output(self, *, delta: bool) -> CompletionOutput:
+        tokens_from, text_from = (self._taken_tokens, self._taken_text) if delta else (0, 0)
+        self._taken_tokens, self._taken_text = len(self.token_ids), len(self.text)
+        self._told_finish = self.finish_reason is not None
+        return CompletionOutput(
+            index=self.index,
+            text=self.text[text_from:],
+            token_ids=self.token_ids[tokens_from:],
+            cumulative_logprob=self.cumulative_logprob,
+            logprobs=None if self.logprobs is None else self.logprobs[tokens_from:],
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            timing=self.timing,
+            num_preemptions=self.num_preemptions,
+        )
+
+    def _add_token(self, token_id: int, entry: TokenLogprobs | None) -> None:
+        self.token_ids.append(token_id)
+        if entry is not None and self.logprobs is not None and self.cumulative_logprob is not None:
+            self.logprobs.append(position_logprobs(entry, self._tokenizer))
+            self.cumulative_logprob += entry.logprobs[0]
+
+    def _add_text(self, token_id: int, *, hidden: bool) -> bool:
+        """True on a stop string. Text of the first `min_tokens` tokens is not searched."""
+        if hidden and not self._params.include_stop_str_in_output:
+            return False
+        text = self._detokenizer.push([token_id])
+        if len(self.token_ids) <= self._params.min_tokens:
+            self.text += text
+            return False
+        self.text += self._stops.push(text)
+        return self._stops.matched is not None
+
+    def _end_text(self) -> None:
+        if self._params.detokenize:
+            self.text += self._stops.push(self._detokenizer.flush())
+            self.text += self._stops.flush()
+
+    def _finish(self, reason: FinishReason, stop_reason: int | str | None, timing: Timing | None) -> None:
+        self.finish_reason, self.stop_reason, self.timing = reason, stop_reason, timing
+
+
+@dataclass(slots=True)
+class _PromptSide:
+    """What the first records of a request bring about its prompt; it is the same for all its sequences."""
+
+    logprobs: list[PositionLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+    taken: bool = False
+    from_index: int | None = None
+
+    def push(self, out: SeqOutput, tokenizer: Tokenizer) -> None:
+        self.num_cached_tokens = max(self.num_cached_tokens, out.num_cached_tokens)
+        if out.prompt_logprobs is None or self.from_index not in (None, out.index):
+            return
+        self.from_index = out.index
+        new = [None if entry is None else position_logprobs(entry, tokenizer) for entry in out.prompt_logprobs]
+        self.logprobs = (self.logprobs or []) + new
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestAssembly:
+    """`request_id` is the caller's; the one inside `request` may differ."""
+
+    request_id: str
+    prompt: str | None
+    request: EngineRequest
+    tokenizer: Tokenizer
+    sequences: list[SequenceAssembly] = field(init=False)
+    metrics: RequestMetrics = field(init=False)
+    error: str | None = None
+    _prompt_side: _PromptSide = field(default_factory=_PromptSide)
+
+    def __post_init__(self) -> None:
+        params = self.request.params
+        self.sequences = [SequenceAssembly(i, params, self.tokenizer) for i in range(params.n)]
+        self.metrics = RequestMetrics(arrival_s=self.request.arrival_s)
+
+    @property
+    def finished(self) -> bool:
+        return all(s.finish_reason is not None for s in self.sequences)
+
+    def push(self, out: SeqOutput, now: float) -> bool:
+        """True if the engine core must abort this (request, index)."""
+        self._prompt_side.push(out, self.tokenizer)
+        if out.token_ids:
+            self.metrics.first_token_s = self.metrics.first_token_s or now
+            self.metrics.last_token_s = now
+        self.error = self.error or out.error
+        return self.sequences[out.index].push(out)
+
+    def fail(self, message: str) -> None:
+        self.error = self.error or message
+        for sequence in self.sequences:
+            sequence.fail()
+
+    def take(self, kind: OutputKind) -> RequestOutput | None:
+        """What the reader hasn't seen; None if there is nothing (for "final": until all is there)."""
+        if kind == "final" and not self.finished:
+            return None
+        news = [s for s in self.sequences if s.has_news()]
+        if not news:
+            return None
+        shown = news if kind == "delta" else self.sequences
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.request.prompt_token_ids,
+            outputs=[s.output(delta=kind == "delta") for s in shown],
+            finished=self.finished,
+            metrics=self.metrics,
+            prompt_logprobs=self._prompt_side.logprobs,
+            num_cached_tokens=self._prompt_side.num_cached_tokens,
+            error=self.error,
+        )

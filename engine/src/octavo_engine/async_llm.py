@@ -1,0 +1,202 @@
+"""`AsyncLLM`: many requests at once, streamed, over an engine core in its own process. No torch here.
+
+One task reads the core's outputs and turns them into text (`assembly`); each caller waits for news of its own
+request only. A caller that goes away, by closing or by cancellation, aborts its request at once. When the core dies,
+every open stream ends with EngineDead, and so does every later call.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from octavo_engine.assembly import RequestAssembly
+from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo
+from octavo_engine.engine_start import DEFAULT_LOADER
+from octavo_engine.frontend import Frontend, Prompt, TokenizedPrompt
+from octavo_engine.outputs import OutputKind, RequestOutput
+from octavo_engine.process.client import CoreProcess
+from octavo_engine.process.messages import Abort, Add
+from octavo_engine.text.template import ChatTemplate
+from octavo_engine.text.tokenizer import Tokenizer
+from octavo_engine.wire.errors import EngineDead, InvalidRequest
+from octavo_engine.wire.records import EngineStats, SeqOutput
+from octavo_engine.wire.sampling import SamplingParams
+
+LONG_PROMPT_CHARS = 2000  # tokenised in a thread: the streams of others go on
+
+
+class _Stream:
+    """One request in flight: its assembly, and the signal that it has news."""
+
+    def __init__(self, assembly: RequestAssembly) -> None:
+        self.assembly = assembly
+        self.news = asyncio.Event()
+
+    @property
+    def core_id(self) -> str:
+        return self.assembly.request.request_id
+
+
+class AsyncLLM:
+    """Made by `start`, ended by `shutdown`; lives in one event loop."""
+
+    def __init__(self, config: EngineConfig, frontend: Frontend, core: CoreProcess, ready: ReadyInfo) -> None:
+        self.config = config
+        self.ready_info = ready
+        self.stats = EngineStats(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)
+        self.dead_error: EngineDead | None = None
+        self._frontend = frontend
+        self._core = core
+        self._streams: dict[str, _Stream] = {}  # by the id that the core knows
+        self._core_ids: dict[str, str] = {}  # the caller's id -> the core's
+        self._serial = itertools.count()
+        self._reader = asyncio.create_task(self._read_outputs())
+        self._reader.add_done_callback(self._on_reader_end)
+
+    @classmethod
+    async def start(cls, config: EngineConfig, *, loader: str = DEFAULT_LOADER) -> "AsyncLLM":
+        """Raises StartupError. The core loads the model while the tokenizer is loaded here."""
+        core = await CoreProcess.launch(config, loader)
+        becoming_ready = asyncio.create_task(core.ready())
+        try:
+            frontend = await asyncio.to_thread(Frontend.load, config)
+            ready = await becoming_ready
+        except BaseException:
+            becoming_ready.cancel()
+            await asyncio.gather(becoming_ready, return_exceptions=True)
+            await core.stop()
+            raise
+        frontend.max_model_len = ready.max_model_len
+        return cls(config, frontend, core, ready)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        kind: OutputKind = "cumulative",
+        priority: int = 0,
+        cache_salt: str = "",
+        add_special_tokens: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs until the request is finished; see `outputs` for `kind`.
+
+        Raises InvalidRequest before the first output, EngineDead at any time. A failed sequence is no exception: it
+        has finish_reason "error".
+        """
+        tokenized = await self._tokenize(prompt, add_special_tokens)
+        tokenized.cache_salt = cache_salt or tokenized.cache_salt
+        stream = self._add(tokenized, params, request_id, priority)
+        try:
+            while not stream.assembly.finished:
+                await stream.news.wait()
+                stream.news.clear()
+                output = stream.assembly.take(kind)
+                if output is not None:
+                    yield output
+                self._check_alive()
+        finally:
+            self._forget(stream)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return (await self._tokenize(text, add_special_tokens)).token_ids
+
+    async def abort(self, request_id: str) -> None:
+        """The request's stream ends with finish_reason "abort". An unknown id is ignored."""
+        core_id = self._core_ids.get(request_id)
+        if core_id is not None:
+            self._core.send(Abort(core_id))
+
+    async def shutdown(self) -> None:
+        self._die(EngineDead("the engine has been shut down."))
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+        await self._core.stop()
+
+    @property
+    def is_dead(self) -> bool:
+        return self.dead_error is not None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._frontend.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._frontend.chat_template
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self._frontend.model
+
+    @property
+    def max_model_len(self) -> int:
+        return self._frontend.max_model_len
+
+    @property
+    def default_sampling_params(self) -> dict[str, Any]:
+        """What generation_config.json says about fields that a request leaves open."""
+        return self._frontend.default_sampling_params
+
+    async def _tokenize(self, prompt: Prompt, add_special_tokens: bool) -> TokenizedPrompt:
+        self._check_alive()
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        if isinstance(text, str) and len(text) > LONG_PROMPT_CHARS:
+            return await asyncio.to_thread(self._frontend.tokenize, prompt, add_special_tokens=add_special_tokens)
+        return self._frontend.tokenize(prompt, add_special_tokens=add_special_tokens)
+
+    def _add(self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str, priority: int) -> _Stream:
+        """The core gets an id of its own, so that late outputs never reach a later request of the same name."""
+        self._check_alive()
+        if request_id in self._core_ids:
+            raise InvalidRequest(f"request_id {request_id!r} is already running.", param="request_id")
+        core_id = f"{request_id}.{next(self._serial)}"
+        request = self._frontend.build(prompt, params, request_id=core_id, priority=priority)
+        stream = _Stream(self._frontend.assemble(request, prompt, request_id=request_id))
+        self._core.send(Add(request))
+        self._streams[core_id] = stream
+        self._core_ids[request_id] = core_id
+        return stream
+
+    def _forget(self, stream: _Stream) -> None:
+        del self._streams[stream.core_id]
+        del self._core_ids[stream.assembly.request_id]
+        if not stream.assembly.finished and not self.is_dead:
+            with suppress(EngineDead):
+                self._core.send(Abort(stream.core_id))
+
+    async def _read_outputs(self) -> None:
+        async for core in self._core.outputs():
+            self.stats = core.stats or self.stats
+            now = time.monotonic()
+            for out in core.outputs:
+                self._dispatch(out, now)
+
+    def _dispatch(self, out: SeqOutput, now: float) -> None:
+        stream = self._streams.get(out.request_id)
+        if stream is None:
+            return
+        if stream.assembly.push(out, now):
+            self._core.send(Abort(out.request_id, out.index))
+        stream.news.set()
+
+    def _on_reader_end(self, reader: "asyncio.Task[None]") -> None:
+        if reader.cancelled():
+            return
+        error = reader.exception()
+        self._die(
+            error if isinstance(error, EngineDead) else EngineDead(f"reading the engine's outputs failed: {error!r}")
+        )
+
+    def _die(self, error: EngineDead) -> None:
+        self.dead_error = self.dead_error or error
+        for stream in self._streams.values():
+            stream.news.set()
+
+    def _check_alive(self) -> None:
+        if self.dead_error is not None:
+            raise EngineDead(str(self.dead_error))

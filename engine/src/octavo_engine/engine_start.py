@@ -1,0 +1,50 @@
+"""The composition of an engine core: load the executor, size the scheduler from what it says, open the trace.
+
+A *loader* makes the executor: `(config) -> (executor, ready info)`. It is named as "module:function" so that the name
+can be sent to another process; this module imports no torch, the loader it is pointed at may.
+"""
+
+import logging
+from collections.abc import Callable
+from importlib import import_module
+
+from octavo_engine.config import EngineConfig, ReadyInfo, SchedulerConfig
+from octavo_engine.core.scheduler import Scheduler
+from octavo_engine.engine import EngineCore, Executor
+
+logger = logging.getLogger(__name__)
+
+Loader = Callable[[EngineConfig], tuple[Executor, ReadyInfo]]
+
+DEFAULT_LOADER = "octavo_engine.runner.load:load_executor"
+
+
+def find_loader(name: str) -> Loader:
+    module, _, function = name.partition(":")
+    loader: Loader = getattr(import_module(module), function)
+    return loader
+
+
+def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInfo]:
+    executor, ready = load(config)
+    scheduler = Scheduler(scheduler_config(config, ready))
+    return EngineCore(scheduler, executor), ready
+
+
+def scheduler_config(config: EngineConfig, ready: ReadyInfo) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_model_len=ready.max_model_len,
+        num_blocks=ready.num_blocks,
+        num_host_blocks=ready.num_host_blocks,
+        block_size=ready.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        policy=config.scheduling_policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        watermark=config.watermark,
+        preemption_mode=config.preemption_mode,
+        hash_root=ready.hash_root,
+        debug_invariants=config.debug_invariants,
+    )

@@ -1,0 +1,171 @@
+"""From a user's prompt and `SamplingParams` to an `EngineRequest`: tokenise, resolve every optional, refuse early.
+
+Shared by `LLM` and `AsyncLLM`. Whatever gets past `build` can run: lengths fit the context, ids are in the
+vocabulary, a seed is set. Nothing here imports torch, and the caller's `SamplingParams` is never changed.
+"""
+
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from octavo_engine.assembly import RequestAssembly
+from octavo_engine.config import EngineConfig, ModelConfig
+from octavo_engine.request_limits import check_ids, check_logprobs, fit_to_context
+from octavo_engine.sources.model_config import load_model_config
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.text.template import ChatTemplate
+from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
+from octavo_engine.wire.errors import InvalidRequest, StartupError
+from octavo_engine.wire.records import EngineRequest
+from octavo_engine.wire.sampling import SamplingParams
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenizedPrompt:
+    text: str | None
+    token_ids: list[int]
+    cache_salt: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Frontend:
+    """`max_model_len` is a guess until the engine core, which knows the memory, has said it."""
+
+    config: EngineConfig
+    model: ModelConfig
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    max_model_len: int
+    default_sampling_params: dict[str, Any]
+    _seeds: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._seeds = random.Random(self.config.seed)
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> "Frontend":
+        files = resolve_model(config.model, revision=config.revision, load_format=config.load_format)
+        text_files = files if config.tokenizer is None else resolve_model(config.tokenizer)
+        model = load_model_config(files)
+        return cls(
+            config=config,
+            model=model,
+            tokenizer=load_tokenizer(text_files),
+            chat_template=_load_template(config, text_files),
+            max_model_len=config.max_model_len or model.max_position_embeddings,
+            default_sampling_params=default_sampling_params(config.generation_config, model),
+        )
+
+    def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
+        """A prompt is a text, token ids, or a dict with "prompt" or "prompt_token_ids" (and "cache_salt")."""
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+            return TokenizedPrompt(text=prompt, token_ids=ids)
+        if not isinstance(prompt, Mapping):
+            return TokenizedPrompt(text=None, token_ids=list(prompt))
+        if prompt.get("prompt_token_ids") is not None:
+            parsed = TokenizedPrompt(text=prompt.get("prompt"), token_ids=list(prompt["prompt_token_ids"]))
+        elif isinstance(prompt.get("prompt"), str):
+            parsed = self.tokenize(prompt["prompt"], add_special_tokens=add_special_tokens)
+        else:
+            raise InvalidRequest("a prompt dict needs prompt (text) or prompt_token_ids (ids).", param="prompt")
+        return replace(parsed, cache_salt=prompt.get("cache_salt") or "")
+
+    def build(
+        self,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        clamp_max_tokens: bool = False,
+    ) -> EngineRequest:
+        """`clamp_max_tokens`: cut `max_tokens` to the context instead of refusing it (offline use)."""
+        self._check_prompt(prompt.token_ids)
+        if priority and self.config.scheduling_policy != "priority":
+            raise InvalidRequest(f"priority={priority} needs --scheduling-policy priority.", param="priority")
+        fitted = fit_to_context(params, len(prompt.token_ids), self.max_model_len, clamp=clamp_max_tokens)
+        return EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt.token_ids,
+            params=self._resolve(fitted),
+            eos_token_id=self.eos_token_id,
+            arrival_s=time.monotonic(),
+            priority=priority,
+            cache_salt=prompt.cache_salt,
+        )
+
+    def assemble(self, request: EngineRequest, prompt: TokenizedPrompt, *, request_id: str) -> RequestAssembly:
+        return RequestAssembly(request_id=request_id, prompt=prompt.text, request=request, tokenizer=self.tokenizer)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The first of them; the others stop generation as stop token ids."""
+        if self.tokenizer.eos_token_id is not None:
+            return self.tokenizer.eos_token_id
+        return next(iter(self.model.eos_token_ids), None)
+
+    def _check_prompt(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise InvalidRequest("The prompt is empty: at least one token is needed.", param="prompt")
+        check_ids("prompt", token_ids, self.model.vocab_size)
+
+    def _resolve(self, params: SamplingParams) -> SamplingParams:
+        vocab = self.model.vocab_size
+        check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab)
+        check_ids("logit_bias", params.logit_bias or (), vocab)
+        check_ids("stop_token_ids", params.stop_token_ids or (), vocab)
+        check_logprobs(params, self.config.max_logprobs, vocab)
+        seed = params.seed
+        if seed is None and not params.is_greedy:
+            seed = self._seeds.getrandbits(62)
+        return replace(
+            params,
+            seed=seed,
+            stop_token_ids=[*(params.stop_token_ids or ()), *self._other_eos_ids(params)],
+            bad_words_token_ids=self._bad_words(params),
+            logprobs=vocab if params.logprobs == -1 else params.logprobs,
+            prompt_logprobs=vocab if params.prompt_logprobs == -1 else params.prompt_logprobs,
+        )
+
+    def _other_eos_ids(self, params: SamplingParams) -> list[int]:
+        return [] if params.ignore_eos else [i for i in self.model.eos_token_ids if i != self.eos_token_id]
+
+    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        """Each word as it stands at the start of a text and after a space."""
+        forms = [prefix + word.lstrip() for word in params.bad_words or () for prefix in ("", " ")]
+        sequences = [tuple(self.tokenizer.encode(form, add_special_tokens=False)) for form in forms]
+        return [list(ids) for ids in dict.fromkeys(sequences) if ids]
+
+
+def default_sampling_params(source: str, model: ModelConfig) -> dict[str, Any]:
+    """Values for open fields, from a generation_config.json: the model's ("auto"), none ("vllm"), a folder's."""
+    if source == "vllm":
+        return {}
+    generation = model.generation if source == "auto" else _read_generation_config(Path(source))
+    defaults = {name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name) is not None}
+    if generation.get("max_new_tokens") is not None:
+        defaults["max_tokens"] = generation["max_new_tokens"]
+    return defaults
+
+
+def _read_generation_config(folder: Path) -> dict[str, Any]:
+    path = folder / "generation_config.json"
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise StartupError(f"--generation-config: cannot read {path}: {error}") from error
+
+
+def _load_template(config: EngineConfig, files: ModelFiles) -> ChatTemplate | None:
+    """`--chat-template` is a file or the template itself."""
+    raise NotImplementedError

@@ -1,0 +1,90 @@
+"""The engine core process: `python -m octavo_engine.process.main`, started by `client.CoreProcess`.
+
+A busy loop (take what came in, step, send what came out) that blocks on its inbox while there is nothing to do.
+Ctrl-C belongs to the parent; an exception here is a bug, ends the process, and the parent sees that.
+"""
+
+import logging
+import os
+import signal
+import sys
+
+import zmq
+
+from octavo_engine.engine import EngineCore, settle_memory
+from octavo_engine.engine_start import find_loader, start_core
+from octavo_engine.process import messages
+from octavo_engine.process.lifeline import follow_parent
+from octavo_engine.process.rendezvous import from_core_address, remove_folder, to_core_address
+from octavo_engine.wire.errors import OctavoError
+
+LINGER_MS = 2000  # for the last words of a core that could not start
+
+
+def read_start(fd: int) -> messages.Start:
+    """A length in 4 bytes, then the message; the pipe stays open afterwards, as the lifeline."""
+    with os.fdopen(fd, "rb", buffering=0, closefd=False) as pipe:
+        size = int.from_bytes(_read_exactly(pipe.fileno(), 4), "little")
+        return messages.decode_start(_read_exactly(pipe.fileno(), size))
+
+
+def _read_exactly(fd: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        chunk = os.read(fd, size - len(data))
+        if not chunk:
+            raise SystemExit(1)
+        data += chunk
+    return data
+
+
+def serve(core: EngineCore, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[bytes]") -> None:
+    while True:
+        if not core.has_work():
+            inbox.poll()
+        while inbox.poll(0):
+            message = messages.decode_to_core(inbox.recv())
+            match message:
+                case messages.Add(request):
+                    core.add(request)
+                case messages.Abort(request_id, index):
+                    core.abort(request_id, index)
+                case messages.Stop():
+                    return
+        outbox.send(messages.encode(messages.Outputs(core.step())))
+
+
+def run(start: messages.Start, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[bytes]") -> int:
+    outbox.send(messages.encode(messages.Hello()))
+    try:
+        core, ready = start_core(start.config, find_loader(start.loader))
+    except OctavoError as error:
+        outbox.send(messages.encode(messages.Failed(str(error))))
+        return 1
+    settle_memory()
+    outbox.send(messages.encode(messages.Ready(ready)))
+    try:
+        serve(core, inbox, outbox)
+    finally:
+        core.shutdown()
+    return 0
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s core: %(message)s", stream=sys.stderr)
+    pipe_fd = os.dup(0)  # not inherited by what the core starts
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    start = read_start(pipe_fd)
+    follow_parent(pipe_fd, start.parent_pid, lambda: remove_folder(start.folder))
+    with zmq.Context() as context, context.socket(zmq.PULL) as inbox, context.socket(zmq.PUSH) as outbox:
+        inbox.set_hwm(0)
+        outbox.set_hwm(0)
+        outbox.linger = LINGER_MS
+        inbox.connect(to_core_address(start.folder))
+        outbox.connect(from_core_address(start.folder))
+        return run(start, inbox, outbox)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

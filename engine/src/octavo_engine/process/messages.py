@@ -1,0 +1,59 @@
+"""What crosses the border between a front end and its engine core process: msgpack of the wire records.
+
+Two one-way streams. To the core: `Add`, `Abort`, `Stop`. From it: `Hello` once (both sockets are connected), then
+`Ready` or `Failed`, then `CoreOutputs` in `Outputs` until the end.
+"""
+
+import msgspec
+
+from octavo_engine.config import EngineConfig, ReadyInfo
+from octavo_engine.wire.records import CoreOutputs, EngineRequest
+
+
+class Start(msgspec.Struct, kw_only=True):
+    """The core's whole configuration, given on its standard input. `loader`: "module:function", see `engine_start`."""
+
+    config: EngineConfig
+    loader: str
+    folder: str
+    parent_pid: int
+
+
+class Add(msgspec.Struct, tag=True):
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, tag=True):
+    request_id: str
+    index: int | None = None
+
+
+class Stop(msgspec.Struct, tag=True):
+    pass
+
+
+class Hello(msgspec.Struct, tag=True):
+    pass
+
+
+class Ready(msgspec.Struct, tag=True):
+    info: ReadyInfo
+
+
+class Failed(msgspec.Struct, tag=True):
+    """The core could not start: one line for the user."""
+
+    message: str
+
+
+class Outputs(msgspec.Struct, tag=True):
+    core: CoreOutputs
+
+
+ToCore = Add | Abort | Stop
+FromCore = Hello | Ready | Failed | Outputs
+
+encode = msgspec.msgpack.Encoder().encode
+decode_start = msgspec.msgpack.Decoder(Start).decode
+decode_to_core = msgspec.msgpack.Decoder(ToCore).decode
+decode_from_core = msgspec.msgpack.Decoder(FromCore).decode

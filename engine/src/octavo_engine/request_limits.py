@@ -1,0 +1,45 @@
+"""What a request may ask for: its length, its ids, its log-probabilities. Each refusal names limit and value."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest
+from octavo_engine.wire.sampling import SamplingParams
+
+
+def fit_to_context(
+    params: SamplingParams, num_prompt_tokens: int, max_model_len: int, *, clamp: bool
+) -> SamplingParams:
+    """`max_tokens` as an int that fits behind the prompt; None means all the room there is."""
+    room = max_model_len - num_prompt_tokens
+    asked = params.max_tokens
+    if room < 1 or (asked is not None and asked > room and not clamp):
+        raise ContextLengthExceeded(max_model_len=max_model_len, num_requested=asked or 1, num_input=num_prompt_tokens)
+    max_tokens = room if asked is None else min(asked, room)
+    return replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
+
+
+def check_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:
+    if not token_ids:
+        return
+    if not all(type(token_id) is int for token_id in token_ids):
+        raise InvalidRequest(f"{param} must hold integer token ids.", param=param)
+    for token_id in (min(token_ids), max(token_ids)):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(
+                f"{param} holds token id {token_id}, which is not in the vocabulary of {vocab_size} tokens.",
+                param=param,
+            )
+
+
+def check_logprobs(params: SamplingParams, max_logprobs: int, vocab_size: int) -> None:
+    """-1 asks for the whole vocabulary; a `max_logprobs` of -1 allows it."""
+    limit = vocab_size if max_logprobs == -1 else max_logprobs
+    for param in ("logprobs", "prompt_logprobs"):
+        asked = getattr(params, param)
+        if asked is not None and (vocab_size if asked == -1 else asked) > limit:
+            raise InvalidRequest(
+                f"Requested {param} of {asked}, which is greater than the maximum of {limit}: "
+                f"ask for fewer or raise --max-logprobs.",
+                param=param,
+            )
