@@ -45,9 +45,11 @@ def pack(weight: Float[Tensor, "out_features in_features"], *, rows_hint: int = 
 
 
 def _try_pack(weight: Tensor, rows_hint: int) -> Tensor | None:
-    if weight.device.type != "cpu" or not _dtype_is_fast(weight.dtype):
+    if weight.device.type != "cpu":
         return None
     try:
+        if not _dtype_is_fast(weight.dtype):
+            return None
         packed: Tensor = _mkldnn()._reorder_linear_weight(weight.contiguous(), rows_hint)
         probe = torch.zeros(1, weight.shape[1], dtype=weight.dtype)
         return packed if _pointwise(probe, packed, None).shape == (1, weight.shape[0]) else None
@@ -62,8 +64,6 @@ def _pointwise(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 def _dtype_is_fast(dtype: torch.dtype) -> bool:
     """Whether oneDNN computes this type on this CPU rather than refusing or emulating it."""
-    if not torch.backends.mkldnn.is_available():
-        return False
     if dtype == torch.bfloat16:
         return bool(_mkldnn()._is_mkldnn_bf16_supported())
     if dtype == torch.float16:

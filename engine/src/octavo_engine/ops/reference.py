@@ -90,5 +90,5 @@ class ReferenceBackend:
     def swap_in(self, pairs: list[tuple[int, int]], host: Tensor) -> None:
         sizes = [cache[:, 0].numel() * self.dtype.itemsize for cache in self.caches]
         for row, block in pairs:
-            for cache, payload in zip(self.caches, host[row].split(sizes), strict=True):
+            for cache, payload in zip(self.caches, torch.split(host[row], sizes), strict=True):
                 cache[:, block] = payload.to(self.device).view(self.dtype).view_as(cache[:, block])

@@ -1,0 +1,93 @@
+"""Ragged steps for attention tests: random sequences over shuffled blocks, KV of earlier tokens already written."""
+
+from dataclasses import dataclass
+
+import torch
+from octavo_engine.ops.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerKVSpec
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SeqShape:
+    """`computed` tokens have KV already, `query` more are computed in this step."""
+
+    computed: int
+    query: int
+
+
+def make_batch(shapes: list[SeqShape], block_size: int, *, seed: int = 0) -> tuple[AttentionBatch, int]:
+    """A batch over shuffled block ids, and the number of blocks it needs."""
+    lens = [s.computed + s.query for s in shapes]
+    counts = [-(-n // block_size) for n in lens]
+    ids = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed)).tolist()
+    tables = torch.full((len(shapes), max(counts) + 1), -1, dtype=torch.int32)
+    slots, positions = [], []
+    for i, shape in enumerate(shapes):
+        table, ids = ids[: counts[i]], ids[counts[i] :]
+        tables[i, : counts[i]] = torch.tensor(table, dtype=torch.int32)
+        for position in range(shape.computed, lens[i]):
+            slots.append(table[position // block_size] * block_size + position % block_size)
+            positions.append(position)
+    starts = torch.tensor([0, *[s.query for s in shapes]]).cumsum(0).to(torch.int32)
+    batch = AttentionBatch(
+        query_start=starts,
+        seq_lens=torch.tensor(lens, dtype=torch.int32),
+        block_tables=tables,
+        slots=torch.tensor(slots, dtype=torch.int64),
+        positions=torch.tensor(positions, dtype=torch.int64),
+        max_query_len=max(s.query for s in shapes),
+        max_seq_len=max(lens),
+    )
+    return batch, sum(counts)
+
+
+def random_qkv(spec: AttentionSpec, tokens: int, dtype: torch.dtype, *, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Like a model's: K and V are views into one fused projection, so their rows are strided."""
+    generator = torch.Generator().manual_seed(seed)
+    heads, kv, dim = spec.num_heads, spec.kv.num_kv_heads, spec.kv.head_dim
+    fused = torch.randn(tokens, (heads + 2 * kv) * dim, generator=generator).to(dtype)
+    q, k, v = fused.split([heads * dim, kv * dim, kv * dim], dim=1)
+    return q.view(tokens, heads, dim) * 2, k.view(tokens, kv, dim), v.view(tokens, kv, dim)
+
+
+def run_history_and_step(
+    backend: AttentionBackend,
+    spec: AttentionSpec,
+    shapes: list[SeqShape],
+    block_size: int,
+    dtype: torch.dtype,
+    *,
+    seed: int = 0,
+) -> Tensor:
+    """Write each sequence's earlier KV as a prefill of its own, then run the step of `shapes`."""
+    batch, num_blocks = make_batch(shapes, block_size, seed=seed)
+    backend.allocate(num_blocks)
+    for i, shape in enumerate(shapes):
+        if shape.computed:
+            history = history_batch(batch, i, shape.computed, block_size)
+            qkv = random_qkv(spec, shape.computed, dtype, seed=1000 + i)
+            backend.begin_step(history)
+            backend.attend(spec, *qkv, history)
+    backend.begin_step(batch)
+    return backend.attend(spec, *random_qkv(spec, len(batch.slots), dtype, seed=seed), batch)
+
+
+def history_batch(batch: AttentionBatch, seq: int, computed: int, block_size: int) -> AttentionBatch:
+    position = torch.arange(computed)
+    table = batch.block_tables[seq : seq + 1]
+    return AttentionBatch(
+        query_start=torch.tensor([0, computed], dtype=torch.int32),
+        seq_lens=torch.tensor([computed], dtype=torch.int32),
+        block_tables=table,
+        slots=table[0, position // block_size].long() * block_size + position % block_size,
+        positions=position,
+        max_query_len=computed,
+        max_seq_len=computed,
+    )
+
+
+def make_spec(
+    *, heads: int = 4, kv_heads: int = 2, dim: int = 64, window: int | None = None, softcap: float | None = None
+) -> AttentionSpec:
+    kv = LayerKVSpec(num_kv_heads=kv_heads, head_dim=dim, window=window)
+    return AttentionSpec(layer_idx=0, num_heads=heads, kv=kv, scale=dim**-0.5, softcap=softcap)

@@ -1,0 +1,110 @@
+"""The CPU attention backend against the reference, over ragged mixes of prefill and decode."""
+
+import pytest
+import torch
+from octavo_engine.ops.attention import AttentionSpec
+from octavo_engine.ops.cpu_attention import CpuBackend
+from octavo_engine.ops.reference import ReferenceBackend
+from octavo_testing.attention_cases import SeqShape, make_batch, make_spec, random_qkv, run_history_and_step
+from torch import Tensor
+
+MIXES = {
+    "decode": [SeqShape(n, 1) for n in (1, 15, 16, 17, 31, 32, 100, 257)],
+    "prefill": [SeqShape(0, n) for n in (2, 15, 16, 17, 33, 70)],
+    "chunks": [SeqShape(16, 16), SeqShape(5, 30), SeqShape(64, 3), SeqShape(47, 1), SeqShape(31, 2)],
+    "mixed": [SeqShape(0, 40), SeqShape(90, 1), SeqShape(0, 1), SeqShape(33, 20), SeqShape(15, 1), SeqShape(0, 41)],
+    "one": [SeqShape(0, 1)],
+}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+
+
+def compare(
+    spec: AttentionSpec, shapes: list[SeqShape], *, dtype: torch.dtype = torch.float32, block_size: int = 16
+) -> Tensor:
+    want = run_history_and_step(ReferenceBackend([spec.kv], block_size, dtype), spec, shapes, block_size, dtype)
+    got = run_history_and_step(CpuBackend([spec.kv], block_size, dtype), spec, shapes, block_size, dtype)
+    torch.testing.assert_close(got, want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    return got
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("window", [None, 1, 16, 24], ids=lambda w: f"window-{w}")
+@pytest.mark.parametrize("softcap", [None, 5.0], ids=["plain", "softcap"])
+def test_equals_the_reference(mix: str, dtype: torch.dtype, window: int | None, softcap: float | None) -> None:
+    compare(make_spec(window=window, softcap=softcap), MIXES[mix], dtype=dtype)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (3, 1), (9, 3), (8, 1), (16, 2)], ids=str)
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
+def test_head_shapes(heads: tuple[int, int], dim: int) -> None:
+    compare(make_spec(heads=heads[0], kv_heads=heads[1], dim=dim), MIXES["mixed"])
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 16, 32, 64])
+def test_block_sizes(block_size: int) -> None:
+    compare(make_spec(), MIXES["mixed"] + MIXES["decode"], block_size=block_size)
+
+
+def test_a_token_without_a_slot_is_not_written() -> None:
+    """A fully cached prompt recomputes its last token, whose KV is in a shared block already."""
+    spec, shapes = make_spec(), [SeqShape(20, 1), SeqShape(3, 2)]
+    outputs = []
+    for backend in (ReferenceBackend([spec.kv], 16, torch.float32), CpuBackend([spec.kv], 16, torch.float32)):
+        run_history_and_step(backend, spec, shapes, 16, torch.float32)
+        batch, _ = make_batch(shapes, 16)
+        batch.slots[0] = -1
+        backend.begin_step(batch)
+        outputs.append(backend.attend(spec, *random_qkv(spec, 3, torch.float32, seed=7), batch))
+    torch.testing.assert_close(outputs[1], outputs[0])
+
+
+def test_blocks_written_in_this_step_are_read_by_another_sequence() -> None:
+    """Two requests of one step share a prefix block that the first of them writes."""
+    spec, outputs = make_spec(), []
+    for backend in (ReferenceBackend([spec.kv], 16, torch.float32), CpuBackend([spec.kv], 16, torch.float32)):
+        batch, num_blocks = make_batch([SeqShape(0, 20), SeqShape(16, 5)], 16)
+        batch.block_tables[1, 0] = batch.block_tables[0, 0]
+        backend.allocate(num_blocks)
+        backend.begin_step(batch)
+        outputs.append(backend.attend(spec, *random_qkv(spec, 25, torch.float32, seed=7), batch))
+    torch.testing.assert_close(outputs[1], outputs[0])
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0], ids=["plain", "softcap"])
+def test_what_another_sequence_left_in_a_block_is_never_seen(softcap: float | None) -> None:
+    spec = make_spec(softcap=softcap)
+    shapes = [SeqShape(16, 1), SeqShape(0, 5), SeqShape(30, 3)]
+    clean = CpuBackend([spec.kv], 16, torch.float32)
+    want = run_history_and_step(clean, spec, shapes, 16, torch.float32)
+
+    dirty = CpuBackend([spec.kv], 16, torch.float32)
+    _, num_blocks = make_batch(shapes, 16)
+    dirty.allocate(num_blocks)
+    payload = torch.full((num_blocks, dirty.bytes_per_block()), 0xFF, dtype=torch.uint8)  # NaN
+    dirty.swap_in([(i, i) for i in range(num_blocks)], payload)
+    dirty.allocate = lambda num_blocks: None  # type: ignore[method-assign]
+    got = run_history_and_step(dirty, spec, shapes, 16, torch.float32)
+    torch.testing.assert_close(got, want)
+
+
+def test_a_sequence_alone_equals_itself_in_a_crowd() -> None:
+    spec, crowd = make_spec(heads=9, kv_heads=3), [SeqShape(n, 1) for n in range(20, 84)]
+    together = compare(spec, crowd)
+    alone = run_history_and_step(CpuBackend([spec.kv], 16, torch.float32), spec, crowd[:1], 16, torch.float32)
+    want = run_history_and_step(ReferenceBackend([spec.kv], 16, torch.float32), spec, crowd[:1], 16, torch.float32)
+    torch.testing.assert_close(alone, want)
+    assert together.shape[0] == 64
+
+
+def test_large_groups_are_split_so_that_scratch_stays_bounded() -> None:
+    spec = make_spec(heads=2, kv_heads=2, dim=64)
+    backend = CpuBackend([spec.kv], 16, torch.float32)
+    backend._max_keys = 64  # two of the sequences below at a time
+    shapes = [SeqShape(31, 1)] * 9
+    got = run_history_and_step(backend, spec, shapes, 16, torch.float32)
+    want = run_history_and_step(ReferenceBackend([spec.kv], 16, torch.float32), spec, shapes, 16, torch.float32)
+    torch.testing.assert_close(got, want)
+    batch, _ = make_batch(shapes, 16)
+    backend.begin_step(batch)
+    assert [len(g.queries) for g in batch.private.groups[None]] == [2, 2, 2, 2, 1]
