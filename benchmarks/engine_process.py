@@ -1,0 +1,88 @@
+"""The measuring side of an engine: its own process tree, stopped (SIGSTOP) whenever it is another engine's turn.
+
+All engines stay loaded while they take turns, so that a noisy machine hits them alike; some of them spin while idle,
+hence the stop. Commands and answers are described in `engines/worker.py`.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+ENGINES = Path(__file__).parent / "engines"
+STOP_TIMEOUT_S = 30
+
+
+class EngineProcess:
+    """Lives in a `with` block. Loads in the background: the first command waits for it."""
+
+    def __init__(self, name: str, command: list[str], *, env: Mapping[str, str], log: Path) -> None:
+        self.name = name
+        self.load_s = 0.0
+        self._command = command
+        self._env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ENGINES.parent), **env}
+        self._log = log
+
+    def __enter__(self) -> "EngineProcess":
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self._env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        self.load_s = self._read()["load_s"]
+        self._signal("suspend")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The end of its input ends the engine; what is left after a while is killed."""
+        self._signal("resume")
+        tree = self._tree()
+        assert self._process.stdin
+        self._process.stdin.close()
+        for process in psutil.wait_procs(tree, timeout=STOP_TIMEOUT_S)[1]:
+            process.kill()
+        self._process.wait()
+
+    @contextmanager
+    def turn(self) -> Iterator["EngineProcess"]:
+        """The engine runs inside the block and is stopped after it."""
+        self._signal("resume")
+        try:
+            yield self
+        finally:
+            self._signal("suspend")
+
+    def generate(self, prompts: list[list[int]], max_tokens: int) -> dict[str, float]:
+        """Seconds of one call, and the growth of the engine's counters, where it has any."""
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps({"prompts": prompts, "max_tokens": max_tokens}) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def seconds(self, prompts: list[list[int]], max_tokens: int) -> float:
+        return self.generate(prompts, max_tokens)["seconds"]
+
+    def _read(self) -> dict[str, float]:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} ended; its log: {self._log}\n{self._log.read_text()[-2000:]}")
+        answer: dict[str, float] = json.loads(line)
+        return answer
+
+    def _tree(self) -> list[psutil.Process]:
+        try:
+            root = psutil.Process(self._process.pid)
+            return [*root.children(recursive=True), root]
+        except psutil.NoSuchProcess:
+            return []
+
+    def _signal(self, action: str) -> None:
+        for process in self._tree():
+            try:
+                getattr(process, action)()
+            except psutil.NoSuchProcess:
+                continue
