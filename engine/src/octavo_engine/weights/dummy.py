@@ -1,0 +1,47 @@
+"""Random weights for `--load-format dummy`: deterministic, read from no file, and lively enough to test with.
+
+Matrices have a standard deviation of GAIN / sqrt(columns), so that a normed hidden state gives logits of standard
+deviation GAIN: at transformers' usual 0.02 a small model attends uniformly and hides errors. Values come from one pool
+of normal numbers, entered at a place that the name decides: filling 14 GB takes seconds, not minutes.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+GAIN = 2.0
+BIAS_STD = 0.1
+NORM_STD = 0.1
+#: A prime, so that rows of no usual length repeat each other.
+POOL_SIZE = 1_048_573
+
+
+def dummy_weights(
+    named_shapes: Iterable[tuple[str, tuple[int, ...]]], *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Iterator[tuple[str, Tensor]]:
+    """The same (seed, name, shape) always gives the same values, whatever else is asked for."""
+    pool = torch.randn(POOL_SIZE, generator=torch.Generator().manual_seed(seed))
+    for name, shape in named_shapes:
+        yield name, _tensor(pool, name, shape, dtype)
+
+
+def _tensor(pool: Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    mean, std = _moments(name, shape)
+    source = (pool * std + mean).to(dtype)
+    start = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % POOL_SIZE
+    out = torch.empty(math.prod(shape), dtype=dtype)
+    done = 0
+    while done < out.numel():
+        count = min(POOL_SIZE - start, out.numel() - done)
+        out[done : done + count] = source[start : start + count]
+        done, start = done + count, 0
+    return out.view(shape)
+
+
+def _moments(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    if len(shape) > 1:
+        return 0.0, GAIN / math.sqrt(shape[-1])
+    return (0.0, BIAS_STD) if name.endswith("bias") else (1.0, NORM_STD)

@@ -1,0 +1,43 @@
+"""All tensors of a GGUF checkpoint, under their Hugging Face names and in Hugging Face's meaning."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from octavo_engine.sources.gguf_header import GGUFTensor, read_gguf
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.weights.dequantise import interleaved_rows, read_gguf_tensor
+from octavo_engine.weights.gguf_names import Placement, place
+from octavo_engine.wire.errors import StartupError
+
+
+def iter_gguf(
+    files: ModelFiles, *, dtype: torch.dtype | None, advance: Callable[[int], None]
+) -> Iterator[tuple[str, Tensor]]:
+    """Shards share the first one's metadata."""
+    architecture = str(read_gguf(files.weight_files[0]).metadata["general.architecture"])
+    for path in files.weight_files:
+        header = read_gguf(path)
+        with path.open("rb") as file:
+            for info in sorted(header.tensors.values(), key=lambda tensor: tensor.offset):
+                where = _placed(path, architecture, info, files)
+                if where is None:
+                    advance(info.num_bytes)
+                    continue
+                rows = interleaved_rows(info.shape[0], where.heads) if where.heads else None
+                tensor = read_gguf_tensor(path, file, info, dtype=dtype, rows=rows, advance=advance)
+                if where.subtract:
+                    tensor -= where.subtract
+                yield where.hf_name, tensor.t() if where.transpose else tensor
+
+
+def _placed(path: Path, architecture: str, info: GGUFTensor, files: ModelFiles) -> Placement | None:
+    try:
+        where = place(architecture, info.name, files.config)
+    except KeyError as error:
+        raise StartupError(f"{path}: tensor {info.name!r} is unknown to the architecture {architecture!r}.") from error
+    if where is not None and where.heads and info.shape[0] % (2 * where.heads):
+        raise StartupError(f"{path}: tensor {info.name!r}: {info.shape[0]} rows don't split into {where.heads} heads.")
+    return where

@@ -1,0 +1,120 @@
+"""GGUF tensor names -> Hugging Face parameter names, and how each architecture's values differ from HF's.
+
+llama.cpp's conversion renames tensors and changes some: it interleaves the rows of llama's q and k (its RoPE rotates
+neighbours, HF's rotates halves), adds Gemma's norm offset of 1 to the stored norms, and transposes GPT-2's Conv1D.
+Each change has its inverse here, applied while a tensor is dequantised.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+#: RoPE tables: `sources/gguf_rope.py` has put them into the config.
+_IN_CONFIG = re.compile(r"(rope_freqs|rope_factors_(long|short)|blk\.\d+\.(attn_rot_embd|rope_freqs))\.weight")
+_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_ATTENTION = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_LLAMA = {**_ATTENTION, **_MLP, "ffn_norm": "post_attention_layernorm"}
+_QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_GEMMA2 = {
+    **_ATTENTION,
+    **_MLP,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_PHI3 = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GPT2_TOP = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
+_GPT2 = {
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GGUFNames:
+    """One architecture. `interleaved` tensors have their rows in llama.cpp's RoPE order."""
+
+    block: dict[str, str]
+    top: dict[str, str] = field(default_factory=lambda: _TOP)
+    layer_prefix: str = "model.layers"
+    interleaved: frozenset[str] = frozenset()
+    norm_offset: float = 0.0
+    transposed: frozenset[str] = frozenset()
+
+
+ARCHITECTURES: dict[str, GGUFNames] = {
+    "llama": GGUFNames(block=_LLAMA, interleaved=frozenset({"attn_q", "attn_k"})),
+    "qwen2": GGUFNames(block=_LLAMA),
+    "qwen3": GGUFNames(block={**_LLAMA, **_QK_NORM}),
+    "gemma2": GGUFNames(block=_GEMMA2, norm_offset=1.0),
+    "gemma3": GGUFNames(block={**_GEMMA2, **_QK_NORM}, norm_offset=1.0),
+    "phi3": GGUFNames(block=_PHI3),
+    "gpt2": GGUFNames(
+        block=_GPT2,
+        top=_GPT2_TOP,
+        layer_prefix="transformer.h",
+        transposed=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where one GGUF tensor goes and what undoes its conversion. `heads`: of interleaved rows, 0 for none."""
+
+    hf_name: str
+    heads: int = 0
+    subtract: float = 0.0
+    transpose: bool = False
+
+
+def place(architecture: str, name: str, config: dict[str, Any]) -> Placement | None:
+    """None for tensors that the config already holds. Raises KeyError for one that the architecture doesn't know."""
+    if _IN_CONFIG.fullmatch(name):
+        return None
+    names = ARCHITECTURES[architecture]
+    match = _BLOCK.fullmatch(name)
+    if match is None:
+        stem, _, suffix = name.rpartition(".")
+        return Placement(hf_name=f"{names.top[stem]}.{suffix}", subtract=_norm_offset(names, stem))
+    layer, stem, suffix = match.groups()
+    return Placement(
+        hf_name=f"{names.layer_prefix}.{layer}.{names.block[stem]}.{suffix}",
+        heads=_num_heads(stem, config) if stem in names.interleaved else 0,
+        subtract=_norm_offset(names, stem),
+        transpose=suffix == "weight" and stem in names.transposed,
+    )
+
+
+def _num_heads(stem: str, config: dict[str, Any]) -> int:
+    num_heads = int(config["num_attention_heads"])
+    return num_heads if stem == "attn_q" else int(config.get("num_key_value_heads", num_heads))
+
+
+def _norm_offset(names: GGUFNames, stem: str) -> float:
+    return names.norm_offset if stem.endswith("norm") else 0.0

@@ -1,0 +1,85 @@
+"""`iter_weights`: all tensors of a checkpoint, one at a time, in Hugging Face parameter names, whatever its format.
+
+Peak memory is what the consumer keeps plus one tensor. Read errors are StartupErrors that name file and tensor;
+missing, unexpected or wrongly shaped tensors are for the model to report, as it alone knows what it needs.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.weight_choice import read_weight_map
+from octavo_engine.weights.gguf_file import iter_gguf
+from octavo_engine.weights.safetensors_file import iter_safetensors
+from octavo_engine.weights.torch_file import iter_torch_file
+from octavo_engine.wire.errors import StartupError
+
+#: (bytes done, bytes in all)
+Progress = Callable[[int, int], None]
+
+#: In checkpoints of multimodal models: the prefix of the text part -> the prefix in the text-only model.
+_TEXT_PREFIXES = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+    "lm_head.": "lm_head.",
+}
+
+
+def iter_weights(
+    files: ModelFiles, *, dtype: torch.dtype | None = None, progress: Progress | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """`dtype`: what quantised GGUF tensors become (float32 by default); others keep the dtype they are stored in.
+
+    A yielded tensor may be kept, but not changed in place (it can be a mapped file). Raises StartupError.
+    """
+    advance = _advance(files, progress)
+    if files.load_format == "gguf":
+        yield from iter_gguf(files, dtype=dtype, advance=advance)
+        return
+    read = iter_safetensors if files.load_format == "safetensors" else iter_torch_file
+    expected = _index(files)
+    is_nested = isinstance(files.config.get("text_config"), dict)
+    for path in files.weight_files:
+        missing = expected.get(path.name, set())
+        for name, tensor in read(path, advance=advance):
+            missing.discard(name)
+            text_name = _text_name(name) if is_nested else name
+            if text_name is not None:
+                yield text_name, tensor
+        if missing:
+            raise StartupError(f"{path}: tensor {min(missing)!r} is missing, though the index says that it is here.")
+
+
+def _advance(files: ModelFiles, progress: Progress | None) -> Callable[[int], None]:
+    total = sum(path.stat().st_size for path in files.weight_files)
+    done = 0
+
+    def advance(num_bytes: int) -> None:
+        nonlocal done
+        done = min(done + num_bytes, total)
+        if progress is not None:
+            progress(done, total)
+
+    return advance
+
+
+def _index(files: ModelFiles) -> dict[str, set[str]]:
+    """File name -> the tensors that the index promises in it."""
+    suffix = "model.safetensors" if files.load_format == "safetensors" else "pytorch_model.bin"
+    index = files.root / f"{suffix}.index.json"
+    promised: dict[str, set[str]] = {}
+    if index.is_file() and len(files.weight_files) > 1:
+        for name, file in read_weight_map(index).items():
+            promised.setdefault(file, set()).add(name)
+    return promised
+
+
+def _text_name(name: str) -> str | None:
+    """None for the other modalities' tensors."""
+    for prefix, text_prefix in _TEXT_PREFIXES.items():
+        if name.startswith(prefix):
+            return text_prefix + name.removeprefix(prefix)
+    return None
