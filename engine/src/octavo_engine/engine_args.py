@@ -1,0 +1,135 @@
+"""From what a user wrote (`LLM(...)` keywords, `octavo serve` flags, by vLLM's names) to an `EngineConfig`.
+
+Nothing is ignored in silence: an unknown name, a value out of range and a feature still to come each raise, and the
+message says what is accepted. An argument of a feature still to come passes if it asks for what happens anyway.
+"""
+
+import difflib
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+
+from octavo_engine.config import EngineConfig
+from octavo_engine.wire.errors import StartupError
+
+#: Arguments of vLLM that this version doesn't implement -> the values that change nothing.
+STILL_TO_COME: dict[str, tuple[Any, ...]] = {
+    "api_server_count": (None, 1),
+    "async_scheduling": (None, False),
+    "compilation_config": (None,),
+    "convert": ("auto", "none"),
+    "cpu_offload_gb": (0,),
+    "data_parallel_size": (1,),
+    "distributed_executor_backend": (None, "uni", "mp"),
+    "enable_lora": (False,),
+    "enable_prompt_embeds": (False,),
+    "enable_sleep_mode": (False,),
+    "hf_overrides": (None,),
+    "kv_cache_dtype": ("auto",),
+    "kv_events_config": (None,),
+    "kv_offloading_size": (None,),
+    "kv_transfer_config": (None,),
+    "limit_mm_per_prompt": (None,),
+    "logits_processors": (None,),
+    "logprobs_mode": ("raw_logprobs",),
+    "lora_modules": (None,),
+    "mm_processor_kwargs": (None,),
+    "pipeline_parallel_size": (1,),
+    "pooler_config": (None,),
+    "quantization": (None,),
+    "runner": ("auto", "generate"),
+    "skip_tokenizer_init": (False,),
+    "speculative_config": (None,),
+    "structured_outputs_config": (None,),
+    "task": (None, "auto", "generate"),
+    "tensor_parallel_size": (1,),
+    "tokenizer_mode": ("auto",),
+    "tokenizer_revision": (None,),
+    "trust_remote_code": (False,),
+}
+
+#: Arguments that have no effect here, whatever their value: there are no graphs to avoid and no statistics to print.
+WITHOUT_EFFECT = frozenset({"disable_custom_all_reduce", "disable_log_stats", "enforce_eager"})
+
+_DTYPE_ALIASES = {"half": "float16", "float": "float32", "fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
+
+#: name -> (smallest, largest) accepted value
+_RANGES: dict[str, tuple[float, float]] = {
+    "block_size": (1, 1024),
+    "gpu_memory_utilization": (0.01, 1.0),
+    "kv_cache_memory_bytes": (1, float("inf")),
+    "long_prefill_token_threshold": (0, float("inf")),
+    "max_logprobs": (-1, float("inf")),
+    "max_model_len": (1, float("inf")),
+    "max_num_batched_tokens": (1, float("inf")),
+    "max_num_seqs": (1, float("inf")),
+    "num_gpu_blocks_override": (1, float("inf")),
+    "num_threads": (1, 4096),
+    "swap_space": (0, float("inf")),
+    "watermark": (0, 0.99),
+}
+
+
+def resolve_config(**arguments: Any) -> EngineConfig:
+    """Raises TypeError for an unknown name, StartupError for a value that can't be served."""
+    known = {f.name for f in fields(EngineConfig)}
+    chosen = {}
+    for name, value in arguments.items():
+        if name in known:
+            chosen[name] = _normalise(name, value)
+        elif name in STILL_TO_COME:
+            _check_unused(name, value)
+        elif name not in WITHOUT_EFFECT:
+            raise TypeError(_unknown(name, known))
+    try:
+        config = msgspec.convert(chosen, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise StartupError(_invalid(str(error), chosen)) from None
+    _check_ranges(config)
+    return config
+
+
+def _normalise(name: str, value: Any) -> Any:
+    if name == "dtype":
+        word = str(value).removeprefix("torch.")
+        return _DTYPE_ALIASES.get(word, word)
+    if name == "served_model_name":
+        return (value,) if isinstance(value, str) else tuple(value or ())
+    if name in ("model", "tokenizer", "trace", "generation_config", "chat_template") and value is not None:
+        return str(value)
+    return value
+
+
+def _check_unused(name: str, value: Any) -> None:
+    accepted = STILL_TO_COME[name]
+    if value not in accepted:
+        words = " or ".join(repr(choice) for choice in accepted)
+        raise StartupError(f"{name}={value!r} is not supported by this version: leave it out, or set it to {words}.")
+
+
+def _unknown(name: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(name, known | set(STILL_TO_COME), n=3)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return f"{name!r} is no engine argument.{hint}"
+
+
+def _invalid(message: str, chosen: dict[str, Any]) -> str:
+    """msgspec says what is wrong and, at the end, where: "... - at `$.block_size`"."""
+    what, _, where = message.partition(" - at `$.")
+    name = where.rstrip("`").partition("[")[0]
+    return f"{name}={chosen.get(name)!r}: {what}{_choices(name)}."
+
+
+def _choices(name: str) -> str:
+    declared = next((f.type for f in fields(EngineConfig) if f.name == name), None)
+    choices = getattr(declared, "__args__", ())
+    return f": use one of {', '.join(choices)}" if choices and all(isinstance(c, str) for c in choices) else ""
+
+
+def _check_ranges(config: EngineConfig) -> None:
+    for name, (low, high) in _RANGES.items():
+        value = getattr(config, name)
+        if value is not None and not low <= value <= high:
+            bound = f"at least {low}" if high == float("inf") else f"between {low} and {high}"
+            raise StartupError(f"{name} must be {bound}, got {value}.")
