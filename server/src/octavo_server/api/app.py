@@ -1,0 +1,74 @@
+"""The composition of the HTTP application: routes, errors, layers, around one engine client.
+
+FastAPI gives routing and documentation; bodies, errors and responses are our own code.
+"""
+
+import hashlib
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from octavo_engine.wire.errors import OctavoError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo_server.api import chat, completions, health, models, tokens
+from octavo_server.api.client import EngineClient
+from octavo_server.api.context import ApiContext
+from octavo_server.api.middleware import BearerAuth, RequestId
+from octavo_server.api.openapi import document
+from octavo_server.api.watched import log_failure
+from octavo_server.config import ServerConfig
+from octavo_server.openai.errors import MalformedRequest, describe
+from octavo_server.telemetry import Telemetry
+
+
+def build_app(client: EngineClient, config: ServerConfig) -> FastAPI:
+    shows_docs = not config.disable_fastapi_docs
+    app = FastAPI(
+        title="Octavo",
+        version=version("octavo-server"),
+        root_path=config.root_path,
+        openapi_url="/openapi.json" if shows_docs else None,
+    )
+    app.state.context = _context(client, config)
+    app.openapi = lambda: document(app)  # type: ignore[method-assign]
+    for module in (chat, completions, models, tokens, health):
+        app.include_router(module.router)
+    for kind in (OctavoError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, _answer_error)
+    _add_layers(app, config)
+    return app
+
+
+def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
+    telemetry = Telemetry(
+        model_name=config.model_name,
+        config=client.config,
+        ready=client.ready_info,
+        stats=lambda: client.stats,
+        prefix=config.metrics_prefix,
+    )
+    weights = hashlib.sha256(client.ready_info.weights_fingerprint.encode()).hexdigest()[:8]
+    fingerprint = f"octavo-{version('octavo-server')}-{weights}"
+    return ApiContext(client=client, config=config, telemetry=telemetry, fingerprint=fingerprint)
+
+
+def _add_layers(app: FastAPI, config: ServerConfig) -> None:
+    """The last one added is the outermost."""
+    if config.api_keys:
+        app.add_middleware(BearerAuth, keys=config.api_keys)
+    app.add_middleware(
+        CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
+    )
+    app.add_middleware(RequestId)
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    log_failure(error, request.scope["state"]["request_id"])
+    if isinstance(error, RequestValidationError):
+        error = MalformedRequest(str(error))
+    described = describe(error)
+    return Response(described.body(), described.status, described.headers, media_type="application/json")

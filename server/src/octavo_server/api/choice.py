@@ -1,0 +1,73 @@
+"""How far each choice of an answer is: what came from the engine and hasn't been written yet, and the token counts.
+
+A stream writes a choice whenever it has text or an end; a plain answer writes it once, at the end. Tokens whose text
+is still held back (half a character, a possible stop string) wait here, so that no empty chunk is sent.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo_server.openai.answer import Usage, count_usage
+
+if TYPE_CHECKING:
+    from octavo_engine.outputs import CompletionOutput, PositionLogprobs
+
+    from octavo_server.api.generation import Delta
+
+
+@dataclass(slots=True)
+class Choice:
+    index: int
+    prompt_idx: int
+    text: str = ""
+    text_offset: int = 0
+    num_tokens: int = 0
+    has_opened: bool = False
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: "list[PositionLogprobs]" = field(default_factory=list)
+    prompt_logprobs: "list[PositionLogprobs | None] | None" = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, sequence: "CompletionOutput") -> None:
+        self.num_tokens += len(sequence.token_ids)
+        self.text += sequence.text
+        self.token_ids += sequence.token_ids
+        if sequence.logprobs:
+            self.logprobs += sequence.logprobs
+        self.finish_reason, self.stop_reason = sequence.finish_reason, sequence.stop_reason
+
+    @property
+    def is_worth_writing(self) -> bool:
+        return bool(self.text) or self.finish_reason is not None
+
+    def written(self) -> None:
+        self.has_opened = True
+        self.text_offset += len(self.text)
+        self.text, self.token_ids, self.logprobs = "", [], []
+
+
+class Tally:
+    """All choices of an answer; choice index = prompt index * n + sequence index."""
+
+    def __init__(self, num_prompts: int, n: int, num_prompt_tokens: int) -> None:
+        self.choices = [Choice(index, index // n) for index in range(num_prompts * n)]
+        self._n = n
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_cached = [0] * num_prompts
+
+    def add(self, delta: "Delta") -> list[Choice]:
+        """The choices that advanced."""
+        output, base = delta.output, delta.prompt_idx * self._n
+        self._num_cached[delta.prompt_idx] = output.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            for choice in self.choices[base : base + self._n]:
+                choice.prompt_logprobs = output.prompt_logprobs
+        advanced = [self.choices[base + sequence.index] for sequence in output.outputs]
+        for choice, sequence in zip(advanced, output.outputs, strict=True):
+            choice.add(sequence)
+        return advanced
+
+    def usage(self) -> Usage:
+        num_generated = sum(choice.num_tokens for choice in self.choices)
+        return count_usage(self._num_prompt_tokens, num_generated, sum(self._num_cached))

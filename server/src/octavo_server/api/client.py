@@ -1,0 +1,76 @@
+"""What the HTTP side needs of an engine: `octavo_engine.async_llm.AsyncLLM` is one, the tests' scripted engine another.
+
+Nothing here runs; it names the seam, so that the handlers depend on no process, socket or model.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from octavo_engine.config import EngineConfig, ReadyInfo
+    from octavo_engine.outputs import OutputKind, RequestOutput
+    from octavo_engine.wire.records import EngineStats
+    from octavo_engine.wire.sampling import SamplingParams
+
+
+class TextCodec(Protocol):
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def token_str(self, token_id: int) -> str: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+
+class ChatRenderer(Protocol):
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str: ...
+
+
+class EngineClient(Protocol):
+    @property
+    def config(self) -> "EngineConfig": ...
+
+    @property
+    def ready_info(self) -> "ReadyInfo": ...
+
+    @property
+    def tokenizer(self) -> TextCodec: ...
+
+    @property
+    def chat_template(self) -> ChatRenderer | None: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def default_sampling_params(self) -> Mapping[str, Any]: ...
+
+    @property
+    def stats(self) -> "EngineStats": ...
+
+    @property
+    def is_dead(self) -> bool: ...
+
+    def generate(
+        self,
+        prompt: Mapping[str, Any],
+        params: "SamplingParams",
+        request_id: str,
+        *,
+        kind: "OutputKind" = "cumulative",
+        priority: int = 0,
+    ) -> "AsyncGenerator[RequestOutput, None]":
+        """Raises InvalidRequest before the first output, EngineDead at any time. Closing it aborts the request."""
+        ...

@@ -1,0 +1,112 @@
+"""`POST /v1/completions`: prompts as text or token ids, one or many, with `echo` and the older log-probabilities."""
+
+import time
+
+from fastapi import APIRouter
+from msgspec import UNSET
+from octavo_engine.wire.sampling import SamplingParams
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo_server.api.choice import Choice
+from octavo_server.api.context import ApiContext, Head, context_of, read_generation
+from octavo_server.api.generation import Generation, PromptInput
+from octavo_server.api.openapi import accepts
+from octavo_server.api.watched import EventStream, JsonReply
+from octavo_server.api.writer import AnswerWriter
+from octavo_server.openai.completion import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    Prompt,
+)
+from octavo_server.openai.logprobs import LogprobWriter, join, prompt_list
+
+router = APIRouter()
+
+
+@router.post("/v1/completions", **accepts(CompletionRequest, "Continue one prompt or several"))
+async def create_completion(request: Request) -> Response:
+    arrival_s = time.monotonic()
+    context = context_of(request)
+    body = await read_generation(request, CompletionRequest)
+    head = context.head("cmpl", request, body)
+    params = _sampling_params(context, body)
+    prompts = [await _prompt_input(context, body, prompt) for prompt in body.prompts()]
+    generation = context.generation(head, body, prompts, params, arrival_s)
+    writer = CompletionWriter(context, head, body, generation)
+    if body.stream:
+        return EventStream(context.in_flight, head.id, writer.frames())
+    return JsonReply(context.in_flight, head.id, writer.body)
+
+
+def _sampling_params(context: ApiContext, body: CompletionRequest) -> SamplingParams:
+    defaults = context.client.default_sampling_params
+    params = body.sampling_params(defaults, max_tokens=body.output_limit, logprobs=body.logprobs)
+    if body.echo and params.logprobs is not None and params.prompt_logprobs is None:
+        params.prompt_logprobs = params.logprobs
+    return params
+
+
+async def _prompt_input(context: ApiContext, body: CompletionRequest, prompt: Prompt) -> PromptInput:
+    if isinstance(prompt, str):
+        special = True if body.add_special_tokens is None else body.add_special_tokens
+        return PromptInput(token_ids=await context.encode(prompt, add_special_tokens=special), text=prompt)
+    if not body.echo:
+        return PromptInput(token_ids=prompt)
+    return PromptInput(token_ids=prompt, text=context.decode(prompt))
+
+
+class CompletionWriter(AnswerWriter):
+    def __init__(self, context: ApiContext, head: Head, request: CompletionRequest, generation: Generation) -> None:
+        super().__init__(context, head, request, generation)
+        self._num_logprobs = request.logprobs
+        self._echoes = bool(request.echo)
+        self._hides_output = request.is_echo_only
+        self._tells_prompt_logprobs = request.prompt_logprobs is not None
+        as_ids = bool(request.return_tokens_as_token_ids)
+        self._logprobs = LogprobWriter(self.codec, num_top=request.logprobs or 0, as_ids=as_ids)
+
+    def whole(self) -> Completion:
+        return self._completion([self._choice(choice) for choice in self.tally.choices], with_usage=True)
+
+    def chunk(self, choice: Choice) -> Completion:
+        return self._completion([self._choice(choice)], with_usage=False)
+
+    def usage_chunk(self) -> Completion:
+        return self._completion([], with_usage=True)
+
+    def _completion(self, choices: list[CompletionChoice], *, with_usage: bool) -> Completion:
+        head = self.head
+        completion = Completion(id=head.id, created=head.created, model=head.model, choices=choices)
+        if with_usage:
+            completion.usage = self.tally.usage()
+        return completion
+
+    def _choice(self, choice: Choice) -> CompletionChoice:
+        prompt = self.generation.prompts[choice.prompt_idx]
+        opens = not choice.has_opened
+        text = "" if self._hides_output else choice.text
+        echo = prompt.text or "" if opens and self._echoes else ""
+        written = CompletionChoice(
+            choice.index,
+            echo + text,
+            self._choice_logprobs(choice, prompt) if self._num_logprobs is not None else None,
+            choice.finish_reason,
+            choice.stop_reason,
+        )
+        if self._tells_prompt_logprobs and choice.prompt_logprobs is not None:
+            written.prompt_logprobs = prompt_list(choice.prompt_logprobs, self.codec)
+        if self.returns_ids:
+            written.token_ids = [] if self._hides_output else choice.token_ids
+            written.prompt_token_ids = prompt.token_ids if opens else UNSET
+        return written
+
+    def _choice_logprobs(self, choice: Choice, prompt: PromptInput) -> CompletionLogprobs:
+        shift = len(prompt.text or "") if self._echoes else 0
+        positions = [] if self._hides_output else choice.logprobs
+        generated = self._logprobs.completion(positions, shift + choice.text_offset)
+        if choice.has_opened or not self._echoes or choice.prompt_logprobs is None:
+            return generated
+        return join(self._logprobs.completion_prompt(prompt.token_ids, choice.prompt_logprobs), generated)

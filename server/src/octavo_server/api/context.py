@@ -1,0 +1,134 @@
+"""What every handler works with: the engine, the settings, the metrics and the responses in flight.
+
+One per application, kept in `app.state`: two applications in one process share nothing.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from octavo_engine.wire.errors import InvalidRequest, ModelNotFound
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from octavo_server.api.client import EngineClient
+from octavo_server.api.generation import Generation, PromptInput
+from octavo_server.api.watched import InFlight
+from octavo_server.config import ServerConfig
+from octavo_server.openai.errors import MalformedRequest, malformed
+from octavo_server.openai.fields import GenerationFields
+from octavo_server.openai.unsupported import refuse_unsupported
+
+if TYPE_CHECKING:
+    from octavo_engine.wire.sampling import SamplingParams
+
+    from octavo_server.telemetry import Telemetry
+
+logger = logging.getLogger(__name__)
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What all chunks of one answer have in common."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+
+@dataclass(slots=True, kw_only=True)
+class ApiContext:
+    client: EngineClient
+    config: ServerConfig
+    telemetry: "Telemetry"
+    fingerprint: str
+    in_flight: InFlight = field(default_factory=InFlight)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def model_name(self, asked: str | None) -> str:
+        """Raises ModelNotFound. Left out (or empty), the first served name is meant."""
+        if not asked:
+            return self.config.model_name
+        if asked not in self.config.served_model_names:
+            raise ModelNotFound(asked)
+        return asked
+
+    def head(self, prefix: str, request: Request, body: GenerationFields) -> Head:
+        request_id = body.request_id or request.scope["state"]["request_id"]
+        return Head(f"{prefix}-{request_id}", int(time.time()), self.model_name(body.model), self.fingerprint)
+
+    def generation(
+        self, head: Head, body: GenerationFields, prompts: list[PromptInput], params: "SamplingParams", arrival_s: float
+    ) -> Generation:
+        tracks = [
+            self.telemetry.track(
+                arrival_s=arrival_s, num_prompt_tokens=len(p.token_ids), n=params.n, max_tokens=params.max_tokens
+            )
+            for p in prompts
+        ]
+        self._log_request(head, prompts, params)
+        return Generation(
+            client=self.client,
+            request_id=head.id,
+            prompts=prompts,
+            params=params,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            tracks=tracks,
+        )
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """In a thread: the streams of others go on."""
+        return await asyncio.to_thread(self.client.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: list[int], *, param: str = "prompt") -> str:
+        """Raises InvalidRequest for an id outside the vocabulary."""
+        vocab_size = self.client.tokenizer.vocab_size
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+            raise InvalidRequest(f"token ids must be in [0, {vocab_size}).", param=param)
+        return self.client.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _log_request(self, head: Head, prompts: list[PromptInput], params: "SamplingParams") -> None:
+        if self.config.enable_log_requests:
+            shown = [(p.text or str(p.token_ids))[: self.config.max_log_len] for p in prompts]
+            logger.info("request %s: prompts %r, %s", head.id, shown, params)
+
+
+def context_of(request: Request) -> ApiContext:
+    context: ApiContext = request.app.state.context
+    return context
+
+
+async def read_body(request: Request, kind: type[Body]) -> Body:
+    """Raises MalformedRequest: not JSON, not UTF-8, or not of the documented types."""
+    try:
+        body = kind.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise malformed(error) from None
+    except ClientDisconnect as error:
+        raise MalformedRequest("The client left before the body was complete.") from error
+    if body.model_extra:
+        logger.debug("fields that the API doesn't define: %s", sorted(body.model_extra))
+    return body
+
+
+async def read_generation(request: Request, kind: type[Body]) -> Body:
+    """`read_body`, and every refusal that needs no tokenizer."""
+    body = await read_body(request, kind)
+    assert isinstance(body, GenerationFields)
+    context_of(request).model_name(body.model)
+    refuse_unsupported(body)
+    body.check()
+    return body
+
+
+def pick(asked: int | None, default: object) -> int | None:
+    """`asked`, or the model's own default where it is a number."""
+    if asked is None and isinstance(default, int):
+        return default
+    return asked

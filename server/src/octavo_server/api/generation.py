@@ -1,0 +1,106 @@
+"""One HTTP request's sequences: every prompt times `n`, read as one stream of deltas.
+
+Whoever stops reading early (the client is gone, a stream failed, the server drains) closes the iterator, which closes
+the engine's, which aborts what hasn't finished. There is no other way that a request is aborted.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo_engine.wire.errors import OctavoError
+from octavo_engine.wire.sampling import SamplingParams
+
+from octavo_server.api.client import EngineClient
+from octavo_server.openai.errors import GenerationFailed
+
+if TYPE_CHECKING:
+    from octavo_engine.outputs import RequestOutput
+
+    from octavo_server.telemetry import RequestTrack
+
+
+@dataclass(slots=True, kw_only=True)
+class PromptInput:
+    token_ids: list[int]
+    text: str | None = None
+
+
+@dataclass(slots=True)
+class Delta:
+    prompt_idx: int
+    output: "RequestOutput"
+
+
+@dataclass(slots=True, kw_only=True)
+class Generation:
+    client: EngineClient
+    request_id: str
+    prompts: list[PromptInput]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    tracks: "list[RequestTrack]" = field(default_factory=list)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """Raises what the engine raises, and GenerationFailed for a sequence that ended with an error."""
+        source = self._of_prompt(0) if len(self.prompts) == 1 else self._merged()
+        async with aclosing(source):
+            async for delta in source:
+                yield delta
+
+    async def _of_prompt(self, index: int) -> AsyncGenerator[Delta, None]:
+        track = self.tracks[index]
+        try:
+            async with aclosing(self._outputs(index)) as outputs:
+                async for output in outputs:
+                    track.output(output, time.monotonic())
+                    _raise_if_failed(output)
+                    yield Delta(index, output)
+        except OctavoError:
+            track.close("error")
+            raise
+        finally:
+            track.close("abort")
+
+    def _outputs(self, index: int) -> "AsyncGenerator[RequestOutput, None]":
+        prompt = self.prompts[index]
+        described = {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids, "cache_salt": self.cache_salt}
+        engine_id = f"{self.request_id}-{index}"
+        return self.client.generate(described, self.params, engine_id, kind="delta", priority=self.priority)
+
+    async def _merged(self) -> AsyncGenerator[Delta, None]:
+        queue: asyncio.Queue[Delta | asyncio.Task[None]] = asyncio.Queue()
+        readers = {asyncio.create_task(self._feed(index, queue)) for index in range(len(self.prompts))}
+        num_open = len(readers)
+        try:
+            for reader in readers:
+                reader.add_done_callback(queue.put_nowait)
+            while num_open:
+                item = await queue.get()
+                if isinstance(item, Delta):
+                    yield item
+                else:
+                    num_open -= 1
+                    item.result()
+        finally:
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+
+    async def _feed(self, index: int, queue: "asyncio.Queue[Delta | asyncio.Task[None]]") -> None:
+        async with aclosing(self._of_prompt(index)) as source:
+            async for delta in source:
+                queue.put_nowait(delta)
+
+
+def _raise_if_failed(output: "RequestOutput") -> None:
+    if any(sequence.finish_reason == "error" for sequence in output.outputs):
+        raise GenerationFailed(output.error or "The engine could not finish this request: send it again.")

@@ -1,0 +1,41 @@
+"""`GET /v1/models` and one model of it."""
+
+import msgspec
+from fastapi import APIRouter
+from octavo_engine.wire.errors import ModelNotFound
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo_server.api.context import ApiContext, context_of
+from octavo_server.openai.models import ModelCard, ModelList, permission
+
+router = APIRouter()
+
+
+@router.get("/v1/models", summary="The served names", response_model=None)
+async def list_models(request: Request) -> Response:
+    context = context_of(request)
+    return _json(ModelList([_card(context, name) for name in context.config.served_model_names]))
+
+
+@router.get("/v1/models/{model:path}", summary="One served name", response_model=None)
+async def retrieve_model(request: Request, model: str) -> Response:
+    context = context_of(request)
+    if model not in context.config.served_model_names:
+        raise ModelNotFound(model)
+    return _json(_card(context, model))
+
+
+def _card(context: ApiContext, name: str) -> ModelCard:
+    client = context.client
+    return ModelCard(
+        name,
+        context.created,
+        root=client.config.model,
+        max_model_len=client.max_model_len,
+        permission=[permission(name, context.created)],
+    )
+
+
+def _json(answer: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -1,0 +1,49 @@
+"""`POST /tokenize` and `POST /detokenize`: the model's own tokenizer over HTTP, without generation."""
+
+import msgspec
+from fastapi import APIRouter
+from octavo_engine.wire.errors import InvalidRequest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo_server.api.chat import render_chat
+from octavo_server.api.context import ApiContext, context_of, read_body
+from octavo_server.api.openapi import accepts
+from octavo_server.openai.chat import ChatCompletionRequest
+from octavo_server.openai.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+
+router = APIRouter()
+
+
+@router.post("/tokenize", **accepts(TokenizeRequest, "Token ids of a prompt or of a rendered conversation"))
+async def tokenize(request: Request) -> Response:
+    context = context_of(request)
+    body = await read_body(request, TokenizeRequest)
+    context.model_name(body.model)
+    ids = await _token_ids(context, body)
+    strings = [context.client.tokenizer.token_str(t) for t in ids] if body.return_token_strs else None
+    return _json(Tokenized(len(ids), context.client.max_model_len, ids, strings))
+
+
+@router.post("/detokenize", **accepts(DetokenizeRequest, "The text of token ids"))
+async def detokenize(request: Request) -> Response:
+    context = context_of(request)
+    body = await read_body(request, DetokenizeRequest)
+    context.model_name(body.model)
+    return _json(Detokenized(context.decode(body.tokens, param="tokens")))
+
+
+async def _token_ids(context: ApiContext, body: TokenizeRequest) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("send either prompt or messages.", param="prompt")
+    if body.prompt is not None:
+        special = True if body.add_special_tokens is None else body.add_special_tokens
+        return await context.encode(body.prompt, add_special_tokens=special)
+    asked = body.model_dump(include=ChatCompletionRequest.model_fields.keys() & body.model_fields_set)
+    chat = ChatCompletionRequest.model_validate(asked)
+    chat.check()
+    return (await render_chat(context, chat)).token_ids
+
+
+def _json(answer: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")

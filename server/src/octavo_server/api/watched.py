@@ -1,0 +1,151 @@
+"""Responses that know whether their client is still there, streamed or not.
+
+The work of a response runs as a task beside one that waits for the client to leave; a client that leaves cancels the
+work, and closing the work aborts the request in the engine. An error before the first byte gets its real status; in a
+stream that has begun it is an event, and `[DONE]` follows. This is the request boundary: nothing is raised past it.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from octavo_server.openai import sse
+from octavo_server.openai.errors import ApiError, describe, is_known
+
+logger = logging.getLogger(__name__)
+
+JSON_TYPE = (b"content-type", b"application/json")
+
+
+class InFlight:
+    """The responses at work. `end_all` makes each of them tell its client why it ends now."""
+
+    def __init__(self) -> None:
+        self._open: set[WatchedResponse] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, response: "WatchedResponse") -> None:
+        self._open.add(response)
+
+    def discard(self, response: "WatchedResponse") -> None:
+        self._open.discard(response)
+
+    def end_all(self, error: Exception) -> None:
+        for response in self._open:
+            response.end(error)
+
+
+class WatchedResponse(Response):
+    """States: waiting, started (headers are out), ended."""
+
+    def __init__(self, in_flight: InFlight, request_id: str) -> None:
+        super().__init__()
+        self._in_flight = in_flight
+        self._request_id = request_id
+        self._work: asyncio.Task[None] | None = None
+        self._ended_by: Exception | None = None
+        self._has_started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = self._work = asyncio.create_task(self._run(send))
+        client = asyncio.create_task(_until_disconnect(receive))
+        self._in_flight.add(self)
+        try:
+            await asyncio.wait({work, client}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await self._finish(send, self._error_of(work))
+            else:
+                logger.info("request %s: the client left, aborting", self._request_id)
+        finally:
+            self._in_flight.discard(self)
+            work.cancel()
+            client.cancel()
+            await asyncio.gather(work, client, return_exceptions=True)
+
+    def end(self, error: Exception) -> None:
+        self._ended_by = error
+        if self._work is not None:
+            self._work.cancel()
+
+    def _error_of(self, work: "asyncio.Task[None]") -> Exception | None:
+        if work.cancelled():
+            return self._ended_by
+        error = work.exception()
+        return error if isinstance(error, Exception) else None
+
+    async def _run(self, send: Send) -> None:
+        raise NotImplementedError
+
+    async def _finish(self, send: Send, error: Exception | None) -> None:
+        if error is not None:
+            log_failure(error, self._request_id)
+            if not self._has_started:
+                await _send_error(send, describe(error))
+
+    async def _start(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._has_started = True
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+class JsonReply(WatchedResponse):
+    def __init__(self, in_flight: InFlight, request_id: str, body: Callable[[], Awaitable[bytes]]) -> None:
+        super().__init__(in_flight, request_id)
+        self._body = body
+
+    async def _run(self, send: Send) -> None:
+        body = await self._body()
+        await self._start(send, 200, [JSON_TYPE, _length(body)])
+        await send({"type": "http.response.body", "body": body})
+
+
+class EventStream(WatchedResponse):
+    """The first frame is awaited before the headers are sent."""
+
+    def __init__(self, in_flight: InFlight, request_id: str, frames: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(in_flight, request_id)
+        self._frames = frames
+
+    async def _run(self, send: Send) -> None:
+        async with aclosing(self._frames) as frames:
+            async for frame in frames:
+                if not self._has_started:
+                    await self._start(send, 200, sse.HEADERS)
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+
+    async def _finish(self, send: Send, error: Exception | None) -> None:
+        await super()._finish(send, error)
+        if self._has_started:
+            last = sse.error_frame(error) if error is not None else b""
+            await send({"type": "http.response.body", "body": last + sse.DONE})
+
+
+def log_failure(error: Exception, request_id: str) -> None:
+    if describe(error).status < 500:
+        return
+    if is_known(error):
+        logger.error("request %s failed: %s", request_id, error)
+    else:
+        logger.error("request %s failed", request_id, exc_info=error)
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_error(send: Send, error: ApiError) -> None:
+    body = error.body()
+    extra = [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
+    headers = [JSON_TYPE, _length(body), *extra]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _length(body: bytes) -> tuple[bytes, bytes]:
+    return b"content-length", str(len(body)).encode()

@@ -1,0 +1,75 @@
+"""Writes one answer from a generation, whole or as a stream of chunks: what chat and text completions share.
+
+A subclass says what a choice looks like, whole and as a chunk. Encoding is by msgspec from structs: the cost of a
+streamed token is one small struct, one encode and one send.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from octavo_server.api.choice import Choice, Tally
+from octavo_server.api.context import ApiContext, Head
+from octavo_server.api.generation import Generation
+from octavo_server.openai.answer import Answer
+from octavo_server.openai.fields import GenerationFields
+from octavo_server.openai.sse import frame
+
+
+class AnswerWriter(ABC):
+    """Used once: either `body` or `frames`."""
+
+    def __init__(self, context: ApiContext, head: Head, request: GenerationFields, generation: Generation) -> None:
+        self.head = head
+        self.codec = context.client.tokenizer
+        self.generation = generation
+        self.tally = Tally(len(generation.prompts), generation.params.n, generation.num_prompt_tokens)
+        self.returns_ids = bool(request.return_token_ids)
+        options = request.stream_options
+        self._ends_with_usage = context.config.enable_force_include_usage or bool(options and options.include_usage)
+        self._usage_everywhere = self._ends_with_usage and bool(options and options.continuous_usage_stats)
+
+    async def body(self) -> bytes:
+        async for delta in self.generation.deltas():
+            self.tally.add(delta)
+        return msgspec.json.encode(self.whole())
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """Each item holds the frames of one engine output. The generation is closed with this generator."""
+        deltas = self.generation.deltas()
+        opening = self.opening()
+        try:
+            async for delta in deltas:
+                ready = [choice for choice in self.tally.add(delta) if choice.is_worth_writing]
+                written = b"".join([self._write(choice) for choice in ready])
+                if opening or written:
+                    yield opening + written
+                    opening = b""
+        finally:
+            await deltas.aclose()
+        if self._ends_with_usage:
+            yield frame(self.usage_chunk())
+
+    def _write(self, choice: Choice) -> bytes:
+        chunk = self.chunk(choice)
+        if self._usage_everywhere:
+            chunk.usage = self.tally.usage()
+        if choice.finish_reason is not None:
+            chunk.system_fingerprint = self.head.fingerprint
+        written = frame(chunk)
+        choice.written()
+        return written
+
+    def opening(self) -> bytes:
+        """What a stream says before its first text."""
+        return b""
+
+    @abstractmethod
+    def whole(self) -> Answer: ...
+
+    @abstractmethod
+    def chunk(self, choice: Choice) -> Answer: ...
+
+    @abstractmethod
+    def usage_chunk(self) -> Answer: ...

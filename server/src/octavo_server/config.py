@@ -1,0 +1,27 @@
+"""What the HTTP side may be told, resolved and frozen; the engine's own settings are `octavo_engine.config`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    served_model_names: tuple[str, ...]
+    host: str | None = None
+    port: int = 8000
+    uvicorn_log_level: str = "info"
+    root_path: str = ""
+    allowed_origins: tuple[str, ...] = ("*",)
+    api_keys: tuple[str, ...] = ()
+    response_role: str = "assistant"
+    enable_force_include_usage: bool = False
+    enable_log_requests: bool = False
+    max_log_len: int | None = None
+    disable_log_stats: bool = False
+    disable_fastapi_docs: bool = False
+    metrics_prefix: str = "vllm:"
+    drain_timeout_s: float = 30.0
+    keep_alive_s: int = 120
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_names[0]

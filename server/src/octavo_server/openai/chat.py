@@ -1,0 +1,139 @@
+"""`/v1/chat/completions`: the request as it arrives, the response and its chunks as they leave.
+
+Message content comes as a string, a list of parts or null; templates add strings, so it is made one string here,
+before any template sees it.
+"""
+
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+from octavo_engine.wire.errors import InvalidRequest
+from pydantic import Field
+
+from octavo_server.openai.answer import Answer
+from octavo_server.openai.fields import GenerationFields, Lenient
+
+
+class ContentPart(Lenient):
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(Lenient):
+    role: str = Field(min_length=1)
+    content: str | list[ContentPart | str] | None = None
+
+    def normalised(self, position: int) -> dict[str, Any]:
+        return {"role": self.role, "content": self._text(position), **(self.model_extra or {})}
+
+    def _text(self, position: int) -> str:
+        if isinstance(self.content, list):
+            return "\n".join(_part_text(part, position) for part in self.content)
+        return self.content or ""
+
+
+class ChatCompletionRequest(GenerationFields):
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        super().check()
+        if not self.messages:
+            raise InvalidRequest("messages must hold at least one message.", param="messages")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs=true.", param="top_logprobs")
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "continue_final_message and add_generation_prompt can't both be true."
+            raise InvalidRequest(message, param="continue_final_message")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def output_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def echoed(self) -> str:
+        """With `echo`, the last message, if it is the assistant's, is the start of the answer."""
+        last = self.messages[-1]
+        return last.normalised(len(self.messages) - 1)["content"] if self.echo and last.role == "assistant" else ""
+
+    def conversation(self) -> list[dict[str, Any]]:
+        return [message.normalised(i) for i, message in enumerate(self.messages)]
+
+
+def _part_text(part: ContentPart | str, position: int) -> str:
+    if isinstance(part, str):
+        return part
+    param = f"messages.{position}.content"
+    if part.type != "text":
+        raise InvalidRequest(f"content parts of type {part.type!r} are not supported; send 'text'.", param=param)
+    if part.text is None:
+        raise InvalidRequest("a content part of type 'text' needs the field 'text'.", param=param)
+    return part.text
+
+
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[TokenLogprob]
+
+
+class AnswerMessage(Struct):
+    role: str
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(Struct):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(Answer, kw_only=True):
+    choices: list[ChatChoice]
+    object: str = "chat.completion"
+    prompt_logprobs: list[dict[int, Any] | None] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class DeltaMessage(Struct):
+    content: str
+    role: str | UnsetType = UNSET
+
+
+class ChunkChoice(Struct):
+    index: int
+    delta: DeltaMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(Answer, kw_only=True):
+    choices: list[ChunkChoice]
+    object: str = "chat.completion.chunk"
+    prompt_token_ids: list[int] | UnsetType = UNSET

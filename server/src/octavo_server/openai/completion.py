@@ -1,0 +1,69 @@
+"""`/v1/completions`: the request as it arrives, the response (whose chunks have the same shape) as it leaves.
+
+A prompt is a string, token ids, or a list of either; choice index = prompt index * n + sequence index.
+"""
+
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+from octavo_engine.wire.errors import InvalidRequest
+
+from octavo_server.openai.answer import Answer
+from octavo_server.openai.fields import GenerationFields
+
+DEFAULT_MAX_TOKENS = 16
+
+Prompt = str | list[int]
+
+
+class CompletionRequest(GenerationFields):
+    prompt: str | list[int] | list[list[int]] | list[str]
+    logprobs: int | None = None
+
+    def prompts(self) -> list[Prompt]:
+        """Raises InvalidRequest for a prompt without content."""
+        prompts = self._split()
+        if not prompts or not all(prompts):
+            raise InvalidRequest("prompt must not be empty: send a string or token ids.", param="prompt")
+        return prompts
+
+    def _split(self) -> list[Prompt]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [[token for token in self.prompt if isinstance(token, int)]]
+        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+
+    @property
+    def is_echo_only(self) -> bool:
+        """The prompt alone is wanted; one hidden token is generated to get it."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def output_limit(self) -> int:
+        if self.is_echo_only:
+            return 1
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+
+class CompletionLogprobs(Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_logprobs: list[dict[int, Any] | None] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(Answer, kw_only=True):
+    choices: list[CompletionChoice]
+    object: str = "text_completion"

@@ -1,0 +1,99 @@
+"""The one table from errors to HTTP: status, OpenAI envelope, and the same envelope as a stream event.
+
+The nested body `{"error": {"message", "type", "param", "code"}}` is what OpenAI's clients read; `code` is the status
+as an integer, as vLLM has it. Whatever isn't in the table is our bug: 500 without its details, which go to the log.
+"""
+
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from octavo_engine.wire.errors import EngineDead, InvalidRequest, ModelNotFound, OctavoError, Overloaded
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+
+MAX_REPORTED_FIELDS = 5
+
+
+class MalformedRequest(InvalidRequest):
+    """The body isn't JSON, or isn't of the documented types."""
+
+
+class Unauthorized(OctavoError):
+    """The API key is missing or wrong."""
+
+
+class GenerationFailed(OctavoError):
+    """The engine ended a request with `error`: it may be sent again."""
+
+
+class ErrorInfo(BaseModel):
+    message: str
+    type: str
+    param: str | None = None
+    code: int
+
+
+class ErrorResponse(BaseModel):
+    error: ErrorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ApiError:
+    status: int
+    type: str
+    message: str
+    param: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def envelope(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.status}}
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(self.envelope())
+
+
+#: First match wins, so a subclass stands above its base.
+_TABLE: tuple[tuple[type[Exception], int, str], ...] = (
+    (MalformedRequest, 400, "Bad Request"),
+    (InvalidRequest, 400, "BadRequestError"),
+    (Unauthorized, 401, "AuthenticationError"),
+    (ModelNotFound, 404, "NotFoundError"),
+    (Overloaded, 429, "RateLimitError"),
+    (EngineDead, 503, "ServiceUnavailableError"),
+    (GenerationFailed, 500, "InternalServerError"),
+)
+
+
+def is_known(error: Exception) -> bool:
+    return isinstance(error, (HTTPException, *(kind for kind, _, _ in _TABLE)))
+
+
+def describe(error: Exception) -> ApiError:
+    if isinstance(error, HTTPException):
+        phrase = HTTPStatus(error.status_code).phrase
+        return ApiError(error.status_code, phrase, str(error.detail), headers=dict(error.headers or {}))
+    for kind, status, name in _TABLE:
+        if isinstance(error, kind):
+            return ApiError(status, name, str(error), getattr(error, "param", None), _headers(error))
+    return ApiError(500, "InternalServerError", "Internal server error.")
+
+
+def malformed(error: ValidationError) -> MalformedRequest:
+    """Names each wrong field once: a union of types reports one failure per member."""
+    found: dict[str, str] = {}
+    for item in error.errors(include_url=False, include_context=False, include_input=False):
+        found.setdefault(_field(item["loc"]), item["msg"])
+    shown = [f"{name}: {message}" if name else message for name, message in found.items()]
+    more = f" (and {len(shown) - MAX_REPORTED_FIELDS} more)" if len(shown) > MAX_REPORTED_FIELDS else ""
+    return MalformedRequest("; ".join(shown[:MAX_REPORTED_FIELDS]) + more, param=next(iter(found), None) or None)
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    """`messages.0.content`, without the names that pydantic gives to the members of a union."""
+    return ".".join(str(part) for part in location if isinstance(part, int) or part.replace("_", "").isalnum())
+
+
+def _headers(error: Exception) -> dict[str, str]:
+    return {"Retry-After": str(max(1, round(error.retry_after_s)))} if isinstance(error, Overloaded) else {}

@@ -1,0 +1,93 @@
+"""The body fields that chat and text completions share, and how they become `SamplingParams`.
+
+Every field is optional and null means unset: clients send nulls for what they don't use. What is unset comes from the
+model's generation_config.json, else from the defaults of `SamplingParams` (which are vLLM's). Unknown fields are
+accepted, as OpenAI-compatible servers do; fields whose meaning we know and can't honour are refused in `unsupported`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from octavo_engine.wire.errors import InvalidRequest
+from octavo_engine.wire.sampling import SamplingParams
+from pydantic import BaseModel, ConfigDict, Field
+
+#: Fields that go to `SamplingParams` under their own name.
+_SAME_NAME = (
+    *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
+    *("seed", "stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "prompt_logprobs"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
+    *("logit_bias", "allowed_token_ids", "skip_reading_prefix_cache"),
+)
+#: Keys of generation_config.json that stand in for unset fields.
+GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class Lenient(BaseModel):
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+
+class StreamOptions(Lenient):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationFields(Lenient):
+    model: str | None = Field(None, description="A served name; the first one if left out.")
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    ignore_eos: bool | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_reading_prefix_cache: bool | None = None
+    prompt_logprobs: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = Field(None, max_length=256)
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    user: str | None = None
+
+    def check(self) -> None:
+        """Rules between fields. Raises InvalidRequest."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options can only be set with stream=true.", param="stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequest("prompt_logprobs are not available with stream=true.", param="prompt_logprobs")
+        if self.cache_salt == "":
+            raise InvalidRequest("cache_salt must be a non-empty string, or left out.", param="cache_salt")
+
+    def sampling_params(
+        self, defaults: Mapping[str, Any], *, max_tokens: int | None, logprobs: int | None
+    ) -> SamplingParams:
+        values = {key: defaults[key] for key in GENERATION_KEYS if defaults.get(key) is not None}
+        values |= {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
+        if self.logit_bias is not None:
+            values["logit_bias"] = _token_biases(self.logit_bias)
+        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **values)
+
+
+def _token_biases(biases: Mapping[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in biases.items()}
+    except ValueError as error:
+        raise InvalidRequest(f"logit_bias keys must be token ids: {error}.", param="logit_bias") from error

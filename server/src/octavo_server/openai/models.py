@@ -1,0 +1,29 @@
+"""The model card of `/v1/models`, with vLLM's extra fields."""
+
+from typing import Any
+
+from msgspec import Struct, field
+
+
+class ModelCard(Struct):
+    id: str
+    created: int
+    root: str
+    max_model_len: int
+    object: str = "model"
+    owned_by: str = "octavo"
+    parent: str | None = None
+    permission: list[dict[str, Any]] = field(default_factory=list)
+
+
+class ModelList(Struct):
+    data: list[ModelCard]
+    object: str = "list"
+
+
+def permission(model: str, created: int) -> dict[str, Any]:
+    """What OpenAI's older clients expect on a card; everything that a server like this one allows."""
+    allowed = ("allow_sampling", "allow_logprobs", "allow_view")
+    refused = ("allow_create_engine", "allow_search_indices", "allow_fine_tuning", "is_blocking")
+    card: dict[str, Any] = {"id": f"modelperm-{model}", "object": "model_permission", "created": created}
+    return card | dict.fromkeys(allowed, True) | dict.fromkeys(refused, False) | {"organization": "*", "group": None}

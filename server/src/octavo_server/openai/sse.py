@@ -1,0 +1,25 @@
+"""Server-sent events as OpenAI's clients read them: `data: {json}` frames, and `[DONE]` last, after an error too.
+
+Chunks are msgspec structs: encoding one costs about a microsecond, where a pydantic model would cost fifty.
+"""
+
+import msgspec
+
+from octavo_server.openai.errors import describe
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+def frame(chunk: object) -> bytes:
+    return b"data: " + _encode(chunk) + b"\n\n"
+
+
+def error_frame(error: Exception) -> bytes:
+    return frame(describe(error).envelope())
