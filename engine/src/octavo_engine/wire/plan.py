@@ -79,12 +79,14 @@ class SeqResult:
     """0..k tokens sampled for one sequence (more than one only with accepted drafts).
 
     `prompt_logprobs`: one entry for each row that asked; the entry of row i is about the token at start + i + 1.
+    `error`: this sequence alone can't go on (its logits are not finite, or its masks leave no token): no tokens.
     """
 
     seq_id: SeqId
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
