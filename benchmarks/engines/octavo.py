@@ -45,7 +45,7 @@ class Octavo:
 
     def _engine_counters(self) -> dict[str, float]:
         assert self._llm
-        stats = self._llm.stats()
+        stats = self._llm.stats
         return {"steps": stats.steps, "prefix_cache_hits": stats.prefix_cache_hits}
 
 
