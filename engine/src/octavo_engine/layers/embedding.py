@@ -1,0 +1,54 @@
+"""Look-up tables: of tokens, and of positions where a model learned them instead of rotating."""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from octavo_engine.layers.layer import Build, Layer, Slot
+from octavo_engine.wire.errors import StartupError
+
+
+class Embedding(Layer):
+    def __init__(self, name: str, rows: int, size: int, build: Build, *, scale: float = 1.0) -> None:
+        super().__init__()
+        self.name = name
+        self.weight = build.empty(rows, size)
+        self.scale = torch.tensor(scale, dtype=build.dtype).item()  # rounded as transformers rounds it
+
+    def __call__(self, ids: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens size"]:
+        """A fresh tensor, which the caller may change in place."""
+        rows = F.embedding(ids, self.weight)
+        return rows if self.scale == 1.0 else rows.mul_(self.scale)
+
+    def slots(self) -> Iterator[Slot]:
+        yield Slot(f"{self.name}.weight", tuple(self.weight.shape), self.weight.copy_)
+
+    def weights_bytes(self) -> int:
+        return self.weight.numel() * self.weight.dtype.itemsize
+
+
+class LearnedPositions(Layer):
+    """`offset`: rows before that of position 0 (2 in OPT)."""
+
+    def __init__(self, name: str, num_positions: int, size: int, build: Build, *, offset: int = 0) -> None:
+        super().__init__()
+        if build.max_model_len > num_positions:
+            raise StartupError(
+                f"max_model_len is {build.max_model_len}, but the model learned only {num_positions} positions: "
+                f"set --max-model-len to at most {num_positions}"
+            )
+        self.name = name
+        self.weight = build.empty(num_positions + offset, size)
+        self.table = self.weight[offset:]
+
+    def __call__(self, positions: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens size"]:
+        return F.embedding(positions, self.table)
+
+    def slots(self) -> Iterator[Slot]:
+        yield Slot(f"{self.name}.weight", tuple(self.weight.shape), self.weight.copy_)
+
+    def weights_bytes(self) -> int:
+        return self.weight.numel() * self.weight.dtype.itemsize

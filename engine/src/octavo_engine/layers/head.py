@@ -1,0 +1,17 @@
+"""The logits head: fp32 logits from hidden rows, by the model's own matrix or the embedding's, maybe soft-capped."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from octavo_engine.layers.layer import Layer
+from octavo_engine.layers.linear import Linear
+
+
+class LogitsHead(Layer):
+    def __init__(self, linear: Linear, *, softcap: float | None = None) -> None:
+        super().__init__()
+        self.linear, self.softcap = linear, softcap
+
+    def __call__(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
+        logits = self.linear(hidden).float()
+        return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)

@@ -1,0 +1,104 @@
+"""How a linear layer keeps and multiplies its weight: a method object per layer owns create, load, pack and apply.
+
+`DenseMethod` keeps the weight in the model's type and lets `ops.packed_linear` lay it out for the machine. A quantised
+format is another class with the same four duties and its own slots (scales, zero points, group indices).
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Protocol
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from octavo_engine.layers.layer import Build, Slot
+from octavo_engine.layers.shard import Shard
+from octavo_engine.ops.packed_linear import PackedWeight, pack, packed_linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearSpec:
+    """A linear layer as the checkpoint has it. `outs`: the parts of the output, fused into one weight.
+
+    `names` has one prefix per part, or a single one where the checkpoint's tensor is fused already. `transposed`: the
+    checkpoint has [in, out].
+    """
+
+    in_features: int
+    outs: tuple[int, ...]
+    names: tuple[str, ...]
+    bias: bool = False
+    transposed: bool = False
+    shard: Shard = field(default_factory=Shard)
+
+
+class LinearMethod(Protocol):
+    def slots(self) -> Iterable[Slot]: ...
+
+    def pack(self) -> None: ...
+
+    def apply(self, x: Tensor) -> Tensor: ...
+
+    def weights_bytes(self) -> int: ...
+
+
+class DenseMethod:
+    """Plain until `pack`, laid out by `ops.packed_linear` afterwards. A tied weight is read, packed, never loaded."""
+
+    def __init__(self, spec: LinearSpec, build: Build, tied: Tensor | None = None) -> None:
+        shard = spec.shard
+        self.spec = spec
+        self.tied = tied is not None
+        self.outs = [shard.local(out, "out") for out in spec.outs]
+        shape = (sum(self.outs), shard.local(spec.in_features, "in"))
+        self.weight: Tensor | None = build.empty(*shape) if tied is None else tied
+        self.bias = build.empty(sum(self.outs)) if spec.bias and self._owns_bias() else None
+        self.packed: PackedWeight | None = None
+
+    def _owns_bias(self) -> bool:
+        return self.spec.shard.dim != "in" or self.spec.shard.rank == 0
+
+    def slots(self) -> Iterator[Slot]:
+        if self.tied:
+            return
+        bounds = range(len(self.spec.outs) + 1) if len(self.spec.names) > 1 else (0, len(self.spec.outs))
+        for name, (first, last) in zip(self.spec.names, pairwise(bounds), strict=True):
+            out = sum(self.spec.outs[first:last])
+            shape = (self.spec.in_features, out) if self.spec.transposed else (out, self.spec.in_features)
+            yield Slot(f"{name}.weight", shape, partial(self._load_weight, first, last))
+            if self.spec.bias:
+                yield Slot(f"{name}.bias", (out,), partial(self._load_bias, first, last))
+
+    def _load_weight(self, first: int, last: int, tensor: Tensor) -> None:
+        assert self.weight is not None, "packed already"
+        tensor = tensor.t() if self.spec.transposed else tensor
+        targets = self.weight.split_with_sizes(self.outs)[first:last]
+        for target, source in zip(targets, tensor.split_with_sizes(self.spec.outs[first:last]), strict=True):
+            target.copy_(self.spec.shard.take(source))
+
+    def _load_bias(self, first: int, last: int, tensor: Tensor) -> None:
+        if self.bias is None:
+            return
+        targets = self.bias.split_with_sizes(self.outs)[first:last]
+        for target, source in zip(targets, tensor.split_with_sizes(self.spec.outs[first:last]), strict=True):
+            target.copy_(self.spec.shard.take(source) if self.spec.shard.dim == "out" else source)
+
+    def pack(self) -> None:
+        assert self.weight is not None, "packed already"
+        self.packed = pack(self.weight)
+        self.weight = None
+
+    def apply(self, x: Tensor) -> Tensor:
+        if self.packed is not None:
+            return packed_linear(x, self.packed, self.bias)
+        assert self.weight is not None
+        return F.linear(x, self.weight, self.bias)
+
+    def weights_bytes(self) -> int:
+        """A packed tensor has no storage to ask: its logical size is what it takes, up to oneDNN's padding."""
+        weight = self.weight if self.packed is None else self.packed.plain
+        packed = self.packed.packed if self.packed is not None else None
+        own = [t for t in (packed, None if self.tied else weight, self.bias) if t is not None]
+        return sum(t.numel() * t.dtype.itemsize for t in own)

@@ -1,0 +1,35 @@
+"""Rotary position embedding: a table of cosines and sines up to `max_model_len`, read once a step for all layers."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from octavo_engine.layers.layer import Build, Layer
+from octavo_engine.layers.rope_frequencies import RopeSpec, inverse_frequencies
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Of the tokens of one step, as `ops.rope.rotate_` wants it: the sine carries the sign."""
+
+    cos: Float[Tensor, "tokens one rotary_dim"]
+    sin: Float[Tensor, "tokens one rotary_dim"]
+
+
+class RotaryEmbedding(Layer):
+    def __init__(self, spec: RopeSpec, build: Build) -> None:
+        super().__init__()
+        frequencies, factor = inverse_frequencies(spec, build.max_model_len)
+        angles = torch.arange(build.max_model_len).float()[:, None] * frequencies
+        cos, sin = angles.cos() * factor, angles.sin() * factor
+        both = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1).unsqueeze(2)
+        self.table = both.to(build.device, build.dtype)  # [max_model_len, 2, 1, rotary_dim]
+
+    def __call__(self, positions: Int[Tensor, " tokens"]) -> Rotation:
+        cos, sin = self.table.index_select(0, positions).unbind(1)
+        return Rotation(cos, sin)
+
+    def weights_bytes(self) -> int:
+        return self.table.numel() * self.table.dtype.itemsize

@@ -1,0 +1,30 @@
+"""Which part of a linear layer's weight this process holds, for tensor parallelism."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from octavo_engine.wire.errors import StartupError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Split along the outputs, the inputs, or not. Split inputs give partial sums: the caller adds over the ranks."""
+
+    dim: Literal["out", "in"] | None = None
+    rank: int = 0
+    size: int = 1
+
+    def local(self, features: int, dim: Literal["out", "in"]) -> int:
+        if dim != self.dim:
+            return features
+        if features % self.size:
+            raise StartupError(f"{features} {dim}put features can't be split over {self.size} ranks: use a divisor")
+        return features // self.size
+
+    def take(self, weight: Tensor) -> Tensor:
+        """This rank's part of a weight [out, in]."""
+        if self.dim is None:
+            return weight
+        return weight.chunk(self.size, 0 if self.dim == "out" else 1)[self.rank]

@@ -1,0 +1,158 @@
+"""The decoder that most models since Llama share: pre-norm, RMS norm, rotary positions, gated feed-forward.
+
+`DecoderSpec` lists all in which they differ from Llama; an architecture's file turns its `config.json` into one.
+The residual stream is one tensor changed in place: a layer gets it with the update still to be added, so that the
+addition is fused into the next norm.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from octavo_engine.config import ModelConfig
+from octavo_engine.layers.attention import SelfAttention
+from octavo_engine.layers.embedding import Embedding
+from octavo_engine.layers.layer import Build, Layer
+from octavo_engine.layers.linear import Linear
+from octavo_engine.layers.linear_method import LinearSpec
+from octavo_engine.layers.mlp import GatedMLP
+from octavo_engine.layers.norm import HeadNorm, RMSNorm
+from octavo_engine.layers.rope import RotaryEmbedding, Rotation
+from octavo_engine.layers.rope_frequencies import RopeSpec, rope_spec
+from octavo_engine.models.model import Inputs, Model
+from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
+from octavo_engine.sources.model_config import rope_parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """`windows` and `rope_idx` have one entry per layer where they are given; `ropes` is what `rope_idx` points to."""
+
+    ropes: tuple[RopeSpec, ...]
+    rope_idx: tuple[int, ...] = ()
+    windows: tuple[int | None, ...] = ()
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    fused: bool = False  # the checkpoint has qkv_proj and gate_up_proj (Phi-3)
+    head_norm: bool = False
+    norm_eps: float = 1e-6
+    norm_offset: float = 0.0
+    update_norms: bool = False  # attention and feed-forward outputs are normed before they are added (Gemma)
+    activation: str = "silu"
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    embedding_scale: float = 1.0
+    final_softcap: float | None = None
+    tied: bool = False
+
+
+class DecoderLayer(Layer):
+    def __init__(self, layer_idx: int, spec: DecoderSpec, config: ModelConfig, build: Build) -> None:
+        super().__init__()
+        prefix = f"model.layers.{layer_idx}"
+        before_mlp = "pre_feedforward_layernorm" if spec.update_norms else "post_attention_layernorm"
+        self.attention = _attention(f"{prefix}.self_attn", layer_idx, spec, config, build)
+        self.mlp = _mlp(f"{prefix}.mlp", spec, config, build)
+        self.attention_norm = _norm(f"{prefix}.input_layernorm", spec, config, build)
+        self.mlp_norm = _norm(f"{prefix}.{before_mlp}", spec, config, build)
+        self.attention_update_norm: RMSNorm | None = None
+        self.mlp_update_norm: RMSNorm | None = None
+        if spec.update_norms:
+            self.attention_update_norm = _norm(f"{prefix}.post_attention_layernorm", spec, config, build)
+            self.mlp_update_norm = _norm(f"{prefix}.post_feedforward_layernorm", spec, config, build)
+
+    def __call__(
+        self, residual: Tensor, update: Tensor | None, rotation: Rotation, ctx: ForwardContext
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Adds `update` to `residual`, and gives the next update."""
+        update = self.attention(self.attention_norm(residual, update), rotation, ctx)
+        if self.attention_update_norm is not None:
+            update = self.attention_update_norm(update)
+        update = self.mlp(self.mlp_norm(residual, update))
+        return update if self.mlp_update_norm is None else self.mlp_update_norm(update)
+
+
+class Decoder(Model):
+    @staticmethod
+    def spec_of(config: ModelConfig) -> DecoderSpec:
+        raise NotImplementedError
+
+    def __init__(self, config: ModelConfig, build: Build) -> None:
+        super().__init__(config, build)
+        spec = self.spec_of(config)
+        self.embedding = Embedding(
+            "model.embed_tokens", config.vocab_size, config.hidden_size, build, scale=spec.embedding_scale
+        )
+        self.rope_idx = spec.rope_idx or (0,) * config.num_layers
+        self.ropes = nn.ModuleList(RotaryEmbedding(rope, build) for rope in spec.ropes)
+        self.layers = nn.ModuleList(DecoderLayer(idx, spec, config, build) for idx in range(config.num_layers))
+        self.norm = _norm("model.norm", spec, config, build)
+        self.head = self.make_head("lm_head", self.embedding, tied=spec.tied, softcap=spec.final_softcap)
+
+    def forward(
+        self, inputs: Inputs, positions: Int[Tensor, " tokens"], ctx: ForwardContext
+    ) -> Float[Tensor, "tokens hidden"]:
+        residual, update = self.embed(inputs), None
+        rotations = [rope(positions) for rope in self.ropes]
+        for rope_idx, layer in zip(self.rope_idx, self.layers, strict=True):
+            update = layer(residual, update, rotations[rope_idx], ctx)
+        normed: Tensor = self.norm(residual, update)
+        return normed
+
+
+def llama_like(config: ModelConfig, **differences: Any) -> DecoderSpec:
+    """What nearly all `config.json` agree on, and the differences."""
+    hf = config.hf
+    shared: dict[str, Any] = {
+        "ropes": (rope_spec(config, rope_parameters(config.hf)),),
+        "norm_eps": hf.get("rms_norm_eps", 1e-6),
+        "activation": hf.get("hidden_act", "silu"),
+        "tied": hf.get("tie_word_embeddings", False),
+    }
+    return DecoderSpec(**(shared | differences))
+
+
+def _norm(name: str, spec: DecoderSpec, config: ModelConfig, build: Build) -> RMSNorm:
+    return RMSNorm(name, config.hidden_size, build, eps=spec.norm_eps, offset=spec.norm_offset)
+
+
+def _attention(prefix: str, layer_idx: int, spec: DecoderSpec, config: ModelConfig, build: Build) -> SelfAttention:
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    names = ("qkv_proj",) if spec.fused else ("q_proj", "k_proj", "v_proj")
+    qkv = LinearSpec(
+        in_features=config.hidden_size,
+        outs=(heads * dim, kv_heads * dim, kv_heads * dim),
+        names=tuple(f"{prefix}.{name}" for name in names),
+        bias=spec.qkv_bias,
+    )
+    out = LinearSpec(
+        in_features=heads * dim, outs=(config.hidden_size,), names=(f"{prefix}.o_proj",), bias=spec.out_bias
+    )
+    kv = LayerKVSpec(num_kv_heads=kv_heads, head_dim=dim, window=spec.windows[layer_idx] if spec.windows else None)
+    attention = AttentionSpec(
+        layer_idx=layer_idx,
+        num_heads=heads,
+        kv=kv,
+        scale=dim**-0.5 if spec.attention_scale is None else spec.attention_scale,
+        softcap=spec.attention_softcap,
+    )
+    norm = None
+    if spec.head_norm:
+        norm = HeadNorm(prefix, (heads, kv_heads), dim, build, eps=spec.norm_eps, offset=spec.norm_offset)
+    return SelfAttention(attention, qkv=Linear(qkv, build), out=Linear(out, build), head_norm=norm)
+
+
+def _mlp(prefix: str, spec: DecoderSpec, config: ModelConfig, build: Build) -> GatedMLP:
+    inner = int(config.hf["intermediate_size"])
+    names = ("gate_up_proj",) if spec.fused else ("gate_proj", "up_proj")
+    gate_up = LinearSpec(
+        in_features=config.hidden_size,
+        outs=(inner, inner),
+        names=tuple(f"{prefix}.{name}" for name in names),
+        bias=spec.mlp_bias,
+    )
+    down = LinearSpec(in_features=inner, outs=(config.hidden_size,), names=(f"{prefix}.down_proj",), bias=spec.mlp_bias)
+    return GatedMLP(Linear(gate_up, build), Linear(down, build), spec.activation)

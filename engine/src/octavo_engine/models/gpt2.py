@@ -1,0 +1,47 @@
+"""GPT-2: fused qkv, weights kept as [in, out]."""
+
+from torch import Tensor, nn
+
+from octavo_engine.config import ModelConfig
+from octavo_engine.layers.embedding import Embedding, LearnedPositions
+from octavo_engine.layers.layer import Build
+from octavo_engine.layers.norm import LayerNorm
+from octavo_engine.models.early import EarlyDecoder, EarlyLayer, EarlySpec
+
+
+def _spec(config: ModelConfig) -> EarlySpec:
+    hf = config.hf
+    scale = config.head_dim**-0.5 if hf.get("scale_attn_weights", True) else 1.0
+    by_layer = hf.get("scale_attn_by_inverse_layer_idx", False)
+    return EarlySpec(
+        qkv=("attn.c_attn",),
+        out="attn.c_proj",
+        up="mlp.c_fc",
+        down="mlp.c_proj",
+        attention_norm="ln_1",
+        mlp_norm="ln_2",
+        inner_size=hf.get("n_inner") or 4 * config.hidden_size,
+        activation=hf.get("activation_function", "gelu_new"),
+        scales=tuple(scale / (idx + 1) if by_layer else scale for idx in range(config.num_layers)),
+        norm_eps=hf.get("layer_norm_epsilon", 1e-5),
+        transposed=True,
+    )
+
+
+class GPT2(EarlyDecoder):
+    base_prefix = "transformer."
+    ignored = ("attn.bias", "attn.masked_bias")
+
+    def __init__(self, config: ModelConfig, build: Build) -> None:
+        super().__init__(config, build)
+        spec, hidden = _spec(config), config.hidden_size
+        self.embedding = Embedding("transformer.wte", config.vocab_size, hidden, build)
+        self.positions = LearnedPositions("transformer.wpe", config.max_position_embeddings, hidden, build)
+        self.layers = nn.ModuleList(
+            EarlyLayer(f"transformer.h.{idx}", idx, spec, config, build) for idx in range(config.num_layers)
+        )
+        self.norm = LayerNorm("transformer.ln_f", hidden, build, eps=spec.norm_eps)
+        self.head = self.make_head("lm_head", self.embedding, tied=config.hf.get("tie_word_embeddings", True))
+
+    def after(self, x: Tensor) -> Tensor:
+        return self.norm(x)

@@ -1,0 +1,11 @@
+"""Llama 2 and 3, and what copies them: SmolLM2, TinyLlama, Yi."""
+
+from octavo_engine.config import ModelConfig
+from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
+
+
+class Llama(Decoder):
+    @staticmethod
+    def spec_of(config: ModelConfig) -> DecoderSpec:
+        bias = config.hf.get("attention_bias", False)
+        return llama_like(config, qkv_bias=bias, out_bias=bias, mlp_bias=config.hf.get("mlp_bias", False))

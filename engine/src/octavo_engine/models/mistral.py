@@ -1,0 +1,10 @@
+"""Mistral: Llama with a sliding window on every layer, where `sliding_window` isn't null."""
+
+from octavo_engine.config import ModelConfig
+from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
+
+
+class Mistral(Decoder):
+    @staticmethod
+    def spec_of(config: ModelConfig) -> DecoderSpec:
+        return llama_like(config, windows=(config.hf.get("sliding_window", 4096),) * config.num_layers)

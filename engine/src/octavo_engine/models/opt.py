@@ -1,0 +1,64 @@
+"""OPT: positions start at row 2; the 350M model norms after each addition and embeds in fewer dimensions."""
+
+from torch import Tensor, nn
+
+from octavo_engine.config import ModelConfig
+from octavo_engine.layers.embedding import Embedding, LearnedPositions
+from octavo_engine.layers.layer import Build
+from octavo_engine.layers.linear import Linear
+from octavo_engine.layers.linear_method import LinearSpec
+from octavo_engine.layers.norm import LayerNorm
+from octavo_engine.models.early import EarlyDecoder, EarlyLayer, EarlySpec
+
+POSITION_OFFSET = 2
+
+
+def _spec(config: ModelConfig) -> EarlySpec:
+    hf = config.hf
+    return EarlySpec(
+        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        out="self_attn.out_proj",
+        up="fc1",
+        down="fc2",
+        attention_norm="self_attn_layer_norm",
+        mlp_norm="final_layer_norm",
+        inner_size=hf.get("ffn_dim", 3072),
+        activation=hf.get("activation_function", "relu"),
+        scales=(config.head_dim**-0.5,) * config.num_layers,
+        norm_first=hf.get("do_layer_norm_before", True),
+        affine=hf.get("layer_norm_elementwise_affine", True),
+        bias=hf.get("enable_bias", True),
+    )
+
+
+class OPT(EarlyDecoder):
+    def __init__(self, config: ModelConfig, build: Build) -> None:
+        super().__init__(config, build)
+        hf, spec, hidden = config.hf, _spec(config), config.hidden_size
+        narrow = hf.get("word_embed_proj_dim") or hidden
+        prefix = "model.decoder"
+        self.embedding = Embedding(f"{prefix}.embed_tokens", config.vocab_size, narrow, build)
+        self.positions = LearnedPositions(
+            f"{prefix}.embed_positions", config.max_position_embeddings, hidden, build, offset=POSITION_OFFSET
+        )
+        self.layers = nn.ModuleList(
+            EarlyLayer(f"{prefix}.layers.{idx}", idx, spec, config, build) for idx in range(config.num_layers)
+        )
+        self.norm: LayerNorm | None = None
+        if spec.norm_first and not hf.get("_remove_final_layer_norm", False):
+            self.norm = LayerNorm(f"{prefix}.final_layer_norm", hidden, build, affine=spec.affine)
+        self.widen: Linear | None = None
+        self.narrow: Linear | None = None
+        if narrow != hidden:
+            self.widen = Linear(LinearSpec(in_features=narrow, outs=(hidden,), names=(f"{prefix}.project_in",)), build)
+            self.narrow = Linear(
+                LinearSpec(in_features=hidden, outs=(narrow,), names=(f"{prefix}.project_out",)), build
+            )
+        self.head = self.make_head("lm_head", self.embedding, tied=hf.get("tie_word_embeddings", True))
+
+    def before(self, x: Tensor) -> Tensor:
+        return x if self.widen is None else self.widen(x)
+
+    def after(self, x: Tensor) -> Tensor:
+        x = x if self.norm is None else self.norm(x)
+        return x if self.narrow is None else self.narrow(x)

@@ -1,0 +1,18 @@
+"""Qwen 2 and 2.5: Llama with biases on q, k, v; late layers may have a window, if `use_sliding_window` says so."""
+
+from octavo_engine.config import ModelConfig
+from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
+from octavo_engine.models.windows import layer_types, windows
+
+
+def qwen_windows(config: ModelConfig) -> tuple[int | None, ...]:
+    hf = config.hf
+    window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None
+    types = layer_types(config, lambda idx: window is not None and idx >= hf.get("max_window_layers", 28))
+    return windows(types, window)
+
+
+class Qwen2(Decoder):
+    @staticmethod
+    def spec_of(config: ModelConfig) -> DecoderSpec:
+        return llama_like(config, qkv_bias=True, windows=qwen_windows(config))

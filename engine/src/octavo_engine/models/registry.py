@@ -1,0 +1,38 @@
+"""The architectures that the engine runs, by the name in `config.json`; one line each."""
+
+import torch
+
+from octavo_engine.config import ModelConfig
+from octavo_engine.layers.layer import Build
+from octavo_engine.models.gemma2 import Gemma2
+from octavo_engine.models.gemma3 import Gemma3
+from octavo_engine.models.gpt2 import GPT2
+from octavo_engine.models.llama import Llama
+from octavo_engine.models.mistral import Mistral
+from octavo_engine.models.model import Model
+from octavo_engine.models.opt import OPT
+from octavo_engine.models.phi3 import Phi3
+from octavo_engine.models.qwen2 import Qwen2
+from octavo_engine.models.qwen3 import Qwen3
+from octavo_engine.wire.errors import StartupError
+
+ARCHITECTURES: dict[str, type[Model]] = {
+    "GPT2LMHeadModel": GPT2,
+    "Gemma2ForCausalLM": Gemma2,
+    "Gemma3ForCausalLM": Gemma3,
+    "LlamaForCausalLM": Llama,
+    "MistralForCausalLM": Mistral,
+    "OPTForCausalLM": OPT,
+    "Phi3ForCausalLM": Phi3,
+    "Qwen2ForCausalLM": Qwen2,
+    "Qwen3ForCausalLM": Qwen3,
+}
+
+
+def build_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device | str, max_model_len: int) -> Model:
+    """With empty weights: `load_weights` and `finish_loading` come next. Raises StartupError for what it can't be."""
+    architecture = ARCHITECTURES.get(config.architecture)
+    if architecture is None:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise StartupError(f"architecture '{config.architecture}' is not supported: {known} are")
+    return architecture(config, Build(dtype=dtype, device=torch.device(device), max_model_len=max_model_len))

@@ -1,0 +1,163 @@
+"""Tiny random models of each architecture, written by transformers, on which a wrong engine can't pass.
+
+At transformers' own init (std 0.02) a small model attends uniformly and its logits hardly differ, so that parity holds
+with RoPE missing. Here matrices keep or raise the variance, norm weights and biases are far from neutral, sequences
+outgrow the sliding window and the original RoPE length, and `scramble` is followed by a check in the parity tests that
+the logits spread.
+"""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCAB = 199
+LAYERS = 4
+#: Of the parity prompts, and the `max_model_len` that our models are built for: RoPE depends on it.
+LENGTH = 72
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3],
+    "long_factor": [1.5, 3.0, 7.0],
+}
+
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiny:
+    """`model_type` and overrides of a config of transformers."""
+
+    model_type: str
+    config: dict[str, Any] = field(default_factory=dict)
+    max_model_len: int = LENGTH
+
+
+def _scaled(rope: dict[str, Any], **config: Any) -> Tiny:
+    return Tiny(model_type="llama", config={"rope_parameters": {"rope_theta": 10000.0, **rope}, **config})
+
+
+TINY: dict[str, Tiny] = {
+    "llama": Tiny(model_type="llama"),
+    "llama_biased_tied": Tiny(
+        model_type="llama", config={"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+    ),
+    "llama_linear": _scaled({"rope_type": "linear", "factor": 3.0}),
+    "llama_dynamic": _scaled({"rope_type": "dynamic", "factor": 4.0}, max_position_embeddings=24),
+    "llama_llama3": _scaled(
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 24,
+        }
+    ),
+    "llama_yarn": _scaled({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}),
+    "mistral": Tiny(model_type="mistral", config={"sliding_window": 19, "head_dim": 24}),
+    "qwen2": Tiny(
+        model_type="qwen2",
+        config={"use_sliding_window": True, "sliding_window": 17, "max_window_layers": 2, "tie_word_embeddings": True},
+    ),
+    "qwen3": Tiny(model_type="qwen3", config={"head_dim": 24}),
+    "gemma2": Tiny(
+        model_type="gemma2",
+        config={
+            "head_dim": 24,
+            "sliding_window": 21,
+            "query_pre_attn_scalar": 37,
+            "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 12.0,
+        },
+    ),
+    "gemma3": Tiny(
+        model_type="gemma3_text",
+        config={
+            "head_dim": 24,
+            "sliding_window": 21,
+            "query_pre_attn_scalar": 37,
+            "sliding_window_pattern": 3,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 30000.0, "factor": 2.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "phi3": Tiny(model_type="phi3", config={"sliding_window": 19}),
+    "phi3_longrope": Tiny(
+        model_type="phi3",
+        config={
+            "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.375, **LONGROPE},
+            "original_max_position_embeddings": 24,
+        },
+    ),
+    "phi3_shortrope": Tiny(
+        model_type="phi3",
+        config={
+            "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.375, **LONGROPE},
+            "original_max_position_embeddings": 80,
+        },
+    ),
+    "opt": Tiny(model_type="opt", config={"ffn_dim": 96}),
+    "opt_350m": Tiny(
+        model_type="opt", config={"ffn_dim": 96, "do_layer_norm_before": False, "word_embed_proj_dim": 40}
+    ),
+    "gpt2": Tiny(
+        model_type="gpt2",
+        config={
+            "n_embd": 64,
+            "n_head": 4,
+            "n_layer": LAYERS,
+            "n_positions": 128,
+            "scale_attn_by_inverse_layer_idx": True,
+        },
+    ),
+}
+
+
+def make_tiny(name: str, folder: Path, *, seed: int = 0) -> Path:
+    """Writes config.json and safetensors of `TINY[name]` under `folder`; no tokenizer. Returns the model's folder."""
+    path = folder / name
+    if not path.exists():
+        tiny_model(name, seed=seed).save_pretrained(path)
+    return path
+
+
+def tiny_model(name: str, *, seed: int = 0) -> PreTrainedModel:
+    tiny = TINY[name]
+    unused = {"opt": {"num_key_value_heads", "intermediate_size"}, "gpt2": set(_BASE) - {"vocab_size"}}
+    base = {key: value for key, value in _BASE.items() if key not in unused.get(tiny.model_type, set())}
+    config = AutoConfig.for_model(tiny.model_type, **{**base, **tiny.config})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
+    scramble(model, seed)
+    return model
+
+
+@torch.no_grad()
+def scramble(model: PreTrainedModel, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    transposed = model.config.model_type == "gpt2"
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        if weight.dim() == 1:
+            neutral = 0.0 if name.endswith("bias") or model.config.model_type.startswith("gemma") else 1.0
+            weight.copy_(neutral + 0.3 * noise)
+        elif "embed" in name or "wte" in name or "wpe" in name:
+            weight.copy_(0.7 * noise)
+        else:
+            fan_in = weight.shape[0] if transposed and "lm_head" not in name else weight.shape[1]
+            weight.copy_(noise * (1.6 / math.sqrt(fan_in)))
