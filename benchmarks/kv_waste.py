@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
 
 def requests(count: int) -> Iterator[EngineRequest]:
-    """Prompt lengths spread evenly over the range; the share of short ones, which waste most, is that of their number."""
+    """Prompt lengths spread evenly over the range."""
     generator = random.Random(0)
     for i in range(count):
         tokens = generator.randint(SHORTEST, LONGEST)
@@ -74,9 +74,8 @@ def main() -> None:
         (f"reserving {MAX_MODEL_LEN} each", "", f"{reserving:.1%}", ""),
     ]
     mean_running = sum(step.running for step in steps) / len(steps)
-    print_table(
-        f"KV waste, {len(steps)} steps, {number(mean_running)} running on average", ("", "goal", "now", ""), rows
-    )
+    title = f"KV waste, {len(steps)} steps, {number(mean_running)} running on average"
+    print_table(title, ("", "goal", "now", ""), rows)
     save_json(arguments.json, {"waste": waste, "reserving": reserving, "steps": steps})
 
 

@@ -1,0 +1,62 @@
+"""What the documents tell a newcomer to type exists, and their links lead somewhere."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    path.relative_to(ROOT) for pattern in ("*.md", "docs/*.md", "examples/**/*.md") for path in ROOT.glob(pattern)
+]
+TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
+MAKE_COMMAND = re.compile(r"(?:`|^|make\S* )make ([a-z-]+)", re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
+SCRIPT = re.compile(r"`?((?:benchmarks|examples|tools)/[\w/]+\.(?:py|sh))`?")
+
+
+def targets() -> set[str]:
+    return set(TARGET.findall((ROOT / "Makefile").read_text()))
+
+
+def heading_anchor(line: str) -> str:
+    return re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).strip().replace(" ", "-")
+
+
+def test_make_lists_every_target() -> None:
+    listing = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert set(re.findall(r"^  make ([a-z-]+)", listing.stdout, re.MULTILINE)) == targets()
+    assert {"help", "setup", "serve", "test", "lint", "bench"} <= targets()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_document_names_existing_things(document: Path) -> None:
+    text = (ROOT / document).read_text()
+    assert set(MAKE_COMMAND.findall(text)) <= targets()
+    assert [script for script in SCRIPT.findall(text) if not (ROOT / script).exists()] == []
+    for target, anchor in LINK.findall(text):
+        linked = (ROOT / document).parent / target if target else ROOT / document
+        assert linked.exists(), f"{document} links to {target}"
+        if anchor:
+            headings = [line for line in linked.read_text().splitlines() if line.startswith("#")]
+            assert anchor in map(heading_anchor, headings), f"{document} links to {target}#{anchor}"
+
+
+def test_readme_fits_one_screen_and_names_both_commands() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert {"serve", "test"} <= set(MAKE_COMMAND.findall(text))
+    assert text.count("\n") <= 85
+
+
+@pytest.mark.parametrize("target", ["setup", "serve", "test", "lint", "bench", "fmt"])
+def test_target_expands(target: str) -> None:
+    """`make -n`: every rule on the way exists, and no variable is missing."""
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_serve_passes_its_settings_on() -> None:
+    command = ["make", "-n", "serve", "MODEL=a/b", "PORT=81", "ARGS=--seed 1"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "octavo serve a/b --port 81 --seed 1" in shown
