@@ -1,8 +1,8 @@
 """What prefix caching costs when nothing is ever found: CPU seconds per step, with it on and off.
 
 Two engines in one process, of one model, take turns with the same random prompts; each pair of turns gives one ratio,
-and their median counts. CPU seconds are those of the whole process, all threads, so another process's load disturbs less
-than it would disturb wall time. The order within a pair alternates.
+and their median counts. CPU seconds are those of the whole process, all threads, so the load of
+other processes disturbs less than it would disturb wall time. The order within a pair alternates.
 """
 
 import argparse
