@@ -1,0 +1,112 @@
+"""The sequences that the runner holds, as arrays with one row (slot) per sequence, and a step's tensors made from them.
+
+Arrays are allocated once and only the differences of a plan are written to them. A sequence keeps its slot until it is
+dropped. Nothing is computed per sequence in Python to build the inputs of the forward pass: lengths and starts are
+gathered into columns, the rest is numpy.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from octavo_engine.ops.attention import AttentionBatch
+from octavo_engine.runner.sampler import SamplingColumns
+from octavo_engine.runner.seq_state import SeqState
+from octavo_engine.wire.plan import NewSeq, SeqId, SeqStep, StepPlan
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """What the forward pass needs, and where each sequence's rows are.
+
+    `steps`: the plan's entries that compute tokens, in row order; `first_row` and `num_rows` go with them.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    attention: AttentionBatch
+    steps: list[SeqStep]
+    first_row: Ints
+    num_rows: Ints
+
+
+class PersistentBatch:
+    def __init__(
+        self, *, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int, device: torch.device
+    ) -> None:
+        self.block_size = block_size
+        self.seqs: dict[SeqId, SeqState] = {}
+        self.columns = SamplingColumns(max_num_seqs)
+        self.vocab_size = vocab_size
+        self._device = device
+        self._token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
+        self._tables = np.zeros((max_num_seqs, -(-max_model_len // block_size) + 1), dtype=np.int32)
+        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+
+    def drop(self, seq_ids: list[SeqId]) -> None:
+        """Ids that aren't held are ignored: a sequence may be dropped before it ever ran."""
+        for seq_id in seq_ids:
+            seq = self.seqs.pop(seq_id, None)
+            if seq is not None:
+                self._free_slots.append(seq.slot)
+
+    def add(self, new: NewSeq) -> None:
+        self.drop([new.seq_id])
+        slot = self._free_slots.pop()
+        row = self._token_ids[slot]
+        row[: len(new.token_ids)] = new.token_ids
+        seq = SeqState.of(new, slot, row, vocab_size=self.vocab_size, device=self._device)
+        self.seqs[new.seq_id] = seq
+        self.columns.set(seq, new.seed)
+
+    def update_tables(self, plan: StepPlan) -> None:
+        for step in plan.seqs:
+            if step.block_ids:
+                ids = step.block_ids[0]
+                self._tables[self.seqs[step.seq_id].slot, step.table_start : step.table_start + len(ids)] = ids
+
+    def append(self, seq_id: SeqId, position: int, token_id: int) -> None:
+        """Token `position` of the sequence is now known."""
+        self.seqs[seq_id].token_ids[position] = token_id
+
+    def inputs(self, plan: StepPlan) -> StepInputs | None:
+        """None if the plan computes no tokens."""
+        steps = [step for step in plan.seqs if step.num_tokens]
+        if not steps:
+            return None
+        slots = self.slots_of([step.seq_id for step in steps])
+        start = np.fromiter((step.start for step in steps), dtype=np.int64, count=len(steps))
+        num_rows = np.fromiter((step.num_tokens for step in steps), dtype=np.int64, count=len(steps))
+        ends = np.cumsum(num_rows)
+        first_row = ends - num_rows
+        positions = np.arange(ends[-1]) + np.repeat(start - first_row, num_rows)
+        seq_slot = np.repeat(slots, num_rows)
+        blocks = self._tables[seq_slot, positions // self.block_size].astype(np.int64)
+        attention = AttentionBatch(
+            query_start=self._tensor(np.concatenate(([0], ends)).astype(np.int32)),
+            seq_lens=self._tensor((start + num_rows).astype(np.int32)),
+            block_tables=self._tensor(self._tables[slots, : -(-int((start + num_rows).max()) // self.block_size)]),
+            slots=self._tensor(blocks * self.block_size + positions % self.block_size),
+            positions=self._tensor(positions),
+            max_query_len=int(num_rows.max()),
+            max_seq_len=int((start + num_rows).max()),
+        )
+        return StepInputs(
+            input_ids=self._tensor(self._token_ids[seq_slot, positions].astype(np.int64)),
+            positions=attention.positions,
+            attention=attention,
+            steps=steps,
+            first_row=first_row,
+            num_rows=num_rows,
+        )
+
+    def slots_of(self, seq_ids: list[SeqId]) -> Ints:
+        return np.fromiter((self.seqs[i].slot for i in seq_ids), dtype=np.int64, count=len(seq_ids))
+
+    def _tensor(self, values: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)

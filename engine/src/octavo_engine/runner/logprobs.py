@@ -1,0 +1,32 @@
+"""Log-probabilities of chosen and most likely tokens, from logits as the model gave them (before any processing)."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from octavo_engine.runner.draws import largest
+from octavo_engine.wire.records import TokenLogprobs
+
+
+def token_logprobs(
+    logits: Float[Tensor, "rows vocab"], chosen: Int[Tensor, " rows"], num_top: list[int]
+) -> list[TokenLogprobs]:
+    """`num_top[i]`: how many of the most likely tokens row i reports beside the chosen one; -1 for all."""
+    vocab = logits.shape[1]
+    counts = [vocab if n < 0 else min(n, vocab) for n in num_top]
+    logprobs = logits.log_softmax(-1)
+    own = logprobs.gather(1, chosen[:, None])
+    ranks = ((logprobs > own).sum(-1) + 1).tolist()
+    values, ids = (
+        largest(logprobs, max(counts)) if max(counts, default=0) else (logprobs[:, :0], chosen[:, None][:, :0])
+    )
+    top_values, top_ids = values.tolist(), ids.tolist()
+    return [
+        TokenLogprobs([token, *top_ids[i][:n]], [value, *top_values[i][:n]], ranks[i])
+        for i, (token, value, n) in enumerate(zip(chosen.tolist(), own[:, 0].tolist(), counts, strict=True))
+    ]
+
+
+def prompt_logprobs(logits: Float[Tensor, "rows vocab"], next_ids: list[int], num_top: int) -> list[TokenLogprobs]:
+    """Row i is about the prompt token that follows it."""
+    return token_logprobs(logits, torch.tensor(next_ids, device=logits.device), [num_top] * len(next_ids))

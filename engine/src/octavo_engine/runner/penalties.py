@@ -1,0 +1,68 @@
+"""Repetition, frequency and presence penalties over the tokens that a sequence has seen.
+
+A sequence that asks for a penalty carries the distinct ids of its tokens with their counts, kept up to date token by
+token; the logits touched are those ids only, for all such rows in one gather and one scatter.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from octavo_engine.wire.sampling import SamplingParams
+
+Ints = npt.NDArray[np.int64]
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
+
+
+class TokenCounts:
+    """Distinct tokens of the prompt and the output; how often each is in the output."""
+
+    def __init__(self, params: SamplingParams, num_prompt_tokens: int) -> None:
+        self.params = params
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_seen = 0
+        self._index: dict[int, int] = {}
+        self._counts: list[int] = []
+
+    def update(self, token_ids: npt.NDArray[np.int32], length: int) -> None:
+        """Count `token_ids[:length]`; a length below what was counted (tokens taken back) starts over."""
+        if length < self._num_seen:
+            self._num_seen, self._index, self._counts = 0, {}, []
+        for position in range(self._num_seen, length):
+            at = self._index.setdefault(int(token_ids[position]), len(self._counts))
+            if at == len(self._counts):
+                self._counts.append(0)
+            self._counts[at] += position >= self._num_prompt_tokens
+        self._num_seen = length
+
+    def arrays(self) -> tuple[Ints, Ints]:
+        """Ids, and their counts in the output (0: in the prompt only)."""
+        ids = np.fromiter(self._index, dtype=np.int64, count=len(self._index))
+        return ids, np.array(self._counts, dtype=np.int64)
+
+
+def apply_penalties(logits: Float[Tensor, "rows vocab"], rows: list[int], counts: list[TokenCounts]) -> None:
+    """In place, `counts[i]` to row `rows[i]`: repetition first, then frequency and presence (output tokens only)."""
+    arrays = [c.arrays() for c in counts]
+    sizes = [len(ids) for ids, _ in arrays]
+    vocab = logits.shape[1]
+    flat = np.concatenate([ids + row * vocab for row, (ids, _) in zip(rows, arrays, strict=True)])
+    in_output = np.concatenate([c for _, c in arrays])
+
+    def column(values: list[float]) -> Tensor:
+        return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), sizes)).to(logits.device)
+
+    repetition = column([c.params.repetition_penalty for c in counts])
+    frequency = column([c.params.frequency_penalty for c in counts])
+    presence = column([c.params.presence_penalty for c in counts])
+    where = torch.from_numpy(flat).to(logits.device)
+    count = torch.from_numpy(in_output).to(logits.device)
+    touched = logits.view(-1)[where]
+    touched = torch.where(touched > 0, touched / repetition, touched * repetition)
+    touched -= frequency * count + presence * (count > 0)
+    logits.view(-1)[where] = touched

@@ -1,0 +1,146 @@
+"""Carries out one `StepPlan`: forget, learn, move blocks, forward, sample. It decides nothing.
+
+Order within a step: dropped sequences, new sequences, tables, swap out, swap in, copies, forward, sampling, prompt
+log-probabilities. Only the rows that are sampled or asked about go through the model's head, a bounded number of
+logits at a time. A step that raises answers with an error for the whole step; the batch arrays stay consistent, since
+they are changed before anything is computed and tokens are appended after everything succeeded.
+"""
+
+import logging
+import time
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo_engine.ops.attention import AttentionBackend, ForwardContext
+from octavo_engine.runner.batch import PersistentBatch, StepInputs
+from octavo_engine.runner.costs import CostMeter
+from octavo_engine.runner.logprobs import prompt_logprobs
+from octavo_engine.runner.sampler import Sampler, SampleRows
+from octavo_engine.wire.plan import SeqResult, SeqStep, StepPlan, StepResult
+from octavo_engine.wire.records import TokenLogprobs
+
+_LOGGER = logging.getLogger(__name__)
+_MAX_LOGITS = 16 << 20  # fp32 values held at a time
+
+
+class RunnableModel(Protocol):
+    """What the runner uses of a model."""
+
+    def forward(self, inputs: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+class Runner:
+    """`host`: [host blocks, bytes per block] uint8 for swapping, None without a host tier."""
+
+    def __init__(
+        self, model: RunnableModel, backend: AttentionBackend, batch: PersistentBatch, *, host: Tensor | None = None
+    ) -> None:
+        self._model = model
+        self._backend = backend
+        self._batch = batch
+        self._host = host
+        self._sampler = Sampler(batch.columns)
+        self._costs = CostMeter()
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        try:
+            results = self._run(plan)
+        except Exception as error:  # noqa: BLE001 - supervises the step: the engine must outlive it
+            _LOGGER.exception("step %d failed", plan.step_id)
+            message = f"{type(error).__name__}: {error}"
+            return StepResult(step_id=plan.step_id, costs=self._costs.current(), error=message)
+        return StepResult(step_id=plan.step_id, seqs=results, costs=self._costs.current())
+
+    def _run(self, plan: StepPlan) -> list[SeqResult]:
+        self._batch.drop(plan.dropped_seqs)
+        for new in plan.new_seqs:
+            self._batch.add(new)
+        self._batch.update_tables(plan)
+        self._move_blocks(plan)
+        if any(step.draft_token_ids for step in plan.seqs):
+            raise NotImplementedError("speculative decoding: this runner takes no draft tokens")
+        started = time.perf_counter()
+        inputs = self._batch.inputs(plan)
+        if inputs is None:
+            return []
+        self._backend.begin_step(inputs.attention)
+        context = ForwardContext(batch=inputs.attention, backend=self._backend)
+        hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
+        results = self._sample(plan, inputs, hidden)
+        self._add_prompt_logprobs(results, inputs, hidden)
+        self._costs.forward(inputs.num_rows, time.perf_counter() - started)
+        return list(results.values())
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        if plan.swap_out or plan.swap_in:
+            assert self._host is not None, "a plan swaps, but there is no host tier"
+            started = time.perf_counter()
+            if plan.swap_out:
+                self._backend.swap_out(plan.swap_out, self._host)
+            if plan.swap_in:
+                self._backend.swap_in(plan.swap_in, self._host)
+            self._costs.swap(len(plan.swap_out) + len(plan.swap_in), time.perf_counter() - started)
+        if plan.copies:
+            self._backend.copy_blocks(plan.copies)
+
+    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> dict[int, SeqResult]:
+        """Results by sequence id, in plan order; the tokens are appended to their sequences."""
+        last_row = {
+            step.seq_id: int(row)
+            for step, row in zip(inputs.steps, inputs.first_row + inputs.num_rows - 1, strict=True)
+        }
+        sampling = [step for step in plan.seqs if step.sample]
+        sources = [last_row[s.seq_id if s.logits_from is None else s.logits_from] for s in sampling]
+        results: dict[int, SeqResult] = {}
+        vocab_rows = self._rows_at_a_time()
+        for at in range(0, len(sampling), vocab_rows):
+            part = sampling[at : at + vocab_rows]
+            logits = self._logits(hidden, np.array(sources[at : at + vocab_rows]))
+            for result in self._sampler.sample(logits, self._sample_rows(part)):
+                results[result.seq_id] = result
+        for step in sampling:
+            for token in results[step.seq_id].token_ids:
+                self._batch.append(step.seq_id, step.start + step.num_tokens, token)
+        return results
+
+    def _sample_rows(self, steps: list[SeqStep]) -> SampleRows:
+        seq_ids = [step.seq_id for step in steps]
+        return SampleRows(
+            seqs=[self._batch.seqs[i] for i in seq_ids],
+            slots=self._batch.slots_of(seq_ids),
+            positions=np.array([step.start + step.num_tokens for step in steps], dtype=np.int64),
+        )
+
+    def _logits(self, hidden: Tensor, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
+        """Forks that sample from one row still get a row each, as sampling overwrites it."""
+        unique, inverse = np.unique(rows, return_inverse=True)
+        everything = len(unique) == len(hidden)
+        logits = self._model.logits(hidden if everything else hidden[torch.from_numpy(unique).to(hidden.device)])
+        in_order = len(inverse) == len(unique) and bool((np.diff(inverse) == 1).all())
+        return logits if in_order else logits[torch.from_numpy(inverse).to(hidden.device)]
+
+    def _add_prompt_logprobs(self, results: dict[int, SeqResult], inputs: StepInputs, hidden: Tensor) -> None:
+        for index, step in enumerate(inputs.steps):
+            if step.num_prompt_logprobs:
+                result = results.setdefault(step.seq_id, SeqResult(seq_id=step.seq_id, token_ids=[]))
+                result.prompt_logprobs = self._prompt_logprobs(step, int(inputs.first_row[index]), hidden)
+
+    def _prompt_logprobs(self, step: SeqStep, first_row: int, hidden: Tensor) -> list[TokenLogprobs]:
+        seq = self._batch.seqs[step.seq_id]
+        found: list[TokenLogprobs] = []
+        chunk = self._rows_at_a_time()
+        for at in range(0, step.num_prompt_logprobs, chunk):
+            end = min(at + chunk, step.num_prompt_logprobs)
+            next_ids = seq.token_ids[step.start + at + 1 : step.start + end + 1].tolist()
+            logits = self._model.logits(hidden[first_row + at : first_row + end])
+            found += prompt_logprobs(logits, next_ids, seq.params.prompt_logprobs or 0)
+        return found
+
+    def _rows_at_a_time(self) -> int:
+        return max(1, _MAX_LOGITS // self._batch.vocab_size)

@@ -1,0 +1,149 @@
+"""From logits to tokens: every field of `SamplingParams`, in vLLM's order of operations.
+
+Raw log-probabilities are taken first; then allowed ids, bad words, min_tokens, logit bias and penalties change the
+rows that ask for them; then greedy rows take the largest logit (lowest id of equals) and the others divide by their
+temperature, apply min-p, top-k and top-p, and draw. All-greedy batches do one argmax; nothing is sorted unless top-k
+or top-p asks for it. A row's token depends on its logits, parameters, seed and position, never on its neighbours.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from octavo_engine.runner.draws import draw, draw_filtered
+from octavo_engine.runner.keyed_random import uniforms
+from octavo_engine.runner.logprobs import token_logprobs
+from octavo_engine.runner.penalties import apply_penalties
+from octavo_engine.runner.seq_state import SeqState
+from octavo_engine.wire.plan import SeqResult
+from octavo_engine.wire.records import TokenLogprobs
+
+NOT_FINITE = "the model's logits are not finite (NaN or infinity): the weights or the dtype overflow"
+NO_TOKEN_LEFT = "the request's token masks leave no token to choose"
+
+
+class SamplingColumns:
+    """Sampling parameters of all sequences, one array per field, indexed by slot."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.temperature = np.ones(num_slots, dtype=np.float32)
+        self.top_k = np.zeros(num_slots, dtype=np.int64)
+        self.top_p = np.ones(num_slots, dtype=np.float64)
+        self.min_p = np.zeros(num_slots, dtype=np.float32)
+        self.seed = np.zeros(num_slots, dtype=np.uint64)
+        self.edits_logits = np.zeros(num_slots, dtype=np.bool_)
+        self.wants_logprobs = np.zeros(num_slots, dtype=np.bool_)
+
+    def set(self, seq: SeqState, seed: int) -> None:
+        slot, params = seq.slot, seq.params
+        self.temperature[slot] = params.temperature
+        self.top_k[slot] = params.top_k
+        self.top_p[slot] = params.top_p
+        self.min_p[slot] = params.min_p
+        self.seed[slot] = seed & (2**64 - 1)
+        self.edits_logits[slot] = seq.counts is not None or seq.masks is not None
+        self.wants_logprobs[slot] = params.logprobs is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRows:
+    """Row i of the logits is about the token of `seqs[i]` at `positions[i]` (how many tokens it has before)."""
+
+    seqs: list[SeqState]
+    slots: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+
+
+class Sampler:
+    def __init__(self, columns: SamplingColumns) -> None:
+        self._columns = columns
+
+    def sample(self, logits: Float[Tensor, "rows vocab"], rows: SampleRows) -> list[SeqResult]:
+        """One result per row. Overwrites the logits."""
+        errors = dict.fromkeys(_rows_not_finite(logits), NOT_FINITE)
+        wanting = np.flatnonzero(self._columns.wants_logprobs[rows.slots])
+        raw = logits[torch.from_numpy(wanting)] if len(wanting) else None
+        errors = self._edit(logits, rows) | errors
+        chosen = self._choose(logits, rows)
+        results = [
+            SeqResult(seq_id=seq.seq_id, token_ids=[token])
+            for seq, token in zip(rows.seqs, chosen.tolist(), strict=True)
+        ]
+        for row, error in errors.items():
+            results[row] = SeqResult(seq_id=rows.seqs[row].seq_id, token_ids=[], error=error)
+        if raw is not None:
+            for row, entry in zip(wanting.tolist(), self._logprobs(raw, chosen, rows, wanting), strict=True):
+                results[row].logprobs = None if row in errors else [entry]
+        return results
+
+    def _edit(self, logits: Tensor, rows: SampleRows) -> dict[int, str]:
+        """Apply masks, bias and penalties in place; the rows that are left without a token."""
+        editing = np.flatnonzero(self._columns.edits_logits[rows.slots]).tolist()
+        counts, counted_rows, masked_rows = [], [], []
+        for row in editing:
+            seq, length = rows.seqs[row], int(rows.positions[row])
+            if seq.masks is not None:
+                seq.masks.apply(logits[row], seq.output(length))
+                masked_rows.append(row)
+            if seq.counts is not None:
+                seq.counts.update(seq.token_ids, length)
+                counts.append(seq.counts)
+                counted_rows.append(row)
+        if counts:
+            apply_penalties(logits, counted_rows, counts)
+        if not masked_rows:
+            return {}
+        empty = (logits[masked_rows].amax(-1) == float("-inf")).tolist()
+        return {row: NO_TOKEN_LEFT for row, is_empty in zip(masked_rows, empty, strict=True) if is_empty}
+
+    def _choose(self, logits: Tensor, rows: SampleRows) -> Int[Tensor, " rows"]:
+        temperature = self._columns.temperature[rows.slots]
+        random = np.flatnonzero(temperature > 0)
+        if not len(random):
+            return logits.argmax(-1)
+        if len(random) == len(temperature):
+            return self._draw(logits, rows.slots, rows.positions)
+        chosen = logits.argmax(-1)
+        some = torch.from_numpy(random)
+        chosen[some] = self._draw(logits[some], rows.slots[random], rows.positions[random])
+        return chosen
+
+    def _draw(self, logits: Tensor, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Tensor:
+        """All rows are random. Overwrites the logits."""
+        columns, device = self._columns, logits.device
+
+        def column(values: npt.NDArray[np.generic]) -> Tensor:
+            return torch.from_numpy(values).to(device)
+
+        logits.div_(column(columns.temperature[slots])[:, None])
+        if (min_p := columns.min_p[slots]).any():
+            least = logits.amax(-1) + column(min_p).log()  # log(0) = -inf: off
+            logits.masked_fill_(logits < least[:, None], float("-inf"))
+        uniform = column(uniforms(columns.seed[slots], positions))
+        top_k, top_p = columns.top_k[slots], columns.top_p[slots]
+        filtered = (top_k > 0) | (top_p < 1.0)
+        if not filtered.any():
+            return draw(logits, uniform)
+        if filtered.all():
+            return draw_filtered(logits, uniform, column(top_k), column(top_p))
+        plain, some = column(np.flatnonzero(~filtered)), column(np.flatnonzero(filtered))
+        drawn = torch.empty_like(uniform, dtype=torch.int64)
+        drawn[plain] = draw(logits[plain], uniform[plain])
+        drawn[some] = draw_filtered(logits[some], uniform[some], column(top_k)[some], column(top_p)[some])
+        return drawn
+
+    def _logprobs(
+        self, raw: Tensor, chosen: Tensor, rows: SampleRows, wanting: npt.NDArray[np.int64]
+    ) -> list[TokenLogprobs]:
+        num_top = [rows.seqs[row].params.logprobs or 0 for row in wanting.tolist()]
+        return token_logprobs(raw, chosen[torch.from_numpy(wanting)], num_top)
+
+
+def _rows_not_finite(logits: Tensor) -> list[int]:
+    """The maximum shows NaN, +inf, and a row of -inf only; single -inf entries are a model's own masks."""
+    finite = logits.amax(-1).isfinite()
+    return [] if bool(finite.all()) else (~finite).nonzero()[:, 0].tolist()

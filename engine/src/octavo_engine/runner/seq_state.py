@@ -1,0 +1,44 @@
+"""What the runner remembers of one sequence besides its rows in the batch arrays."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from octavo_engine.runner.penalties import TokenCounts, has_penalties
+from octavo_engine.runner.token_masks import TokenMasks
+from octavo_engine.wire.plan import NewSeq, SeqId
+from octavo_engine.wire.sampling import SamplingParams
+
+
+@dataclass(slots=True, kw_only=True)
+class SeqState:
+    """`token_ids` is the sequence's row of the batch array: longer than the sequence, which it follows as it grows."""
+
+    seq_id: SeqId
+    slot: int
+    params: SamplingParams
+    num_prompt_tokens: int
+    token_ids: npt.NDArray[np.int32]
+    counts: TokenCounts | None  # None: no penalties asked for
+    masks: TokenMasks | None  # None: no masks asked for
+
+    @staticmethod
+    def of(
+        new: NewSeq, slot: int, token_ids: npt.NDArray[np.int32], *, vocab_size: int, device: torch.device
+    ) -> "SeqState":
+        params = new.params
+        return SeqState(
+            seq_id=new.seq_id,
+            slot=slot,
+            params=params,
+            num_prompt_tokens=new.num_prompt_tokens,
+            token_ids=token_ids,
+            counts=TokenCounts(params, new.num_prompt_tokens) if has_penalties(params) else None,
+            masks=TokenMasks.of(params, new.eos_token_id, vocab_size=vocab_size, device=device),
+        )
+
+    def output(self, length: int) -> npt.NDArray[np.int32]:
+        """Generated tokens, when the sequence has `length` tokens in all."""
+        return self.token_ids[self.num_prompt_tokens : length]

@@ -1,0 +1,72 @@
+"""What a request forbids or favours token by token: allowed ids, bad words, min_tokens, logit bias.
+
+A sequence without any of these has no `TokenMasks` at all, so its row costs nothing.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from octavo_engine.wire.sampling import SamplingParams
+
+_NEVER = float("-inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenMasks:
+    """`bad_words`: token sequences whose last token is banned where the output ends with the ones before it."""
+
+    allowed: Tensor | None
+    bad_words: tuple[tuple[int, ...], ...]
+    stop_ids: Tensor | None  # banned until `min_tokens` have been generated
+    min_tokens: int
+    bias_ids: Tensor | None
+    bias: Tensor | None
+
+    @staticmethod
+    def of(
+        params: SamplingParams, eos_token_id: int | None, *, vocab_size: int, device: torch.device
+    ) -> "TokenMasks | None":
+        """None if the request asks for none of these. Ids outside the vocabulary are dropped."""
+
+        def ids(values: list[int]) -> Tensor:
+            known = sorted({v for v in values if 0 <= v < vocab_size})
+            return torch.tensor(known, dtype=torch.int64, device=device)
+
+        bad_words = tuple(tuple(w) for w in params.bad_words_token_ids if w and 0 <= w[-1] < vocab_size)
+        bias = {t: b for t, b in (params.logit_bias or {}).items() if 0 <= t < vocab_size}
+        if params.allowed_token_ids is None and not (bad_words or params.min_tokens or bias):
+            return None
+        stop_ids = [*(params.stop_token_ids or []), *([] if eos_token_id is None else [eos_token_id])]
+        return TokenMasks(
+            allowed=None if params.allowed_token_ids is None else ids(params.allowed_token_ids),
+            bad_words=bad_words,
+            stop_ids=ids(stop_ids) if params.min_tokens else None,
+            min_tokens=params.min_tokens,
+            bias_ids=torch.tensor(list(bias), dtype=torch.int64, device=device) if bias else None,
+            bias=torch.tensor(list(bias.values()), device=device) if bias else None,
+        )
+
+    def apply(self, row: Float[Tensor, " vocab"], output: npt.NDArray[np.int32]) -> None:
+        """In place, in vLLM's order. `output`: the tokens generated so far."""
+        if self.allowed is not None:
+            kept = row[self.allowed]
+            row.fill_(_NEVER)
+            row[self.allowed] = kept
+        banned = [word[-1] for word in self.bad_words if _ends_with(output, word[:-1])]
+        if banned:
+            row[banned] = _NEVER
+        if self.stop_ids is not None and len(output) < self.min_tokens:
+            row[self.stop_ids] = _NEVER
+        if self.bias_ids is not None and self.bias is not None:
+            row[self.bias_ids] += self.bias
+
+
+def _ends_with(output: npt.NDArray[np.int32], tokens: tuple[int, ...]) -> bool:
+    if len(tokens) > len(output):
+        return False
+    return bool(np.array_equal(output[len(output) - len(tokens) :], np.array(tokens, dtype=np.int32)))
