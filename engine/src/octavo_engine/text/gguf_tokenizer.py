@@ -1,0 +1,193 @@
+"""Builds a tokenizer from the `tokenizer.ggml.*` key-values of a GGUF header.
+
+Two models are known, by llama.cpp's names: `gpt2`, byte-level BPE with ranked merges and a named pre-tokenizer, and
+`llama`, SentencePiece's BPE, which merges whatever pair gives the token with the highest score. The second becomes the
+first kind here: every way to put a token together is a merge, ranked by that token's score.
+Anything else is refused; guessing gives a model that answers, only worse.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from octavo_engine.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from octavo_engine.wire.errors import StartupError
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "tokenizer.ggml."
+_WORD_START = "▁"
+
+
+class TokenType(IntEnum):
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFVocab:
+    """The key-values under `tokenizer.ggml.`, without that prefix, checked to fit each other."""
+
+    path: Path
+    values: dict[str, Any]
+    tokens: list[str]
+    types: list[int]
+    model_name: str
+
+    @property
+    def ids(self) -> dict[str, int]:
+        return {token: token_id for token_id, token in enumerate(self.tokens)}
+
+    def id_of(self, role: str) -> int | None:
+        """`role`: bos, eos, unknown, ..."""
+        token_id = self.values.get(f"{role}_token_id")
+        return token_id if isinstance(token_id, int) and 0 <= token_id < len(self.tokens) else None
+
+    def flag(self, name: str, default: bool) -> bool:
+        return bool(self.values.get(name, default))
+
+
+def read_vocab(metadata: dict[str, Any], path: Path) -> GGUFVocab:
+    values = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
+    tokens = values.get("tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise StartupError(f"{path}: has no {_PREFIX}tokens, so there is no tokenizer in it: pass --tokenizer.")
+    types = values.get("token_type") or [TokenType.NORMAL] * len(tokens)
+    if len(types) != len(tokens):
+        raise StartupError(f"{path}: has {len(tokens)} tokens but {len(types)} token types.")
+    return GGUFVocab(path, values, tokens, types, str(metadata.get("general.name", "")))
+
+
+def build_gguf_backend(vocab: GGUFVocab) -> Backend:
+    model = vocab.values.get("model")
+    if model == "gpt2":
+        backend, add_bos = _byte_level(vocab)
+    elif model == "llama":
+        backend, add_bos = _sentence_piece(vocab), True
+    else:
+        raise StartupError(f"{vocab.path}: tokenizer model {model!r} is not supported, only 'gpt2' and 'llama'.")
+    _add_tokens(backend, vocab)
+    _add_bos_eos(backend, vocab, add_bos)
+    return backend
+
+
+def _byte_level(vocab: GGUFVocab) -> tuple[Backend, bool]:
+    kind = _pre_tokenizer(vocab)
+    merges = [_merge(vocab, line) for line in vocab.values.get("merges") or ()]
+    return build_byte_level(vocab.ids, merges, kind), kind.add_bos
+
+
+def build_byte_level(ids: dict[str, int], merges: list[tuple[str, str]], kind: PreTokenizer) -> Backend:
+    """`ids` and `merges` in GPT-2's byte alphabet; merges in order of rank."""
+    backend = Backend(models.BPE(ids, merges, ignore_merges=kind.ignore_merges))
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in kind.patterns]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _pre_tokenizer(vocab: GGUFVocab) -> PreTokenizer:
+    name = vocab.values.get("pre")
+    if name is None:
+        logger.warning(
+            "%s: names no pre-tokenizer; taking 'default'. Answers may be worse: convert it anew.", vocab.path
+        )
+        name = "default"
+    kind = PRE_TOKENIZERS.get(name)
+    if kind is None:
+        known = ", ".join(sorted(PRE_TOKENIZERS))
+        raise StartupError(f"{vocab.path}: unknown pre-tokenizer {_PREFIX}pre={name!r}; known are: {known}.")
+    return kind
+
+
+def _merge(vocab: GGUFVocab, line: str) -> tuple[str, str]:
+    """A token may itself start with a space, so the first character is never the separator."""
+    split = line.find(" ", 1)
+    if split < 0:
+        raise StartupError(f"{vocab.path}: {_PREFIX}merges has the entry {line!r}, which is no pair.")
+    return line[:split], line[split + 1 :]
+
+
+def _sentence_piece(vocab: GGUFVocab) -> Backend:
+    scores = vocab.values.get("scores") or []
+    if len(scores) != len(vocab.tokens):
+        raise StartupError(f"{vocab.path}: has {len(vocab.tokens)} tokens but {len(scores)} scores.")
+    unknown = vocab.id_of("unknown")
+    model = models.BPE(
+        vocab.ids,
+        list(_score_merges(vocab, scores)),
+        unk_token=None if unknown is None else vocab.tokens[unknown],
+        fuse_unk=True,
+        byte_fallback=TokenType.BYTE in vocab.types,
+    )
+    backend = Backend(model)
+    starts_with_space = vocab.flag("add_space_prefix", True)
+    space = normalizers.Replace(" ", _WORD_START)
+    prefix = [normalizers.Prepend(_WORD_START)] if starts_with_space else []
+    backend.normalizer = normalizers.Sequence([*prefix, space])
+    strip = [decoders.Strip(" ", 1, 0)] if starts_with_space else []
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(_WORD_START, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return backend
+
+
+def _score_merges(vocab: GGUFVocab, scores: list[float]) -> Iterator[tuple[str, str]]:
+    """Every split of every normal token into two tokens, best score first; shorter left halves first among equals."""
+    mergeable = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
+    ids = vocab.ids
+    by_score = sorted(range(len(vocab.tokens)), key=lambda i: -scores[i])
+    for token_id in by_score:
+        token = vocab.tokens[token_id]
+        if vocab.types[token_id] not in mergeable:
+            continue
+        for split in range(1, len(token)):
+            left, right = token[:split], token[split:]
+            if left in ids and right in ids:
+                yield left, right
+
+
+def _add_tokens(backend: Backend, vocab: GGUFVocab) -> None:
+    """Control tokens are invisible where special tokens are skipped; user-defined ones are plain text, never split."""
+    always = {vocab.id_of(role) for role in ("bos", "eos", "eot", "eom", "unknown")}
+    strip_right = _strips_right(vocab)
+    special, plain = [], []
+    for token_id, (token, kind) in enumerate(zip(vocab.tokens, vocab.types, strict=True)):
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN) or token_id in always:
+            rstrip = strip_right and token not in ("<unk>", "<s>", "<|endoftext|>")
+            special.append(AddedToken(token, special=True, normalized=False, rstrip=rstrip))
+        elif kind == TokenType.USER_DEFINED:
+            plain.append(AddedToken(token, special=False, normalized=False, rstrip=strip_right))
+    backend.add_special_tokens(special)
+    backend.add_tokens(plain)
+
+
+def _strips_right(vocab: GGUFVocab) -> bool:
+    """Phi-3's special tokens swallow the white space after them, which no GGUF key says; llama.cpp goes by the name."""
+    name = vocab.model_name.lower()
+    return "phi-3" in name or "phi3" in name
+
+
+def _add_bos_eos(backend: Backend, vocab: GGUFVocab, add_bos: bool) -> None:
+    bos, eos = vocab.id_of("bos"), vocab.id_of("eos")
+    before = bos if vocab.flag("add_bos_token", add_bos) else None
+    after = eos if vocab.flag("add_eos_token", False) else None
+    frame_with(backend, before, after)
+
+
+def frame_with(backend: Backend, bos_id: int | None, eos_id: int | None) -> None:
+    """Makes `encode` put these around a text (None: nothing) where special tokens are asked for."""
+    before, after = ([(backend.id_to_token(i), i)] if i is not None else [] for i in (bos_id, eos_id))
+    template = [*(name for name, _ in before), "$A", *(name for name, _ in after)]
+    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=[*before, *after])

@@ -1,0 +1,73 @@
+"""Chat messages as templates expect them: text content, arguments of tool calls as objects.
+
+Clients send content as a string, a list of parts or null; templates add it to strings. What isn't text is refused
+here by name, since a model that can't see an image would answer as if there were none. Input is never changed.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from octavo_engine.wire.errors import InvalidRequest
+
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
+def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Raises InvalidRequest that names the message."""
+    if not messages:
+        raise InvalidRequest("messages is empty: at least one message is needed.", param="messages")
+    return [_normalise(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _normalise(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise InvalidRequest(f"{where} must be an object with a role.", param=f"{where}.role")
+    normal = {**message, "content": _text(message.get("content"), f"{where}.content")}
+    calls = message.get("tool_calls")
+    if calls:
+        normal["tool_calls"] = [
+            _with_object_arguments(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)
+        ]
+    else:
+        normal.pop("tool_calls", None)
+    return normal
+
+
+def _text(content: object, where: str) -> str:
+    """Text parts are joined by newlines."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise InvalidRequest(f"{where} must be a string, a list of parts, or null.", param=where)
+    return "\n".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: object, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or not isinstance(kind, str):
+        raise InvalidRequest(f"{where} must be a string or an object with a type.", param=where)
+    if kind not in _TEXT_PARTS:
+        raise InvalidRequest(f"{where} is of type {kind!r}; this model takes text only.", param=where)
+    text = part.get(_TEXT_PARTS[kind])
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where}.{_TEXT_PARTS[kind]} must be a string.", param=where)
+    return text
+
+
+def _with_object_arguments(call: object, where: str) -> dict[str, Any]:
+    """On the wire arguments are JSON text; templates write them as JSON themselves."""
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        raise InvalidRequest(f"{where} must be an object with a function.", param=where)
+    function = dict(call["function"])
+    arguments = function.get("arguments")
+    if arguments is None or isinstance(arguments, str):
+        try:
+            function["arguments"] = json.loads(arguments) if arguments else {}
+        except ValueError as error:
+            raise InvalidRequest(f"{where}.function.arguments is not valid JSON: {error}", param=where) from error
+    return {**call, "function": function}

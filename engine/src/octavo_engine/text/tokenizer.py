@@ -1,0 +1,185 @@
+"""`Tokenizer`: text to token ids and back, on the `tokenizers` library; never transformers, never torch.
+
+Encoding is the library's. Decoding is ours: the tokens' bytes, joined, read as UTF-8, so that a stream of tokens gives
+exactly the text of the whole. Bytes that aren't UTF-8 become U+FFFD, one for each maximal broken piece.
+`load_tokenizer` takes what the checkpoint brings: `tokenizer.json`, a GGUF header, or `vocab.json` with `merges.txt`.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from octavo_engine.sources.gguf_header import read_gguf
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.text.gguf_tokenizer import build_byte_level, build_gguf_backend, frame_with, read_vocab
+from octavo_engine.text.pre_tokenizers import PRE_TOKENIZERS
+from octavo_engine.text.token_bytes import alphabet_of
+from octavo_engine.wire.errors import InvalidRequest, StartupError
+
+
+class Tokenizer:
+    """Safe to use from several threads: the table of bytes fills itself, always with the same values.
+
+    `special_ids`: tokens that carry no text, left out where special tokens are skipped.
+    """
+
+    def __init__(self, backend: Backend, *, bos_token_id: int | None, eos_token_id: int | None, origin: str) -> None:
+        added = backend.get_added_tokens_decoder()
+        named = {token_id for token_id in (bos_token_id, eos_token_id) if token_id is not None}
+        ids = backend.get_vocab(with_added_tokens=True).values()
+        self.bos_token_id = bos_token_id
+        self.eos_token_id = eos_token_id
+        self.vocab_size = max(ids, default=-1) + 1
+        self.special_ids = frozenset(named.union(i for i, token in added.items() if token.special))
+        self._backend = backend
+        self._added = frozenset(added)
+        self._alphabet = alphabet_of(backend, origin)
+        self._bytes: list[bytes | None] = [None] * self.vocab_size
+
+    @property
+    def strips_space(self) -> bool:
+        """Whether a text's first token loses the leading space that encoding had put there (SentencePiece)."""
+        return self._alphabet.strips_space
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Lets other threads run meanwhile. Text of special tokens (`<|im_end|>`) becomes those tokens."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            where = f"a lone surrogate at position {error.start}"
+            raise InvalidRequest(f"The text holds {where}, which no UTF-8 can carry.", param="prompt") from error
+        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        data = b"".join(self.visible_bytes(ids, skip_special_tokens=skip_special_tokens))
+        return (data.removeprefix(b" ") if self.strips_space else data).decode(errors="replace")
+
+    def visible_bytes(self, ids: Iterable[int], *, skip_special_tokens: bool) -> list[bytes]:
+        hidden = self.special_ids if skip_special_tokens else ()
+        return [self.token_bytes(token_id) for token_id in ids if token_id not in hidden]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Empty for an id without a token: a model's head may be wider than its vocabulary."""
+        if not 0 <= token_id < self.vocab_size:
+            return b""
+        found = self._bytes[token_id]
+        if found is None:
+            found = self._bytes[token_id] = self._spell(token_id)
+        return found
+
+    def token_str(self, token_id: int) -> str:
+        """The token on its own; where it is only part of a character, with U+FFFD."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_id(self, token: str) -> int | None:
+        """Of a token as the vocabulary writes it, e.g. `<|im_end|>`."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def _spell(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        spell = self._alphabet.added_token_bytes if token_id in self._added else self._alphabet.token_bytes
+        return spell(token)
+
+
+def load_tokenizer(files: ModelFiles) -> Tokenizer:
+    """Raises StartupError, naming the file."""
+    if files.tokenizer_json is not None:
+        return _from_tokenizer_json(files.tokenizer_json, files)
+    if files.gguf is not None:
+        return _from_gguf(files.gguf)
+    if (files.root / "vocab.json").is_file() and (files.root / "merges.txt").is_file():
+        return _from_vocab_and_merges(files)
+    raise StartupError(
+        f"{files.root}: no tokenizer.json, no GGUF file, no vocab.json with merges.txt: "
+        "pass --tokenizer with a model that has one."
+    )
+
+
+def _from_gguf(path: Path) -> Tokenizer:
+    vocab = read_vocab(read_gguf(path).metadata, path)
+    backend = build_gguf_backend(vocab)
+    return Tokenizer(backend, bos_token_id=vocab.id_of("bos"), eos_token_id=vocab.id_of("eos"), origin=str(path))
+
+
+def _from_tokenizer_json(path: Path, files: ModelFiles) -> Tokenizer:
+    try:
+        backend = Backend.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:
+        raise StartupError(f"{path}: not a usable tokenizer: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return _configured(backend, files, str(path))
+
+
+def _from_vocab_and_merges(files: ModelFiles) -> Tokenizer:
+    """The oldest form: GPT-2's and OPT's."""
+    try:
+        vocab = json.loads((files.root / "vocab.json").read_text(encoding="utf-8"))
+        lines = (files.root / "merges.txt").read_text(encoding="utf-8").splitlines()
+        merges = [_pair(line) for line in lines if line and not line.startswith("#version")]
+        backend = build_byte_level(vocab, merges, PRE_TOKENIZERS["gpt-2"])
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise StartupError(f"{files.root}: vocab.json or merges.txt can't be read: {error}") from error
+    return _configured(backend, files, str(files.root))
+
+
+def _pair(line: str) -> tuple[str, str]:
+    left, right = line.split(" ")
+    return left, right
+
+
+def _configured(backend: Backend, files: ModelFiles, origin: str) -> Tokenizer:
+    """What `tokenizer_config.json` says beyond the tokenizer itself, as transformers reads it."""
+    config = files.tokenizer_config
+    bos, eos = (_named_id(backend, files, role) for role in ("bos", "eos"))
+    _mark_special(backend, config, bos, eos)
+    _add_missing_tokens(backend, config)
+    if "add_bos_token" in config or "add_eos_token" in config:
+        frame_with(backend, bos if config.get("add_bos_token") else None, eos if config.get("add_eos_token") else None)
+    return Tokenizer(backend, bos_token_id=bos, eos_token_id=eos, origin=origin)
+
+
+def _named_id(backend: Backend, files: ModelFiles, role: str) -> int | None:
+    token = token_content(files.tokenizer_config.get(f"{role}_token"))
+    found: int | None = None if token is None else backend.token_to_id(token)
+    if found is not None:
+        return found
+    ids = files.config.get(f"{role}_token_id")
+    first = ids[0] if isinstance(ids, list) and ids else ids
+    return first if isinstance(first, int) and backend.id_to_token(first) is not None else None
+
+
+def token_content(entry: Any) -> str | None:
+    """A token in `tokenizer_config.json` is a string, or an object with `content`."""
+    content = entry.get("content") if isinstance(entry, dict) else entry
+    return content if isinstance(content, str) else None
+
+
+def _mark_special(backend: Backend, config: dict[str, Any], *ids: int | None) -> None:
+    """Named tokens that are in the vocabulary but, in the oldest checkpoints, not marked as special there."""
+    roles = ("unk_token", "pad_token", "cls_token", "sep_token", "mask_token")
+    named = [token_content(config.get(role)) for role in roles]
+    named += [backend.id_to_token(token_id) for token_id in ids if token_id is not None]
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    missing = {token for token in named if token and token not in added and backend.token_to_id(token) is not None}
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in sorted(missing)])
+
+
+def _add_missing_tokens(backend: Backend, config: dict[str, Any]) -> None:
+    """Tokens that only `tokenizer_config.json` lists; the library gives ids in order, so a gap ends it."""
+    listed = config.get("added_tokens_decoder")
+    entries = sorted((int(i), entry) for i, entry in listed.items()) if isinstance(listed, dict) else []
+    for token_id, entry in entries:
+        if backend.id_to_token(token_id) is None and token_id == backend.get_vocab_size():
+            flags = {
+                name: bool(entry.get(name)) for name in ("lstrip", "rstrip", "single_word", "normalized", "special")
+            }
+            backend.add_tokens([AddedToken(entry["content"], **flags)])
