@@ -15,6 +15,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCAB = 199
+#: How much a matrix raises the standard deviation of its input.
+GAIN = 1.4
 LAYERS = 4
 #: Of the parity prompts, and the `max_model_len` that our models are built for: RoPE depends on it.
 LENGTH = 72
@@ -157,7 +159,7 @@ def scramble(model: PreTrainedModel, seed: int) -> None:
             neutral = 0.0 if name.endswith("bias") or model.config.model_type.startswith("gemma") else 1.0
             weight.copy_(neutral + 0.3 * noise)
         elif "embed" in name or "wte" in name or "wpe" in name:
-            weight.copy_(0.7 * noise)
+            weight.copy_(0.3 * noise)
         else:
             fan_in = weight.shape[0] if transposed and "lm_head" not in name else weight.shape[1]
-            weight.copy_(noise * (1.6 / math.sqrt(fan_in)))
+            weight.copy_(noise * (GAIN / math.sqrt(fan_in)))

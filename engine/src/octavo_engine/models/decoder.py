@@ -103,11 +103,11 @@ class Decoder(Model):
         return normed
 
 
-def llama_like(config: ModelConfig, **differences: Any) -> DecoderSpec:
+def llama_like(config: ModelConfig, *, ropes: tuple[RopeSpec, ...] | None = None, **differences: Any) -> DecoderSpec:
     """What nearly all `config.json` agree on, and the differences."""
     hf = config.hf
     shared: dict[str, Any] = {
-        "ropes": (rope_spec(config, rope_parameters(config.hf)),),
+        "ropes": ropes or (rope_spec(config, rope_parameters(hf)),),
         "norm_eps": hf.get("rms_norm_eps", 1e-6),
         "activation": hf.get("hidden_act", "silu"),
         "tied": hf.get("tie_word_embeddings", False),

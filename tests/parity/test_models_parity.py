@@ -1,0 +1,291 @@
+"""Logits equal to transformers' in fp32, for each architecture, however the tokens are fed; and mutants that don't.
+
+The reference is one forward pass of transformers over whole sequences of `LENGTH` tokens. A mutant is our model with
+one thing wrong: the tolerance of the real tests must be far below what each of them does.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from octavo_engine.layers.attention import SelfAttention
+from octavo_engine.layers.embedding import LearnedPositions
+from octavo_engine.layers.norm import HeadNorm, RMSNorm
+from octavo_engine.models.decoder import Decoder
+from octavo_engine.models.model import Model
+from octavo_engine.models.registry import ARCHITECTURES, build_model
+from octavo_engine.ops import reference
+from octavo_engine.sources.model_config import load_model_config
+from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.weights.loader import iter_weights
+from octavo_testing.paged import PagedDriver
+from octavo_testing.tiny_models import LENGTH, TINY, VOCAB, make_tiny
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+TOLERANCE = 1e-4
+MUTANT_DISTANCE = 1e-3
+MIN_LOGIT_STD = 1.0
+BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    folder: Path
+    tokens: Tensor  # [2, LENGTH]
+    expected: Tensor  # [2, LENGTH, vocab]
+
+    def model(self) -> Model:
+        files = resolve_model(str(self.folder))
+        config = load_model_config(files)
+        model = build_model(config, dtype=torch.float32, device="cpu", max_model_len=TINY[self.name].max_model_len)
+        model.load_weights(iter_weights(files))
+        return model
+
+    def distance(self, model: Model, chunks: tuple[list[int], list[int]]) -> float:
+        """max |Δlogit| over all positions of both sequences, fed in steps of these many tokens."""
+        driver = PagedDriver(model, block_size=BLOCK)
+        fed, worst = [0, 0], 0.0
+        for counts in zip(*chunks, strict=True):
+            step = {seq: self.tokens[seq, fed[seq] : fed[seq] + n].tolist() for seq, n in enumerate(counts) if n}
+            for seq, logits in driver.feed(step).items():
+                rows = slice(fed[seq], fed[seq] + len(logits))
+                worst = max(worst, (logits - self.expected[seq, rows]).abs().max().item())
+            fed = [done + n for done, n in zip(fed, counts, strict=True)]
+        assert fed == [LENGTH, LENGTH]
+        return worst
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Matrices this small lose more to a second thread than they gain."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=TINY)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = make_tiny(request.param, tmp_path_factory.mktemp("tiny"))
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    tokens = torch.randint(3, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(5))
+    with torch.inference_mode():
+        expected = model(tokens).logits
+    return Case(request.param, folder, tokens, expected)
+
+
+WHOLE = ([LENGTH], [LENGTH])
+FEEDS = {
+    "prefill": WHOLE,
+    "prefill_one_after_the_other": ([LENGTH, 0], [0, LENGTH]),
+    "decode": ([15] + [1] * (LENGTH - 15), [17] + [1] * (LENGTH - 17) + [0] * 2),
+    "chunks_at_block_edges": ([16, 15, 1, 1, 16, 17, LENGTH - 66], [1, 16, 31, 16, 1, 6, 1]),
+}
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+def test_logits_equal_transformers(case: Case, feed: str) -> None:
+    model = case.model()
+    model.finish_loading()
+    assert case.distance(model, FEEDS[feed]) <= TOLERANCE
+
+
+def test_reference_can_fail(case: Case) -> None:
+    assert case.expected.std() >= MIN_LOGIT_STD
+    assert case.expected.std(dim=1).median() >= MIN_LOGIT_STD / 5  # over positions: the prefix matters
+
+
+def test_all_architectures_have_a_tiny_model() -> None:
+    classes = {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "opt", "gpt2"}
+    assert {tiny.model_type for tiny in TINY.values()} == classes
+    assert len(ARCHITECTURES) == len(classes)
+
+
+Patch = pytest.MonkeyPatch
+Mutation = Callable[[Model, Patch], bool]
+
+
+def _attentions(model: Model) -> list[SelfAttention]:
+    return [module for module in model.modules() if isinstance(module, SelfAttention)]
+
+
+def no_rope(model: Model, patch: Patch) -> bool:
+    patch.setattr("octavo_engine.layers.attention.rotate_", lambda x, cos, sin: None)
+    return isinstance(model, Decoder)
+
+
+def unscaled_rope(model: Model, patch: Patch) -> bool:
+    """Builds the tables again, as if the checkpoint asked for no scaling."""
+    if not isinstance(model, Decoder):
+        return False
+    scaled = False
+    for rope, spec in zip(model.ropes, model.spec_of(model.config).ropes, strict=True):
+        scaled |= spec.kind != "default"
+        rope.__init__(replace(spec, kind="default"), model.build)
+    return scaled
+
+
+def original_length_rope(model: Model, patch: Patch) -> bool:
+    """What transformers would do for the first tokens of a sequence."""
+    if not isinstance(model, Decoder):
+        return False
+    applies = False
+    for rope, spec in zip(model.ropes, model.spec_of(model.config).ropes, strict=True):
+        applies |= spec.kind in ("dynamic", "longrope") and spec.original_positions < LENGTH
+        if applies:
+            rope.table = type(rope)(replace(spec, scaling=_as_if_short(spec)), model.build).table
+    return applies
+
+
+def _as_if_short(spec) -> dict:
+    scaling = dict(spec.scaling)
+    return scaling | {"factor": 1.0} if spec.kind == "dynamic" else scaling | {"long_factor": scaling["short_factor"]}
+
+
+def swapped_rope_bases(model: Model, patch: Patch) -> bool:
+    if not isinstance(model, Decoder) or len(model.ropes) < 2:
+        return False
+    model.rope_idx = tuple(1 - idx for idx in model.rope_idx)
+    return True
+
+
+def shifted_positions(model: Model, patch: Patch) -> bool:
+    tables = [module for module in model.modules() if isinstance(module, LearnedPositions)]
+    for table in tables:
+        table.table = table.table.roll(1, 0)
+    return bool(tables)
+
+
+def blind_to_itself(model: Model, patch: Patch) -> bool:
+    return _shifted_mask(patch, -1)
+
+
+def sees_the_next(model: Model, patch: Patch) -> bool:
+    return _shifted_mask(patch, 1)
+
+
+def _shifted_mask(patch: Patch, shift: int) -> bool:
+    real = reference.causal_mask
+
+    def mask(query_len: int, seq_len: int, window: int | None) -> Tensor:
+        shifted = real(query_len, seq_len + shift, window)
+        whole = torch.zeros(query_len, seq_len, dtype=torch.bool)
+        width = min(seq_len, seq_len + shift)
+        whole[:, :width] = shifted[:, :width]
+        whole[:, 0] |= ~whole.any(1)  # a query that sees nothing would be NaN, which compares as no distance
+        return whole
+
+    patch.setattr(reference, "causal_mask", mask)
+    return True
+
+
+def _window_changed_by(model: Model, change: int) -> bool:
+    windowed = [a for a in _attentions(model) if a.spec.kv.window is not None]
+    for attention in windowed:
+        kv = replace(attention.spec.kv, window=attention.spec.kv.window + change)
+        attention.spec = replace(attention.spec, kv=kv)
+    return bool(windowed)
+
+
+def window_one_longer(model: Model, patch: Patch) -> bool:
+    return _window_changed_by(model, 1)
+
+
+def window_one_shorter(model: Model, patch: Patch) -> bool:
+    return _window_changed_by(model, -1)
+
+
+def windows_on_the_other_layers(model: Model, patch: Patch) -> bool:
+    specs = [a.spec for a in _attentions(model)]
+    found = {spec.kv.window for spec in specs}
+    if len(found) == 1:
+        return False
+    window = max(w for w in found if w is not None)
+    for attention in _attentions(model):
+        kv = replace(attention.spec.kv, window=window if attention.spec.kv.window is None else None)
+        attention.spec = replace(attention.spec, kv=kv)
+    return True
+
+
+def no_attention_softcap(model: Model, patch: Patch) -> bool:
+    capped = [a for a in _attentions(model) if a.spec.softcap is not None]
+    for attention in capped:
+        attention.spec = replace(attention.spec, softcap=None)
+    return bool(capped)
+
+
+def no_final_softcap(model: Model, patch: Patch) -> bool:
+    had = model.head.softcap is not None
+    model.head.softcap = None
+    return had
+
+
+def scale_by_head_dim(model: Model, patch: Patch) -> bool:
+    other = [a for a in _attentions(model) if a.spec.scale != a.spec.kv.head_dim**-0.5]
+    for attention in other:
+        attention.spec = replace(attention.spec, scale=attention.spec.kv.head_dim**-0.5)
+    return bool(other)
+
+
+def wrong_norm_offset(model: Model, patch: Patch) -> bool:
+    norms = [module for module in model.modules() if isinstance(module, RMSNorm)]
+    for norm in norms:
+        norm.offset = 1.0 - norm.offset
+    return bool(norms)
+
+
+def wrong_head_norm_offset(model: Model, patch: Patch) -> bool:
+    norms = [module for module in model.modules() if isinstance(module, HeadNorm)]
+    for norm in norms:
+        norm.offset = 1.0 - norm.offset
+    return bool(norms)
+
+
+def no_head_norm(model: Model, patch: Patch) -> bool:
+    had = any(a.head_norm is not None for a in _attentions(model))
+    for attention in _attentions(model):
+        attention.head_norm = None
+    return had
+
+
+def unscaled_embedding(model: Model, patch: Patch) -> bool:
+    had = model.embedding.scale != 1.0
+    model.embedding.scale = 1.0
+    return had
+
+
+MUTATIONS: list[Mutation] = [
+    no_rope,
+    unscaled_rope,
+    original_length_rope,
+    swapped_rope_bases,
+    shifted_positions,
+    blind_to_itself,
+    sees_the_next,
+    window_one_longer,
+    window_one_shorter,
+    windows_on_the_other_layers,
+    no_attention_softcap,
+    no_final_softcap,
+    scale_by_head_dim,
+    wrong_norm_offset,
+    wrong_head_norm_offset,
+    no_head_norm,
+    unscaled_embedding,
+]
+
+
+def test_mutants_differ(case: Case) -> None:
+    distances = {}
+    for mutate in MUTATIONS:
+        model = case.model()
+        with pytest.MonkeyPatch.context() as patch:
+            if mutate(model, patch):
+                model.finish_loading()
+                distances[mutate.__name__] = case.distance(model, WHOLE)
+    assert len(distances) >= 3
+    assert {name: d for name, d in distances.items() if d <= MUTANT_DISTANCE} == {}
