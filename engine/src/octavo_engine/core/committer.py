@@ -1,0 +1,103 @@
+"""`Committer`: takes the result of a step into the state and says what each request gets.
+
+Results come in the order of their plans. A sequence may have ended meanwhile (an abort): its result is ignored. One
+that was preempted meanwhile keeps the token: it was sampled from the right logits, whatever became of the blocks.
+"""
+
+from octavo_engine.core.sequence import Sequence
+from octavo_engine.core.state import State
+from octavo_engine.core.stops import Stop, take_tokens
+from octavo_engine.wire.plan import SeqResult, SeqStep, StepPlan, StepResult
+from octavo_engine.wire.records import SeqOutput
+
+
+class Committer:
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def commit(self, result: StepResult) -> list[SeqOutput]:
+        plan = self._state.in_flight.pop(result.step_id, None)
+        if plan is None:  # void since an earlier step failed
+            return []
+        if result.error is not None:
+            return self._fail(plan, result.error)
+        by_id = {r.seq_id: r for r in result.seqs}
+        outputs: list[SeqOutput] = []
+        seqs = self._state.seqs
+        for step in plan.seqs:
+            seq = seqs.get(step.seq_id)
+            if seq is None:
+                continue
+            seq.in_flight -= 1
+            sampled = by_id.get(step.seq_id)
+            if seq.prompt_logprobs is not None and sampled is not None and sampled.prompt_logprobs:
+                self._collect_prompt_logprobs(seq, step, sampled)
+            if step.sample:
+                self._take(seq, step, sampled, outputs)
+        return outputs
+
+    def _take(self, seq: Sequence, step: SeqStep, sampled: SeqResult | None, outputs: list[SeqOutput]) -> None:
+        tokens = [] if sampled is None else sampled.token_ids
+        is_first = seq.num_output == 0
+        count, stop = take_tokens(seq, tokens)
+        if count != 1 or step.draft_token_ids:
+            self._rewind(seq)
+        if not count:
+            return
+        if is_first:
+            self._count_first_token(seq)
+        self._state.counters.generation_tokens += count
+        output = SeqOutput(
+            request_id=seq.request_id,
+            index=seq.indices[0],
+            token_ids=tokens[:count],
+            num_cached_tokens=seq.num_cached,
+            num_preemptions=seq.num_preemptions,
+        )
+        if sampled is not None and sampled.logprobs is not None:
+            output.logprobs = sampled.logprobs[:count]
+        if seq.prompt_logprobs is not None:
+            output.prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
+        outputs.append(output)
+        if stop[0] is not None:
+            self._end(seq, output, stop)
+
+    def _rewind(self, seq: Sequence) -> None:
+        """KV exists up to the last accepted draft; the newest token's own is always still to compute."""
+        if seq.status == "running":
+            seq.computed = len(seq.token_ids) - 1
+        else:
+            seq.saved = min(seq.saved, len(seq.token_ids) - 1)
+
+    def _count_first_token(self, seq: Sequence) -> None:
+        seq.first_token_s = self._state.now
+        if seq.key[-1] == 0:  # the sequence that computed the prompt
+            self._state.counters.prompt_tokens += seq.num_prompt
+
+    def _end(self, seq: Sequence, output: SeqOutput, stop: Stop) -> None:
+        output.finish_reason, output.stop_reason = stop
+        output.timing = seq.timing(self._state.now)
+        self._state.finish(seq)
+
+    def _collect_prompt_logprobs(self, seq: Sequence, step: SeqStep, sampled: SeqResult) -> None:
+        """Row i tells about the token at start + i + 1; what was recomputed after a preemption is known already."""
+        collected = seq.prompt_logprobs
+        assert collected is not None
+        assert sampled.prompt_logprobs is not None
+        collected += sampled.prompt_logprobs[max(len(collected) - step.start - 1, 0) :]
+
+    def _fail(self, plan: StepPlan, error: str) -> list[SeqOutput]:
+        """End the sequences of the step. What device and host memory hold is unknown: the others start over."""
+        state = self._state
+        outputs: list[SeqOutput] = []
+        for seq in [state.seqs[s.seq_id] for s in plan.seqs if s.seq_id in state.seqs]:
+            outputs += state.end_outputs(seq, seq.indices, "error", error)
+            state.finish(seq)
+        for seq in [*state.running]:
+            state.preempt(seq, swap=False)
+        for seq in state.waiting:
+            seq.in_flight = 0
+            state.kv.forget_private(seq)
+        state.in_flight.clear()
+        state.kv.forget_contents()
+        return outputs

@@ -1,0 +1,272 @@
+"""`KVCache`: which blocks each sequence has, and what must be copied where before the forward pass may run.
+
+Three stages of eviction: a block that loses its place on the device moves to the host tier (if there is one), the
+host tier drops its least recently used, and what was dropped is computed again. On admission a sequence takes the
+longest contiguous prefix of device hash, host hash and its own saved blocks; the rest is fresh.
+
+Rules that keep a step's order (out, in, copy, forward) sound:
+- A block is written only by its one holder and never while `find` may answer with it: else the writer copies it first.
+- The source of such a copy keeps the writer's reference to the end of the step (`_held`), so nothing can be put there.
+- A block that this step's forward pass fills (`_filled`) may be read by it but not copied: copies run before.
+"""
+
+from dataclasses import dataclass, field
+
+from octavo_engine.config import SchedulerConfig
+from octavo_engine.core.blocks import BlockPool
+from octavo_engine.core.events import KVDeltas
+from octavo_engine.core.host import HostSlot, HostTier
+from octavo_engine.core.sequence import Sequence
+from octavo_engine.wire.hashing import block_hashes, next_hash
+from octavo_engine.wire.plan import BlockId, StepPlan
+
+
+@dataclass(slots=True)
+class Hit:
+    """A prefix found by `lookup`, pinned. Position i of the table is on the device or, in `loads`, on the host."""
+
+    blocks: list[BlockId | None] = field(default_factory=list)
+    loads: list[tuple[int, HostSlot]] = field(default_factory=list)
+    num_hashed: int = 0  # leading positions found by hash; the ones after are the sequence's own
+    tokens: int = 0
+    rewrites_last: bool = False  # the last token of the last block is computed again, so that there are logits
+
+    @property
+    def on_device(self) -> list[BlockId]:
+        return [block for block in self.blocks if block is not None]
+
+
+class KVCache:
+    def __init__(self, config: SchedulerConfig, deltas: KVDeltas) -> None:
+        self.block_size = config.block_size
+        self.caching = config.enable_prefix_caching
+        self.host = HostTier(config.num_host_blocks, deltas=deltas) if config.num_host_blocks else None
+        self.pool = BlockPool(config.num_blocks, evicted=self._spill if self.host else None, deltas=deltas)
+        self.num_swapped_out = self.num_swapped_in = self.num_copies = 0
+        self._watermark = int(config.watermark * config.num_blocks)
+        self._plan = StepPlan(step_id=-1)
+        self._held: dict[BlockId, int] = {}
+        self._filled = [-1] * config.num_blocks
+
+    @property
+    def num_dropped(self) -> int:
+        return self.host.num_dropped if self.host else self.pool.num_evicted
+
+    def begin_step(self, plan: StepPlan) -> None:
+        self._plan = plan
+        if self.host:
+            self.host.begin_step(plan.step_id)
+
+    def end_step(self) -> None:
+        for block, count in self._held.items():
+            self.pool.release([block] * count)
+        self._held.clear()
+
+    def lookup(self, seq: Sequence) -> Hit:
+        """The longest prefix of `seq` that needn't be computed, pinned until `admit` or `cancel`."""
+        hit, size, limit = Hit(), self.block_size, self._readable_tokens(seq)
+        self._hash_full_blocks(seq, len(seq.token_ids) // size)
+        hit.blocks += self.pool.share_prefix(seq.hashes[: limit // size])
+        hit.num_hashed = len(hit.blocks)
+        hit.tokens = hit.num_hashed * size
+        while hit.tokens == len(hit.blocks) * size and self._find_next(seq, hit, limit):
+            pass
+        if hit.tokens == len(seq.token_ids):
+            self._leave_one_token(hit)
+        return hit
+
+    def cancel(self, hit: Hit) -> None:
+        self.pool.release(hit.on_device, spill=None)
+
+    def admit(self, seq: Sequence, hit: Hit, *, alone: bool) -> bool:
+        """Give `seq` blocks for all its tokens, or nothing and False; `hit` is used up in either case."""
+        on_device = hit.on_device
+        num_blocks = -(-len(seq.token_ids) // self.block_size)
+        copies_last = hit.rewrites_last and hit.blocks[-1] is not None
+        num_fresh = num_blocks - len(on_device) + copies_last
+        # Forked siblings will each want a tail of their own at once.
+        spare = 0 if alone else self._watermark + len(seq.indices) - 1
+        if num_fresh + spare > self.pool.num_available:
+            self.cancel(hit)
+            return False
+        fresh = self.pool.take(num_fresh)
+        seq.table = [fresh.pop() if block is None else block for block in hit.blocks]
+        for position, slot in hit.loads:
+            self._plan.swap_in.append((slot, seq.table[position]))
+        self.num_swapped_in += len(hit.loads)
+        seq.num_registered = hit.num_hashed - hit.rewrites_last
+        for position, _ in hit.loads:
+            if position < seq.num_registered:
+                self.pool.register(seq.table[position], seq.hashes[position])
+        if copies_last:
+            self._replace(seq, len(seq.table) - 1, fresh.pop())
+        seq.table += fresh
+        seq.computed = hit.tokens
+        self.forget_private(seq)
+        return True
+
+    def blocks_needed(self, seq: Sequence, end: int) -> int:
+        """Fresh blocks that it takes to write tokens [seq.computed, end)."""
+        fresh = -(-end // self.block_size) - len(seq.table)
+        return max(fresh, 0) + (self.shared_write_block(seq) is not None)
+
+    def shared_write_block(self, seq: Sequence) -> BlockId | None:
+        """The block that the next token goes to, if it has to be copied first."""
+        position = seq.computed // self.block_size
+        if position >= len(seq.table):
+            return None
+        block = seq.table[position]
+        holders = self.pool.refs[block] - self._held.get(block, 0)
+        return block if holders > 1 or self.pool.hashes[block] is not None else None
+
+    def holders(self, block: BlockId) -> int:
+        return self.pool.refs[block] - self._held.get(block, 0)
+
+    def grow(self, seq: Sequence, end: int) -> None:
+        """Make tokens [seq.computed, end) writable; the caller has checked `blocks_needed`."""
+        if self.shared_write_block(seq) is not None:
+            self._replace(seq, seq.computed // self.block_size, self.pool.take(1)[0])
+        missing = -(-end // self.block_size) - len(seq.table)
+        if missing > 0:
+            seq.table += self.pool.take(missing)
+
+    def register_full(self, seq: Sequence, num_tokens: int) -> None:
+        """Tokens [0, num_tokens) are committed and computed by the end of this step: their full blocks can be found."""
+        num_full = num_tokens // self.block_size
+        if not self.caching or num_full <= seq.num_registered:
+            return
+        self._hash_full_blocks(seq, num_full)
+        for position in range(seq.num_registered, num_full):
+            block = seq.table[position]
+            self.pool.register(block, seq.hashes[position])
+            self._filled[block] = self._plan.step_id
+        seq.num_registered = num_full
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """The child shares the blocks of its computed tokens, the partly filled last one included."""
+        child.table = parent.table[: -(-child.computed // self.block_size)]
+        child.num_registered = min(parent.num_registered, len(child.table))
+        self.pool.share(child.table)
+
+    def release(self, seq: Sequence, *, spill: bool = True) -> None:
+        self.pool.release(seq.table, spill=spill)
+        self._clear_table(seq)
+        self.forget_private(seq)
+
+    def swap_out(self, seq: Sequence) -> None:
+        """Give up the blocks, keeping their content: by hash when it is evicted, now where there is no hash."""
+        assert self.host is not None
+        first, last = seq.num_registered, -(-seq.computed // self.block_size)
+        seq.private_blocks = range(first, last)
+        for position in reversed(seq.private_blocks):
+            slot = self.host.put((seq.seq_id, position))
+            if slot is not None:
+                self._plan.swap_out.append((seq.table[position], slot))
+                self.num_swapped_out += 1
+        self.pool.release(seq.table)
+        self._clear_table(seq)
+
+    def forget_private(self, seq: Sequence) -> None:
+        for position in seq.private_blocks:
+            assert self.host is not None
+            self.host.discard((seq.seq_id, position))
+        seq.private_blocks = range(0)
+
+    def forget_contents(self) -> None:
+        """Nothing in device or host memory can be trusted or wanted any more."""
+        self.pool.forget_hashes()
+        if self.host:
+            self.host.forget_all()
+
+    def check(self, live: list[Sequence]) -> None:
+        self.pool.check()
+        expected = [0] * self.pool.num_blocks
+        for seq in live:
+            for position, block in enumerate(seq.table):
+                expected[block] += 1
+                known = self.pool.hashes[block]
+                assert (known is not None) == (position < seq.num_registered), f"block {block}"
+                assert known is None or known == seq.hashes[position]
+        assert expected == self.pool.refs, "references and tables differ"
+        if self.host:
+            self.host.check()
+            owned = {(seq.seq_id, position) for seq in live for position in seq.private_blocks}
+            assert owned.issuperset(self.host.private_keys()), "a saved block without a sequence"
+
+    def _readable_tokens(self, seq: Sequence) -> int:
+        """A request that doesn't read the cache may still read back what it had computed before a preemption."""
+        if seq.params.reads_prefix_cache:
+            return len(seq.token_ids)
+        if seq.prompt_logprobs is not None:
+            return min(seq.saved, len(seq.prompt_logprobs) - 1)
+        return seq.saved
+
+    def _find_next(self, seq: Sequence, hit: Hit, limit: int) -> bool:
+        """Extend `hit` by one block, whole and within `limit`: the place for tiers further down."""
+        position, slot = len(hit.blocks), None
+        end = hit.tokens + self.block_size
+        if position < len(seq.hashes) and end <= limit:
+            block = self.pool.find(seq.hashes[position])
+            if block is not None:
+                self.pool.share([block])
+            elif self.host:
+                slot = self.host.find(seq.hashes[position])
+            if block is not None or slot is not None:
+                hit.num_hashed += 1
+                return self._extend(hit, block, slot, end)
+        end = min(end, seq.saved)
+        if self.host and position in seq.private_blocks and end <= limit:
+            return self._extend(hit, None, self.host.find((seq.seq_id, position)), end)
+        return False
+
+    def _extend(self, hit: Hit, block: BlockId | None, slot: HostSlot | None, end: int) -> bool:
+        if block is None and slot is None:
+            return False
+        if slot is not None:
+            hit.loads.append((len(hit.blocks), slot))
+        hit.blocks.append(block)
+        hit.tokens = end
+        return True
+
+    def _leave_one_token(self, hit: Hit) -> None:
+        """Logits come from computing, so the last token is always computed, over a copy of its block."""
+        last = hit.blocks[-1]
+        if last is None or self._filled[last] != self._plan.step_id:
+            hit.tokens -= 1
+            hit.rewrites_last = True
+            return
+        self.pool.release([last])
+        hit.blocks.pop()
+        hit.num_hashed -= 1
+        hit.tokens -= self.block_size
+
+    def _replace(self, seq: Sequence, position: int, fresh: BlockId) -> None:
+        source = seq.table[position]
+        self._plan.copies.append((source, fresh))
+        self._held[source] = self._held.get(source, 0) + 1
+        self.num_copies += 1
+        seq.table[position] = fresh
+        seq.num_sent = min(seq.num_sent, position)
+        seq.num_registered = min(seq.num_registered, position)
+
+    def _hash_full_blocks(self, seq: Sequence, count: int) -> None:
+        hashes, size = seq.hashes, self.block_size
+        if not self.caching or count <= len(hashes):
+            return
+        if not hashes:
+            hashes += block_hashes(seq.root_hash, seq.token_ids[: count * size], size)
+        for position in range(len(hashes), count):
+            prev = hashes[-1]
+            hashes.append(next_hash(prev, seq.token_ids[position * size : (position + 1) * size]))
+
+    def _clear_table(self, seq: Sequence) -> None:
+        seq.table = []
+        seq.computed = seq.num_registered = seq.num_sent = 0
+
+    def _spill(self, block: BlockId, block_hash: bytes) -> None:
+        assert self.host is not None
+        if self.host.find(block_hash) is None:
+            slot = self.host.put(block_hash)
+            if slot is not None:
+                self._plan.swap_out.append((block, slot))
+                self.num_swapped_out += 1

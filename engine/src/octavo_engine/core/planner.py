@@ -1,0 +1,201 @@
+"""`Planner`: makes one `StepPlan` out of the state.
+
+First the running sequences in order, prefill chunks and decodes alike, out of one token budget; where blocks run out
+the latest give way. Then, if nobody had to, the waiting ones in order: the head of the queue is admitted with blocks
+for all its tokens or not at all, and nobody overtakes it. If nothing runs it always fits: `add` has seen to that.
+"""
+
+from octavo_engine.core.preemption import prefers_swap, victims_for
+from octavo_engine.core.sequence import Sequence, forked_sequence
+from octavo_engine.core.state import State
+from octavo_engine.wire.plan import NewSeq, SeqStep, StepCosts, StepPlan
+
+
+class Planner:
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._kv = state.kv
+        self._config = state.config
+        self._plan = StepPlan(step_id=0)
+        self._costs = StepCosts()
+        self._born: list[Sequence] = []
+
+    def step(self, costs: StepCosts) -> StepPlan:
+        state = self._state
+        plan = self._plan = StepPlan(step_id=self._plan.step_id + 1)
+        self._costs = costs
+        self._kv.begin_step(plan)
+        budget = self._config.max_num_batched_tokens
+        preemptions = state.counters.preemptions
+        left = self._schedule_running(budget)
+        state.blocked_by = "capacity"
+        if state.counters.preemptions == preemptions:
+            left = self._admit_waiting(left)
+        self._kv.end_step()
+        for child in self._born:
+            state.num_places -= 1  # the parent held it
+            state.enter_running(child)
+        self._born.clear()
+        plan.dropped_seqs, state.dropped = state.dropped, []
+        if not plan.is_empty:
+            state.in_flight[plan.step_id] = plan
+            state.counters.steps += 1
+        state.counters.batched_tokens = budget - left
+        return plan
+
+    def _schedule_running(self, budget: int) -> int:
+        """The loop over decodes: the common case, one token into a block that is the sequence's own, is inline."""
+        running, size = self._state.running, self._config.block_size
+        refs, steps = self._kv.pool.refs, self._plan.seqs
+        position = 0
+        while position < len(running) and budget > 0:
+            seq = running[position]
+            position += 1
+            start, table = seq.computed, seq.table
+            todo = len(seq.token_ids) - start
+            if todo == 1 and not seq.drafts and seq.num_sent == len(table):
+                block_position, offset = divmod(start, size)
+                if 0 < offset < size - 1 and refs[table[block_position]] == 1:
+                    steps.append(SeqStep(seq_id=seq.seq_id, start=start, num_tokens=1, sample=True))
+                    seq.computed = start + 1
+                    seq.in_flight += 1
+                    budget -= 1
+                    continue
+            if todo == 0:
+                continue
+            want = self._share_of(seq, start, budget)
+            if want == 0:
+                continue
+            if not self._make_room(seq, position, start + want):
+                break
+            self._kv.grow(seq, start + want)
+            budget -= self._schedule(seq, want)
+        return budget
+
+    def _share_of(self, seq: Sequence, start: int, budget: int) -> int:
+        """Tokens from `start` on that this step computes, the drafts cut to what fits."""
+        todo = len(seq.token_ids) - start
+        seq.drafts = seq.drafts[: max(seq.limit - len(seq.token_ids) - 1, 0)]
+        want = todo + len(seq.drafts)
+        if self._config.enable_chunked_prefill:
+            want = min(want, budget, self._config.long_prefill_token_threshold or want)
+        else:
+            want = min(want, budget) if budget >= todo else 0
+        seq.drafts = seq.drafts[: max(want - todo, 0)]
+        return want
+
+    def _make_room(self, seq: Sequence, position: int, end: int) -> bool:
+        """Preempt the latest until tokens up to `end` fit; if that can't be, `seq` itself gives way."""
+        shortfall = self._kv.blocks_needed(seq, end) - self._kv.pool.num_available
+        if shortfall <= 0:
+            return True
+        victims = victims_for(seq, self._state.running[position:], shortfall=shortfall, kv=self._kv)
+        for victim in [seq] if victims is None else victims:
+            swap = prefers_swap(victim, mode=self._config.preemption_mode, costs=self._costs, kv=self._kv)
+            self._state.preempt(victim, swap=swap)
+        return victims is not None
+
+    def _admit_waiting(self, budget: int) -> int:
+        state, config = self._state, self._config
+        while state.waiting and budget > 0:
+            seq = state.waiting[-1]
+            if state.num_places + len(seq.indices) > config.max_num_seqs:
+                state.blocked_by = "max_num_seqs"
+                return budget
+            if seq.in_flight:  # what it sampled before it was preempted isn't known yet
+                return budget
+            want = self._admit(seq, budget)
+            if want == 0:
+                assert state.running or state.in_flight, f"nothing runs, yet {seq.request_id} isn't admitted"
+                return budget
+            budget -= self._schedule(seq, want)
+        if state.waiting:
+            state.blocked_by = "budget"
+        return budget
+
+    def _admit(self, seq: Sequence, budget: int) -> int:
+        """Move the head of the queue to the running ones; its share of the step, or 0 if it has to wait."""
+        state = self._state
+        hit = self._kv.lookup(seq)
+        want = self._share_of(seq, hit.tokens, budget)
+        if want == 0:
+            self._kv.cancel(hit)
+            state.blocked_by = "budget"
+            return 0
+        if not self._kv.admit(seq, hit, alone=not state.running):
+            state.blocked_by = "capacity"
+            return 0
+        state.waiting.pop()
+        if seq.status == "waiting":
+            self._count_first_run(seq, hit.tokens)
+        state.counters.recomputed_tokens += max(seq.saved - hit.tokens, 0)
+        state.enter_running(seq)
+        return want
+
+    def _count_first_run(self, seq: Sequence, num_cached: int) -> None:
+        seq.scheduled_s = self._state.now
+        seq.num_cached = num_cached
+        if self._config.enable_prefix_caching and seq.params.reads_prefix_cache:
+            self._state.counters.prefix_cache_queries += len(seq.token_ids)
+            self._state.counters.prefix_cache_hits += num_cached
+
+    def _schedule(self, seq: Sequence, want: int) -> int:
+        """Put `want` tokens of `seq`, which has the blocks, into the plan."""
+        start, num_tokens = seq.computed, min(want, len(seq.token_ids) - seq.computed)
+        samples = start + num_tokens == len(seq.token_ids)
+        self._announce(seq)
+        step = SeqStep(
+            seq_id=seq.seq_id, start=start, num_tokens=num_tokens, sample=samples, draft_token_ids=seq.drafts
+        )
+        self._send_table(seq, step)
+        if seq.prompt_logprobs is not None:
+            step.num_prompt_logprobs = max(min(start + num_tokens, seq.num_prompt - 1) - start, 0)
+        self._plan.seqs.append(step)
+        seq.computed = start + want
+        seq.in_flight += 1
+        seq.drafts = []
+        self._kv.register_full(seq, start + num_tokens)
+        if samples and len(seq.indices) > 1:
+            self._fork_outputs(seq)
+        return want
+
+    def _fork_outputs(self, parent: Sequence) -> None:
+        """The last prompt token is computed in this step: each further output samples from the parent's logits."""
+        for index in parent.indices[1:]:
+            child = forked_sequence(
+                parent, seq_id=self._state.new_seq_id(), index=index, computed=len(parent.token_ids)
+            )
+            self._kv.fork(parent, child)
+            self._state.seqs[child.seq_id] = child
+            self._born.append(child)
+            self._announce(child)
+            step = SeqStep(seq_id=child.seq_id, start=child.computed, num_tokens=0, sample=True)
+            step.logits_from = parent.seq_id
+            self._send_table(child, step)
+            self._plan.seqs.append(step)
+            child.in_flight += 1
+        del parent.indices[1:]
+        # num_places still counts the children: they enter `running` at the end of the step.
+
+    def _announce(self, seq: Sequence) -> None:
+        if seq.announced:
+            return
+        seq.announced = True
+        request = seq.group.request
+        self._plan.new_seqs.append(
+            NewSeq(
+                seq_id=seq.seq_id,
+                token_ids=list(seq.token_ids),
+                num_prompt_tokens=seq.num_prompt,
+                params=request.params,
+                seed=seq.seed,
+                eos_token_id=request.eos_token_id,
+                adapter=request.adapter,
+            )
+        )
+
+    def _send_table(self, seq: Sequence, step: SeqStep) -> None:
+        if seq.num_sent < len(seq.table):
+            step.table_start = seq.num_sent
+            step.block_ids = [seq.table[seq.num_sent :]]
+            seq.num_sent = len(seq.table)

@@ -1,0 +1,39 @@
+"""Who gives way when blocks run out, and whether it is swapped or recomputed.
+
+Only later sequences give way, the latest first, and only those that thereby help *now*: forked siblings share their
+blocks, so one alone may free nothing while all of them together do. The walk therefore counts down references.
+"""
+
+from octavo_engine.config import PreemptionMode
+from octavo_engine.core.kv import KVCache
+from octavo_engine.core.sequence import Sequence
+from octavo_engine.wire.plan import BlockId, StepCosts
+
+
+def victims_for(seq: Sequence, later: list[Sequence], *, shortfall: int, kv: KVCache) -> list[Sequence] | None:
+    """The fewest of the latest sequences that make up for `shortfall` blocks; None if all of `later` would not."""
+    refs, written = kv.pool.refs, kv.shared_write_block(seq)
+    copies_hashed = written is not None and kv.pool.hashes[written] is not None
+    left: dict[BlockId, int] = {}
+    for count, victim in enumerate(reversed(later), start=1):
+        for block in victim.table:
+            left[block] = left.get(block, refs[block]) - 1
+            shortfall -= left[block] == 0
+            if block == written and not copies_hashed:
+                shortfall -= kv.holders(block) - refs[block] + left[block] == 1  # the writer is its last holder
+        if shortfall <= 0:
+            walked = later[: -count - 1 : -1]
+            return [v for v in walked if any(left[block] == 0 or block == written for block in v.table)]
+    return None
+
+
+def prefers_swap(seq: Sequence, *, mode: PreemptionMode, costs: StepCosts, kv: KVCache) -> bool:
+    """Both ways count only what is the victim's own; an unmeasured cost tips towards swapping, which measures it."""
+    if kv.host is None or mode == "recompute" or not seq.computed:
+        return False
+    if mode == "swap" or not costs.swap_block_s or not costs.prefill_token_s:
+        return True
+    num_computed_blocks = -(-seq.computed // kv.block_size)
+    own_blocks = sum(kv.pool.refs[block] == 1 for block in seq.table[:num_computed_blocks])
+    own_tokens = min(own_blocks * kv.block_size, seq.computed)
+    return 2 * own_blocks * costs.swap_block_s <= own_tokens * costs.prefill_token_s

@@ -1,0 +1,186 @@
+"""`Scheduler`: the engine's decisions, free of tensors, clocks and I/O. `step` plans, `commit` takes the result in.
+
+Several plans may be handed out before the first result is in; they run, and are committed, in order. Equal inputs give
+equal decisions, which is what makes a trace replay. Every (request, index) that `add` accepted gets exactly one record
+with a `finish_reason`, from `commit` or from `abort`. How it decides: docs/scheduler.md.
+"""
+
+from dataclasses import replace
+
+from octavo_engine.config import SchedulerConfig
+from octavo_engine.core.committer import Committer
+from octavo_engine.core.events import KVDelta, KVDeltas, Tier
+from octavo_engine.core.limits import Limits
+from octavo_engine.core.planner import Planner
+from octavo_engine.core.sequence import Key, Sequence, forked_sequence, new_sequence
+from octavo_engine.core.state import State
+from octavo_engine.wire.errors import InvalidRequest
+from octavo_engine.wire.hashing import scoped_root
+from octavo_engine.wire.plan import SeqId, StepCosts, StepPlan, StepResult
+from octavo_engine.wire.records import EngineRequest, EngineStats, SeqOutput
+
+NO_COSTS = StepCosts()
+
+
+class Scheduler:
+    """Raises StartupError for a configuration under which some request could never run."""
+
+    def __init__(self, config: SchedulerConfig, *, kv_events: bool = False) -> None:
+        self.config = config
+        self._limits = Limits(config)
+        self._deltas = KVDeltas(enabled=kv_events)
+        self._state = State(config, self._deltas)
+        self._planner = Planner(self._state)
+        self._committer = Committer(self._state)
+        self._num_added = 0
+
+    def add(self, request: EngineRequest, now: float) -> None:
+        """Queue it. Raises InvalidRequest if it could never run."""
+        state = self._state
+        if request.request_id in state.groups:
+            raise InvalidRequest(f"Request id {request.request_id} is in use already.", param="request_id")
+        self._limits.check(request)
+        state.now = now
+        self._num_added += 1
+        seq = new_sequence(
+            request, seq_id=state.new_seq_id(), key=self._key(request), max_len=self._limits.max_len, now=now
+        )
+        seq.root_hash = scoped_root(self.config.hash_root, request.adapter, request.cache_salt)
+        state.groups[request.request_id] = seq.group
+        state.seqs[seq.seq_id] = seq
+        state.enter_waiting(seq)
+
+    def abort(self, request_id: str, index: int | None = None) -> list[SeqOutput]:
+        """End a request, or one of its outputs; the terminal records, none if there is nothing left to end."""
+        group = self._state.groups.get(request_id)
+        outputs: list[SeqOutput] = []
+        for seq in [*group.live] if group else ():
+            ended = [i for i in seq.indices if index in (None, i)]
+            outputs += self._state.end_outputs(seq, ended, "abort", None)
+            if ended == seq.indices:
+                self._state.finish(seq)
+            elif ended:
+                self._drop_outputs(seq, ended)
+        self._check_if_asked()
+        return outputs
+
+    def step(self, now: float, costs: StepCosts = NO_COSTS) -> StepPlan:
+        """What to run next; empty if everything runnable is in flight. An empty plan isn't to be committed."""
+        self._state.now = now
+        plan = self._planner.step(costs)
+        self._check_if_asked()
+        return plan
+
+    def commit(self, result: StepResult, now: float) -> list[SeqOutput]:
+        self._state.now = now
+        outputs = self._committer.commit(result)
+        self._check_if_asked()
+        return outputs
+
+    def fork(self, seq_id: SeqId) -> SeqId:
+        """Another sequence of the same request that goes on from the same tokens, at any time, under the next index.
+
+        It shares the parent's blocks and recomputes at most one token; without a free place among the running
+        sequences it waits. Raises KeyError if the parent has ended, ValueError if it hasn't forked its own outputs yet.
+        """
+        state, parent = self._state, self._state.seqs[seq_id]
+        if len(parent.indices) > 1:
+            raise ValueError(f"sequence {seq_id} still stands for outputs {parent.indices}")
+        index, parent.group.next_index = parent.group.next_index, parent.group.next_index + 1
+        runs = parent.status == "running" and state.num_places < self.config.max_num_seqs
+        computed = min(parent.computed, len(parent.token_ids) - 1) if runs else 0
+        child = forked_sequence(parent, seq_id=state.new_seq_id(), index=index, computed=computed)
+        state.seqs[child.seq_id] = child
+        if runs:
+            state.kv.fork(parent, child)
+            state.enter_running(child)
+        else:
+            state.enter_waiting(child)
+        self._check_if_asked()
+        return child.seq_id
+
+    def propose(self, seq_id: SeqId, draft_token_ids: list[int]) -> None:
+        """Draft tokens to verify with the next decode step, cut to what fits; ignored where none is due."""
+        seq = self._state.seqs.get(seq_id)
+        if seq is not None and seq.status == "running" and seq.computed < len(seq.token_ids):
+            seq.drafts = list(draft_token_ids)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks, on the device and in host memory; False (and nothing done) while any is in use."""
+        state = self._state
+        if state.kv.pool.num_in_use:
+            return False
+        for seq in state.waiting:
+            state.kv.forget_private(seq)
+        state.kv.forget_contents()
+        return True
+
+    def has_work(self) -> bool:
+        return bool(self._state.seqs)
+
+    def waiting_reason(self, request_id: str) -> str | None:
+        """What holds up the queue it stands in: capacity, budget or max_num_seqs; None if no part of it waits."""
+        group = self._state.groups.get(request_id)
+        waits = group is not None and any(seq.status != "running" for seq in group.live)
+        return (self._state.blocked_by or "budget") if waits else None
+
+    def stats(self) -> EngineStats:
+        """A snapshot; `step_s` is left to whoever has a clock."""
+        state, pool, host = self._state, self._state.kv.pool, self._state.kv.host
+        return replace(
+            state.counters,
+            running=len(state.running),
+            waiting=len(state.waiting),
+            free_blocks=pool.num_free,
+            cached_blocks=pool.num_cached,
+            in_use_blocks=pool.num_in_use,
+            host_used_blocks=host.num_used if host else 0,
+            kv_used_slots=self._used_slots(),
+            swapped_out_blocks=state.kv.num_swapped_out,
+            swapped_in_blocks=state.kv.num_swapped_in,
+            dropped_blocks=state.kv.num_dropped,
+            cow_copies=state.kv.num_copies,
+        )
+
+    def take_kv_delta(self) -> KVDelta:
+        """What changed in the caches since the last call; always empty without `kv_events`."""
+        return self._deltas.drain()
+
+    def cached_hashes(self) -> list[tuple[Tier, bytes]]:
+        """Everything that a new request would find: the snapshot that `take_kv_delta` goes on from."""
+        kv = self._state.kv
+        hashes: list[tuple[Tier, bytes]] = [("device", h) for h in kv.pool.cached_hashes()]
+        return hashes + [("host", h) for h in (kv.host.cached_hashes() if kv.host else ())]
+
+    def check(self) -> None:
+        """Assert every law of the state; O(blocks)."""
+        self._state.check()
+
+    def _key(self, request: EngineRequest) -> Key:
+        if self.config.policy == "priority":
+            return request.priority, request.arrival_s, self._num_added, 0
+        return 0, 0.0, self._num_added, 0
+
+    def _drop_outputs(self, seq: Sequence, indices: list[int]) -> None:
+        """`seq` goes on for its other outputs. The runner samples it with the seed of the first: if that one is gone,
+        it has to be told anew."""
+        keeps_first = seq.indices[0] not in indices
+        seq.indices = [i for i in seq.indices if i not in indices]
+        if seq.status == "running":
+            self._state.num_places -= len(indices)
+            if not keeps_first:
+                self._state.forget_at_runner(seq)
+
+    def _used_slots(self) -> int:
+        """Slots of the blocks in use that hold a computed token; a tail shared by forked siblings counts once."""
+        pool, size = self._state.kv.pool, self.config.block_size
+        unused = 0.0
+        for seq in self._state.running:
+            empty = len(seq.table) * size - seq.computed
+            if empty > 0:
+                unused += empty / pool.refs[seq.table[-1]]
+        return pool.num_in_use * size - round(unused)
+
+    def _check_if_asked(self) -> None:
+        if self.config.debug_invariants:
+            self.check()

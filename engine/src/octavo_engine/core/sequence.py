@@ -1,0 +1,146 @@
+"""`Sequence`: one stream of tokens; `Group`: the sequences of one request.
+
+States: waiting -admit-> running -preempt-> preempted -admit-> running; any of them -finish-> finished, which is final
+and happens once for each index. `computed` counts the tokens whose KV exists once every plan handed out has run;
+tokens [computed, len(token_ids)) are still to do. A running sequence with none to do has a sampled token in flight.
+
+The unobvious idea: a request with n > 1 starts as one sequence that stands for all of `indices` and computes the prompt
+once. At the step that computes the last prompt token it keeps the first index and forks the others off.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from octavo_engine.wire.plan import BlockId, SeqId
+from octavo_engine.wire.records import EngineRequest, Timing, TokenLogprobs
+from octavo_engine.wire.sampling import SamplingParams
+
+Status = Literal["waiting", "running", "preempted", "finished"]
+Key = tuple[int, float, int, int]
+NO_TOKEN = -1
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """`live` holds every sequence that has not finished; `next_index` is what the next fork is called."""
+
+    request: EngineRequest
+    next_index: int
+    live: list["Sequence"] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    seq_id: SeqId
+    group: Group
+    indices: list[int]  # of the request's outputs; more than one only before the fork
+    key: Key  # smaller goes first and is preempted last
+    token_ids: list[int]
+    limit: int  # of len(token_ids)
+    arrival_s: float
+    num_prompt: int
+    request_id: str
+    min_total: int  # tokens before which no token stops
+    eos_token_id: int = NO_TOKEN
+    stop_token_ids: frozenset[int] = frozenset()
+    status: Status = "waiting"
+    computed: int = 0
+    table: list[BlockId] = field(default_factory=list)
+    num_sent: int = 0  # entries of `table` that the runner knows
+    announced: bool = False  # whether the runner knows the sequence
+    root_hash: bytes = b""
+    hashes: list[bytes] = field(default_factory=list)  # of the full blocks of token_ids, as far as they were needed
+    num_registered: int = 0  # leading entries of `table` that the pool knows by hash
+    in_flight: int = 0  # plans handed out and not yet committed
+    drafts: list[int] = field(default_factory=list)
+    saved: int = 0  # tokens computed when it was preempted
+    private_blocks: range = range(0)  # positions saved for this sequence alone in the host tier
+    num_cached: int = -1  # prompt tokens found in the cache when it first ran; -1: it never ran
+    num_preemptions: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # collected so far, None when not asked for or emitted
+    scheduled_s: float = 0.0
+    first_token_s: float = 0.0
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.group.request.params
+
+    @property
+    def seed(self) -> int:
+        return (self.params.seed or 0) + self.indices[0]
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    def timing(self, now: float) -> Timing:
+        if self.num_cached < 0:
+            return Timing(queue_s=now - self.arrival_s)
+        first = self.first_token_s if self.num_output else now
+        return Timing(
+            queue_s=self.scheduled_s - self.arrival_s,
+            prefill_s=first - self.scheduled_s,
+            decode_s=now - first,
+            inference_s=now - self.scheduled_s,
+        )
+
+    def check(self, block_size: int) -> None:
+        assert self.indices, f"sequence {self.seq_id} stands for nothing"
+        assert self.in_flight or self.computed < len(self.token_ids), f"sequence {self.seq_id} has nothing to do"
+        assert self.num_registered <= min(len(self.hashes), len(self.token_ids) // block_size)
+        if self.status == "running":
+            assert self.num_sent <= len(self.table)
+            assert len(self.table) * block_size >= self.computed
+        else:
+            assert not self.table
+            assert not self.announced
+
+
+def new_sequence(request: EngineRequest, *, seq_id: SeqId, key: Key, max_len: int, now: float) -> Sequence:
+    """The one sequence that a request starts as. `max_len`: tokens that any sequence may have."""
+    params, num_prompt = request.params, len(request.prompt_token_ids)
+    limit = max_len if params.max_tokens is None else min(max_len, num_prompt + params.max_tokens)
+    stops_at_eos = request.eos_token_id is not None and not params.ignore_eos
+    seq = Sequence(
+        seq_id=seq_id,
+        group=Group(request, next_index=params.n),
+        indices=list(range(params.n)),
+        key=key,
+        token_ids=list(request.prompt_token_ids),
+        limit=limit,
+        arrival_s=now,
+        num_prompt=num_prompt,
+        request_id=request.request_id,
+        min_total=num_prompt + params.min_tokens,
+        eos_token_id=request.eos_token_id if stops_at_eos and request.eos_token_id is not None else NO_TOKEN,
+        stop_token_ids=frozenset(params.stop_token_ids or ()),
+        prompt_logprobs=None if params.prompt_logprobs is None else [None],
+    )
+    seq.group.live.append(seq)
+    return seq
+
+
+def forked_sequence(parent: Sequence, *, seq_id: SeqId, index: int, computed: int) -> Sequence:
+    """A sibling with the parent's tokens; whether it has the parent's blocks is the KV cache's business."""
+    child = Sequence(
+        seq_id=seq_id,
+        group=parent.group,
+        indices=[index],
+        key=(*parent.key[:3], index),
+        token_ids=list(parent.token_ids),
+        limit=parent.limit,
+        arrival_s=parent.arrival_s,
+        num_prompt=parent.num_prompt,
+        request_id=parent.request_id,
+        min_total=parent.min_total,
+        eos_token_id=parent.eos_token_id,
+        stop_token_ids=parent.stop_token_ids,
+        computed=computed,
+        root_hash=parent.root_hash,
+        hashes=list(parent.hashes),
+        num_cached=parent.num_cached,
+        scheduled_s=parent.scheduled_s,
+        first_token_s=parent.first_token_s,
+    )
+    child.group.live.append(child)
+    return child

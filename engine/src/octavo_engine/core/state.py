@@ -1,0 +1,125 @@
+"""`State`: what planning and committing share: the queues, the sequences, the KV cache and the counters.
+
+`running` and `waiting` are both ordered by key (priority, arrival, index), so that the sequence to preempt is always
+the last of `running`, which no step has scheduled before the others, and a preempted one is again the first to come.
+`waiting` stands in reverse, for an O(1) pop. A waiting request with n > 1 is one sequence that needs n places:
+`num_places` counts the running sequences and those that they will fork into.
+"""
+
+import bisect
+from operator import attrgetter
+
+from octavo_engine.config import SchedulerConfig
+from octavo_engine.core.events import KVDeltas
+from octavo_engine.core.kv import KVCache
+from octavo_engine.core.sequence import Group, Key, Sequence
+from octavo_engine.wire.plan import SeqId, StepPlan
+from octavo_engine.wire.records import EngineStats, FinishReason, SeqOutput
+
+_key = attrgetter("key")
+
+
+def _reverse_key(seq: Sequence) -> Key:
+    priority, arrival, order, index = seq.key
+    return -priority, -arrival, -order, -index
+
+
+class State:
+    def __init__(self, config: SchedulerConfig, deltas: KVDeltas) -> None:
+        self.config = config
+        self.kv = KVCache(config, deltas)
+        self.groups: dict[str, Group] = {}
+        self.seqs: dict[SeqId, Sequence] = {}
+        self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.num_places = 0
+        self.in_flight: dict[int, StepPlan] = {}
+        self.dropped: list[SeqId] = []  # the runner is to forget them with the next plan
+        self.counters = EngineStats(total_blocks=config.num_blocks, host_total_blocks=config.num_host_blocks)
+        self.now = 0.0
+        self.blocked_by = ""  # why the head of the queue wasn't admitted by the latest step
+        self._next_seq_id = 0
+
+    def new_seq_id(self) -> SeqId:
+        self._next_seq_id += 1
+        return self._next_seq_id
+
+    def enter_running(self, seq: Sequence) -> None:
+        seq.status = "running"
+        bisect.insort(self.running, seq, key=_key)
+        self.num_places += len(seq.indices)
+
+    def enter_waiting(self, seq: Sequence) -> None:
+        bisect.insort(self.waiting, seq, key=_reverse_key)
+
+    def preempt(self, seq: Sequence, *, swap: bool) -> None:
+        seq.saved = seq.computed
+        seq.num_preemptions += 1
+        self.counters.preemptions += 1
+        if swap:
+            self.counters.preemptions_swap += 1
+            self.kv.swap_out(seq)
+        else:
+            self.counters.preemptions_recompute += 1
+            self.kv.release(seq, spill=False)
+        self._leave_running(seq)
+        seq.status = "preempted"
+        seq.drafts = []
+        self.enter_waiting(seq)
+
+    def finish(self, seq: Sequence) -> None:
+        """Its blocks are free from the next plan on, even if plans that use them are under way: they run in order."""
+        if seq.status == "running":
+            self.kv.release(seq)
+            self._leave_running(seq)
+        else:
+            self.kv.forget_private(seq)
+            self.waiting.remove(seq)
+        seq.status = "finished"
+        del self.seqs[seq.seq_id]
+        seq.group.live.remove(seq)
+        if not seq.group.live:
+            del self.groups[seq.request_id]
+
+    def end_outputs(
+        self, seq: Sequence, indices: list[int], reason: FinishReason, error: str | None
+    ) -> list[SeqOutput]:
+        """Terminal records without tokens."""
+        return [
+            SeqOutput(
+                request_id=seq.request_id,
+                index=index,
+                finish_reason=reason,
+                error=error,
+                num_cached_tokens=max(seq.num_cached, 0),
+                num_preemptions=seq.num_preemptions,
+                timing=seq.timing(self.now),
+            )
+            for index in indices
+        ]
+
+    def forget_at_runner(self, seq: Sequence) -> None:
+        """The runner drops its state; the sequence is announced again if it is scheduled again."""
+        if seq.announced:
+            self.dropped.append(seq.seq_id)
+        seq.announced = False
+        seq.num_sent = 0
+
+    def check(self) -> None:
+        config, live = self.config, [*self.seqs.values()]
+        self.kv.check(live)
+        assert [s.key for s in self.running] == sorted(s.key for s in self.running)
+        assert [s.key for s in self.waiting] == sorted((s.key for s in self.waiting), reverse=True)
+        assert sorted(s.seq_id for s in [*self.running, *self.waiting]) == sorted(self.seqs)
+        assert all(s.status == "running" for s in self.running)
+        assert all(s.status in ("waiting", "preempted") for s in self.waiting)
+        assert self.num_places == sum(len(s.indices) for s in self.running) <= config.max_num_seqs
+        assert sorted(s.seq_id for group in self.groups.values() for s in group.live) == sorted(self.seqs)
+        for seq in live:
+            seq.check(config.block_size)
+            assert seq.in_flight == sum(step.seq_id == seq.seq_id for p in self.in_flight.values() for step in p.seqs)
+
+    def _leave_running(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        self.num_places -= len(seq.indices)
+        self.forget_at_runner(seq)

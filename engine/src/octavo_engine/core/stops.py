@@ -1,0 +1,31 @@
+"""When a sequence ends: which sampled tokens are taken, and why no more.
+
+A token that stops generation wins over the length limits, as clients expect "stop" there; before `min_tokens` no token
+stops, but the length limits always hold.
+"""
+
+from octavo_engine.core.sequence import Sequence
+from octavo_engine.wire.records import FinishReason
+
+Stop = tuple[FinishReason | None, int | None]
+GOES_ON: Stop = (None, None)
+
+
+def take_tokens(seq: Sequence, sampled: list[int]) -> tuple[int, Stop]:
+    """Append tokens up to the first that ends the sequence; how many were taken, and the reason and stopping id."""
+    for count, token in enumerate(sampled, start=1):
+        seq.token_ids.append(token)
+        stop = _stop_after(seq, token)
+        if stop is not GOES_ON:
+            return count, stop
+    return len(sampled), GOES_ON
+
+
+def _stop_after(seq: Sequence, token: int) -> Stop:
+    length = len(seq.token_ids)
+    if length >= seq.min_total:
+        if token == seq.eos_token_id:
+            return "stop", None
+        if token in seq.stop_token_ids:
+            return "stop", token
+    return ("length", None) if length >= seq.limit else GOES_ON
