@@ -6,6 +6,7 @@ The last column is the growth in lines since `--base` (a git revision), the numb
 
 import argparse
 import ast
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,7 +34,9 @@ def function_sizes(source: str, place: str) -> Iterator[Size]:
 
 
 def growth(area: str, base: str) -> str:
-    """Lines added minus lines removed since `base`; "-" where git cannot tell."""
+    """Lines added minus lines removed since `base`; "-" where git is not there or cannot tell."""
+    if shutil.which("git") is None:
+        return "-"
     command = ["git", "-C", str(ROOT), "diff", "--numstat", base, "--", f"{area}/*.py"]
     diff = subprocess.run(command, capture_output=True, text=True, check=False)
     rows = [line.split("\t") for line in diff.stdout.splitlines()]
