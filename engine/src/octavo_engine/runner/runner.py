@@ -51,7 +51,7 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         try:
             results = self._run(plan)
-        except Exception as error:  # noqa: BLE001 - supervises the step: the engine must outlive it
+        except Exception as error:  # supervises the step: the engine outlives it
             _LOGGER.exception("step %d failed", plan.step_id)
             message = f"{type(error).__name__}: {error}"
             return StepResult(step_id=plan.step_id, costs=self._costs.current(), error=message)

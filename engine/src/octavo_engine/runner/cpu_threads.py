@@ -1,0 +1,79 @@
+"""How many threads compute, and on which CPUs: affinity, cgroup quota and the variables that users set.
+
+`OCTAVO_CPU_OMP_THREADS_BIND` or `VLLM_CPU_OMP_THREADS_BIND` lists CPUs ("0-3,8"; with "|" between ranks: the first part
+is ours), or says "nobind" or "auto". Without it: one thread per physical core that affinity and quota allow.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo_engine.runner.cgroup import CgroupLimits
+from octavo_engine.wire.errors import StartupError
+
+_BIND = ("OCTAVO_CPU_OMP_THREADS_BIND", "VLLM_CPU_OMP_THREADS_BIND")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadPlan:
+    num_threads: int
+    cpus: frozenset[int] | None = None  # to bind to; None: leave the affinity as it is
+
+
+def plan_threads(
+    wanted: int | None,
+    *,
+    env: Mapping[str, str],
+    affinity: set[int],
+    limits: CgroupLimits,
+    root: Path = Path("/"),
+) -> ThreadPlan:
+    """`wanted`: the user's own number, which wins over everything but a bad binding."""
+    name, value = next(((n, env[n]) for n in _BIND if env.get(n)), ("", "auto"))
+    if value not in ("auto", "nobind", "all"):
+        cpus = parse_cpu_list(value.split("|")[0], name)
+        if missing := cpus - affinity:
+            raise StartupError(
+                f"{name}={value}: CPUs {sorted(missing)} are not available; these are: {sorted(affinity)}."
+            )
+        return ThreadPlan(num_threads=wanted or len(cpus), cpus=cpus)
+    if wanted is None and env.get("OMP_NUM_THREADS", "").isdigit():
+        wanted = int(env["OMP_NUM_THREADS"])
+    if wanted is None:
+        quota = len(affinity) if limits.cpus is None else math.ceil(limits.cpus)
+        wanted = max(1, min(len(physical_cores(affinity, root)), quota))
+    return ThreadPlan(num_threads=wanted)
+
+
+def parse_cpu_list(text: str, name: str) -> frozenset[int]:
+    try:
+        cpus: set[int] = set()
+        for part in text.split(","):
+            first, _, last = part.strip().partition("-")
+            cpus.update(range(int(first), int(last or first) + 1))
+    except ValueError:
+        raise StartupError(f"{name}={text}: not a list of CPUs such as 0-3,8.") from None
+    if not cpus:
+        raise StartupError(f"{name}={text}: names no CPU.")
+    return frozenset(cpus)
+
+
+def physical_cores(cpus: set[int], root: Path = Path("/")) -> set[int]:
+    """One of the given CPUs for each core."""
+    cores: dict[str, int] = {}
+    for cpu in sorted(cpus):
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        try:
+            siblings = topology.read_text().strip()
+        except OSError:
+            siblings = str(cpu)
+        cores.setdefault(siblings, cpu)
+    return set(cores.values())
+
+
+def bind(plan: ThreadPlan) -> None:
+    """Before the first parallel kernel: threads inherit the affinity of the one that starts them."""
+    if plan.cpus is not None:
+        os.sched_setaffinity(0, plan.cpus)

@@ -1,0 +1,159 @@
+"""`--dtype auto` on a CPU: bf16 or fp32, whichever this machine multiplies faster, measured at the model's shapes.
+
+The rule: time the packed linears of one layer at 1, 64 and 512 rows in both types (one decode stream, a busy decode
+step, a prefill chunk) and take the type with the smaller geometric mean of the times; bf16 wins ties within 10 %, as it
+halves the memory of weights and KV. A checkpoint in fp32 is treated the same: whoever wants its precision asks for
+float32. The answer is kept in XDG_CACHE_HOME/octavo, keyed by CPU, torch, threads and shapes.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from octavo_engine.config import ModelConfig
+from octavo_engine.ops.packed_linear import PackedWeight, pack, packed_linear
+
+_LOGGER = logging.getLogger(__name__)
+ROWS = (1, 64, 512)
+_BUDGET_S = 0.08  # per type and number of rows
+_ADVANTAGE = 1.1  # of the smaller type
+_MOST_WEIGHTS = 1 << 22  # of one measured matrix: larger ones are cut
+_BEYOND_CACHE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmShape:
+    in_features: int
+    out_features: int
+
+
+Times = dict[str, list[float]]
+
+
+def choose_cpu_dtype(model: ModelConfig) -> torch.dtype:
+    shapes = layer_shapes(model)
+    path = cache_folder() / f"dtype-{_key(shapes)}.json"
+    times = _read(path)
+    if times is None:
+        times = {name: _measure(shapes, dtype) for name, dtype in _TYPES.items()}
+        _write(path, times)
+    name = faster_type(times)
+    _LOGGER.info("dtype auto: %s (ms a layer at %s rows: %s)", name, ROWS, _show(times))
+    return _TYPES[name]
+
+
+def faster_type(times: Times) -> str:
+    """`times[type][i]`: seconds at `ROWS[i]`."""
+    small, large = (math.prod(times[name]) ** (1 / len(ROWS)) for name in ("bfloat16", "float32"))
+    return "bfloat16" if small <= large * _ADVANTAGE else "float32"
+
+
+def layer_shapes(model: ModelConfig) -> list[GemmShape]:
+    """The fused projections of one layer; the MLP's width from the config, by any of its names."""
+    hidden = model.hidden_size
+    widths = (model.hf.get(k) for k in ("intermediate_size", "ffn_dim", "n_inner"))
+    width = next((int(w) for w in widths if w), 4 * hidden)
+    attention = model.num_heads * model.head_dim
+    return [
+        GemmShape(in_features=hidden, out_features=attention + 2 * model.num_kv_heads * model.head_dim),
+        GemmShape(in_features=attention, out_features=hidden),
+        GemmShape(in_features=hidden, out_features=2 * width),
+        GemmShape(in_features=width, out_features=hidden),
+    ]
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
+
+
+_TYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@torch.inference_mode()
+def _measure(shapes: list[GemmShape], dtype: torch.dtype) -> list[float]:
+    """Seconds for the linears of one layer at each of `ROWS`; at one row the weights come from memory, not a cache."""
+    cuts = [min(1.0, _MOST_WEIGHTS / (s.in_features * s.out_features)) for s in shapes]
+    layer_bytes = (
+        sum(cut * s.in_features * s.out_features for s, cut in zip(shapes, cuts, strict=True)) * dtype.itemsize
+    )
+    layers = [
+        [
+            pack(torch.full((max(1, int(s.out_features * cut)), s.in_features), 0.01, dtype=dtype))
+            for s, cut in zip(shapes, cuts, strict=True)
+        ]
+        for _ in range(math.ceil(_BEYOND_CACHE_BYTES / layer_bytes))
+    ]
+    times = []
+    for rows in ROWS:
+        used = layers if rows == 1 else layers[:1]
+        inputs = [torch.full((rows, s.in_features), 0.01, dtype=dtype) for s in shapes]
+        times.append(_best_time(used, inputs, cuts) / len(used))
+    return times
+
+
+def _best_time(layers: list[list[PackedWeight]], inputs: list[Tensor], cuts: list[float]) -> float:
+    """Of all layers together; a matrix that was cut counts as if it had been whole."""
+    best = [math.inf] * len(cuts)
+    deadline = time.perf_counter() + _BUDGET_S
+    rounds = 0
+    while rounds < 2 or time.perf_counter() < deadline:
+        for i, x in enumerate(inputs):
+            started = time.perf_counter()
+            for layer in layers:
+                packed_linear(x, layer[i])
+            best[i] = min(best[i], time.perf_counter() - started)
+        rounds += 1
+    return sum(t / cut for t, cut in zip(best, cuts, strict=True))
+
+
+def _key(shapes: list[GemmShape]) -> str:
+    parts = [
+        _cpu_model(),
+        torch.__version__,
+        torch.get_num_threads(),
+        [(s.in_features, s.out_features) for s in shapes],
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _cpu_model() -> str:
+    """Name and features: the same name may hide different instruction sets behind a hypervisor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "CPU part", "Features")
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
+
+
+def _read(path: Path) -> Times | None:
+    try:
+        times = json.loads(path.read_text())
+        return {name: [float(t) for t in times[name]] for name in _TYPES}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, times: Times) -> None:
+    """A cache that can't be written is measured again next time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+            json.dump(times, file)
+        Path(file.name).replace(path)
+    except OSError as error:
+        _LOGGER.debug("%s is not kept: %s", path, error)
+
+
+def _show(times: Times) -> str:
+    return ", ".join(f"{name} " + "/".join(f"{t * 1e3:.2f}" for t in values) for name, values in times.items())

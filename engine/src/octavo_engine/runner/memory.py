@@ -1,0 +1,76 @@
+"""How many KV blocks there are: from flags, or from what the device has left once the weights are loaded.
+
+The engine must always be able to hold one sequence of full length, so that no admitted request can be too big: less
+memory than that refuses to start and says what would help.
+"""
+
+from dataclasses import dataclass
+
+from octavo_engine.config import EngineConfig
+from octavo_engine.wire.errors import StartupError
+
+GIB = 1 << 30
+MIB = 1 << 20
+_MOST_BLOCKS = 1 << 16  # unless the flags or the running sequences ask for more: block tables cost memory too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryInfo:
+    total_bytes: int
+    available_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSize:
+    num_blocks: int
+    num_host_blocks: int
+    kv_bytes: int
+
+
+def size_kv(
+    config: EngineConfig, *, max_model_len: int, bytes_per_block: int, memory: MemoryInfo, default_kv_bytes: int
+) -> KVSize:
+    """Raises StartupError when a sequence of `max_model_len` tokens would not fit."""
+    blocks_per_seq = -(-max_model_len // config.block_size)
+    if config.num_gpu_blocks_override is not None:
+        num_blocks = config.num_gpu_blocks_override
+    elif config.kv_cache_memory_bytes is not None:
+        num_blocks = config.kv_cache_memory_bytes // bytes_per_block
+    else:
+        most = max(_MOST_BLOCKS, config.max_num_seqs * blocks_per_seq)
+        num_blocks = min(default_kv_bytes // bytes_per_block, most)
+    if num_blocks < blocks_per_seq:
+        raise StartupError(_too_small(config, num_blocks, max_model_len, bytes_per_block, memory))
+    num_host_blocks = int(config.swap_space * GIB) // bytes_per_block
+    _check_available(config, num_blocks + num_host_blocks, bytes_per_block, memory)
+    return KVSize(num_blocks=num_blocks, num_host_blocks=num_host_blocks, kv_bytes=num_blocks * bytes_per_block)
+
+
+def _too_small(
+    config: EngineConfig, num_blocks: int, max_model_len: int, bytes_per_block: int, memory: MemoryInfo
+) -> str:
+    fits = num_blocks * config.block_size
+    needed_blocks = -(-max_model_len // config.block_size)
+    if config.num_gpu_blocks_override is not None:
+        raise_flag = f"raise --num-gpu-blocks-override to at least {needed_blocks}"
+    else:
+        raise_flag = f"raise --kv-cache-memory-bytes to at least {needed_blocks * bytes_per_block}"
+    shorter = f"lower --max-model-len to at most {fits}, or " if fits else ""
+    return (
+        f"the KV cache has {_size(num_blocks * bytes_per_block)} ({num_blocks} blocks of {config.block_size} tokens; "
+        f"{_size(memory.available_bytes)} of memory are available), but one sequence of max_model_len={max_model_len} "
+        f"tokens needs {_size(needed_blocks * bytes_per_block)}: {shorter}{raise_flag}."
+    )
+
+
+def _check_available(config: EngineConfig, blocks: int, bytes_per_block: int, memory: MemoryInfo) -> None:
+    if blocks * bytes_per_block > memory.available_bytes:
+        raise StartupError(
+            f"the KV cache and swap space take {_size(blocks * bytes_per_block)}, but only "
+            f"{_size(memory.available_bytes)} of memory are available: lower --kv-cache-memory-bytes, "
+            f"--num-gpu-blocks-override or --swap-space."
+        )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.1f} MiB"
