@@ -17,8 +17,13 @@ async def health(request: Request) -> Response:
     return Response(status_code=503 if context_of(request).client.is_dead else 200)
 
 
-@router.api_route("/ping", methods=["GET", "POST"], summary="Health, as SageMaker asks for it", response_model=None)
+@router.get("/ping", summary="Health, as SageMaker asks for it", response_model=None)
 async def ping(request: Request) -> Response:
+    return await health(request)
+
+
+@router.post("/ping", summary="Health, as SageMaker asks for it", response_model=None)
+async def post_ping(request: Request) -> Response:
     return await health(request)
 
 

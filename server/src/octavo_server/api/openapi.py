@@ -36,5 +36,14 @@ def document(app: FastAPI) -> dict[str, Any]:
         _, definitions = models_json_schema([(body, "validation") for body in BODIES], ref_template=_REF)
         components = schema.setdefault("components", {}).setdefault("schemas", {})
         components.update(definitions["$defs"])
+        _drop_422(schema)
         app.openapi_schema = schema
     return app.openapi_schema
+
+
+def _drop_422(schema: dict[str, Any]) -> None:
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schema["components"]["schemas"].pop(name, None)

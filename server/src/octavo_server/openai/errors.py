@@ -92,7 +92,11 @@ def malformed(error: ValidationError) -> MalformedRequest:
 
 def _field(location: tuple[int | str, ...]) -> str:
     """`messages.0.content`, without the names that pydantic gives to the members of a union."""
-    return ".".join(str(part) for part in location if isinstance(part, int) or part.replace("_", "").isalnum())
+    return ".".join(str(part) for part in location if isinstance(part, int) or _is_field_name(part))
+
+
+def _is_field_name(part: str) -> bool:
+    return part.islower() and part.isidentifier() and part not in ("str", "int", "float", "bool")
 
 
 def _headers(error: Exception) -> dict[str, str]:

@@ -19,6 +19,7 @@ _SAME_NAME = (
     *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
     *("logit_bias", "allowed_token_ids", "skip_reading_prefix_cache"),
 )
+INT32_MAX = 2**31 - 1
 #: Keys of generation_config.json that stand in for unset fields.
 GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -37,7 +38,7 @@ class GenerationFields(Lenient):
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: int | None = Field(None, le=INT32_MAX)
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -60,7 +61,7 @@ class GenerationFields(Lenient):
     stream_options: StreamOptions | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
-    priority: int | None = None
+    priority: int | None = Field(None, ge=-INT32_MAX, le=INT32_MAX)
     cache_salt: str | None = None
     request_id: str | None = Field(None, max_length=256)
     return_token_ids: bool | None = None

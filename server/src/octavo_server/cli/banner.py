@@ -1,0 +1,39 @@
+"""What `octavo serve` says once it answers: the model, what fits, and a command to try it."""
+
+from octavo_server.api.client import EngineClient
+from octavo_server.config import ServerConfig
+
+GIB = 2**30
+TRY_MAX_TOKENS = 32
+
+
+def banner(client: EngineClient, config: ServerConfig, port: int, start_s: float) -> list[str]:
+    ready, name = client.ready_info, config.model_name
+    num_tokens = ready.num_blocks * ready.block_size
+    url = f"http://{_reachable(config.host)}:{port}"
+    names = "" if (name,) == config.served_model_names == (client.config.model,) else _served_as(config)
+    body = (
+        f'{{"model": "{name}", "max_tokens": {TRY_MAX_TOKENS}, "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    )
+    return [
+        f"model {client.config.model}{names}: {ready.dtype} on {ready.device}, {ready.weights_bytes / GIB:.2f} GiB",
+        f"KV cache {num_tokens:,} tokens ({ready.kv_bytes / GIB:.2f} GiB, {ready.kv_dtype}): "
+        f"{num_tokens / ready.max_model_len:.1f} requests of the full {ready.max_model_len:,} tokens at once",
+        f"serving at {url}/v1 after {start_s:.1f} s; documentation at {url}/docs",
+        f"try: curl {url}/v1/chat/completions {_key_header(config)}-H 'Content-Type: application/json' -d '{body}'",
+    ]
+
+
+def _reachable(host: str | None) -> str:
+    """An address that a client on this machine can use."""
+    if host in (None, "", "0.0.0.0", "::"):
+        return "localhost"
+    return f"[{host}]" if ":" in host else host
+
+
+def _served_as(config: ServerConfig) -> str:
+    return f" as {', '.join(config.served_model_names)}"
+
+
+def _key_header(config: ServerConfig) -> str:
+    return "-H 'Authorization: Bearer KEY' " if config.api_keys else ""

@@ -1,0 +1,168 @@
+"""The flags of `octavo serve`: vLLM's names and defaults. Those of the engine are made from `EngineConfig`'s fields.
+
+A flag of a feature that isn't there yet is either unknown to the parser or refused with a reason, never ignored;
+flags that ask for what is always on are accepted.
+"""
+
+import argparse
+import json
+from dataclasses import MISSING, Field, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from octavo_engine.config import EngineConfig
+
+from octavo_server.cli.sizes import size, size_or_auto
+
+#: Group -> field of EngineConfig -> help.
+ENGINE_HELP: dict[str, dict[str, str]] = {
+    "model": {
+        "tokenizer": "where the tokenizer comes from, if not from the model",
+        "revision": "branch, tag or commit of a model on a hub",
+        "served_model_name": "names under which the API knows the model; the first one is in the answers",
+        "load_format": "format of the weights; dummy: random weights, nothing is read",
+        "dtype": "of weights and activations; auto: the fastest on this machine that the checkpoint allows",
+        "device": "where to compute",
+        "seed": "seed of requests that bring none",
+        "generation_config": "defaults of sampling fields: auto (the model's), vllm (none), or a folder",
+        "chat_template": "file with a Jinja chat template, or the template itself",
+        "num_threads": "CPU threads for computing",
+    },
+    "memory": {
+        "max_model_len": "longest request, prompt and output, in tokens; accepts 32k, 32K, auto",
+        "block_size": "tokens per KV block",
+        "kv_cache_memory_bytes": "size of the KV cache; accepts 4G",
+        "gpu_memory_utilization": "share of the device's memory to use, when no size is given",
+        "num_gpu_blocks_override": "number of KV blocks, instead of measuring memory",
+        "swap_space": "GiB of CPU memory for KV blocks that were swapped out",
+        "enable_prefix_caching": "share the KV of equal prefixes",
+    },
+    "scheduling": {
+        "max_num_seqs": "sequences per step",
+        "max_num_batched_tokens": "tokens per step",
+        "max_logprobs": "most log-probabilities that a request may ask for; -1: the whole vocabulary",
+        "enable_chunked_prefill": "compute long prompts in pieces, beside running sequences",
+        "long_prefill_token_threshold": "most tokens of one prompt in a step; 0: no limit",
+        "scheduling_policy": "order of waiting requests; priority: by the field of that name, lowest first",
+        "preemption_mode": "what becomes of the KV of a preempted request; auto: what costs less",
+        "watermark": "share of KV blocks kept free when requests are admitted",
+    },
+    "debugging": {
+        "trace": "file to record arrivals and decisions in, for `octavo replay`",
+        "debug_invariants": "check the block pool after every step (slow)",
+    },
+}
+
+_TYPES: dict[str, Any] = {"max_model_len": size_or_auto, "max_logprobs": int, "seed": int}
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model_tag", metavar="MODEL", nargs="?", help=f"what to serve (default: {EngineConfig().model})"
+    )
+    parser.add_argument("--model", help="the same, as a flag")
+    hints = get_type_hints(EngineConfig)
+    left = {f.name: f for f in fields(EngineConfig) if f.name != "model"}
+    for title, helps in ENGINE_HELP.items():
+        group = parser.add_argument_group(title)
+        for name, text in helps.items():
+            _add(group, left.pop(name), hints[name], text)
+    for name, config_field in left.items():
+        _add(parser, config_field, hints[name], "")
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", help="address to listen on (default: all)")
+    group.add_argument("--port", type=int, default=8000, help="port to listen on; 0: a free one (default: 8000)")
+    group.add_argument(
+        *("--api-key",),
+        nargs="+",
+        action="extend",
+        metavar="KEY",
+        help="keys that clients must send (default: $OCTAVO_API_KEY or $VLLM_API_KEY, else none is needed)",
+    )
+    levels = ("critical", "error", "warning", "info", "debug", "trace")
+    group.add_argument("--uvicorn-log-level", choices=levels, default="info", help="(default: info)")
+    group.add_argument("--root-path", default="", help="path prefix that a proxy strips (default: none)")
+    group.add_argument("--allowed-origins", type=_json_list, default=["*"], help='CORS, as JSON (default: ["*"])')
+    group.add_argument("--response-role", default="assistant", help="role of chat answers (default: assistant)")
+    _switch(group, "--enable-force-include-usage", "usage in every stream, asked for or not")
+    _switch(group, "--enable-log-requests", "log prompts and parameters")
+    group.add_argument("--max-log-len", type=int, help="most characters of a prompt in the log (default: all)")
+    _switch(group, "--disable-log-stats", "no periodic line about load and throughput")
+    _switch(group, "--disable-fastapi-docs", "no /docs and no /openapi.json")
+    group.add_argument(
+        "--drain-timeout", type=float, default=30.0, help="seconds for running requests at shutdown (default: 30)"
+    )
+
+
+def add_compatibility_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("accepted because scripts pass them")
+    always = "always on"
+    for flag in ("--enable-prompt-tokens-details", "--enable-request-id-headers", "--enable-server-load-tracking"):
+        group.add_argument(flag, action="store_true", help=always)
+    for flag in ("--scheduler-reserve-full-isl", "--enforce-eager"):
+        group.add_argument(flag, action="store_true", help=always)
+    for flag, only in _ONLY.items():
+        group.add_argument(flag, choices=[only], default=only, help=f"only {only} (default: {only})")
+    for flag, short in (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp")):
+        group.add_argument(flag, short, type=_only_one, default=1, help="only 1 in this version (default: 1)")
+
+
+_ONLY = {
+    "--tokenizer-mode": "auto",
+    "--logprobs-mode": "raw_logprobs",
+    "--prefix-caching-hash-algo": "sha256",
+    "--chat-template-content-format": "auto",
+    "--kv-cache-dtype": "auto",
+}
+
+
+def _add(group: Any, config_field: "Field[Any]", hint: Any, text: str) -> None:
+    flag = "--" + config_field.name.replace("_", "-")
+    default = None if config_field.default is MISSING else config_field.default
+    described = f"{text} (default: {_shown(default)})".strip()
+    if hint is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=described)
+    elif config_field.name == "served_model_name":
+        group.add_argument(flag, nargs="+", metavar="NAME", default=[], help=f"{text} (default: MODEL)")
+    elif get_origin(hint) is Literal:
+        group.add_argument(flag, choices=get_args(hint), default=default, help=described)
+    else:
+        kind = _TYPES.get(config_field.name, _plain_type(hint))
+        group.add_argument(flag, type=kind, default=default, metavar=_metavar(kind), help=described)
+
+
+def _plain_type(hint: Any) -> Any:
+    kinds = {kind for kind in (get_args(hint) or (hint,)) if kind is not type(None)}
+    return size if int in kinds else float if float in kinds else str
+
+
+def _metavar(kind: Any) -> str:
+    return {int: "N", size: "N", size_or_auto: "N", float: "X"}.get(kind, "TEXT")
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return "none" if default is None else str(default)
+
+
+def _switch(group: Any, flag: str, text: str) -> None:
+    group.add_argument(flag, action=argparse.BooleanOptionalAction, default=False, help=f"{text} (default: off)")
+
+
+def _only_one(text: str) -> int:
+    if text != "1":
+        raise argparse.ArgumentTypeError(f"{text}: this version computes on one device; only 1 is possible")
+    return 1
+
+
+def _json_list(text: str) -> list[str]:
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, list) or not all(isinstance(item, str) for item in parsed):
+        raise argparse.ArgumentTypeError(f'{text!r} is no JSON list of strings, such as ["https://example.org"]')
+    return parsed

@@ -1,0 +1,130 @@
+"""`octavo serve`: take the port, start the engine, say what there is, answer until told to stop.
+
+The port is taken before the model is loaded, so that a busy one costs a second and not a minute. A start that fails
+ends with one readable line and exit code 1.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Coroutine
+from dataclasses import fields
+from typing import Any
+
+import uvloop
+from octavo_engine.async_llm import AsyncLLM
+from octavo_engine.config import EngineConfig
+from octavo_engine.wire.errors import StartupError
+
+from octavo_server.api.app import build_app
+from octavo_server.api.server import SIGNALS, ApiServer
+from octavo_server.cli.banner import banner
+from octavo_server.cli.stats_log import log_stats
+from octavo_server.config import ServerConfig
+
+logger = logging.getLogger("octavo")
+
+KEY_VARIABLES = ("OCTAVO_API_KEY", "VLLM_API_KEY")
+ALL_ADDRESSES = "0.0.0.0"
+
+
+def serve(args: argparse.Namespace) -> int:
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S"
+    )
+    engine_config, server_config = engine_config_of(args), server_config_of(args)
+    try:
+        with bind(server_config.host, server_config.port) as sock:
+            return _run(_serve(engine_config, server_config, sock))
+    except StartupError as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        return 1
+
+
+def engine_config_of(args: argparse.Namespace) -> EngineConfig:
+    given = {f.name: getattr(args, f.name) for f in fields(EngineConfig)}
+    given["model"] = args.model_tag or args.model or EngineConfig().model
+    given["served_model_name"] = tuple(args.served_model_name) or (given["model"],)
+    return EngineConfig(**given)
+
+
+def server_config_of(args: argparse.Namespace) -> ServerConfig:
+    keys = args.api_key or [key for name in KEY_VARIABLES if (key := os.environ.get(name))]
+    return ServerConfig(
+        served_model_names=engine_config_of(args).served_model_name,
+        host=args.host,
+        port=args.port,
+        uvicorn_log_level=args.uvicorn_log_level,
+        root_path=args.root_path,
+        allowed_origins=tuple(args.allowed_origins),
+        api_keys=tuple(keys),
+        response_role=args.response_role,
+        enable_force_include_usage=args.enable_force_include_usage,
+        enable_log_requests=args.enable_log_requests,
+        max_log_len=args.max_log_len,
+        disable_log_stats=args.disable_log_stats,
+        disable_fastapi_docs=args.disable_fastapi_docs,
+        drain_timeout_s=args.drain_timeout,
+    )
+
+
+def bind(host: str | None, port: int) -> socket.socket:
+    """Raises StartupError. It doesn't listen yet: until the model is loaded, connections are refused."""
+    sock = socket.socket(socket.AF_INET6 if host and ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host or ALL_ADDRESSES, port))
+    except (OSError, OverflowError) as error:
+        sock.close()
+        raise _cannot_listen(host, port, error) from error
+    return sock
+
+
+def _cannot_listen(host: str | None, port: int, error: Exception) -> StartupError:
+    return StartupError(f"cannot listen on {host or ALL_ADDRESSES}:{port}: {error}. Choose another with --port.")
+
+
+def _run(main: Coroutine[Any, Any, int]) -> int:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket.socket) -> int:
+    started_s = time.monotonic()
+    engine = await _start_unless_stopped(engine_config)
+    if engine is None:
+        return 0
+    reporter: asyncio.Task[None] | None = None
+    try:
+        if not config.disable_log_stats:
+            reporter = asyncio.create_task(log_stats(lambda: engine.stats))
+        server = ApiServer(build_app(engine, config), config)
+        for line in banner(engine, config, sock.getsockname()[1], time.monotonic() - started_s):
+            logger.info(line)
+        try:
+            await server.serve(sockets=[sock])
+        except OSError as error:
+            raise _cannot_listen(config.host, config.port, error) from error
+        return 1 if server.engine_died else 0
+    finally:
+        if reporter is not None:
+            reporter.cancel()
+        await engine.shutdown()
+
+
+async def _start_unless_stopped(config: EngineConfig) -> AsyncLLM | None:
+    """None if SIGTERM or SIGINT came while the model was loading."""
+    loop = asyncio.get_running_loop()
+    starting = asyncio.create_task(AsyncLLM.start(config))
+    for sig in SIGNALS:
+        loop.add_signal_handler(sig, starting.cancel)
+    try:
+        await asyncio.wait({starting})
+        return None if starting.cancelled() else starting.result()
+    finally:
+        for sig in SIGNALS:
+            loop.remove_signal_handler(sig)

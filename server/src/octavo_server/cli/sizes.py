@@ -1,0 +1,21 @@
+"""Numbers as people write them on a command line: 32k is 32 000, 32K is 32 768, 1.5G is 1.5 * 2**30."""
+
+import argparse
+
+_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def size(text: str) -> int:
+    factor = _SUFFIXES.get(text[-1:], 1)
+    digits = text[:-1] if factor > 1 else text
+    try:
+        value = float(digits) * factor if factor > 1 else int(digits)
+    except ValueError:
+        value = -1
+    if value < 0 or value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number (1024, 32k = 32000, 32K = 32768)")
+    return int(value)
+
+
+def size_or_auto(text: str) -> int | None:
+    return None if text in ("auto", "-1") else size(text)

@@ -1,0 +1,8 @@
+"""`python -m octavo_server.openai.api_server`: the same as `octavo serve`, where scripts made for vLLM look for it."""
+
+import sys
+
+from octavo_server.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main(["serve", *sys.argv[1:]]))

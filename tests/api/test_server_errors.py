@@ -1,0 +1,234 @@
+"""Every bad input: its status, its envelope, a message that names the field; and the server goes on serving."""
+
+import re
+
+import pytest
+import pytest_asyncio
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import MODEL, ScriptedClient, events, serving
+from openai import BadRequestError, NotFoundError
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HELLO = [{"role": "user", "content": "hi"}]
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory):
+    async with serving(ScriptedClient(write_byte_model(tmp_path_factory.mktemp("model")))) as started:
+        yield started
+
+
+@pytest.fixture
+def served(server):
+    server.engine.reset()
+    return server
+
+
+BAD_FIELDS = {
+    # body fields -> the field that the error names
+    "max_tokens zero": (TEXT, {"max_tokens": 0}, "max_tokens"),
+    "max_tokens negative": (CHAT, {"max_tokens": -1}, "max_tokens"),
+    "max_completion_tokens zero": (CHAT, {"max_completion_tokens": 0}, "max_tokens"),
+    "max_tokens a fraction": (TEXT, {"max_tokens": 1.5}, "max_tokens"),
+    "max_tokens a word": (TEXT, {"max_tokens": "many"}, "max_tokens"),
+    "min_tokens above max_tokens": (TEXT, {"min_tokens": 20}, "min_tokens"),
+    "temperature negative": (CHAT, {"temperature": -0.1}, "temperature"),
+    "temperature too high": (CHAT, {"temperature": 2.1}, "temperature"),
+    "temperature a word": (CHAT, {"temperature": "hot"}, "temperature"),
+    "top_p zero": (CHAT, {"top_p": 0}, "top_p"),
+    "top_p above one": (CHAT, {"top_p": 1.01}, "top_p"),
+    "top_k below -1": (TEXT, {"top_k": -2}, "top_k"),
+    "top_k beyond 64 bits": (TEXT, {"top_k": 10**30}, "top_k"),
+    "min_p above one": (TEXT, {"min_p": 2}, "min_p"),
+    "presence_penalty": (CHAT, {"presence_penalty": 3}, "presence_penalty"),
+    "frequency_penalty": (CHAT, {"frequency_penalty": -3}, "frequency_penalty"),
+    "repetition_penalty": (CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
+    "n zero": (CHAT, {"n": 0}, "n"),
+    "n greedy": (CHAT, {"n": 2, "temperature": 0}, "n"),
+    "seed beyond 64 bits": (CHAT, {"seed": 2**65}, "seed"),
+    "stop empty": (CHAT, {"stop": ""}, "stop"),
+    "stop of numbers": (CHAT, {"stop": [1]}, "stop"),
+    "stop_token_ids": (CHAT, {"stop_token_ids": [10**9]}, "stop_token_ids"),
+    "logit_bias outside the vocabulary": (CHAT, {"logit_bias": {"9999": 1}}, "logit_bias"),
+    "logit_bias of a word": (CHAT, {"logit_bias": {"yes": 1}}, "logit_bias"),
+    "allowed_token_ids empty": (CHAT, {"allowed_token_ids": []}, "allowed_token_ids"),
+    "too many logprobs": (TEXT, {"logprobs": 21}, "logprobs"),
+    "too many top_logprobs": (CHAT, {"logprobs": True, "top_logprobs": 21}, "logprobs"),
+    "top_logprobs without logprobs": (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+    "prompt_logprobs streamed": (TEXT, {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+    "stream_options without stream": (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
+    "cache_salt empty": (CHAT, {"cache_salt": ""}, "cache_salt"),
+    "priority without the policy": (CHAT, {"priority": 1}, "priority"),
+    "messages empty": (CHAT, {"messages": []}, "messages"),
+    "messages a word": (CHAT, {"messages": "hi"}, "messages"),
+    "message without a role": (CHAT, {"messages": [{"content": "hi"}]}, "messages.0.role"),
+    "an image": (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages.0.content",
+    ),
+    "prompt empty": (TEXT, {"prompt": ""}, "prompt"),
+    "prompt an empty list": (TEXT, {"prompt": []}, "prompt"),
+    "prompt holds an empty one": (TEXT, {"prompt": ["a", ""]}, "prompt"),
+    "prompt of mixed types": (TEXT, {"prompt": [1, "a"]}, "prompt"),
+    "prompt outside the vocabulary": (TEXT, {"prompt": [5, 100_000]}, "prompt"),
+    "prompt negative": (TEXT, {"prompt": [-1], "echo": True}, "prompt"),
+    "prompt beyond 64 bits": (TEXT, {"prompt": [2**70]}, "prompt"),
+    "template arguments that are taken": (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    "both ends of a message": (
+        CHAT,
+        {"continue_final_message": True, "add_generation_prompt": True},
+        "continue_final_message",
+    ),
+}
+
+LATER = {
+    "tools": (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+    "tool_choice": (CHAT, {"tool_choice": "required"}),
+    "functions": (CHAT, {"functions": [{"name": "f"}]}),
+    "response_format": (CHAT, {"response_format": {"type": "json_object"}}),
+    "structured_outputs": (TEXT, {"structured_outputs": {"choice": ["a"]}}),
+    "guided_json": (TEXT, {"guided_json": {"type": "object"}}),
+    "guided_regex": (CHAT, {"guided_regex": "a+"}),
+    "guided_choice": (CHAT, {"guided_choice": ["a"]}),
+    "guided_grammar": (CHAT, {"guided_grammar": "root ::= 'a'"}),
+    "best_of": (TEXT, {"best_of": 3}),
+    "suffix": (TEXT, {"suffix": "end"}),
+    "use_beam_search": (TEXT, {"use_beam_search": True}),
+    "modalities": (CHAT, {"modalities": ["text", "audio"]}),
+    "truncate_prompt_tokens": (TEXT, {"truncate_prompt_tokens": 3}),
+}
+
+
+async def refused(served, path, fields, status=400):
+    base = {"messages": HELLO} if path == CHAT else {"prompt": "hi"}
+    answer = await served.http.post(path, json={**base, **fields})
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == status
+    assert (await served.http.post(TEXT, json={"prompt": "a"})).status_code == 200
+    return error
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), BAD_FIELDS.values(), ids=BAD_FIELDS)
+async def test_a_field_out_of_range_is_named(served, path, fields, param):
+    error = await refused(served, path, fields)
+    assert error["param"] == param
+    assert error["type"] in ("BadRequestError", "Bad Request")
+
+
+@pytest.mark.parametrize(("path", "fields"), LATER.values(), ids=LATER)
+async def test_what_is_not_there_yet_is_refused_by_name(served, path, fields):
+    error = await refused(served, path, fields)
+    assert error["param"] == next(iter(fields))
+    assert f"{error['param']} is not supported" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("prompt_tokens", "max_tokens", "wanted"),
+    [(500, 20, 20), (512, 1, 1), (600, None, 16)],
+    ids=["max_tokens too many", "no room", "prompt too long"],
+)
+async def test_beyond_the_context_in_the_words_that_agents_parse(served, prompt_tokens, max_tokens, wanted, stream):
+    fields = {"prompt": [65] * prompt_tokens, "max_tokens": max_tokens, "stream": stream}
+    error = await refused(served, TEXT, fields)
+    assert (error["type"], error["param"]) == ("BadRequestError", "input_tokens")
+    numbers = re.search(
+        r"maximum context length is (\d+) tokens.*?requested (\d+) output tokens.*?at least (\d+) input tokens",
+        error["message"],
+    )
+    assert [int(number) for number in numbers.groups()] == [512, wanted, prompt_tokens]
+    assert error["message"].endswith(f"(parameter=input_tokens, value={prompt_tokens})")
+
+
+async def test_a_long_conversation_is_refused_too(served):
+    error = await refused(served, CHAT, {"messages": [{"role": "user", "content": "x" * 600}]})
+    assert error["param"] == "input_tokens"
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"\xff\xfe{}",
+        b'{"prompt": "\xff", "messages": []}',
+        b'{"prompt": "\\ud800", "tokens": ["\\ud800"], "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b"[" * 5000,
+        b'{"a":' * 5000,
+        b'{"temperature": NaN, "prompt": "a", "messages": [], "tokens": NaN}',
+    ],
+    ids=["empty", "cut", "null", "list", "string", "utf-16", "latin-1", "surrogate", "deep", "deep object", "nan"],
+)
+async def test_a_body_that_is_no_request(served, path, body):
+    answer = await served.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] in ("Bad Request", "BadRequestError")
+
+
+async def test_several_wrong_fields_are_all_named(served):
+    error = await refused(served, CHAT, {"temperature": "x", "seed": [], "n": {}})
+    assert all(f"{name}: " in error["message"] for name in ("temperature", "seed", "n"))
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_an_unknown_model_is_not_found(served, path):
+    error = await refused(served, path, {"model": "gpt-x"}, status=404)
+    assert (error["type"], error["message"]) == ("NotFoundError", "The model `gpt-x` does not exist.")
+
+
+async def test_the_client_raises_its_own_errors(served):
+    with pytest.raises(NotFoundError, match="does not exist"):
+        await served.openai.chat.completions.create(model="nope", messages=HELLO)
+    with pytest.raises(BadRequestError, match="temperature must be in") as caught:
+        await served.openai.chat.completions.create(model=MODEL, messages=HELLO, temperature=5)
+    assert (caught.value.param, caught.value.type) == ("temperature", "BadRequestError")
+
+
+async def test_no_route_and_no_method(served):
+    answer = await served.http.get("/v1/nothing")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, 404)
+    answer = await served.http.get(CHAT)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (405, "Method Not Allowed")
+
+
+async def test_a_failed_generation_is_a_500_that_may_be_retried(served):
+    served.engine.fail_at = 2
+    answer = await served.http.post(TEXT, json={"prompt": "a"})
+    assert answer.status_code == 500
+    assert answer.json()["error"] == {
+        "message": "the step failed: scripted",
+        "type": "InternalServerError",
+        "param": None,
+        "code": 500,
+    }
+
+
+async def test_a_failure_before_the_first_token_has_a_real_status(served):
+    served.engine.fail_at = 0
+    answer = await served.http.post(CHAT, json={"messages": HELLO, "stream": True})
+    assert (answer.status_code, answer.headers["content-type"]) == (500, "application/json")
+
+
+async def test_a_failure_in_mid_stream_is_an_event_before_done(served):
+    served.engine.fail_at = 3
+    answer = await served.http.post(CHAT, json={"messages": HELLO, "stream": True})
+    *_, text, error, done = events(answer.text)
+    assert '"content":"l"' in text
+    assert '"code":500' in error
+    assert done == "[DONE]"
+
+
+async def test_a_bug_is_a_500_without_its_details(served, monkeypatch):
+    monkeypatch.setattr(served.engine, "_play_events", None)
+    answer = await served.http.post(TEXT, json={"prompt": ["a", "b"]})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == "Internal server error."

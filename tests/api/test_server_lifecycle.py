@@ -1,0 +1,155 @@
+"""Clients that leave, an engine that dies, a server that is told to stop: every stream ends, nothing stays behind."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import ScriptedClient, events, serving
+
+HELLO = [{"role": "user", "content": "hi"}]
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture
+async def served(tmp_path):
+    async with serving(ScriptedClient(write_byte_model(tmp_path))) as started:
+        yield started
+
+
+def body_for(path, **fields):
+    return {"messages": HELLO, **fields} if path == CHAT else {"prompt": "hi", **fields}
+
+
+async def open_stream(served, path=CHAT, **fields):
+    """A stream that has begun: its first text has arrived, and the engine is held."""
+    served.engine.hold_at = 2
+    request = served.http.build_request("POST", path, json=body_for(path, stream=True, **fields))
+    answer = await served.http.send(request, stream=True)
+    assert answer.status_code == 200
+    lines = answer.aiter_lines()
+    while '"text":"' not in (line := await anext(lines)) and '"content":"H"' not in line:
+        pass
+    return answer, lines
+
+
+async def accepts_connections(served):
+    async with httpx.AsyncClient(base_url=served.url) as other:
+        try:
+            return (await other.get("/health")).status_code == 200
+        except httpx.ConnectError:
+            return False
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_a_client_that_leaves_a_stream_aborts_its_request(served, path):
+    answer, _ = await open_stream(served, path)
+    assert len(served.engine.running) == 1
+    await answer.aclose()
+    aborted = await asyncio.wait_for(served.engine.aborted.get(), 5)
+    assert not served.engine.running
+    assert aborted.startswith(("chatcmpl-", "cmpl-"))
+    assert (await served.metrics())['vllm:request_success_total{finished_reason="abort"}'] == 1
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}], ids=["plain", "streamed"])
+@pytest.mark.parametrize("prompt", ["a", ["a", "b", "c"]], ids=["one prompt", "three"])
+async def test_a_client_that_leaves_before_the_first_token_aborts_all_its_requests(served, fields, prompt):
+    served.engine.hold_at = 0
+    sending = asyncio.create_task(served.http.post(TEXT, json={"prompt": prompt, **fields}))
+    await served.engine.held.wait()
+    while len(served.engine.running) < len(prompt):
+        await asyncio.sleep(0.001)
+    sending.cancel()
+    aborted = [await asyncio.wait_for(served.engine.aborted.get(), 5) for _ in prompt]
+    assert len(set(aborted)) == len(prompt)
+    assert not served.engine.running
+
+
+async def test_the_first_text_arrives_while_the_rest_is_still_to_come(served):
+    answer, lines = await open_stream(served)
+    assert served.engine.running
+    served.engine.resumed.set()
+    rest = [line async for line in lines]
+    assert rest[-2] == "data: [DONE]"
+    await answer.aclose()
+
+
+async def test_load_counts_what_is_at_work(served):
+    assert (await served.http.get("/load")).json() == {"server_load": 0}
+    answer, lines = await open_stream(served)
+    assert (await served.http.get("/load")).json() == {"server_load": 1}
+    served.engine.resumed.set()
+    assert [line async for line in lines]
+    await answer.aclose()
+    while (await served.http.get("/load")).json() != {"server_load": 0}:
+        pass
+
+
+async def test_a_dead_engine_ends_streams_with_an_event_and_the_server(served):
+    served.engine.die_at = 2
+    answer = await served.http.post(CHAT, json=body_for(CHAT, stream=True))
+    *_, error, done = events(answer.text)
+    assert json.loads(error)["error"]["code"] == 503
+    assert json.loads(error)["error"]["type"] == "ServiceUnavailableError"
+    assert done == "[DONE]"
+    while not served.server.engine_died:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_dead_engine_is_not_healthy(served):
+    assert (await served.http.get("/health")).status_code == 200
+    assert (await served.http.post("/ping")).status_code == 200
+    served.engine.is_dead = True
+    try:
+        answers = [await served.http.get(path) for path in ("/health", "/ping")]
+    except httpx.ConnectError:
+        return  # the server was quicker to end
+    assert [answer.status_code for answer in answers] == [503, 503]
+
+
+async def test_a_request_to_a_dead_engine_is_a_503(served):
+    served.engine.die_at = 0
+    answer = await served.http.post(TEXT, json={"prompt": "a"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "ServiceUnavailableError")
+
+
+async def test_running_streams_finish_after_the_signal_to_stop(served):
+    answer, lines = await open_stream(served)
+    await served.stop()
+    while await accepts_connections(served):
+        await asyncio.sleep(0.01)
+    served.engine.resumed.set()
+    rest = [line async for line in lines if line]
+    assert '"finish_reason":"stop"' in rest[-2]
+    assert rest[-1] == "data: [DONE]"
+    await answer.aclose()
+
+
+async def test_streams_that_outlast_the_drain_timeout_end_with_an_event(tmp_path):
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), drain_timeout_s=0.2) as served:
+        answer, lines = await open_stream(served)
+        await served.stop()
+        rest = [line async for line in lines if line]
+        assert "The server is shutting down" in rest[-2]
+        assert rest[-1] == "data: [DONE]"
+        await answer.aclose()
+        assert len(served.engine.running) == 0
+
+
+async def test_a_plain_request_that_outlasts_it_gets_a_status(tmp_path):
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), drain_timeout_s=0.2) as served:
+        served.engine.hold_at = 1
+        sending = asyncio.create_task(served.http.post(TEXT, json={"prompt": "a"}))
+        await served.engine.held.wait()
+        await served.stop()
+        assert (await sending).status_code == 503
+
+
+async def test_two_servers_in_one_process_share_nothing(served, tmp_path):
+    (tmp_path / "other").mkdir()
+    async with serving(ScriptedClient(write_byte_model(tmp_path / "other"))) as other:
+        assert (await served.http.post(TEXT, json={"prompt": "a"})).status_code == 200
+        name = 'vllm:request_success_total{finished_reason="stop"}'
+        assert ((await served.metrics())[name], (await other.metrics())[name]) == (1, 0)

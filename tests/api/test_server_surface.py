@@ -1,0 +1,169 @@
+"""The routes beside generation: models, tokens, keys, metrics, documents."""
+
+import json
+
+import pytest
+import pytest_asyncio
+from octavo_engine.wire.metrics import active_metrics
+from octavo_engine.wire.records import EngineStats
+from octavo_testing.scripted import text_ids, write_byte_model
+from octavo_testing.server import MODEL, ScriptedClient, serving
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HELLO = [{"role": "user", "content": "hi"}]
+RENDERED = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory):
+    engine = ScriptedClient(write_byte_model(tmp_path_factory.mktemp("model")))
+    async with serving(engine, served_model_names=(MODEL, "alias/name")) as started:
+        yield started
+
+
+@pytest.fixture
+def served(server):
+    server.engine.reset()
+    return server
+
+
+async def test_models_are_listed_with_their_length(served):
+    listed = await served.openai.models.list()
+    assert [card.id for card in listed.data] == [MODEL, "alias/name"]
+    card = listed.data[0]
+    assert (card.object, card.max_model_len, card.root, card.parent) == ("model", 512, served.engine.config.model, None)
+    assert card.permission[0]["allow_sampling"] is True
+
+
+async def test_one_model_by_name(served):
+    assert (await served.openai.models.retrieve("alias/name")).id == "alias/name"
+    answer = await served.http.get("/v1/models/gpt-x")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NotFoundError")
+
+
+@pytest.mark.parametrize(("asked", "answered"), [(None, MODEL), ("alias/name", "alias/name")])
+async def test_the_answer_names_the_model_asked_for(served, asked, answered):
+    body = {"prompt": "a", **({"model": asked} if asked else {})}
+    assert (await served.http.post("/v1/completions", json=body)).json()["model"] == answered
+
+
+async def test_tokenize_a_prompt_and_back(served):
+    answer = (await served.http.post("/tokenize", json={"prompt": "hé", "return_token_strs": True})).json()
+    assert (answer["tokens"], answer["count"], answer["max_model_len"]) == (text_ids("hé"), 3, 512)
+    assert len(answer["token_strs"]) == 3
+    back = await served.http.post("/detokenize", json={"tokens": answer["tokens"]})
+    assert back.json() == {"prompt": "hé"}
+
+
+async def test_tokenize_a_conversation(served):
+    answer = (await served.http.post("/tokenize", json={"messages": HELLO})).json()
+    assert served.engine.tokenizer.decode(answer["tokens"], skip_special_tokens=False) == RENDERED
+    assert answer["token_strs"] is None
+    await served.http.post("/v1/chat/completions", json={"messages": HELLO})
+    assert served.engine.requests[0].prompt_token_ids == answer["tokens"]
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": HELLO}], ids=["neither", "both"])
+async def test_tokenize_wants_one_form(served, body):
+    assert (await served.http.post("/tokenize", json=body)).status_code == 400
+
+
+async def test_detokenize_refuses_what_is_no_token(served):
+    answer = await served.http.post("/detokenize", json={"tokens": [2**40]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
+
+
+async def test_version(served):
+    assert (await served.http.get("/version")).json() == {"version": "0.1.0"}
+
+
+async def test_cors(served):
+    headers = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    answer = await served.http.options("/v1/chat/completions", headers=headers)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
+
+
+async def test_the_document_declares_our_errors_and_bodies(served):
+    document = (await served.http.get("/openapi.json")).json()
+    assert "422" not in json.dumps(document)
+    schemas = document["components"]["schemas"]
+    for path, body in (("/v1/chat/completions", "ChatCompletionRequest"), ("/v1/completions", "CompletionRequest")):
+        operation = document["paths"][path]["post"]
+        reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        assert reference == f"#/components/schemas/{body}"
+        assert operation["responses"]["400"]["content"]["application/json"]["schema"]["$ref"].endswith("ErrorResponse")
+    missing = {ref.rsplit("/", 1)[1] for ref in _references(document)} - schemas.keys()
+    assert not missing
+
+
+def _references(node):
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+        for value in node.values():
+            yield from _references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _references(value)
+
+
+async def test_every_metric_of_the_list_is_exposed_under_old_and_new_names(served):
+    text = (await served.http.get("/metrics")).text
+    exposed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    for metric in active_metrics():
+        suffix = "_total" if metric.kind == "counter" else ""
+        for name in (metric.full_name(), *("vllm:" + old for old in metric.old_names)):
+            assert name + suffix in exposed
+
+
+async def test_gauges_and_counters_show_the_engine_s_totals(served):
+    served.engine.stats = EngineStats(
+        running=3, waiting=2, free_blocks=10, cached_blocks=20, in_use_blocks=10, total_blocks=40,
+        prefix_cache_queries=100, prefix_cache_hits=60, preemptions=5, prompt_tokens=100, generation_tokens=70,
+    )  # fmt: skip
+    metrics = await served.metrics()
+    expected = {
+        "vllm:num_requests_running": 3, "vllm:num_requests_waiting": 2, "vllm:kv_cache_usage_perc": 0.25,
+        "vllm:gpu_cache_usage_perc": 0.25, "vllm:prefix_cache_queries_total": 100, "vllm:prefix_cache_hits_total": 60,
+        "vllm:gpu_prefix_cache_hits_total": 60, "vllm:num_preemptions_total": 5, "vllm:prompt_tokens_total": 100,
+        "vllm:generation_tokens_total": 70, 'octavo:kv_blocks{state="cached"}': 20,
+        'vllm:prompt_tokens_by_source_total{source="local_cache_hit"}': 60,
+    }  # fmt: skip
+    assert {name: metrics[name] for name in expected} == expected
+
+
+async def test_a_request_is_measured(tmp_path):
+    async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
+        served.engine.num_cached_tokens = 1
+        assert (await served.http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 5})).status_code == 200
+        metrics = await served.metrics()
+    counts = {
+        "time_to_first_token_seconds": 1, "inter_token_latency_seconds": 4, "time_per_output_token_seconds": 4,
+        "request_time_per_output_token_seconds": 1, "e2e_request_latency_seconds": 1, "request_params_n": 1,
+    }  # fmt: skip
+    assert {name: metrics[f"vllm:{name}_count"] for name in counts} == counts
+    sums = {
+        "request_prompt_tokens": 3, "request_generation_tokens": 5, "request_max_num_generation_tokens": 5,
+        "request_params_max_tokens": 5, "request_prefill_kv_computed_tokens": 2, "request_queue_time_seconds": 0.1,
+        "request_prefill_time_seconds": 0.2, "request_decode_time_seconds": 0.3, "request_inference_time_seconds": 0.5,
+    }  # fmt: skip
+    assert {name: metrics[f"vllm:{name}_sum"] for name in sums} == sums
+    assert metrics['vllm:request_success_total{finished_reason="length"}'] == 1
+
+
+async def test_keys_guard_what_is_under_v1(tmp_path):
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=("first", "sécond")) as served:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "first"}):
+            answer = await served.http.get("/v1/models", headers=headers)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (401, "AuthenticationError")
+        for key in ("first", "sécond"):
+            headers = {"Authorization": f"Bearer {key}".encode()}
+            assert (await served.http.get("/v1/models", headers=headers)).status_code == 200
+        for path in ("/health", "/metrics", "/version"):
+            assert (await served.http.get(path)).status_code == 200
+
+
+async def test_documents_can_be_turned_off(tmp_path):
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), disable_fastapi_docs=True) as served:
+        assert [(await served.http.get(path)).status_code for path in ("/docs", "/openapi.json")] == [404, 404]

@@ -1,0 +1,184 @@
+"""An engine client that plays a script inside the test's own event loop, and a real uvicorn around it.
+
+Prompts, limits, stop strings and text assembly are the engine's own code; only scheduling and computing are played.
+A test sets the attributes of `ScriptedClient` before it sends a request, and may hold the engine at a position.
+"""
+
+import asyncio
+import itertools
+import socket
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from octavo_engine.config import EngineConfig, ReadyInfo
+from octavo_engine.frontend import Frontend
+from octavo_engine.outputs import OutputKind, RequestOutput
+from octavo_engine.wire.errors import EngineDead
+from octavo_engine.wire.records import EngineRequest, EngineStats, SeqOutput, Timing, TokenLogprobs
+from octavo_engine.wire.sampling import SamplingParams
+from octavo_server.api.app import build_app
+from octavo_server.api.server import ApiServer
+from octavo_server.config import ServerConfig
+from openai import AsyncOpenAI
+
+from octavo_testing.scripted import EOS, VOCAB_SIZE, ready_info, text_ids
+
+MODEL = "scripted"
+
+
+class ScriptedClient:
+    """`replies[i % len]` is what sequence i says. Events are at an output position of every sequence."""
+
+    def __init__(self, folder: Path, **config: Any) -> None:
+        self.config = EngineConfig(model=str(folder), load_format="dummy", **{"max_model_len": 512, **config})
+        self.ready_info: ReadyInfo = ready_info(self.config)
+        self.stats = EngineStats(free_blocks=256, total_blocks=256)
+        self._frontend = Frontend.load(self.config)
+        self.reset()
+
+    def reset(self) -> None:
+        self.replies = ["Hello, world!"]
+        self.num_cached_tokens = 0
+        self.hold_at: int | None = None
+        self.fail_at: int | None = None
+        self.die_at: int | None = None
+        self.is_dead = False
+        self.resumed = asyncio.Event()
+        self.held = asyncio.Event()
+        self.requests: list[EngineRequest] = []
+        self.running: set[str] = set()
+        self.aborted: asyncio.Queue[str] = asyncio.Queue()
+
+    def __getattr__(self, name: str) -> Any:
+        """`tokenizer`, `chat_template`, `max_model_len`, `default_sampling_params`."""
+        return getattr(self.__dict__["_frontend"], name)
+
+    async def generate(
+        self,
+        prompt: Mapping[str, Any],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        kind: OutputKind = "cumulative",
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        tokenized = self._frontend.tokenize(prompt)
+        request = self._frontend.build(tokenized, params, request_id=request_id, priority=priority)
+        assembly = self._frontend.assemble(request, tokenized, request_id=request_id)
+        self.requests.append(request)
+        self.running.add(request_id)
+        try:
+            for position in itertools.count():
+                await self._play_events(position)
+                for index in range(request.params.n):
+                    assembly.push(self._step(request, index, position), time.monotonic())
+                output = assembly.take(kind)
+                if output is not None:
+                    yield output
+                if assembly.finished:
+                    return
+        finally:
+            self.running.discard(request_id)
+            if not assembly.finished:
+                self.aborted.put_nowait(request_id)
+
+    async def _play_events(self, position: int) -> None:
+        await asyncio.sleep(0)
+        if position == self.hold_at:
+            self.held.set()
+            await self.resumed.wait()
+        self.is_dead = self.is_dead or position == self.die_at
+        if self.is_dead:
+            raise EngineDead("the engine core was killed.")
+
+    def _step(self, request: EngineRequest, index: int, position: int) -> SeqOutput:
+        out = SeqOutput(request_id=request.request_id, index=index, num_cached_tokens=self.num_cached_tokens)
+        if position == self.fail_at:
+            out.finish_reason, out.error = "error", "the step failed: scripted"
+            return out
+        params = request.params
+        script = [*text_ids(self.replies[index % len(self.replies)]), EOS]
+        token = script[min(position, len(script) - 1)]
+        out.token_ids = [token]
+        if params.logprobs is not None:
+            out.logprobs = [scripted_logprobs(token, params.logprobs)]
+        if position == 0 and params.prompt_logprobs is not None:
+            later = request.prompt_token_ids[1:]
+            out.prompt_logprobs = [None, *(scripted_logprobs(t, params.prompt_logprobs) for t in later)]
+        if token == EOS and not params.ignore_eos:
+            out.finish_reason = "stop"
+        elif position + 1 == params.max_tokens:
+            out.finish_reason = "length"
+        out.timing = Timing(queue_s=0.1, prefill_s=0.2, decode_s=0.3, inference_s=0.5) if out.finish_reason else None
+        return out
+
+
+def scripted_logprobs(token: int, top: int) -> TokenLogprobs:
+    """The chosen token is the second likeliest; the last of more than one is impossible."""
+    others = [(token + k) % VOCAB_SIZE for k in range(1, top + 1)]
+    values = [-0.25 * k for k in range(1, top + 1)]
+    if top > 1:
+        values[-1] = float("-inf")
+    return TokenLogprobs([token, *others], [-0.3, *values], rank=2)
+
+
+class Served:
+    """A server at work: its address, its engine and clients for it."""
+
+    def __init__(self, url: str, engine: ScriptedClient, server: ApiServer, http: httpx.AsyncClient) -> None:
+        self.url = url
+        self.engine = engine
+        self.server = server
+        self.http = http
+        self.openai = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)
+
+    async def metrics(self) -> dict[str, float]:
+        return parse_metrics((await self.http.get("/metrics")).text)
+
+    async def stop(self) -> None:
+        self.server.should_exit = True
+
+
+@asynccontextmanager
+async def serving(engine: Any, **config: Any) -> AsyncIterator[Served]:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    settings = ServerConfig(**{"served_model_names": (MODEL,), "drain_timeout_s": 5.0, **config})
+    server = ApiServer(build_app(engine, settings), settings)
+    running = asyncio.create_task(server.serve(sockets=[sock]))
+    while not server.started:
+        await asyncio.sleep(0.005)
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+            yield Served(url, engine, server, http)
+    finally:
+        server.should_exit = True
+        await running
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """`name{labels}` without the labels that every sample has -> value."""
+    samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+    return {_short(name): float(value) for name, value in samples}
+
+
+def _short(name: str) -> str:
+    family, _, labels = name.partition("{")
+    kept = [x for x in labels.rstrip("}").split(",") if x and not x.startswith(("model_name=", "engine="))]
+    return f"{family}{{{','.join(kept)}}}" if kept else family
+
+
+def events(body: str) -> list[str]:
+    """The data of each server-sent event."""
+    frames = body.split("\n\n")
+    assert frames.pop() == ""
+    assert all(frame.startswith("data: ") for frame in frames)
+    return [frame.removeprefix("data: ") for frame in frames]
+
+
+__all__ = ["MODEL", "ScriptedClient", "Served", "events", "parse_metrics", "serving"]
