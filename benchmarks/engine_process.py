@@ -18,7 +18,7 @@ STOP_TIMEOUT_S = 30
 
 
 class EngineProcess:
-    """Lives in a `with` block. Loads in the background: the first command waits for it."""
+    """Lives in a `with` block: loaded once inside it, and standing still but for its turns."""
 
     def __init__(self, name: str, command: list[str], *, env: Mapping[str, str], log: Path) -> None:
         self.name = name
@@ -32,7 +32,11 @@ class EngineProcess:
             self._process = subprocess.Popen(
                 self._command, env=self._env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
             )
-        self.load_s = self._read()["load_s"]
+        try:
+            self.load_s = self._read()["load_s"]
+        except BaseException:
+            self.__exit__()
+            raise
         self._signal("suspend")
         return self
 
@@ -44,7 +48,8 @@ class EngineProcess:
         self._process.stdin.close()
         for process in psutil.wait_procs(tree, timeout=STOP_TIMEOUT_S)[1]:
             process.kill()
-        self._process.wait()
+        with self._process:  # closes its pipes and waits for it
+            pass
 
     @contextmanager
     def turn(self) -> Iterator["EngineProcess"]:

