@@ -74,7 +74,7 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
 def _checked(path: Path, name: str, entry: Any, data_start: int, size: int) -> SafeTensor:
     try:
         dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        sound = all(isinstance(n, int) and n >= 0 for n in (*shape, start, end))
+        sound = isinstance(dtype, str) and all(isinstance(n, int) and n >= 0 for n in (*shape, start, end))
     except (TypeError, KeyError, ValueError):
         sound = False
     if not sound:

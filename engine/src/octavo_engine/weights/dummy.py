@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from octavo_engine.weights.fresh_memory import fresh_tensor
+
 GAIN = 2.0
 BIAS_STD = 0.1
 NORM_STD = 0.1
@@ -32,7 +34,7 @@ def _tensor(pool: Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype)
     mean, std = _moments(name, shape)
     source = (pool * std + mean).to(dtype)
     start = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % POOL_SIZE
-    out = torch.empty(math.prod(shape), dtype=dtype)
+    out = fresh_tensor((math.prod(shape),), dtype)
     done = 0
     while done < out.numel():
         count = min(POOL_SIZE - start, out.numel() - done)

@@ -31,6 +31,7 @@ def iter_gguf(
                 if where.subtract:
                     tensor -= where.subtract
                 yield where.hf_name, tensor.t() if where.transpose else tensor
+                del tensor  # before the next one is read
 
 
 def _placed(path: Path, architecture: str, info: GGUFTensor, files: ModelFiles) -> Placement | None:

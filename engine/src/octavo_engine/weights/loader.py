@@ -49,6 +49,7 @@ def iter_weights(
             text_name = _text_name(name) if is_nested else name
             if text_name is not None:
                 yield text_name, tensor
+            del tensor  # before the next one is read
         if missing:
             raise StartupError(f"{path}: tensor {min(missing)!r} is missing, though the index says that it is here.")
 

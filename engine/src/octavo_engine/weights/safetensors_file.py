@@ -1,12 +1,17 @@
-"""All tensors of a safetensors checkpoint, read by offset into memory of their own: the peak is one tensor."""
+"""All tensors of a safetensors checkpoint, read by offset into memory of their own: the peak is one tensor.
+
+A suspended generator keeps its local variables alive: so a tensor is yielded without ever having a name here.
+"""
 
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from octavo_engine.sources.safetensors_header import SafeTensor, read_safetensors
+from octavo_engine.weights.fresh_memory import fresh_tensor
 from octavo_engine.wire.errors import StartupError
 
 _DTYPES = {
@@ -29,19 +34,19 @@ def iter_safetensors(path: Path, *, advance: Callable[[int], None]) -> Iterator[
     tensors = sorted(read_safetensors(path).values(), key=lambda tensor: tensor.offset)
     with path.open("rb", buffering=0) as file:
         for info in tensors:
-            raw = torch.empty(info.num_bytes, dtype=torch.uint8)
             file.seek(info.offset)
-            _fill(path, file.readinto, raw, info)
+            yield info.name, _read(path, file, info)
             advance(info.num_bytes)
-            yield info.name, raw.view(_DTYPES[info.dtype]).view(info.shape)
 
 
-def _fill(path: Path, read_into: Callable[[memoryview], int | None], raw: Tensor, info: SafeTensor) -> None:
+def _read(path: Path, file: FileIO, info: SafeTensor) -> Tensor:
     """One read gives at most 2 GiB on Linux."""
+    raw = fresh_tensor((info.num_bytes,), torch.uint8)
     buffer = memoryview(raw.numpy().data)
     done = 0
     while done < info.num_bytes:
-        count = read_into(buffer[done:])
+        count = file.readinto(buffer[done:])
         if not count:
             raise StartupError(f"{path}: truncated: tensor {info.name!r} ends beyond the file.")
         done += count
+    return raw.view(_DTYPES[info.dtype]).view(info.shape)

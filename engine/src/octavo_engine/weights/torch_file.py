@@ -24,6 +24,7 @@ def iter_torch_file(path: Path, *, advance: Callable[[int], None]) -> Iterator[t
             raise StartupError(f"{path}: {name!r} is a {type(tensor).__name__}, not a tensor.")
         advance(tensor.nbytes)
         yield name, tensor
+        del tensor
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -1,0 +1,125 @@
+"""A transformers model, converted to GGUF as llama.cpp does, comes back with the same config and weights."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from octavo_engine.sources.model_config import load_model_config, rope_parameters
+from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.weights.loader import iter_weights
+from octavo_testing.gguf_checkpoints import TINY_CONFIGS, tiny_model, write_tiny_gguf
+
+ARCHITECTURES = sorted(TINY_CONFIGS)
+
+
+@pytest.fixture(params=ARCHITECTURES, scope="module")
+def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    model = tiny_model(request.param)
+    path = tmp_path_factory.mktemp("gguf") / f"{request.param}.gguf"
+    write_tiny_gguf(path, request.param, model)
+    return model, resolve_model(str(path))
+
+
+def test_weights_come_back_exactly(converted) -> None:
+    model, files = converted
+    expected = dict(model.state_dict())
+    if model.config.tie_word_embeddings:
+        expected.pop("lm_head.weight")
+    loaded = dict(iter_weights(files))
+    assert loaded.keys() == expected.keys()
+    for name, tensor in loaded.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-6 if "norm" in name else 0, msg=name)
+
+
+def test_config_says_what_transformers_says(converted) -> None:
+    model, files = converted
+    config, theirs = load_model_config(files), model.config
+    assert config.architecture == type(model).__name__
+    assert (config.vocab_size, config.hidden_size) == (theirs.vocab_size, theirs.hidden_size)
+    assert (config.num_layers, config.num_heads) == (theirs.num_hidden_layers, theirs.num_attention_heads)
+    assert config.num_kv_heads == getattr(theirs, "num_key_value_heads", theirs.num_attention_heads)
+    assert config.max_position_embeddings == theirs.max_position_embeddings
+    assert config.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
+    assert config.eos_token_ids == (1, 2)
+    assert config.bos_token_id == 0
+    assert config.dtype == "float32"
+
+
+KEYS = [
+    "intermediate_size",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+    "sliding_window",
+    "layer_types",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "attention_bias",
+    "hidden_act",
+    "hidden_activation",
+    "n_positions",
+    "n_embd",
+    "layer_norm_epsilon",
+    "activation_function",
+    "original_max_position_embeddings",
+]
+
+
+def test_other_keys_agree_with_transformers(converted) -> None:
+    model, files = converted
+    compared = [key for key in KEYS if key in files.config and hasattr(model.config, key)]
+    assert len(compared) >= 4
+    for key in compared:
+        assert files.config[key] == getattr(model.config, key), key
+
+
+def test_rope_agrees_with_transformers(converted) -> None:
+    model, files = converted
+    if model.config.model_type in ("gpt2", "llama"):
+        return
+    ours, theirs = rope_parameters(files.config), model.config.rope_parameters
+    if model.config.model_type == "gemma3_text":
+        assert ours["rope_theta"] == theirs["full_attention"]["rope_theta"]
+        assert files.config["rope_local_base_freq"] == theirs["sliding_attention"]["rope_theta"]
+    else:
+        assert (ours["rope_theta"], ours["rope_type"]) == (theirs["rope_theta"], theirs["rope_type"])
+
+
+def test_llama3_rope_becomes_longrope_with_the_same_frequencies(tmp_path: Path) -> None:
+    """Compared with transformers' own two functions."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    model = tiny_model("llama")
+    write_tiny_gguf(tmp_path / "m.gguf", "llama", model)
+    files = resolve_model(str(tmp_path / "m.gguf"))
+    rope = rope_parameters(files.config)
+    assert rope["rope_type"] == "longrope"
+    assert len({round(factor, 3) for factor in rope["long_factor"]}) >= 3  # 1, a blend, 8
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, rope_parameters=rope, max_position_embeddings=256)
+    ours, attention_factor = ROPE_INIT_FUNCTIONS["longrope"](config, "cpu")
+    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](model.config, "cpu")
+    assert attention_factor == 1.0
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("qtype", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_quantised_model_is_close_to_its_source(tmp_path: Path, qtype: str) -> None:
+    """Interleaving and quantising commute only if rows are put back where they belong."""
+    model = tiny_model("llama")
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, "llama", model, qtype=qtype)
+    error = {"F16": 1e-3, "BF16": 1e-2, "Q8_0": 0.02, "Q4_0": 0.2, "Q4_1": 0.15, "Q5_0": 0.1, "Q5_1": 0.08}[qtype]
+    expected = model.state_dict()
+    for name, tensor in iter_weights(resolve_model(str(path))):
+        assert (tensor.float() - expected[name]).abs().max() < error, name
+
+
+def test_quantised_weights_can_be_asked_for_in_the_final_dtype(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, "llama", tiny_model("llama"), qtype="Q8_0")
+    files = resolve_model(str(path))
+    exact = dict(iter_weights(files))
+    for name, tensor in iter_weights(files, dtype=torch.bfloat16):
+        assert tensor.dtype == torch.bfloat16
+        assert torch.equal(tensor, exact[name].to(torch.bfloat16)), name

@@ -1,0 +1,82 @@
+"""Loading takes what is kept plus one tensor: measured as the peak resident size of a process of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+from safetensors.torch import save_file
+
+MIB = 1 << 20
+NUM_LAYERS = 12
+ROWS, COLUMNS = 4096, 1024
+LARGEST = 16384 * COLUMNS * 2  # the embedding, in bfloat16: 32 MiB
+FINAL = LARGEST + NUM_LAYERS * ROWS * COLUMNS * 2
+
+#: Stands for a model: bfloat16 parameters, allocated first and filled one by one. A pass that keeps nothing pays for
+#: imports and buffers beforehand. Not `ru_maxrss`: a child inherits its parent's.
+CONSUMER = """
+import sys, torch
+from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.weights.loader import iter_weights
+
+def status(key):
+    lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return int(lines[key].split()[0]) * 1024
+
+files = resolve_model(sys.argv[1])
+shapes = {name: tensor.shape for name, tensor in iter_weights(files, dtype=torch.bfloat16)}
+model = {name: torch.empty(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+before = status("VmRSS")
+for name, tensor in iter_weights(files, dtype=torch.bfloat16):
+    model[name].copy_(tensor)
+    del tensor
+print(sum(tensor.nbytes for tensor in model.values()), status("VmHWM") - before)
+"""
+
+
+def write_safetensors(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    names = [f"layer.{layer}" for layer in range(NUM_LAYERS)]
+    state = {name: torch.zeros(ROWS, COLUMNS, dtype=torch.bfloat16) for name in names}
+    state["the_largest_comes_last"] = torch.zeros(16384, COLUMNS, dtype=torch.bfloat16)
+    save_file(state, folder / "model.safetensors")
+    return folder
+
+
+def write_quantised(path: Path) -> Path:
+    path = path.with_suffix(".gguf")
+    writer = gguf.GGUFWriter(path, "llama")
+    for add in (writer.add_block_count, writer.add_context_length, writer.add_embedding_length, writer.add_head_count):
+        add(16)
+
+    def add_matrix(name: str, rows: int) -> None:
+        zeros = np.zeros((rows, COLUMNS // 32 * 34), dtype=np.uint8)
+        writer.add_tensor(name, zeros, raw_dtype=GGMLQuantizationType.Q8_0)
+
+    for layer in range(NUM_LAYERS):
+        add_matrix(f"blk.{layer}.attn_q.weight", ROWS)
+    add_matrix("token_embd.weight", 16384)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("write", [write_safetensors, write_quantised])
+def test_peak_is_final_plus_the_largest_layer(tmp_path: Path, write) -> None:
+    """A float32 copy of the embedding (64 MiB), a second copy of it, or a whole file in memory breaks the limit."""
+    command = [sys.executable, "-c", CONSUMER, str(write(tmp_path / "model"))]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    final, peak = map(int, result.stdout.split())
+    assert final == FINAL
+    slack = 16 * MIB  # of the allocator and, for GGUF, the intermediates of one slice
+    assert peak <= FINAL + LARGEST + slack, f"peak {peak / MIB:.0f} MiB, final {FINAL / MIB:.0f} MiB"
+    assert peak > FINAL / 2, "the measurement sees no load at all"

