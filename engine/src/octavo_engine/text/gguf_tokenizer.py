@@ -13,9 +13,10 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
+from octavo_engine.text.backend import byte_level_backend, frame_with, from_library
 from octavo_engine.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from octavo_engine.wire.errors import StartupError
 
@@ -60,7 +61,7 @@ class GGUFVocab:
 def read_vocab(metadata: dict[str, Any], path: Path) -> GGUFVocab:
     values = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
     tokens = values.get("tokens")
-    if not isinstance(tokens, list) or not tokens:
+    if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
         raise StartupError(f"{path}: has no {_PREFIX}tokens, so there is no tokenizer in it: pass --tokenizer.")
     types = values.get("token_type") or [TokenType.NORMAL] * len(tokens)
     if len(types) != len(tokens):
@@ -84,17 +85,7 @@ def build_gguf_backend(vocab: GGUFVocab) -> Backend:
 def _byte_level(vocab: GGUFVocab) -> tuple[Backend, bool]:
     kind = _pre_tokenizer(vocab)
     merges = [_merge(vocab, line) for line in vocab.values.get("merges") or ()]
-    return build_byte_level(vocab.ids, merges, kind), kind.add_bos
-
-
-def build_byte_level(ids: dict[str, int], merges: list[tuple[str, str]], kind: PreTokenizer) -> Backend:
-    """`ids` and `merges` in GPT-2's byte alphabet; merges in order of rank."""
-    backend = Backend(models.BPE(ids, merges, ignore_merges=kind.ignore_merges))
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in kind.patterns]
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
-    backend.decoder = decoders.ByteLevel()
-    return backend
+    return from_library(str(vocab.path), lambda: byte_level_backend(vocab.ids, merges, kind)), kind.add_bos
 
 
 def _pre_tokenizer(vocab: GGUFVocab) -> PreTokenizer:
@@ -184,10 +175,3 @@ def _add_bos_eos(backend: Backend, vocab: GGUFVocab, add_bos: bool) -> None:
     before = bos if vocab.flag("add_bos_token", add_bos) else None
     after = eos if vocab.flag("add_eos_token", False) else None
     frame_with(backend, before, after)
-
-
-def frame_with(backend: Backend, bos_id: int | None, eos_id: int | None) -> None:
-    """Makes `encode` put these around a text (None: nothing) where special tokens are asked for."""
-    before, after = ([(backend.id_to_token(i), i)] if i is not None else [] for i in (bos_id, eos_id))
-    template = [*(name for name, _ in before), "$A", *(name for name, _ in after)]
-    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=[*before, *after])

@@ -24,11 +24,9 @@ def _normalise(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidRequest(f"{where} must be an object with a role.", param=f"{where}.role")
     normal = {**message, "content": _text(message.get("content"), f"{where}.content")}
-    calls = message.get("tool_calls")
+    calls = _tool_calls(message.get("tool_calls"), f"{where}.tool_calls")
     if calls:
-        normal["tool_calls"] = [
-            _with_object_arguments(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)
-        ]
+        normal["tool_calls"] = calls
     else:
         normal.pop("tool_calls", None)
     return normal
@@ -57,6 +55,14 @@ def _part_text(part: object, where: str) -> str:
     if not isinstance(text, str):
         raise InvalidRequest(f"{where}.{_TEXT_PARTS[kind]} must be a string.", param=where)
     return text
+
+
+def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
+    if calls is None:
+        return []
+    if isinstance(calls, str) or not isinstance(calls, Sequence):
+        raise InvalidRequest(f"{where} must be a list.", param=where)
+    return [_with_object_arguments(call, f"{where}[{i}]") for i, call in enumerate(calls)]
 
 
 def _with_object_arguments(call: object, where: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ exactly the text of the whole. Bytes that aren't UTF-8 become U+FFFD, one for ea
 `load_tokenizer` takes what the checkpoint brings: `tokenizer.json`, a GGUF header, or `vocab.json` with `merges.txt`.
 """
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,10 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from octavo_engine.sources.gguf_header import read_gguf
+from octavo_engine.sources.json_file import read_json_object
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.text.gguf_tokenizer import build_byte_level, build_gguf_backend, frame_with, read_vocab
+from octavo_engine.text.backend import byte_level_backend, frame_with, from_library
+from octavo_engine.text.gguf_tokenizer import build_gguf_backend, read_vocab
 from octavo_engine.text.pre_tokenizers import PRE_TOKENIZERS
 from octavo_engine.text.token_bytes import alphabet_of
 from octavo_engine.wire.errors import InvalidRequest, StartupError
@@ -110,10 +111,7 @@ def _from_gguf(path: Path) -> Tokenizer:
 
 
 def _from_tokenizer_json(path: Path, files: ModelFiles) -> Tokenizer:
-    try:
-        backend = Backend.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:
-        raise StartupError(f"{path}: not a usable tokenizer: {error}") from error
+    backend = from_library(str(path), lambda: Backend.from_file(str(path)))
     backend.no_truncation()
     backend.no_padding()
     return _configured(backend, files, str(path))
@@ -121,18 +119,15 @@ def _from_tokenizer_json(path: Path, files: ModelFiles) -> Tokenizer:
 
 def _from_vocab_and_merges(files: ModelFiles) -> Tokenizer:
     """The oldest form: GPT-2's and OPT's."""
-    try:
-        vocab = json.loads((files.root / "vocab.json").read_text(encoding="utf-8"))
-        lines = (files.root / "merges.txt").read_text(encoding="utf-8").splitlines()
-        merges = [_pair(line) for line in lines if line and not line.startswith("#version")]
-        backend = build_byte_level(vocab, merges, PRE_TOKENIZERS["gpt-2"])
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise StartupError(f"{files.root}: vocab.json or merges.txt can't be read: {error}") from error
+    vocab = read_json_object(files.root / "vocab.json")
+    lines = (files.root / "merges.txt").read_text(encoding="utf-8").splitlines()
+    merges = [_pair(line) for line in lines if line and not line.startswith("#version")]
+    backend = from_library(str(files.root), lambda: byte_level_backend(vocab, merges, PRE_TOKENIZERS["gpt-2"]))
     return _configured(backend, files, str(files.root))
 
 
 def _pair(line: str) -> tuple[str, str]:
-    left, right = line.split(" ")
+    left, _, right = line.partition(" ")
     return left, right
 
 

@@ -1,0 +1,26 @@
+"""The text side runs in API servers and routers: nothing heavy may come with it."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "triton", "transformers", "numpy", "msgspec", "zmq", "fastapi", "gguf", "safetensors")
+MODULES = "import octavo_engine.text.template, octavo_engine.text.stop, octavo_engine.text.detokenizer"
+
+
+@pytest.mark.parametrize(
+    ("imports", "banned"),
+    [
+        (MODULES, HEAVY),
+        (
+            "import octavo_engine.wire.hashing, octavo_engine.wire.metrics, octavo_engine.wire.plan",
+            (*HEAVY, "tokenizers", "jinja2", "prometheus_client"),
+        ),
+    ],
+    ids=["text", "wire"],
+)
+def test_import_brings_nothing_heavy(imports: str, banned: tuple[str, ...]) -> None:
+    script = f"import sys; {imports}; print([name for name in {banned} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,199 @@
+"""Chat templates: what they see, how they fail, where they come from."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jinja2.exceptions import TemplateError
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.text import template as template_module
+from octavo_engine.text.template import ChatTemplate, load_chat_template
+from octavo_engine.wire.errors import InvalidRequest, StartupError
+from octavo_testing.tiny_tokenizers import byte_level_tokenizer
+
+USER = [{"role": "user", "content": "Hi"}]
+PLAIN = (
+    "{{ bos_token }}{% for m in messages %}\n"
+    "    {% if m.role == 'system' %}\n"
+    "[{{ m.content }}]\n"
+    "    {% else %}\n"
+    "{{ m.role + ': ' + m['content'] }}\n"
+    "    {% endif %}\n"
+    "{% endfor %}\n"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def _files(**changes: Any) -> ModelFiles:
+    return ModelFiles(**{"name": "m", "root": Path("/nonexistent"), "load_format": "dummy", "config": {}} | changes)
+
+
+def test_blocks_leave_no_lines_behind() -> None:
+    text = ChatTemplate(PLAIN, {"bos_token": "<s>"}).render([{"role": "system", "content": "be kind"}, *USER])
+    assert text == "<s>[be kind]\nuser: Hi\nassistant:"
+
+
+def test_no_generation_prompt() -> None:
+    assert ChatTemplate(PLAIN).render(USER, add_generation_prompt=False) == "user: Hi\n"
+
+
+def test_nothing_is_escaped_and_json_keeps_unicode() -> None:
+    source = "{{ messages[0].content }}{{ tools | tojson }}{{ tools | tojson(indent=1) }}"
+    text = ChatTemplate(source).render([{"role": "user", "content": "<b>&"}], tools=[{"é": "<'>"}])
+    assert text == "<b>&" + '[{"é": "<\'>"}]' + '[\n {\n  "é": "<\'>"\n }\n]'
+
+
+def test_no_tools_are_none() -> None:
+    source = "{{ tools is none }}{{ documents is defined }}"
+    assert ChatTemplate(source).render(USER, tools=[]) == ChatTemplate(source).render(USER) == "TrueFalse"
+
+
+def test_loop_controls_generation_blocks_and_the_date() -> None:
+    source = (
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ strftime_now('%Y') | length }}"
+    )
+    assert ChatTemplate(source).render([*USER, *USER]) == "Hi4"
+
+
+def test_further_arguments_reach_the_template_but_replace_nothing() -> None:
+    source = "{{ enable_thinking }} {{ messages | length }} {{ bos_token }}"
+    assert ChatTemplate(source, {"bos_token": "<s>"}).render(USER, enable_thinking=False, bos_token="B") == "False 1 B"
+
+
+class TestContinuing:
+    def test_the_text_ends_with_the_last_message(self) -> None:
+        source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</{{ m.role }}>\n{% endfor %}"
+        messages = [*USER, {"role": "assistant", "content": "The capital is "}]
+        text = ChatTemplate(source).render(messages, add_generation_prompt=False, continue_final_message=True)
+        assert text == "<user>Hi</user>\n<assistant>The capital is "
+        assert messages[-1]["content"] == "The capital is "
+
+    def test_with_a_generation_prompt_it_is_a_contradiction(self) -> None:
+        with pytest.raises(InvalidRequest, match="can't both be true"):
+            ChatTemplate(PLAIN).render(USER, continue_final_message=True)
+
+    def test_a_template_that_hides_the_last_message_cannot(self) -> None:
+        with pytest.raises(InvalidRequest, match="leaves the last message out"):
+            ChatTemplate("x").render(USER, add_generation_prompt=False, continue_final_message=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
+        ("{{ messages[3].content }}", "can't render these messages: .*no element 3"),
+        ("{{ unknown.field }}", "'unknown' is undefined"),
+        ("{{ 1 + messages[0].content }}", "unsupported operand"),
+        ("{{ 1 // 0 }}", "division"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ cycler.__init__.__globals__ }}", "unsafe"),
+        ("{% include 'x' %}", "no loader"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{% for i in range(1001) %}{% for j in range(1000) %}{% endfor %}{% endfor %}", "more than 1000000 items"),
+    ],
+)
+def test_whatever_fails_is_a_bad_request(source: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        ChatTemplate(source).render(USER)
+
+
+def test_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_module, "MAX_CHARS", 10)
+    assert len(ChatTemplate("{% for i in range(10) %}x{% endfor %}").render(USER)) == 10
+    with pytest.raises(InvalidRequest, match="more than 10 characters"):
+        ChatTemplate("{% for i in range(11) %}x{% endfor %}").render(USER)
+
+
+def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_module, "MAX_RENDER_S", -1.0)
+    with pytest.raises(InvalidRequest, match="takes longer"):
+        ChatTemplate("x").render(USER)
+
+
+def test_a_template_that_is_not_jinja() -> None:
+    with pytest.raises(InvalidRequest, match="not valid Jinja: line 2") as caught:
+        ChatTemplate("a\n{% if %}")
+    assert caught.value.param == "chat_template"
+
+
+class TestLoading:
+    def test_the_checkpoint_brings_it_with_its_special_tokens(self) -> None:
+        config = {"eos_token": {"content": "</end>"}, "pad_token": "<pad>", "unk_token": None}
+        files = _files(
+            chat_template="{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ unk_token }}", tokenizer_config=config
+        )
+        loaded = load_chat_template(files, byte_level_tokenizer())
+        assert loaded is not None
+        assert loaded.render(USER) == "<|start|>|</end>|<pad>|"
+
+    def test_the_users_own_comes_first_as_text_or_as_a_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "own.jinja"
+        path.write_text("file é {{ messages[0].content }}", encoding="utf-8")
+        for override, text in ((str(path), "file é Hi"), ("text {{ messages[0].content }}", "text Hi")):
+            loaded = load_chat_template(_files(chat_template="other"), byte_level_tokenizer(), override)
+            assert loaded is not None
+            assert loaded.render(USER) == text
+
+    def test_none_at_all(self) -> None:
+        assert load_chat_template(_files(), byte_level_tokenizer()) is None
+
+    @pytest.mark.parametrize(
+        ("override", "own", "message"),
+        [
+            ("/no/such/file.jinja", None, "neither a readable file nor a template"),
+            (None, "{% if %}", "m: .*not valid Jinja.*--chat-template"),
+            ("{% if %}", "fine", "not valid Jinja"),
+        ],
+    )
+    def test_one_that_cannot_be_used_ends_the_start(self, override: str | None, own: str | None, message: str) -> None:
+        with pytest.raises(StartupError, match=message):
+            load_chat_template(_files(chat_template=own), byte_level_tokenizer(), override)
+
+
+CHAT = [
+    {"role": "user", "content": [{"type": "text", "text": "What is 2+2?"}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call12345", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}],
+    },
+    {"role": "tool", "tool_call_id": "call12345", "name": "add", "content": "4"},
+    {"role": "assistant", "content": "4"},
+    {"role": "user", "content": "Thanks <ü>"},
+]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Adds.",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer", "description": "é"}}},
+        },
+    }
+]
+TEMPLATES = sorted(Path(os.environ.get("OCTAVO_LLAMA_VOCABS", "/nonexistent"), "templates").glob("*.jinja"))
+
+
+@pytest.mark.skipif(not TEMPLATES, reason="OCTAVO_LLAMA_VOCABS names no folder with llama.cpp's templates")
+@pytest.mark.parametrize("path", TEMPLATES, ids=[path.stem for path in TEMPLATES])
+@pytest.mark.parametrize("with_tools", [True, False])
+def test_real_templates_render_as_transformers_renders_them(path: Path, with_tools: bool) -> None:
+    """The same text, or a refusal where transformers refuses."""
+    jinja = pytest.importorskip("transformers.utils.chat_template_utils")
+    source = path.read_text(encoding="utf-8")
+    messages = CHAT if with_tools else [CHAT[0], CHAT[3], CHAT[4]]
+    tools = TOOLS if with_tools else None
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    normal = template_module.normalise_messages(messages)
+    try:
+        expected = jinja._compile_jinja_template(source).render(
+            messages=normal, tools=tools, add_generation_prompt=True, **tokens
+        )
+    except (TemplateError, TypeError):
+        with pytest.raises(InvalidRequest):
+            ChatTemplate(source, tokens).render(messages, tools=tools)
+        return
+    assert ChatTemplate(source, tokens).render(messages, tools=tools) == expected

@@ -1,0 +1,195 @@
+"""`Tokenizer` and `load_tokenizer`: tokenizer.json with its config, GGUF files, vocab.json with merges.txt."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.text.gguf_tokenizer import build_gguf_backend, read_vocab
+from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
+from octavo_engine.wire.errors import InvalidRequest, StartupError
+from octavo_testing.tiny_tokenizers import (
+    byte_level_metadata,
+    byte_level_tokenizer,
+    sentence_piece_metadata,
+    sentence_piece_tokenizer,
+    write_gguf,
+)
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+
+TEXTS = ["", "a", " ab  ab", "é 日本 🤗\n\n", "12<|end|>ab<tool>", "\x00\x7f\ufffd"]
+
+
+def _model_files(folder: Path, *, backend: Backend | None = None, **changes: Any) -> ModelFiles:
+    path = None
+    if backend is not None:
+        path = folder / "tokenizer.json"
+        backend.save(str(path))
+    fields = {"name": "m", "root": folder, "load_format": "dummy", "config": {}, "tokenizer_json": path}
+    return ModelFiles(**fields | changes)
+
+
+def _byte_level_backend(**changes: Any) -> Backend:
+    return build_gguf_backend(read_vocab(byte_level_metadata(**changes), Path("x")))
+
+
+def _sentence_piece_backend() -> Backend:
+    return build_gguf_backend(read_vocab(sentence_piece_metadata(), Path("x")))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("tokenizer", [byte_level_tokenizer(), sentence_piece_tokenizer()], ids=["bytes", "pieces"])
+def test_decode_undoes_encode(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("make", [_byte_level_backend, _sentence_piece_backend])
+def test_decode_agrees_with_the_library(make: Any, text: str, skip: bool) -> None:
+    backend = make()
+    ids = backend.encode(text).ids
+    ours = Tokenizer(backend, bos_token_id=None, eos_token_id=None, origin="x")
+    assert ours.decode(ids, skip_special_tokens=skip) == backend.decode(ids, skip_special_tokens=skip)
+
+
+def test_broken_utf8_becomes_replacement_characters() -> None:
+    tokenizer = byte_level_tokenizer()
+    assert tokenizer.decode([0xE2, 0x82, 97]) == "\ufffda"
+    assert tokenizer.decode([0xFF, 0xFE]) == "\ufffd\ufffd"
+    assert tokenizer.token_str(0xE2) == "\ufffd"
+
+
+def test_ids_without_a_token_are_empty() -> None:
+    tokenizer = byte_level_tokenizer()
+    assert tokenizer.token_bytes(tokenizer.vocab_size) == tokenizer.token_bytes(-1) == b""
+    assert tokenizer.decode([97, tokenizer.vocab_size + 5, 98]) == "ab"
+
+
+def test_token_ids_by_name() -> None:
+    tokenizer = byte_level_tokenizer()
+    assert tokenizer.token_id("<|end|>") == tokenizer.eos_token_id
+    assert tokenizer.token_id("<|nothing|>") is None
+
+
+def test_a_lone_surrogate_is_a_bad_request() -> None:
+    with pytest.raises(InvalidRequest, match="lone surrogate at position 1"):
+        byte_level_tokenizer().encode("a\ud83d")
+
+
+def test_the_space_that_encoding_adds_is_taken_back_only_at_the_start() -> None:
+    tokenizer = sentence_piece_tokenizer()
+    ids = tokenizer.encode("ab ab")
+    assert tokenizer.decode(ids) == "ab ab"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<s> ab ab"
+    assert tokenizer.decode(ids[2:]) == "ab"
+    assert tokenizer.token_str(ids[1]) == " ab"
+
+
+def test_tokenizer_json_forgets_truncation_and_padding(tmp_path: Path) -> None:
+    backend = _byte_level_backend()
+    backend.enable_truncation(2)
+    backend.enable_padding(length=9)
+    assert load_tokenizer(_model_files(tmp_path, backend=backend)).encode("xyzxyz") == list(b"xyzxyz")
+
+
+@pytest.mark.parametrize(
+    ("config", "before", "after"),
+    [
+        ({}, False, False),
+        ({"add_bos_token": True}, True, False),
+        ({"add_bos_token": True, "add_eos_token": True}, True, True),
+        ({"add_eos_token": True}, False, True),
+        ({"add_bos_token": False}, False, False),
+    ],
+)
+@pytest.mark.parametrize("own_bos", [True, False])
+def test_explicit_flags_replace_the_frame_of_tokenizer_json(
+    tmp_path: Path, config: dict[str, Any], before: bool, after: bool, own_bos: bool
+) -> None:
+    names = {"bos_token": "<|start|>", "eos_token": {"content": "<|end|>"}}
+    backend = _byte_level_backend(add_bos_token=own_bos)
+    tokenizer = load_tokenizer(_model_files(tmp_path, backend=backend, tokenizer_config=names | config))
+    ids = tokenizer.encode("z")
+    assert ids.count(tokenizer.bos_token_id or -1) == (before if config else own_bos)
+    assert ids.count(tokenizer.eos_token_id or -1) == after
+
+
+def test_roles_come_from_the_model_config_where_the_tokenizer_names_none(tmp_path: Path) -> None:
+    files = _model_files(
+        tmp_path, backend=_byte_level_backend(), config={"bos_token_id": 264, "eos_token_id": [265, 3]}
+    )
+    tokenizer = load_tokenizer(files)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (264, 265)
+    broken = _model_files(tmp_path, backend=_byte_level_backend(), config={"bos_token_id": None, "eos_token_id": 10**6})
+    assert load_tokenizer(broken).eos_token_id is None
+
+
+def test_tokens_that_only_the_config_lists_are_added(tmp_path: Path) -> None:
+    size = _byte_level_backend().get_vocab_size()
+    listed = {
+        str(size): {"content": "<think>", "special": False},
+        str(size + 1): {"content": "<hidden>", "special": True},
+        str(size + 9): {"content": "<beyond a gap>", "special": True},
+        "97": {"content": "a", "special": False},
+    }
+    config = {"added_tokens_decoder": listed}
+    tokenizer = load_tokenizer(_model_files(tmp_path, backend=_byte_level_backend(), tokenizer_config=config))
+    assert tokenizer.encode("<think>a<hidden>") == [size, 97, size + 1]
+    assert tokenizer.decode([size, size + 1]) == "<think>"
+    assert tokenizer.token_id("<beyond a gap>") is None
+
+
+def test_a_gguf_file_brings_its_tokenizer(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", byte_level_metadata(add_eos_token=True))
+    tokenizer = load_tokenizer(_model_files(tmp_path, gguf=path))
+    assert tokenizer.decode(tokenizer.encode("ab\n"), skip_special_tokens=False) == "ab\n<|end|>"
+
+
+def test_vocab_json_and_merges_txt(tmp_path: Path) -> None:
+    metadata = byte_level_metadata()
+    vocab = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
+    merges = "\n".join(["#version: 0.2", *metadata["tokenizer.ggml.merges"], ""])
+    (tmp_path / "merges.txt").write_text(merges, encoding="utf-8")
+    config = {"bos_token": {"content": "<|end|>"}, "eos_token": {"content": "<|end|>"}, "add_bos_token": True}
+    tokenizer = load_tokenizer(_model_files(tmp_path, tokenizer_config=config | {"pad_token": "<|start|>"}))
+    expected = byte_level_tokenizer().encode("ab 12 ab", add_special_tokens=False)
+    assert tokenizer.encode("ab 12 ab") == [vocab["<|end|>"], *expected]
+    assert tokenizer.special_ids == {vocab["<|end|>"], vocab["<|start|>"]}
+    (tmp_path / "merges.txt").write_text("x yz\n")
+    with pytest.raises(StartupError, match="no usable tokenizer"):
+        load_tokenizer(_model_files(tmp_path))
+
+
+def test_nothing_to_make_a_tokenizer_from(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"no tokenizer\.json, no GGUF file.*--tokenizer"):
+        load_tokenizer(_model_files(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", '{"version": "1.0"}', "[1]"])
+def test_a_corrupt_tokenizer_json_is_one_readable_line(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(StartupError, match=r"tokenizer\.json: holds no usable tokenizer") as caught:
+        load_tokenizer(_model_files(tmp_path, tokenizer_json=path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("decoder", [None, decoders.WordPiece(), decoders.BPEDecoder()])
+def test_other_decoders_are_refused(tmp_path: Path, decoder: Any) -> None:
+    backend = Backend(models.BPE({"a": 0}, []))
+    if decoder is not None:
+        backend.decoder = decoder
+    with pytest.raises(StartupError, match=r"decoder .* is not supported"):
+        load_tokenizer(_model_files(tmp_path, backend=backend))
+
+
+@pytest.mark.parametrize(("scheme", "strips"), [("always", True), ("first", True), ("never", False)])
+def test_metaspace_decoders(tmp_path: Path, scheme: str, strips: bool) -> None:
+    backend = Backend(models.BPE({"▁a": 0, "b": 1, "<0x0A>": 2}, []))
+    backend.decoder = decoders.Metaspace("▁", scheme)
+    tokenizer = load_tokenizer(_model_files(tmp_path, backend=backend))
+    assert tokenizer.decode([0, 1, 0]) == ("ab a" if strips else " ab a")
