@@ -54,7 +54,7 @@ def _groups(root: Path) -> dict[str, _Group]:
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         for name in controllers.split(","):
-            candidates = [controllers, name] if controllers else ["", "unified"]
+            candidates = [controllers, name] if controllers else ["unified", ""]
             mounts = [root / "sys/fs/cgroup" / c for c in candidates]
             mount = next((m for m in mounts if m.is_dir()), None)
             if mount is not None:

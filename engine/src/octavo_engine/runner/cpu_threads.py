@@ -51,8 +51,8 @@ def parse_cpu_list(text: str, name: str) -> frozenset[int]:
     try:
         cpus: set[int] = set()
         for part in text.split(","):
-            first, _, last = part.strip().partition("-")
-            cpus.update(range(int(first), int(last or first) + 1))
+            first, dash, last = part.strip().partition("-")
+            cpus.update(range(int(first), int(last if dash else first) + 1))
     except ValueError:
         raise StartupError(f"{name}={text}: not a list of CPUs such as 0-3,8.") from None
     if not cpus:

@@ -1,0 +1,82 @@
+"""`dtype auto`: the rule, the cache of its measurement, the shapes that it measures."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from octavo_engine.config import ModelConfig
+from octavo_engine.runner import dtype
+from octavo_engine.runner.dtype import GemmShape, choose_cpu_dtype, faster_type, layer_shapes
+
+
+def model(**hf: int) -> ModelConfig:
+    return ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=100,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        dtype="bfloat16",
+        hf=dict(hf),
+    )
+
+
+@pytest.mark.parametrize(
+    ("bf16", "fp32", "want"),
+    [
+        ([1.0, 1.0, 1.0], [2.0, 2.0, 2.0], "bfloat16"),
+        ([1.0, 2.0, 4.0], [2.0, 1.0, 1.0], "float32"),
+        ([1.0, 1.0, 1.0], [0.95, 0.95, 0.95], "bfloat16"),
+        ([1.0, 1.0, 1.0], [0.5, 1.0, 1.0], "float32"),
+    ],
+)
+def test_the_faster_type_wins(bf16: list[float], fp32: list[float], want: str) -> None:
+    assert faster_type({"bfloat16": bf16, "float32": fp32}) == want
+
+
+def test_shapes_of_a_layer() -> None:
+    assert layer_shapes(model(intermediate_size=48))[2:] == [
+        GemmShape(in_features=32, out_features=96),
+        GemmShape(in_features=48, out_features=32),
+    ]
+    assert layer_shapes(model(ffn_dim=50))[3] == GemmShape(in_features=50, out_features=32)
+    assert layer_shapes(model())[3] == GemmShape(in_features=128, out_features=32)
+    assert layer_shapes(model())[:2] == [
+        GemmShape(in_features=32, out_features=64),
+        GemmShape(in_features=32, out_features=32),
+    ]
+
+
+def test_measured_once_then_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(dtype, "_BUDGET_S", 0.001)
+    monkeypatch.setattr(dtype, "_BEYOND_CACHE_BYTES", 1 << 12)
+    first = choose_cpu_dtype(model(intermediate_size=48))
+    assert first in (torch.bfloat16, torch.float32)
+    (kept,) = (tmp_path / "octavo").iterdir()
+    kept.write_text('{"bfloat16": [9, 9, 9], "float32": [1, 1, 1]}')
+    assert choose_cpu_dtype(model(intermediate_size=48)) == torch.float32
+    choose_cpu_dtype(model(intermediate_size=64))
+    assert len(list((tmp_path / "octavo").iterdir())) == 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"bfloat16": 1}', '{"bfloat16": ["x"], "float32": []}'])
+def test_a_broken_cache_file_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(dtype, "_BUDGET_S", 0.001)
+    monkeypatch.setattr(dtype, "_BEYOND_CACHE_BYTES", 1 << 12)
+    choose_cpu_dtype(model())
+    (kept,) = (tmp_path / "octavo").iterdir()
+    kept.write_text(text)
+    choose_cpu_dtype(model())
+    assert kept.read_text().startswith('{"bfloat16": [')
+
+
+def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    monkeypatch.setattr(dtype, "_BUDGET_S", 0.001)
+    monkeypatch.setattr(dtype, "_BEYOND_CACHE_BYTES", 1 << 12)
+    assert choose_cpu_dtype(model()) in (torch.bfloat16, torch.float32)

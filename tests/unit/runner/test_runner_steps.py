@@ -1,0 +1,209 @@
+"""The runner on a model whose logits can be computed by hand: plans, order of work, errors, costs."""
+
+from typing import Any
+
+import pytest
+import torch
+from octavo_engine.ops.attention import AttentionBatch, ForwardContext
+from octavo_engine.runner.batch import PersistentBatch
+from octavo_engine.runner.executor import LocalExecutor
+from octavo_engine.runner.runner import Runner
+from octavo_engine.runner.sampler import NOT_FINITE
+from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan, StepResult
+from octavo_engine.wire.sampling import SamplingParams
+from torch import Tensor
+
+VOCAB = 50
+
+
+class Counting:
+    """A model that says `id + 1` next; `fail_on` raises for an input id, `poison` makes its logits NaN."""
+
+    def __init__(self) -> None:
+        self.fail_on = -1
+        self.poison = -1
+        self.head_rows: list[int] = []
+
+    def forward(self, inputs: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        if (inputs == self.fail_on).any():
+            raise RuntimeError("the kernel broke")
+        return inputs[:, None].float()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        self.head_rows.append(len(hidden))
+        ids = hidden[:, 0].long()
+        logits = torch.nn.functional.one_hot((ids + 1) % VOCAB, VOCAB).float() * 10
+        logits[ids == self.poison] = float("nan")
+        return logits
+
+
+class Journal:
+    """A backend that notes the order of what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def begin_step(self, batch: AttentionBatch) -> None:
+        self.calls.append("forward")
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        self.calls.append(("copy", pairs))
+
+    def swap_out(self, pairs: list[tuple[int, int]], host: Tensor) -> None:
+        self.calls.append(("out", pairs))
+
+    def swap_in(self, pairs: list[tuple[int, int]], host: Tensor) -> None:
+        self.calls.append(("in", pairs))
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.model, self.backend = Counting(), Journal()
+        self.batch = PersistentBatch(
+            max_num_seqs=4, max_model_len=256, block_size=4, vocab_size=VOCAB, device=torch.device("cpu")
+        )
+        host = torch.zeros(4, 8, dtype=torch.uint8)
+        self.runner = Runner(self.model, self.backend, self.batch, host=host)  # type: ignore[arg-type]
+
+    def run(self, *steps: SeqStep, **plan: Any) -> StepResult:
+        return self.runner.run(StepPlan(step_id=7, seqs=list(steps), **plan))
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def new(seq_id: int, *token_ids: int, prompt: int | None = None, **params: Any) -> NewSeq:
+    return NewSeq(
+        seq_id=seq_id,
+        token_ids=list(token_ids),
+        num_prompt_tokens=len(token_ids) if prompt is None else prompt,
+        params=SamplingParams(**{"temperature": 0.0, "max_tokens": 99, **params}),
+        seed=seq_id,
+    )
+
+
+def step(seq_id: int, start: int, num_tokens: int, **fields: Any) -> SeqStep:
+    return SeqStep(seq_id=seq_id, start=start, num_tokens=num_tokens, **{"sample": True, **fields})
+
+
+def tokens(result: StepResult) -> dict[int, list[int]]:
+    assert result.error is None, result.error
+    return {seq.seq_id: seq.token_ids for seq in result.seqs}
+
+
+def test_prefill_in_chunks_then_decode(rig: Rig) -> None:
+    assert tokens(rig.run(step(1, 0, 2, sample=False), new_seqs=[new(1, 5, 6, 7)])) == {}
+    assert tokens(rig.run(step(1, 2, 1))) == {1: [8]}
+    assert tokens(rig.run(step(1, 3, 1))) == {1: [9]}
+    assert rig.model.head_rows == [1, 1]
+
+
+def test_only_sampled_rows_go_through_the_head(rig: Rig) -> None:
+    rig.run(step(1, 0, 40), step(2, 0, 30, sample=False), new_seqs=[new(1, *range(40)), new(2, *range(30))])
+    assert rig.model.head_rows == [1]
+
+
+def test_forks_sample_from_the_last_row_of_another(rig: Rig) -> None:
+    crowd = [new(i, 5, 6, temperature=2.0) for i in (1, 2, 3)]
+    fork = {"num_tokens": 0, "start": 2, "logits_from": 1}
+    result = rig.run(step(1, 0, 2), SeqStep(seq_id=2, sample=True, **fork), step(3, 0, 2), new_seqs=crowd)
+    assert sorted(tokens(result)) == [1, 2, 3]
+    assert rig.model.head_rows == [2]
+    drawn = tokens(result)
+    again = rig.run(*(step(i, 2, 1) for i in (1, 2, 3)))
+    assert sorted(tokens(again)) == [1, 2, 3]
+    assert all(rig.batch.seqs[i].token_ids[2] == drawn[i][0] for i in (1, 2, 3))
+
+
+def test_a_stream_continues_elsewhere(rig: Rig) -> None:
+    """Sampling is keyed by (seed, position): a preempted sequence resumed from its tokens draws the same ones."""
+    hot = {"temperature": 2.0, "max_tokens": 99}
+    first = new(1, 5, 6, **hot)
+    drawn = [tokens(rig.run(step(1, 0, 2), new_seqs=[first]))[1][0]]
+    drawn += [tokens(rig.run(step(1, 2 + i, 1)))[1][0] for i in range(5)]
+    resumed = new(1, 5, 6, *drawn[:3], prompt=2, **hot)
+    after = [tokens(rig.run(step(1, 0, 5), new_seqs=[resumed], dropped_seqs=[1]))[1][0]]
+    after += [tokens(rig.run(step(1, 5 + i, 1)))[1][0] for i in range(2)]
+    assert after == drawn[3:]
+
+
+def test_order_within_a_step(rig: Rig) -> None:
+    rig.run(
+        step(1, 0, 1),
+        new_seqs=[new(1, 5)],
+        swap_out=[(0, 1)],
+        swap_in=[(1, 2)],
+        copies=[(2, 3)],
+    )
+    assert rig.backend.calls == [("out", [(0, 1)]), ("in", [(1, 2)]), ("copy", [(2, 3)]), "forward"]
+
+
+def test_dropped_sequences_make_room_for_new_ones(rig: Rig) -> None:
+    rig.run(*(step(i, 0, 1) for i in range(4)), new_seqs=[new(i, 5) for i in range(4)])
+    result = rig.run(
+        *(step(i, 0, 1) for i in range(4, 8)), dropped_seqs=[0, 1, 2, 3], new_seqs=[new(i, 9) for i in range(4, 8)]
+    )
+    assert tokens(result) == {i: [10] for i in range(4, 8)}
+
+
+def test_a_plan_without_sequences(rig: Rig) -> None:
+    assert tokens(rig.run(swap_out=[(0, 1)])) == {}
+
+
+def test_prompt_logprobs_row_by_row(rig: Rig) -> None:
+    asking = new(1, 5, 6, 8, 9, prompt_logprobs=1, logprobs=0)
+    first = rig.run(step(1, 0, 2, sample=False, num_prompt_logprobs=2), new_seqs=[asking])
+    second = rig.run(step(1, 2, 2, num_prompt_logprobs=1))
+    entries = [*(first.seqs[0].prompt_logprobs or []), *(second.seqs[0].prompt_logprobs or [])]
+    assert [e.token_ids for e in entries] == [[6, 6], [8, 7], [9, 9]]
+    assert [e.rank for e in entries] == [1, 2, 1] or entries[1].rank > 1
+    assert first.seqs[0].token_ids == []
+    assert second.seqs[0].token_ids == [10]
+    assert second.seqs[0].logprobs is not None
+
+
+def test_many_rows_are_sampled_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo_engine.runner.runner._MAX_LOGITS", 2 * VOCAB)
+    news = [new(i, 10 * i, 10 * i + 1, 10 * i + 2, prompt_logprobs=0) for i in (1, 2, 3)]
+    result = rig.run(*(step(i, 0, 3, num_prompt_logprobs=2) for i in (1, 2, 3)), new_seqs=news)
+    assert tokens(result) == {1: [13], 2: [23], 3: [33]}
+    assert max(rig.model.head_rows) == 2
+
+
+def test_a_failed_step_answers_with_an_error_and_the_next_one_works(rig: Rig) -> None:
+    rig.model.fail_on = 30
+    failed = rig.run(step(1, 0, 1), step(2, 0, 1), new_seqs=[new(1, 5), new(2, 30)])
+    assert failed.error == "RuntimeError: the kernel broke"
+    assert failed.step_id == 7
+    assert failed.seqs == []
+    assert tokens(rig.run(step(1, 0, 1), dropped_seqs=[2])) == {1: [6]}
+
+
+def test_logits_that_are_not_finite_end_one_sequence(rig: Rig) -> None:
+    rig.model.poison = 30
+    result = rig.run(step(1, 0, 1), step(2, 0, 1), new_seqs=[new(1, 5), new(2, 30)])
+    assert [(s.token_ids, s.error) for s in result.seqs] == [([6], None), ([], NOT_FINITE)]
+
+
+def test_draft_tokens_are_refused_for_now(rig: Rig) -> None:
+    result = rig.run(step(1, 0, 1, draft_token_ids=[3]), new_seqs=[new(1, 5)])
+    assert "speculative decoding" in (result.error or "")
+
+
+def test_costs_are_measured_from_large_chunks_and_swaps(rig: Rig) -> None:
+    small = rig.run(step(1, 0, 1), new_seqs=[new(1, *range(200))])
+    assert (small.costs.prefill_token_s, small.costs.swap_block_s) == (0.0, 0.0)
+    large = rig.run(step(1, 0, 200), swap_in=[(0, 1), (1, 2)])
+    assert large.costs.prefill_token_s > 0
+    assert large.costs.swap_block_s > 0
+
+
+def test_the_local_executor(rig: Rig) -> None:
+    executor = LocalExecutor(rig.runner)
+    plan = StepPlan(step_id=3, seqs=[step(1, 0, 1)], new_seqs=[new(1, 5)])
+    assert tokens(executor.submit(plan).result(timeout=0)) == {1: [6]}
+    executor.shutdown()
+    with pytest.raises(RuntimeError, match="shut down"):
+        executor.submit(plan).result(timeout=0)
