@@ -12,7 +12,6 @@ from octavo_engine.text.detokenizer import IncrementalDetokenizer
 from octavo_engine.text.stop import StopStrings
 from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.records import EngineRequest, FinishReason, SeqOutput, Timing, TokenLogprobs
-from octavo_engine.wire.sampling import SamplingParams
 
 
 def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:
@@ -27,7 +26,8 @@ def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLog
 class SequenceAssembly:
     """States: open, then finished; `push` on a finished one does nothing."""
 
-    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, request: EngineRequest, tokenizer: Tokenizer) -> None:
+        params = request.params
         self.index = index
         self.token_ids: list[int] = []
         self.text = ""
@@ -39,7 +39,11 @@ class SequenceAssembly:
         self.num_preemptions = 0
         self._params = params
         self._tokenizer = tokenizer
-        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer,
+            skip_special_tokens=params.skip_special_tokens,
+            prompt_token_ids=request.prompt_token_ids,
+        )
         self._stops = StopStrings(list(params.stop or ()), include=params.include_stop_str_in_output)
         self._taken_tokens = 0
         self._taken_text = 0
@@ -143,8 +147,7 @@ class RequestAssembly:
     _prompt_side: _PromptSide = field(default_factory=_PromptSide)
 
     def __post_init__(self) -> None:
-        params = self.request.params
-        self.sequences = [SequenceAssembly(i, params, self.tokenizer) for i in range(params.n)]
+        self.sequences = [SequenceAssembly(i, self.request, self.tokenizer) for i in range(self.request.params.n)]
         self.metrics = RequestMetrics(arrival_s=self.request.arrival_s)
 
     @property

@@ -69,7 +69,7 @@ class AsyncLLM:
             await asyncio.gather(becoming_ready, return_exceptions=True)
             await core.stop()
             raise
-        frontend.max_model_len = ready.max_model_len
+        frontend.learn(ready)
         return cls(config, frontend, core, ready)
 
     async def generate(
@@ -92,12 +92,14 @@ class AsyncLLM:
         tokenized.cache_salt = cache_salt or tokenized.cache_salt
         stream = self._add(tokenized, params, request_id, priority)
         try:
-            while not stream.assembly.finished:
+            while True:
                 await stream.news.wait()
                 stream.news.clear()
                 output = stream.assembly.take(kind)
                 if output is not None:
                     yield output
+                    if output.finished:
+                        return
                 self._check_alive()
         finally:
             self._forget(stream)

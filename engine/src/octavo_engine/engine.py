@@ -1,71 +1,59 @@
 """`EngineCore`: schedule, run, commit, around one scheduler and one executor. No sockets, no text, no torch.
 
-It owns the law that every (request, index) ends in exactly one terminal event: the ledger of open sequences is kept
-here, whatever the scheduler or the executor do. A step whose executor raises ends its sequences with "error" and
-leaves the engine serving; an exception in the scheduler is our bug and goes up.
+Every (request, index) ends in exactly one terminal record: from a commit, from an abort, or from a refused `add`.
+A step whose executor raises ends its sequences with "error" and leaves the engine serving; an exception in the
+scheduler is our bug and goes up.
 """
 
 import gc
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError
+from octavo_engine.wire.errors import EngineDead, OctavoError
 from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult
-from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, FinishReason, SeqOutput
+from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, SeqOutput
 
 if TYPE_CHECKING:
     from octavo_engine.core.scheduler import Scheduler
+    from octavo_engine.runner.executor import Executor
 
 logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 
 
-class Executor(Protocol):
-    def submit(self, plan: StepPlan) -> Future[StepResult]: ...
-
-    def shutdown(self) -> None: ...
-
-
 class EngineCore:
     """Raises from `step` only for bugs and for an executor that is gone (EngineDead)."""
 
-    def __init__(self, scheduler: "Scheduler", executor: Executor, *, clock: Clock = time.monotonic) -> None:
+    def __init__(self, scheduler: "Scheduler", executor: "Executor", *, clock: Clock = time.monotonic) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
         self._costs = StepCosts()
-        self._open: dict[str, set[int]] = {}
-        self._events: list[SeqOutput] = []  # made here, not by a commit
+        self._events: list[SeqOutput] = []  # terminal records that no commit brought
         self._step_s = 0.0
 
     def add(self, request: EngineRequest) -> None:
-        """A refusal is an "error" event, not an exception: whoever sent the request may be in another process."""
-        if request.request_id in self._open:
-            raise InvalidRequest(f"request_id {request.request_id!r} is already running.", param="request_id")
-        self._open[request.request_id] = set(range(request.params.n))
+        """A refusal is an "error" record, not an exception: whoever sent the request may be in another process."""
         try:
             self._scheduler.add(request, self._clock())
         except OctavoError as error:
-            self._close_all(request.request_id, "error", str(error))
+            self._events += [
+                SeqOutput(request_id=request.request_id, index=i, finish_reason="error", error=str(error))
+                for i in range(request.params.n)
+            ]
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Unknown and finished sequences are ignored: an abort may cross the last output on its way."""
-        still_open = self._open.get(request_id, set())
-        indices = sorted(still_open) if index is None else sorted(still_open & {index})
-        if not indices:
-            return
-        self._scheduler.abort(request_id, index)
-        for i in indices:
-            self._close(SeqOutput(request_id=request_id, index=i, finish_reason="abort"))
+        self._events += self._scheduler.abort(request_id, index)
 
     def has_work(self) -> bool:
         return bool(self._events) or self._scheduler.has_work()
 
     def step(self) -> CoreOutputs:
+        """One step, if there is one to make, and all records since the last."""
         started = self._clock()
         outputs = self._advance(started) if self._scheduler.has_work() else []
         events, self._events = self._events, []
@@ -82,14 +70,13 @@ class EngineCore:
 
     def _advance(self, now: float) -> list[SeqOutput]:
         plan = self._scheduler.step(now, self._costs)
+        if plan.is_empty:
+            return []
         result = self._run(plan)
         self._costs = result.costs
-        committed = self._scheduler.commit(result, self._clock())
-        return [out for out in committed if self._accept(out)]
+        return self._scheduler.commit(result, self._clock())
 
     def _run(self, plan: StepPlan) -> StepResult:
-        if plan.is_empty:
-            return StepResult(step_id=plan.step_id, costs=self._costs)
         try:
             return self._executor.submit(plan).result()
         except EngineDead:
@@ -98,25 +85,6 @@ class EngineCore:
             logger.exception("step %d failed", plan.step_id)
             reason = f"the step failed: {type(error).__name__}: {error}"
             return StepResult(step_id=plan.step_id, costs=self._costs, error=reason)
-
-    def _accept(self, out: SeqOutput) -> bool:
-        """Whether `out` belongs to an open sequence; its terminal record closes the sequence."""
-        still_open = self._open.get(out.request_id, set())
-        if out.index not in still_open:
-            return False
-        if out.finish_reason is not None:
-            still_open.remove(out.index)
-            if not still_open:
-                del self._open[out.request_id]
-        return True
-
-    def _close(self, event: SeqOutput) -> None:
-        if self._accept(event):
-            self._events.append(event)
-
-    def _close_all(self, request_id: str, reason: FinishReason, message: str) -> None:
-        for i in sorted(self._open[request_id]):
-            self._close(SeqOutput(request_id=request_id, index=i, finish_reason=reason, error=message))
 
 
 def settle_memory() -> None:

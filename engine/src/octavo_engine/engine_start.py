@@ -4,17 +4,18 @@ A *loader* makes the executor: `(config) -> (executor, ready info)`. It is named
 can be sent to another process; this module imports no torch, the loader it is pointed at may.
 """
 
-import logging
 from collections.abc import Callable
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from octavo_engine.config import EngineConfig, ReadyInfo, SchedulerConfig
 from octavo_engine.core.scheduler import Scheduler
-from octavo_engine.engine import EngineCore, Executor
+from octavo_engine.engine import EngineCore
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from octavo_engine.runner.executor import Executor
 
-Loader = Callable[[EngineConfig], tuple[Executor, ReadyInfo]]
+Loader = Callable[[EngineConfig], tuple["Executor", ReadyInfo]]
 
 DEFAULT_LOADER = "octavo_engine.runner.load:load_executor"
 

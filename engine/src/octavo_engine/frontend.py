@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from octavo_engine.assembly import RequestAssembly
-from octavo_engine.config import EngineConfig, ModelConfig
+from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo
 from octavo_engine.request_limits import check_ids, check_logprobs, fit_to_context
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_model
-from octavo_engine.text.template import ChatTemplate
+from octavo_engine.text.template import ChatTemplate, load_chat_template
 from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
 from octavo_engine.wire.errors import InvalidRequest, StartupError
 from octavo_engine.wire.records import EngineRequest
@@ -43,6 +43,7 @@ class Frontend:
     config: EngineConfig
     model: ModelConfig
     tokenizer: Tokenizer
+    text_files: ModelFiles
     chat_template: ChatTemplate | None
     max_model_len: int
     default_sampling_params: dict[str, Any]
@@ -55,15 +56,20 @@ class Frontend:
     def load(cls, config: EngineConfig) -> "Frontend":
         files = resolve_model(config.model, revision=config.revision, load_format=config.load_format)
         text_files = files if config.tokenizer is None else resolve_model(config.tokenizer)
-        model = load_model_config(files)
+        model, tokenizer = load_model_config(files), load_tokenizer(text_files)
         return cls(
             config=config,
             model=model,
-            tokenizer=load_tokenizer(text_files),
-            chat_template=_load_template(config, text_files),
+            tokenizer=tokenizer,
+            text_files=text_files,
+            chat_template=load_chat_template(text_files, tokenizer, config.chat_template),
             max_model_len=config.max_model_len or model.max_position_embeddings,
             default_sampling_params=default_sampling_params(config.generation_config, model),
         )
+
+    def learn(self, ready: ReadyInfo) -> None:
+        """What the engine core has found out about the room there is."""
+        self.max_model_len = min(ready.max_model_len, ready.num_blocks * ready.block_size)
 
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
         """A prompt is a text, token ids, or a dict with "prompt" or "prompt_token_ids" (and "cache_salt")."""
@@ -93,6 +99,12 @@ class Frontend:
         self._check_prompt(prompt.token_ids)
         if priority and self.config.scheduling_policy != "priority":
             raise InvalidRequest(f"priority={priority} needs --scheduling-policy priority.", param="priority")
+        if params.n > self.config.max_num_seqs:
+            raise InvalidRequest(
+                f"n={params.n} outputs run side by side; the limit is {self.config.max_num_seqs}: lower n or raise "
+                f"--max-num-seqs.",
+                param="n",
+            )
         fitted = fit_to_context(params, len(prompt.token_ids), self.max_model_len, clamp=clamp_max_tokens)
         return EngineRequest(
             request_id=request_id,
@@ -106,6 +118,15 @@ class Frontend:
 
     def assemble(self, request: EngineRequest, prompt: TokenizedPrompt, *, request_id: str) -> RequestAssembly:
         return RequestAssembly(request_id=request_id, prompt=prompt.text, request=request, tokenizer=self.tokenizer)
+
+    def template(self, override: str | None) -> ChatTemplate:
+        """`override`: a file or the template itself. Raises InvalidRequest where there is none."""
+        chosen = self.chat_template
+        if override is not None:
+            chosen = load_chat_template(self.text_files, self.tokenizer, override)
+        if chosen is None:
+            raise InvalidRequest("The model has no chat template: give one.", param="chat_template")
+        return chosen
 
     @property
     def eos_token_id(self) -> int | None:
@@ -164,8 +185,3 @@ def _read_generation_config(folder: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError) as error:
         raise StartupError(f"--generation-config: cannot read {path}: {error}") from error
-
-
-def _load_template(config: EngineConfig, files: ModelFiles) -> ChatTemplate | None:
-    """`--chat-template` is a file or the template itself."""
-    raise NotImplementedError

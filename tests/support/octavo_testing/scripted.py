@@ -2,8 +2,8 @@
 
 A request carries its own script in `SamplingParams.extra_args`, so it works across processes too:
 `replies` (token ids; a sequence plays replies[seed % len]; without it the prompt is echoed), and the events at an
-output position: `fail_at` (the step raises), `kill_at` (the process kills itself), `wait_at` (blocks until the FIFO
-`gate` is opened for writing). Ids 0-255 are the bytes of the text, EOS is 256.
+output position: `fail_at` (the step raises), `kill_at` (the process kills itself), `wait_at` (the step waits for
+the file `gate`, see `octavo_testing.gate`). Ids 0-255 are the bytes of the text, EOS is 256.
 """
 
 import json
@@ -18,6 +18,8 @@ from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import NewSeq, SeqResult, SeqStep, StepPlan, StepResult
 from octavo_engine.wire.records import TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
+
+from octavo_testing.gate import pass_gate
 
 EOS = 256
 VOCAB_SIZE = 259
@@ -84,7 +86,7 @@ class ScriptedExecutor:
         if script.get("interrupt_at") == position:
             os.kill(os.getpid(), signal.SIGINT)
         if script.get("wait_at") == position:
-            Path(script["gate"]).read_bytes()
+            pass_gate(script["gate"])
         if script.get("fail_at") == position:
             raise RuntimeError("scripted failure")
 
@@ -142,6 +144,12 @@ def load_refusing(config: EngineConfig) -> tuple[ScriptedExecutor, ReadyInfo]:
 
 def load_crashing(config: EngineConfig) -> tuple[ScriptedExecutor, ReadyInfo]:
     raise RuntimeError("scripted crash while loading")
+
+
+def load_never(config: EngineConfig) -> tuple[ScriptedExecutor, ReadyInfo]:
+    print("loading", flush=True)
+    signal.pause()
+    raise AssertionError("nothing ends the pause but the end of the process")
 
 
 def write_byte_model(folder: Path) -> Path:

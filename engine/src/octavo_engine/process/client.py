@@ -81,7 +81,9 @@ class CoreProcess:
         raise EngineDead(f"the engine core {self._exit_words()}.")
 
     async def stop(self) -> None:
-        """Ask it to end, wait a little, kill it."""
+        """Ask it to end, wait a little, kill it. A second call does nothing."""
+        if self._outbox.closed:
+            return
         try:
             if self._is_ready:
                 with suppress(EngineDead):

@@ -1,0 +1,242 @@
+"""`AsyncLLM` over a real engine core process whose executor plays a script."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+import pytest_asyncio
+from octavo_engine.config import EngineConfig
+from octavo_engine.wire.errors import ContextLengthExceeded, EngineDead, InvalidRequest, StartupError
+from octavo_engine.wire.sampling import SamplingParams
+from octavo_testing.core_process import collect, joined_text, running, scripted_environment
+from octavo_testing.gate import Gate
+from octavo_testing.scripted import EOS, scripted, text_ids, write_byte_model
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    tmp_path_factory.getbasetemp()  # made before the place for temporary files moves
+    with scripted_environment() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory, workplace):
+    folder = write_byte_model(tmp_path_factory.mktemp("model"))
+    return EngineConfig(model=str(folder), load_format="dummy", max_model_len=512, debug_invariants=True)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def llm(config):
+    async with running(config) as started:
+        yield started
+
+
+@pytest.fixture
+def gate(tmp_path):
+    gate = Gate(tmp_path / "gate")
+    yield gate
+    gate.open()
+
+
+async def until_idle(llm):
+    """One more request through the queue: what was sent before it has been acted on."""
+    await collect(llm, "x", scripted("."), "until_idle")
+    return llm.stats
+
+
+async def test_deltas_join_to_the_whole(llm):
+    deltas = await collect(llm, "hi", scripted("What a fine day! 🎉 ça va"))
+    assert joined_text(deltas) == "What a fine day! 🎉 ça va"
+    assert [i for d in deltas for i in d.outputs[0].token_ids] == text_ids("What a fine day! 🎉 ça va", eos=True)
+    assert [d.finished for d in deltas] == [False] * (len(deltas) - 1) + [True]
+    assert not any("\N{REPLACEMENT CHARACTER}" in d.outputs[0].text for d in deltas)
+
+
+async def test_cumulative_outputs_grow_and_final_is_one(llm):
+    cumulative = await collect(llm, "hi", scripted("four"), kind="cumulative")
+    texts = [output.outputs[0].text for output in cumulative]
+    assert texts == sorted(texts, key=len)
+    assert texts[-1] == "four"
+    (final,) = await collect(llm, "hi", scripted("four"), kind="final")
+    assert (final.outputs[0].text, final.outputs[0].finish_reason, final.request_id) == ("four", "stop", "r")
+    assert (final.prompt, final.prompt_token_ids) == ("hi", text_ids("hi"))
+
+
+async def test_n_sequences_each_end_once(llm):
+    outputs = await collect(llm, "hi", scripted("one", "two", "three", n=3))
+    assert [joined_text(outputs, i) for i in range(3)] == ["one", "two", "three"]
+    ends = [c.index for output in outputs for c in output.outputs if c.finished()]
+    assert sorted(ends) == [0, 1, 2]
+
+
+async def test_stop_string_across_tokens_ends_one_sequence_and_frees_it(llm):
+    outputs = await collect(llm, "hi", scripted("go STOP no", "x" * 9, n=2, stop=["STOP"]))
+    ends = {c.index: (c.finish_reason, c.stop_reason) for o in outputs for c in o.outputs if c.finished()}
+    assert joined_text(outputs, 0) == "go "
+    assert joined_text(outputs, 1) == "x" * 9
+    assert ends == {0: ("stop", "STOP"), 1: ("stop", None)}
+    assert (await until_idle(llm)).in_use_blocks == 0
+
+
+async def test_length_ends_with_length(llm):
+    outputs = await collect(llm, "hi", scripted("endless", max_tokens=3, ignore_eos=True))
+    assert (joined_text(outputs), outputs[-1].outputs[0].finish_reason) == ("end", "length")
+
+
+async def test_closing_the_iterator_aborts_in_the_core(llm):
+    stream = llm.generate("hi", scripted("x" * 400, max_tokens=400, eos=False), "gone")
+    await anext(stream)
+    await stream.aclose()
+    stats = await until_idle(llm)
+    assert (stats.running, stats.waiting, stats.in_use_blocks) == (0, 0, 0)
+
+
+async def test_cancelling_the_reader_aborts_in_the_core(llm, gate):
+    params = scripted("x" * 400, eos=False, max_tokens=400, extra_args=gate.at(2))
+    first = asyncio.Event()
+
+    async def read():
+        async for _ in llm.generate("hi", params, "cancelled"):
+            first.set()
+
+    reader = asyncio.create_task(read())
+    await first.wait()
+    reader.cancel()
+    await asyncio.gather(reader, return_exceptions=True)
+    gate.open()
+    assert (await until_idle(llm)).in_use_blocks == 0
+
+
+async def test_abort_by_id_ends_the_stream_with_abort(llm, gate):
+    params = scripted("x" * 400, eos=False, max_tokens=400, extra_args=gate.at(2))
+    stream = llm.generate("hi", params, "named")
+    outputs = [await anext(stream)]
+    await llm.abort("named")
+    await llm.abort("unknown")
+    gate.open()
+    outputs += [output async for output in stream]
+    assert outputs[-1].outputs[0].finish_reason == "abort"
+
+
+async def test_a_failing_step_ends_its_request_and_the_engine_serves_on(llm):
+    outputs = await collect(llm, "hi", scripted("abcdef", extra_args={"fail_at": 2}))
+    assert joined_text(outputs) == "ab"
+    assert outputs[-1].outputs[0].finish_reason == "error"
+    assert "scripted failure" in outputs[-1].error
+    assert joined_text(await collect(llm, "hi", scripted("fine"))) == "fine"
+
+
+async def test_a_slow_reader_gets_what_it_missed_in_one_piece(llm):
+    stream = llm.generate("hi", scripted("a long answer"), "slow", kind="delta")
+    outputs = [await anext(stream)]
+    await collect(llm, "hi", scripted("an answer that takes longer"), "other")
+    outputs += [output async for output in stream]
+    assert joined_text(outputs) == "a long answer"
+    assert len(outputs) < len("a long answer")
+
+
+async def test_logprobs_come_as_dicts(llm):
+    (output,) = await collect(llm, "ab", scripted("cd", logprobs=2, prompt_logprobs=1), kind="final")
+    first = output.outputs[0].logprobs[0]
+    assert list(first) == [ord("c"), ord("d")]
+    assert (first[ord("c")].decoded_token, first[ord("c")].rank, first[ord("d")].rank) == ("c", 1, 2)
+    assert output.outputs[0].cumulative_logprob == pytest.approx(-0.25 * len(output.outputs[0].token_ids))
+    assert output.prompt_logprobs[0] is None
+    assert list(output.prompt_logprobs[1]) == [ord("b")]
+
+
+async def test_bad_requests_are_refused_and_leave_no_trace(llm):
+    cases = [
+        ("", SamplingParams(), InvalidRequest, "empty"),
+        ([999], SamplingParams(), InvalidRequest, "999"),
+        ("x" * 512, SamplingParams(max_tokens=None), ContextLengthExceeded, "maximum context length is 512 tokens"),
+        ("x" * 500, SamplingParams(max_tokens=13), ContextLengthExceeded, "you requested 13 output tokens"),
+        ("x", SamplingParams(logprobs=21), InvalidRequest, "21.*maximum of 20"),
+        ("x", SamplingParams(logit_bias={300: 1}), InvalidRequest, "logit_bias.*300"),
+    ]
+    for prompt, params, error, words in cases:
+        with pytest.raises(error, match=words):
+            await collect(llm, prompt, params)
+    assert (await until_idle(llm)).in_use_blocks == 0
+
+
+async def test_a_request_id_in_use_is_refused(llm, gate):
+    params = scripted("xyz", extra_args=gate.at(1))
+    stream = llm.generate("hi", params, "twice")
+    await anext(stream)
+    with pytest.raises(InvalidRequest, match="'twice' is already running"):
+        await collect(llm, "hi", scripted("x"), "twice")
+    gate.open()
+    assert [o async for o in stream][-1].outputs[0].text == "xyz"
+
+
+async def test_a_prompt_fills_the_context_with_max_tokens_none(llm):
+    (output,) = await collect(llm, "x" * 500, scripted("y" * 20, eos=False, max_tokens=None), kind="final")
+    assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (12, "length")
+
+
+async def test_many_streams_keep_apart(llm):
+    words = [f"answer number {i}" for i in range(40)]
+    streams = (collect(llm, f"q{i}", scripted(word), f"many-{i}") for i, word in enumerate(words))
+    assert [joined_text(outputs) for outputs in await asyncio.gather(*streams)] == words
+    stats = await until_idle(llm)
+    assert stats.free_blocks + stats.cached_blocks == stats.total_blocks
+
+
+async def test_unseeded_requests_get_different_seeds(llm):
+    params = SamplingParams(extra_args={"replies": [[ord("a"), EOS], [ord("b"), EOS]]})
+    texts = {joined_text(await collect(llm, "hi", params)) for _ in range(20)}
+    assert texts == {"a", "b"}
+    assert params.seed is None
+
+
+async def test_idle_core_uses_no_cpu(llm):
+    await until_idle(llm)
+    core = psutil.Process(llm._core.pid)
+    before = core.cpu_times()
+    await asyncio.sleep(2)  # the measurement itself
+    after = core.cpu_times()
+    assert (after.user + after.system) - (before.user + before.system) <= 0.02
+
+
+async def test_a_kill_ends_every_stream_and_later_calls(config, workplace):
+    async with running(config) as llm:
+        params = scripted("abcdef", extra_args={"kill_at": 3})
+        waiting = asyncio.gather(*(collect(llm, "hi", params, f"k{i}") for i in range(3)), return_exceptions=True)
+        ends = await asyncio.wait_for(waiting, timeout=5)
+        assert all(isinstance(end, EngineDead) for end in ends)
+        assert llm.is_dead
+        with pytest.raises(EngineDead, match="killed by signal 9"):
+            await collect(llm, "hi", scripted("x"))
+    assert not list(workplace.glob("octavo-*"))
+
+
+async def test_two_engines_are_independent(config):
+    async with running(config) as one, running(config) as two:
+        await one.shutdown()
+        assert joined_text(await collect(two, "hi", scripted("still here"))) == "still here"
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [("load_refusing", "lm_head.weight is truncated"), ("load_crashing", "exited with code 1 while starting")],
+)
+async def test_a_core_that_cannot_start_says_why(config, workplace, loader, words):
+    threads = threading.active_count()
+    with pytest.raises(StartupError, match=words):
+        async with running(config, f"octavo_testing.scripted:{loader}"):
+            pass
+    assert not list(workplace.glob("octavo-*"))
+    assert threading.active_count() <= threads + 1
+
+
+async def test_import_needs_neither_torch_nor_transformers():
+    code = "import sys, octavo_engine.async_llm; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,93 @@
+"""Whatever ends the parent, the engine core goes with it and nothing is left in the folder for temporary files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from octavo_testing.core_process import scripted_environment
+from octavo_testing.gate import Gate
+from octavo_testing.scripted import write_byte_model
+
+#: Prints the core's pid and stays: before the core has loaded ("loading"), idle, or in the middle of a step.
+PARENT = """
+import asyncio, json, sys
+from octavo_engine.async_llm import AsyncLLM
+from octavo_engine.config import EngineConfig
+from octavo_engine.process.client import CoreProcess
+from octavo_testing.gate import Gate
+from octavo_testing.scripted import scripted
+
+async def main(model, state, script):
+    config = EngineConfig(model=model, load_format="dummy")
+    if state == "loading":
+        core = await CoreProcess.launch(config, "octavo_testing.scripted:load_never")
+        print(core.pid, flush=True)
+        await core.ready()
+    llm = await AsyncLLM.start(config, loader="octavo_testing.scripted:load")
+    if state == "stepping":
+        params = scripted("abc", extra_args=json.loads(script))
+        await anext(llm.generate("hi", params, "r"))
+    print(llm._core.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    tmp_path_factory.getbasetemp()  # made before the place for temporary files moves
+    with scripted_environment() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, workplace):
+    return write_byte_model(tmp_path_factory.mktemp("model"))
+
+
+def start_parent(model: Path, state: str, gate: Gate) -> tuple[subprocess.Popen[str], psutil.Process]:
+    argv = [sys.executable, "-c", PARENT, str(model), state, json.dumps(gate.at(1))]
+    parent = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert parent.stdout is not None
+    return parent, psutil.Process(int(parent.stdout.readline()))
+
+
+@pytest.mark.parametrize(
+    ("signum", "state"),
+    [
+        (signal.SIGKILL, "loading"),
+        (signal.SIGKILL, "idle"),
+        (signal.SIGKILL, "stepping"),
+        (signal.SIGTERM, "stepping"),
+        (signal.SIGINT, "loading"),
+    ],
+)
+def test_no_orphan_and_nothing_stale(model, workplace, tmp_path, state, signum):
+    gate = Gate(tmp_path / "gate")
+    parent, core = start_parent(model, state, gate)
+    with parent:
+        parent.send_signal(signum)
+        _, alive = psutil.wait_procs([core], timeout=5)
+    gate.open()
+    assert not alive
+    assert not list(workplace.glob("octavo-*"))
+
+
+def test_ctrl_c_in_the_terminal_leaves_the_core_to_its_parent(model, workplace, tmp_path):
+    gate = Gate(tmp_path / "gate")
+    parent, core = start_parent(model, "idle", gate)
+    with parent:
+        core.send_signal(signal.SIGINT)
+        os.kill(parent.pid, 0)
+        assert core.is_running()
+        os.killpg(parent.pid, signal.SIGKILL)
+        psutil.wait_procs([core], timeout=5)
+    gate.open()
+    assert not core.is_running()
+    assert not list(workplace.glob("octavo-*"))

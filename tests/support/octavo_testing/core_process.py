@@ -1,0 +1,46 @@
+"""Fixtures' helpers for tests with a real engine core process that runs the scripted executor."""
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+from octavo_engine.async_llm import AsyncLLM
+from octavo_engine.config import EngineConfig
+from octavo_engine.outputs import OutputKind, RequestOutput
+from octavo_engine.wire.sampling import SamplingParams
+
+from octavo_testing.scripted import LOADER
+
+SUPPORT = Path(__file__).parents[1]
+
+
+@contextmanager
+def scripted_environment() -> Iterator[Path]:
+    """Child processes find this package, and the folder given is the only place for temporary files (short paths)."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="o", dir="/tmp") as folder:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH")))))
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+@asynccontextmanager
+async def running(config: EngineConfig, loader: str = LOADER) -> AsyncIterator[AsyncLLM]:
+    llm = await AsyncLLM.start(config, loader=loader)
+    try:
+        yield llm
+    finally:
+        await llm.shutdown()
+
+
+async def collect(
+    llm: AsyncLLM, prompt: str, params: SamplingParams, request_id: str = "r", kind: OutputKind = "delta"
+) -> list[RequestOutput]:
+    return [output async for output in llm.generate(prompt, params, request_id, kind=kind)]
+
+
+def joined_text(outputs: list[RequestOutput], index: int = 0) -> str:
+    return "".join(c.text for output in outputs for c in output.outputs if c.index == index)
