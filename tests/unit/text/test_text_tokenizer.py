@@ -68,6 +68,14 @@ def test_ids_without_a_token_are_empty() -> None:
     assert tokenizer.decode([97, tokenizer.vocab_size + 5, 98]) == "ab"
 
 
+def test_a_hole_in_the_vocabulary_is_empty(tmp_path: Path) -> None:
+    backend = Backend(models.BPE({"a": 0, "b": 5}, []))
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = load_tokenizer(_model_files(tmp_path, backend=backend))
+    assert tokenizer.vocab_size == 6
+    assert tokenizer.decode([0, 3, 5]) == "ab"
+
+
 def test_token_ids_by_name() -> None:
     tokenizer = byte_level_tokenizer()
     assert tokenizer.token_id("<|end|>") == tokenizer.eos_token_id

@@ -8,8 +8,7 @@ The unobvious idea: the root has a base part that a replica publishes once, and 
 folded in per request; the empty scope is the base itself.
 """
 
-import sys
-from array import array
+import struct
 from collections.abc import Sequence
 from hashlib import sha256
 
@@ -33,10 +32,7 @@ def _digest(*fields: bytes) -> bytes:
 
 
 def _token_bytes(token_ids: Sequence[int]) -> bytes:
-    ids = array("I", token_ids)
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return ids.tobytes()
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)
 
 
 def root_hash(weights_fingerprint: str, kv_dtype: str, block_size: int, adapter: str = "", salt: str = "") -> bytes:
