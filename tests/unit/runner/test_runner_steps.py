@@ -158,7 +158,8 @@ def test_prompt_logprobs_row_by_row(rig: Rig) -> None:
     second = rig.run(step(1, 2, 2, num_prompt_logprobs=1))
     entries = [*(first.seqs[0].prompt_logprobs or []), *(second.seqs[0].prompt_logprobs or [])]
     assert [e.token_ids for e in entries] == [[6, 6], [8, 7], [9, 9]]
-    assert [e.rank for e in entries] == [1, 2, 1] or entries[1].rank > 1
+    assert (entries[0].rank, entries[2].rank) == (1, 1)
+    assert entries[1].rank > 1
     assert first.seqs[0].token_ids == []
     assert second.seqs[0].token_ids == [10]
     assert second.seqs[0].logprobs is not None
@@ -187,7 +188,7 @@ def test_logits_that_are_not_finite_end_one_sequence(rig: Rig) -> None:
     assert [(s.token_ids, s.error) for s in result.seqs] == [([6], None), ([], NOT_FINITE)]
 
 
-def test_draft_tokens_are_refused_for_now(rig: Rig) -> None:
+def test_draft_tokens_are_refused(rig: Rig) -> None:
     result = rig.run(step(1, 0, 1, draft_token_ids=[3]), new_seqs=[new(1, 5)])
     assert "speculative decoding" in (result.error or "")
 
