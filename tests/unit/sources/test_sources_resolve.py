@@ -1,0 +1,300 @@
+"""What a user may call a model, which files are chosen, and what is said when that is impossible."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from octavo_engine.sources import hub
+from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.wire.errors import StartupError
+from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8}
+
+
+def make_folder(path: Path, *names: str, config: dict[str, Any] | None = CONFIG) -> Path:
+    path.mkdir(exist_ok=True)
+    for name in names:
+        (path / name).touch()
+    if config is not None:
+        (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_tiny_gguf(path, "qwen2", tiny_model("qwen2"))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("names", "load_format", "chosen", "found"),
+    [
+        (["model.safetensors", "pytorch_model.bin"], "auto", ["model.safetensors"], "safetensors"),
+        (["model.safetensors", "pytorch_model.bin"], "pt", ["pytorch_model.bin"], "pt"),
+        (["pytorch_model.bin", "training_args.bin"], "auto", ["pytorch_model.bin"], "pt"),
+        (["model.safetensors", "consolidated.safetensors"], "auto", ["model.safetensors"], "safetensors"),
+        (["fine.safetensors", "adapter_model.safetensors"], "auto", ["fine.safetensors"], "safetensors"),
+        (["a-00001-of-00002.bin", "a-00002-of-00002.bin"], "auto", None, "pt"),
+        (["model.safetensors"], "dummy", [], "dummy"),
+        ([], "dummy", [], "dummy"),
+    ],
+)
+def test_choice_of_files(
+    tmp_path: Path, names: list[str], load_format: str, chosen: list[str] | None, found: str
+) -> None:
+    files = resolve_model(str(make_folder(tmp_path / "m", *names)), load_format=load_format)
+    assert [path.name for path in files.weight_files] == (sorted(names) if chosen is None else chosen)
+    assert files.load_format == found
+    assert files.config == CONFIG
+
+
+@pytest.mark.parametrize(
+    ("names", "load_format", "message"),
+    [
+        ([], "auto", "no weights (*.safetensors, pytorch_model*.bin or *.gguf) in this folder"),
+        (["pytorch_model.bin"], "safetensors", "no *.safetensors weights in this folder"),
+        (["model.safetensors"], "pt", "no PyTorch weights (*.bin) in this folder"),
+        (["a.safetensors", "b.safetensors"], "auto", "more than one weight file: name one of them as the model: a.saf"),
+        (["a.gguf", "b.gguf"], "auto", "more than one weight file"),
+        (["m-00001-of-00002.safetensors"], "auto", "m-00002-of-00002.safetensors: missing weight file"),
+        (["m-00002-of-00002.gguf"], "auto", "m-00001-of-00002.gguf: missing weight file"),
+        (["model.safetensors"], "tensorizer", "load format 'tensorizer' is unknown"),
+    ],
+)
+def test_impossible_choice(tmp_path: Path, names: list[str], load_format: str, message: str) -> None:
+    with pytest.raises(StartupError) as caught:
+        resolve_model(str(make_folder(tmp_path / "m", *names)), load_format=load_format)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {"w": "../x.safetensors"}}'])
+def test_bad_index_is_named(tmp_path: Path, index: str) -> None:
+    folder = make_folder(tmp_path / "m")
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(StartupError, match=r"model\.safetensors\.index\.json: "):
+        resolve_model(str(folder))
+
+
+def test_folder_without_config(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"no config\.json beside the weights"):
+        resolve_model(str(make_folder(tmp_path / "m", "model.safetensors", config=None)))
+
+
+def test_config_that_is_not_json(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m", "model.safetensors")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(StartupError, match=r"config\.json: not valid JSON"):
+        resolve_model(str(folder))
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "compressed-tensors"])
+def test_quantised_checkpoint_is_refused_by_method(tmp_path: Path, method: str) -> None:
+    config = {**CONFIG, "quantization_config": {"quant_method": method}}
+    with pytest.raises(StartupError, match=f"quantisation method '{method}'"):
+        resolve_model(str(make_folder(tmp_path / "m", "model.safetensors", config=config)))
+
+
+def test_old_gptq_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="quantisation method 'gptq'"):
+        resolve_model(str(make_folder(tmp_path / "m", "model.safetensors", "quantize_config.json")))
+
+
+def test_gguf_file_and_folder(gguf_file: Path) -> None:
+    for model in (str(gguf_file), str(gguf_file.parent), f"file://{gguf_file}"):
+        files = resolve_model(model)
+        assert files.name == model
+        assert files.gguf == gguf_file
+        assert files.weight_files == (gguf_file,)
+        assert files.config["architectures"] == ["Qwen2ForCausalLM"]
+    dummy = resolve_model(str(gguf_file), load_format="dummy")
+    assert (dummy.load_format, dummy.weight_files) == ("dummy", ())
+    assert dummy.config == files.config
+
+
+def test_a_lone_file_ignores_its_neighbours(gguf_file: Path, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "downloads", "tokenizer.json")
+    copy = folder / "tiny.gguf"
+    copy.write_bytes(gguf_file.read_bytes())
+    assert resolve_model(str(copy)).tokenizer_json is None
+    assert resolve_model(str(folder), load_format="gguf").tokenizer_json == folder / "tokenizer.json"
+
+
+def test_wrong_format_for_a_file(gguf_file: Path) -> None:
+    with pytest.raises(StartupError, match="is no safetensors file"):
+        resolve_model(str(gguf_file), load_format="safetensors")
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"tokenizer_config.json": '{"chat_template": "T"}'}, "T"),
+        ({"tokenizer_config.json": '{"chat_template": [{"name": "default", "template": "D"}]}'}, "D"),
+        ({"tokenizer_config.json": '{"chat_template": "T"}', "chat_template.jinja": "J"}, "J"),
+        ({"tokenizer_config.json": "{}", "chat_template.json": '{"chat_template": "C"}'}, "C"),
+    ],
+)
+def test_chat_template(tmp_path: Path, files: dict[str, str], expected: str | None) -> None:
+    folder = make_folder(tmp_path / "m", "model.safetensors", "tokenizer.json")
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    found = resolve_model(str(folder))
+    assert found.chat_template == expected
+    assert found.tokenizer_json == folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("/nowhere/model", "/nowhere/model: no such file or folder"),
+        ("./nowhere", "no such file or folder"),
+        ("model.gguf", "no such file or folder"),
+        ("file:///nowhere", "no such file or folder"),
+        ("s3://bucket/model", "unknown source 's3://'"),
+        ("two words", "two words: neither a local path nor a Hugging Face model id"),
+        ("org/absent-model", "org/absent-model: not in the local Hugging Face cache, and the hub can't be reached"),
+        ("hf://org/absent-model", "org/absent-model: not in the local"),
+        ("org/absent-model:Q4_K_M", "org/absent-model: not in the local"),
+    ],
+)
+def test_what_can_not_be_found(model: str, message: str) -> None:
+    """The suite runs with HF_HUB_OFFLINE=1."""
+    with pytest.raises(StartupError) as caught:
+        resolve_model(model)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_plain_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").touch()
+    with pytest.raises(StartupError, match="not a weight file"):
+        resolve_model(str(tmp_path / "notes.md"))
+
+
+class FakeHub:
+    """A repository: `fetch` copies what the patterns allow, as `snapshot_download` does."""
+
+    def __init__(self, root: Path, *names: str) -> None:
+        self.root, self.names, self.fetched = root, names, set[str]()
+
+    def fetch(self, allow: list[str], ignore: list[str]) -> str:
+        from huggingface_hub.utils import filter_repo_objects
+
+        for name in filter_repo_objects(self.names, allow_patterns=allow, ignore_patterns=ignore):
+            self.fetched.add(name)
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / name).touch()
+        return str(self.root)
+
+    def download(self, load_format: str = "auto", file: str | None = None) -> Path:
+        return hub._download("org/m", load_format, file, self.fetch, lambda: list(self.names))
+
+
+METADATA = {"config.json", "tokenizer.json", "model.safetensors.index.json", "chat_template.jinja"}
+SHARDS = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
+NOISE = ("README.md", "original/consolidated.00.pth", "onnx/model.onnx", "onnx/config.json", "consolidated.safetensors")
+
+
+def test_hub_fetches_one_format_only(tmp_path: Path) -> None:
+    repo = FakeHub(tmp_path, *METADATA, *SHARDS, *NOISE, "pytorch_model.bin", "m.gguf")
+    assert repo.download() == tmp_path
+    assert repo.fetched == METADATA | SHARDS
+
+
+def test_hub_falls_back_to_bin_and_then_to_a_single_gguf(tmp_path: Path) -> None:
+    repo = FakeHub(tmp_path / "a", "config.json", "pytorch_model.bin", "optimizer.bin")
+    repo.download()
+    assert repo.fetched == {"config.json", "pytorch_model.bin"}
+    repo = FakeHub(tmp_path / "b", "config.json", "m.Q4.gguf")
+    repo.download()
+    assert repo.fetched == {"config.json", "m.Q4.gguf"}
+
+
+def test_hub_never_fetches_all_ggufs(tmp_path: Path) -> None:
+    repo = FakeHub(tmp_path, "config.json", "m.Q4.gguf", "m.Q8.gguf")
+    with pytest.raises(StartupError, match=r"several GGUF files: name one, as hf://org/m/FILE: m\.Q4\.gguf, m\.Q8"):
+        repo.download()
+    assert not any(name.endswith(".gguf") for name in repo.fetched)
+    assert repo.download(file="*Q8*.gguf") == tmp_path / "m.Q8.gguf"
+    assert "m.Q4.gguf" not in repo.fetched
+
+
+def test_hub_gguf_shards_in_a_folder(tmp_path: Path) -> None:
+    names = [f"Q4/m-0000{i}-of-00002.gguf" for i in (1, 2)]
+    assert FakeHub(tmp_path, *names).download(file="Q4/*.gguf") == tmp_path / names[0]
+
+
+def test_hub_dummy_needs_no_weights(tmp_path: Path) -> None:
+    repo = FakeHub(tmp_path, *METADATA, *SHARDS)
+    repo.download("dummy")
+    assert repo.fetched == METADATA
+
+
+@pytest.mark.parametrize(("load_format", "message"), [("auto", "no weights"), ("pt", "in the format pt")])
+def test_hub_without_weights(tmp_path: Path, load_format: str, message: str) -> None:
+    with pytest.raises(StartupError, match=message):
+        FakeHub(tmp_path, "config.json", "README.md").download(load_format)
+
+
+def test_hub_absent_gguf(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="no GGUF file that matches"):
+        FakeHub(tmp_path, "config.json").download(file="*Q9*.gguf")
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Fills the cache of the real client, which the suite keeps offline."""
+
+    def fill(repo: str, *sources: Path) -> Path:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        root = tmp_path / f"models--{repo.replace('/', '--')}"
+        snapshot = root / "snapshots" / ("0" * 40)
+        snapshot.mkdir(parents=True)
+        (root / "refs").mkdir()
+        (root / "refs" / "main").write_text("0" * 40)
+        for source in sources:
+            (snapshot / source.name).write_bytes(source.read_bytes())
+        return snapshot
+
+    return fill
+
+
+def test_cached_model_is_found_offline(hub_cache, tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "m", "model.safetensors")
+    snapshot = hub_cache("org/m", source / "model.safetensors", source / "config.json")
+    for model in ("org/m", "hf://org/m"):
+        files = resolve_model(model)
+        assert (files.name, files.root, files.load_format) == (model, snapshot, "safetensors")
+    with pytest.raises(StartupError, match="org/m: not in the local"):
+        resolve_model("org/m", revision="v2")
+
+
+@pytest.mark.parametrize("model", ["org/g", "hf://org/g/tiny.gguf", "org/g:tiny"])
+def test_cached_gguf_is_found_offline(hub_cache, gguf_file: Path, model: str) -> None:
+    snapshot = hub_cache("org/g", gguf_file)
+    assert resolve_model(model).gguf == snapshot / gguf_file.name
+
+
+def test_model_scope_without_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+    with pytest.raises(StartupError, match=r"pip install 'octavo-engine\[modelscope\]'"):
+        resolve_model("ms://org/m")
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")
+    with pytest.raises(StartupError, match="ModelScope"):
+        resolve_model("org/m")
+
+
+def test_imports_nothing_heavy() -> None:
+    """The API process resolves models too: it must not pay for torch, transformers or numpy."""
+    code = (
+        "import importlib, pkgutil, sys, octavo_engine.sources as s\n"
+        "[importlib.import_module(m.name) for m in pkgutil.iter_modules(s.__path__, s.__name__ + '.')]\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'gguf', 'huggingface_hub', 'safetensors'} & sys.modules.keys()\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
