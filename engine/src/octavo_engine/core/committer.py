@@ -66,6 +66,7 @@ class Committer:
         """KV exists up to the last accepted draft; the newest token's own is always still to compute."""
         if seq.status == "running":
             seq.computed = len(seq.token_ids) - 1
+            self._state.kv.register_full(seq, seq.computed)
         else:
             seq.saved = min(seq.saved, len(seq.token_ids) - 1)
 

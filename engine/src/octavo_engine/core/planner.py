@@ -53,7 +53,7 @@ class Planner:
             position += 1
             start, table = seq.computed, seq.table
             todo = len(seq.token_ids) - start
-            if todo == 1 and not seq.drafts and seq.num_sent == len(table):
+            if todo == 1 and start >= seq.num_prompt and not seq.drafts and seq.num_sent == len(table):
                 block_position, offset = divmod(start, size)
                 if 0 < offset < size - 1 and refs[table[block_position]] == 1:
                     steps.append(SeqStep(seq_id=seq.seq_id, start=start, num_tokens=1, sample=True))
@@ -61,7 +61,7 @@ class Planner:
                     seq.in_flight += 1
                     budget -= 1
                     continue
-            if todo == 0:
+            if todo <= 0:
                 continue
             want = self._share_of(seq, start, budget)
             if want == 0:
