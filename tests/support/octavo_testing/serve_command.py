@@ -1,0 +1,72 @@
+"""`octavo serve` as a process of its own, as a user starts it, on a free loopback port."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+
+START_TIMEOUT_S = 90
+OCTAVO = (sys.executable, "-m", "octavo_server.cli.main", "serve", "--host", "127.0.0.1")
+
+
+class ServeProcess:
+    def __init__(self, process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+        self.process = process
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = log
+
+    def wait_until_healthy(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                if httpx.get(f"{self.url}/health").status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.05)
+        raise AssertionError(f"not healthy after {START_TIMEOUT_S} s:\n{self.log.read_text()}")
+
+    @property
+    def core(self) -> psutil.Process:
+        (core,) = psutil.Process(self.process.pid).children()
+        return core
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def exit_code(self, timeout_s: float = 30) -> int:
+        return self.process.wait(timeout_s)
+
+
+@contextmanager
+def octavo_serve(folder: Path, *flags: str, module: tuple[str, ...] = OCTAVO) -> Iterator[ServeProcess]:
+    """`folder` gets the log. Afterwards neither the server nor its engine core is left."""
+    port = free_port()
+    log = folder / "serve.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen([*module, "--port", str(port), *flags], stdout=output, stderr=output, env=os.environ)
+    serving = ServeProcess(process, port, log)
+    family: list[psutil.Process] = []
+    try:
+        serving.wait_until_healthy()
+        family = [serving.core]
+        yield serving
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(60)
+    assert not psutil.wait_procs(family, timeout=10)[1]
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

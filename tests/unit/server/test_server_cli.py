@@ -1,0 +1,163 @@
+"""The command line: vLLM's names and defaults, sizes, refusals, and a help that comes at once."""
+
+import argparse
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import fields
+
+import pytest
+from octavo_engine.config import EngineConfig
+from octavo_engine.wire.errors import StartupError
+from octavo_server.cli.flags import ENGINE_HELP
+from octavo_server.cli.main import build_parser, main
+from octavo_server.cli.serve import bind, engine_config_of, server_config_of
+from octavo_server.cli.sizes import size, size_or_auto
+
+
+def parse(*argv):
+    return build_parser().parse_args(["serve", *argv])
+
+
+def help_of_serve():
+    (commands,) = [a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction)]
+    return commands.choices["serve"].format_help()
+
+
+def test_without_flags_the_config_is_the_default():
+    config = engine_config_of(parse())
+    assert config == EngineConfig(served_model_name=(config.model,))
+    assert server_config_of(parse()).served_model_names == (config.model,)
+
+
+@pytest.mark.parametrize(
+    ("argv", "field", "value"),
+    [
+        (["/models/a"], "model", "/models/a"),
+        (["--model", "/models/a"], "model", "/models/a"),
+        (["--dtype", "float32"], "dtype", "float32"),
+        (["--max-model-len", "32k"], "max_model_len", 32_000),
+        (["--max-model-len", "32K"], "max_model_len", 32_768),
+        (["--max-model-len", "auto"], "max_model_len", None),
+        (["--kv-cache-memory-bytes", "1.5G"], "kv_cache_memory_bytes", 3 * 2**29),
+        (["--max-num-batched-tokens=4k"], "max_num_batched_tokens", 4000),
+        (["--gpu-memory-utilization", "0.5"], "gpu_memory_utilization", 0.5),
+        (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
+        (["--enable-chunked-prefill"], "enable_chunked_prefill", True),
+        (["--scheduling-policy", "priority"], "scheduling_policy", "priority"),
+        (["--served-model-name", "a", "b"], "served_model_name", ("a", "b")),
+        (["--max-logprobs", "-1"], "max_logprobs", -1),
+        (["--seed", "7"], "seed", 7),
+        (["--swap-space", "4"], "swap_space", 4.0),
+        (["--trace", "t.msgpack"], "trace", "t.msgpack"),
+    ],
+)
+def test_a_flag_sets_its_field(argv, field, value):
+    assert getattr(engine_config_of(parse(*argv)), field) == value
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--dtype", "int3"],
+        ["--max-model-len", "long"],
+        ["--max-model-len", "-5"],
+        ["--block-size", "1.5"],
+        ["--tensor-parallel-size", "2"],
+        ["-pp", "2"],
+        ["--kv-cache-dtype", "fp8"],
+        ["--quantization", "awq"],
+        ["--enable-lora"],
+        ["--trust-remote-code"],
+        ["--max-model", "10"],
+        ["--allowed-origins", "*"],
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_honoured_is_refused(argv, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse(*argv)
+    assert caught.value.code == 2
+    assert argv[0] in capsys.readouterr().err
+
+
+def test_flags_that_ask_for_what_is_there_are_accepted():
+    parse("--enable-prompt-tokens-details", "--enforce-eager", "-tp", "1", "--prefix-caching-hash-algo", "sha256")
+
+
+def test_every_field_of_the_engine_has_a_flag_with_help():
+    described = {name for helps in ENGINE_HELP.values() for name in helps}
+    assert described == {f.name for f in fields(EngineConfig)} - {"model"}
+
+
+def test_the_help_shows_every_default():
+    text = " ".join(help_of_serve().split())
+    for expected in ("(default: 16)", "(default: 2048)", "(default: 256)", "(default: 0.92)", "(default: fcfs)"):
+        assert expected in text
+
+
+def test_keys_come_from_the_flag_or_the_environment(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "from-vllm")
+    assert server_config_of(parse()).api_keys == ("from-vllm",)
+    monkeypatch.setenv("OCTAVO_API_KEY", "ours")
+    assert server_config_of(parse()).api_keys == ("ours", "from-vllm")
+    assert server_config_of(parse("--api-key", "a", "b")).api_keys == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1024", 1024), ("1k", 1000), ("1K", 1024), ("2M", 2**21), ("25.6k", 25600)]
+)
+def test_sizes(text, value):
+    assert size(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5", "1e3", "-1", "nan", "infG", "1.0001k", "1KB"])
+def test_no_sizes(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        size(text)
+
+
+def test_auto_is_no_size():
+    assert size_or_auto("auto") is None
+    assert size_or_auto("-1") is None
+
+
+def test_a_busy_port_is_one_line_that_names_it(capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(StartupError, match=rf"cannot listen on 127\.0\.0\.1:{port}.*--port"):
+            bind("127.0.0.1", port)
+        assert main(["serve", "--host", "127.0.0.1", "--port", str(port)]) == 1
+    assert capsys.readouterr().err.strip().count("\n") == 0
+
+
+def test_a_port_that_is_none():
+    with pytest.raises(StartupError, match="cannot listen"):
+        bind("127.0.0.1", 99999)
+
+
+def test_the_help_comes_at_once_and_loads_nothing_heavy():
+    code = (
+        "import sys, octavo_server.cli.main as m\n"
+        "try: m.main(['serve', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'fastapi', 'uvicorn', 'pydantic', 'tokenizers', 'zmq', 'msgspec'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--max-model-len" in done.stdout
+    assert time.monotonic() - started < 3  # 0.1 s on an idle machine
+
+
+def test_the_api_process_needs_neither_torch_nor_transformers():
+    code = (
+        "import sys, octavo_server.cli.serve, octavo_server.openai.api_server\n"
+        "heavy = {'torch', 'transformers', 'triton', 'numpy', 'kubernetes'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

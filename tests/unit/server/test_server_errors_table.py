@@ -1,0 +1,62 @@
+"""From errors to HTTP: one table."""
+
+import pytest
+from octavo_engine.wire.errors import (
+    ContextLengthExceeded,
+    EngineDead,
+    InvalidRequest,
+    ModelNotFound,
+    OctavoError,
+    Overloaded,
+)
+from octavo_server.openai import sse
+from octavo_server.openai.errors import GenerationFailed, MalformedRequest, Unauthorized, describe, is_known
+from starlette.exceptions import HTTPException
+
+TABLE = [
+    (InvalidRequest("x", param="n"), 400, "BadRequestError", "n"),
+    (MalformedRequest("x", param="n"), 400, "Bad Request", "n"),
+    (ContextLengthExceeded(max_model_len=8, num_requested=4, num_input=6), 400, "BadRequestError", "input_tokens"),
+    (Unauthorized("x"), 401, "AuthenticationError", None),
+    (ModelNotFound("m"), 404, "NotFoundError", None),
+    (Overloaded("x", retry_after_s=3.2), 429, "RateLimitError", None),
+    (GenerationFailed("x"), 500, "InternalServerError", None),
+    (EngineDead("x"), 503, "ServiceUnavailableError", None),
+    (HTTPException(405), 405, "Method Not Allowed", None),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "kind", "param"), TABLE, ids=[type(e).__name__ for e, *_ in TABLE])
+def test_each_error_has_its_status_type_and_param(error, status, kind, param):
+    described = describe(error)
+    assert (described.status, described.type, described.param) == (status, kind, param)
+    assert is_known(error)
+    assert described.envelope()["error"]["code"] == status
+
+
+def test_what_is_not_in_the_table_tells_nothing_about_itself():
+    described = describe(KeyError("secret"))
+    assert (described.status, described.type) == (500, "InternalServerError")
+    assert "secret" not in described.message
+    assert not is_known(KeyError("secret"))
+    assert not is_known(OctavoError("secret"))
+
+
+def test_overload_says_when_to_come_back():
+    assert describe(Overloaded("x", retry_after_s=3.2)).headers == {"Retry-After": "3"}
+    assert describe(Overloaded("x", retry_after_s=0.1)).headers == {"Retry-After": "1"}
+
+
+def test_the_context_error_in_vllm_s_words():
+    error = ContextLengthExceeded(max_model_len=2048, num_requested=100, num_input=2000)
+    assert describe(error).message == (
+        "This model's maximum context length is 2048 tokens. However, you requested 100 output tokens and your prompt "
+        "contains at least 2000 input tokens, for a total of at least 2100 tokens. Please reduce the length of the "
+        "input prompt or the number of requested output tokens. (parameter=input_tokens, value=2000)"
+    )
+
+
+def test_an_error_as_a_stream_event():
+    assert sse.error_frame(EngineDead("gone")) == (
+        b'data: {"error":{"message":"gone","type":"ServiceUnavailableError","param":null,"code":503}}\n\n'
+    )

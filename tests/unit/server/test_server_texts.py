@@ -1,0 +1,45 @@
+"""What people read: the banner and the line about load."""
+
+from octavo_engine.config import EngineConfig, ReadyInfo
+from octavo_engine.wire.records import EngineStats
+from octavo_server.cli.banner import banner
+from octavo_server.cli.stats_log import describe
+from octavo_server.config import ServerConfig
+
+
+class Engine:
+    config = EngineConfig(model="/models/a")
+    ready_info = ReadyInfo(
+        max_model_len=2048, num_blocks=512, num_host_blocks=0, block_size=16, dtype="bfloat16", kv_dtype="bfloat16",
+        device="cpu", weights_fingerprint="f", hash_root=b"", weights_bytes=2**29, kv_bytes=2**28, load_s=3.0,
+    )  # fmt: skip
+
+
+def test_the_banner_says_what_fits_where_and_how_to_try_it():
+    model, cache, url, example = banner(Engine(), ServerConfig(served_model_names=("a",)), 8000, 4.25)
+    assert model == "model /models/a as a: bfloat16 on cpu, 0.50 GiB"
+    assert cache == "KV cache 8,192 tokens (0.25 GiB, bfloat16): 4.0 requests of the full 2,048 tokens at once"
+    assert url.startswith("serving at http://localhost:8000/v1 after 4.2 s")
+    assert '"model": "a"' in example
+    assert "Authorization" not in example
+
+
+def test_the_example_mentions_the_key_but_never_shows_it():
+    config = ServerConfig(served_model_names=("/models/a",), host="::1", api_keys=("secret",))
+    text = "\n".join(banner(Engine(), config, 1, 1.0))
+    assert "http://[::1]:1/v1" in text
+    assert "Bearer KEY" in text
+    assert "secret" not in text
+    assert " as " not in text
+
+
+def test_the_load_line():
+    before = EngineStats(prompt_tokens=100, generation_tokens=50, prefix_cache_queries=100, prefix_cache_hits=10)
+    after = EngineStats(
+        prompt_tokens=300, generation_tokens=150, prefix_cache_queries=300, prefix_cache_hits=110, running=2, waiting=1,
+        in_use_blocks=25, total_blocks=100,
+    )  # fmt: skip
+    assert describe(before, after, 10.0) == (
+        "prompt 20.0 tokens/s, generation 10.0 tokens/s, running 2, waiting 1, KV cache 25.0%, prefix hits 50.0%"
+    )
+    assert describe(after, after, 10.0).endswith("prefix hits 0.0%")
