@@ -60,15 +60,26 @@ def tiny_model(architecture: str) -> Any:
     return model
 
 
-def write_tiny_gguf(path: Path, architecture: str, model: Any, *, qtype: str = "F32") -> None:
-    """Matrices whose rows fit the blocks of `qtype` are quantised, the rest stays F32."""
-    writer = gguf.GGUFWriter(path, architecture)
+def write_tiny_gguf(
+    path: Path,
+    architecture: str,
+    model: Any,
+    *,
+    qtype: str = "F32",
+    extra: dict[str, Tensor] | None = None,
+    max_tensors: int = 0,
+) -> None:
+    """Matrices whose rows fit the blocks of `qtype` are quantised, the rest stays F32. `extra` tensors go in as they
+    are; `max_tensors` splits the file into shards."""
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=max_tensors)
     _write_metadata(writer, architecture, model.config)
     names = gguf.get_tensor_name_map(_arch_enum(architecture), model.config.num_hidden_layers)
     for name, tensor in _written_tensors(architecture, model).items():
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
         _add_tensor(writer, gguf_name, _converted(architecture, name, tensor, model.config).numpy(), qtype)
+    for name, tensor in (extra or {}).items():
+        writer.add_tensor(name, tensor.numpy())
     if architecture == "llama":
         writer.add_tensor("rope_freqs.weight", llama3_factors(model.config.rope_parameters, 8).numpy())
     writer.write_header_to_file()

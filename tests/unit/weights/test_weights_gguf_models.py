@@ -7,6 +7,7 @@ import torch
 from octavo_engine.sources.model_config import load_model_config, rope_parameters
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.weights.loader import iter_weights
+from octavo_engine.wire.errors import StartupError
 from octavo_testing.gguf_checkpoints import TINY_CONFIGS, tiny_model, write_tiny_gguf
 
 ARCHITECTURES = sorted(TINY_CONFIGS)
@@ -113,6 +114,44 @@ def test_quantised_model_is_close_to_its_source(tmp_path: Path, qtype: str) -> N
     expected = model.state_dict()
     for name, tensor in iter_weights(resolve_model(str(path))):
         assert (tensor.float() - expected[name]).abs().max() < error, name
+
+
+def test_shards_make_one_model(tmp_path: Path) -> None:
+    model = tiny_model("qwen2")
+    write_tiny_gguf(tmp_path / "m.gguf", "qwen2", model, max_tensors=10)
+    files = resolve_model(str(tmp_path))
+    assert [path.name for path in files.weight_files] == [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    expected = {name for name in model.state_dict() if name != "lm_head.weight"}
+    assert {name for name, _ in iter_weights(files)} == expected
+
+
+def test_unknown_tensor_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, "qwen2", tiny_model("qwen2"), extra={"blk.0.attn_sinks.weight": torch.ones(4)})
+    with pytest.raises(StartupError, match=r"m\.gguf: tensor 'blk\.0\.attn_sinks\.weight' is unknown to .* 'qwen2'"):
+        list(iter_weights(resolve_model(str(path))))
+
+
+def test_rows_that_heads_cannot_share_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, "llama", tiny_model("llama"), extra={"blk.2.attn_q.weight": torch.ones(9, 4)})
+    with pytest.raises(StartupError, match=r"m\.gguf: tensor 'blk\.2\.attn_q\.weight': 9 rows don't split into 4"):
+        list(iter_weights(resolve_model(str(path))))
+
+
+def test_longrope_factors_of_phi3_reach_the_config(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    long, short = torch.linspace(1, 32, 8), torch.linspace(1, 2, 8)
+    extra = {"rope_factors_long.weight": long, "rope_factors_short.weight": short}
+    model = tiny_model("phi3")
+    model.config.original_max_position_embeddings = 64
+    write_tiny_gguf(path, "phi3", model, extra=extra)
+    files = resolve_model(str(path))
+    rope = rope_parameters(files.config)
+    assert (rope["long_factor"], rope["short_factor"]) == (long.tolist(), short.tolist())
+    assert (rope["rope_type"], rope["original_max_position_embeddings"], rope["factor"]) == ("longrope", 64, 4.0)
+    assert "attention_factor" not in rope
+    assert extra.keys().isdisjoint(name for name, _ in iter_weights(files))
 
 
 def test_quantised_weights_can_be_asked_for_in_the_final_dtype(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.weights.loader import iter_weights
+from octavo_engine.weights.progress import loading_bar
 from octavo_engine.wire.errors import StartupError
 from safetensors.torch import save_file
 
@@ -177,6 +178,27 @@ def test_text_part_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
     save_file(state, folder(tmp_path, config) / "model.safetensors")
     loaded = {name: len(tensor) for name, tensor in iter_weights(resolve_model(str(tmp_path)))}
     assert loaded == {"model.norm.weight": 2, "model.embed_tokens.weight": 3, "lm_head.weight": 6}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_file_that_went_away_after_it_was_found(tmp_path: Path, name: str) -> None:
+    path = folder(tmp_path) / name
+    path.touch()
+    files = resolve_model(str(tmp_path))
+    path.unlink()
+    with pytest.raises(StartupError, match=rf"{name}: can't be read: No such file"):
+        list(iter_weights(files))
+
+
+def test_bar_shows_bytes_on_request_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file(tensors(), folder(tmp_path) / "model.safetensors")
+    files = resolve_model(str(tmp_path))
+    with loading_bar() as progress:
+        list(iter_weights(files, progress=progress))
+    assert capsys.readouterr().err == ""
+    with loading_bar(always=True) as progress:
+        list(iter_weights(files, progress=progress))
+    assert "Loading weights: " in capsys.readouterr().err
 
 
 def test_progress_rises_to_the_whole(tmp_path: Path) -> None:

@@ -35,10 +35,17 @@ def iter_weights(
 
     A yielded tensor may be kept, but not changed in place (it can be a mapped file). Raises StartupError.
     """
-    advance = _advance(files, progress)
-    if files.load_format == "gguf":
-        yield from iter_gguf(files, dtype=dtype, advance=advance)
-        return
+    try:
+        advance = _advance(files, progress)
+        if files.load_format == "gguf":
+            yield from iter_gguf(files, dtype=dtype, advance=advance)
+        else:
+            yield from _iter_hugging_face(files, advance)
+    except OSError as error:
+        raise StartupError(f"{error.filename or files.root}: can't be read: {error.strerror or error}") from error
+
+
+def _iter_hugging_face(files: ModelFiles, advance: Callable[[int], None]) -> Iterator[tuple[str, Tensor]]:
     read = iter_safetensors if files.load_format == "safetensors" else iter_torch_file
     expected = _index(files)
     is_nested = isinstance(files.config.get("text_config"), dict)
