@@ -36,11 +36,15 @@ class PagedDriver:
         self.backend.begin_step(batch)
         with torch.inference_mode():
             ctx = ForwardContext(batch=batch, backend=self.backend)
-            hidden = self.model(inputs, positions, ctx)
+            hidden = self.model(self.model_inputs(inputs), positions, ctx)
             if last_only:
                 logits = self.model.logits(hidden[batch.query_start[1:].long() - 1])
                 return dict(zip(ids, logits, strict=True))
             return dict(zip(ids, self.model.logits(hidden).split(counts), strict=True))
+
+    def model_inputs(self, tokens: Tensor) -> Tensor:
+        """What the model gets for these tokens: override to feed it embeddings."""
+        return tokens
 
     def release(self, seq: int) -> None:
         self.free += self.blocks.pop(seq)

@@ -1,0 +1,166 @@
+"""RoPE frequencies, factors and tables against transformers', for each kind."""
+
+from typing import Any
+
+import pytest
+import torch
+from octavo_engine.config import ModelConfig
+from octavo_engine.layers.layer import Build
+from octavo_engine.layers.rope import RotaryEmbedding
+from octavo_engine.layers.rope_frequencies import inverse_frequencies, rope_spec
+from octavo_engine.ops.rope import rotate_
+from octavo_engine.sources.model_config import rope_parameters
+from octavo_engine.wire.errors import StartupError
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+HEADS, HEAD_DIM, MAX_POSITIONS = 4, 16, 96
+LONG = {"short_factor": [1.0 + i / 10 for i in range(8)], "long_factor": [1.5 + i for i in range(8)]}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+KINDS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "partial": {"rope_type": "default", "partial_rotary_factor": 0.5},
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "llama3": {"rope_type": "llama3", "factor": 8.0, **LLAMA3},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    "yarn_factor_given": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.3, "beta_fast": 16, "beta_slow": 2},
+    "yarn_mscale": {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7},
+    "yarn_not_truncated": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "truncate": False,
+        "original_max_position_embeddings": 32,
+    },
+    "longrope": {"rope_type": "longrope", "original_max_position_embeddings": 48, **LONG},
+    "longrope_factor_given": {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 48,
+        "attention_factor": 1.7,
+        **LONG,
+    },
+}
+
+
+def hf_config(rope: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "hidden_size": HEADS * HEAD_DIM,
+        "num_attention_heads": HEADS,
+        "max_position_embeddings": MAX_POSITIONS,
+        "rope_parameters": {"rope_theta": 5000.0, **rope},
+    }
+
+
+def model_config(hf: dict[str, Any]) -> ModelConfig:
+    return ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=8,
+        hidden_size=HEADS * HEAD_DIM,
+        num_layers=1,
+        num_heads=HEADS,
+        num_kv_heads=HEADS,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=MAX_POSITIONS,
+        dtype="float32",
+        hf=hf,
+    )
+
+
+def spec_of(hf: dict[str, Any]):
+    return rope_spec(model_config(hf), rope_parameters(hf))
+
+
+@pytest.mark.parametrize("length", [40, 96, 200])
+@pytest.mark.parametrize("kind", KINDS)
+def test_frequencies_equal_transformers(kind: str, length: int) -> None:
+    hf = hf_config(KINDS[kind])
+    theirs = LlamaConfig(**hf)
+    if KINDS[kind]["rope_type"] == "default":
+        share = KINDS[kind].get("partial_rotary_factor", 1.0)
+        dim = int(HEAD_DIM * share)
+        expected, factor = 1.0 / (5000.0 ** (torch.arange(0, dim, 2).float() / dim)), 1.0
+    else:
+        expected, factor = ROPE_INIT_FUNCTIONS[KINDS[kind]["rope_type"]](theirs, "cpu", seq_len=length)
+    ours, our_factor = inverse_frequencies(spec_of(hf), length)
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)
+    assert our_factor == pytest.approx(factor, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "partial"])
+def test_rotation_equals_transformers(kind: str) -> None:
+    """At the full length, where transformers, too, has decided what scaling it uses."""
+    length = 128
+    hf = hf_config(KINDS[kind])
+    q, k = torch.randn(2, 1, HEADS, length, HEAD_DIM, generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(length)
+    cos, sin = LlamaRotaryEmbedding(LlamaConfig(**hf))(q, positions[None])
+    expected = torch.cat(apply_rotary_pos_emb(q, k, cos, sin), 1)[0].transpose(0, 1)
+    build = Build(dtype=torch.float32, device=torch.device("cpu"), max_model_len=length)
+    rotation = RotaryEmbedding(spec_of(hf), build)(positions)
+    ours = torch.cat((q, k), 1)[0].transpose(0, 1).contiguous()
+    rotate_(ours, rotation.cos, rotation.sin)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=2e-5)
+
+
+def test_rotation_leaves_other_dimensions() -> None:
+    build = Build(dtype=torch.float32, device=torch.device("cpu"), max_model_len=32)
+    rotation = RotaryEmbedding(spec_of(hf_config(KINDS["partial"])), build)(torch.tensor([31, 4, 0]))
+    before = torch.randn(3, 2, HEAD_DIM)
+    after = before.clone()
+    rotate_(after, rotation.cos, rotation.sin)
+    assert after[..., HEAD_DIM // 2 :].equal(before[..., HEAD_DIM // 2 :])
+    assert after[2].equal(before[2])
+    assert not after[:2, :, : HEAD_DIM // 2].equal(before[:2, :, : HEAD_DIM // 2])
+    torch.testing.assert_close(after.norm(dim=-1), before.norm(dim=-1))
+
+
+def test_rotation_works_on_a_part_of_a_larger_tensor() -> None:
+    """Queries and keys are rotated in place within the fused qkv output."""
+    build = Build(dtype=torch.float32, device=torch.device("cpu"), max_model_len=8)
+    rotation = RotaryEmbedding(spec_of(hf_config(KINDS["default"])), build)(torch.arange(8))
+    heads = torch.randn(8, 6, HEAD_DIM)
+    values, expected = heads[:, 4:].clone(), heads[:, :4].clone()
+    rotate_(heads[:, :4], rotation.cos, rotation.sin)
+    rotate_(expected, rotation.cos, rotation.sin)
+    assert heads[:, 4:].equal(values)
+    torch.testing.assert_close(heads[:, :4], expected)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"rope_theta": 500.0}, {"rope_type": "default", "rope_theta": 500.0}),
+        (
+            {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+        ),
+        (
+            {"rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, **LLAMA3}},
+            {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, **LLAMA3},
+        ),
+        (
+            {"rope_theta": 500.0, "partial_rotary_factor": 0.5},
+            {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        ),
+    ],
+)
+def test_both_spellings_of_config_agree(old: dict[str, Any], new: dict[str, Any]) -> None:
+    ours_old, ours_new = (inverse_frequencies(spec_of(hf), 128) for hf in (old, {"rope_parameters": new}))
+    assert ours_old[0].equal(ours_new[0])
+    assert ours_old[1] == ours_new[1]
+
+
+def test_frequencies_depend_on_max_model_len_alone() -> None:
+    """Not on how long a sequence is: what was cached stays right."""
+    dynamic, longrope = (spec_of(hf_config(KINDS[kind])) for kind in ("dynamic", "longrope"))
+    assert not inverse_frequencies(dynamic, 96)[0].equal(inverse_frequencies(dynamic, 97)[0])
+    assert inverse_frequencies(dynamic, 10)[0].equal(inverse_frequencies(dynamic, 96)[0])
+    assert inverse_frequencies(longrope, 10)[0].equal(inverse_frequencies(longrope, 48)[0])
+    assert not inverse_frequencies(longrope, 48)[0].equal(inverse_frequencies(longrope, 49)[0])
+
+
+def test_unknown_rope_type_is_named() -> None:
+    with pytest.raises(StartupError, match="rope type 'spiral' is not known: default, linear, dynamic, llama3"):
+        inverse_frequencies(spec_of(hf_config({"rope_type": "spiral"})), 16)
