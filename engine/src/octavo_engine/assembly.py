@@ -66,10 +66,6 @@ class SequenceAssembly:
             self._finish(reason, self._stops.matched or out.stop_reason, out.timing)
         return False
 
-    def fail(self) -> None:
-        if self.finish_reason is None:
-            self._finish("error", None, None)
-
     def has_news(self) -> bool:
         return len(self.token_ids) > self._taken_tokens or (self.finish_reason is not None and not self._told_finish)
 
@@ -162,11 +158,6 @@ class RequestAssembly:
             self.metrics.last_token_s = now
         self.error = self.error or out.error
         return self.sequences[out.index].push(out)
-
-    def fail(self, message: str) -> None:
-        self.error = self.error or message
-        for sequence in self.sequences:
-            sequence.fail()
 
     def take(self, kind: OutputKind) -> RequestOutput | None:
         """What the reader hasn't seen; None if there is nothing (for "final": until all is there)."""

@@ -69,7 +69,7 @@ class AsyncLLM:
             await asyncio.gather(becoming_ready, return_exceptions=True)
             await core.stop()
             raise
-        frontend.learn(ready)
+        frontend.max_model_len = ready.max_model_len
         return cls(config, frontend, core, ready)
 
     async def generate(

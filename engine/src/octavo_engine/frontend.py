@@ -4,7 +4,6 @@ Shared by `LLM` and `AsyncLLM`. Whatever gets past `build` can run: lengths fit 
 vocabulary, a seed is set. Nothing here imports torch, and the caller's `SamplingParams` is never changed.
 """
 
-import json
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from octavo_engine.assembly import RequestAssembly
-from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo
+from octavo_engine.config import EngineConfig, ModelConfig
 from octavo_engine.request_limits import check_ids, check_logprobs, fit_to_context
+from octavo_engine.sources.json_file import read_json_object
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_model
@@ -66,10 +66,6 @@ class Frontend:
             max_model_len=config.max_model_len or model.max_position_embeddings,
             default_sampling_params=default_sampling_params(config.generation_config, model),
         )
-
-    def learn(self, ready: ReadyInfo) -> None:
-        """What the engine core has found out about the room there is."""
-        self.max_model_len = min(ready.max_model_len, ready.num_blocks * ready.block_size)
 
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
         """A prompt is a text, token ids, or a dict with "prompt" or "prompt_token_ids" (and "cache_salt")."""
@@ -172,16 +168,14 @@ def default_sampling_params(source: str, model: ModelConfig) -> dict[str, Any]:
     """Values for open fields, from a generation_config.json: the model's ("auto"), none ("vllm"), a folder's."""
     if source == "vllm":
         return {}
-    generation = model.generation if source == "auto" else _read_generation_config(Path(source))
+    generation = model.generation if source == "auto" else read_json_object(Path(source) / "generation_config.json")
     defaults = {name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name) is not None}
     if generation.get("max_new_tokens") is not None:
         defaults["max_tokens"] = generation["max_new_tokens"]
-    return defaults
-
-
-def _read_generation_config(folder: Path) -> dict[str, Any]:
-    path = folder / "generation_config.json"
     try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
-        raise StartupError(f"--generation-config: cannot read {path}: {error}") from error
+        SamplingParams(**defaults)
+    except (InvalidRequest, TypeError) as error:
+        raise StartupError(
+            f"generation_config.json: {error} Pass --generation-config vllm to go without its defaults."
+        ) from error
+    return defaults

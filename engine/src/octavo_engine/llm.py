@@ -35,7 +35,7 @@ class LLM:
         self.config = resolve_config(model=model, **arguments)
         self._frontend = Frontend.load(self.config)
         self._core, self.ready_info = start_core(self.config, find_loader(loader))
-        self._frontend.learn(self.ready_info)
+        self._frontend.max_model_len = self.ready_info.max_model_len
         self._ids = itertools.count()
 
     def generate(

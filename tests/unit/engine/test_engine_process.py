@@ -1,0 +1,74 @@
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+from octavo_engine.config import EngineConfig
+from octavo_engine.process import messages
+from octavo_engine.process.rendezvous import from_core_address, make_folder, remove_folder, to_core_address
+from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, SeqOutput, Timing, TokenLogprobs
+from octavo_engine.wire.sampling import SamplingParams
+from octavo_testing.scripted import ready_info
+
+REQUEST = EngineRequest(
+    request_id="r",
+    prompt_token_ids=[1, 2, 3],
+    params=SamplingParams(
+        n=2,
+        stop=["a"],
+        logit_bias={5: -1.5},
+        allowed_token_ids=[1],
+        bad_words_token_ids=[[1, 2]],
+        seed=2**63,
+        extra_args={"x": [1, {"y": None}]},
+    ),
+    eos_token_id=0,
+)
+OUTPUT = SeqOutput(
+    request_id="r",
+    token_ids=[7],
+    logprobs=[TokenLogprobs([7, 8], [-0.5, float("-inf")], 1)],
+    prompt_logprobs=[None, TokenLogprobs([1], [-1.0], 3)],
+    finish_reason="stop",
+    stop_reason="a",
+    timing=Timing(queue_s=0.5),
+)
+
+
+@pytest.mark.parametrize(
+    "message", [messages.Add(REQUEST), messages.Abort("r", 1), messages.Abort("r"), messages.Stop()]
+)
+def test_messages_to_the_core_arrive_as_sent(message):
+    assert messages.decode_to_core(messages.encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        messages.Hello(),
+        messages.Failed("why"),
+        messages.Ready(ready_info(EngineConfig())),
+        messages.Outputs(CoreOutputs(outputs=[OUTPUT], stats=EngineStats(running=1))),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_messages_from_the_core_arrive_as_sent(message):
+    assert messages.decode_from_core(messages.encode(message)) == message
+
+
+def test_the_start_message_arrives_as_sent():
+    start = messages.Start(config=EngineConfig(seed=3), loader="m:f", folder="/tmp/x", parent_pid=1)
+    assert messages.decode_start(messages.encode(start)) == start
+
+
+def test_the_folder_is_private_and_its_paths_short(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + "very-long-name/" * 10)
+    folder = make_folder()
+    try:
+        assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700
+        for address in (to_core_address(folder), from_core_address(folder)):
+            assert len(address.removeprefix("ipc://").encode()) <= 107
+    finally:
+        remove_folder(folder)
+        remove_folder(folder)
+    assert not Path(folder).exists()
