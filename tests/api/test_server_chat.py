@@ -4,6 +4,7 @@ import json
 
 import pytest
 import pytest_asyncio
+from octavo_engine.text.template import ChatTemplate
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, events, serving
 
@@ -254,3 +255,25 @@ async def test_the_request_id_is_echoed_and_in_the_answer(served):
 async def test_forced_usage(tmp_path):
     async with serving(ScriptedClient(write_byte_model(tmp_path)), enable_force_include_usage=True) as served:
         assert (await chunks(served))[-1].usage.completion_tokens == 14
+
+
+async def test_a_final_message_can_be_continued(served):
+    messages = [*HELLO, {"role": "assistant", "content": "Well, "}]
+    await chat(served, messages=messages, extra_body={"continue_final_message": True})
+    prompt = served.engine.tokenizer.decode(served.engine.requests[0].prompt_token_ids, skip_special_tokens=False)
+    assert prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nWell, "
+
+
+async def test_a_model_without_a_template_says_so(served, monkeypatch):
+    monkeypatch.setattr(served.engine._frontend, "chat_template", None)
+    answer = await served.http.post("/v1/chat/completions", json={"messages": HELLO})
+    assert answer.status_code == 400
+    assert "--chat-template" in answer.json()["error"]["message"]
+
+
+async def test_what_a_template_refuses_is_the_client_s_error(served, monkeypatch):
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
+    monkeypatch.setattr(served.engine._frontend, "chat_template", template)
+    answer = await served.http.post("/v1/chat/completions", json={"messages": HELLO})
+    assert answer.status_code == 400
+    assert "roles must alternate" in answer.json()["error"]["message"]

@@ -6,6 +6,7 @@ streamed token is one small struct, one encode and one send.
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import msgspec
 
@@ -31,23 +32,21 @@ class AnswerWriter(ABC):
         self._usage_everywhere = self._ends_with_usage and bool(options and options.continuous_usage_stats)
 
     async def body(self) -> bytes:
-        async for delta in self.generation.deltas():
-            self.tally.add(delta)
+        async with aclosing(self.generation.deltas()) as deltas:
+            async for delta in deltas:
+                self.tally.add(delta)
         return msgspec.json.encode(self.whole())
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """Each item holds the frames of one engine output. The generation is closed with this generator."""
-        deltas = self.generation.deltas()
+        """Each item holds the frames of one engine output."""
         opening = self.opening()
-        try:
+        async with aclosing(self.generation.deltas()) as deltas:
             async for delta in deltas:
                 ready = [choice for choice in self.tally.add(delta) if choice.is_worth_writing]
                 written = b"".join([self._write(choice) for choice in ready])
                 if opening or written:
                     yield opening + written
                     opening = b""
-        finally:
-            await deltas.aclose()
         if self._ends_with_usage:
             yield frame(self.usage_chunk())
 

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -43,6 +44,8 @@ def serve(args: argparse.Namespace) -> int:
     except StartupError as error:
         print(f"octavo: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def engine_config_of(args: argparse.Namespace) -> EngineConfig:
