@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from octavo_engine import LLM, SamplingParams
+from octavo_engine.core.replay import replay_file
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest, StartupError
 from octavo_testing.core_process import SUPPORT
 from octavo_testing.scripted import LOADER, scripted, text_ids, write_byte_model
@@ -133,6 +134,25 @@ def test_unknown_and_unsupported_arguments_are_errors(model):
         LLM(model=model, max_model_length=1)
     with pytest.raises(StartupError, match="tensor_parallel_size=2 is not supported"):
         LLM(model=model, tensor_parallel_size=2)
+
+
+def test_a_trace_replays(model, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    llm = make_llm(model, trace=str(path), num_gpu_blocks_override=12, swap_space=1, max_num_batched_tokens=24)
+    llm.generate(
+        [f"prompt {i} " * i for i in range(1, 9)], scripted("x" * 30, eos=False, max_tokens=30), use_tqdm=False
+    )
+    llm.generate("stop", scripted("a STOP b", stop=["STOP"]), use_tqdm=False)
+    llm.shutdown()
+    report = replay_file(path)
+    assert report.divergence is None
+    assert (report.num_requests, report.stats.steps) == (9, llm.stats.steps)
+    assert report.stats.preemptions > 0
+
+
+def test_a_trace_that_cannot_be_written_is_refused(model, tmp_path):
+    with pytest.raises(StartupError, match=r"--trace: cannot write .*: No such file or directory"):
+        make_llm(model, trace=str(tmp_path / "no" / "trace"))
 
 
 def test_a_script_needs_no_main_guard(model, tmp_path):

@@ -9,7 +9,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from octavo_engine.wire.errors import EngineDead, OctavoError
 from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult
@@ -25,12 +25,20 @@ Clock = Callable[[], float]
 
 
 class EngineCore:
-    """Raises from `step` only for bugs and for an executor that is gone (EngineDead)."""
+    """Raises from `step` only for bugs and for an executor that is gone (EngineDead). `trace` is closed at the end."""
 
-    def __init__(self, scheduler: "Scheduler", executor: "Executor", *, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        scheduler: "Scheduler",
+        executor: "Executor",
+        *,
+        clock: Clock = time.monotonic,
+        trace: TextIO | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
+        self._trace = trace
         self._costs = StepCosts()
         self._events: list[SeqOutput] = []  # terminal records that no commit brought
         self._step_s = 0.0
@@ -67,6 +75,8 @@ class EngineCore:
 
     def shutdown(self) -> None:
         self._executor.shutdown()
+        if self._trace is not None:
+            self._trace.close()
 
     def _advance(self, now: float) -> list[SeqOutput]:
         plan = self._scheduler.step(now, self._costs)

@@ -4,13 +4,17 @@ A *loader* makes the executor: `(config) -> (executor, ready info)`. It is named
 can be sent to another process; this module imports no torch, the loader it is pointed at may.
 """
 
+import os
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from octavo_engine.config import EngineConfig, ReadyInfo, SchedulerConfig
 from octavo_engine.core.scheduler import Scheduler
+from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.engine import EngineCore
+from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:
     from octavo_engine.runner.executor import Executor
@@ -27,9 +31,22 @@ def find_loader(name: str) -> Loader:
 
 
 def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInfo]:
+    """Raises StartupError."""
+    trace = None if config.trace is None else open_trace(Path(config.trace))
     executor, ready = load(config)
-    scheduler = Scheduler(scheduler_config(config, ready))
-    return EngineCore(scheduler, executor), ready
+    limits = scheduler_config(config, ready)
+    scheduler = Scheduler(limits) if trace is None else TracingScheduler(limits, trace.write)
+    return EngineCore(scheduler, executor, trace=trace), ready
+
+
+def open_trace(path: Path) -> TextIO:
+    """Written line by line, so that a crash leaves all but the last; readable by its owner only: it holds prompts."""
+    try:
+        return os.fdopen(
+            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8", buffering=1
+        )
+    except OSError as error:
+        raise StartupError(f"--trace: cannot write {path}: {error.strerror}.") from error
 
 
 def scheduler_config(config: EngineConfig, ready: ReadyInfo) -> SchedulerConfig:
