@@ -74,10 +74,10 @@ def _dynamic(spec: RopeSpec, max_model_len: int) -> Tensor:
 
 def _llama3(spec: RopeSpec, plain: Tensor) -> Tensor:
     """Long waves are stretched by `factor`, short ones kept, those between interpolated."""
-    factor, original = spec.scaling["factor"], spec.original_positions
     low, high = spec.scaling["low_freq_factor"], spec.scaling["high_freq_factor"]
-    turns = original * plain / (2 * math.pi)  # within the original length
-    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    factor: float = spec.scaling["factor"]
+    turns = plain * (spec.original_positions / (2 * math.pi))  # within the original length
+    keep: Tensor = ((turns - low) / (high - low)).clamp(0, 1)
     return plain * keep + plain / factor * (1 - keep)
 
 
