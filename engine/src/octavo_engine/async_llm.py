@@ -8,7 +8,7 @@ every open stream ends with EngineDead, and so does every later call.
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -47,6 +47,7 @@ class AsyncLLM:
         self.config = config
         self.ready_info = ready
         self.stats = EngineStats(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)
+        self.on_stats: Callable[[EngineStats], None] | None = None  # called with each step's
         self.dead_error: EngineDead | None = None
         self._frontend = frontend
         self._core = core
@@ -173,10 +174,16 @@ class AsyncLLM:
 
     async def _read_outputs(self) -> None:
         async for core in self._core.outputs():
-            self.stats = core.stats or self.stats
+            if core.stats is not None:
+                self._take_stats(core.stats)
             now = time.monotonic()
             for out in core.outputs:
                 self._dispatch(out, now)
+
+    def _take_stats(self, stats: EngineStats) -> None:
+        self.stats = stats
+        if self.on_stats is not None:
+            self.on_stats(stats)
 
     def _dispatch(self, out: SeqOutput, now: float) -> None:
         stream = self._streams.get(out.request_id)
