@@ -1,8 +1,8 @@
 """Prometheus metrics of one replica, made from the list in `octavo_engine.wire.metrics`, in a registry of its own.
 
 Two sources: what each request shows the front end (latencies, sizes, reasons), observed as it happens; and the engine
-core's running totals (`EngineStats`), read only when somebody scrapes, so that a step costs nothing here. All times
-are durations by one process's monotonic clock.
+core's running totals (`EngineStats`), read only when somebody scrapes. All times are durations by one process's
+monotonic clock.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -50,6 +50,12 @@ class Telemetry:
     def observe(self, name: str, value: float) -> None:
         for histogram in self._histograms[name]:
             histogram.observe(value)
+
+    def step(self, stats: EngineStats) -> None:
+        """One engine step; one that computed nothing (an abort alone) doesn't count."""
+        if stats.batched_tokens:
+            self.observe("iteration_tokens_total", stats.batched_tokens)
+            self.observe("step_seconds", stats.step_s)
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class ScriptedClient:
         self.config = EngineConfig(model=str(folder), load_format="dummy", **{"max_model_len": 512, **config})
         self.ready_info: ReadyInfo = ready_info(self.config)
         self.stats = EngineStats(free_blocks=256, total_blocks=256)
+        self.on_stats: Callable[[EngineStats], None] | None = None
         self._frontend = Frontend.load(self.config)
         self.reset()
 

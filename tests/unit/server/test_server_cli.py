@@ -1,6 +1,7 @@
 """The command line: vLLM's names and defaults, sizes, refusals, and a help that comes at once."""
 
 import argparse
+import json
 import socket
 import subprocess
 import sys
@@ -8,8 +9,12 @@ import time
 from dataclasses import fields
 
 import pytest
-from octavo_engine.config import EngineConfig
+from octavo_engine.config import EngineConfig, SchedulerConfig
+from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.plan import SeqResult, StepResult
+from octavo_engine.wire.records import EngineRequest
+from octavo_engine.wire.sampling import SamplingParams
 from octavo_server.cli.flags import ENGINE_HELP
 from octavo_server.cli.main import build_parser, main
 from octavo_server.cli.serve import bind, engine_config_of, server_config_of
@@ -64,12 +69,6 @@ def test_a_flag_sets_its_field(argv, field, value):
         ["--max-model-len", "long"],
         ["--max-model-len", "-5"],
         ["--block-size", "1.5"],
-        ["--tensor-parallel-size", "2"],
-        ["-pp", "2"],
-        ["--kv-cache-dtype", "fp8"],
-        ["--quantization", "awq"],
-        ["--enable-lora"],
-        ["--trust-remote-code"],
         ["--max-model", "10"],
         ["--allowed-origins", "*"],
     ],
@@ -82,8 +81,35 @@ def test_what_cannot_be_honoured_is_refused(argv, capsys):
     assert argv[0] in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--tensor-parallel-size", "2"], "tensor_parallel_size=2 is not supported"),
+        (["-pp", "2"], "pipeline_parallel_size=2 is not supported"),
+        (["--kv-cache-dtype", "fp8"], "kv_cache_dtype='fp8' is not supported"),
+        (["--quantization", "awq"], "quantization='awq' is not supported"),
+        (["--enable-lora"], "enable_lora=True is not supported"),
+        (["--trust-remote-code"], "trust_remote_code=True is not supported"),
+        (["--gpu-memory-utilization", "7"], "gpu_memory_utilization must be between"),
+        (["--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_the_engine_refuses_is_one_line(argv, told, capsys):
+    assert main(["serve", *argv]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("octavo: ")
+    assert told in line
+
+
 def test_flags_that_ask_for_what_is_there_are_accepted():
-    parse("--enable-prompt-tokens-details", "--enforce-eager", "-tp", "1", "--prefix-caching-hash-algo", "sha256")
+    flags = ("--enable-prompt-tokens-details", "--enforce-eager", "-tp", "1", "--prefix-caching-hash-algo", "sha256")
+    engine_config_of(parse(*flags, "--tokenizer-mode", "auto", "--kv-cache-dtype", "auto"))
+
+
+@pytest.mark.parametrize("dtype", ["half", "float16"])
+def test_dtypes_have_their_old_names(dtype):
+    assert engine_config_of(parse("--dtype", dtype)).dtype == "float16"
 
 
 def test_every_field_of_the_engine_has_a_flag_with_help():
@@ -144,7 +170,7 @@ def test_the_help_comes_at_once_and_loads_nothing_heavy():
         "import sys, octavo_server.cli.main as m\n"
         "try: m.main(['serve', '--help'])\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'fastapi', 'uvicorn', 'pydantic', 'tokenizers', 'zmq', 'msgspec'} & set(sys.modules)\n"
+        "heavy = {'torch', 'fastapi', 'uvicorn', 'pydantic', 'tokenizers', 'zmq', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     started = time.monotonic()
@@ -161,3 +187,43 @@ def test_the_api_process_needs_neither_torch_nor_transformers():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+CONFIG = SchedulerConfig(max_model_len=64, num_blocks=8, block_size=4)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    with path.open("w") as file:
+        scheduler = TracingScheduler(CONFIG, file.write)
+        params = SamplingParams(max_tokens=2, temperature=0)
+        scheduler.add(EngineRequest(request_id="a", prompt_token_ids=[1, 2, 3], params=params), 0.0)
+        for step in range(2):
+            plan = scheduler.step(float(step))
+            seqs = [SeqResult(seq_id=seq.seq_id, token_ids=[7]) for seq in plan.seqs]
+            scheduler.commit(StepResult(step_id=plan.step_id, seqs=seqs), step + 0.5)
+    return path
+
+
+def test_replay_says_that_every_decision_is_the_same(trace, capsys):
+    assert main(["replay", str(trace)]) == 0
+    assert "every decision is the same" in capsys.readouterr().out
+
+
+def test_replay_of_a_changed_trace_fails_and_names_the_decision(trace, capsys):
+    head, *rest = trace.read_text().splitlines(keepends=True)
+    changed = json.loads(head)
+    changed["config"]["max_num_batched_tokens"] = 2
+    trace.write_text(json.dumps(changed) + "\n" + "".join(rest))
+    assert main(["replay", str(trace)]) == 1
+    assert "recorded" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [None, "", "{}\n", "not json\n"], ids=["absent", "empty", "other json", "text"])
+def test_what_is_no_trace_is_refused_in_one_line(content, tmp_path, capsys):
+    path = tmp_path / "trace.jsonl"
+    if content is not None:
+        path.write_text(content)
+    assert main(["replay", str(path)]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1

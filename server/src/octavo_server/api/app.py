@@ -51,6 +51,7 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
         stats=lambda: client.stats,
         prefix=config.metrics_prefix,
     )
+    client.on_stats = telemetry.step
     weights = hashlib.sha256(client.ready_info.weights_fingerprint.encode()).hexdigest()[:8]
     fingerprint = f"octavo-{version('octavo-server')}-{weights}"
     return ApiContext(client=client, config=config, telemetry=telemetry, fingerprint=fingerprint)

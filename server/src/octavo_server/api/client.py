@@ -3,7 +3,7 @@
 Nothing here runs; it names the seam, so that the handlers depend on no process, socket or model.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class ChatRenderer(Protocol):
 
 
 class EngineClient(Protocol):
+    on_stats: "Callable[[EngineStats], None] | None"
+
     @property
     def config(self) -> "EngineConfig": ...
 

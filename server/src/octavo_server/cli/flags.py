@@ -10,6 +10,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from octavo_engine.config import EngineConfig
+from octavo_engine.engine_args import STILL_TO_COME
 
 from octavo_server.cli.sizes import size, size_or_auto
 
@@ -52,6 +53,7 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
     },
 }
 
+_ALIASES = {"dtype": ("half", "float")}
 _TYPES: dict[str, Any] = {"max_model_len": size_or_auto, "max_logprobs": int, "seed": int}
 
 
@@ -97,25 +99,25 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_compatibility_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags for what is always on, and those of features still to come: `resolve_config` says what they may be."""
     group = parser.add_argument_group("accepted because scripts pass them")
-    always = "always on"
-    for flag in ("--enable-prompt-tokens-details", "--enable-request-id-headers", "--enable-server-load-tracking"):
-        group.add_argument(flag, action="store_true", help=always)
-    for flag in ("--scheduler-reserve-full-isl", "--enforce-eager"):
-        group.add_argument(flag, action="store_true", help=always)
-    for flag, only in _ONLY.items():
-        group.add_argument(flag, choices=[only], default=only, help=f"only {only} (default: {only})")
-    for flag, short in (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp")):
-        group.add_argument(flag, short, type=_only_one, default=1, help="only 1 in this version (default: 1)")
+    for flag in ALWAYS_ON:
+        group.add_argument(flag, action="store_true", help="always on")
+    group.add_argument("--prefix-caching-hash-algo", choices=["sha256"], help="(default: sha256)")
+    group.add_argument("--chat-template-content-format", choices=["auto", "string"], help="(default: auto)")
+    for name in STILL_TO_COME:
+        flags = ["--" + name.replace("_", "-"), *_SHORT.get(name, ())]
+        group.add_argument(*flags, nargs="?", const=True, type=_json_or_text, help=argparse.SUPPRESS)
 
 
-_ONLY = {
-    "--tokenizer-mode": "auto",
-    "--logprobs-mode": "raw_logprobs",
-    "--prefix-caching-hash-algo": "sha256",
-    "--chat-template-content-format": "auto",
-    "--kv-cache-dtype": "auto",
-}
+ALWAYS_ON = (
+    "--enable-prompt-tokens-details",
+    "--enable-request-id-headers",
+    "--enable-server-load-tracking",
+    "--scheduler-reserve-full-isl",
+    "--enforce-eager",
+)
+_SHORT = {"tensor_parallel_size": ("-tp",), "pipeline_parallel_size": ("-pp",), "data_parallel_size": ("-dp",)}
 
 
 def _add(group: Any, config_field: "Field[Any]", hint: Any, text: str) -> None:
@@ -127,7 +129,8 @@ def _add(group: Any, config_field: "Field[Any]", hint: Any, text: str) -> None:
     elif config_field.name == "served_model_name":
         group.add_argument(flag, nargs="+", metavar="NAME", default=[], help=f"{text} (default: MODEL)")
     elif get_origin(hint) is Literal:
-        group.add_argument(flag, choices=get_args(hint), default=default, help=described)
+        choices = (*get_args(hint), *_ALIASES.get(config_field.name, ()))
+        group.add_argument(flag, choices=choices, default=default, help=described)
     else:
         kind = _TYPES.get(config_field.name, _plain_type(hint))
         group.add_argument(flag, type=kind, default=default, metavar=_metavar(kind), help=described)
@@ -152,10 +155,11 @@ def _switch(group: Any, flag: str, text: str) -> None:
     group.add_argument(flag, action=argparse.BooleanOptionalAction, default=False, help=f"{text} (default: off)")
 
 
-def _only_one(text: str) -> int:
-    if text != "1":
-        raise argparse.ArgumentTypeError(f"{text}: this version computes on one device; only 1 is possible")
-    return 1
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _json_list(text: str) -> list[str]:

@@ -4,14 +4,16 @@ import argparse
 import sys
 from pathlib import Path
 
+from octavo_engine.core.replay import replay_file
+from octavo_engine.wire.errors import StartupError
+
 
 def replay(args: argparse.Namespace) -> int:
-    from octavo_engine.core.replay import replay_file
-
+    """0 if every decision came out as recorded."""
     try:
         report = replay_file(Path(args.file))
-    except (OSError, ValueError) as error:
-        print(f"octavo: cannot replay {args.file}: {error}", file=sys.stderr)
+    except StartupError as error:
+        print(f"octavo: {error}", file=sys.stderr)
         return 1
     print(report)
-    return 0
+    return 0 if report.ok else 1

@@ -19,6 +19,7 @@ from typing import Any
 import uvloop
 from octavo_engine.async_llm import AsyncLLM
 from octavo_engine.config import EngineConfig
+from octavo_engine.engine_args import STILL_TO_COME, resolve_config
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.api.app import build_app
@@ -37,8 +38,8 @@ def serve(args: argparse.Namespace) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S"
     )
-    engine_config, server_config = engine_config_of(args), server_config_of(args)
     try:
+        engine_config, server_config = engine_config_of(args), server_config_of(args)
         with bind(server_config.host, server_config.port) as sock:
             return _run(_serve(engine_config, server_config, sock))
     except StartupError as error:
@@ -49,10 +50,12 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def engine_config_of(args: argparse.Namespace) -> EngineConfig:
+    """Raises StartupError for a value that can't be served."""
     given = {f.name: getattr(args, f.name) for f in fields(EngineConfig)}
     given["model"] = args.model_tag or args.model or EngineConfig().model
-    given["served_model_name"] = tuple(args.served_model_name) or (given["model"],)
-    return EngineConfig(**given)
+    given["served_model_name"] = args.served_model_name or given["model"]
+    later = {name: value for name in STILL_TO_COME if (value := getattr(args, name)) is not None}
+    return resolve_config(**given, **later)
 
 
 def server_config_of(args: argparse.Namespace) -> ServerConfig:
