@@ -1,9 +1,11 @@
 """`AsyncLLM` over a real engine core process whose executor plays a script."""
 
 import asyncio
+import random
 import subprocess
 import sys
 import threading
+from contextlib import aclosing
 
 import psutil
 import pytest
@@ -187,6 +189,27 @@ async def test_many_streams_keep_apart(llm):
     assert [joined_text(outputs) for outputs in await asyncio.gather(*streams)] == words
     stats = await until_idle(llm)
     assert stats.free_blocks + stats.cached_blocks == stats.total_blocks
+
+
+async def test_random_departures_leave_nothing_behind(llm):
+    chance = random.Random(0)
+
+    async def visit(i):
+        params = scripted("x" * 60, "y" * 30, n=2, stop=["yyyyyyyyyy"])
+        stream = llm.generate(f"prompt {i % 7} " * (i % 9 + 1), params, f"visit-{i}", kind="delta")
+        async with aclosing(stream):
+            leave_after = chance.choice([0, 1, 5, 20, 1000])
+            for _ in range(leave_after):
+                if await anext(stream, None) is None:
+                    return
+            if chance.random() < 0.3:
+                await llm.abort(f"visit-{i}")
+
+    await asyncio.gather(*(visit(i) for i in range(200)))
+    stats = await until_idle(llm)
+    assert (stats.running, stats.waiting, stats.in_use_blocks) == (0, 0, 0)
+    assert stats.free_blocks + stats.cached_blocks == stats.total_blocks
+    assert llm._streams == llm._core_ids == {}
 
 
 async def test_unseeded_requests_get_different_seeds(llm):
