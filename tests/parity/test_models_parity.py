@@ -17,6 +17,9 @@ from octavo_engine.models.decoder import Decoder
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import ARCHITECTURES, build_model
 from octavo_engine.ops import reference
+from octavo_engine.ops.attention import AttentionBackend
+from octavo_engine.ops.cpu_attention import CpuBackend
+from octavo_engine.ops.reference import ReferenceBackend
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.weights.loader import iter_weights
@@ -38,16 +41,18 @@ class Case:
     tokens: Tensor  # [2, LENGTH]
     expected: Tensor  # [2, LENGTH, vocab]
 
-    def model(self) -> Model:
+    def model(self, dtype: torch.dtype = torch.float32) -> Model:
         files = resolve_model(str(self.folder))
         config = load_model_config(files)
-        model = build_model(config, dtype=torch.float32, device="cpu", max_model_len=TINY[self.name].max_model_len)
+        model = build_model(config, dtype=dtype, device="cpu", max_model_len=TINY[self.name].max_model_len)
         model.load_weights(iter_weights(files))
         return model
 
-    def distance(self, model: Model, chunks: tuple[list[int], list[int]]) -> float:
+    def distance(
+        self, model: Model, chunks: tuple[list[int], list[int]], backend: AttentionBackend | None = None
+    ) -> float:
         """max |Δlogit| over all positions of both sequences, fed in steps of these many tokens."""
-        driver = PagedDriver(model, block_size=BLOCK)
+        driver = PagedDriver(model, block_size=BLOCK, backend=backend)
         fed, worst = [0, 0], 0.0
         for counts in zip(*chunks, strict=True):
             step = {seq: self.tokens[seq, fed[seq] : fed[seq] + n].tolist() for seq, n in enumerate(counts) if n}
@@ -88,10 +93,24 @@ FEEDS = {
 
 
 @pytest.mark.parametrize("feed", FEEDS)
-def test_logits_equal_transformers(case: Case, feed: str) -> None:
+@pytest.mark.parametrize("make_backend", [ReferenceBackend, CpuBackend])
+def test_logits_equal_transformers(case: Case, make_backend: type[AttentionBackend], feed: str) -> None:
     model = case.model()
     model.finish_loading()
-    assert case.distance(model, FEEDS[feed]) <= TOLERANCE
+    backend = make_backend(model.kv_specs(), BLOCK, torch.float32)
+    assert case.distance(model, FEEDS[feed], backend) <= TOLERANCE
+
+
+def test_bfloat16_is_as_close_as_that_of_transformers(case: Case) -> None:
+    """Each rounds in other places, so errors are compared, both against fp32."""
+    model = case.model(torch.bfloat16)
+    model.finish_loading()
+    ours = PagedDriver(model).feed({seq: row.tolist() for seq, row in enumerate(case.tokens)})
+    theirs = AutoModelForCausalLM.from_pretrained(case.folder, attn_implementation="eager", dtype=torch.bfloat16).eval()
+    with torch.inference_mode():
+        their_error = (theirs(case.tokens).logits.float() - case.expected).square().mean().sqrt()
+    our_error = (torch.stack([ours[0], ours[1]]) - case.expected).square().mean().sqrt()
+    assert our_error <= 1.25 * their_error, f"{our_error:.3f} against {their_error:.3f}"
 
 
 def test_reference_can_fail(case: Case) -> None:
