@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-VOCAB = 199
+#: Padding, begin and end of text, and a token for each byte.
+SPECIAL = ("<pad>", "<s>", "</s>")
+VOCAB = len(SPECIAL) + 256
 #: How much a matrix raises the standard deviation of its input.
 GAIN = 1.4
 LAYERS = 4
@@ -132,11 +136,22 @@ TINY: dict[str, Tiny] = {
 
 
 def make_tiny(name: str, folder: Path, *, seed: int = 0) -> Path:
-    """Writes config.json and safetensors of `TINY[name]` under `folder`; no tokenizer. Returns the model's folder."""
+    """Writes `TINY[name]` under `folder`: config.json, safetensors, tokenizer.json. Returns the model's folder."""
     path = folder / name
     if not path.exists():
         tiny_model(name, seed=seed).save_pretrained(path)
+        byte_tokenizer().save(str(path / "tokenizer.json"))
     return path
+
+
+def byte_tokenizer() -> Tokenizer:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: token_id for token_id, token in enumerate((*SPECIAL, *letters))}
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    return tokenizer
 
 
 def tiny_model(name: str, *, seed: int = 0) -> PreTrainedModel:
