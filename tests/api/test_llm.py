@@ -136,6 +136,22 @@ def test_unknown_and_unsupported_arguments_are_errors(model):
         LLM(model=model, tensor_parallel_size=2)
 
 
+def test_arguments_of_a_call_are_never_ignored(llm):
+    with pytest.raises(StartupError, match="lora_request='x' is not supported"):
+        llm.generate("hi", scripted("x"), lora_request="x")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'use_tdqm'"):
+        llm.chat([{"role": "user", "content": "hi"}], scripted("x"), use_tdqm=False)
+    assert texts(llm.generate("hi", scripted("x"), use_tqdm=False, lora_request=None)) == ["x"]
+
+
+def test_a_light_install_says_what_it_needs(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "octavo_missing", None)
+    with pytest.raises(
+        StartupError, match=r"needs the Python package octavo_missing: pip install 'octavo-engine\[torch"
+    ):
+        LLM(model=model, load_format="dummy", loader="octavo_missing:load")
+
+
 def test_a_trace_replays(model, tmp_path):
     path = tmp_path / "trace.jsonl"
     llm = make_llm(model, trace=str(path), num_gpu_blocks_override=12, swap_space=1, max_num_batched_tokens=24)

@@ -52,6 +52,14 @@ STILL_TO_COME: dict[str, tuple[Any, ...]] = {
 #: Arguments that have no effect here, whatever their value: there are no graphs to avoid and no statistics to print.
 WITHOUT_EFFECT = frozenset({"disable_custom_all_reduce", "disable_log_stats", "enforce_eager"})
 
+#: The same for the keywords of `LLM.generate` and `LLM.chat`.
+CALLS_STILL_TO_COME: dict[str, tuple[Any, ...]] = {
+    "chat_template_content_format": ("auto", "string"),
+    "lora_request": (None,),
+    "mm_processor_kwargs": (None,),
+    "prompt_adapter_request": (None,),
+}
+
 _DTYPE_ALIASES = {"half": "float16", "float": "float32", "fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
 
 #: name -> (smallest, largest) accepted value
@@ -79,7 +87,7 @@ def resolve_config(**arguments: Any) -> EngineConfig:
         if name in known:
             chosen[name] = _normalise(name, value)
         elif name in STILL_TO_COME:
-            _check_unused(name, value)
+            _check_unused(name, value, STILL_TO_COME[name])
         elif name not in WITHOUT_EFFECT:
             raise TypeError(_unknown(name, known))
     try:
@@ -101,8 +109,15 @@ def _normalise(name: str, value: Any) -> Any:
     return value
 
 
-def _check_unused(name: str, value: Any) -> None:
-    accepted = STILL_TO_COME[name]
+def check_call(arguments: dict[str, Any]) -> None:
+    """For keywords that a method of `LLM` doesn't take: TypeError if unknown, StartupError if still to come."""
+    for name, value in arguments.items():
+        if name not in CALLS_STILL_TO_COME:
+            raise TypeError(f"unexpected keyword argument {name!r}.")
+        _check_unused(name, value, CALLS_STILL_TO_COME[name])
+
+
+def _check_unused(name: str, value: Any, accepted: tuple[Any, ...]) -> None:
     if value not in accepted:
         words = " or ".join(repr(choice) for choice in accepted)
         raise StartupError(f"{name}={value!r} is not supported by this version: leave it out, or set it to {words}.")

@@ -25,8 +25,13 @@ DEFAULT_LOADER = "octavo_engine.runner.load:load_executor"
 
 
 def find_loader(name: str) -> Loader:
+    """Raises StartupError where the light install, without torch, is asked to compute."""
     module, _, function = name.partition(":")
-    loader: Loader = getattr(import_module(module), function)
+    try:
+        loader: Loader = getattr(import_module(module), function)
+    except ModuleNotFoundError as error:
+        hint = "pip install 'octavo-engine[torch]'"
+        raise StartupError(f"the engine needs the Python package {error.name}: {hint}") from error
     return loader
 
 

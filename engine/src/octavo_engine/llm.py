@@ -13,7 +13,7 @@ from typing import Any, cast
 from tqdm import tqdm
 
 from octavo_engine.assembly import RequestAssembly
-from octavo_engine.engine_args import resolve_config
+from octavo_engine.engine_args import check_call, resolve_config
 from octavo_engine.engine_start import DEFAULT_LOADER, find_loader, start_core
 from octavo_engine.frontend import Frontend, Prompt, TokenizedPrompt
 from octavo_engine.interrupts import deferred_interrupt
@@ -45,8 +45,10 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        **still_to_come: Any,
     ) -> list[RequestOutput]:
         """One output per prompt, in order. Raises InvalidRequest before anything runs."""
+        check_call(still_to_come)
         tokenized = [self._frontend.tokenize(prompt) for prompt in _as_list(prompts)]
         return self._complete(tokenized, sampling_params, priority, use_tqdm)
 
@@ -61,8 +63,10 @@ class LLM:
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        **still_to_come: Any,
     ) -> list[RequestOutput]:
         """`messages` is one conversation or a list of them."""
+        check_call(still_to_come)
         conversations = cast(
             list[list[Message]], messages if messages and isinstance(messages[0], list) else [messages]
         )

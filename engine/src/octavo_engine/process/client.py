@@ -38,15 +38,14 @@ class CoreProcess:
     @classmethod
     async def launch(cls, config: EngineConfig, loader: str) -> "CoreProcess":
         """The child's output goes to our standard error: its loading progress is for the user to see."""
-        folder = make_folder()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "octavo_engine.process.main"),
             stdin=asyncio.subprocess.PIPE,
             stdout=STDERR_FD,
             stderr=STDERR_FD,
         )
-        core = cls(process, folder)
-        core._write_start(messages.Start(config=config, loader=loader, folder=folder, parent_pid=os.getpid()))
+        core = cls(process, make_folder())
+        core._write_start(messages.Start(config=config, loader=loader, folder=core._folder, parent_pid=os.getpid()))
         return core
 
     @property

@@ -23,9 +23,8 @@ LINGER_MS = 2000  # for the last words of a core that could not start
 
 def read_start(fd: int) -> messages.Start:
     """A length in 4 bytes, then the message; the pipe stays open afterwards, as the lifeline."""
-    with os.fdopen(fd, "rb", buffering=0, closefd=False) as pipe:
-        size = int.from_bytes(_read_exactly(pipe.fileno(), 4), "little")
-        return messages.decode_start(_read_exactly(pipe.fileno(), size))
+    size = int.from_bytes(_read_exactly(fd, 4), "little")
+    return messages.decode_start(_read_exactly(fd, size))
 
 
 def _read_exactly(fd: int, size: int) -> bytes:
