@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 #: Padding, begin and end of text, and a token for each byte.
 SPECIAL = ("<pad>", "<s>", "</s>")
@@ -154,12 +154,15 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def tiny_model(name: str, *, seed: int = 0) -> PreTrainedModel:
+def tiny_config(name: str) -> PreTrainedConfig:
     tiny = TINY[name]
     unused = {"opt": {"num_key_value_heads", "intermediate_size"}, "gpt2": set(_BASE) - {"vocab_size"}}
     base = {key: value for key, value in _BASE.items() if key not in unused.get(tiny.model_type, set())}
-    config = AutoConfig.for_model(tiny.model_type, **{**base, **tiny.config})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
+    return AutoConfig.for_model(tiny.model_type, **{**base, **tiny.config})
+
+
+def tiny_model(name: str, *, seed: int = 0) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_config(tiny_config(name), attn_implementation="eager").eval().float()
     scramble(model, seed)
     return model
 
