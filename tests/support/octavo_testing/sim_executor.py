@@ -71,10 +71,18 @@ class SimExecutor:
         self.host: list[Block] = [[EMPTY] * block_size for _ in range(num_host_blocks)]
         self.seqs: dict[int, SimSeq] = {}
         self.tokens_computed = 0
+        self.has_failed = False
+
+    def fail(self) -> None:
+        """Lose all memory; what it was told to drop may come again."""
+        self.has_failed = True
+        for memory in (self.device, self.host):
+            memory[:] = [[EMPTY] * self.block_size for _ in memory]
 
     def run(self, plan: StepPlan) -> StepResult:
         for seq_id in plan.dropped_seqs:
-            del self.seqs[seq_id]
+            assert seq_id in self.seqs or self.has_failed, f"sequence {seq_id} dropped twice"
+            self.seqs.pop(seq_id, None)
         for new in plan.new_seqs:
             assert new.seq_id not in self.seqs, f"sequence {new.seq_id} announced twice"
             self.seqs[new.seq_id] = SimSeq(new, list(new.token_ids), chains_of(new.token_ids))

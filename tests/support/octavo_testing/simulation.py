@@ -119,6 +119,7 @@ class Simulation:
         result = self.results.popleft()
         if error is not None:
             result = StepResult(step_id=result.step_id, error=error)
+            self.executor.fail()
         outputs = self.scheduler.commit(result, self.now)
         self._receive(outputs)
         return outputs

@@ -88,8 +88,13 @@ class Committer:
         collected += sampled.prompt_logprobs[max(len(collected) - step.start - 1, 0) :]
 
     def _fail(self, plan: StepPlan, error: str) -> list[SeqOutput]:
-        """End the sequences of the step. What device and host memory hold is unknown: the others start over."""
+        """End the sequences of the step. What device and host memory hold is unknown: the others start over.
+
+        Whether the runner got as far as forgetting what it was told to forget is unknown, too: it is told again.
+        """
         state = self._state
+        for failed in [plan, *state.in_flight.values()]:
+            state.dropped += failed.dropped_seqs
         outputs: list[SeqOutput] = []
         for seq in [state.seqs[s.seq_id] for s in plan.seqs if s.seq_id in state.seqs]:
             outputs += state.end_outputs(seq, seq.indices, "error", error)

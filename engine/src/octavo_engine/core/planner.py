@@ -67,6 +67,8 @@ class Planner:
             if want == 0:
                 continue
             if not self._make_room(seq, position, start + want):
+                if seq.status == "running":
+                    continue
                 break
             self._kv.grow(seq, start + want)
             budget -= self._schedule(seq, want)
@@ -85,15 +87,20 @@ class Planner:
         return want
 
     def _make_room(self, seq: Sequence, position: int, end: int) -> bool:
-        """Preempt the latest until tokens up to `end` fit; if that can't be, `seq` itself gives way."""
+        """Preempt the latest until tokens up to `end` fit. If that can't be, `seq` itself gives way, unless that too
+        would free nothing: then it sits this step out.
+        """
         shortfall = self._kv.blocks_needed(seq, end) - self._kv.pool.num_available
         if shortfall <= 0:
             return True
         victims = victims_for(seq, self._state.running[position:], shortfall=shortfall, kv=self._kv)
-        for victim in [seq] if victims is None else victims:
+        gives_way = victims is None
+        if victims is None:
+            victims = [seq] if any(self._kv.pool.refs[block] == 1 for block in seq.table) else []
+        for victim in victims:
             swap = prefers_swap(victim, mode=self._config.preemption_mode, costs=self._costs, kv=self._kv)
             self._state.preempt(victim, swap=swap)
-        return victims is not None
+        return not gives_way
 
     def _admit_waiting(self, budget: int) -> int:
         state, config = self._state, self._config

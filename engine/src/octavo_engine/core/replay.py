@@ -42,7 +42,7 @@ class ReplayReport:
     def ok(self) -> bool:
         return self.divergence is None
 
-    def summary(self) -> str:
+    def __str__(self) -> str:
         counts = f"{self.num_steps} steps, {self.num_requests} requests, {self.num_lines} lines"
         tail = "; the last line is cut off" if self.cut_off else ""
         if self.divergence is None:

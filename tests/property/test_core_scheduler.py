@@ -1,0 +1,132 @@
+"""The laws of the scheduler under any order of events, on tiny pools where everything collides.
+
+The simulation asserts after each step: block conservation, no block written that another reads, the token budget, no
+overtaking, nothing preempted for nothing; and in the end that every output ended exactly once with exactly its tokens.
+"""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from octavo_engine.core.sequence import Sequence
+from octavo_engine.wire.errors import InvalidRequest
+from octavo_engine.wire.plan import StepCosts
+from octavo_testing.sim_executor import VOCAB
+from octavo_testing.simulation import Simulation
+
+MAX_IN_FLIGHT = 3
+costs = st.builds(StepCosts, prefill_token_s=st.sampled_from([0.0, 1.0]), swap_block_s=st.sampled_from([0.0, 0.5, 9.0]))
+configs = st.fixed_dictionaries(
+    {
+        "num_blocks": st.integers(3, 14),
+        "num_host_blocks": st.sampled_from([0, 0, 1, 2, 5, 20]),
+        "block_size": st.sampled_from([1, 2, 4]),
+        "max_model_len": st.integers(6, 40),
+        "max_num_seqs": st.integers(1, 7),
+        "max_num_batched_tokens": st.integers(1, 12),
+        "policy": st.sampled_from(["fcfs", "priority"]),
+        "enable_prefix_caching": st.sampled_from([True, True, True, False]),
+        "long_prefill_token_threshold": st.sampled_from([0, 0, 1, 3]),
+        "enable_chunked_prefill": st.sampled_from([True, True, False]),
+        "watermark": st.sampled_from([0.0, 0.2]),
+        "preemption_mode": st.sampled_from(["auto", "swap", "recompute"]),
+    }
+)
+requests = st.fixed_dictionaries(
+    {
+        "max_tokens": st.integers(1, 12),
+        "n": st.sampled_from([1, 1, 1, 2, 3, 4]),
+        "priority": st.integers(-1, 1),
+        "eos": st.sampled_from([None, 3]),
+        "stop_token_ids": st.sampled_from([None, [5, 6, 7]]),
+        "ignore_eos": st.booleans(),
+        "prompt_logprobs": st.sampled_from([None, None, None, 1]),
+        "logprobs": st.sampled_from([None, 1]),
+        "skip_reading_prefix_cache": st.sampled_from([None, None, None, True]),
+        "salt": st.sampled_from(["", "", "s"]),
+    }
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(config=configs, costs=costs)
+    def start(self, config: dict[str, object], costs: StepCosts) -> None:
+        if not config["enable_chunked_prefill"]:
+            config["max_num_batched_tokens"] = config["max_model_len"]
+        self.sim = Simulation(costs=costs, **config)
+        self.failed = False
+
+    @rule(family=st.integers(0, 1), length=st.integers(1, 20), fields=requests, data=st.data())
+    def add(self, family: int, length: int, fields: dict[str, object], data: st.DataObject) -> None:
+        min_tokens = data.draw(st.sampled_from([0, 0, fields["max_tokens"]]))
+        try:
+            self.sim.add(f"r{len(self.sim.requests)}", [family] * length, min_tokens=min_tokens, **fields)
+        except InvalidRequest:
+            config = self.sim.config
+            fits = length < min(config.max_model_len, config.num_blocks * config.block_size)
+            assert not fits or fields["n"] > config.max_num_seqs
+
+    @precondition(lambda self: len(self.sim.results) < MAX_IN_FLIGHT)
+    @rule()
+    def step(self) -> None:
+        self.sim.step()
+
+    @precondition(lambda self: self.sim.results)
+    @rule()
+    def commit(self) -> None:
+        self.sim.commit()
+
+    @precondition(lambda self: not self.sim.results)
+    @rule(count=st.integers(1, 6))
+    def tick(self, count: int) -> None:
+        for _ in range(count):
+            self.sim.tick()
+
+    @precondition(lambda self: self.sim.results)
+    @rule()
+    def fail(self) -> None:
+        self.sim.commit(error="the device is on fire")
+        while self.sim.results:
+            assert not self.sim.commit()
+
+    @precondition(lambda self: self.sim.live)
+    @rule(data=st.data(), sibling=st.integers(-1, 3))
+    def abort(self, data: st.DataObject, sibling: int) -> None:
+        seq = data.draw(st.sampled_from(self.sim.live))
+        self.sim.abort(seq.request_id, None if sibling < 0 else sibling)
+
+    @precondition(lambda self: any(len(seq.indices) == 1 for seq in self.sim.live))
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        self.sim.fork(data.draw(st.sampled_from([seq for seq in self.sim.live if len(seq.indices) == 1])))
+
+    @precondition(lambda self: self.sim.live)
+    @rule(data=st.data(), right=st.integers(0, 3), wrong=st.integers(0, 3))
+    def propose(self, data: st.DataObject, right: int, wrong: int) -> None:
+        seq: Sequence = data.draw(st.sampled_from(self.sim.live))
+        tokens, _, _ = self.sim.expected(seq.request_id, seq.indices[0])
+        base = self.sim.forked_at.get(
+            (seq.request_id, seq.indices[0]), self.sim.requests[seq.request_id].prompt_token_ids
+        )
+        done = len(seq.token_ids) - len(base)
+        self.sim.scheduler.propose(seq.seq_id, tokens[done : done + right] + [VOCAB + 1] * wrong)
+
+    @rule()
+    def reset(self) -> None:
+        in_use = self.sim.scheduler.stats().in_use_blocks
+        assert self.sim.scheduler.reset_prefix_cache() == (in_use == 0)
+
+    @invariant()
+    def laws(self) -> None:
+        if hasattr(self, "sim"):
+            self.sim.scheduler.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "sim"):
+            self.sim.drain(depth=2)
+            self.sim.verify()
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -1,0 +1,134 @@
+"""Aborts in every state: the blocks are back at once, and each output has exactly one last record."""
+
+from collections.abc import Callable
+
+import pytest
+from octavo_testing.simulation import Simulation
+
+Setup = Callable[[Simulation], None]
+
+
+def waiting(sim: Simulation) -> None:
+    sim.add("r", [1] * 10)
+
+
+def mid_chunk(sim: Simulation) -> None:
+    sim.add("r", [1] * 20)
+    sim.tick()
+
+
+def running(sim: Simulation) -> None:
+    sim.add("r", [1] * 6)
+    sim.tick()
+
+
+def in_flight(sim: Simulation) -> None:
+    running(sim)
+    sim.step()
+
+
+def pipelined_chunks(sim: Simulation) -> None:
+    sim.add("r", [1] * 30)
+    sim.step()
+    sim.step()
+
+
+def preempted(sim: Simulation) -> None:
+    """The oldest one grows until "r" has to go."""
+    sim.add("old", [2] * 18, max_tokens=22)
+    sim.add("r", [1] * 10, max_tokens=20)
+    while not sim.scheduler.stats().preemptions:
+        sim.tick()
+
+
+def preempted_in_flight(sim: Simulation) -> None:
+    """Plans of one sequence each, alternating, two in flight."""
+    sim.add("old", [2] * 18, max_tokens=22)
+    while not sim.step().seqs[0].sample:
+        sim.commit()
+    sim.add("r", [1] * 10, max_tokens=20)
+    sim.step()
+    while not sim.scheduler.stats().preemptions:
+        sim.commit()
+        sim.step()
+    assert sim.live[1].in_flight
+
+
+def forked_siblings(sim: Simulation) -> None:
+    sim.add("r", [1] * 6, n=3)
+    sim.tick()
+
+
+def unborn_siblings(sim: Simulation) -> None:
+    sim.add("r", [1] * 20, n=3)
+    sim.tick()
+
+
+STATES = [
+    waiting, mid_chunk, running, in_flight, pipelined_chunks, preempted, preempted_in_flight, forked_siblings,
+    unborn_siblings,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("reach", STATES)
+@pytest.mark.parametrize("host", [0, 2, 16])
+def test_abort(reach: Setup, host: int) -> None:
+    sim = Simulation(num_blocks=10, num_host_blocks=host, max_num_batched_tokens=12, preemption_mode="swap")
+    reach(sim)
+    held = {block for seq in sim.live if seq.request_id != "r" for block in seq.table}
+    sim.abort("r")
+    assert sim.scheduler.stats().in_use_blocks == len(held)
+    assert all(r.last and r.last.finish_reason == "abort" for (name, _), r in sim.received.items() if name == "r")
+    sim.abort("r")
+    sim.drain()
+    sim.verify()
+
+
+@pytest.mark.parametrize("reach", [forked_siblings, unborn_siblings])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_one_sibling_goes_and_the_others_stay(reach: Setup, index: int) -> None:
+    sim = Simulation(num_blocks=10, max_num_batched_tokens=12)
+    reach(sim)
+    sim.abort("r", index)
+    sim.abort("r", index)
+    assert [i for i in range(3) if sim.received["r", i].last] == [index]
+    sim.drain()
+    sim.verify()
+    reasons = {i: sim.received["r", i].last.finish_reason for i in range(3)}  # type: ignore[union-attr]
+    assert reasons == {i: "abort" if i == index else "length" for i in range(3)}
+
+
+def test_all_siblings_one_by_one() -> None:
+    sim = Simulation(num_blocks=10, max_num_batched_tokens=12)
+    unborn_siblings(sim)
+    for index in (1, 0, 2):
+        assert sim.scheduler.has_work()
+        sim.abort("r", index)
+    assert not sim.scheduler.has_work()
+    sim.verify()
+
+
+def test_the_runner_is_told_to_forget() -> None:
+    sim = Simulation()
+    running(sim)
+    seq_id = sim.live[0].seq_id
+    sim.abort("r")
+    sim.add("next", [2])
+    assert sim.step().dropped_seqs == [seq_id]
+    sim.commit()
+    assert seq_id not in sim.executor.seqs
+
+
+def test_an_unknown_request_is_ignored() -> None:
+    sim = Simulation()
+    assert sim.scheduler.abort("nobody") == []
+    assert sim.scheduler.waiting_reason("nobody") is None
+
+
+def test_aborted_while_waiting_it_tells_how_long_it_queued() -> None:
+    sim = Simulation()
+    waiting(sim)
+    sim.scheduler._state.now = 5.0
+    (output,) = sim.scheduler.abort("r")
+    assert output.timing is not None
+    assert (output.timing.queue_s, output.timing.inference_s) == (5.0, 0.0)

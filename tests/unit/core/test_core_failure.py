@@ -1,0 +1,78 @@
+"""A step that fails ends its own sequences and nobody else's, and nothing that it may have spoilt is used again."""
+
+from octavo_engine.wire.plan import StepResult
+from octavo_testing.simulation import Simulation
+
+
+def test_the_sequences_of_the_step_end_with_the_error() -> None:
+    sim = Simulation(max_num_batched_tokens=8, num_host_blocks=4)
+    sim.add("a", [1] * 4, n=2)
+    sim.add("b", [2] * 4)
+    sim.add("later", [3] * 20)
+    sim.step()
+    outputs = sim.commit(error="out of memory")
+    assert [(o.request_id, o.index, o.finish_reason, o.error) for o in outputs] == [
+        ("a", 0, "error", "out of memory"),
+        ("a", 1, "error", "out of memory"),
+        ("b", 0, "error", "out of memory"),
+    ]
+    assert sim.scheduler.stats().in_use_blocks == 0
+    assert not sim.scheduler.cached_hashes()
+    sim.drain()
+    sim.verify()
+
+
+def test_a_group_that_had_not_forked_fails_for_each_output() -> None:
+    sim = Simulation(max_num_batched_tokens=4)
+    sim.add("a", [1] * 8, n=3)
+    sim.step()
+    assert [o.index for o in sim.commit(error="x")] == [0, 1, 2]
+    assert not sim.scheduler.has_work()
+
+
+def test_others_start_over_and_get_the_same_tokens() -> None:
+    sim = Simulation(max_num_batched_tokens=4)
+    sim.add("first", [1] * 3, max_tokens=9)
+    sim.step()
+    sim.add("second", [2] * 3, max_tokens=9, prompt_logprobs=1)
+    sim.step()
+    sim.commit()
+    assert {o.request_id for o in sim.commit(error="x")} == {"second"}
+    sim.add("third", [1] * 8)
+    sim.drain()
+    sim.verify()
+    assert sim.received["first", 0].last is not None
+    assert sim.received["first", 0].last.finish_reason == "length"
+    assert sim.received["first", 0].last.num_preemptions == 1
+
+
+def test_plans_that_were_in_flight_behind_the_failed_one_are_void() -> None:
+    sim = Simulation(max_num_batched_tokens=4)
+    sim.add("a", [1] * 4)
+    sim.step()
+    sim.add("b", [2] * 4)
+    sim.step()
+    sim.commit(error="x")
+    assert sim.commit() == []
+    sim.drain()
+    sim.verify()
+    last = sim.received["b", 0].last
+    assert last is not None
+    assert last.finish_reason == "length"
+
+
+def test_the_runner_is_told_again_what_to_forget() -> None:
+    """It may have failed before it came to that."""
+    sim = Simulation()
+    sim.add("a", [1] * 4, max_tokens=1)
+    gone = sim.step().seqs[0].seq_id
+    sim.commit()
+    sim.add("b", [2] * 4)
+    assert sim.step().dropped_seqs == [gone]
+    sim.commit(error="x")
+    sim.add("c", [3] * 4)
+    assert gone in sim.step().dropped_seqs
+
+
+def test_an_unknown_step_is_ignored() -> None:
+    assert Simulation().scheduler.commit(StepResult(step_id=77), 1.0) == []

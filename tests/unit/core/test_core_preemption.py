@@ -1,0 +1,175 @@
+"""Who gives way, how (swap or recompute), and what it costs to come back."""
+
+import pytest
+from octavo_engine.core.sequence import Sequence
+from octavo_engine.wire.plan import StepCosts
+from octavo_testing.simulation import Simulation
+
+
+def pressed(*, requests: int = 3, prompt: int = 8, max_tokens: int = 12, **config: object) -> Simulation:
+    """Requests that all fit at first and no longer once they grow."""
+    sim = Simulation(**({"num_blocks": 8, "block_size": 4} | config))
+    for i in range(requests):
+        sim.add(f"r{i}", [i] * prompt, max_tokens=max_tokens)
+    return sim
+
+
+def until_preempted(sim: Simulation) -> None:
+    while not sim.scheduler.stats().preemptions:
+        sim.tick()
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute", "auto"])
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_every_way_gives_the_same_tokens(mode: str, caching: bool, depth: int) -> None:
+    sim = pressed(preemption_mode=mode, enable_prefix_caching=caching, num_host_blocks=16)
+    sim.drain(depth=depth)
+    sim.verify()
+    stats = sim.scheduler.stats()
+    assert stats.preemptions == stats.preemptions_swap + stats.preemptions_recompute > 0
+    assert (stats.preemptions_recompute > 0) == (mode == "recompute")
+
+
+def test_the_latest_gives_way() -> None:
+    sim = pressed()
+    until_preempted(sim)
+    assert sim.scheduler.waiting_reason("r2")
+    assert not sim.scheduler.waiting_reason("r0")
+
+
+def test_the_lowest_priority_gives_way() -> None:
+    sim = Simulation(num_blocks=8, policy="priority")
+    for name, priority in (("low", 5), ("high", 1), ("mid", 3)):
+        sim.add(name, [priority] * 8, priority=priority, max_tokens=12)
+    until_preempted(sim)
+    assert sim.scheduler.waiting_reason("low")
+    assert not sim.scheduler.waiting_reason("mid")
+    sim.drain()
+    sim.verify()
+
+
+def test_a_swapped_sequence_comes_back_without_computing() -> None:
+    sim = pressed(num_host_blocks=16, preemption_mode="swap")
+    sim.drain()
+    sim.verify()
+    stats = sim.scheduler.stats()
+    assert stats.swapped_out_blocks >= stats.swapped_in_blocks > 0
+    assert stats.recomputed_tokens == 0
+    assert sim.executor.tokens_computed == 3 * (8 + 12 - 1)
+
+
+def test_without_the_host_tier_only_what_is_left_on_the_device_is_not_recomputed() -> None:
+    sim = pressed()
+    sim.drain()
+    sim.verify()
+    stats = sim.scheduler.stats()
+    assert stats.preemptions_recompute > 0
+    assert sim.executor.tokens_computed == 3 * (8 + 12 - 1) + stats.recomputed_tokens
+    assert stats.dropped_blocks > 0
+
+
+@pytest.mark.parametrize(
+    ("costs", "swaps"),
+    [
+        (StepCosts(prefill_token_s=1.0, swap_block_s=1.0), True),
+        (StepCosts(prefill_token_s=1.0, swap_block_s=9.0), False),
+        (StepCosts(prefill_token_s=0.0, swap_block_s=9.0), True),
+        (StepCosts(prefill_token_s=1.0, swap_block_s=0.0), True),
+    ],
+    ids=["cheap", "dear", "unmeasured prefill", "unmeasured swap"],
+)
+def test_auto_decides_by_measured_costs(costs: StepCosts, swaps: bool) -> None:
+    sim = pressed(num_host_blocks=16)
+    sim.costs = costs
+    until_preempted(sim)
+    stats = sim.scheduler.stats()
+    assert (stats.preemptions_swap > 0) == swaps
+    assert (stats.preemptions_recompute > 0) != swaps
+    sim.drain()
+    sim.verify()
+
+
+def test_what_recompute_gives_up_is_not_saved() -> None:
+    sim = pressed(num_host_blocks=16, preemption_mode="recompute", max_tokens=9)
+    until_preempted(sim)
+    for _ in range(3):
+        sim.tick()
+    assert sim.scheduler.stats().swapped_out_blocks == 0
+
+
+def test_cached_blocks_move_to_the_host_and_back() -> None:
+    sim = Simulation(num_blocks=4, num_host_blocks=8, block_size=4)
+    for name, token in (("a", 1), ("b", 2), ("a2", 1)):
+        sim.add(name, [token] * 12, max_tokens=1)
+        sim.drain()
+    sim.verify()
+    stats = sim.scheduler.stats()
+    assert stats.preemptions == 0
+    assert stats.swapped_in_blocks > 0
+    assert stats.prefix_cache_hits == 11
+    assert sim.executor.tokens_computed == 12 + 12 + 1
+
+
+def test_a_small_host_tier_drops_and_the_rest_is_recomputed() -> None:
+    sim = pressed(requests=5, num_host_blocks=2, preemption_mode="swap")
+    sim.drain()
+    sim.verify()
+    stats = sim.scheduler.stats()
+    assert stats.preemptions_swap > 0
+    assert stats.dropped_blocks > 0
+    assert stats.recomputed_tokens > 0
+
+
+def preempted_in_flight(*, drafts: list[int]) -> tuple[Simulation, Sequence]:
+    """Two sequences in alternating plans, two in flight, so that the second is preempted before its result is in."""
+    sim = Simulation(num_blocks=6, num_host_blocks=8, block_size=4, preemption_mode="swap")
+    sim.add("old", [1] * 8, max_tokens=14)
+    sim.step()
+    sim.add("new", [2] * 5, max_tokens=14)
+    sim.step()
+    old, new = sim.live
+    while not new.num_preemptions:
+        sim.commit()
+        if new.computed < len(new.token_ids):
+            sim.scheduler.propose(new.seq_id, drafts)
+        sim.step()
+    assert old.status == "running"
+    assert new.in_flight
+    return sim, new
+
+
+def test_rejected_drafts_in_a_swapped_tail_are_computed_again() -> None:
+    """How much of the saved tail is right turns out only after it was saved."""
+    sim, new = preempted_in_flight(drafts=[99, 99])
+    assert new.saved > len(new.token_ids)
+    while sim.results:
+        sim.commit()
+    assert new.saved == len(new.token_ids) - 1
+    sim.drain()
+    sim.verify()
+
+
+def test_a_preempted_sequence_waits_for_what_it_sampled() -> None:
+    sim, new = preempted_in_flight(drafts=[])
+    known = len(new.token_ids)
+    sim.abort("old")
+    assert sim.step().seqs == [], "room enough, but its newest token isn't known"
+    while sim.results:
+        sim.commit()
+    assert len(new.token_ids) == known + 1
+    assert sim.step().seqs
+    sim.drain()
+    sim.verify()
+
+
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_siblings_give_way_together(block_size: int) -> None:
+    """Each of them holds only shared blocks: alone none frees anything, together they do."""
+    sim = Simulation(num_blocks=12 // block_size, block_size=block_size, max_num_seqs=8)
+    sim.add("old", [1] * 4, max_tokens=7)
+    sim.tick()
+    sim.add("group", [2] * 5, n=4, max_tokens=5)
+    sim.drain()
+    sim.verify()
+    assert sim.scheduler.stats().preemptions > 0
