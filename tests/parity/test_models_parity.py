@@ -4,7 +4,7 @@ The reference is one forward pass of transformers over whole sequences of `LENGT
 one thing wrong: the tolerance of the real tests must be far below what each of them does.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,15 +62,6 @@ class Case:
             fed = [done + n for done, n in zip(fed, counts, strict=True)]
         assert fed == [LENGTH, LENGTH]
         return worst
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Matrices this small lose more to a second thread than they gain."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=TINY)

@@ -1,0 +1,14 @@
+"""Parity runs on one thread: tiny matrices lose by a second one, and where cores are shared OpenMP's waiting costs most."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
