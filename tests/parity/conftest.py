@@ -1,4 +1,4 @@
-"""Parity runs on one thread: tiny matrices lose by a second one, and where cores are shared OpenMP's waiting costs most."""
+"""One thread: tiny matrices lose by a second one, and on shared cores OpenMP burns more than it computes."""
 
 from collections.abc import Iterator
 
