@@ -3,8 +3,8 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 
 import zmq
 import zmq.asyncio
@@ -54,15 +54,16 @@ class CoreProcess:
 
     async def ready(self) -> ReadyInfo:
         """Raises StartupError with the core's own words, or with its exit code."""
-        async for message in self._messages():
-            match message:
-                case messages.Hello():
-                    remove_folder(self._folder)
-                case messages.Failed(text):
-                    raise StartupError(text)
-                case messages.Ready(info):
-                    self._is_ready = True
-                    return info
+        async with aclosing(self._messages()) as received:
+            async for message in received:
+                match message:
+                    case messages.Hello():
+                        remove_folder(self._folder)
+                    case messages.Failed(text):
+                        raise StartupError(text)
+                    case messages.Ready(info):
+                        self._is_ready = True
+                        return info
         raise StartupError(f"the engine core {self._exit_words()} while starting; its error is printed above.")
 
     def send(self, message: messages.ToCore) -> None:
@@ -72,11 +73,12 @@ class CoreProcess:
         except zmq.Again as error:
             raise EngineDead("the engine core is gone.") from error
 
-    async def outputs(self) -> AsyncIterator[CoreOutputs]:
+    async def outputs(self) -> AsyncGenerator[CoreOutputs, None]:
         """Ends by raising EngineDead."""
-        async for message in self._messages():
-            if isinstance(message, messages.Outputs):
-                yield message.core
+        async with aclosing(self._messages()) as received:
+            async for message in received:
+                if isinstance(message, messages.Outputs):
+                    yield message.core
         raise EngineDead(f"the engine core {self._exit_words()}.")
 
     async def stop(self) -> None:
@@ -96,7 +98,7 @@ class CoreProcess:
             self._context.destroy(linger=0)
             remove_folder(self._folder)
 
-    async def _messages(self) -> AsyncIterator[messages.FromCore]:
+    async def _messages(self) -> AsyncGenerator[messages.FromCore, None]:
         """Until the process has exited and all that it sent is read."""
         receive = asyncio.ensure_future(self._inbox.recv())
         try:
