@@ -62,6 +62,8 @@ def test_greedy_turns_the_other_knobs_off() -> None:
         ({"frequency_penalty": math.nan}, "frequency_penalty"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"repetition_penalty": math.inf}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-320}, "repetition_penalty"),
+        ({"repetition_penalty": 1e300}, "repetition_penalty"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": math.nan}, "temperature"),

@@ -1,6 +1,5 @@
 """`SamplingParams`: vLLM's field names, defaults and rules (one place, shared by `LLM` and the HTTP API)."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +8,7 @@ from octavo_engine.wire.errors import InvalidRequest
 MAX_N = 16384
 MIN_TEMPERATURE = 0.01
 GREEDY_BELOW = 1e-5
+REPETITION_PENALTY_RANGE = (1e-6, 1e6)  # beyond it fp32 logits become infinite or NaN, for a whole batch
 
 
 def _check(ok: bool, param: str, rule: str, value: object) -> None:
@@ -99,7 +99,8 @@ class SamplingParams:
             value = getattr(self, param)
             _check(-2.0 <= value <= 2.0, param, "in [-2, 2]", value)
         value = self.repetition_penalty
-        _check(math.isfinite(value) and value > 0.0, "repetition_penalty", "finite and greater than 0", value)
+        low, high = REPETITION_PENALTY_RANGE
+        _check(low <= value <= high, "repetition_penalty", f"in [{low}, {high}]", value)
         _check(0.0 <= self.temperature <= 2.0, "temperature", "in [0, 2]", self.temperature)
         _check(0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]", self.top_p)
         _check(_is_int(self.top_k) and self.top_k >= 0, "top_k", "0 or -1 (off), or at least 1", self.top_k)
