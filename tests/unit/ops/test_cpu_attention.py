@@ -1,9 +1,13 @@
-"""The CPU attention backend against the reference, over ragged mixes of prefill and decode."""
+"""Both CPU attention backends against the reference, over ragged mixes of prefill and decode."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
-from octavo_engine.ops.attention import AttentionSpec
+from octavo_engine.ops.attention import AttentionBackend, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.cpu_attention import CpuBackend
+from octavo_engine.ops.native_attention import NativeBackend, can_serve
+from octavo_engine.ops.native_library import native_library
 from octavo_engine.ops.reference import ReferenceBackend
 from octavo_testing.attention_cases import SeqShape, make_batch, make_spec, random_qkv, run_history_and_step
 from torch import Tensor
@@ -14,15 +18,39 @@ MIXES = {
     "chunks": [SeqShape(16, 16), SeqShape(5, 30), SeqShape(64, 3), SeqShape(47, 1), SeqShape(31, 2)],
     "mixed": [SeqShape(0, 40), SeqShape(90, 1), SeqShape(0, 1), SeqShape(33, 20), SeqShape(15, 1), SeqShape(0, 41)],
     "one": [SeqShape(0, 1)],
+    "long": [SeqShape(700, 1), SeqShape(600, 60), SeqShape(511, 2), SeqShape(0, 300), SeqShape(255, 2)],
 }
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
+MakeBackend = Callable[[list[LayerKVSpec], int, torch.dtype], AttentionBackend]
+
+
+@pytest.fixture(params=["torch", "native"])
+def make(request: pytest.FixtureRequest) -> MakeBackend:
+    if request.param == "torch":
+        return CpuBackend
+    library = native_library()
+    assert library is not None, "these tests need g++"
+
+    def native(specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
+        if not can_serve(library, block_size, dtype):
+            pytest.skip("blocks that aren't whole vectors are left to torch")
+        return NativeBackend(library, specs, block_size, dtype)
+
+    return native
+
+
 def compare(
-    spec: AttentionSpec, shapes: list[SeqShape], *, dtype: torch.dtype = torch.float32, block_size: int = 16
+    make: MakeBackend,
+    spec: AttentionSpec,
+    shapes: list[SeqShape],
+    *,
+    dtype: torch.dtype = torch.float32,
+    block_size: int = 16,
 ) -> Tensor:
     want = run_history_and_step(ReferenceBackend([spec.kv], block_size, dtype), spec, shapes, block_size, dtype)
-    got = run_history_and_step(CpuBackend([spec.kv], block_size, dtype), spec, shapes, block_size, dtype)
+    got = run_history_and_step(make([spec.kv], block_size, dtype), spec, shapes, block_size, dtype)
     torch.testing.assert_close(got, want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     return got
 
@@ -31,26 +59,28 @@ def compare(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("window", [None, 1, 16, 24], ids=lambda w: f"window-{w}")
 @pytest.mark.parametrize("softcap", [None, 5.0], ids=["plain", "softcap"])
-def test_equals_the_reference(mix: str, dtype: torch.dtype, window: int | None, softcap: float | None) -> None:
-    compare(make_spec(window=window, softcap=softcap), MIXES[mix], dtype=dtype)
+def test_equals_the_reference(
+    make: MakeBackend, mix: str, dtype: torch.dtype, window: int | None, softcap: float | None
+) -> None:
+    compare(make, make_spec(window=window, softcap=softcap), MIXES[mix], dtype=dtype)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (4, 4), (3, 1), (9, 3), (8, 1), (16, 2)], ids=str)
 @pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
-def test_head_shapes(heads: tuple[int, int], dim: int) -> None:
-    compare(make_spec(heads=heads[0], kv_heads=heads[1], dim=dim), MIXES["mixed"])
+def test_head_shapes(make: MakeBackend, heads: tuple[int, int], dim: int) -> None:
+    compare(make, make_spec(heads=heads[0], kv_heads=heads[1], dim=dim), MIXES["mixed"])
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 16, 32, 64])
-def test_block_sizes(block_size: int) -> None:
-    compare(make_spec(), MIXES["mixed"] + MIXES["decode"], block_size=block_size)
+def test_block_sizes(make: MakeBackend, block_size: int) -> None:
+    compare(make, make_spec(), MIXES["mixed"] + MIXES["decode"], block_size=block_size)
 
 
-def test_a_token_without_a_slot_is_not_written() -> None:
+def test_a_token_without_a_slot_is_not_written(make: MakeBackend) -> None:
     """A fully cached prompt recomputes its last token, whose KV is in a shared block already."""
     spec, shapes = make_spec(), [SeqShape(20, 1), SeqShape(3, 2)]
     outputs = []
-    for backend in (ReferenceBackend([spec.kv], 16, torch.float32), CpuBackend([spec.kv], 16, torch.float32)):
+    for backend in (ReferenceBackend([spec.kv], 16, torch.float32), make([spec.kv], 16, torch.float32)):
         run_history_and_step(backend, spec, shapes, 16, torch.float32)
         batch, _ = make_batch(shapes, 16)
         batch.slots[0] = -1
@@ -59,10 +89,10 @@ def test_a_token_without_a_slot_is_not_written() -> None:
     torch.testing.assert_close(outputs[1], outputs[0])
 
 
-def test_blocks_written_in_this_step_are_read_by_another_sequence() -> None:
+def test_blocks_written_in_this_step_are_read_by_another_sequence(make: MakeBackend) -> None:
     """Two requests of one step share a prefix block that the first of them writes."""
     spec, outputs = make_spec(), []
-    for backend in (ReferenceBackend([spec.kv], 16, torch.float32), CpuBackend([spec.kv], 16, torch.float32)):
+    for backend in (ReferenceBackend([spec.kv], 16, torch.float32), make([spec.kv], 16, torch.float32)):
         batch, num_blocks = make_batch([SeqShape(0, 20), SeqShape(16, 5)], 16)
         batch.block_tables[1, 0] = batch.block_tables[0, 0]
         backend.allocate(num_blocks)
@@ -72,13 +102,13 @@ def test_blocks_written_in_this_step_are_read_by_another_sequence() -> None:
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0], ids=["plain", "softcap"])
-def test_what_another_sequence_left_in_a_block_is_never_seen(softcap: float | None) -> None:
+def test_what_another_sequence_left_in_a_block_is_never_seen(make: MakeBackend, softcap: float | None) -> None:
     spec = make_spec(softcap=softcap)
     shapes = [SeqShape(16, 1), SeqShape(0, 5), SeqShape(30, 3)]
-    clean = CpuBackend([spec.kv], 16, torch.float32)
+    clean = make([spec.kv], 16, torch.float32)
     want = run_history_and_step(clean, spec, shapes, 16, torch.float32)
 
-    dirty = CpuBackend([spec.kv], 16, torch.float32)
+    dirty = make([spec.kv], 16, torch.float32)
     _, num_blocks = make_batch(shapes, 16)
     dirty.allocate(num_blocks)
     payload = torch.full((num_blocks, dirty.bytes_per_block()), 0xFF, dtype=torch.uint8)  # NaN
@@ -88,13 +118,21 @@ def test_what_another_sequence_left_in_a_block_is_never_seen(softcap: float | No
     torch.testing.assert_close(got, want)
 
 
-def test_a_sequence_alone_equals_itself_in_a_crowd() -> None:
-    spec, crowd = make_spec(heads=9, kv_heads=3), [SeqShape(n, 1) for n in range(20, 84)]
-    together = compare(spec, crowd)
-    alone = run_history_and_step(CpuBackend([spec.kv], 16, torch.float32), spec, crowd[:1], 16, torch.float32)
-    want = run_history_and_step(ReferenceBackend([spec.kv], 16, torch.float32), spec, crowd[:1], 16, torch.float32)
-    torch.testing.assert_close(alone, want)
-    assert together.shape[0] == 64
+def test_a_sequence_alone_equals_itself_in_a_crowd(make: MakeBackend) -> None:
+    """The native kernel gives the same bits, whatever the neighbours, the threads and the order."""
+    spec = make_spec(heads=9, kv_heads=3)
+    crowd = [SeqShape(n, 1) for n in range(20, 84)] + [SeqShape(0, 50), SeqShape(900, 1)]
+    together = compare(make, spec, crowd)
+    backend = make([spec.kv], 16, torch.float32)
+    run_history_and_step(backend, spec, crowd[:1], 16, torch.float32)
+    qkv = random_qkv(spec, len(together), torch.float32, seed=0)
+    first = [x[:1] for x in qkv]
+    batch, _ = make_batch(crowd[:1], 16)
+    backend.begin_step(batch)
+    alone = backend.attend(spec, *first, batch)
+    torch.testing.assert_close(alone, together[:1])
+    if isinstance(backend, NativeBackend):
+        assert torch.equal(alone, together[:1])
 
 
 def test_large_groups_are_split_so_that_scratch_stays_bounded() -> None:
@@ -108,3 +146,12 @@ def test_large_groups_are_split_so_that_scratch_stays_bounded() -> None:
     batch, _ = make_batch(shapes, 16)
     backend.begin_step(batch)
     assert [len(g.queries) for g in batch.private.groups[None]] == [2, 2, 2, 2, 1]
+
+
+@pytest.mark.parametrize("mix", ["mixed", "long"])
+def test_the_number_of_threads_changes_nothing(make: MakeBackend, mix: str) -> None:
+    spec = make_spec(heads=9, kv_heads=3, window=200)
+    alone = compare(make, spec, MIXES[mix])
+    torch.set_num_threads(2)
+    together = compare(make, spec, MIXES[mix])
+    torch.testing.assert_close(together, alone)

@@ -100,8 +100,8 @@ def test_the_cpu_device() -> None:
     assert device.name == "cpu"
     assert device.host_blocks(3, 10).shape == (3, 10)
     assert device.memory().available_bytes > 0
-    backend = device.attention_backend([LayerKVSpec(num_kv_heads=2, head_dim=8)], 16, torch.float32)
-    assert backend.bytes_per_block() == 2 * 16 * 2 * 8 * 4
+    backend = device.attention_backend([LayerKVSpec(num_kv_heads=2, head_dim=16)], 16, torch.float32)
+    assert backend.bytes_per_block() == 2 * 16 * 2 * 16 * 4
     device.synchronize()
 
 

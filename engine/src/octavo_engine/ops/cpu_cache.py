@@ -4,12 +4,16 @@ Pages are committed when first written (calloc), so a generous cache costs nothi
 started but not filled is zeroed first: positions that no one wrote then hold finite numbers, which a mask can hide.
 """
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo_engine.ops.attention import LayerKVSpec
 from octavo_engine.ops.scratch import Scratch
+
+Shape = tuple[int, ...]
 
 _CHUNK_BLOCKS = 256  # swapped at a time: bounds the staging copies
 
@@ -21,40 +25,24 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(raw).view(dtype)
 
 
-class PagedCache:
-    """K and V of every layer as [blocks, block_size, kv_heads, head_dim]."""
+class BlockStore:
+    """K and V tensors of every layer, blocks first; who derives from it knows what a block looks like inside.
 
-    def __init__(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> None:
-        self.specs = specs
-        self.block_size = block_size
+    `shapes`: of one block of K and of V, per layer.
+    """
+
+    def __init__(self, shapes: list[tuple[Shape, Shape]], dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self._shapes = shapes
 
     def allocate(self, num_blocks: int) -> None:
-        for spec in self.specs:
-            shape = (num_blocks, self.block_size, spec.num_kv_heads, spec.head_dim)
-            self.keys.append(lazy_zeros(shape, self.dtype))
-            self.values.append(lazy_zeros(shape, self.dtype))
+        self.keys = [lazy_zeros((num_blocks, *key), self.dtype) for key, _ in self._shapes]
+        self.values = [lazy_zeros((num_blocks, *value), self.dtype) for _, value in self._shapes]
 
     def bytes_per_block(self) -> int:
-        return sum(2 * self.block_size * s.num_kv_heads * s.head_dim * self.dtype.itemsize for s in self.specs)
-
-    def write(self, layer_idx: int, k: Tensor, v: Tensor, slots: Tensor, started_blocks: Tensor) -> None:
-        """`slots` [tokens] int64, all valid; `started_blocks`: those begun but not filled by this write."""
-        for cache, new in ((self.keys[layer_idx], k), (self.values[layer_idx], v)):
-            if len(started_blocks):
-                cache.index_fill_(0, started_blocks, 0)
-            cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, new.to(cache.dtype))
-
-    def gather(self, layer_idx: int, blocks: Tensor, num_seqs: int, scratch: Scratch) -> tuple[Tensor, Tensor]:
-        """`blocks` [num_seqs * n] int64 -> K and V [num_seqs, kv_heads, n * block_size, head_dim], views of scratch."""
-        found = []
-        for name, cache in (("keys", self.keys[layer_idx]), ("values", self.values[layer_idx])):
-            rows = scratch.take(name, len(blocks), cache[0].numel())
-            torch.index_select(cache.view(len(cache), -1), 0, blocks, out=rows)
-            found.append(rows.view(num_seqs, -1, *cache.shape[2:]).transpose(1, 2))
-        return found[0], found[1]
+        return sum(math.prod(shape) * self.dtype.itemsize for shapes in self._shapes for shape in shapes)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         if not pairs:
@@ -83,3 +71,27 @@ class PagedCache:
             pairs.append((host[:, offset : offset + raw.shape[1]], raw))
             offset += raw.shape[1]
         return pairs
+
+
+class PagedCache(BlockStore):
+    """Blocks of [block_size, kv_heads, head_dim]: what torch gathers well."""
+
+    def __init__(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> None:
+        shapes = [(block_size, spec.num_kv_heads, spec.head_dim) for spec in specs]
+        super().__init__([(shape, shape) for shape in shapes], dtype)
+
+    def write(self, layer_idx: int, k: Tensor, v: Tensor, slots: Tensor, started_blocks: Tensor) -> None:
+        """`slots` [tokens] int64, all valid; `started_blocks`: those begun but not filled by this write."""
+        for cache, new in ((self.keys[layer_idx], k), (self.values[layer_idx], v)):
+            if len(started_blocks):
+                cache.index_fill_(0, started_blocks, 0)
+            cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, new.to(cache.dtype))
+
+    def gather(self, layer_idx: int, blocks: Tensor, num_seqs: int, scratch: Scratch) -> tuple[Tensor, Tensor]:
+        """`blocks` [num_seqs * n] int64 -> K and V [num_seqs, kv_heads, n * block_size, head_dim], views of scratch."""
+        found = []
+        for name, cache in (("keys", self.keys[layer_idx]), ("values", self.values[layer_idx])):
+            rows = scratch.take(name, len(blocks), cache[0].numel())
+            torch.index_select(cache.view(len(cache), -1), 0, blocks, out=rows)
+            found.append(rows.view(num_seqs, -1, *cache.shape[2:]).transpose(1, 2))
+        return found[0], found[1]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from octavo_engine.config import EngineConfig, ModelConfig
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
-from octavo_engine.ops.cpu_attention import CpuBackend
+from octavo_engine.ops.cpu_backend import cpu_backend
 from octavo_engine.ops.cpu_cache import lazy_zeros
 from octavo_engine.runner.cgroup import CgroupLimits, read_limits
 from octavo_engine.runner.cpu_threads import bind, plan_threads
@@ -67,7 +67,7 @@ class CpuDevice:
         return choose_cpu_dtype(model)
 
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
-        return CpuBackend(specs, block_size, dtype)
+        return cpu_backend(specs, block_size, dtype)
 
     def memory(self) -> MemoryInfo:
         return host_memory(read_limits())

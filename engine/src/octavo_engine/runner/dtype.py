@@ -10,8 +10,6 @@ import hashlib
 import json
 import logging
 import math
-import os
-import platform
 import tempfile
 import time
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor
 
 from octavo_engine.config import ModelConfig
+from octavo_engine.ops.cpu_info import cache_folder, cpu_signature
 from octavo_engine.ops.packed_linear import PackedWeight, pack, packed_linear
 
 _LOGGER = logging.getLogger(__name__)
@@ -72,10 +71,6 @@ def layer_shapes(model: ModelConfig) -> list[GemmShape]:
     ]
 
 
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
-
-
 _TYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -118,22 +113,12 @@ def _best_time(layers: list[list[PackedWeight]], inputs: list[Tensor], cuts: lis
 
 def _key(shapes: list[GemmShape]) -> str:
     parts = [
-        _cpu_model(),
+        cpu_signature(),
         torch.__version__,
         torch.get_num_threads(),
         [(s.in_features, s.out_features) for s in shapes],
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-
-
-def _cpu_model() -> str:
-    """Name and features: the same name may hide different instruction sets behind a hypervisor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    wanted = ("model name", "flags", "CPU part", "Features")
-    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 
 def _read(path: Path) -> Times | None:

@@ -1,0 +1,20 @@
+"""Which CPU this is, for keys of what was measured or compiled on it, and where such things are kept."""
+
+import os
+import platform
+from pathlib import Path
+
+_LINES = ("model name", "flags", "CPU part", "Features")
+
+
+def cpu_signature() -> str:
+    """Name and features: the same name may hide different instruction sets behind a hypervisor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(_LINES)))
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"

@@ -1,0 +1,418 @@
+// Paged attention on a CPU: write K and V into blocks, attend over them; decode and prefill alike. Plain C ABI.
+//
+// Layout. K block: [kv_heads, head_dim, block_size], so that one vector holds a dimension of several keys. V block:
+// [kv_heads, block_size, padded_dim], padded_dim being head_dim rounded up to whole vectors.
+// Work. A tile is a run of query tokens of one sequence; its rows are those tokens times the query heads that share a
+// KV head. A thread takes (tile, KV head), walks the keys in chunks, and keeps a running softmax in fp32. Long decode
+// contexts are cut into parts of fixed length that are merged afterwards. What a row computes depends on its own
+// sequence only, in a fixed order, however many threads and neighbours there are.
+// Keys at or beyond a tile's `key_end` are never read from V, and their scores are replaced: stale contents are harmless.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <utility>
+#include <vector>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16, kScoreRows = 12, kValueRows = 6;
+#elif defined(__AVX__)
+constexpr int kLanes = 8, kScoreRows = 8, kValueRows = 3;
+#else
+constexpr int kLanes = 4, kScoreRows = 8, kValueRows = 3;
+#endif
+constexpr int kValueVectors = 4;    // of one row that are accumulated in registers
+constexpr int kTileRows = 64;       // of a tile, or one token's rows if those are more
+constexpr int kChunkKeys = 128;     // scored before the softmax moves on; a multiple of the block size
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+typedef float Vec __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef int32_t IntVec __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef uint16_t HalfVec __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
+typedef uint32_t BitVec __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+
+struct BFloat16 {
+  uint16_t bits;
+};
+
+inline Vec splat(float x) { return x - Vec{}; }
+inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
+inline void store(float* p, Vec x) { *reinterpret_cast<Vec*>(p) = x; }
+
+inline float to_float(float x) { return x; }
+inline float to_float(BFloat16 x) {
+  uint32_t bits = uint32_t(x.bits) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+inline void from_float(float x, float* out) { *out = x; }
+inline void from_float(float x, BFloat16* out) {  // to nearest, ties to even
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  out->bits = x != x ? 0x7fc0 : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// A block as fp32: itself, or widened into `buffer`.
+inline const float* widen(const float* source, int, float*) { return source; }
+inline const float* widen(const BFloat16* source, int count, float* buffer) {
+  for (int i = 0; i < count; i += kLanes) {
+    HalfVec half = *reinterpret_cast<const HalfVec*>(source + i);
+    BitVec bits = __builtin_convertvector(half, BitVec) << 16;
+    *reinterpret_cast<BitVec*>(buffer + i) = bits;
+  }
+  return buffer;
+}
+
+inline void prefetch(const void* address, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(address) + i);
+}
+
+// e^x for x <= 0 (and a little above); 0 below -87, so that masked scores weigh exactly nothing.
+inline Vec exp_vec(Vec x) {
+  Vec clamped = x < -87.0f ? splat(-87.0f) : x;
+  Vec shifted = clamped * 1.44269504089f + 12582912.0f;  // rounds to an integer in the low bits
+  Vec n = shifted - 12582912.0f;
+  Vec r = clamped - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  Vec p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  IntVec exponent = (__builtin_convertvector(n, IntVec) + 127) << 23;
+  Vec power;
+  std::memcpy(&power, &exponent, sizeof power);
+  return x < -87.0f ? Vec{} : p * power;
+}
+
+inline Vec tanh_vec(Vec x) {
+  Vec a = x < -9.0f ? splat(-9.0f) : (x > 9.0f ? splat(9.0f) : x);
+  Vec e = exp_vec(a + a);
+  return (e - 1.0f) / (e + 1.0f);
+}
+
+inline float max_of(Vec x) {
+  float best = x[0];
+  for (int i = 1; i < kLanes; i++) best = std::max(best, x[i]);
+  return best;
+}
+inline float sum_of(Vec x) {
+  float total = 0;
+  for (int i = 0; i < kLanes; i++) total += x[i];
+  return total;
+}
+
+// scores[row][0..block_size) = q[row] . K, for Rows rows. Few rows keep several partial sums to hide latency.
+template <int Rows>
+void score_rows(const float* q, int q_stride, const float* k, int dim, int block_size, float* scores, int stride) {
+  constexpr int kSplit = Rows <= 3 ? 4 : (Rows <= 6 ? 2 : 1);
+  for (int key = 0; key < block_size; key += kLanes) {
+    Vec sum[kSplit][Rows] = {};
+    int d = 0;
+    for (; d + kSplit <= dim; d += kSplit) {
+#pragma GCC unroll 4
+      for (int s = 0; s < kSplit; s++) {
+        Vec keys = load(k + (d + s) * block_size + key);
+#pragma GCC unroll 12
+        for (int r = 0; r < Rows; r++) sum[s][r] += keys * q[r * q_stride + d + s];
+      }
+    }
+    for (; d < dim; d++) {
+      Vec keys = load(k + d * block_size + key);
+#pragma GCC unroll 12
+      for (int r = 0; r < Rows; r++) sum[0][r] += keys * q[r * q_stride + d];
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < Rows; r++) {
+      Vec total = sum[0][r];
+#pragma GCC unroll 4
+      for (int s = 1; s < kSplit; s++) total += sum[s][r];
+      store(scores + r * stride + key, total);
+    }
+  }
+}
+
+// out[row] += weights[row] . V for Vectors vectors of Rows rows, `count` keys.
+template <int Rows, int Vectors>
+void add_values(const float* weights, int stride, const float* v, int dim, int count, float* out) {
+  Vec sum[Rows][Vectors];
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; r++)
+#pragma GCC unroll 4
+    for (int j = 0; j < Vectors; j++) sum[r][j] = load(out + r * dim + j * kLanes);
+  for (int t = 0; t < count; t++) {
+    Vec values[Vectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < Vectors; j++) values[j] = load(v + t * dim + j * kLanes);
+#pragma GCC unroll 6
+    for (int r = 0; r < Rows; r++) {
+      float weight = weights[r * stride + t];
+#pragma GCC unroll 4
+      for (int j = 0; j < Vectors; j++) sum[r][j] += values[j] * weight;
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; r++)
+#pragma GCC unroll 4
+    for (int j = 0; j < Vectors; j++) store(out + r * dim + j * kLanes, sum[r][j]);
+}
+
+using ScoreRows = void (*)(const float*, int, const float*, int, int, float*, int);
+using AddValues = void (*)(const float*, int, const float*, int, int, float*);
+
+template <int... I>
+constexpr std::array<ScoreRows, sizeof...(I)> score_table(std::integer_sequence<int, I...>) {
+  return {score_rows<I + 1>...};
+}
+template <int... I>
+constexpr std::array<AddValues, sizeof...(I)> value_table(std::integer_sequence<int, I...>) {
+  return {add_values<I / kValueVectors + 1, I % kValueVectors + 1>...};
+}
+constexpr auto kScore = score_table(std::make_integer_sequence<int, kScoreRows>{});
+constexpr auto kValue = value_table(std::make_integer_sequence<int, kValueRows * kValueVectors>{});
+
+void score_block(const float* q, int rows, const float* k, int dim, int block_size, float* scores) {
+  for (int r = 0; r < rows; r += kScoreRows) {
+    int count = std::min(kScoreRows, rows - r);
+    kScore[count - 1](q + r * dim, dim, k, dim, block_size, scores + r * kChunkKeys, kChunkKeys);
+  }
+}
+
+void value_block(const float* weights, int rows, const float* v, int dim, int count, float* out) {
+  for (int r = 0; r < rows; r += kValueRows) {
+    int num_rows = std::min(kValueRows, rows - r);
+    for (int d = 0; d < dim; d += kValueVectors * kLanes) {
+      int vectors = std::min(kValueVectors, (dim - d) / kLanes);
+      AddValues add = kValue[(num_rows - 1) * kValueVectors + vectors - 1];
+      add(weights + r * kChunkKeys, kChunkKeys, v + d, dim, count, out + r * dim + d);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+struct Tile {
+  int32_t seq, token_row, position, num_queries, key_begin, key_end, partial, unused;
+};
+
+struct Merge {
+  int32_t token_row, num_queries, first_partial, num_partials;
+};
+
+struct Attention {
+  const void* q;
+  void* out;  // [tokens, heads, head_dim], contiguous
+  const void* keys;
+  const void* values;
+  const int32_t* tables;  // [seqs, table_stride]
+  const Tile* tiles;
+  const Merge* merges;
+  float* partials;  // [partials, kv_heads, rows of a tile, 2 + padded_dim]
+  int64_t q_stride, table_stride, num_tiles, num_merges;
+  int32_t kv_heads, group, head_dim, block_size, window, is_bfloat16, num_threads;
+  float scale, softcap;
+};
+
+struct Write {
+  const void *k, *v;
+  void *keys, *values;
+  const int64_t* slots;
+  int64_t k_stride, v_stride, num_tokens;
+  int32_t kv_heads, head_dim, block_size, is_bfloat16, num_threads;
+};
+
+}  // extern "C"
+
+namespace {
+
+int padded(int dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
+int max_rows(const Attention& a) { return std::max(kTileRows, a.group); }
+int64_t partial_stride(const Attention& a) { return int64_t(max_rows(a)) * (2 + padded(a.head_dim)); }
+
+struct Workspace {
+  explicit Workspace(const Attention& a)
+      : dim(padded(a.head_dim)),
+        q(max_rows(a) * a.head_dim),
+        scores(max_rows(a) * kChunkKeys),
+        out(max_rows(a) * dim),
+        block(a.block_size * dim),
+        best(max_rows(a)),
+        total(max_rows(a)) {}
+  int dim;
+  std::vector<float> q, scores, out, block, best, total;
+};
+
+// Scale, cap and mask the scores of `count` keys from `first_key`, update the running softmax, leave weights behind.
+void softmax_chunk(const Attention& a, const Tile& tile, int rows, int first_key, int count, Workspace& w) {
+  int width = (count + kLanes - 1) / kLanes * kLanes;
+  for (int r = 0; r < rows; r++) {
+    float* s = w.scores.data() + r * kChunkKeys;
+    int position = tile.position + r / a.group;
+    int end = std::min(std::min(position + 1, int(tile.key_end)) - first_key, count);
+    int begin = a.window > 0 ? std::max(0, position + 1 - a.window - first_key) : 0;
+    if (end <= begin) {
+      std::fill(s, s + width, 0.0f);
+      continue;
+    }
+    Vec top = splat(kNever);
+    for (int i = 0; i < width; i += kLanes) {
+      Vec x = load(s + i);
+      if (a.softcap > 0) x = tanh_vec(x / a.softcap) * a.softcap;
+      if (i < begin || i + kLanes > end)
+        for (int j = 0; j < kLanes; j++)
+          if (i + j < begin || i + j >= end) x[j] = kNever;
+      store(s + i, x);
+      top = x > top ? x : top;
+    }
+    float best = std::max(w.best[r], max_of(top));
+    float correction = w.best[r] == kNever ? 0.0f : std::exp(w.best[r] - best);
+    Vec sum{};
+    for (int i = 0; i < width; i += kLanes) {
+      Vec e = exp_vec(load(s + i) - best);
+      store(s + i, e);
+      sum += e;
+    }
+    if (correction != 1.0f)
+      for (int d = 0; d < w.dim; d += kLanes) store(&w.out[r * w.dim + d], load(&w.out[r * w.dim + d]) * correction);
+    w.best[r] = best;
+    w.total[r] = w.total[r] * correction + sum_of(sum);
+  }
+}
+
+template <typename T>
+void attend_tile(const Attention& a, const Tile& tile, int head, Workspace& w) {
+  const int rows = tile.num_queries * a.group, dim = a.head_dim, block_size = a.block_size;
+  const int64_t k_block = int64_t(a.kv_heads) * dim * block_size, v_block = int64_t(a.kv_heads) * block_size * w.dim;
+  const T* keys = static_cast<const T*>(a.keys) + int64_t(head) * dim * block_size;
+  const T* values = static_cast<const T*>(a.values) + int64_t(head) * block_size * w.dim;
+  const int32_t* table = a.tables + tile.seq * a.table_stride;
+
+  for (int i = 0; i < tile.num_queries; i++) {
+    const T* q = static_cast<const T*>(a.q) + (tile.token_row + i) * a.q_stride + int64_t(head) * a.group * dim;
+    for (int j = 0; j < a.group * dim; j++) w.q[i * a.group * dim + j] = to_float(q[j]) * a.scale;
+  }
+  std::fill_n(w.out.begin(), rows * w.dim, 0.0f);
+  std::fill_n(w.best.begin(), rows, kNever);
+  std::fill_n(w.total.begin(), rows, 0.0f);
+
+  for (int first = tile.key_begin; first < tile.key_end; first += kChunkKeys) {
+    int count = std::min(kChunkKeys, tile.key_end - first);
+    for (int key = 0; key < count; key += block_size) {
+      const T* block = keys + table[(first + key) / block_size] * k_block;
+      if (first + key + block_size < tile.key_end)
+        prefetch(keys + table[(first + key) / block_size + 1] * k_block, dim * block_size * sizeof(T));
+      const float* k = widen(block, dim * block_size, w.block.data());
+      score_block(w.q.data(), rows, k, dim, block_size, w.scores.data() + key);
+    }
+    softmax_chunk(a, tile, rows, first, count, w);
+    for (int key = 0; key < count; key += block_size) {
+      const T* block = values + table[(first + key) / block_size] * v_block;
+      if (key + block_size < count)
+        prefetch(values + table[(first + key) / block_size + 1] * v_block, block_size * w.dim * sizeof(T));
+      int valid = std::min(block_size, count - key);
+      const float* v = widen(block, valid * w.dim, w.block.data());
+      value_block(w.scores.data() + key, rows, v, w.dim, valid, w.out.data());
+    }
+  }
+}
+
+template <typename T>
+void finish_row(const Attention& a, int token_row, int row, int head, const float* sum, float total) {
+  int64_t at = (int64_t(token_row + row / a.group) * a.kv_heads + head) * a.group + row % a.group;
+  T* out = static_cast<T*>(a.out) + at * a.head_dim;
+  for (int d = 0; d < a.head_dim; d++) from_float(sum[d] / total, out + d);
+}
+
+template <typename T>
+void store_tile(const Attention& a, const Tile& tile, int head, const Workspace& w) {
+  int rows = tile.num_queries * a.group;
+  for (int r = 0; r < rows; r++) {
+    const float* sum = w.out.data() + r * w.dim;
+    if (tile.partial < 0) {
+      finish_row<T>(a, tile.token_row, r, head, sum, w.total[r]);
+    } else {
+      float* p = a.partials + (int64_t(tile.partial) * a.kv_heads + head) * partial_stride(a) + r * (2 + w.dim);
+      p[0] = w.best[r];
+      p[1] = w.total[r];
+      std::copy(sum, sum + w.dim, p + 2);
+    }
+  }
+}
+
+template <typename T>
+void merge_parts(const Attention& a, const Merge& merge, int head) {
+  const int dim = padded(a.head_dim), rows = merge.num_queries * a.group;
+  std::vector<float> sum(dim);
+  for (int r = 0; r < rows; r++) {
+    auto part = [&](int i) {
+      return a.partials + (int64_t(merge.first_partial + i) * a.kv_heads + head) * partial_stride(a) + r * (2 + dim);
+    };
+    float best = kNever, total = 0;
+    for (int i = 0; i < merge.num_partials; i++) best = std::max(best, part(i)[0]);
+    std::fill(sum.begin(), sum.end(), 0.0f);
+    for (int i = 0; i < merge.num_partials; i++) {
+      const float* p = part(i);
+      float weight = p[0] == kNever ? 0.0f : std::exp(p[0] - best);
+      total += weight * p[1];
+      for (int d = 0; d < dim; d++) sum[d] += weight * p[2 + d];
+    }
+    finish_row<T>(a, merge.token_row, r, head, sum.data(), total);
+  }
+}
+
+template <typename T>
+void attend(const Attention& a) {
+  const int64_t items = a.num_tiles * a.kv_heads, merges = a.num_merges * a.kv_heads;
+#pragma omp parallel num_threads(a.num_threads) if (items > 1 && a.num_threads > 1)
+  {
+    Workspace w(a);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < items; i++) {
+      attend_tile<T>(a, a.tiles[i / a.kv_heads], int(i % a.kv_heads), w);
+      store_tile<T>(a, a.tiles[i / a.kv_heads], int(i % a.kv_heads), w);
+    }
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < merges; i++) merge_parts<T>(a, a.merges[i / a.kv_heads], int(i % a.kv_heads));
+  }
+}
+
+template <typename T>
+void write(const Write& w) {
+  const int dim = w.head_dim, block_size = w.block_size, wide = padded(dim);
+#pragma omp parallel for schedule(static) num_threads(w.num_threads) if (w.num_tokens > 2048 && w.num_threads > 1)
+  for (int64_t t = 0; t < w.num_tokens; t++) {
+    if (w.slots[t] < 0) continue;
+    int64_t block = w.slots[t] / block_size, offset = w.slots[t] % block_size;
+    const T* k = static_cast<const T*>(w.k) + t * w.k_stride;
+    const T* v = static_cast<const T*>(w.v) + t * w.v_stride;
+    T* keys = static_cast<T*>(w.keys) + block * w.kv_heads * dim * block_size + offset;
+    T* values = static_cast<T*>(w.values) + (block * w.kv_heads * block_size + offset) * wide;
+    for (int h = 0; h < w.kv_heads; h++) {
+      for (int d = 0; d < dim; d++) keys[(int64_t(h) * dim + d) * block_size] = k[h * dim + d];
+      std::copy(v + h * dim, v + (h + 1) * dim, values + int64_t(h) * block_size * wide);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t octavo_lanes() { return kLanes; }
+int32_t octavo_tile_rows() { return kTileRows; }
+int32_t octavo_chunk_keys() { return kChunkKeys; }
+
+void octavo_attend(const Attention* a) { a->is_bfloat16 ? attend<BFloat16>(*a) : attend<float>(*a); }
+void octavo_write(const Write* w) { w->is_bfloat16 ? write<BFloat16>(*w) : write<float>(*w); }
+
+}  // extern "C"

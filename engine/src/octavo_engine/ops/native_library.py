@@ -1,0 +1,91 @@
+"""Compiles the C++ kernels for this very CPU on first use, keeps the result, and loads it through a plain C ABI.
+
+The file's name is a hash of source, flags, compiler and CPU, so nothing stale is ever loaded, and a shared home folder
+may serve different machines. It is written beside and renamed: no lock files, and two processes that compile at once
+do no harm. Without a compiler, with OCTAVO_NATIVE=0, or when anything fails, there is no library, and the callers use
+torch.
+"""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import torch  # loads the OpenMP runtime that the kernels must share with it
+
+from octavo_engine.ops.cpu_info import cache_folder, cpu_signature
+
+_LOGGER = logging.getLogger(__name__)
+_SOURCE = Path(__file__).parent / "native" / "paged_attention.cpp"
+_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-fopenmp")
+_TIMEOUT_S = 120
+
+
+@functools.cache
+def native_library() -> ctypes.CDLL | None:
+    """Loaded once per process; None where there is none."""
+    if os.environ.get("OCTAVO_NATIVE", "1") == "0":
+        return None
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        _LOGGER.warning("no C++ compiler (g++): attention uses torch, which is slower")
+        return None
+    try:
+        return load_library(compiler)
+    except (OSError, subprocess.SubprocessError) as error:
+        _LOGGER.warning("the native kernels are not available, attention uses torch: %s", _reason(error))
+        return None
+
+
+def load_library(compiler: str) -> ctypes.CDLL:
+    command = [compiler, *_FLAGS, str(_SOURCE), *_openmp_runtime()]
+    path = cache_folder() / f"kernels-{_key(command)}.so"
+    with contextlib.suppress(OSError):  # absent, or broken: made again
+        return ctypes.CDLL(str(path))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _compile(command, path)
+        return ctypes.CDLL(str(path))
+    except OSError:  # a read-only home: for this process only
+        with tempfile.TemporaryDirectory(prefix="octavo-") as folder:
+            path = Path(folder) / path.name
+            _compile(command, path)
+            return ctypes.CDLL(str(path))
+
+
+def _compile(command: list[str], path: Path) -> None:
+    started = time.perf_counter()
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".so", delete=False) as file:
+        target = Path(file.name)
+    try:
+        subprocess.run([*command, "-o", str(target)], check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        target.replace(path)
+    finally:
+        target.unlink(missing_ok=True)
+    _LOGGER.info("compiled the native kernels in %.1f s: %s", time.perf_counter() - started, path)
+
+
+def _openmp_runtime() -> list[str]:
+    """torch's own, by path: a second runtime would be a second set of threads that spin against the first."""
+    own = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    return [str(own[0])] if own else []
+
+
+def _key(command: list[str]) -> str:
+    version = subprocess.run([command[0], "--version"], check=True, capture_output=True, timeout=_TIMEOUT_S).stdout
+    digest = hashlib.sha256()
+    for part in (_SOURCE.read_bytes(), "\0".join(command).encode(), version, cpu_signature().encode()):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:24]
+
+
+def _reason(error: Exception) -> str:
+    stderr = getattr(error, "stderr", None)
+    return f"{error}: {stderr.strip().splitlines()[-1]}" if isinstance(stderr, str) and stderr.strip() else str(error)

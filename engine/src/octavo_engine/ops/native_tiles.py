@@ -1,0 +1,60 @@
+"""How the native kernel's work of one step is cut: tiles of queries, parts of long contexts, merges of the parts.
+
+A sequence whose queries fit one tile (decode, a short chunk) has its keys cut at multiples of `PART_KEYS`; a longer
+query is cut into tiles that each walk all their keys. Both depend on the sequence alone, and so do its results.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo_engine.ops.cpu_groups import Ints, Lengths
+
+PART_KEYS = 256
+
+_TILE_FIELDS = 8  # seq, token_row, position, num_queries, key_begin, key_end, partial, unused: `struct Tile`
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """`tiles` [n, 8] and `merges` [m, 4]: int32, the kernel's own structs, the most expensive tiles first."""
+
+    tiles: npt.NDArray[np.int32]
+    merges: npt.NDArray[np.int32]
+    num_partials: int
+
+
+def make_tiles(lengths: Lengths, *, group: int, window: int | None, tile_rows: int, chunk_keys: int) -> Tiles:
+    """`chunk_keys`: where a window begins inside a chunk, the whole chunk is walked, so that cuts stay aligned."""
+    per_tile = max(1, tile_rows // group)
+    first = lengths.seq - lengths.query
+    num_tiles = -(-lengths.query // per_tile)
+    oldest = _oldest_key(first, window) // chunk_keys * chunk_keys
+    num_parts = -(-lengths.seq // PART_KEYS) - oldest // PART_KEYS
+    units = np.where(num_tiles == 1, num_parts, num_tiles)
+    seq = np.repeat(np.arange(len(units)), units)
+    index = np.arange(len(seq)) - np.repeat(np.cumsum(units) - units, units)
+
+    is_part = num_tiles[seq] == 1
+    query = np.where(is_part, 0, index * per_tile)
+    num_queries = np.minimum(per_tile, lengths.query[seq] - query)
+    position = first[seq] + query
+    part = (oldest[seq] // PART_KEYS + index) * PART_KEYS
+    key_begin = _oldest_key(position, window) // chunk_keys * chunk_keys
+    key_begin = np.where(is_part, np.maximum(part, key_begin), key_begin)
+    key_end = np.where(is_part, np.minimum(part + PART_KEYS, lengths.seq[seq]), position + num_queries)
+
+    is_cut = is_part & (num_parts[seq] > 1)
+    partial = np.where(is_cut, np.cumsum(is_cut) - 1, -1)
+    columns = [seq, lengths.row[seq] + query, position, num_queries, key_begin, key_end, partial, np.zeros_like(seq)]
+    tiles = np.stack(columns, axis=1).astype(np.int32)
+    order = np.argsort(-(num_queries * (key_end - key_begin)), kind="stable")
+    cut = np.flatnonzero((num_tiles == 1) & (num_parts > 1))
+    starts = np.cumsum(num_parts[cut]) - num_parts[cut]
+    merges = np.stack([lengths.row[cut], lengths.query[cut], starts, num_parts[cut]], axis=1)
+    return Tiles(np.ascontiguousarray(tiles[order]), merges.astype(np.int32), int(is_cut.sum()))
+
+
+def _oldest_key(position: Ints, window: int | None) -> Ints:
+    return np.zeros_like(position) if window is None else np.maximum(0, position + 1 - window)

@@ -1,0 +1,104 @@
+"""Building the native kernels: once, in the cache folder, by whoever comes first; without a compiler there are none."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from octavo_engine.ops import native_library as module
+from octavo_engine.ops.attention import LayerKVSpec
+from octavo_engine.ops.cpu_attention import CpuBackend
+from octavo_engine.ops.cpu_backend import cpu_backend
+from octavo_engine.ops.native_attention import NativeBackend
+from octavo_engine.ops.native_library import load_library, native_library
+
+SPECS = [LayerKVSpec(num_kv_heads=1, head_dim=16)]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "octavo"
+
+
+@pytest.fixture(autouse=True)
+def _afresh() -> Iterator[None]:
+    """The library of this process is looked up again, before and after."""
+    native_library.cache_clear()
+    yield
+    native_library.cache_clear()
+
+
+def compiler(folder: Path, script: str) -> str:
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_compiled_once_and_found_again(cache: Path, tmp_path: Path) -> None:
+    counting = compiler(tmp_path, f'[ "$1" = --version ] || echo run >> {tmp_path}/runs\nexec g++ "$@"')
+    for _ in range(2):
+        assert load_library(counting).octavo_lanes() in (4, 8, 16)
+    assert (tmp_path / "runs").read_text() == "run\n"
+    assert [p.suffix for p in cache.iterdir()] == [".so"], "nothing half-made is left"
+
+
+def test_other_flags_make_another_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FLAGS", tuple(f for f in module._FLAGS if f not in ("-O3", "-fopenmp")))
+    load_library("g++")
+    monkeypatch.setattr(module, "_FLAGS", (*module._FLAGS, "-g"))
+    load_library("g++")
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_failing_compiler_leaves_torch(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = compiler(tmp_path, '[ "$1" = --version ] && exit 0\necho "no room" >&2; exit 1')
+    monkeypatch.setenv("CXX", failing)
+    assert isinstance(cpu_backend(SPECS, 16, torch.float32), CpuBackend)
+    assert "no room" in caplog.text
+    assert list(cache.iterdir()) == []
+
+
+def test_no_compiler_leaves_torch(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert native_library() is None
+
+
+def test_turned_off_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_NATIVE", "0")
+    assert isinstance(cpu_backend(SPECS, 16, torch.float32), CpuBackend)
+
+
+def test_a_broken_file_in_the_cache_leaves_torch(cache: Path) -> None:
+    load_library("g++")
+    (built,) = cache.iterdir()
+    built.unlink()  # it is mapped: don't write into it
+    built.write_bytes(b"not a library")
+    assert load_library("g++").octavo_lanes() > 0
+
+
+def test_a_home_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert load_library("g++").octavo_lanes() > 0
+
+
+@pytest.mark.parametrize(
+    ("block_size", "dtype", "kind"),
+    [
+        (16, torch.float32, NativeBackend),
+        (128, torch.bfloat16, NativeBackend),
+        (16, torch.float16, CpuBackend),
+        (3, torch.float32, CpuBackend),
+        (256, torch.float32, CpuBackend),
+    ],
+)
+def test_what_the_kernel_cannot_do_is_left_to_torch(block_size: int, dtype: torch.dtype, kind: type) -> None:
+    assert isinstance(cpu_backend(SPECS, block_size, dtype), kind)
+    assert "CXX" not in os.environ
