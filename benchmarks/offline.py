@@ -128,7 +128,8 @@ def report(results: Results, engines: list[EngineProcess]) -> None:
     against = [(f"/ {peer}", *(number(value) for value in row.values())) for peer, row in ratios(results).items()]
     if against:
         print_table("octavo / peer, of medians", ("", *METRICS), against)
-    print_table("goals", ("", "goal", "now", ""), goal_rows(results))
+    if goals := goal_rows(results):
+        print_table("goals", ("", "goal", "now", ""), goals)
 
 
 def parse_arguments() -> argparse.Namespace:
