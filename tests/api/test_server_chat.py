@@ -214,6 +214,13 @@ async def test_unset_sampling_fields_come_from_the_model_s_defaults(served, monk
     assert (params.temperature, params.top_p, params.max_tokens) == (0.5, 0.7, 3)
 
 
+async def test_the_model_s_default_length_shrinks_to_the_room_there_is(served, monkeypatch):
+    monkeypatch.setattr(served.engine._frontend, "default_sampling_params", {"max_tokens": 5000})
+    await chat(served)
+    (request,) = served.engine.requests
+    assert request.params.max_tokens == 512 - len(request.prompt_token_ids)
+
+
 async def test_every_sampling_field_reaches_the_engine(served):
     fields = {
         "temperature": 0.7, "top_p": 0.8, "presence_penalty": 0.1, "frequency_penalty": 0.2, "seed": 5,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from octavo_server.cli.main import main
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.serve_command import OCTAVO, octavo_serve
 from octavo_testing.server import events, parse_metrics
@@ -34,8 +35,9 @@ def long_stream(serving, max_tokens=200):
     return httpx.stream("POST", f"{serving.url}/v1/completions", json=body, timeout=60)
 
 
-def test_sigterm_lets_streams_finish_and_exits_with_zero(tiny, tmp_path):
-    with octavo_serve(tmp_path, tiny, *TINY) as serving, long_stream(serving) as answer:
+def test_sigterm_lets_streams_finish_and_exits_with_zero(tiny, tmp_path, capsys):
+    trace = str(tmp_path / "trace.jsonl")
+    with octavo_serve(tmp_path, tiny, *TINY, "--trace", trace) as serving, long_stream(serving) as answer:
         text = answer.iter_text()
         got = next(text)
         serving.terminate()
@@ -44,6 +46,8 @@ def test_sigterm_lets_streams_finish_and_exits_with_zero(tiny, tmp_path):
         assert last["choices"][0]["finish_reason"] == "length"
         assert events(got)[-1] == "[DONE]"
         assert serving.exit_code() == 0
+    assert main(["replay", trace]) == 0
+    assert "every decision is the same" in capsys.readouterr().out
 
 
 def test_a_killed_engine_ends_streams_and_the_server(tiny, tmp_path):
@@ -141,7 +145,7 @@ async def _settled_metrics(url):
 @pytest.fixture(scope="module")
 def smollm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("smollm")
-    flags = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "200M", "--dtype", "bfloat16", "--num-threads", "1")
+    flags = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "200M", "--dtype", "float32", "--num-threads", "1")
     with octavo_serve(folder, *flags, module=(sys.executable, "-m", "octavo_server.openai.api_server")) as serving:
         yield serving
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_server.api.choice import Choice
-from octavo_server.api.context import ApiContext, Head, context_of, pick, read_generation
+from octavo_server.api.context import ApiContext, Head, context_of, read_generation
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.openapi import accepts
 from octavo_server.api.watched import EventStream, JsonReply
@@ -42,16 +42,25 @@ async def create_chat_completion(request: Request) -> Response:
     context = context_of(request)
     body = await read_generation(request, ChatCompletionRequest)
     head = context.head("chatcmpl", request, body)
-    defaults = context.client.default_sampling_params
-    params = body.sampling_params(
-        defaults, max_tokens=pick(body.output_limit, defaults.get("max_tokens")), logprobs=body.num_logprobs
-    )
     prompt = await render_chat(context, body)
+    params = body.sampling_params(
+        context.client.default_sampling_params,
+        max_tokens=_output_limit(context, body, prompt),
+        logprobs=body.num_logprobs,
+    )
     generation = context.generation(head, body, [prompt], params, arrival_s)
     writer = ChatWriter(context, head, body, generation)
     if body.stream:
         return EventStream(context.in_flight, head.id, writer.frames())
     return JsonReply(context.in_flight, head.id, writer.body)
+
+
+def _output_limit(context: ApiContext, body: ChatCompletionRequest, prompt: PromptInput) -> int | None:
+    """What the request asks for; else the model's own default, as far as there is room; else all the room."""
+    default = context.client.default_sampling_params.get("max_tokens")
+    if body.output_limit is not None or default is None:
+        return body.output_limit
+    return max(1, min(int(default), context.client.max_model_len - len(prompt.token_ids)))
 
 
 async def render_chat(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:

@@ -125,10 +125,3 @@ async def read_generation(request: Request, kind: type[Body]) -> Body:
     refuse_unsupported(body)
     body.check()
     return body
-
-
-def pick(asked: int | None, default: object) -> int | None:
-    """`asked`, or the model's own default where it is a number."""
-    if asked is None and isinstance(default, int):
-        return default
-    return asked
