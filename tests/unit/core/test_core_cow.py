@@ -67,23 +67,17 @@ def test_two_equal_prompts_in_one_step_share_all_blocks_but_the_last() -> None:
 
 
 def test_the_source_of_a_copy_is_not_reused_in_its_step() -> None:
-    """The cached block is free for the taking once the only user has a copy of it, but not before the copy is made."""
+    """Once its only user has a copy, the cached block is free for the taking; but copies run after swapping in."""
     sim = Simulation(num_blocks=4, num_host_blocks=4, block_size=4)
-    for name, token in (("x", 1), ("y", 2)):
-        sim.add(name, [token] * 4, max_tokens=1)
+    for name, prompt in (("on host", [2] * 4), ("fill", [9] * 15), ("on device", [1] * 4)):
+        sim.add(name, prompt, max_tokens=1)
         sim.drain()
-    for name in ("fill", "fill2"):
-        sim.add(name, [ord(name[-1])] * 8, max_tokens=1)
-        sim.drain()
-    sim.add("x2", [1] * 4, max_tokens=1)
-    sim.drain()  # x is on the device again, y on the host only
-    sim.add("x3", [1] * 4, max_tokens=1)
-    sim.add("y2", [2] * 8, max_tokens=1)
+    sim.add("copies", [1] * 4, max_tokens=1)
+    sim.add("swaps in", [2] * 12, max_tokens=1)
     plan = first_step(sim)
-    sources = {src for src, _ in plan.copies}
-    assert sources
-    assert plan.swap_in
-    assert not sources & {dst for _, dst in [*plan.swap_in, *plan.copies]}
+    assert (len(plan.copies), plan.swap_in) == (1, [])
+    assert sim.scheduler.waiting_reason("swaps in") == "capacity"
+    assert first_step(sim).swap_in
     sim.drain()
     sim.verify()
 
