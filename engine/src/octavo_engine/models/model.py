@@ -87,7 +87,8 @@ class Model(nn.Module):
     def make_head(self, name: str, embedding: Embedding, *, tied: bool, softcap: float | None = None) -> LogitsHead:
         vocab, size = embedding.weight.shape
         spec = LinearSpec(in_features=size, outs=(vocab,), names=(name,))
-        return LogitsHead(Linear(spec, self.build, tied=embedding.weight if tied else None), softcap=softcap)
+        weight = embedding.weight if tied else None
+        return LogitsHead(Linear(spec, self.build, tied=weight), softcap=softcap, tied=weight)
 
     def _layers(self) -> Iterable[Layer]:
         return (module for module in self.modules() if isinstance(module, Layer))
