@@ -15,7 +15,7 @@ from octavo_engine.assembly import RequestAssembly
 from octavo_engine.config import EngineConfig, ModelConfig
 from octavo_engine.request_limits import check_ids, check_logprobs, fit_to_context
 from octavo_engine.sources.json_file import read_json_object
-from octavo_engine.sources.model_config import load_model_config
+from octavo_engine.sources.model_config import context_length, load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.template import ChatTemplate, load_chat_template
@@ -63,7 +63,7 @@ class Frontend:
             tokenizer=tokenizer,
             text_files=text_files,
             chat_template=load_chat_template(text_files, tokenizer, config.chat_template),
-            max_model_len=config.max_model_len or model.max_position_embeddings,
+            max_model_len=config.max_model_len or context_length(model),
             default_sampling_params=default_sampling_params(config.generation_config, model),
         )
 

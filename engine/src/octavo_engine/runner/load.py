@@ -15,7 +15,7 @@ from octavo_engine.runner.executor import Executor, LocalExecutor
 from octavo_engine.runner.memory import KVSize, size_kv
 from octavo_engine.runner.runner import Runner
 from octavo_engine.sources.fingerprint import weights_fingerprint
-from octavo_engine.sources.model_config import load_model_config
+from octavo_engine.sources.model_config import context_length, load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.weights.dummy import dummy_weights
@@ -69,7 +69,7 @@ def load_model(
     dtype = device.default_dtype(model_config) if config.dtype == "auto" else _DTYPES[config.dtype]
     model = build_model(model_config, dtype=dtype, device=device.torch_device, max_model_len=max_model_len)
     if files.load_format == "dummy":
-        model.load_weights(dummy_weights(model.named_shapes().items(), seed=config.seed, dtype=dtype))
+        model.load_weights(dummy_weights(model.named_shapes().items(), dtype=dtype))
     elif progress is not None:
         model.load_weights(iter_weights(files, dtype=dtype, progress=progress))
     else:
@@ -82,16 +82,13 @@ def load_model(
 
 def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     """The model's own length unless the user asks for less: beyond it the positions mean nothing."""
-    wanted = config.max_model_len
+    wanted, longest = config.max_model_len, context_length(model)
     if wanted is None:
-        return model.max_position_embeddings
+        return longest
     if wanted < 1:
         raise StartupError(f"--max-model-len {wanted}: must be at least 1.")
-    if wanted > model.max_position_embeddings:
-        raise StartupError(
-            f"--max-model-len {wanted} is more than the model's max_position_embeddings="
-            f"{model.max_position_embeddings}: use at most that."
-        )
+    if wanted > longest:
+        raise StartupError(f"--max-model-len {wanted} is more than the model's own {longest}: use at most that.")
     return wanted
 
 
