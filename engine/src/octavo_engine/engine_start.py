@@ -14,6 +14,7 @@ from octavo_engine.config import EngineConfig, ReadyInfo, SchedulerConfig
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.engine import EngineCore
+from octavo_engine.runner.openmp import wait_politely
 from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ DEFAULT_LOADER = "octavo_engine.runner.load:load_executor"
 def find_loader(name: str) -> Loader:
     """Raises StartupError where the light install, without torch, is asked to compute."""
     module, _, function = name.partition(":")
+    wait_politely()
     try:
         loader: Loader = getattr(import_module(module), function)
     except ModuleNotFoundError as error:
