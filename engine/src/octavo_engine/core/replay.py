@@ -143,7 +143,12 @@ def _first_difference(recorded: Entry, replayed: Entry) -> tuple[str, object, ob
 
 def _decode_result(entry: Entry) -> StepResult:
     seqs = [
-        SeqResult(seq_id=seq_id, token_ids=tokens, prompt_logprobs=[TokenLogprobs([], [], 1)] * rows if rows else None)
-        for seq_id, tokens, rows in entry["seqs"]
+        SeqResult(
+            seq_id=seq_id,
+            token_ids=tokens,
+            prompt_logprobs=[TokenLogprobs([], [], 1)] * rows if rows else None,
+            error=error[0] if error else None,
+        )
+        for seq_id, tokens, rows, *error in entry["seqs"]
     ]
     return StepResult(step_id=entry["commit"], seqs=seqs, error=entry["error"])

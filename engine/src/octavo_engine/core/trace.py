@@ -44,7 +44,9 @@ class TracingScheduler(Scheduler):
 
     def commit(self, result: StepResult, now: float) -> list[SeqOutput]:
         outputs = super().commit(result, now)
-        seqs = [[r.seq_id, r.token_ids, len(r.prompt_logprobs or ())] for r in result.seqs]
+        seqs = [
+            [r.seq_id, r.token_ids, len(r.prompt_logprobs or ()), r.error][: 4 if r.error else 3] for r in result.seqs
+        ]
         self._line(commit=result.step_id, now=now, seqs=seqs, error=result.error, ended=encode_ended(outputs))
         return outputs
 

@@ -1,0 +1,26 @@
+"""A sequence whose own result is an error (its logits were not finite) ends alone; the others of its step go on."""
+
+from octavo_engine.core.replay import replay
+from octavo_engine.core.trace import TracingScheduler
+from octavo_testing.simulation import Simulation, sim_config
+
+
+def test_only_the_failed_sequence_ends_and_a_trace_knows_it() -> None:
+    lines: list[str] = []
+    sim = Simulation(scheduler=TracingScheduler(sim_config(), lines.append))
+    sim.add("good", [1] * 4)
+    sim.add("bad", [2] * 4)
+    plan = sim.step()
+    bad = plan.seqs[1].seq_id
+    for result in sim.results[0].seqs:
+        if result.seq_id == bad:
+            result.token_ids, result.error = [], "not finite"
+    outputs = sim.commit()
+    assert [(o.request_id, o.finish_reason, o.error) for o in outputs] == [
+        ("good", None, None),
+        ("bad", "error", "not finite"),
+    ]
+    assert outputs[1].timing is not None
+    sim.drain()
+    sim.verify()
+    assert replay(lines).ok
