@@ -218,3 +218,18 @@ def test_resetting_the_cache_is_refused_while_blocks_are_in_use() -> None:
     assert sim.scheduler.reset_prefix_cache()
     assert not sim.scheduler.cached_hashes()
     assert sim.scheduler.stats().cached_blocks == 0
+
+
+def test_resetting_forgets_what_swapped_sequences_had_saved() -> None:
+    sim = Simulation(num_blocks=8, num_host_blocks=8, preemption_mode="swap")
+    sim.add("old", [1] * 12, max_tokens=12)
+    sim.add("swapped", [2] * 10, max_tokens=12)
+    while not sim.scheduler.stats().preemptions_swap:
+        sim.tick()
+    sim.abort("old")
+    assert sim.live[0].private_blocks
+    assert sim.scheduler.reset_prefix_cache()
+    assert sim.scheduler.stats().host_used_blocks == 0
+    sim.drain()
+    sim.verify()
+    assert sim.scheduler.stats().recomputed_tokens == 14

@@ -204,29 +204,24 @@ class KVCache:
         return seq.saved
 
     def _find_next(self, seq: Sequence, hit: Hit, limit: int) -> bool:
-        """Extend `hit` by one block, whole and within `limit`: the place for tiers further down."""
+        """Extend `hit`, to which the device has no more to add, by one block: the place for tiers further down.
+
+        Nothing behind a block that the device has lost is still there: it loses tails before heads.
+        """
+        if self.host is None:
+            return False
         position, slot = len(hit.blocks), None
         end = hit.tokens + self.block_size
         if position < len(seq.hashes) and end <= limit:
-            block = self.pool.find(seq.hashes[position])
-            if block is not None:
-                self.pool.share([block])
-            elif self.host:
-                slot = self.host.find(seq.hashes[position])
-            if block is not None or slot is not None:
-                hit.num_hashed += 1
-                return self._extend(hit, block, slot, end)
-        end = min(end, seq.saved)
-        if self.host and position in seq.private_blocks and end <= limit:
-            return self._extend(hit, None, self.host.find((seq.seq_id, position)), end)
-        return False
-
-    def _extend(self, hit: Hit, block: BlockId | None, slot: HostSlot | None, end: int) -> bool:
-        if block is None and slot is None:
+            slot = self.host.find(seq.hashes[position])
+            hit.num_hashed += slot is not None
+        if slot is None and position in seq.private_blocks and min(end, seq.saved) <= limit:
+            end = min(end, seq.saved)
+            slot = self.host.find((seq.seq_id, position))
+        if slot is None:
             return False
-        if slot is not None:
-            hit.loads.append((len(hit.blocks), slot))
-        hit.blocks.append(block)
+        hit.loads.append((position, slot))
+        hit.blocks.append(None)
         hit.tokens = end
         return True
 

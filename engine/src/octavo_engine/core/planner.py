@@ -64,8 +64,6 @@ class Planner:
             if todo <= 0:
                 continue
             want = self._share_of(seq, start, budget)
-            if want == 0:
-                continue
             if not self._make_room(seq, position, start + want):
                 if seq.status == "running":
                     continue
@@ -75,7 +73,10 @@ class Planner:
         return budget
 
     def _share_of(self, seq: Sequence, start: int, budget: int) -> int:
-        """Tokens from `start` on that this step computes, the drafts cut to what fits."""
+        """Tokens from `start` on that this step computes, the drafts cut to what fits.
+
+        0 only for a whole prompt, without chunked prefill.
+        """
         todo = len(seq.token_ids) - start
         seq.drafts = seq.drafts[: max(seq.limit - len(seq.token_ids) - 1, 0)]
         want = todo + len(seq.drafts)
