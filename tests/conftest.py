@@ -9,6 +9,7 @@ import gc
 import ipaddress
 import os
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -85,6 +86,15 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host in ("localhost", "")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _signal_handlers() -> Iterator[None]:
+    """A server stopped after its event loop puts the loop's handler of Ctrl-C back, where nobody takes it away."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module", autouse=True)
