@@ -1,0 +1,115 @@
+"""The whole engine against transformers in fp32, for each architecture, in every way a sequence can be run.
+
+`LLM` gives the log-probabilities of the whole vocabulary at each sampled position; the reference is one forward pass
+of transformers over prompt and output. Each test asserts by the engine's own counters that what it is about happened.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from octavo_engine import LLM, RequestOutput, SamplingParams
+from octavo_testing.tiny_models import LENGTH, TINY, VOCAB, make_tiny
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+TOLERANCE = 1e-4
+BLOCK = 16
+NUM_BLOCKS = 64
+LENGTHS = (21, 32, 43, 48)  # two of them end on a block's edge
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    folder: Path
+    reference: PreTrainedModel
+
+    @contextmanager
+    def llm(self, **arguments: Any) -> Iterator[LLM]:
+        common: dict[str, Any] = {"dtype": "float32", "max_logprobs": -1, "debug_invariants": True}
+        common |= {"max_model_len": TINY[self.name].max_model_len, "num_gpu_blocks_override": NUM_BLOCKS}
+        llm = LLM(str(self.folder), **(common | arguments))
+        yield llm
+        llm.shutdown()
+
+    def distance(self, outputs: list[RequestOutput]) -> float:
+        """max |Δ log-probability| over the vocabulary and all sampled positions."""
+        worst = 0.0
+        for request in outputs:
+            for output in request.outputs:
+                tokens = [*request.prompt_token_ids, *output.token_ids]
+                with torch.inference_mode():
+                    logits = self.reference(torch.tensor([tokens])).logits[0]
+                expected = logits.log_softmax(-1)[len(request.prompt_token_ids) - 1 : -1]
+                ours = torch.tensor([[row[token].logprob for token in range(VOCAB)] for row in output.logprobs])
+                worst = max(worst, (ours - expected).abs().max().item())
+        return worst
+
+
+@pytest.fixture(scope="module", params=TINY)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = make_tiny(request.param, tmp_path_factory.mktemp("tiny"))
+    return Case(request.param, folder, AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval())
+
+
+def prompts(*lengths: int, seed: int = 3) -> list[dict[str, list[int]]]:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [torch.randint(3, VOCAB, (length,), generator=generator).tolist() for length in lengths]
+    return [{"prompt_token_ids": ids} for ids in drawn]
+
+
+def sampling(prompt: dict[str, list[int]], **fields: Any) -> SamplingParams:
+    """Up to `LENGTH` tokens: beyond the windows and the original RoPE lengths."""
+    room = LENGTH - len(prompt["prompt_token_ids"])
+    return SamplingParams(**({"temperature": 0, "max_tokens": room, "ignore_eos": True, "logprobs": -1} | fields))
+
+
+def generate(llm: LLM, batch: list[dict[str, list[int]]], **fields: Any) -> list[RequestOutput]:
+    return llm.generate(batch, [sampling(prompt, **fields) for prompt in batch], use_tqdm=False)
+
+
+def test_in_a_crowd(case: Case) -> None:
+    with case.llm() as llm:
+        outputs = generate(llm, prompts(*LENGTHS))
+        assert llm.stats.preemptions == 0
+    assert case.distance(outputs) <= TOLERANCE
+
+
+def test_chunked(case: Case) -> None:
+    with case.llm(max_num_batched_tokens=10, max_num_seqs=8) as llm:
+        outputs = generate(llm, prompts(*LENGTHS))
+        assert llm.stats.steps > LENGTH - min(LENGTHS), "even the shortest prompt took several steps"
+    assert case.distance(outputs) <= TOLERANCE
+
+
+def test_cached(case: Case) -> None:
+    """The prompts that end on a block's edge are cached whole: their last token goes into a copy of its block."""
+    with case.llm() as llm:
+        generate(llm, prompts(*LENGTHS), max_tokens=1)
+        outputs = generate(llm, prompts(*LENGTHS))
+        assert [output.num_cached_tokens for output in outputs] == [16, 31, 32, 47]
+        assert llm.stats.cow_copies >= 2
+    assert case.distance(outputs) <= TOLERANCE
+
+
+def test_forked(case: Case) -> None:
+    with case.llm() as llm:
+        outputs = generate(llm, prompts(*LENGTHS), n=3, temperature=1.0, seed=7)
+        assert llm.stats.cow_copies >= 2 * 2, "two prompts end within a block, which two of three children copy"
+    assert all(len({tuple(o.token_ids) for o in output.outputs}) > 1 for output in outputs)
+    assert case.distance(outputs) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("mode", "swap_space"), [("swap", 0.01), ("recompute", 0.0)])
+def test_preempted(case: Case, mode: str, swap_space: float) -> None:
+    with case.llm(num_gpu_blocks_override=9, preemption_mode=mode, swap_space=swap_space) as llm:
+        outputs = generate(llm, prompts(*LENGTHS))
+        stats = llm.stats
+        assert stats.preemptions_swap if mode == "swap" else stats.preemptions_recompute
+        assert (stats.swapped_out_blocks > 0) == (stats.swapped_in_blocks > 0) == (mode == "swap")
+        assert stats.recomputed_tokens or mode == "swap"
+    assert case.distance(outputs) <= TOLERANCE
