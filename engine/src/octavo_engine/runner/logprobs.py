@@ -14,12 +14,12 @@ def token_logprobs(
     """`num_top[i]`: how many of the most likely tokens row i reports beside the chosen one; -1 for all."""
     vocab = logits.shape[1]
     counts = [vocab if n < 0 else min(n, vocab) for n in num_top]
-    logprobs = logits.log_softmax(-1)
-    own = logprobs.gather(1, chosen[:, None])
-    ranks = ((logprobs > own).sum(-1) + 1).tolist()
-    values, ids = (
-        largest(logprobs, max(counts)) if max(counts, default=0) else (logprobs[:, :0], chosen[:, None][:, :0])
-    )
+    total = logits.logsumexp(-1, keepdim=True)
+    own = logits.gather(1, chosen[:, None])
+    ranks = ((logits > own).sum(-1) + 1).tolist()
+    own = own - total
+    values, ids = largest(logits, max(counts)) if max(counts, default=0) else (logits[:, :0], chosen[:, None][:, :0])
+    values = values - total
     top_values, top_ids = values.tolist(), ids.tolist()
     return [
         TokenLogprobs([token, *top_ids[i][:n]], [value, *top_values[i][:n]], ranks[i])

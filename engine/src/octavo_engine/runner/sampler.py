@@ -68,6 +68,8 @@ class Sampler:
         wanting = np.flatnonzero(self._columns.wants_logprobs[rows.slots])
         raw = logits[torch.from_numpy(wanting)] if len(wanting) else None
         errors = self._edit(logits, rows) | errors
+        if errors:
+            logits[[*errors]] = 0.0  # nothing that follows meets NaN or a row of -inf
         chosen = self._choose(logits, rows)
         results = [
             SeqResult(seq_id=seq.seq_id, token_ids=[token])
