@@ -114,9 +114,10 @@ def test_forgetting_hashes_frees_cached_blocks_and_keeps_those_in_use() -> None:
         lambda pool: pool.release([0]),
         lambda pool: pool.share([0]),
         lambda pool: pool.register(0, A),
+        lambda pool: pool.unregister(pool.take(1)[0]),
         lambda pool: [pool.register(b, h) for b, h in zip(pool.take(1) * 2, (A, B), strict=True)],
     ],
-    ids=["too many", "release free", "share free", "register free", "two hashes"],
+    ids=["too many", "release free", "share free", "register free", "unregister without", "two hashes"],
 )
 def test_misuse_is_our_bug(misuse: object) -> None:
     with pytest.raises(AssertionError):

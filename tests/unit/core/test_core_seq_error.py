@@ -24,3 +24,19 @@ def test_only_the_failed_sequence_ends_and_a_trace_knows_it() -> None:
     sim.drain()
     sim.verify()
     assert replay(lines).ok
+
+
+def test_what_a_failed_sequence_computed_is_not_found_again() -> None:
+    """Values that are not finite would spread to every request with the same prompt."""
+    sim = Simulation(block_size=4)
+    sim.add("good", [1] * 5, max_tokens=8)
+    sim.tick()
+    sim.add("bad", [1] * 4 + [2] * 8)
+    sim.step()
+    _, result = sim.results[0].seqs
+    result.token_ids, result.error = [], "not finite"
+    sim.commit()
+    sim.add("again", [1] * 4 + [2] * 8)
+    assert sim.step().seqs[1].start == 4, "what somebody else goes on with is still there"
+    sim.drain()
+    sim.verify()

@@ -112,6 +112,14 @@ class BlockPool:
         else:
             self._deltas.stored("device", block_hash)
 
+    def unregister(self, block: BlockId) -> None:
+        """A block in use, whose content turned out to be wrong, can't be found any more."""
+        block_hash = self.hashes[block]
+        assert block_hash is not None, f"block {block} has no hash"
+        assert self.refs[block] > 0, f"block {block} is not in use"
+        self.hashes[block] = None
+        self._remove_hash(block, block_hash)
+
     def forget_hashes(self) -> None:
         """No content can be found again; blocks in use stay in use."""
         for block_hash in self._by_hash:
@@ -146,9 +154,9 @@ class BlockPool:
         if self._evicted is not None and self._spill[block]:
             self._evicted(block, block_hash)
         self.hashes[block] = None
-        self._unregister(block, block_hash)
+        self._remove_hash(block, block_hash)
 
-    def _unregister(self, block: BlockId, block_hash: bytes) -> None:
+    def _remove_hash(self, block: BlockId, block_hash: bytes) -> None:
         others = self._duplicates.get(block_hash)
         if others is None:
             del self._by_hash[block_hash]

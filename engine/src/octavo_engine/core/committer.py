@@ -39,6 +39,7 @@ class Committer:
     def _take(self, seq: Sequence, step: SeqStep, sampled: SeqResult | None, outputs: list[SeqOutput]) -> None:
         if sampled is not None and sampled.error is not None:
             outputs += self._state.end_outputs(seq, seq.indices, "error", sampled.error)
+            self._state.kv.distrust(seq)
             self._state.finish(seq)
             return
         tokens = [] if sampled is None else sampled.token_ids

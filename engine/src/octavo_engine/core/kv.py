@@ -153,6 +153,12 @@ class KVCache:
         self._clear_table(seq)
         self.forget_private(seq)
 
+    def distrust(self, seq: Sequence) -> None:
+        """What this sequence alone has computed may be wrong: nobody else is to find it."""
+        for block in seq.table[: seq.num_registered]:
+            if self.pool.refs[block] == 1:
+                self.pool.unregister(block)
+
     def swap_out(self, seq: Sequence) -> None:
         """Give up the blocks, keeping their content: by hash when it is evicted, now where there is no hash."""
         assert self.host is not None
