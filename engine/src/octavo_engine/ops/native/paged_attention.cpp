@@ -42,6 +42,10 @@ struct BFloat16 {
 
 inline Vec splat(float x) { return x - Vec{}; }
 inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
+inline Vec load(const BFloat16* p) {
+  BitVec bits = __builtin_convertvector(*reinterpret_cast<const HalfVec*>(p), BitVec) << 16;
+  return *reinterpret_cast<Vec*>(&bits);
+}
 inline void store(float* p, Vec x) { *reinterpret_cast<Vec*>(p) = x; }
 
 inline float to_float(float x) { return x; }
@@ -58,14 +62,10 @@ inline void from_float(float x, BFloat16* out) {  // to nearest, ties to even
   out->bits = x != x ? 0x7fc0 : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// A block as fp32: itself, or widened into `buffer`.
+// A block as fp32: itself, or widened into `buffer`, for tiles that read it more than once.
 inline const float* widen(const float* source, int, float*) { return source; }
 inline const float* widen(const BFloat16* source, int count, float* buffer) {
-  for (int i = 0; i < count; i += kLanes) {
-    HalfVec half = *reinterpret_cast<const HalfVec*>(source + i);
-    BitVec bits = __builtin_convertvector(half, BitVec) << 16;
-    *reinterpret_cast<BitVec*>(buffer + i) = bits;
-  }
+  for (int i = 0; i < count; i += kLanes) store(buffer + i, load(source + i));
   return buffer;
 }
 
@@ -111,8 +111,8 @@ inline float sum_of(Vec x) {
 }
 
 // scores[row][0..block_size) = q[row] . K, for Rows rows. Few rows keep several partial sums to hide latency.
-template <int Rows>
-void score_rows(const float* q, int q_stride, const float* k, int dim, int block_size, float* scores, int stride) {
+template <typename T, int Rows>
+void score_rows(const float* q, int q_stride, const T* k, int dim, int block_size, float* scores, int stride) {
   constexpr int kSplit = Rows <= 3 ? 4 : (Rows <= 6 ? 2 : 1);
   for (int key = 0; key < block_size; key += kLanes) {
     Vec sum[kSplit][Rows] = {};
@@ -141,8 +141,8 @@ void score_rows(const float* q, int q_stride, const float* k, int dim, int block
 }
 
 // out[row] += weights[row] . V for Vectors vectors of Rows rows, `count` keys.
-template <int Rows, int Vectors>
-void add_values(const float* weights, int stride, const float* v, int dim, int count, float* out) {
+template <typename T, int Rows, int Vectors>
+void add_values(const float* weights, int stride, const T* v, int dim, int count, float* out) {
   Vec sum[Rows][Vectors];
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; r++)
@@ -165,33 +165,39 @@ void add_values(const float* weights, int stride, const float* v, int dim, int c
     for (int j = 0; j < Vectors; j++) store(out + r * dim + j * kLanes, sum[r][j]);
 }
 
-using ScoreRows = void (*)(const float*, int, const float*, int, int, float*, int);
-using AddValues = void (*)(const float*, int, const float*, int, int, float*);
+template <typename T>
+using ScoreRows = void (*)(const float*, int, const T*, int, int, float*, int);
+template <typename T>
+using AddValues = void (*)(const float*, int, const T*, int, int, float*);
 
-template <int... I>
-constexpr std::array<ScoreRows, sizeof...(I)> score_table(std::integer_sequence<int, I...>) {
-  return {score_rows<I + 1>...};
+template <typename T, int... I>
+constexpr std::array<ScoreRows<T>, sizeof...(I)> score_table(std::integer_sequence<int, I...>) {
+  return {score_rows<T, I + 1>...};
 }
-template <int... I>
-constexpr std::array<AddValues, sizeof...(I)> value_table(std::integer_sequence<int, I...>) {
-  return {add_values<I / kValueVectors + 1, I % kValueVectors + 1>...};
+template <typename T, int... I>
+constexpr std::array<AddValues<T>, sizeof...(I)> value_table(std::integer_sequence<int, I...>) {
+  return {add_values<T, I / kValueVectors + 1, I % kValueVectors + 1>...};
 }
-constexpr auto kScore = score_table(std::make_integer_sequence<int, kScoreRows>{});
-constexpr auto kValue = value_table(std::make_integer_sequence<int, kValueRows * kValueVectors>{});
+template <typename T>
+constexpr auto kScore = score_table<T>(std::make_integer_sequence<int, kScoreRows>{});
+template <typename T>
+constexpr auto kValue = value_table<T>(std::make_integer_sequence<int, kValueRows * kValueVectors>{});
 
-void score_block(const float* q, int rows, const float* k, int dim, int block_size, float* scores) {
+template <typename T>
+void score_block(const float* q, int rows, const T* k, int dim, int block_size, float* scores) {
   for (int r = 0; r < rows; r += kScoreRows) {
     int count = std::min(kScoreRows, rows - r);
-    kScore[count - 1](q + r * dim, dim, k, dim, block_size, scores + r * kChunkKeys, kChunkKeys);
+    kScore<T>[count - 1](q + r * dim, dim, k, dim, block_size, scores + r * kChunkKeys, kChunkKeys);
   }
 }
 
-void value_block(const float* weights, int rows, const float* v, int dim, int count, float* out) {
+template <typename T>
+void value_block(const float* weights, int rows, const T* v, int dim, int count, float* out) {
   for (int r = 0; r < rows; r += kValueRows) {
     int num_rows = std::min(kValueRows, rows - r);
     for (int d = 0; d < dim; d += kValueVectors * kLanes) {
       int vectors = std::min(kValueVectors, (dim - d) / kLanes);
-      AddValues add = kValue[(num_rows - 1) * kValueVectors + vectors - 1];
+      AddValues<T> add = kValue<T>[(num_rows - 1) * kValueVectors + vectors - 1];
       add(weights + r * kChunkKeys, kChunkKeys, v + d, dim, count, out + r * dim + d);
     }
   }
@@ -311,8 +317,12 @@ void attend_tile(const Attention& a, const Tile& tile, int head, Workspace& w) {
       const T* block = keys + table[(first + key) / block_size] * k_block;
       if (first + key + block_size < tile.key_end)
         prefetch(keys + table[(first + key) / block_size + 1] * k_block, dim * block_size * sizeof(T));
-      const float* k = widen(block, dim * block_size, w.block.data());
-      score_block(w.q.data(), rows, k, dim, block_size, w.scores.data() + key);
+      float* scores = w.scores.data() + key;
+      if (rows <= kScoreRows) {
+        score_block(w.q.data(), rows, block, dim, block_size, scores);
+      } else {
+        score_block(w.q.data(), rows, widen(block, dim * block_size, w.block.data()), dim, block_size, scores);
+      }
     }
     softmax_chunk(a, tile, rows, first, count, w);
     for (int key = 0; key < count; key += block_size) {
@@ -320,8 +330,12 @@ void attend_tile(const Attention& a, const Tile& tile, int head, Workspace& w) {
       if (key + block_size < count)
         prefetch(values + table[(first + key) / block_size + 1] * v_block, block_size * w.dim * sizeof(T));
       int valid = std::min(block_size, count - key);
-      const float* v = widen(block, valid * w.dim, w.block.data());
-      value_block(w.scores.data() + key, rows, v, w.dim, valid, w.out.data());
+      const float* weights = w.scores.data() + key;
+      if (rows <= kValueRows) {
+        value_block(weights, rows, block, w.dim, valid, w.out.data());
+      } else {
+        value_block(weights, rows, widen(block, valid * w.dim, w.block.data()), w.dim, valid, w.out.data());
+      }
     }
   }
 }
