@@ -1,6 +1,7 @@
 """Building the native kernels: once, in the cache folder, by whoever comes first; without a compiler there are none."""
 
 import os
+import platform
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.ops.cpu_backend import cpu_backend
 from octavo_engine.ops.native_attention import NativeBackend
 from octavo_engine.ops.native_library import load_library, native_library
+from octavo_engine.ops.reference import ReferenceBackend
+from octavo_testing.attention_cases import SeqShape, make_spec, run_history_and_step
 
 SPECS = [LayerKVSpec(num_kv_heads=1, head_dim=16)]
 
@@ -102,3 +105,21 @@ def test_a_home_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_what_the_kernel_cannot_do_is_left_to_torch(block_size: int, dtype: torch.dtype, kind: type) -> None:
     assert isinstance(cpu_backend(SPECS, block_size, dtype), kind)
     assert "CXX" not in os.environ
+
+
+@pytest.mark.parametrize(("machine", "lanes"), [((), 4), (("-mavx2", "-mfma"), 8)], ids=["plain", "avx2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_machines_with_narrower_vectors(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, machine: tuple[str, ...], lanes: int, dtype: torch.dtype
+) -> None:
+    if machine and platform.machine() != "x86_64":
+        pytest.skip("flags of x86")
+    monkeypatch.setattr(module, "_FLAGS", (*(f for f in module._FLAGS if f != "-march=native"), *machine))
+    library = load_library("g++")
+    assert library.octavo_lanes() == lanes
+    spec = make_spec(heads=14, kv_heads=2, dim=36, window=40, softcap=9.0)
+    shapes = [SeqShape(300, 1), SeqShape(17, 30), SeqShape(0, 50), SeqShape(599, 2)]
+    want = run_history_and_step(ReferenceBackend([spec.kv], 32, dtype), spec, shapes, 32, dtype)
+    got = run_history_and_step(NativeBackend(library, [spec.kv], 32, dtype), spec, shapes, 32, dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
