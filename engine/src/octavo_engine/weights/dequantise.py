@@ -21,7 +21,7 @@ from octavo_engine.sources.gguf_header import GGUFTensor
 from octavo_engine.weights.fresh_memory import fresh_tensor
 from octavo_engine.wire.errors import StartupError
 
-SLICE_BYTES = 4 << 20
+SLICE_BYTES = 1 << 19
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
