@@ -36,7 +36,7 @@ serve: $(VENV)/.run ## serve MODEL on PORT behind an OpenAI-compatible API; more
 	exec $(BIN)/octavo serve $(MODEL) --port $(PORT) $(ARGS)
 
 test: $(VENV)/.dev ## run the tests; fewer: TESTS=tests/unit ARGS='-x -k name'
-	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest -ra $(TESTS) $(ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts, sizes of files and functions, layout
 	$(BIN)/ruff check .
