@@ -1,8 +1,9 @@
 """What prefix caching costs when nothing is ever found: CPU seconds per step, with it on and off.
 
 Two engines in one process, of one model, take turns with the same random prompts; each pair of turns gives one ratio,
-and their median counts. CPU seconds are those of the whole process, all threads, so the load of
-other processes disturbs less than it would disturb wall time. The order within a pair alternates.
+and their median counts. CPU seconds are those of the whole process, so the load of other processes disturbs less than
+it would disturb wall time; it computes with one thread, because waiting for another one counts as CPU time, too. The
+order within a pair alternates.
 """
 
 import argparse
@@ -35,6 +36,7 @@ def load(model: str, dtype: str, workload: Workload, *, caching: bool) -> LLM:
         max_num_seqs=workload.requests,
         kv_cache_memory_bytes=KV_CACHE_BYTES,
         enable_prefix_caching=caching,
+        num_threads=1,
     )
 
 
