@@ -13,7 +13,8 @@ def convert(source: Path, target: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         source, gguf_file=name, dtype=torch.bfloat16, quantization_config=dequantize
     )
-    del model.config.quantization_config
+    if hasattr(model.config, "quantization_config"):  # some versions of transformers take it off themselves
+        del model.config.quantization_config
     model.save_pretrained(target)
     AutoTokenizer.from_pretrained(source, gguf_file=name).save_pretrained(target)
 

@@ -33,7 +33,7 @@ fi
 
 if [[ $wanted == *" llama.cpp "* ]]; then # the source distribution of the Python binding carries llama.cpp's own source
   mkdir -p llama.cpp/source
-  transformers/bin/pip download -q --no-deps --no-binary :all: --no-build-isolation -d wheels llama-cpp-python==0.3.36
+  transformers/bin/pip download -q --no-deps --no-binary llama-cpp-python -d wheels llama-cpp-python==0.3.36
   tar xzf wheels/llama_cpp_python-0.3.36.tar.gz -C llama.cpp/source --strip-components 1
   cmake -S llama.cpp/source/vendor/llama.cpp -B llama.cpp -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
     -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF \
