@@ -37,7 +37,7 @@ async def test_a_plain_answer(served):
     (choice,) = answer.choices
     assert (choice.text, choice.finish_reason, choice.logprobs) == ("Hello, world!", "stop", None)
     assert answer.id.startswith("cmpl-")
-    assert answer.object == "text_completion"
+    assert (answer.object, answer.system_fingerprint[:7]) == ("text_completion", "octavo-")
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 14)
 
 

@@ -105,6 +105,10 @@ class AsyncLLM:
         finally:
             self._forget(stream)
 
+    def resolve(self, token_ids: list[int], params: SamplingParams, *, priority: int = 0) -> SamplingParams:
+        """What `generate` would run, but for the seed; raises what it would refuse. Nothing is sent."""
+        return self._frontend.resolve(token_ids, params, priority=priority)
+
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return (await self._tokenize(text, add_special_tokens)).token_ids
 

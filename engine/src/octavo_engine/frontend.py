@@ -92,7 +92,24 @@ class Frontend:
         clamp_max_tokens: bool = False,
     ) -> EngineRequest:
         """`clamp_max_tokens`: cut `max_tokens` to the context instead of refusing it (offline use)."""
-        self._check_prompt(prompt.token_ids)
+        resolved = self.resolve(prompt.token_ids, params, priority=priority, clamp_max_tokens=clamp_max_tokens)
+        if resolved.seed is None and not resolved.is_greedy:
+            resolved.seed = self._seeds.getrandbits(62)
+        return EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt.token_ids,
+            params=resolved,
+            eos_token_id=self.eos_token_id,
+            arrival_s=time.monotonic(),
+            priority=priority,
+            cache_salt=prompt.cache_salt,
+        )
+
+    def resolve(
+        self, token_ids: list[int], params: SamplingParams, *, priority: int = 0, clamp_max_tokens: bool = False
+    ) -> SamplingParams:
+        """What `build` gives to the engine, but for the seed that it draws. Raises whatever `build` raises."""
+        self._check_prompt(token_ids)
         if priority and self.config.scheduling_policy != "priority":
             raise InvalidRequest(f"priority={priority} needs --scheduling-policy priority.", param="priority")
         if params.n > self.config.max_num_seqs:
@@ -101,16 +118,7 @@ class Frontend:
                 f"--max-num-seqs.",
                 param="n",
             )
-        fitted = fit_to_context(params, len(prompt.token_ids), self.max_model_len, clamp=clamp_max_tokens)
-        return EngineRequest(
-            request_id=request_id,
-            prompt_token_ids=prompt.token_ids,
-            params=self._resolve(fitted),
-            eos_token_id=self.eos_token_id,
-            arrival_s=time.monotonic(),
-            priority=priority,
-            cache_salt=prompt.cache_salt,
-        )
+        return self._resolve(fit_to_context(params, len(token_ids), self.max_model_len, clamp=clamp_max_tokens))
 
     def assemble(self, request: EngineRequest, prompt: TokenizedPrompt, *, request_id: str) -> RequestAssembly:
         return RequestAssembly(request_id=request_id, prompt=prompt.text, request=request, tokenizer=self.tokenizer)
@@ -142,12 +150,8 @@ class Frontend:
         check_ids("logit_bias", params.logit_bias or (), vocab)
         check_ids("stop_token_ids", params.stop_token_ids or (), vocab)
         check_logprobs(params, self.config.max_logprobs, vocab)
-        seed = params.seed
-        if seed is None and not params.is_greedy:
-            seed = self._seeds.getrandbits(62)
         return replace(
             params,
-            seed=seed,
             stop_token_ids=[*(params.stop_token_ids or ()), *self._other_eos_ids(params)],
             bad_words_token_ids=self._bad_words(params),
             logprobs=vocab if params.logprobs == -1 else params.logprobs,

@@ -55,7 +55,7 @@ class ScriptedClient:
         self.aborted: asyncio.Queue[str] = asyncio.Queue()
 
     def __getattr__(self, name: str) -> Any:
-        """`tokenizer`, `chat_template`, `max_model_len`, `default_sampling_params`."""
+        """`tokenizer`, `chat_template`, `max_model_len`, `default_sampling_params`, `resolve`."""
         return getattr(self.__dict__["_frontend"], name)
 
     async def generate(

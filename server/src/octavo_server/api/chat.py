@@ -38,6 +38,16 @@ RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "cont
 
 @router.post("/v1/chat/completions", **accepts(ChatCompletionRequest, "Answer a conversation"))
 async def create_chat_completion(request: Request) -> Response:
+    context = context_of(request)
+    head, body, generation = await read_chat(request)
+    writer = ChatWriter(context, head, body, generation)
+    if body.stream:
+        return EventStream(context.in_flight, head.id, writer.frames())
+    return JsonReply(context.in_flight, head.id, writer.body)
+
+
+async def read_chat(request: Request) -> tuple[Head, ChatCompletionRequest, Generation]:
+    """What the body asks for, ready to run. Raises every refusal but those of the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
     body = await read_generation(request, ChatCompletionRequest)
@@ -48,11 +58,7 @@ async def create_chat_completion(request: Request) -> Response:
         max_tokens=_output_limit(context, body, prompt),
         logprobs=body.num_logprobs,
     )
-    generation = context.generation(head, body, [prompt], params, arrival_s)
-    writer = ChatWriter(context, head, body, generation)
-    if body.stream:
-        return EventStream(context.in_flight, head.id, writer.frames())
-    return JsonReply(context.in_flight, head.id, writer.body)
+    return head, body, context.generation(head, body, [prompt], params, arrival_s)
 
 
 def _output_limit(context: ApiContext, body: ChatCompletionRequest, prompt: PromptInput) -> int | None:
@@ -121,6 +127,9 @@ class ChatWriter(AnswerWriter):
         roles = (ChunkChoice(choice.index, DeltaMessage("", self._role)) for choice in self.tally.choices)
         chunks = [self._chunk([role]) for role in roles]
         chunks[0].prompt_token_ids = self._prompt_token_ids()
+        if self.usage_everywhere:
+            for chunk in chunks:
+                chunk.usage = self.tally.usage()
         return b"".join(frame(chunk) for chunk in chunks)
 
     def chunk(self, choice: Choice) -> ChatCompletionChunk:

@@ -65,6 +65,10 @@ class EngineClient(Protocol):
     @property
     def is_dead(self) -> bool: ...
 
+    def resolve(self, token_ids: list[int], params: "SamplingParams", *, priority: int = 0) -> "SamplingParams":
+        """What `generate` would run, but for the seed. Raises InvalidRequest for what it would refuse."""
+        ...
+
     def generate(
         self,
         prompt: Mapping[str, Any],

@@ -28,17 +28,23 @@ router = APIRouter()
 
 @router.post("/v1/completions", **accepts(CompletionRequest, "Continue one prompt or several"))
 async def create_completion(request: Request) -> Response:
+    context = context_of(request)
+    head, body, generation = await read_completion(request)
+    writer = CompletionWriter(context, head, body, generation)
+    if body.stream:
+        return EventStream(context.in_flight, head.id, writer.frames())
+    return JsonReply(context.in_flight, head.id, writer.body)
+
+
+async def read_completion(request: Request) -> tuple[Head, CompletionRequest, Generation]:
+    """What the body asks for, ready to run. Raises every refusal but those of the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
     body = await read_generation(request, CompletionRequest)
     head = context.head("cmpl", request, body)
     params = _sampling_params(context, body)
     prompts = [await _prompt_input(context, body, prompt) for prompt in body.prompts()]
-    generation = context.generation(head, body, prompts, params, arrival_s)
-    writer = CompletionWriter(context, head, body, generation)
-    if body.stream:
-        return EventStream(context.in_flight, head.id, writer.frames())
-    return JsonReply(context.in_flight, head.id, writer.body)
+    return head, body, context.generation(head, body, prompts, params, arrival_s)
 
 
 def _sampling_params(context: ApiContext, body: CompletionRequest) -> SamplingParams:
@@ -69,7 +75,9 @@ class CompletionWriter(AnswerWriter):
         self._logprobs = LogprobWriter(self.codec, num_top=request.logprobs or 0, as_ids=as_ids)
 
     def whole(self) -> Completion:
-        return self._completion([self._choice(choice) for choice in self.tally.choices], with_usage=True)
+        completion = self._completion([self._choice(choice) for choice in self.tally.choices], with_usage=True)
+        completion.system_fingerprint = self.head.fingerprint
+        return completion
 
     def chunk(self, choice: Choice) -> Completion:
         return self._completion([self._choice(choice)], with_usage=False)

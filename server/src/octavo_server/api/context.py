@@ -24,7 +24,7 @@ from octavo_server.openai.unsupported import refuse_unsupported
 if TYPE_CHECKING:
     from octavo_engine.wire.sampling import SamplingParams
 
-    from octavo_server.telemetry import Telemetry
+    from octavo_server.telemetry import RequestTrack, Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -65,12 +65,14 @@ class ApiContext:
     def generation(
         self, head: Head, body: GenerationFields, prompts: list[PromptInput], params: "SamplingParams", arrival_s: float
     ) -> Generation:
-        tracks = [
-            self.telemetry.track(
-                arrival_s=arrival_s, num_prompt_tokens=len(p.token_ids), n=params.n, max_tokens=params.max_tokens
+        """Nothing runs, and nothing is counted, before it is read."""
+
+        def track(prompt: PromptInput) -> "RequestTrack":
+            num_tokens = len(prompt.token_ids)
+            return self.telemetry.track(
+                arrival_s=arrival_s, num_prompt_tokens=num_tokens, n=params.n, max_tokens=params.max_tokens
             )
-            for p in prompts
-        ]
+
         self._log_request(head, prompts, params)
         return Generation(
             client=self.client,
@@ -79,7 +81,7 @@ class ApiContext:
             params=params,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
-            tracks=tracks,
+            track=track,
         )
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -6,9 +6,9 @@ the engine's, which aborts what hasn't finished. There is no other way that a re
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo_engine.wire.errors import OctavoError
@@ -41,13 +41,17 @@ class Generation:
     request_id: str
     prompts: list[PromptInput]
     params: SamplingParams
-    priority: int = 0
-    cache_salt: str = ""
-    tracks: "list[RequestTrack]" = field(default_factory=list)
+    priority: int
+    cache_salt: str
+    track: "Callable[[PromptInput], RequestTrack]"
 
     @property
     def num_prompt_tokens(self) -> int:
         return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    def resolved(self) -> list[SamplingParams]:
+        """What the engine would run for each prompt. Raises what `deltas` would refuse before the first output."""
+        return [self.client.resolve(p.token_ids, self.params, priority=self.priority) for p in self.prompts]
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Raises what the engine raises, and GenerationFailed for a sequence that ended with an error."""
@@ -57,7 +61,7 @@ class Generation:
                 yield delta
 
     async def _of_prompt(self, index: int) -> AsyncGenerator[Delta, None]:
-        track = self.tracks[index]
+        track = self.track(self.prompts[index])
         try:
             async with aclosing(self._outputs(index)) as outputs:
                 async for output in outputs:

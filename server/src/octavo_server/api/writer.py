@@ -29,7 +29,7 @@ class AnswerWriter(ABC):
         self.returns_ids = bool(request.return_token_ids)
         options = request.stream_options
         self._ends_with_usage = context.config.enable_force_include_usage or bool(options and options.include_usage)
-        self._usage_everywhere = self._ends_with_usage and bool(options and options.continuous_usage_stats)
+        self.usage_everywhere = self._ends_with_usage and bool(options and options.continuous_usage_stats)
 
     async def body(self) -> bytes:
         async with aclosing(self.generation.deltas()) as deltas:
@@ -52,7 +52,7 @@ class AnswerWriter(ABC):
 
     def _write(self, choice: Choice) -> bytes:
         chunk = self.chunk(choice)
-        if self._usage_everywhere:
+        if self.usage_everywhere:
             chunk.usage = self.tally.usage()
         if choice.finish_reason is not None:
             chunk.system_fingerprint = self.head.fingerprint

@@ -1,0 +1,56 @@
+"""The render endpoints: what a generating endpoint would feed to the engine, without generation.
+
+A body is read by the very code that generates, so ids, limits and refusals can't differ. Routers compute block hashes
+from the answer: `token_ids`, and `cache_salt` as the engine gets it.
+"""
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo_server.api.chat import read_chat
+from octavo_server.api.completions import read_completion
+from octavo_server.api.context import Head
+from octavo_server.api.generation import Generation
+from octavo_server.api.openapi import accepts
+from octavo_server.openai.chat import ChatCompletionRequest
+from octavo_server.openai.completion import CompletionRequest
+from octavo_server.openai.fields import GenerationFields
+from octavo_server.openai.render import RenderedRequest
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions/render", **accepts(ChatCompletionRequest, "Token ids of a conversation's prompt"))
+async def render_chat_completion(request: Request) -> Response:
+    (rendered,) = _rendered(*await read_chat(request))
+    return _json(rendered)
+
+
+@router.post("/v1/completions/render", **accepts(CompletionRequest, "Token ids of each prompt"))
+async def render_completion(request: Request) -> Response:
+    return _json(_rendered(*await read_completion(request)))
+
+
+def _rendered(head: Head, body: GenerationFields, generation: Generation) -> list[RenderedRequest]:
+    options = body.stream_options.model_dump(exclude_unset=True) if body.stream_options else None
+    several = len(generation.prompts) > 1
+    return [
+        RenderedRequest(
+            request_id=f"{head.id}-{i}" if several else head.id,
+            model=head.model,
+            token_ids=prompt.token_ids,
+            prompt=prompt.text,
+            sampling_params=params,
+            stream=bool(body.stream),
+            stream_options=options,
+            cache_salt=generation.cache_salt or None,
+            priority=generation.priority,
+        )
+        for i, (prompt, params) in enumerate(zip(generation.prompts, generation.resolved(), strict=True))
+    ]
+
+
+def _json(answer: object) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -1,0 +1,117 @@
+"""The render endpoints give what the generating ones feed to the engine: the same ids, limits, salt and refusals."""
+
+import pytest
+import pytest_asyncio
+from octavo_testing.scripted import text_ids, write_byte_model
+from octavo_testing.server import MODEL, ScriptedClient, serving
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HELLO = [{"role": "user", "content": "hi"}]
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory):
+    engine = ScriptedClient(write_byte_model(tmp_path_factory.mktemp("model")), scheduling_policy="priority")
+    async with serving(engine) as started:
+        yield started
+
+
+@pytest.fixture
+def served(server):
+    server.engine.reset()
+    return server
+
+
+async def post(served, path, body, status=200):
+    answer = await served.http.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+CONVERSATIONS = {
+    "plain": {"messages": HELLO},
+    "parts and null": {"messages": [{"role": "system", "content": None}, {"role": "user", "content": [
+        {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
+    "continued": {"messages": [*HELLO, {"role": "assistant", "content": "So"}], "continue_final_message": True,
+                  "add_generation_prompt": False},
+    "not prompted": {"messages": HELLO, "add_generation_prompt": False},
+    "special tokens": {"messages": HELLO, "add_special_tokens": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", CONVERSATIONS.values(), ids=CONVERSATIONS.keys())
+async def test_a_conversation_renders_to_what_the_engine_gets(served, body):
+    rendered = await post(served, CHAT + "/render", body)
+    assert served.engine.requests == []
+    answer = await post(served, CHAT, body)
+    assert rendered["token_ids"] == served.engine.requests[0].prompt_token_ids
+    assert len(rendered["token_ids"]) == answer["usage"]["prompt_tokens"]
+    assert rendered["token_ids"] == (await post(served, "/tokenize", body))["tokens"]
+    assert rendered["model"] == MODEL
+    assert rendered["request_id"].startswith("chatcmpl-")
+
+
+@pytest.mark.parametrize(
+    "prompt", ["ab", ["ab", "c"], [97, 98], [[97], [98, 99]]], ids=["text", "texts", "ids", "lists of ids"]
+)
+async def test_each_prompt_renders_to_what_the_engine_gets(served, prompt):
+    rendered = await post(served, TEXT + "/render", {"prompt": prompt})
+    answer = await post(served, TEXT, {"prompt": prompt})
+    fed = sorted(request.prompt_token_ids for request in served.engine.requests)
+    assert sorted(one["token_ids"] for one in rendered) == fed
+    assert sum(len(one["token_ids"]) for one in rendered) == answer["usage"]["prompt_tokens"]
+    assert len({one["request_id"] for one in rendered}) == len(rendered)
+
+
+async def test_text_is_tokenised_as_by_tokenize(served):
+    (rendered,) = await post(served, TEXT + "/render", {"prompt": "hé"})
+    assert rendered["token_ids"] == (await post(served, "/tokenize", {"prompt": "hé"}))["tokens"] == text_ids("hé")
+    assert rendered["prompt"] == "hé"
+
+
+async def test_parameters_are_those_that_would_run(served):
+    asked = {"temperature": 0.5, "seed": 7, "stop": ["x"], "cache_salt": "mine", "priority": 3, "stream": True}
+    rendered = await post(served, CHAT + "/render", {"messages": HELLO, **asked})
+    await served.http.post(CHAT, json={"messages": HELLO, **asked})
+    (request,) = served.engine.requests
+    shown = rendered["sampling_params"]
+    for name in ("temperature", "seed", "stop", "max_tokens", "n", "top_p", "stop_token_ids"):
+        assert shown[name] == getattr(request.params, name), name
+    assert shown["max_tokens"] == 512 - len(rendered["token_ids"])
+    assert (rendered["cache_salt"], rendered["priority"]) == (request.cache_salt, request.priority) == ("mine", 3)
+    assert rendered["stream"] is True
+
+
+async def test_rendering_draws_no_seed_and_counts_no_request(tmp_path):
+    seeds = []
+    for renders in (0, 3):
+        async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
+            for _ in range(renders):
+                (rendered,) = await post(served, TEXT + "/render", {"prompt": "a"})
+                assert rendered["sampling_params"]["seed"] is None
+            metrics = await served.metrics()
+            assert metrics["vllm:request_params_n_count"] == 0
+            await post(served, TEXT, {"prompt": "a"})
+            seeds.append(served.engine.requests[0].params.seed)
+    assert seeds[0] == seeds[1]
+
+
+REFUSED = {
+    "model": (TEXT, {"prompt": "a", "model": "gpt-x"}, 404),
+    "empty prompt": (TEXT, {"prompt": ""}, 400),
+    "no such token": (TEXT, {"prompt": [100_000]}, 400),
+    "too long": (TEXT, {"prompt": "a" * 600}, 400),
+    "no room for the output": (CHAT, {"messages": HELLO, "max_tokens": 512}, 400),
+    "a value out of range": (CHAT, {"messages": HELLO, "temperature": 3}, 400),
+    "no messages": (CHAT, {"messages": []}, 400),
+    "ill-typed": (CHAT, {"messages": 5}, 400),
+}
+
+
+@pytest.mark.parametrize(("path", "body", "status"), REFUSED.values(), ids=REFUSED.keys())
+async def test_what_would_be_refused_is_refused_in_the_same_words(served, path, body, status):
+    error = await post(served, path + "/render", body, status)
+    assert error == await post(served, path, body, status)
+    assert served.engine.requests == []
