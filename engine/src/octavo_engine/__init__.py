@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from octavo_engine.outputs import CompletionOutput as CompletionOutput
     from octavo_engine.outputs import RequestOutput as RequestOutput
     from octavo_engine.wire.sampling import SamplingParams as SamplingParams
+    from octavo_engine.wire.structured import StructuredOutputs as StructuredOutputs
 
 _HOMES = {
     "AsyncLLM": "octavo_engine.async_llm",
@@ -20,8 +21,9 @@ _HOMES = {
     "LLM": "octavo_engine.llm",
     "RequestOutput": "octavo_engine.outputs",
     "SamplingParams": "octavo_engine.wire.sampling",
+    "StructuredOutputs": "octavo_engine.wire.structured",
 }
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputs"]
 
 
 def __getattr__(name: str) -> Any:

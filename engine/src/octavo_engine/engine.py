@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
-from octavo_engine.wire.errors import EngineDead, OctavoError
+from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError
 from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, SeqOutput
 
@@ -46,6 +46,8 @@ class EngineCore:
     def add(self, request: EngineRequest) -> None:
         """A refusal is an "error" record, not an exception: whoever sent the request may be in another process."""
         try:
+            if request.params.structured_outputs is not None:
+                raise InvalidRequest("structured_outputs is not supported by this version.")
             self._scheduler.add(request, self._clock())
         except OctavoError as error:
             self._events += [

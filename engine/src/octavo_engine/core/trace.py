@@ -16,6 +16,7 @@ from octavo_engine.core.scheduler import NO_COSTS, Scheduler
 from octavo_engine.wire.plan import SeqId, SeqStep, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import EngineRequest, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
+from octavo_engine.wire.structured import StructuredOutputs
 
 TRACE_VERSION = 1
 _PARAMS = SamplingParams()
@@ -86,7 +87,10 @@ def encode_ended(outputs: list[SeqOutput]) -> list[list[Any]]:
 
 
 def decode_request(entry: dict[str, Any]) -> EngineRequest:
-    return EngineRequest(**entry | {"params": SamplingParams(**entry["params"])})
+    params: dict[str, Any] = entry["params"]
+    if (structured := params.get("structured_outputs")) is not None:
+        params = params | {"structured_outputs": StructuredOutputs(**structured)}
+    return EngineRequest(**entry | {"params": SamplingParams(**params)})
 
 
 def decode_config(entry: dict[str, Any]) -> SchedulerConfig:
@@ -95,6 +99,8 @@ def decode_config(entry: dict[str, Any]) -> SchedulerConfig:
 
 def _encode_request(request: EngineRequest) -> dict[str, Any]:
     params = _without_defaults(request.params, _PARAMS)
+    if request.params.structured_outputs is not None:
+        params["structured_outputs"] = asdict(request.params.structured_outputs)
     return _without_defaults(request, _REQUEST) | {"params": params}
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_engine.wire.errors import InvalidRequest
+from octavo_engine.wire.structured import StructuredOutputs
 
 MAX_N = 16384
 MIN_TEMPERATURE = 0.01
@@ -52,7 +53,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     skip_reading_prefix_cache: bool | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
     extra_args: dict[str, Any] | None = None
     #: `bad_words` as token sequences; filled where the tokenizer is, read by the sampler.
     bad_words_token_ids: list[list[int]] = field(default_factory=list)
@@ -119,5 +120,5 @@ class SamplingParams:
         _check(ok, "allowed_token_ids", "a non-empty list", self.allowed_token_ids)
         if self.logit_bias:
             self.logit_bias = {int(t): min(100.0, max(-100.0, float(b))) for t, b in self.logit_bias.items()}
-        if self.structured_outputs is not None:
-            raise InvalidRequest("structured_outputs is not supported by this version.", param="structured_outputs")
+        ok = self.structured_outputs is None or isinstance(self.structured_outputs, StructuredOutputs)
+        _check(ok, "structured_outputs", "a StructuredOutputs", self.structured_outputs)

@@ -12,6 +12,8 @@ from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.sampling import SamplingParams
 from pydantic import BaseModel, ConfigDict, Field
 
+from octavo_server.openai.structured import StructuredFields
+
 #: Fields that go to `SamplingParams` under their own name.
 _SAME_NAME = (
     *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
@@ -33,7 +35,7 @@ class StreamOptions(Lenient):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationFields(Lenient):
+class GenerationFields(StructuredFields, Lenient):
     model: str | None = Field(None, description="A served name; the first one if left out.")
     n: int | None = None
     temperature: float | None = None
@@ -84,7 +86,7 @@ class GenerationFields(Lenient):
         values |= {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
         if self.logit_bias is not None:
             values["logit_bias"] = _token_biases(self.logit_bias)
-        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **values)
+        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, structured_outputs=self.shape(), **values)
 
 
 def _token_biases(biases: Mapping[str, float]) -> dict[int, float]:

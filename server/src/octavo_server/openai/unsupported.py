@@ -14,15 +14,18 @@ _EMPTY: tuple[object, ...] = (None, "", [], {}, False)
 
 #: Refused when set to anything that isn't empty.
 _REFUSED = (
-    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag"),
-    *("functions", "suffix", "use_beam_search", "logits_processors", "prompt_embeds", "mm_processor_kwargs"),
+    *(
+        "structural_tag",
+        "functions",
+        "suffix",
+        "use_beam_search",
+        "logits_processors",
+        "prompt_embeds",
+        "mm_processor_kwargs",
+    ),
     *("audio", "web_search_options", "truncate_prompt_tokens", "chat_template", "kv_transfer_params"),
     *("thinking_token_budget", "repetition_detection", "logprob_token_ids", "vllm_xargs"),
 )
-
-
-def _response_format(value: Any, _: GenerationFields) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
 
 
 def _tools(_: Any, extra: GenerationFields) -> bool:
@@ -34,7 +37,6 @@ def _best_of(value: Any, request: GenerationFields) -> bool:
 
 
 _ALLOWED_IF: dict[str, Callable[[Any, GenerationFields], bool]] = {
-    "response_format": _response_format,
     "tools": _tools,
     "tool_choice": lambda value, _: value in ("none", "auto"),
     "function_call": lambda value, _: value in ("none", "auto"),

@@ -1,0 +1,53 @@
+"""`StructuredOutputs`: the shape that one request's output must have, under vLLM's names.
+
+Construction checks what needs no grammar library: that exactly one shape is asked for, and the types. Whether a schema,
+regex or grammar can be enforced is for `octavo_engine.grammar` to say.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from octavo_engine.wire.errors import InvalidRequest
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_PARAM = "structured_outputs"
+
+
+@dataclass(slots=True, kw_only=True)
+class StructuredOutputs:
+    """Exactly one of `json` (a JSON Schema, or its text), `regex`, `choice`, `grammar` (Lark or EBNF), `json_object`.
+
+    The options are about JSON only. `whitespace_pattern`: a regex for the space between JSON's tokens.
+    """
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        asked = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
+        if len(asked) != 1:
+            found = f"got {' and '.join(asked)}" if asked else "got none of them"
+            raise InvalidRequest(f"{_PARAM} must have exactly one of {', '.join(KINDS)}; {found}.", param=_PARAM)
+        self._check_types()
+
+    def _check_types(self) -> None:
+        _check(isinstance(self.json, dict | str | None), "json", "a JSON Schema (an object) or its text")
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            value = getattr(self, name)
+            _check(value is None or (isinstance(value, str) and value != ""), name, "a non-empty string")
+        if self.choice is not None:
+            ok = len(self.choice) > 0 and all(isinstance(c, str) and c for c in self.choice)
+            _check(ok, "choice", "a non-empty list of non-empty strings")
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            _check(False, "whitespace_pattern", "left out with disable_any_whitespace")
+
+
+def _check(ok: bool, name: str, rule: str) -> None:
+    if not ok:
+        raise InvalidRequest(f"{_PARAM}.{name} must be {rule}.", param=f"{_PARAM}.{name}")

@@ -1,0 +1,94 @@
+"""How a body asks for a shape of the output, in all spellings: OpenAI's `response_format`, vLLM's `structured_outputs`
+and the `guided_*` fields that it had before. At most one shape may be asked for; it becomes `StructuredOutputs`.
+
+`strict` of a JSON schema may be what it likes: a schema is always enforced.
+"""
+
+from typing import Any, Literal
+
+from octavo_engine.wire.errors import InvalidRequest
+from octavo_engine.wire.structured import StructuredOutputs
+from pydantic import BaseModel, ConfigDict, Field
+
+JsonSchema = dict[str, Any]
+
+
+class JsonSchemaFormat(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    name: str | None = None
+    description: str | None = None
+    schema_: JsonSchema | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """`schema` beside `json_object` is how some clients spell a JSON schema."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+    schema_: JsonSchema | None = Field(None, alias="schema")
+
+    def shape(self) -> dict[str, Any]:
+        if self.type == "text":
+            return {}
+        if self.type == "json_object":
+            return {"json_object": True} if self.schema_ is None else {"json": self.schema_}
+        if self.json_schema is None or self.json_schema.schema_ is None:
+            message = "response_format of type 'json_schema' needs json_schema.schema, a JSON Schema."
+            raise InvalidRequest(message, param="response_format.json_schema.schema")
+        return {"json": self.json_schema.schema_}
+
+
+class StructuredOutputsBody(BaseModel):
+    """`disable_fallback` asks for what is always so: there is one library, and no other to fall back to."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: JsonSchema | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    disable_fallback: bool = Field(False, exclude=True)
+
+
+class StructuredFields(BaseModel):
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsBody | None = None
+    guided_json: JsonSchema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_whitespace_pattern: str | None = None
+
+    def shape(self) -> StructuredOutputs | None:
+        """What is asked for, in whatever spelling. Raises InvalidRequest, for two shapes as for a wrong one."""
+        asked = {name: shape for name, shape in self._shapes().items() if shape}
+        if len(asked) > 1:
+            fields = " and ".join(asked)
+            raise InvalidRequest(f"{fields} each ask for a shape of the output: send one.", param=[*asked][1])
+        if not asked:
+            return None
+        ((name, shape),) = asked.items()
+        if name.startswith("guided_") and self.guided_whitespace_pattern is not None:
+            shape["whitespace_pattern"] = self.guided_whitespace_pattern
+        return StructuredOutputs(**shape)
+
+    def _shapes(self) -> dict[str, dict[str, Any]]:
+        """Field -> arguments of `StructuredOutputs`, empty where it asks for nothing."""
+        shapes: dict[str, dict[str, Any]] = {}
+        if self.response_format is not None:
+            shapes["response_format"] = self.response_format.shape()
+        if self.structured_outputs is not None:
+            shapes["structured_outputs"] = self.structured_outputs.model_dump(by_alias=True)
+        for kind in ("json", "regex", "choice", "grammar", "json_object"):
+            value = getattr(self, f"guided_{kind}")
+            shapes[f"guided_{kind}"] = {} if value in (None, False) else {kind: value}
+        return shapes
