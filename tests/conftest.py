@@ -12,7 +12,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from typing import Any
 
@@ -31,6 +31,10 @@ settings.register_profile("ci", settings.get_profile("dev"), max_examples=100, d
 settings.register_profile("nightly", settings.get_profile("dev"), max_examples=5000)
 
 _cache_home: str | None = None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden files anew instead of comparing")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -71,6 +75,19 @@ def _weights_installed() -> bool:
     except metadata.PackageNotFoundError:
         return False
     return True
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)`: `text` is what the file `name` beside the test holds; --update-golden writes it."""
+
+    def compare(name: str, text: str) -> None:
+        path = request.path.parent / name
+        if request.config.getoption("--update-golden"):
+            path.write_text(text)
+        assert text == path.read_text(), f"if this is meant: pytest {request.path} --update-golden"
+
+    return compare
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,23 +3,10 @@
 import json
 
 import pytest
-import pytest_asyncio
 from octavo_testing.scripted import text_ids, write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, events, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(tmp_path_factory):
-    async with serving(ScriptedClient(write_byte_model(tmp_path_factory.mktemp("model")))) as started:
-        yield started
-
-
-@pytest.fixture
-def served(server):
-    server.engine.reset()
-    return server
 
 
 async def complete(served, prompt, **fields):

@@ -3,27 +3,13 @@
 import re
 
 import pytest
-import pytest_asyncio
-from octavo_testing.scripted import write_byte_model
-from octavo_testing.server import MODEL, ScriptedClient, events, serving
+from octavo_testing.server import MODEL, events
 from openai import BadRequestError, NotFoundError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(tmp_path_factory):
-    async with serving(ScriptedClient(write_byte_model(tmp_path_factory.mktemp("model")))) as started:
-        yield started
-
-
-@pytest.fixture
-def served(server):
-    server.engine.reset()
-    return server
 
 
 BAD_FIELDS = {

@@ -18,12 +18,6 @@ async def server(tmp_path_factory):
         yield started
 
 
-@pytest.fixture
-def served(server):
-    server.engine.reset()
-    return server
-
-
 async def post(served, path, body, status=200):
     answer = await served.http.post(path, json=body)
     assert answer.status_code == status, answer.text

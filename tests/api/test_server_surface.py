@@ -22,12 +22,6 @@ async def server(tmp_path_factory):
         yield started
 
 
-@pytest.fixture
-def served(server):
-    server.engine.reset()
-    return server
-
-
 async def test_models_are_listed_with_their_length(served):
     listed = await served.openai.models.list()
     assert [card.id for card in listed.data] == [MODEL, "alias/name"]

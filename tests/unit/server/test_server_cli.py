@@ -25,6 +25,11 @@ def parse(*argv):
     return build_parser().parse_args(["serve", *argv])
 
 
+def settings(*argv):
+    args = parse(*argv)
+    return server_config_of(args, engine_config_of(args))
+
+
 def help_of_serve():
     (commands,) = [a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction)]
     return commands.choices["serve"].format_help()
@@ -33,7 +38,7 @@ def help_of_serve():
 def test_without_flags_the_config_is_the_default():
     config = engine_config_of(parse())
     assert config == EngineConfig(served_model_name=(config.model,))
-    assert server_config_of(parse()).served_model_names == (config.model,)
+    assert settings().served_model_names == (config.model,)
 
 
 @pytest.mark.parametrize(
@@ -125,10 +130,10 @@ def test_the_help_shows_every_default():
 
 def test_keys_come_from_the_flag_or_the_environment(monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "from-vllm")
-    assert server_config_of(parse()).api_keys == ("from-vllm",)
+    assert settings().api_keys == ("from-vllm",)
     monkeypatch.setenv("OCTAVO_API_KEY", "ours")
-    assert server_config_of(parse()).api_keys == ("ours", "from-vllm")
-    assert server_config_of(parse("--api-key", "a", "b")).api_keys == ("a", "b")
+    assert settings().api_keys == ("ours", "from-vllm")
+    assert settings("--api-key", "a", "b").api_keys == ("a", "b")
 
 
 @pytest.mark.parametrize(

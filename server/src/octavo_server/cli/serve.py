@@ -39,7 +39,8 @@ def serve(args: argparse.Namespace) -> int:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S"
     )
     try:
-        engine_config, server_config = engine_config_of(args), server_config_of(args)
+        engine_config = engine_config_of(args)
+        server_config = server_config_of(args, engine_config)
         with bind(server_config.host, server_config.port) as sock:
             return _run(_serve(engine_config, server_config, sock))
     except StartupError as error:
@@ -58,10 +59,10 @@ def engine_config_of(args: argparse.Namespace) -> EngineConfig:
     return resolve_config(**given, **later)
 
 
-def server_config_of(args: argparse.Namespace) -> ServerConfig:
+def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerConfig:
     keys = args.api_key or [key for name in KEY_VARIABLES if (key := os.environ.get(name))]
     return ServerConfig(
-        served_model_names=engine_config_of(args).served_model_name,
+        served_model_names=engine.served_model_name,
         host=args.host,
         port=args.port,
         uvicorn_log_level=args.uvicorn_log_level,

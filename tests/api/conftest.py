@@ -1,0 +1,18 @@
+"""A scripted server, one a module, as most modules want it; a module that needs another defines its own `server`."""
+
+import pytest
+import pytest_asyncio
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import ScriptedClient, serving
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory):
+    async with serving(ScriptedClient(write_byte_model(tmp_path_factory.mktemp("model")))) as started:
+        yield started
+
+
+@pytest.fixture
+def served(server):
+    server.engine.reset()
+    return server

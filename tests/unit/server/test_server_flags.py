@@ -1,0 +1,23 @@
+"""Every flag of every command, with its default, is a contract: `flags.txt` changes only on purpose.
+
+After adding or changing a flag: pytest tests/unit/server/test_server_flags.py --update-golden, and commit the diff.
+"""
+
+import argparse
+
+from octavo_server.cli.main import build_parser
+
+
+def test_flags_and_their_defaults_are_frozen(golden):
+    golden("flags.txt", "\n".join(sorted(described(build_parser(), ()))) + "\n")
+
+
+def described(parser, command):
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, child in action.choices.items():
+                yield from described(child, (*command, name))
+        elif not isinstance(action, argparse._HelpAction):
+            names = ", ".join(action.option_strings) or action.dest
+            choices = "" if action.choices is None else f" of {'|'.join(map(str, action.choices))}"
+            yield " ".join((*command, names, f"= {action.default!r}")) + choices
