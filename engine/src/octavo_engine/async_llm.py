@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from octavo_engine.assembly import RequestAssembly
@@ -22,6 +23,7 @@ from octavo_engine.process.messages import Abort, Add
 from octavo_engine.text.template import ChatTemplate
 from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.errors import EngineDead, InvalidRequest
+from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.records import EngineStats, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
 
@@ -117,6 +119,19 @@ class AsyncLLM:
         core_id = self._core_ids.get(request_id)
         if core_id is not None:
             self._core.send(Abort(core_id))
+
+    async def debug_requests(self) -> list[SequenceInfo]:
+        """What runs and what waits, and why, under the callers' request ids. Raises EngineDead."""
+        self._check_alive()
+        found = await self._core.call("debug_requests")
+        assert isinstance(found, list)
+        named = {core_id: request_id for request_id, core_id in self._core_ids.items()}
+        return [replace(info, request_id=named.get(info.request_id, info.request_id)) for info in found]
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False, and nothing is done, while any request holds blocks. Raises EngineDead."""
+        self._check_alive()
+        return bool(await self._core.call("reset_prefix_cache"))
 
     async def shutdown(self) -> None:
         self._die(EngineDead("the engine has been shut down."))

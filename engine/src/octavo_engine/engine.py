@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
+from octavo_engine.core.inspection import describe_sequences
 from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError
+from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, SeqOutput
 
@@ -69,6 +71,13 @@ class EngineCore:
         events, self._events = self._events, []
         self._step_s = self._clock() - started
         return CoreOutputs(outputs=events + outputs, stats=self.stats())
+
+    def call(self, name: CallName) -> Answer:
+        match name:
+            case "debug_requests":
+                return describe_sequences(self._scheduler, self._clock())
+            case "reset_prefix_cache":
+                return self._scheduler.reset_prefix_cache()
 
     def stats(self) -> EngineStats:
         stats = self._scheduler.stats()

@@ -91,6 +91,10 @@ class LLM:
         """What `generate` uses when given none: the model's generation_config.json over our defaults."""
         return SamplingParams(**self._frontend.default_sampling_params)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks, as before the first request; False, and nothing is done, while any is in use."""
+        return bool(self._core.call("reset_prefix_cache"))
+
     @property
     def stats(self) -> EngineStats:
         return self._core.stats()

@@ -18,6 +18,7 @@ from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.frontend import Frontend
 from octavo_engine.outputs import OutputKind, RequestOutput
 from octavo_engine.wire.errors import EngineDead
+from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.records import EngineRequest, EngineStats, SeqOutput, Timing, TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_server.api.app import build_app
@@ -52,6 +53,7 @@ class ScriptedClient:
         self.held = asyncio.Event()
         self.requests: list[EngineRequest] = []
         self.running: set[str] = set()
+        self.sequences: list[SequenceInfo] = []
         self.aborted: asyncio.Queue[str] = asyncio.Queue()
 
     def __getattr__(self, name: str) -> Any:
@@ -86,6 +88,12 @@ class ScriptedClient:
             self.running.discard(request_id)
             if not assembly.finished:
                 self.aborted.put_nowait(request_id)
+
+    async def debug_requests(self) -> list[SequenceInfo]:
+        return self.sequences
+
+    async def reset_prefix_cache(self) -> bool:
+        return not self.running
 
     async def _play_events(self, position: int) -> None:
         await asyncio.sleep(0)

@@ -6,6 +6,7 @@ import pytest
 from octavo_engine.config import EngineConfig
 from octavo_engine.process import messages
 from octavo_engine.process.rendezvous import from_core_address, make_folder, remove_folder, to_core_address
+from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, SeqOutput, Timing, TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.scripted import ready_info
@@ -33,10 +34,32 @@ OUTPUT = SeqOutput(
     stop_reason="a",
     timing=Timing(queue_s=0.5),
 )
+SEQUENCE = SequenceInfo(
+    request_id="r",
+    indices=[0, 1],
+    state="waiting",
+    waiting_reason=None,
+    prompt_tokens=3,
+    generated_tokens=0,
+    computed_tokens=0,
+    cached_tokens=0,
+    blocks=0,
+    preemptions=0,
+    priority=0,
+    age_s=0.5,
+    queued_s=0.5,
+)
 
 
 @pytest.mark.parametrize(
-    "message", [messages.Add(REQUEST), messages.Abort("r", 1), messages.Abort("r"), messages.Stop()]
+    "message",
+    [
+        messages.Add(REQUEST),
+        messages.Abort("r", 1),
+        messages.Abort("r"),
+        messages.Call(7, "reset_prefix_cache"),
+        messages.Stop(),
+    ],
 )
 def test_messages_to_the_core_arrive_as_sent(message):
     assert messages.decode_to_core(messages.encode(message)) == message
@@ -49,6 +72,8 @@ def test_messages_to_the_core_arrive_as_sent(message):
         messages.Failed("why"),
         messages.Ready(ready_info(EngineConfig())),
         messages.Outputs(CoreOutputs(outputs=[OUTPUT], stats=EngineStats(running=1))),
+        messages.Answered(1, True),
+        messages.Answered(2, [SEQUENCE]),
     ],
     ids=lambda message: type(message).__name__,
 )

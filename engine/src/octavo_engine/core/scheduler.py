@@ -115,6 +115,10 @@ class Scheduler:
         state.kv.forget_contents()
         return True
 
+    def sequences(self) -> list[Sequence]:
+        """The unfinished ones: those that run, then those that wait, each in order of service."""
+        return [*self._state.running, *reversed(self._state.waiting)]
+
     def has_work(self) -> bool:
         return bool(self._state.seqs)
 

@@ -1,6 +1,7 @@
 """The parent's end of an engine core process: start it, talk to it, notice its death, end it. asyncio, no torch."""
 
 import asyncio
+import itertools
 import os
 import sys
 from collections.abc import AsyncGenerator
@@ -13,9 +14,11 @@ from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.process import messages
 from octavo_engine.process.rendezvous import from_core_address, make_folder, remove_folder, to_core_address
 from octavo_engine.wire.errors import EngineDead, StartupError
+from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.records import CoreOutputs
 
 STOP_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 30.0
 LAST_WORDS_S = 0.2  # what a dead process sent may still be on its way through the sockets
 STDERR_FD = 2
 
@@ -27,6 +30,8 @@ class CoreProcess:
         self._process = process
         self._folder = folder
         self._is_ready = False
+        self._call_ids = itertools.count()
+        self._calls: dict[int, asyncio.Future[Answer]] = {}
         self._exited = asyncio.create_task(process.wait())
         self._context = zmq.asyncio.Context()
         self._inbox = self._context.socket(zmq.PULL)
@@ -74,12 +79,40 @@ class CoreProcess:
             raise EngineDead("the engine core is gone.") from error
 
     async def outputs(self) -> AsyncGenerator[CoreOutputs, None]:
-        """Ends by raising EngineDead."""
-        async with aclosing(self._messages()) as received:
-            async for message in received:
-                if isinstance(message, messages.Outputs):
-                    yield message.core
+        """Ends by raising EngineDead. Calls are answered only while somebody reads this."""
+        try:
+            async with aclosing(self._messages()) as received:
+                async for message in received:
+                    match message:
+                        case messages.Outputs(core):
+                            yield core
+                        case messages.Answered(call_id, answer):
+                            self._answer(call_id, answer)
+        finally:
+            for waiting in self._calls.values():
+                waiting.cancel()
         raise EngineDead(f"the engine core {self._exit_words()}.")
+
+    async def call(self, name: CallName, timeout_s: float = CALL_TIMEOUT_S) -> Answer:
+        """Raises EngineDead, also when no answer comes in time: a step that long, or a core that hangs."""
+        call_id = next(self._call_ids)
+        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = waiting
+        try:
+            self.send(messages.Call(call_id, name))
+            await asyncio.wait({waiting}, timeout=timeout_s)
+            if not waiting.done():
+                raise EngineDead(f"the engine core has not answered within {timeout_s:g} s: see /health.")
+            if waiting.cancelled():
+                raise EngineDead(f"the engine core {self._exit_words()}.")
+            return waiting.result()
+        finally:
+            del self._calls[call_id]
+
+    def _answer(self, call_id: int, answer: Answer) -> None:
+        waiting = self._calls.get(call_id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
 
     async def stop(self) -> None:
         """Ask it to end, wait a little, kill it. A second call does nothing."""

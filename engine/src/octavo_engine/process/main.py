@@ -48,6 +48,8 @@ def serve(core: EngineCore, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[byte
                     core.add(request)
                 case messages.Abort(request_id, index):
                     core.abort(request_id, index)
+                case messages.Call(call_id, name):
+                    outbox.send(messages.encode(messages.Answered(call_id, core.call(name))))
                 case messages.Stop():
                     return
         outbox.send(messages.encode(messages.Outputs(core.step())))

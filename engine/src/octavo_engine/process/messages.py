@@ -1,12 +1,13 @@
 """What crosses the border between a front end and its engine core process: msgpack of the wire records.
 
-Two one-way streams. To the core: `Add`, `Abort`, `Stop`. From it: `Hello` once (both sockets are connected), then
-`Ready` or `Failed`, then `CoreOutputs` in `Outputs` until the end.
+Two one-way streams. To the core: `Add`, `Abort`, `Call`, `Stop`. From it: `Hello` once (both sockets are connected),
+then `Ready` or `Failed`, then `CoreOutputs` in `Outputs`, and `Answered` for each `Call`, until the end.
 """
 
 import msgspec
 
 from octavo_engine.config import EngineConfig, ReadyInfo
+from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.records import CoreOutputs, EngineRequest
 
 
@@ -26,6 +27,13 @@ class Add(msgspec.Struct, tag=True):
 class Abort(msgspec.Struct, tag=True):
     request_id: str
     index: int | None = None
+
+
+class Call(msgspec.Struct, tag=True):
+    """Answered between two steps, also while nothing runs."""
+
+    call_id: int
+    name: CallName
 
 
 class Stop(msgspec.Struct, tag=True):
@@ -50,8 +58,13 @@ class Outputs(msgspec.Struct, tag=True):
     core: CoreOutputs
 
 
-ToCore = Add | Abort | Stop
-FromCore = Hello | Ready | Failed | Outputs
+class Answered(msgspec.Struct, tag=True):
+    call_id: int
+    answer: Answer
+
+
+ToCore = Add | Abort | Call | Stop
+FromCore = Hello | Ready | Failed | Outputs | Answered
 
 encode = msgspec.msgpack.Encoder().encode
 decode_start = msgspec.msgpack.Decoder(Start).decode

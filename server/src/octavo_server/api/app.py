@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo_server.api import chat, completions, health, models, render, tokens
+from octavo_server.api import admin, chat, completions, health, models, render, tokens
 from octavo_server.api.client import EngineClient
 from octavo_server.api.context import ApiContext
 from octavo_server.api.middleware import BearerAuth, RequestId
@@ -35,7 +35,7 @@ def build_app(client: EngineClient, config: ServerConfig) -> FastAPI:
     )
     app.state.context = _context(client, config)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
-    for module in (chat, completions, render, models, tokens, health):
+    for module in (chat, completions, render, models, tokens, health, admin):
         app.include_router(module.router)
     for kind in (OctavoError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answer_error)

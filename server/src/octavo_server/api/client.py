@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from octavo_engine.config import EngineConfig, ReadyInfo
     from octavo_engine.outputs import OutputKind, RequestOutput
+    from octavo_engine.wire.inspection import SequenceInfo
     from octavo_engine.wire.records import EngineStats
     from octavo_engine.wire.sampling import SamplingParams
 
@@ -79,4 +80,12 @@ class EngineClient(Protocol):
         priority: int = 0,
     ) -> "AsyncGenerator[RequestOutput, None]":
         """Raises InvalidRequest before the first output, EngineDead at any time. Closing it aborts the request."""
+        ...
+
+    async def debug_requests(self) -> "list[SequenceInfo]":
+        """Raises EngineDead, as does the next."""
+        ...
+
+    async def reset_prefix_cache(self) -> bool:
+        """False while blocks are in use."""
         ...

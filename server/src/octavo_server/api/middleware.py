@@ -1,7 +1,7 @@
 """Pure ASGI layers around the application: they touch a request's head and never its stream.
 
-`RequestId` gives every request an id and echoes it; `BearerAuth` guards the paths under /v1. Keys are compared as
-SHA-256 digests in constant time, and all of them, so that the time tells nothing.
+`RequestId` gives every request an id and echoes it; `BearerAuth` guards the API under /v1, and what only the operator
+should ask. Keys are compared as SHA-256 digests in constant time, and all of them, so that the time tells nothing.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo_server.openai.errors import Unauthorized, describe
 
-GUARDED_PREFIX = "/v1"
+GUARDED_PREFIXES = ("/v1", "/debug", "/reset_prefix_cache", "/server_info")
 MAX_ID_CHARS = 256
 
 
@@ -56,7 +56,7 @@ class BearerAuth:
 
     def _is_guarded(self, scope: Scope) -> bool:
         path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-        return path.startswith(GUARDED_PREFIX) and scope["method"] != "OPTIONS"
+        return path.startswith(GUARDED_PREFIXES) and scope["method"] != "OPTIONS"
 
     def _is_authorised(self, scope: Scope) -> bool:
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")

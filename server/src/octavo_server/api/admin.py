@@ -1,0 +1,45 @@
+"""For whoever runs the server: what the engine is doing with each request, its settings, and a fresh prefix cache.
+
+Nothing here shows a prompt, an answer or a key.
+"""
+
+from dataclasses import asdict
+from importlib.metadata import version
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo_server.api.context import context_of
+
+router = APIRouter()
+
+IN_USE = "blocks are in use by unfinished requests, so nothing was forgotten: try again when /debug/requests is empty."
+
+
+@router.get("/debug/requests", summary="What runs and what waits, and why", response_model=None)
+async def debug_requests(request: Request) -> Response:
+    client = context_of(request).client
+    sequences = await client.debug_requests()
+    running = sum(info.state == "running" for info in sequences)
+    shown = [asdict(info) for info in sequences]
+    return _json({"running": running, "waiting": len(shown) - running, "sequences": shown})
+
+
+@router.post("/reset_prefix_cache", summary="Forget all cached KV blocks", response_model=None)
+async def reset_prefix_cache(request: Request) -> Response:
+    """200 in either case, as vLLM answers; the body says whether it was done."""
+    done = await context_of(request).client.reset_prefix_cache()
+    return _json({"reset": True} if done else {"reset": False, "reason": IN_USE})
+
+
+@router.get("/server_info", summary="Version and engine settings", response_model=None)
+async def server_info(request: Request) -> Response:
+    client = context_of(request).client
+    ready = {name: value for name, value in asdict(client.ready_info).items() if name != "hash_root"}
+    return _json({"version": version("octavo-server"), "engine_config": asdict(client.config), "engine": ready})
+
+
+def _json(content: object) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")

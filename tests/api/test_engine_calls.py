@@ -1,0 +1,119 @@
+"""What may be asked of a running engine core beside requests: what it is doing, and to forget its cache."""
+
+import asyncio
+import os
+import signal
+from contextlib import aclosing
+
+import pytest
+import pytest_asyncio
+from octavo_engine.config import EngineConfig
+from octavo_engine.llm import LLM
+from octavo_engine.process.client import CoreProcess
+from octavo_engine.wire.errors import EngineDead
+from octavo_testing.core_process import collect, running, scripted_environment
+from octavo_testing.gate import Gate
+from octavo_testing.scripted import LOADER, scripted, write_byte_model
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LONG_PROMPT = "x" * 64
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = write_byte_model(tmp_path_factory.mktemp("model"))
+    with scripted_environment():
+        yield EngineConfig(model=str(folder), load_format="dummy", max_model_len=512, max_num_seqs=2)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def llm(config):
+    async with running(config) as started:
+        yield started
+
+
+@pytest.fixture
+def gate(tmp_path):
+    gate = Gate(tmp_path / "gate")
+    yield gate
+    gate.open()
+
+
+async def test_an_idle_core_answers_with_nothing(llm):
+    assert await llm.debug_requests() == []
+
+
+async def test_what_runs_and_what_waits_is_told_by_the_callers_names(llm, gate):
+    """Both are in the core when it is asked, as it takes messages in order; the gate keeps the first one running."""
+    async with (
+        aclosing(llm.generate(LONG_PROMPT, scripted("abcdef", extra_args=gate.at(3)), "first")) as first,
+        aclosing(llm.generate("second", scripted("x", n=2), "second")) as second,
+    ):
+        await anext(first)
+        reading = asyncio.create_task(anext(second))
+        await asyncio.sleep(0)
+        asking = asyncio.create_task(llm.debug_requests())
+        await asyncio.sleep(0)
+        gate.open()
+        states = {info.request_id: info for info in await asking}
+        assert {name: info.state for name, info in states.items()} == {"first": "running", "second": "waiting"}
+        assert states["second"].waiting_reason is not None
+        async for _ in first:
+            pass
+        await reading
+    assert await llm.debug_requests() == []
+
+
+async def test_the_prefix_cache_is_reset_only_while_nothing_is_in_use(llm, gate):
+    prompt = "y" * 64
+    await collect(llm, prompt, scripted("a"), "warm")
+    (again,) = await collect(llm, prompt, scripted("a"), "again", kind="final")
+    assert again.num_cached_tokens > 0
+    busy = asyncio.create_task(collect(llm, prompt, scripted("abc", extra_args=gate.at(1)), "busy"))
+    await asyncio.sleep(0)
+    resetting = asyncio.create_task(llm.reset_prefix_cache())
+    await asyncio.sleep(0)
+    gate.open()
+    assert await resetting is False
+    await busy
+    assert await llm.reset_prefix_cache() is True
+    (cold,) = await collect(llm, prompt, scripted("a"), "cold", kind="final")
+    assert cold.num_cached_tokens == 0
+
+
+async def test_a_core_that_does_not_answer_is_an_error(config):
+    core = await CoreProcess.launch(config, LOADER)
+    await core.ready()
+    try:
+        os.kill(core.pid, signal.SIGSTOP)
+        with pytest.raises(EngineDead, match=r"not answered within 0\.05 s"):
+            await core.call("debug_requests", timeout_s=0.05)
+    finally:
+        os.kill(core.pid, signal.SIGCONT)
+        await core.stop()
+
+
+async def test_a_call_ends_when_the_core_dies(config):
+    async with running(config) as llm:
+        os.kill(llm._core.pid, signal.SIGSTOP)
+        asking = asyncio.create_task(llm.debug_requests())
+        await asyncio.sleep(0)
+        os.kill(llm._core.pid, signal.SIGKILL)
+        with pytest.raises(EngineDead, match="signal 9"):
+            await asking
+        with pytest.raises(EngineDead):
+            await llm.reset_prefix_cache()
+
+
+async def test_offline_too(config):
+    llm = LLM(config.model, loader=LOADER, load_format="dummy", max_model_len=512)
+    try:
+        for cached in (0, 48):
+            (output,) = llm.generate(["z" * 49], scripted("a"), use_tqdm=False)
+            assert output.num_cached_tokens == cached
+        assert llm.reset_prefix_cache() is True
+        (output,) = llm.generate(["z" * 49], scripted("a"), use_tqdm=False)
+        assert output.num_cached_tokens == 0
+    finally:
+        llm.shutdown()
