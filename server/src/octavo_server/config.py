@@ -1,7 +1,6 @@
 """What the HTTP side may be told, resolved and frozen; the engine's own settings are `octavo_engine.config`."""
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,9 +11,7 @@ class ServerConfig:
     uvicorn_log_level: str = "info"
     root_path: str = ""
     allowed_origins: tuple[str, ...] = ("*",)
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    api_key_files: tuple[Path, ...] = ()
-    cache_isolation: bool = False
+    api_keys: tuple[str, ...] = ()
     response_role: str = "assistant"
     enable_force_include_usage: bool = False
     enable_log_requests: bool = False
@@ -24,10 +21,6 @@ class ServerConfig:
     metrics_prefix: str = "vllm:"
     drain_timeout_s: float = 30.0
     keep_alive_s: int = 120
-
-    @property
-    def needs_key(self) -> bool:
-        return bool(self.api_keys or self.api_key_files)
 
     @property
     def model_name(self) -> str:

@@ -94,6 +94,7 @@ def test_the_space_that_encoding_adds_is_taken_back_only_at_the_start() -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<s> ab ab"
     assert tokenizer.decode(ids[2:]) == "ab"
     assert tokenizer.token_str(ids[1]) == " ab"
+    assert (tokenizer.piece(ids[1]), tokenizer.piece(10**6)) == ("▁ab", "")
 
 
 def test_tokenizer_json_forgets_truncation_and_padding(tmp_path: Path) -> None:

@@ -77,6 +77,10 @@ class Tokenizer:
         """The token on its own; where it is only part of a character, with U+FFFD."""
         return self.token_bytes(token_id).decode(errors="replace")
 
+    def piece(self, token_id: int) -> str:
+        """The token as the vocabulary writes it, e.g. `Ġworld`; empty for an id without a token."""
+        return self._backend.id_to_token(token_id) or ""
+
     def token_id(self, token: str) -> int | None:
         """Of a token as the vocabulary writes it, e.g. `<|im_end|>`."""
         found: int | None = self._backend.token_to_id(token)

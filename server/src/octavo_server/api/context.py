@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from octavo_engine.wire.errors import InvalidRequest, ModelNotFound
-from octavo_engine.wire.hashing import tenant_salt
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
@@ -40,7 +39,6 @@ class Head:
     created: int
     model: str
     fingerprint: str
-    tenant: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,10 +59,8 @@ class ApiContext:
         return asked
 
     def head(self, prefix: str, request: Request, body: GenerationFields) -> Head:
-        state = request.scope["state"]
-        request_id = body.request_id or state["request_id"]
-        name, tenant = self.model_name(body.model), state.get("tenant", "")
-        return Head(f"{prefix}-{request_id}", int(time.time()), name, self.fingerprint, tenant)
+        request_id = body.request_id or request.scope["state"]["request_id"]
+        return Head(f"{prefix}-{request_id}", int(time.time()), self.model_name(body.model), self.fingerprint)
 
     def generation(
         self, head: Head, body: GenerationFields, prompts: list[PromptInput], params: "SamplingParams", arrival_s: float
@@ -84,7 +80,7 @@ class ApiContext:
             prompts=prompts,
             params=params,
             priority=body.priority or 0,
-            cache_salt=tenant_salt(head.tenant if self.config.cache_isolation else "", body.cache_salt or ""),
+            cache_salt=body.cache_salt or "",
             track=track,
         )
 

@@ -21,7 +21,7 @@ async def tokenize(request: Request) -> Response:
     body = await read_body(request, TokenizeRequest)
     context.model_name(body.model)
     ids = await _token_ids(context, body)
-    strings = [context.client.tokenizer.token_str(t) for t in ids] if body.return_token_strs else None
+    strings = [context.client.tokenizer.piece(t) for t in ids] if body.return_token_strs else None
     return _json(Tokenized(len(ids), context.client.max_model_len, ids, strings))
 
 

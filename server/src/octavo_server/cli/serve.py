@@ -23,7 +23,6 @@ from octavo_engine.engine_args import STILL_TO_COME, resolve_config
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.api.app import build_app
-from octavo_server.api.keys import KeyRing
 from octavo_server.api.server import SIGNALS, ApiServer
 from octavo_server.cli.banner import banner
 from octavo_server.cli.stats_log import log_stats
@@ -42,7 +41,6 @@ def serve(args: argparse.Namespace) -> int:
     try:
         engine_config = engine_config_of(args)
         server_config = server_config_of(args, engine_config)
-        check_keys(server_config)
         with bind(server_config.host, server_config.port) as sock:
             return _run(_serve(engine_config, server_config, sock))
     except StartupError as error:
@@ -62,7 +60,6 @@ def engine_config_of(args: argparse.Namespace) -> EngineConfig:
 
 
 def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerConfig:
-    """Raises StartupError."""
     keys = args.api_key or [key for name in KEY_VARIABLES if (key := os.environ.get(name))]
     return ServerConfig(
         served_model_names=engine.served_model_name,
@@ -71,9 +68,7 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
         uvicorn_log_level=args.uvicorn_log_level,
         root_path=args.root_path,
         allowed_origins=tuple(args.allowed_origins),
-        api_keys=tuple(dict.fromkeys(keys)),
-        api_key_files=tuple(args.api_key_file or ()),
-        cache_isolation=args.cache_isolation,
+        api_keys=tuple(keys),
         response_role=args.response_role,
         enable_force_include_usage=args.enable_force_include_usage,
         enable_log_requests=args.enable_log_requests,
@@ -82,13 +77,6 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
         disable_fastapi_docs=args.disable_fastapi_docs,
         drain_timeout_s=args.drain_timeout,
     )
-
-
-def check_keys(config: ServerConfig) -> None:
-    """Raises StartupError before the model is loaded rather than after."""
-    KeyRing(config.api_keys, config.api_key_files)
-    if config.cache_isolation and not config.needs_key:
-        raise StartupError("--cache-isolation tells tenants apart by their API keys: add --api-key or --api-key-file.")
 
 
 def bind(host: str | None, port: int) -> socket.socket:
