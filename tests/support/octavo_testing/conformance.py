@@ -1,0 +1,138 @@
+"""The rows of docs/conformance.md: a test states one with `@conforms(row, behaviour, how=...)`.
+
+`pytest tests/conformance --update-conformance` writes the document from what the tests of that run did. A row passes
+only if all cases of its test ran and passed; what wasn't run is called that. A test compares the committed document
+with the rows that the test files state, so that neither can change alone.
+"""
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+DOCUMENT = ROOT / "docs" / "conformance.md"
+TESTS = ROOT / "tests" / "conformance"
+
+#: Numbered behaviours, by what they are about.
+TOPICS = {"Requests": range(1, 12), "Streams": range(12, 19), "Answers": range(19, 25)}
+ENDPOINTS = (
+    *("POST /v1/completions", "POST /v1/chat/completions", "POST /v1/responses", "GET /v1/models"),
+    *("POST /tokenize", "POST /detokenize", "POST /v1/completions/render", "POST /v1/chat/completions/render"),
+    *("GET /health", "GET /ready", "GET /ping", "GET /version", "GET /load", "GET /metrics", "GET /openapi.json"),
+    *("POST /reset_prefix_cache", "POST /drain", "GET /debug/requests"),
+)
+#: Fixture -> what the row was checked against.
+SERVERS = {
+    "real": "SmolLM2-135M",
+    "tiny": "tiny model",
+    "scripted": "scripted engine",
+}
+PASS, FAIL, NOT_RUN = "pass", "**fail**", "not run"
+INTRODUCTION = """\
+# Conformance
+
+What clients written for OpenAI's API and for vLLM rely on, as checked with Octavo {version}. Written by
+`make test TESTS=tests/conformance ARGS=--update-conformance` from the tests in `tests/conformance`; don't edit it.
+Where Octavo differs on purpose, the row says so. SmolLM2-135M and the tiny model (random weights) run in a real
+`octavo serve` process; the scripted engine stands behind the same server where a test has to choose the tokens.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    key: str
+    behaviour: str
+    how: str
+
+    def line(self, result: str) -> str:
+        return f"| {self.key} | {self.behaviour} | {self.how} | {result} |"
+
+
+def conforms(key: int | str, behaviour: str, *, how: str) -> pytest.MarkDecorator:
+    return pytest.mark.conformance(str(key), behaviour, how)
+
+
+def row_of(mark: pytest.Mark, test: Callable[..., Any]) -> Row:
+    key, behaviour, how = mark.args
+    servers = [SERVERS[name] for name in inspect.signature(test).parameters if name in SERVERS]
+    return Row(key, behaviour, ", ".join([how, *servers]))
+
+
+def stated_rows(folder: Path = TESTS) -> list[Row]:
+    """Of all test files, collected or not, in the order of the document."""
+    tests = [test for path in sorted(folder.glob("test_*.py")) for test in vars(_load(path)).values()]
+    marks = [(mark, test) for test in tests if callable(test) for mark in getattr(test, "pytestmark", ())]
+    rows = [row_of(mark, test) for mark, test in marks if mark.name == "conformance"]
+    order = [*ENDPOINTS, *(str(number) for numbers in TOPICS.values() for number in numbers)]
+    return sorted(rows, key=lambda row: order.index(row.key))
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"stated_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def render(rows: Iterable[Row], results: Mapping[Row, str]) -> str:
+    rows = list(rows)
+    sections = {"Endpoints": [row for row in rows if row.key in ENDPOINTS]}
+    for topic, numbers in TOPICS.items():
+        sections[topic] = [row for row in rows if row.key.isdigit() and int(row.key) in numbers]
+    parts = [INTRODUCTION.format(version=version("octavo-server"))]
+    for title, found in sections.items():
+        head = f"## {title}\n\n| | behaviour | checked with | result |\n|---|---|---|---|\n"
+        parts.append(head + "".join(row.line(results.get(row, NOT_RUN)) + "\n" for row in found))
+    return "\n".join(parts)
+
+
+def documented_rows(document: str) -> list[str]:
+    """The lines of the tables without their result."""
+    lines = [line for line in document.splitlines() if line.startswith("| ") and not line.startswith("| |")]
+    return [line.rsplit("|", 2)[0] for line in lines]
+
+
+class Outcomes:
+    """The plugin: what the tests of each row did in this run."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[Row]] = {}
+        self._results: dict[Row, str] = {}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            marks = item.iter_markers("conformance")
+            if isinstance(item, pytest.Function) and (rows := [row_of(mark, item.function) for mark in marks]):
+                self._rows[item.nodeid] = rows
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for row in self._rows.get(report.nodeid, ()):
+            if report.failed:
+                self._results[row] = FAIL
+            elif report.skipped and self._results.get(row) != FAIL:
+                self._results[row] = NOT_RUN
+            elif report.when == "call":
+                self._results.setdefault(row, PASS)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        DOCUMENT.write_text(render(stated_rows(), self._results))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-conformance", action="store_true", help="write docs/conformance.md from this run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "conformance(row, behaviour, how): a row of docs/conformance.md")
+    if config.getoption("--update-conformance"):
+        config.pluginmanager.register(Outcomes(), "conformance-outcomes")
