@@ -54,6 +54,7 @@ bench: $(VENV)/.dev ## run the benchmarks, alone or beside other engines: PEERS=
 	mkdir -p results
 	$(BIN)/python benchmarks/scheduler_step.py --json results/scheduler_step.json
 	$(BIN)/python benchmarks/kv_waste.py --json results/kv_waste.json
+	$(BIN)/python benchmarks/http_overhead.py --json results/http_overhead.json
 	$(BIN)/python benchmarks/prefix_overhead.py --json results/prefix_overhead.json
 	$(BIN)/python benchmarks/offline.py $(if $(PEERS),--peers $(PEERS)) --json results/offline.json $(ARGS)
 

@@ -1,0 +1,71 @@
+"""An engine that computes nothing: tokens of a plain English text, every sequence one, every `STEP_S` seconds.
+
+Run as a script it is `octavo serve` around that engine, so that only the API process and the scheduler work. The pace
+is slow enough that each token travels on its own, as a real model's do; `load` is the loader of the core process.
+"""
+
+import sys
+import time
+from concurrent.futures import Future
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from octavo_engine.async_llm import AsyncLLM
+from octavo_engine.config import EngineConfig, ReadyInfo
+from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.text.tokenizer import load_tokenizer
+from octavo_engine.wire.plan import SeqResult, StepPlan, StepResult
+from octavo_server.cli import serve
+from octavo_server.cli.main import main
+
+STEP_S = 0.02
+TEXT = (
+    "A page is a sheet of paper folded once; a quarto is folded twice, an octavo three times, which makes eight "
+    "leaves. Books of that size fit in a coat pocket, and so, when the price of paper fell, everybody read them. "
+)
+
+
+class PacedExecutor:
+    def __init__(self, token_ids: list[int]) -> None:
+        self._tokens = cycle(token_ids)
+
+    def submit(self, plan: StepPlan) -> Future[StepResult]:
+        time.sleep(STEP_S)
+        sampled = [SeqResult(seq_id=s.seq_id, token_ids=[next(self._tokens)] if s.sample else []) for s in plan.seqs]
+        future: Future[StepResult] = Future()
+        future.set_result(StepResult(step_id=plan.step_id, seqs=sampled))
+        return future
+
+    def shutdown(self) -> None:
+        """Nothing to let go."""
+
+
+def load(config: EngineConfig) -> tuple[PacedExecutor, ReadyInfo]:
+    tokenizer = load_tokenizer(resolve_model(config.model))
+    ready = ReadyInfo(
+        max_model_len=config.max_model_len or 2048,
+        num_blocks=8192,
+        num_host_blocks=0,
+        block_size=config.block_size,
+        dtype="none",
+        kv_dtype="none",
+        device="none",
+        weights_fingerprint="paced",
+        hash_root=b"paced",
+        weights_bytes=0,
+        kv_bytes=0,
+        load_s=0.0,
+    )
+    return PacedExecutor(tokenizer.encode(TEXT, add_special_tokens=False)), ready
+
+
+class PacedLLM(AsyncLLM):
+    @classmethod
+    async def start(cls, config: EngineConfig, **_: Any) -> AsyncLLM:
+        return await AsyncLLM.start(config, loader=f"{Path(__file__).stem}:load")
+
+
+if __name__ == "__main__":
+    serve.AsyncLLM = PacedLLM  # type: ignore[misc]
+    sys.exit(main())
