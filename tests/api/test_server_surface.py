@@ -148,8 +148,8 @@ async def test_a_request_is_measured(tmp_path):
 
 async def test_steps_are_measured(tmp_path):
     async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
-        served.engine.on_stats(EngineStats(batched_tokens=70, step_s=0.02))
-        served.engine.on_stats(EngineStats(batched_tokens=0, step_s=0.001))
+        served.engine.on_stats(EngineStats(steps=1, batched_tokens=70, step_s=0.02))
+        served.engine.on_stats(EngineStats(steps=1, batched_tokens=70, step_s=0.001))
         metrics = await served.metrics()
     assert [metrics[f"vllm:iteration_tokens_total_{part}"] for part in ("count", "sum")] == [1, 70]
     assert [metrics[f"octavo:step_seconds_{part}"] for part in ("count", "sum")] == [1, 0.02]

@@ -1,29 +1,25 @@
-"""Prometheus metrics of one replica, made from the list in `octavo_engine.wire.metrics`, in a registry of its own.
+"""Prometheus metrics of one replica, made from the list in `octavo_engine.wire.metrics`.
 
 Two sources: what each request shows the front end (latencies, sizes, reasons), observed as it happens; and the engine
-core's running totals (`EngineStats`), read only when somebody scrapes. All times are durations by one process's
-monotonic clock.
+core's running totals, read only when somebody scrapes. All times are durations by one process's monotonic clock.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from octavo_engine.config import EngineConfig, ReadyInfo
-from octavo_engine.wire.metrics import COMMON_LABELS, Metric, active_metrics
+from octavo_engine.wire.metrics import COMMON_LABELS, active_metrics
 from octavo_engine.wire.records import EngineStats
-from prometheus_client import GCCollector, Histogram, PlatformCollector, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+
+from octavo_server.engine_totals import TotalsText, cache_labels, engine_samples
+from octavo_server.exposition import Histogram, family_head, label_text
+from octavo_server.http_metrics import HttpMetrics
 
 if TYPE_CHECKING:
     from octavo_engine.outputs import CompletionOutput, RequestOutput
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ENGINE_INDEX = "0"
-
-#: One sample: the values of the metric's own labels, and the number.
-Sample = tuple[tuple[str, ...], float]
 
 
 class Telemetry:
@@ -36,41 +32,49 @@ class Telemetry:
         stats: Callable[[], EngineStats],
         prefix: str,
     ) -> None:
-        self.registry = CollectorRegistry()
-        self._labels = (model_name, ENGINE_INDEX)
-        self._prefix = prefix
-        self._histograms = {m.name: self._histogram(m, ready) for m in active_metrics() if m.kind == "histogram"}
+        common = dict(zip(COMMON_LABELS, (model_name, ENGINE_INDEX), strict=True))
         self.finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error"), 0)
         self.rejections = 0
-        info = _cache_labels(config, ready)
-        self.registry.register(_Totals(self, stats, info, self._labels, prefix))
+        self.http = HttpMetrics()
+        self._stats = stats
+        self._cache_labels = cache_labels(config, ready)
+        self._totals = TotalsText(common, prefix)
+        self._histograms: dict[str, Histogram] = {}
+        self._histogram_heads: list[tuple[str, str, Histogram]] = []
+        for metric in active_metrics():
+            if metric.kind == "histogram":
+                names = metric.exposed_names(prefix)
+                made = Histogram(names, metric.bounds(ready.max_model_len), label_text(common))
+                self._histograms[metric.name] = made
+                self._histogram_heads += [(name, family_head(name, "histogram", metric.help), made) for name in names]
+        self._process = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self.registry)
+            collector(registry=self._process)
+        self._num_steps = 0
 
-    def observe(self, name: str, value: float) -> None:
-        for histogram in self._histograms[name]:
-            histogram.observe(value)
+    def observe(self, name: str, value: float, times: int = 1) -> None:
+        self._histograms[name].observe(value, times)
 
     def step(self, stats: EngineStats) -> None:
-        """One engine step; one that computed nothing (an abort alone) doesn't count."""
-        if stats.batched_tokens:
+        """With each message of the engine core; one that brings no new step (an abort alone) doesn't count."""
+        if stats.steps != self._num_steps:
+            self._num_steps = stats.steps
             self.observe("iteration_tokens_total", stats.batched_tokens)
             self.observe("step_seconds", stats.step_s)
 
     def exposition(self) -> bytes:
-        return generate_latest(self.registry)
+        samples = engine_samples(self._stats(), self._cache_labels)
+        samples["request_success"] = [((reason,), count) for reason, count in self.finished.items()]
+        samples["admission_rejections"] = [((), self.rejections)]
+        histograms = [head + histogram.text(name) for name, head, histogram in self._histogram_heads]
+        process: bytes = generate_latest(self._process)
+        return (self._totals.text(samples) + "".join(histograms) + self.http.text()).encode() + process
 
     def track(self, *, arrival_s: float, num_prompt_tokens: int, n: int, max_tokens: int | None) -> "RequestTrack":
         self.observe("request_params_n", n)
         if max_tokens is not None:
             self.observe("request_params_max_tokens", max_tokens)
         return RequestTrack(self, arrival_s, num_prompt_tokens)
-
-    def _histogram(self, metric: Metric, ready: ReadyInfo) -> list[Histogram]:
-        bounds = metric.bounds(ready.max_model_len)
-        names = [metric.full_name(self._prefix), *(self._prefix + old for old in metric.old_names)]
-        made = [Histogram(n, metric.help, COMMON_LABELS, registry=self.registry, buckets=bounds) for n in names]
-        return [histogram.labels(*self._labels) for histogram in made]
 
 
 class RequestTrack:
@@ -105,8 +109,7 @@ class RequestTrack:
         if latest is None:
             self._first_s[index] = now
         elif count:
-            for _ in range(count):
-                self._telemetry.observe("inter_token_latency_seconds", (now - latest) / count)
+            self._telemetry.observe("inter_token_latency_seconds", (now - latest) / count, count)
         self._latest_s[index] = now
         self._num_tokens[index] = self._num_tokens.get(index, 0) + count
         if sequence.finish_reason is not None:
@@ -133,86 +136,3 @@ class RequestTrack:
         observe("request_prefill_kv_computed_tokens", self._num_prompt_tokens - output.num_cached_tokens)
         observe("request_generation_tokens", sum(self._num_tokens.values()))
         observe("request_max_num_generation_tokens", max(self._num_tokens.values()))
-
-
-class _Totals(Collector):
-    """Gauges and counters, read at the scrape."""
-
-    def __init__(
-        self,
-        telemetry: Telemetry,
-        stats: Callable[[], EngineStats],
-        info: Mapping[str, str],
-        labels: tuple[str, ...],
-        prefix: str,
-    ) -> None:
-        self._telemetry = telemetry
-        self._stats = stats
-        self._info = info
-        self._labels = labels
-        self._prefix = prefix
-
-    def collect(self) -> Iterable[Family]:
-        samples = _samples(self._stats(), self._info)
-        samples["request_success"] = [((reason,), count) for reason, count in self._telemetry.finished.items()]
-        samples["admission_rejections"] = [((), self._telemetry.rejections)]
-        for metric in active_metrics():
-            if metric.kind != "histogram":
-                for name in (metric.full_name(self._prefix), *(self._prefix + old for old in metric.old_names)):
-                    yield self._family(name, metric, samples[metric.name])
-
-    def _family(self, name: str, metric: Metric, samples: list[Sample]) -> Family:
-        kind = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
-        family = kind(name, metric.help, labels=(*COMMON_LABELS, *metric.labels))
-        for labels, value in samples:
-            family.add_metric((*self._labels, *labels), value)
-        return family
-
-
-def _samples(s: EngineStats, info: Mapping[str, str]) -> dict[str, list[Sample]]:
-    """By metric name. What is computed is neither cached nor fetched from elsewhere."""
-    plain: dict[str, float] = {
-        "num_requests_running": s.running,
-        "num_requests_waiting": s.waiting,
-        "kv_cache_usage_perc": s.kv_usage,
-        "prefix_cache_queries": s.prefix_cache_queries,
-        "prefix_cache_hits": s.prefix_cache_hits,
-        "num_preemptions": s.preemptions,
-        "prompt_tokens": s.prompt_tokens,
-        "prompt_tokens_cached": s.prefix_cache_hits,
-        "prompt_tokens_recomputed": s.recomputed_tokens,
-        "generation_tokens": s.generation_tokens,
-        "kv_used_slots": s.kv_used_slots,
-        "dropped_blocks": s.dropped_blocks,
-        "recomputed_tokens": s.recomputed_tokens,
-        "cow_copies": s.cow_copies,
-    }
-    labelled: dict[str, dict[str, float]] = {
-        "num_requests_waiting_by_reason": {"capacity": s.waiting, "deferred": 0},
-        "prompt_tokens_by_source": {
-            "local_compute": s.prompt_tokens - s.prefix_cache_hits,
-            "local_cache_hit": s.prefix_cache_hits,
-            "external_kv_transfer": 0,
-        },
-        "kv_blocks": {"free": s.free_blocks, "cached": s.cached_blocks, "in_use": s.in_use_blocks},
-        "host_kv_blocks": {"used": s.host_used_blocks, "total": s.host_total_blocks},
-        "preemptions_by_mode": {"swap": s.preemptions_swap, "recompute": s.preemptions_recompute},
-        "swapped_blocks": {"out": s.swapped_out_blocks, "in": s.swapped_in_blocks},
-    }
-    found: dict[str, list[Sample]] = {name: [((), value)] for name, value in plain.items()}
-    found |= {name: [((k,), v) for k, v in values.items()] for name, values in labelled.items()}
-    found["cache_config_info"] = [(tuple(info.values()), 1)]
-    return found
-
-
-def _cache_labels(config: EngineConfig, ready: ReadyInfo) -> dict[str, str]:
-    """In the order of the metric's labels."""
-    return {
-        "block_size": str(ready.block_size),
-        "num_gpu_blocks": str(ready.num_blocks),
-        "num_cpu_blocks": str(ready.num_host_blocks),
-        "enable_prefix_caching": str(config.enable_prefix_caching),
-        "cache_dtype": ready.kv_dtype,
-        "gpu_memory_utilization": str(config.gpu_memory_utilization),
-        "swap_space": str(config.swap_space),
-    }

@@ -1,7 +1,8 @@
 """The metrics that a replica exposes, as data: names, types, labels and buckets. The server makes Prometheus objects.
 
 Names and buckets are vLLM's, so that dashboards, routers and autoscalers made for it work unchanged; what only Octavo
-counts stands under its own prefix. A metric whose `feature` isn't on in a replica is left out, not shown as zero.
+counts stands under its own prefix. As with vLLM, some counters of what a replica doesn't have are shown as zero
+(dashboards add them up), and a metric whose `feature` isn't on is left out.
 
 `prometheus_client` appends `_total` to a counter's name itself; `iteration_tokens_total` is a histogram nonetheless.
 """
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["gauge", "counter", "histogram"]
-Feature = Literal["", "lora", "kv_connector", "multimodal", "spec_decode", "kv_cache_metrics", "sleep", "nan_check"]
+Feature = Literal["", "lora", "spec_decode", "kv_cache_metrics", "nan_check"]
 
 DEFAULT_PREFIX = "vllm:"
 OWN_PREFIX = "octavo:"
@@ -71,6 +72,9 @@ class Metric:
     def full_name(self, prefix: str = DEFAULT_PREFIX) -> str:
         return (OWN_PREFIX if self.own else prefix) + self.name
 
+    def exposed_names(self, prefix: str = DEFAULT_PREFIX) -> tuple[str, ...]:
+        return self.full_name(prefix), *(prefix + old for old in self.old_names)
+
     def bounds(self, max_model_len: int) -> tuple[float, ...]:
         return self.buckets or steps_1_2_5(max_model_len)
 
@@ -108,7 +112,7 @@ VLLM_METRICS: tuple[Metric, ...] = (
         "Share of KV blocks referenced by a request, 0 to 1; blocks that are only cached don't count.",
         old=("gpu_cache_usage_perc",),
     ),
-    _gauge("engine_sleep_state", "1 for the state the engine is in.", "sleep_state", feature="sleep"),
+    _gauge("engine_sleep_state", "1 for the state the engine is in.", "sleep_state"),
     _gauge(
         "cache_config_info",
         "Configuration of the KV cache, as labels; always 1.",
@@ -123,10 +127,10 @@ VLLM_METRICS: tuple[Metric, ...] = (
     ),
     _counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", old=("gpu_prefix_cache_queries",)),
     _counter("prefix_cache_hits", "Tokens found in the prefix cache.", old=("gpu_prefix_cache_hits",)),
-    _counter("external_prefix_cache_queries", "Tokens looked up in an external KV store.", feature="kv_connector"),
-    _counter("external_prefix_cache_hits", "Tokens found in an external KV store.", feature="kv_connector"),
-    _counter("mm_cache_queries", "Items looked up in the multimodal cache.", feature="multimodal"),
-    _counter("mm_cache_hits", "Items found in the multimodal cache.", feature="multimodal"),
+    _counter("external_prefix_cache_queries", "Tokens looked up in an external KV store."),
+    _counter("external_prefix_cache_hits", "Tokens found in an external KV store."),
+    _counter("mm_cache_queries", "Items looked up in the multimodal cache."),
+    _counter("mm_cache_hits", "Items found in the multimodal cache."),
     _counter("num_preemptions", "Requests taken out of the running batch for lack of blocks."),
     _counter("prompt_tokens", "Prompt tokens processed."),
     _counter("prompt_tokens_by_source", "Prompt tokens by where their KV came from.", "source"),

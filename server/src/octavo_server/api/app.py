@@ -21,6 +21,7 @@ from octavo_server.api.middleware import BearerAuth, RequestId
 from octavo_server.api.openapi import document
 from octavo_server.api.watched import log_failure
 from octavo_server.config import ServerConfig
+from octavo_server.http_metrics import HttpMetricsLayer
 from octavo_server.openai.errors import MalformedRequest, describe
 from octavo_server.telemetry import Telemetry
 
@@ -39,7 +40,7 @@ def build_app(client: EngineClient, config: ServerConfig) -> FastAPI:
         app.include_router(module.router)
     for kind in (OctavoError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answer_error)
-    _add_layers(app, config)
+    _add_layers(app, config, app.state.context.telemetry)
     return app
 
 
@@ -57,13 +58,14 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
     return ApiContext(client=client, config=config, telemetry=telemetry, fingerprint=fingerprint)
 
 
-def _add_layers(app: FastAPI, config: ServerConfig) -> None:
+def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> None:
     """The last one added is the outermost."""
     if config.api_keys:
         app.add_middleware(BearerAuth, keys=config.api_keys)
     app.add_middleware(
         CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
     )
+    app.add_middleware(HttpMetricsLayer, metrics=telemetry.http)
     app.add_middleware(RequestId)
 
 

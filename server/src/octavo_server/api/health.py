@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from octavo_server.api.context import context_of
-from octavo_server.telemetry import CONTENT_TYPE
+from octavo_server.exposition import CONTENT_TYPE
 
 router = APIRouter()
 

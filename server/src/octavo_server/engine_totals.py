@@ -1,0 +1,96 @@
+"""Gauges and counters of the engine, from the core's running totals (`EngineStats`), read only at a scrape."""
+
+from collections.abc import Mapping
+
+from octavo_engine.config import EngineConfig, ReadyInfo
+from octavo_engine.wire.metrics import Metric, active_metrics
+from octavo_engine.wire.records import EngineStats
+
+from octavo_server.exposition import family_head, label_text
+
+#: One sample: the values of the metric's own labels, and the number.
+Sample = tuple[tuple[str, ...], float]
+Samples = dict[str, list[Sample]]
+
+
+class TotalsText:
+    """Writes the samples of every gauge and counter on the list; what repeats from scrape to scrape is kept."""
+
+    def __init__(self, common: Mapping[str, str], prefix: str) -> None:
+        self._common = common
+        self._families = [
+            (metric, name + ("_total" if metric.kind == "counter" else ""))
+            for metric in active_metrics()
+            if metric.kind != "histogram"
+            for name in metric.exposed_names(prefix)
+        ]
+        self._heads = {name: family_head(name, metric.kind, metric.help) for metric, name in self._families}
+        self._starts: dict[tuple[str, tuple[str, ...]], str] = {}
+
+    def text(self, samples: Samples) -> str:
+        return "".join(
+            self._heads[name] + "".join([self._sample(metric, name, *sample) for sample in samples[metric.name]])
+            for metric, name in self._families
+        )
+
+    def _sample(self, metric: Metric, name: str, labels: tuple[str, ...], value: float) -> str:
+        start = self._starts.get((name, labels))
+        if start is None:
+            named = {**self._common, **dict(zip(metric.labels, labels, strict=True))}
+            start = self._starts[name, labels] = f"{name}{{{label_text(named)}}} "
+        return f"{start}{value}\n"
+
+
+def engine_samples(s: EngineStats, info: tuple[str, ...]) -> Samples:
+    """By metric name. What is computed is neither cached nor fetched from elsewhere. `info`: `cache_labels`."""
+    plain: dict[str, float] = {
+        "num_requests_running": s.running,
+        "num_requests_waiting": s.waiting,
+        "kv_cache_usage_perc": s.kv_usage,
+        "prefix_cache_queries": s.prefix_cache_queries,
+        "prefix_cache_hits": s.prefix_cache_hits,
+        "num_preemptions": s.preemptions,
+        "prompt_tokens": s.prompt_tokens,
+        "prompt_tokens_cached": s.prefix_cache_hits,
+        "prompt_tokens_recomputed": s.recomputed_tokens,
+        "generation_tokens": s.generation_tokens,
+        "kv_used_slots": s.kv_used_slots,
+        "dropped_blocks": s.dropped_blocks,
+        "recomputed_tokens": s.recomputed_tokens,
+        "cow_copies": s.cow_copies,
+        **dict.fromkeys(ALWAYS_ZERO, 0),
+    }
+    labelled: dict[str, dict[str, float]] = {
+        "num_requests_waiting_by_reason": {"capacity": s.waiting, "deferred": 0},
+        "engine_sleep_state": {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+        "prompt_tokens_by_source": {
+            "local_compute": s.prompt_tokens - s.prefix_cache_hits,
+            "local_cache_hit": s.prefix_cache_hits,
+            "external_kv_transfer": 0,
+        },
+        "kv_blocks": {"free": s.free_blocks, "cached": s.cached_blocks, "in_use": s.in_use_blocks},
+        "host_kv_blocks": {"used": s.host_used_blocks, "total": s.host_total_blocks},
+        "preemptions_by_mode": {"swap": s.preemptions_swap, "recompute": s.preemptions_recompute},
+        "swapped_blocks": {"out": s.swapped_out_blocks, "in": s.swapped_in_blocks},
+    }
+    found: Samples = {name: [((), value)] for name, value in plain.items()}
+    found |= {name: [((k,), v) for k, v in values.items()] for name, values in labelled.items()}
+    found["cache_config_info"] = [(info, 1)]
+    return found
+
+
+#: vLLM exposes these whether there is such a cache or not.
+ALWAYS_ZERO = ("external_prefix_cache_queries", "external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits")
+
+
+def cache_labels(config: EngineConfig, ready: ReadyInfo) -> tuple[str, ...]:
+    """In the order of the labels of `cache_config_info`."""
+    return (
+        str(ready.block_size),
+        str(ready.num_blocks),
+        str(ready.num_host_blocks),
+        str(config.enable_prefix_caching),
+        ready.kv_dtype,
+        str(config.gpu_memory_utilization),
+        str(config.swap_space),
+    )

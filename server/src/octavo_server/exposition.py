@@ -1,0 +1,77 @@
+"""Prometheus' text format, written by ourselves: a scrape beside many streams costs tenths of a millisecond.
+
+Whatever doesn't change between two scrapes (names, labels, bounds) is made once. Everything here belongs to one event
+loop, so nothing is locked; an observation is a bisection and two additions.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def label_text(labels: Mapping[str, str]) -> str:
+    """`a="x",b="y"`, escaped."""
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
+
+
+def family_head(name: str, kind: str, help: str) -> str:
+    """The two lines above a family's samples; a counter's name comes with its `_total`."""
+    text = help.replace("\\", "\\\\").replace("\n", "\\n")
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+
+
+def bound_text(bound: float) -> str:
+    return repr(float(bound))
+
+
+class Histogram:
+    """One series. `names`: the family that it belongs to, and those under which readers of old names find it."""
+
+    __slots__ = ("_bounds", "_counts", "_starts", "_sum", "_tails")
+
+    def __init__(self, names: Sequence[str], bounds: Sequence[float], labels: str = "") -> None:
+        self._bounds = [float(bound) for bound in bounds]
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+        edges = [*map(bound_text, self._bounds), "+Inf"]
+        lead, braces = labels + "," if labels else "", f"{{{labels}}}" if labels else ""
+        self._starts = {name: [f'{name}_bucket{{{lead}le="{edge}"}} ' for edge in edges] for name in names}
+        self._tails = {name: (f"{name}_count{braces} ", f"{name}_sum{braces} ") for name in names}
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def text(self, name: str) -> str:
+        lines, total = [], 0
+        for start, count in zip(self._starts[name], self._counts, strict=True):
+            total += count
+            lines.append(f"{start}{total}\n")
+        count_start, sum_start = self._tails[name]
+        return f"{''.join(lines)}{count_start}{total}\n{sum_start}{self._sum}\n"
+
+
+class Summary:
+    """One series of a summary without quantiles: how many, and their sum."""
+
+    __slots__ = ("_starts", "count", "sum")
+
+    def __init__(self, name: str, labels: str) -> None:
+        self._starts = f"{name}_count{{{labels}}} ", f"{name}_sum{{{labels}}} "
+        self.count, self.sum = 0, 0.0
+
+    def observe(self, value: float) -> None:
+        self.count += 1
+        self.sum += value
+
+    def text(self) -> str:
+        return f"{self._starts[0]}{self.count}\n{self._starts[1]}{self.sum}\n"
+
+
+def family_text(name: str, kind: str, help: str, series: Iterable[str]) -> str:
+    return family_head(name, kind, help) + "".join(series)
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

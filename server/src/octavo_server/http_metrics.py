@@ -1,0 +1,118 @@
+"""The `http_*` metrics, under the names, labels and buckets of prometheus_fastapi_instrumentator, as vLLM serves them.
+
+`handler` is the route's template and "none" where there is no route, so its values are bounded; sizes are what the
+Content-Length headers say. What probes and scrapers ask isn't counted.
+"""
+
+import time
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo_server.exposition import Histogram, Summary, family_text, label_text
+
+UNCOUNTED = frozenset({"/metrics", "/health", "/ready", "/load", "/ping", "/version", "/server_info"})
+NO_ROUTE = "none"
+DURATION_S = (0.1, 0.5, 1)
+DURATION_HIGHR_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75),
+    *(1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60),
+)
+REQUESTS = "http_requests_total"
+REQUEST_SIZE, RESPONSE_SIZE = "http_request_size_bytes", "http_response_size_bytes"
+DURATION, DURATION_HIGHR = "http_request_duration_seconds", "http_request_duration_highr_seconds"
+
+
+class HttpMetrics:
+    def __init__(self) -> None:
+        self._requests: dict[tuple[str, str, str], int] = {}
+        self._request_sizes: dict[str, Summary] = {}
+        self._response_sizes: dict[str, Summary] = {}
+        self._durations: dict[tuple[str, str], Histogram] = {}
+        self._all_durations = Histogram((DURATION_HIGHR,), DURATION_HIGHR_S)
+
+    def observe(
+        self, *, handler: str, method: str, status: int, duration_s: float, request_bytes: int, response_bytes: int
+    ) -> None:
+        key = handler, method, f"{status // 100}xx"
+        self._requests[key] = self._requests.get(key, 0) + 1
+        _summary(self._request_sizes, REQUEST_SIZE, handler).observe(request_bytes)
+        _summary(self._response_sizes, RESPONSE_SIZE, handler).observe(response_bytes)
+        self._all_durations.observe(duration_s)
+        durations = self._durations.get(key[:2])
+        if durations is None:
+            labels = label_text({"handler": handler, "method": method})
+            durations = self._durations[key[:2]] = Histogram((DURATION,), DURATION_S, labels)
+        durations.observe(duration_s)
+
+    def text(self) -> str:
+        return "".join(
+            [
+                family_text(REQUESTS, "counter", "HTTP requests by handler, method and status.", self._counts()),
+                family_text(REQUEST_SIZE, "summary", "Content-Length of requests.", _texts(self._request_sizes)),
+                family_text(RESPONSE_SIZE, "summary", "Content-Length of responses.", _texts(self._response_sizes)),
+                family_text(
+                    *(DURATION_HIGHR, "histogram", "Duration of HTTP requests, all handlers together."),
+                    (self._all_durations.text(DURATION_HIGHR),),
+                ),
+                family_text(
+                    *(DURATION, "histogram", "Duration of HTTP requests by handler."),
+                    (durations.text(DURATION) for durations in self._durations.values()),
+                ),
+            ]
+        )
+
+    def _counts(self) -> Iterable[str]:
+        for (handler, method, status), count in self._requests.items():
+            yield f"{REQUESTS}{{{label_text({'handler': handler, 'status': status, 'method': method})}}} {count}\n"
+
+
+class HttpMetricsLayer:
+    """Pure ASGI: it sees a response's head and its end, and never holds anything back."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_s = time.perf_counter()
+        status, response_bytes = 500, 0
+
+        async def send_and_look(message: Message) -> None:
+            nonlocal status, response_bytes
+            if message["type"] == "http.response.start":
+                status, response_bytes = message["status"], _content_length(message["headers"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_look)
+        finally:
+            handler = getattr(scope.get("route"), "path", NO_ROUTE)
+            if handler not in UNCOUNTED:
+                self._metrics.observe(
+                    handler=handler,
+                    method=scope["method"],
+                    status=status,
+                    duration_s=time.perf_counter() - started_s,
+                    request_bytes=_content_length(scope["headers"]),
+                    response_bytes=response_bytes,
+                )
+
+
+def _content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    given = next((value for name, value in headers if name.lower() == b"content-length"), b"")
+    return int(given) if given.isdigit() else 0
+
+
+def _summary(of: dict[str, Summary], name: str, handler: str) -> Summary:
+    found = of.get(handler)
+    if found is None:
+        found = of[handler] = Summary(name, label_text({"handler": handler}))
+    return found
+
+
+def _texts(summaries: dict[str, Summary]) -> Iterable[str]:
+    return (summary.text() for summary in summaries.values())

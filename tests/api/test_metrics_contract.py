@@ -1,0 +1,72 @@
+"""What `/metrics` of a serving engine shows, against `metrics.txt`: a change of it is a change for every dashboard."""
+
+import re
+from collections import defaultdict
+
+import pytest
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import MODEL, ScriptedClient, parse_metrics, serving
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+#: Beside every sample; the list names only further labels.
+COMMON = {"model_name", "engine", "le"}
+
+
+def families(text: str) -> list[str]:
+    """`name type label,label bound bound ...` for each family, in the order of exposure."""
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    labels: dict[str, set[str]] = defaultdict(set)
+    bounds: dict[str, dict[str, None]] = defaultdict(dict)
+    for name, inside in re.findall(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? \S+$", text, re.MULTILINE):
+        family = next(f for f in (name, re.sub("_(bucket|count|sum)$", "", name)) if f in kinds)
+        found = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', inside))
+        labels[family] |= found.keys() - COMMON
+        assert name.startswith(("http_", "python_", "process_")) or {"model_name", "engine"} <= found.keys()
+        if "le" in found:
+            bounds[family][found["le"]] = None
+    lines = ([name, kind, ",".join(sorted(labels[name])), *bounds[name]] for name, kind in kinds.items())
+    return [" ".join(part for part in line if part) for line in lines]
+
+
+async def test_names_types_labels_and_buckets_are_the_agreed_ones(served, golden):
+    await served.http.post("/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": 2})
+    text = (await served.http.get("/metrics")).text
+    golden("metrics.txt", "\n".join(families(text)) + "\n")
+
+
+async def test_every_line_has_the_form_that_prometheus_reads(served):
+    text = (await served.http.get("/metrics")).text
+    line = re.compile(r'# (HELP|TYPE) \S+ .+|[a-zA-Z_:][\w:]*(\{(\w+="([^"\\\n]|\\.)*",?)*\})? [-+.\de]+(inf|nan)?')
+    assert [found for found in text.splitlines() if not line.fullmatch(found)] == []
+    kinds = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+    assert len(kinds) == len(set(kinds))
+
+
+async def test_requests_are_counted_by_route_method_and_class_of_status(served):
+    before = await served.metrics()
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 2}
+    sent = await served.http.post("/v1/completions", json=body)
+    await served.http.post("/v1/completions", json={"model": "other", "prompt": "x"})
+    await served.http.post("/v1/completions", json={**body, "stream": True})
+    for path in ("/nowhere", "/elsewhere", "/health", "/metrics", "/version"):
+        await served.http.get(path)
+    after = await served.metrics()
+    grown = {name: value - before.get(name, 0) for name, value in after.items() if name.startswith("http_")}
+    assert {name: by for name, by in grown.items() if by and name.startswith("http_requests_total")} == {
+        'http_requests_total{handler="/v1/completions",status="2xx",method="POST"}': 2,
+        'http_requests_total{handler="/v1/completions",status="4xx",method="POST"}': 1,
+        'http_requests_total{handler="none",status="4xx",method="GET"}': 2,
+    }
+    assert grown["http_request_duration_highr_seconds_count"] == 5
+    assert grown['http_request_duration_seconds_count{handler="/v1/completions",method="POST"}'] == 3
+    assert grown['http_request_duration_seconds_bucket{handler="none",method="GET",le="+Inf"}'] == 2
+    assert grown['http_request_size_bytes_sum{handler="/v1/completions"}'] > len(sent.request.content)
+    assert grown['http_response_size_bytes_sum{handler="/v1/completions"}'] > len(sent.content)
+
+
+async def test_a_label_with_quotes_is_escaped(tmp_path):
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), served_model_names=('a"b\\c',)) as other:
+        text = (await other.http.get("/metrics")).text
+    assert 'vllm:num_requests_running{model_name="a\\"b\\\\c",engine="0"} 0' in text
+    assert parse_metrics(text)
