@@ -144,6 +144,14 @@ class AsyncLLM:
         return self.dead_error is not None
 
     @property
+    def num_unfinished(self) -> int:
+        """Requests that the engine core still owes an end, whatever their readers do."""
+        return sum(not stream.assembly.finished for stream in self._streams.values())
+
+    def core_cpu_s(self) -> float:
+        return self._core.cpu_s()
+
+    @property
     def tokenizer(self) -> Tokenizer:
         return self._frontend.tokenizer
 

@@ -19,6 +19,7 @@ class ServerConfig:
     disable_log_stats: bool = False
     disable_fastapi_docs: bool = False
     metrics_prefix: str = "vllm:"
+    health_stall_timeout_s: float = 60.0
     drain_timeout_s: float = 30.0
     keep_alive_s: int = 120
 

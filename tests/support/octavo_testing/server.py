@@ -89,6 +89,17 @@ class ScriptedClient:
             if not assembly.finished:
                 self.aborted.put_nowait(request_id)
 
+    @property
+    def num_unfinished(self) -> int:
+        return len(self.running)
+
+    @property
+    def dead_error(self) -> EngineDead | None:
+        return EngineDead("the engine core was killed.") if self.is_dead else None
+
+    def core_cpu_s(self) -> float:
+        return 0.0
+
     async def debug_requests(self) -> list[SequenceInfo]:
         return self.sequences
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from pathlib import Path
 
 import zmq
 import zmq.asyncio
@@ -21,6 +22,7 @@ STOP_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 30.0
 LAST_WORDS_S = 0.2  # what a dead process sent may still be on its way through the sockets
 STDERR_FD = 2
+CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class CoreProcess:
@@ -56,6 +58,15 @@ class CoreProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def cpu_s(self) -> float:
+        """CPU time of the process so far, all threads; 0 when it is gone."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return 0.0
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / CLOCK_TICKS_PER_S
 
     async def ready(self) -> ReadyInfo:
         """Raises StartupError with the core's own words, or with its exit code."""

@@ -23,6 +23,7 @@ from octavo_server.api.watched import log_failure
 from octavo_server.config import ServerConfig
 from octavo_server.http_metrics import HttpMetricsLayer
 from octavo_server.openai.errors import MalformedRequest, describe
+from octavo_server.stall import StallWatch
 from octavo_server.telemetry import Telemetry
 
 
@@ -55,7 +56,8 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
     client.on_stats = telemetry.step
     weights = hashlib.sha256(client.ready_info.weights_fingerprint.encode()).hexdigest()[:8]
     fingerprint = f"octavo-{version('octavo-server')}-{weights}"
-    return ApiContext(client=client, config=config, telemetry=telemetry, fingerprint=fingerprint)
+    stall = StallWatch(config.health_stall_timeout_s)
+    return ApiContext(client=client, config=config, telemetry=telemetry, fingerprint=fingerprint, stall=stall)
 
 
 def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> None:

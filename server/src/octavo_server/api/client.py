@@ -66,6 +66,18 @@ class EngineClient(Protocol):
     @property
     def is_dead(self) -> bool: ...
 
+    @property
+    def dead_error(self) -> Exception | None: ...
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that the engine core still owes an end."""
+        ...
+
+    def core_cpu_s(self) -> float:
+        """CPU time that the engine core's process has used; 0 when it is gone."""
+        ...
+
     def resolve(self, token_ids: list[int], params: "SamplingParams", *, priority: int = 0) -> "SamplingParams":
         """What `generate` would run, but for the seed. Raises InvalidRequest for what it would refuse."""
         ...

@@ -20,6 +20,7 @@ from octavo_server.config import ServerConfig
 from octavo_server.openai.errors import MalformedRequest, malformed
 from octavo_server.openai.fields import GenerationFields
 from octavo_server.openai.unsupported import refuse_unsupported
+from octavo_server.stall import Pulse, StallWatch
 
 if TYPE_CHECKING:
     from octavo_engine.wire.sampling import SamplingParams
@@ -47,8 +48,20 @@ class ApiContext:
     config: ServerConfig
     telemetry: "Telemetry"
     fingerprint: str
+    stall: StallWatch
     in_flight: InFlight = field(default_factory=InFlight)
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def look_at_engine(self) -> None:
+        client = self.client
+        pulse = Pulse(num_unfinished=client.num_unfinished, stats=client.stats, cpu_s=client.core_cpu_s())
+        self.stall.look(pulse, time.monotonic())
+
+    @property
+    def unhealthy_reason(self) -> str | None:
+        if self.client.is_dead:
+            return str(self.client.dead_error or "the engine core is dead.")
+        return self.stall.reason(time.monotonic())
 
     def model_name(self, asked: str | None) -> str:
         """Raises ModelNotFound. Left out (or empty), the first served name is meant."""

@@ -12,9 +12,10 @@ from octavo_server.exposition import CONTENT_TYPE
 router = APIRouter()
 
 
-@router.get("/health", summary="200 while the engine lives, 503 when it is dead", response_model=None)
+@router.get("/health", summary="200 while the engine gets on; 503 with a reason when not", response_model=None)
 async def health(request: Request) -> Response:
-    return Response(status_code=503 if context_of(request).client.is_dead else 200)
+    reason = context_of(request).unhealthy_reason
+    return Response() if reason is None else JSONResponse({"status": "unhealthy", "reason": reason}, 503)
 
 
 @router.get("/ping", summary="Health, as SageMaker asks for it", response_model=None)

@@ -23,6 +23,7 @@ from octavo_server.config import ServerConfig
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+TICKS_PER_LOOK = 10  # uvicorn ticks ten times a second
 #: After the streams were told to end: how long their last bytes may take to leave.
 LAST_WORDS_S = 3
 
@@ -53,6 +54,8 @@ class ApiServer(uvicorn.Server):
             self.engine_died = True
             self.should_exit = True
             logger.error("the engine core is gone: the server ends")
+        if counter % TICKS_PER_LOOK == 0:
+            self._context.look_at_engine()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from octavo_engine.config import EngineConfig
 from octavo_engine.engine_args import STILL_TO_COME
 
+from octavo_server.cli.observe_flags import add_observability_flags
 from octavo_server.cli.sizes import size, size_or_auto
 
 #: Group -> field of EngineConfig -> help.
@@ -96,6 +97,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--drain-timeout", type=float, default=30.0, help="seconds for running requests at shutdown (default: 30)"
     )
+    add_observability_flags(parser)
 
 
 def add_compatibility_flags(parser: argparse.ArgumentParser) -> None:

@@ -25,6 +25,7 @@ from octavo_engine.wire.errors import StartupError
 from octavo_server.api.app import build_app
 from octavo_server.api.server import SIGNALS, ApiServer
 from octavo_server.cli.banner import banner
+from octavo_server.cli.observe_flags import observability_of
 from octavo_server.cli.stats_log import log_stats
 from octavo_server.config import ServerConfig
 
@@ -76,6 +77,7 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
         disable_log_stats=args.disable_log_stats,
         disable_fastapi_docs=args.disable_fastapi_docs,
         drain_timeout_s=args.drain_timeout,
+        **observability_of(args),
     )
 
 

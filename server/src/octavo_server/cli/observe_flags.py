@@ -1,0 +1,26 @@
+"""Flags of `octavo serve` that say what it tells about itself: logs, metrics, traces and health."""
+
+import argparse
+from typing import Any
+
+
+def add_observability_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("observability")
+    group.add_argument(
+        "--health-stall-timeout",
+        type=float,
+        default=60.0,
+        metavar="X",
+        help="seconds without progress, work at hand, after which /health answers 503; 0: never (default: 60)",
+    )
+    group.add_argument(
+        "--metrics-prefix",
+        default="vllm:",
+        metavar="TEXT",
+        help="of the metrics that vLLM has, too (default: vllm:)",
+    )
+
+
+def observability_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of `ServerConfig` that these flags set."""
+    return {"health_stall_timeout_s": args.health_stall_timeout, "metrics_prefix": args.metrics_prefix}

@@ -1,0 +1,71 @@
+"""`/health` in front of a real engine core process that hangs, and of one that waits for nothing but its next step."""
+
+import asyncio
+import os
+import signal
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+from octavo_engine.config import EngineConfig
+from octavo_testing.core_process import running, scripted_environment
+from octavo_testing.scripted import scripted, write_byte_model
+from octavo_testing.server import ScriptedClient, serving
+
+
+@pytest.fixture
+def config(tmp_path):
+    with scripted_environment():
+        yield EngineConfig(model=str(write_byte_model(tmp_path)), load_format="dummy", max_model_len=512)
+
+
+@asynccontextmanager
+async def stopped(pid):
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def health(served, status):
+    """Asked like a probe, until it is `status`."""
+    while (answer := await served.http.get("/health")).status_code != status:
+        await asyncio.sleep(0.05)
+    return answer
+
+
+async def test_a_core_that_hangs_is_noticed_only_if_it_has_work_and_may_recover(config):
+    async with running(config) as llm, serving(llm, health_stall_timeout_s=1.0) as served, stopped(llm._core.pid):
+        for _ in range(3):
+            served.server._context.look_at_engine()
+            await health(served, 200)
+        async with aclosing(llm.generate("hi", scripted("abc"), "r")) as outputs:
+            reading = asyncio.create_task(anext(outputs))
+            answer = await health(served, 503)
+            assert "unfinished requests: 1;" in answer.json()["reason"]
+            assert (await served.http.get("/ping")).status_code == 503
+            os.kill(llm._core.pid, signal.SIGCONT)
+            await reading
+            await health(served, 200)
+
+
+async def test_the_core_s_cpu_time_is_known_until_it_is_gone(config):
+    async with running(config) as llm:
+        assert llm.core_cpu_s() > 0
+    assert llm.core_cpu_s() == 0
+
+
+async def test_a_finished_request_with_a_slow_reader_is_not_unfinished_work(config):
+    async with running(config) as llm, aclosing(llm.generate("hi", scripted("abc"), "r")) as outputs:
+        await anext(outputs)
+        while llm.num_unfinished:
+            await asyncio.sleep(0.01)
+        assert (await llm.debug_requests()) == []
+
+
+async def test_the_reason_of_a_dead_engine_is_told(tmp_path):
+    async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
+        context = served.server._context
+        assert context.unhealthy_reason is None
+        served.engine.is_dead = True
+        assert context.unhealthy_reason == "the engine core was killed."
