@@ -2,45 +2,106 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NamedTuple
 
+from octavo_server.cli.chat_flags import add_chat_flags, add_complete_flags
+from octavo_server.cli.completion import PrintCompletion, add_completion_flags
 from octavo_server.cli.flags import add_compatibility_flags, add_engine_flags, add_server_flags
+
+
+class CommandSpec(NamedTuple):
+    """`run` is "module:function", called with the parsed arguments; it returns the exit code."""
+
+    help: str
+    run: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    usage: str | None = None
+    description: str | None = None
+
+
+def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    add_engine_flags(parser)
+    add_server_flags(parser)
+    add_compatibility_flags(parser)
+
+
+def _add_replay_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="what `octavo serve --trace FILE` wrote")
+
+
+COMMANDS: dict[str, CommandSpec] = {
+    "serve": CommandSpec(
+        help="serve a model behind an OpenAI-compatible API",
+        run="octavo_server.cli.serve:serve",
+        add_flags=_add_serve_flags,
+        usage="octavo serve [MODEL] [options]",
+        description="Serve a model behind an OpenAI-compatible API: a folder, a .gguf file, a hub id, or pkg://NAME.",
+    ),
+    "chat": CommandSpec(
+        help="talk with a served model",
+        run="octavo_server.cli.chat:chat",
+        add_flags=add_chat_flags,
+        description="Talk with a served model, at the terminal or through a pipe.",
+    ),
+    "complete": CommandSpec(
+        help="let a served model go on with a text",
+        run="octavo_server.cli.complete:complete",
+        add_flags=add_complete_flags,
+        description="Let a served model go on with a text, at the terminal or through a pipe.",
+    ),
+    "replay": CommandSpec(
+        help="repeat the decisions of a recorded trace, without a model",
+        run="octavo_server.cli.replay:replay",
+        add_flags=_add_replay_flags,
+    ),
+    "completion": CommandSpec(
+        help="print a script that makes the shell complete octavo's commands and flags",
+        run="octavo_server.cli.completion:completion",
+        add_flags=add_completion_flags,
+        description="For bash: eval \"$(octavo completion bash)\"  For zsh: octavo completion zsh > a file `_octavo` "
+        "in a folder of $fpath.",
+    ),
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    if args.command == "serve":
-        from octavo_server.cli.serve import serve
+    module, _, function = args.run.partition(":")
+    try:
+        code: int = getattr(import_module(module), function)(args)
+    except BrokenPipeError:  # whoever read our output has enough of it
+        sys.stderr.close()
+        return 1
+    return code
 
-        return serve(args)
-    from octavo_server.cli.replay import replay
 
-    return replay(args)
+class ShowVersion(argparse.Action):
+    """Looked up when asked for: reading package metadata takes longer than all the parsing."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        parser.exit(message=f"octavo {version('octavo-server')}\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="octavo", description="LLM inference engine.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"octavo {version('octavo-server')}")
+    parser.add_argument("-v", "--version", action=ShowVersion, help="show the version and exit")
+    parser.add_argument("--print-completion", action=PrintCompletion, help="the same as `octavo completion SHELL`")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    serve = commands.add_parser(
-        "serve",
-        help="serve a model behind an OpenAI-compatible API",
-        description=_SERVE,
-        usage="octavo serve [MODEL] [options]",
-        allow_abbrev=False,
-    )
-    add_engine_flags(serve)
-    add_server_flags(serve)
-    add_compatibility_flags(serve)
-    replay = commands.add_parser(
-        "replay", help="repeat the decisions of a recorded trace, without a model", allow_abbrev=False
-    )
-    replay.add_argument("file", metavar="FILE", help="what `octavo serve --trace FILE` wrote")
+    for name, spec in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=spec.help, description=spec.description, usage=spec.usage, allow_abbrev=False
+        )
+        spec.add_flags(command)
+        command.set_defaults(run=spec.run)
     return parser
 
-
-_SERVE = "Serve a model behind an OpenAI-compatible API: a folder, a .gguf file, a hub id, or pkg://NAME."
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,0 +1,36 @@
+"""Shell completion, made by shtab from the very parser that reads the arguments, so it can't fall behind it."""
+
+import argparse
+from collections.abc import Sequence
+
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+def add_completion_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS, help="which shell")
+
+
+def completion(args: argparse.Namespace) -> int:
+    from octavo_server.cli.main import build_parser
+
+    print(script(build_parser(), args.shell))
+    return 0
+
+
+def script(parser: argparse.ArgumentParser, shell: str) -> str:
+    import shtab
+
+    return shtab.complete(parser, shell)
+
+
+class PrintCompletion(argparse.Action):
+    """`octavo --print-completion bash`, as other tools have it."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, choices=SHELLS, help=help)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: object, values: object, option_string: str | None = None
+    ) -> None:
+        print(script(parser, str(values)))
+        parser.exit()

@@ -1,0 +1,158 @@
+"""`Api`: a light client of an OpenAI-compatible server, for the terminal and for measuring.
+
+aiohttp, because its parser is C: per streamed chunk it costs a tenth of what httpx or the `openai` package do, and the
+client must not be what a benchmark measures. It does no retries: a failure is told, not hidden.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Mapping
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit, urlunsplit
+
+import aiohttp
+import msgspec
+
+from octavo_server.client.chunks import Chunk, decode_chunk, error_message
+from octavo_server.client.events import DONE, EventReader
+
+_MOST_ERROR_CHARS = 500
+
+
+class ApiFailure(Exception):
+    """`status`: None when there was no HTTP answer at all."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Unreachable(ApiFailure):
+    """Nobody answers there."""
+
+
+class ModelCard(msgspec.Struct):
+    id: str
+    root: str | None = None
+    max_model_len: int | None = None
+
+
+class _ModelList(msgspec.Struct):
+    data: list[ModelCard]
+
+
+def normalise_url(url: str) -> str:
+    """`/v1` is added to a bare address; a path that is there stays."""
+    if "://" not in url:
+        url = f"http://{url}"
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ApiFailure(f"{url!r} is no address of a server: give one such as http://127.0.0.1:8000/v1.")
+    return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/") or "/v1", "", ""))
+
+
+class Api:
+    """`url` is that of the API (".../v1"); paths are appended to it. Made and used inside one event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        max_connections: int = 0,
+        verify_tls: bool = True,
+    ) -> None:
+        self.url = url
+        key_header = {"Authorization": f"Bearer {key}"} if key else {}
+        connector = aiohttp.TCPConnector(limit=max_connections, ssl=verify_tls)
+        # No total: an answer takes as long as it takes.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+        self._session = aiohttp.ClientSession(
+            connector=connector, headers={**key_header, **(headers or {})}, timeout=timeout
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def models(self) -> list[ModelCard]:
+        body = await self.get(f"{self.url}/models")
+        try:
+            return msgspec.json.decode(body, type=_ModelList).data
+        except msgspec.DecodeError as error:
+            raise ApiFailure(f"{self.url}/models is no list of models: {error}") from error
+
+    async def get(self, url: str) -> bytes:
+        return await self._whole("GET", url)
+
+    async def post(self, url: str, body: Any = None) -> bytes:
+        return await self._whole("POST", url, json=body)
+
+    async def stream(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        """Raises ApiFailure for a refusal, for an error in mid-stream, and for a stream that breaks off."""
+        reader = EventReader()
+        try:
+            async with self._session.post(
+                self.url + path, data=msgspec.json.encode(body), headers={**_JSON, **(headers or {})}
+            ) as response:
+                if response.status != 200:
+                    raise _refusal(response.status, await response.read())
+                async for piece in response.content.iter_any():
+                    for data in reader.feed(piece):
+                        if data == DONE:
+                            return
+                        yield _checked(data)
+        except (aiohttp.ClientError, OSError) as error:
+            raise _failure(self.url, error) from error
+        raise ApiFailure("the stream broke off before [DONE].")
+
+    async def _whole(self, method: str, url: str, **options: Any) -> bytes:
+        try:
+            async with self._session.request(method, url, **options) as response:
+                body = await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise _failure(self.url, error) from error
+        if response.status != 200:
+            raise _refusal(response.status, body)
+        return body
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def _checked(data: bytes) -> Chunk:
+    try:
+        chunk = decode_chunk(data)
+    except msgspec.DecodeError as error:
+        raise ApiFailure(f"the server sent what is no chunk: {error}") from error
+    if chunk.error is not None:
+        raise ApiFailure(error_message(chunk.error))
+    return chunk
+
+
+def _refusal(status: int, body: bytes) -> ApiFailure:
+    try:
+        message = error_message(msgspec.json.decode(body))
+    except msgspec.DecodeError:
+        message = body.decode(errors="replace").strip() or "no reason given"
+    return ApiFailure(f"HTTP {status}: {message[:_MOST_ERROR_CHARS]}", status)
+
+
+def _failure(url: str, error: Exception) -> ApiFailure:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno
+        return Unreachable(f"no server answers at {url} ({os.strerror(number) if number else error.os_error}).")
+    if isinstance(error, asyncio.TimeoutError):
+        return Unreachable(f"no server answers at {url} (timed out).")
+    return ApiFailure(f"the connection to {url} broke: {error or type(error).__name__}")

@@ -1,0 +1,69 @@
+"""What a client reads of a streamed answer: the few fields that chat and text completions need, by any server's name.
+
+Decoding into these structs costs microseconds, so that a measuring client is not what it measures.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+
+class Delta(Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # the older name
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class Choice(Struct):
+    index: int = 0
+    text: str | None = None
+    delta: Delta | None = None
+    finish_reason: str | None = None
+
+
+class Usage(Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+
+
+class Chunk(Struct):
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    error: Any = None
+
+    @property
+    def text(self) -> str:
+        return "".join([c.text or (c.delta.content if c.delta else None) or "" for c in self.choices])
+
+    @property
+    def reasoning(self) -> str:
+        deltas = [c.delta for c in self.choices if c.delta]
+        return "".join([d.reasoning or d.reasoning_content or "" for d in deltas])
+
+    @property
+    def has_content(self) -> bool:
+        """Whether the model said something in it; the chunk of a role, an ending or a usage has none."""
+        return bool(self.text or self.reasoning) or any(c.delta and c.delta.tool_calls for c in self.choices)
+
+    @property
+    def finish_reason(self) -> str | None:
+        return next((c.finish_reason for c in self.choices if c.finish_reason), None)
+
+
+_decoder = msgspec.json.Decoder(Chunk)
+
+
+def decode_chunk(data: bytes) -> Chunk:
+    """Raises msgspec.DecodeError."""
+    return _decoder.decode(data)
+
+
+def error_message(error: Any) -> str:
+    """Of OpenAI's envelope, of FastAPI's, or of whatever else came."""
+    if isinstance(error, dict):
+        inner = error.get("error", error)
+        found = inner.get("message") or inner.get("detail") if isinstance(inner, dict) else inner
+        return str(found or error)
+    return str(error)
