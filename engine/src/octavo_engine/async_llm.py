@@ -17,6 +17,7 @@ from octavo_engine.assembly import RequestAssembly
 from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo
 from octavo_engine.engine_start import DEFAULT_LOADER
 from octavo_engine.frontend import Frontend, Prompt, TokenizedPrompt
+from octavo_engine.log_format import LogFormat
 from octavo_engine.outputs import OutputKind, RequestOutput
 from octavo_engine.process.client import CoreProcess
 from octavo_engine.process.messages import Abort, Add
@@ -60,9 +61,11 @@ class AsyncLLM:
         self._reader.add_done_callback(self._on_reader_end)
 
     @classmethod
-    async def start(cls, config: EngineConfig, *, loader: str = DEFAULT_LOADER) -> "AsyncLLM":
+    async def start(
+        cls, config: EngineConfig, *, loader: str = DEFAULT_LOADER, log_format: LogFormat = "text"
+    ) -> "AsyncLLM":
         """Raises StartupError. The core loads the model while the tokenizer is loaded here."""
-        core = await CoreProcess.launch(config, loader)
+        core = await CoreProcess.launch(config, loader, log_format)
         becoming_ready = asyncio.create_task(core.ready())
         try:
             frontend = await asyncio.to_thread(Frontend.load, config)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from octavo_engine.log_format import LogFormat
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
@@ -19,6 +21,8 @@ class ServerConfig:
     disable_log_stats: bool = False
     disable_fastapi_docs: bool = False
     metrics_prefix: str = "vllm:"
+    log_format: LogFormat = "text"
+    logs_access: bool = True
     health_stall_timeout_s: float = 60.0
     drain_timeout_s: float = 30.0
     keep_alive_s: int = 120

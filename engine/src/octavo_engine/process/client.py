@@ -12,6 +12,7 @@ import zmq
 import zmq.asyncio
 
 from octavo_engine.config import EngineConfig, ReadyInfo
+from octavo_engine.log_format import LogFormat
 from octavo_engine.process import messages
 from octavo_engine.process.rendezvous import from_core_address, make_folder, remove_folder, to_core_address
 from octavo_engine.wire.errors import EngineDead, StartupError
@@ -43,7 +44,7 @@ class CoreProcess:
             socket.bind(address)
 
     @classmethod
-    async def launch(cls, config: EngineConfig, loader: str) -> "CoreProcess":
+    async def launch(cls, config: EngineConfig, loader: str, log_format: LogFormat = "text") -> "CoreProcess":
         """The child's output goes to our standard error: its loading progress is for the user to see."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "octavo_engine.process.main"),
@@ -52,7 +53,10 @@ class CoreProcess:
             stderr=STDERR_FD,
         )
         core = cls(process, make_folder())
-        core._write_start(messages.Start(config=config, loader=loader, folder=core._folder, parent_pid=os.getpid()))
+        start = messages.Start(
+            config=config, loader=loader, folder=core._folder, parent_pid=os.getpid(), log_format=log_format
+        )
+        core._write_start(start)
         return core
 
     @property

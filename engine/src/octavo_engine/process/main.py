@@ -4,7 +4,6 @@ A busy loop (take what came in, step, send what came out) that blocks on its inb
 Ctrl-C belongs to the parent; an exception here is a bug, ends the process, and the parent sees that.
 """
 
-import logging
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ import zmq
 
 from octavo_engine.engine import EngineCore, settle_memory
 from octavo_engine.engine_start import find_loader, start_core
+from octavo_engine.log_format import configure_logging
 from octavo_engine.process import messages
 from octavo_engine.process.lifeline import follow_parent
 from octavo_engine.process.rendezvous import from_core_address, remove_folder, to_core_address
@@ -73,10 +73,10 @@ def run(start: messages.Start, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[b
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s core: %(message)s", stream=sys.stderr)
     pipe_fd = os.dup(0)  # not inherited by what the core starts
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     start = read_start(pipe_fd)
+    configure_logging(start.log_format, process="core")
     follow_parent(pipe_fd, start.parent_pid, lambda: remove_folder(start.folder))
     with zmq.Context() as context, context.socket(zmq.PULL) as inbox, context.socket(zmq.PUSH) as outbox:
         inbox.set_hwm(0)

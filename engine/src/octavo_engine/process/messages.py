@@ -7,6 +7,7 @@ then `Ready` or `Failed`, then `CoreOutputs` in `Outputs`, and `Answered` for ea
 import msgspec
 
 from octavo_engine.config import EngineConfig, ReadyInfo
+from octavo_engine.log_format import LogFormat
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.records import CoreOutputs, EngineRequest
 
@@ -18,6 +19,7 @@ class Start(msgspec.Struct, kw_only=True):
     loader: str
     folder: str
     parent_pid: int
+    log_format: LogFormat = "text"
 
 
 class Add(msgspec.Struct, tag=True):

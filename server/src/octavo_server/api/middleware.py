@@ -9,6 +9,7 @@ import secrets
 import uuid
 from collections.abc import Iterable
 
+from octavo_engine.log_format import REQUEST_ID
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,6 +32,7 @@ class RequestId:
         usable = 0 < len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable()
         request_id = given if usable else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
+        REQUEST_ID.set(request_id)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

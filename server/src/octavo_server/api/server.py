@@ -83,6 +83,7 @@ def _uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         lifespan="off",
         log_config=None,
         log_level=config.uvicorn_log_level,
+        access_log=config.logs_access,
         server_header=False,
         timeout_keep_alive=config.keep_alive_s,
         timeout_graceful_shutdown=int(config.drain_timeout_s) + LAST_WORDS_S,

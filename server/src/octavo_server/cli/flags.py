@@ -113,6 +113,7 @@ def add_compatibility_flags(parser: argparse.ArgumentParser) -> None:
 
 
 ALWAYS_ON = (
+    "--disable-log-requests",
     "--enable-prompt-tokens-details",
     "--enable-request-id-headers",
     "--enable-server-load-tracking",

@@ -1,7 +1,9 @@
 """Flags of `octavo serve` that say what it tells about itself: logs, metrics, traces and health."""
 
 import argparse
-from typing import Any
+from typing import Any, get_args
+
+from octavo_engine.log_format import LogFormat
 
 
 def add_observability_flags(parser: argparse.ArgumentParser) -> None:
@@ -13,6 +15,13 @@ def add_observability_flags(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="seconds without progress, work at hand, after which /health answers 503; 0: never (default: 60)",
     )
+    group.add_argument("--log-format", choices=get_args(LogFormat), default="text", help="(default: text)")
+    group.add_argument(
+        "--disable-uvicorn-access-log",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="no line for each HTTP request; probes and scrapes never get one (default: off)",
+    )
     group.add_argument(
         "--metrics-prefix",
         default="vllm:",
@@ -23,4 +32,9 @@ def add_observability_flags(parser: argparse.ArgumentParser) -> None:
 
 def observability_of(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of `ServerConfig` that these flags set."""
-    return {"health_stall_timeout_s": args.health_stall_timeout, "metrics_prefix": args.metrics_prefix}
+    return {
+        "health_stall_timeout_s": args.health_stall_timeout,
+        "metrics_prefix": args.metrics_prefix,
+        "log_format": args.log_format,
+        "logs_access": not args.disable_uvicorn_access_log,
+    }

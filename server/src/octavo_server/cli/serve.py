@@ -20,8 +20,10 @@ import uvloop
 from octavo_engine.async_llm import AsyncLLM
 from octavo_engine.config import EngineConfig
 from octavo_engine.engine_args import STILL_TO_COME, resolve_config
+from octavo_engine.log_format import LogFormat, configure_logging
 from octavo_engine.wire.errors import StartupError
 
+from octavo_server.access_log import skip_probes
 from octavo_server.api.app import build_app
 from octavo_server.api.server import SIGNALS, ApiServer
 from octavo_server.cli.banner import banner
@@ -36,9 +38,8 @@ ALL_ADDRESSES = "0.0.0.0"
 
 
 def serve(args: argparse.Namespace) -> int:
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S"
-    )
+    configure_logging(args.log_format, process="api")
+    skip_probes()
     try:
         engine_config = engine_config_of(args)
         server_config = server_config_of(args, engine_config)
@@ -104,7 +105,7 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
 
 async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket.socket) -> int:
     started_s = time.monotonic()
-    engine = await _start_unless_stopped(engine_config)
+    engine = await _start_unless_stopped(engine_config, config.log_format)
     if engine is None:
         return 0
     reporter: asyncio.Task[None] | None = None
@@ -125,10 +126,10 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket
         await engine.shutdown()
 
 
-async def _start_unless_stopped(config: EngineConfig) -> AsyncLLM | None:
+async def _start_unless_stopped(config: EngineConfig, log_format: LogFormat) -> AsyncLLM | None:
     """None if SIGTERM or SIGINT came while the model was loading."""
     loop = asyncio.get_running_loop()
-    starting = asyncio.create_task(AsyncLLM.start(config))
+    starting = asyncio.create_task(AsyncLLM.start(config, log_format=log_format))
     for sig in SIGNALS:
         loop.add_signal_handler(sig, starting.cancel)
     try:

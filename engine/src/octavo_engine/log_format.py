@@ -1,0 +1,64 @@
+"""How log lines look, in the server and in the engine core's process alike: text for people, JSON for collectors.
+
+A line that is about a request carries its id, which whoever handles the request puts into `REQUEST_ID`. What a client
+sent can't break a line in two or paint on a terminal: control characters are written as escapes.
+"""
+
+import json
+import logging
+import sys
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Literal
+
+LogFormat = Literal["text", "json"]
+
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code != 0x09} | {0x0A: "\\n"}
+
+
+class TextFormatter(logging.Formatter):
+    """`process` names it where that isn't the server itself."""
+
+    def __init__(self, process: str = "") -> None:
+        super().__init__(datefmt="%H:%M:%S")
+        self._source = f"{process}: " if process else ""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        request_id = REQUEST_ID.get()
+        about = f"[{request_id}] " if request_id else ""
+        message = record.message.translate(_ESCAPES)
+        return f"{self.formatTime(record, self.datefmt)} {record.levelname:7} {self._source}{about}{message}"
+
+    def usesTime(self) -> bool:  # noqa: N802
+        return False
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time, level, logger, process, message, and where there is one request_id and exception."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": self._process,
+            "message": record.getMessage(),
+        }
+        if request_id := REQUEST_ID.get():
+            line["request_id"] = request_id
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def configure_logging(log_format: LogFormat, *, process: Literal["api", "core"]) -> None:
+    """The process's own lines, to standard error. Replaces what was configured before."""
+    shown = "core" if process == "core" else ""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter(shown))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

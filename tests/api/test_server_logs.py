@@ -1,0 +1,46 @@
+"""The log of a real `octavo serve`: every line in the chosen format, requests by their id, keys nowhere."""
+
+import json
+
+import httpx
+import pytest
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.serve_command import octavo_serve
+
+TINY = ("--load-format", "dummy", "--max-model-len", "64", "--num-gpu-blocks-override", "16")
+KEY = "sk-very-secret-key"
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    return str(write_byte_model(folder))
+
+
+def test_json_lines_carry_the_request_id_and_no_key(tiny, tmp_path):
+    flags = ("--log-format", "json", "--enable-log-requests", "--max-log-len", "3", "--api-key", KEY)
+    headers = {"Authorization": f"Bearer {KEY}", "X-Request-Id": "mine"}
+    with octavo_serve(tmp_path, tiny, *TINY, *flags) as serving:
+        for prompt in ("abcdef", "x" * 100):
+            body = {"prompt": prompt, "max_tokens": 2}
+            httpx.post(f"{serving.url}/v1/completions", json=body, headers=headers, timeout=30)
+        httpx.get(f"{serving.url}/metrics?x=1")
+    text = serving.log.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert {line["process"] for line in lines} >= {"api"}
+    about = [line for line in lines if line.get("request_id") == "mine"]
+    assert any("'abc'" in line["message"] and "abcdef" not in line["message"] for line in about)
+    statuses = [line["message"][-3:] for line in about if line["logger"] == "uvicorn.access"]
+    assert statuses == ["200", "400"]
+    assert not any("/health" in line["message"] or "/metrics" in line["message"] for line in lines)
+    assert "secret" not in text
+
+
+def test_text_lines_name_the_request(tiny, tmp_path):
+    with octavo_serve(tmp_path, tiny, *TINY, "--disable-uvicorn-access-log", "--enable-log-requests") as serving:
+        body = {"prompt": "a", "max_tokens": 2}
+        httpx.post(f"{serving.url}/v1/completions", json=body, headers={"X-Request-Id": "mine"}, timeout=30)
+    text = serving.log.read_text()
+    assert " [mine] request cmpl-mine: " in text
+    assert "HTTP/1.1" not in text

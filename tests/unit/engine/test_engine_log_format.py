@@ -1,0 +1,56 @@
+import json
+import logging
+import sys
+
+import pytest
+from octavo_engine.log_format import REQUEST_ID, JsonFormatter, TextFormatter
+
+
+@pytest.fixture
+def about_request():
+    token = REQUEST_ID.set("cmpl-7")
+    yield
+    REQUEST_ID.reset(token)
+
+
+def record(message, *args, exc_info=None):
+    return logging.LogRecord("octavo.x", logging.WARNING, __file__, 1, message, args, exc_info)
+
+
+def failure():
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        return sys.exc_info()
+
+
+def test_text_has_time_level_process_and_message():
+    assert TextFormatter().format(record("is %d", 3))[8:] == " WARNING is 3"
+    assert TextFormatter("core").format(record("up"))[8:] == " WARNING core: up"
+
+
+def test_text_names_the_request(about_request):
+    assert TextFormatter().format(record("failed"))[8:] == " WARNING [cmpl-7] failed"
+
+
+def test_what_a_client_sent_breaks_no_line_and_paints_no_terminal():
+    line = TextFormatter().format(record("%s", "a\nb\r\x1b[31mc\td é"))
+    assert line.endswith("a\\nb\\x0d\\x1b[31mc\td é")
+
+
+def test_text_keeps_the_traceback():
+    assert TextFormatter().format(record("failed", exc_info=failure())).endswith("ValueError: two\nlines")
+
+
+def test_json_is_one_object_a_line(about_request):
+    text = JsonFormatter("api").format(record("is\n%d", 3, exc_info=failure()))
+    line = json.loads(text)
+    assert "\n" not in text
+    assert line.pop("time").endswith("+00:00")
+    assert line.pop("exception").endswith("two\nlines")
+    expected = {"level": "warning", "logger": "octavo.x", "process": "api", "message": "is\n3", "request_id": "cmpl-7"}
+    assert line == expected
+
+
+def test_json_without_a_request_has_no_id():
+    assert "request_id" not in json.loads(JsonFormatter("core").format(record("x")))
