@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from octavo_engine.wire.hashing import tenant_salt
 from octavo_testing.scripted import text_ids, write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, events, serving
 
@@ -136,4 +137,4 @@ async def test_salt_and_priority_reach_the_engine(tmp_path):
     async with serving(ScriptedClient(write_byte_model(tmp_path), scheduling_policy="priority")) as served:
         await complete(served, "a", extra_body={"cache_salt": "mine", "priority": 3})
         (request,) = served.engine.requests
-        assert (request.cache_salt, request.priority) == ("mine", 3)
+        assert (request.cache_salt, request.priority) == (tenant_salt("", "mine"), 3)

@@ -2,6 +2,7 @@
 
 import pytest
 import pytest_asyncio
+from octavo_engine.wire.hashing import tenant_salt
 from octavo_testing.scripted import text_ids, write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 
@@ -74,7 +75,8 @@ async def test_parameters_are_those_that_would_run(served):
     for name in ("temperature", "seed", "stop", "max_tokens", "n", "top_p", "stop_token_ids"):
         assert shown[name] == getattr(request.params, name), name
     assert shown["max_tokens"] == 512 - len(rendered["token_ids"])
-    assert (rendered["cache_salt"], rendered["priority"]) == (request.cache_salt, request.priority) == ("mine", 3)
+    assert (rendered["cache_salt"], rendered["priority"]) == (request.cache_salt, request.priority)
+    assert (request.cache_salt, request.priority) == (tenant_salt("", "mine"), 3)
     assert rendered["stream"] is True
 
 

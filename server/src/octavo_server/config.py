@@ -1,6 +1,7 @@
 """What the HTTP side may be told, resolved and frozen; the engine's own settings are `octavo_engine.config`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from octavo_engine.log_format import LogFormat
 
@@ -13,7 +14,9 @@ class ServerConfig:
     uvicorn_log_level: str = "info"
     root_path: str = ""
     allowed_origins: tuple[str, ...] = ("*",)
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_key_files: tuple[Path, ...] = ()
+    cache_isolation: bool = False
     response_role: str = "assistant"
     enable_force_include_usage: bool = False
     enable_log_requests: bool = False
@@ -26,6 +29,10 @@ class ServerConfig:
     health_stall_timeout_s: float = 60.0
     drain_timeout_s: float = 30.0
     keep_alive_s: int = 120
+
+    @property
+    def needs_key(self) -> bool:
+        return bool(self.api_keys or self.api_key_files)
 
     @property
     def model_name(self) -> str:

@@ -10,7 +10,7 @@ from octavo_engine.wire.errors import (
     Overloaded,
 )
 from octavo_server.openai import sse
-from octavo_server.openai.errors import GenerationFailed, MalformedRequest, Unauthorized, describe, is_known
+from octavo_server.openai.errors import Forbidden, GenerationFailed, MalformedRequest, Unauthorized, describe, is_known
 from starlette.exceptions import HTTPException
 
 TABLE = [
@@ -18,6 +18,7 @@ TABLE = [
     (MalformedRequest("x", param="n"), 400, "Bad Request", "n"),
     (ContextLengthExceeded(max_model_len=8, num_requested=4, num_input=6), 400, "BadRequestError", "input_tokens"),
     (Unauthorized("x"), 401, "AuthenticationError", None),
+    (Forbidden("x"), 403, "PermissionDeniedError", None),
     (ModelNotFound("m"), 404, "NotFoundError", None),
     (Overloaded("x", retry_after_s=3.2), 429, "RateLimitError", None),
     (GenerationFailed("x"), 500, "InternalServerError", None),

@@ -6,7 +6,15 @@ import struct
 from pathlib import Path
 
 import pytest
-from octavo_engine.wire.hashing import block_hashes, next_hash, root_hash, scoped_root, short_hash, tenant_salt
+from octavo_engine.wire.hashing import (
+    block_hashes,
+    next_hash,
+    root_hash,
+    scoped_root,
+    short_hash,
+    tenant_salt,
+    unnamed_tenant,
+)
 
 BASE = root_hash("sha256:0123", "float32", 4)
 BLOCK_0 = next_hash(BASE, [1, 2, 3, 4])
@@ -112,6 +120,19 @@ def test_a_token_that_does_not_fit_is_refused() -> None:
 def test_no_tenant_and_no_salt_share_the_cache() -> None:
     assert tenant_salt("") == ""
     assert scoped_root(BASE, salt=tenant_salt("")) == BASE
+
+
+def test_a_tenant_reaches_only_its_own_part() -> None:
+    """Not even by sending what another tenant's salt is."""
+    theirs = {tenant_salt("alice"), tenant_salt("alice", "session")}
+    sent = ["", "alice", "session", *theirs]
+    assert not theirs & {tenant_salt(tenant, salt) for tenant in ("bob", "") for salt in sent}
+
+
+def test_the_name_of_a_key_without_one() -> None:
+    name = unnamed_tenant("sk-alice")
+    assert name == "key-" + _digest(b"octavo-tenant1", b"sk-alice").hex()[:16]
+    assert f"`{name}`" in (Path(__file__).parents[3] / "docs" / "block-hash.md").read_text()
 
 
 def test_short_hash() -> None:

@@ -15,8 +15,10 @@ from hashlib import sha256
 BASE_LABEL = b"octavo-kv1"
 SCOPE_LABEL = b"octavo-kv1-scope"
 SALT_LABEL = b"octavo-salt1"
+TENANT_LABEL = b"octavo-tenant1"
 HASH_BYTES = 32
 SHORT_BYTES = 8
+UNNAMED_CHARS = 16
 
 
 def _u32(value: int) -> bytes:
@@ -49,13 +51,18 @@ def scoped_root(base: bytes, adapter: str = "", salt: str = "") -> bytes:
 
 
 def tenant_salt(tenant: str, cache_salt: str = "") -> str:
-    """The salt of a request of `tenant` (its API key, or "" where tenants share), which itself asked for `cache_salt`.
+    """The salt of a request of `tenant` (its key's name, or "" where tenants share) that itself asked for `cache_salt`.
 
-    A tenant can split its own cache further, never reach another's; nobody can compute a key from a salt.
+    A tenant can split its own cache further, never reach another's: what it sends is always hashed with its name.
     """
     if not tenant and not cache_salt:
         return ""
     return _digest(SALT_LABEL, tenant.encode(), cache_salt.encode()).hex()
+
+
+def unnamed_tenant(key: str) -> str:
+    """The name of an API key that was given without one: the same on every replica, whatever the order of the keys."""
+    return "key-" + _digest(TENANT_LABEL, key.encode()).hex()[:UNNAMED_CHARS]
 
 
 def next_hash(prev: bytes, tokens: Sequence[int], extra: bytes = b"") -> bytes:

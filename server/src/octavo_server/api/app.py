@@ -15,9 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_server.api import admin, chat, completions, health, models, render, tokens
+from octavo_server.api.auth import BearerAuth
 from octavo_server.api.client import EngineClient
 from octavo_server.api.context import ApiContext
-from octavo_server.api.middleware import BearerAuth, RequestId
+from octavo_server.api.keys import KeyRing
+from octavo_server.api.middleware import RequestId
 from octavo_server.api.openapi import document
 from octavo_server.api.watched import log_failure
 from octavo_server.config import ServerConfig
@@ -62,8 +64,8 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
 
 def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> None:
     """The last one added is the outermost."""
-    if config.api_keys:
-        app.add_middleware(BearerAuth, keys=config.api_keys)
+    if config.needs_key:
+        app.add_middleware(BearerAuth, ring=KeyRing(config.api_keys, config.api_key_files))
     app.add_middleware(
         CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
     )

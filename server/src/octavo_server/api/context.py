@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from octavo_engine.wire.errors import InvalidRequest, ModelNotFound
+from octavo_engine.wire.hashing import tenant_salt
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
@@ -40,6 +41,7 @@ class Head:
     created: int
     model: str
     fingerprint: str
+    tenant: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,8 +74,10 @@ class ApiContext:
         return asked
 
     def head(self, prefix: str, request: Request, body: GenerationFields) -> Head:
-        request_id = body.request_id or request.scope["state"]["request_id"]
-        return Head(f"{prefix}-{request_id}", int(time.time()), self.model_name(body.model), self.fingerprint)
+        state = request.scope["state"]
+        request_id = body.request_id or state["request_id"]
+        name, tenant = self.model_name(body.model), state.get("tenant", "")
+        return Head(f"{prefix}-{request_id}", int(time.time()), name, self.fingerprint, tenant)
 
     def generation(
         self, head: Head, body: GenerationFields, prompts: list[PromptInput], params: "SamplingParams", arrival_s: float
@@ -93,7 +97,7 @@ class ApiContext:
             prompts=prompts,
             params=params,
             priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
+            cache_salt=tenant_salt(head.tenant if self.config.cache_isolation else "", body.cache_salt or ""),
             track=track,
         )
 

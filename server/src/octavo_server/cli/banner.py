@@ -36,4 +36,4 @@ def _served_as(config: ServerConfig) -> str:
 
 
 def _key_header(config: ServerConfig) -> str:
-    return "-H 'Authorization: Bearer KEY' " if config.api_keys else ""
+    return "-H 'Authorization: Bearer KEY' " if config.needs_key else ""

@@ -13,6 +13,7 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.engine_args import STILL_TO_COME
 
 from octavo_server.cli.observe_flags import add_observability_flags
+from octavo_server.cli.limit_flags import add_key_flags
 from octavo_server.cli.sizes import size, size_or_auto
 
 #: Group -> field of EngineConfig -> help.
@@ -77,13 +78,6 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument("--host", help="address to listen on (default: all)")
     group.add_argument("--port", type=int, default=8000, help="port to listen on; 0: a free one (default: 8000)")
-    group.add_argument(
-        *("--api-key",),
-        nargs="+",
-        action="extend",
-        metavar="KEY",
-        help="keys that clients must send (default: $OCTAVO_API_KEY or $VLLM_API_KEY, else none is needed)",
-    )
     levels = ("critical", "error", "warning", "info", "debug", "trace")
     group.add_argument("--uvicorn-log-level", choices=levels, default="info", help="(default: info)")
     group.add_argument("--root-path", default="", help="path prefix that a proxy strips (default: none)")
@@ -98,6 +92,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--drain-timeout", type=float, default=30.0, help="seconds for running requests at shutdown (default: 30)"
     )
     add_observability_flags(parser)
+    add_key_flags(parser)
 
 
 def add_compatibility_flags(parser: argparse.ArgumentParser) -> None:

@@ -25,6 +25,7 @@ from octavo_engine.wire.errors import StartupError
 
 from octavo_server.access_log import skip_probes
 from octavo_server.api.app import build_app
+from octavo_server.api.keys import KeyRing
 from octavo_server.api.server import SIGNALS, ApiServer
 from octavo_server.cli.banner import banner
 from octavo_server.cli.observe_flags import observability_of
@@ -43,6 +44,7 @@ def serve(args: argparse.Namespace) -> int:
     try:
         engine_config = engine_config_of(args)
         server_config = server_config_of(args, engine_config)
+        check_keys(server_config)
         with bind(server_config.host, server_config.port) as sock:
             return _run(_serve(engine_config, server_config, sock))
     except StartupError as error:
@@ -62,6 +64,7 @@ def engine_config_of(args: argparse.Namespace) -> EngineConfig:
 
 
 def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerConfig:
+    """Raises StartupError."""
     keys = args.api_key or [key for name in KEY_VARIABLES if (key := os.environ.get(name))]
     return ServerConfig(
         served_model_names=engine.served_model_name,
@@ -70,7 +73,9 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
         uvicorn_log_level=args.uvicorn_log_level,
         root_path=args.root_path,
         allowed_origins=tuple(args.allowed_origins),
-        api_keys=tuple(keys),
+        api_keys=tuple(dict.fromkeys(keys)),
+        api_key_files=tuple(args.api_key_file or ()),
+        cache_isolation=args.cache_isolation,
         response_role=args.response_role,
         enable_force_include_usage=args.enable_force_include_usage,
         enable_log_requests=args.enable_log_requests,
@@ -80,6 +85,13 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
         drain_timeout_s=args.drain_timeout,
         **observability_of(args),
     )
+
+
+def check_keys(config: ServerConfig) -> None:
+    """Raises StartupError before the model is loaded rather than after."""
+    KeyRing(config.api_keys, config.api_key_files)
+    if config.cache_isolation and not config.needs_key:
+        raise StartupError("--cache-isolation tells tenants apart by their API keys: add --api-key or --api-key-file.")
 
 
 def bind(host: str | None, port: int) -> socket.socket:

@@ -24,6 +24,10 @@ class Unauthorized(OctavoError):
     """The API key is missing or wrong."""
 
 
+class Forbidden(OctavoError):
+    """The API key is right, yet not for this."""
+
+
 class GenerationFailed(OctavoError):
     """The engine ended a request with `error`: it may be sent again."""
 
@@ -59,6 +63,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (MalformedRequest, 400, "Bad Request"),
     (InvalidRequest, 400, "BadRequestError"),
     (Unauthorized, 401, "AuthenticationError"),
+    (Forbidden, 403, "PermissionDeniedError"),
     (ModelNotFound, 404, "NotFoundError"),
     (Overloaded, 429, "RateLimitError"),
     (EngineDead, 503, "ServiceUnavailableError"),
@@ -100,4 +105,6 @@ def _is_field_name(part: str) -> bool:
 
 
 def _headers(error: Exception) -> dict[str, str]:
+    if isinstance(error, Unauthorized):
+        return {"WWW-Authenticate": "Bearer"}
     return {"Retry-After": str(max(1, round(error.retry_after_s)))} if isinstance(error, Overloaded) else {}
