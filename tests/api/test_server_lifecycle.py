@@ -34,14 +34,6 @@ async def open_stream(served, path=CHAT, **fields):
     return answer, lines
 
 
-async def accepts_connections(served):
-    async with httpx.AsyncClient(base_url=served.url) as other:
-        try:
-            return (await other.get("/health")).status_code == 200
-        except httpx.ConnectError:
-            return False
-
-
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 async def test_a_client_that_leaves_a_stream_aborts_its_request(served, path):
     answer, _ = await open_stream(served, path)
@@ -113,38 +105,6 @@ async def test_a_request_to_a_dead_engine_is_a_503(served):
     served.engine.die_at = 0
     answer = await served.http.post(TEXT, json={"prompt": "a"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "ServiceUnavailableError")
-
-
-async def test_running_streams_finish_after_the_signal_to_stop(served):
-    answer, lines = await open_stream(served)
-    await served.stop()
-    while await accepts_connections(served):
-        await asyncio.sleep(0.01)
-    served.engine.resumed.set()
-    rest = [line async for line in lines if line]
-    assert '"finish_reason":"stop"' in rest[-2]
-    assert rest[-1] == "data: [DONE]"
-    await answer.aclose()
-
-
-async def test_streams_that_outlast_the_drain_timeout_end_with_an_event(tmp_path):
-    async with serving(ScriptedClient(write_byte_model(tmp_path)), drain_timeout_s=0.2) as served:
-        answer, lines = await open_stream(served)
-        await served.stop()
-        rest = [line async for line in lines if line]
-        assert "The server is shutting down" in rest[-2]
-        assert rest[-1] == "data: [DONE]"
-        await answer.aclose()
-        assert len(served.engine.running) == 0
-
-
-async def test_a_plain_request_that_outlasts_it_gets_a_status(tmp_path):
-    async with serving(ScriptedClient(write_byte_model(tmp_path)), drain_timeout_s=0.2) as served:
-        served.engine.hold_at = 1
-        sending = asyncio.create_task(served.http.post(TEXT, json={"prompt": "a"}))
-        await served.engine.held.wait()
-        await served.stop()
-        assert (await sending).status_code == 503
 
 
 async def test_two_servers_in_one_process_share_nothing(served, tmp_path):

@@ -28,6 +28,7 @@ class ServerConfig:
     logs_access: bool = True
     health_stall_timeout_s: float = 60.0
     drain_timeout_s: float = 30.0
+    shutdown_delay_s: float = 0.0
     keep_alive_s: int = 120
 
     @property

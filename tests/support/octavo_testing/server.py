@@ -160,7 +160,7 @@ class Served:
         return parse_metrics((await self.http.get("/metrics")).text)
 
     async def stop(self) -> None:
-        self.server.should_exit = True
+        self.server.stop()
 
 
 @asynccontextmanager

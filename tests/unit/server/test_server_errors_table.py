@@ -8,6 +8,7 @@ from octavo_engine.wire.errors import (
     ModelNotFound,
     OctavoError,
     Overloaded,
+    Unavailable,
 )
 from octavo_server.openai import sse
 from octavo_server.openai.errors import Forbidden, GenerationFailed, MalformedRequest, Unauthorized, describe, is_known
@@ -22,6 +23,7 @@ TABLE = [
     (ModelNotFound("m"), 404, "NotFoundError", None),
     (Overloaded("x", retry_after_s=3.2), 429, "RateLimitError", None),
     (GenerationFailed("x"), 500, "InternalServerError", None),
+    (Unavailable("x", retry_after_s=5), 503, "ServiceUnavailableError", None),
     (EngineDead("x"), 503, "ServiceUnavailableError", None),
     (HTTPException(405), 405, "Method Not Allowed", None),
 ]
@@ -46,6 +48,7 @@ def test_what_is_not_in_the_table_tells_nothing_about_itself():
 def test_overload_says_when_to_come_back():
     assert describe(Overloaded("x", retry_after_s=3.2)).headers == {"Retry-After": "3"}
     assert describe(Overloaded("x", retry_after_s=0.1)).headers == {"Retry-After": "1"}
+    assert describe(Unavailable("x", retry_after_s=5)).headers == {"Retry-After": "5"}
 
 
 def test_the_context_error_in_vllm_s_words():

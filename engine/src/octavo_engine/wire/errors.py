@@ -5,6 +5,7 @@ OctavoError
 │   └── ContextLengthExceeded      400  vLLM's wording, which agents parse
 ├── ModelNotFound                  404
 ├── Overloaded(retry_after_s)      429
+├── Unavailable(retry_after_s)     503  this server takes no requests now, or had no place in time
 ├── EngineDead                     503  the engine core process is gone
 └── StartupError                   exit code 1: bad weights, no memory, port in use, bad flag
 """
@@ -39,6 +40,12 @@ class ModelNotFound(OctavoError):
 
 
 class Overloaded(OctavoError):
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(OctavoError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s

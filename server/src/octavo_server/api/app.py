@@ -14,11 +14,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo_server.api import admin, chat, completions, health, models, render, tokens
+from octavo_server.api import admin, chat, completions, drain, health, models, render, tokens
 from octavo_server.api.auth import BearerAuth
 from octavo_server.api.client import EngineClient
 from octavo_server.api.context import ApiContext
 from octavo_server.api.keys import KeyRing
+from octavo_server.api.lifecycle import DrainGate
 from octavo_server.api.middleware import RequestId
 from octavo_server.api.openapi import document
 from octavo_server.api.watched import log_failure
@@ -39,7 +40,7 @@ def build_app(client: EngineClient, config: ServerConfig) -> FastAPI:
     )
     app.state.context = _context(client, config)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
-    for module in (chat, completions, render, models, tokens, health, admin):
+    for module in (chat, completions, render, models, tokens, health, drain, admin):
         app.include_router(module.router)
     for kind in (OctavoError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answer_error)
@@ -66,6 +67,7 @@ def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> Non
     """The last one added is the outermost."""
     if config.needs_key:
         app.add_middleware(BearerAuth, ring=KeyRing(config.api_keys, config.api_key_files))
+    app.add_middleware(DrainGate, lifecycle=app.state.context.lifecycle)
     app.add_middleware(
         CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
     )

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from octavo_server.api.client import EngineClient
 from octavo_server.api.generation import Generation, PromptInput
+from octavo_server.api.lifecycle import Lifecycle
 from octavo_server.api.watched import InFlight
 from octavo_server.config import ServerConfig
 from octavo_server.openai.errors import MalformedRequest, malformed
@@ -52,7 +53,11 @@ class ApiContext:
     fingerprint: str
     stall: StallWatch
     in_flight: InFlight = field(default_factory=InFlight)
+    lifecycle: Lifecycle = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.lifecycle = Lifecycle(self.in_flight, timeout_s=self.config.drain_timeout_s)
 
     def look_at_engine(self) -> None:
         client = self.client

@@ -1,8 +1,8 @@
 """Runs the application on a socket that is already bound, and owns the process's signals.
 
-The first SIGTERM or SIGINT closes the listener and lets running answers finish for up to the drain timeout; what is
-still open then ends with an error event. A second signal ends everything at once. The death of the engine core is
-noticed within a tick and ends the server with a non-zero exit code.
+The first SIGTERM or SIGINT starts draining (`lifecycle`): the listener stays open, new requests get a 503, running
+ones finish or end with an error event at the timeout; then the listener closes. A second signal ends everything at
+once. The death of the engine core is noticed within a tick and ends the server with a non-zero exit code.
 """
 
 import asyncio
@@ -10,12 +10,11 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
-from octavo_engine.wire.errors import EngineDead
 
 from octavo_server.api.context import ApiContext
 from octavo_server.config import ServerConfig
@@ -24,16 +23,26 @@ logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 TICKS_PER_LOOK = 10  # uvicorn ticks ten times a second
-#: After the streams were told to end: how long their last bytes may take to leave.
-LAST_WORDS_S = 3
+#: After the last response was written: how long its last bytes may take to leave.
+LAST_WORDS_S = 5
 
 
 class ApiServer(uvicorn.Server):
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
         super().__init__(_uvicorn_config(app, config))
         self._context: ApiContext = app.state.context
-        self._drain_timeout_s = config.drain_timeout_s
+        self._shutdown_delay_s = config.shutdown_delay_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Task[None] | None = None
         self.engine_died = False
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            await super().serve(sockets)
+        finally:
+            if self._stopping is not None:
+                self._stopping.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -46,8 +55,17 @@ class ApiServer(uvicorn.Server):
                 signal.signal(sig, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        """Called between any two instructions: the work is left to the event loop."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self.stop, sig)
+
+    def stop(self, sig: int = signal.SIGINT) -> None:
+        """Asked a second time, it ends at once."""
+        if self._stopping is not None:
+            self.force_exit = self.should_exit = True
+            return
+        self._context.lifecycle.drain(for_good=True)
+        self._stopping = asyncio.create_task(self._exit_when_drained(sig))
 
     async def on_tick(self, counter: int) -> bool:
         if self._context.client.is_dead:
@@ -59,20 +77,16 @@ class ApiServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        ender = asyncio.create_task(self._end_streams())
-        try:
-            await super().shutdown(sockets)
-        finally:
-            ender.cancel()
+        self._context.lifecycle.end_now()
+        await super().shutdown(sockets)
 
-    async def _end_streams(self) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._drain_timeout_s
-        if running := len(self._context.in_flight):
-            logger.info("%d requests are running: they have %g s to finish", running, self._drain_timeout_s)
-        while loop.time() < deadline and not self.force_exit:
-            await asyncio.sleep(0.05)
-        self._context.in_flight.end_all(EngineDead("The server is shutting down: send the request again."))
+    async def _exit_when_drained(self, sig: int) -> None:
+        lifecycle = self._context.lifecycle
+        delay_s = self._shutdown_delay_s if sig == signal.SIGTERM else 0.0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(delay_s, lifecycle.remaining_s or 0.0) + LAST_WORDS_S):
+                await lifecycle.drained(at_least_s=delay_s)
+        self.should_exit = True
 
 
 def _uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
@@ -86,5 +100,5 @@ def _uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         access_log=config.logs_access,
         server_header=False,
         timeout_keep_alive=config.keep_alive_s,
-        timeout_graceful_shutdown=int(config.drain_timeout_s) + LAST_WORDS_S,
+        timeout_graceful_shutdown=LAST_WORDS_S,
     )

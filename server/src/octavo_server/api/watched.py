@@ -22,23 +22,30 @@ JSON_TYPE = (b"content-type", b"application/json")
 
 
 class InFlight:
-    """The responses at work. `end_all` makes each of them tell its client why it ends now."""
+    """The responses at work. `end_all` makes each of them, and each that comes later, tell why it ends now."""
 
     def __init__(self) -> None:
         self._open: set[WatchedResponse] = set()
+        self._ended_by: Exception | None = None
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, response: "WatchedResponse") -> None:
         self._open.add(response)
+        if self._ended_by is not None:
+            response.end(self._ended_by)
 
     def discard(self, response: "WatchedResponse") -> None:
         self._open.discard(response)
 
     def end_all(self, error: Exception) -> None:
+        self._ended_by = error
         for response in self._open:
             response.end(error)
+
+    def reopen(self) -> None:
+        self._ended_by = None
 
 
 class WatchedResponse(Response):

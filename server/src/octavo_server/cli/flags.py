@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from octavo_engine.config import EngineConfig
 from octavo_engine.engine_args import STILL_TO_COME
 
+from octavo_server.cli.limit_flags import add_key_flags, add_lifecycle_flags
 from octavo_server.cli.observe_flags import add_observability_flags
-from octavo_server.cli.limit_flags import add_key_flags
 from octavo_server.cli.sizes import size, size_or_auto
 
 #: Group -> field of EngineConfig -> help.
@@ -88,11 +88,9 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-log-len", type=int, help="most characters of a prompt in the log (default: all)")
     _switch(group, "--disable-log-stats", "no periodic line about load and throughput")
     _switch(group, "--disable-fastapi-docs", "no /docs and no /openapi.json")
-    group.add_argument(
-        "--drain-timeout", type=float, default=30.0, help="seconds for running requests at shutdown (default: 30)"
-    )
     add_observability_flags(parser)
     add_key_flags(parser)
+    add_lifecycle_flags(parser)
 
 
 def add_compatibility_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,8 +1,11 @@
 """The flags of `octavo serve` about who may ask, how much, and how the server ends."""
 
-from argparse import BooleanOptionalAction
+import os
+from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
 from pathlib import Path
 from typing import Any
+
+KEY_VARIABLES = ("OCTAVO_API_KEY", "VLLM_API_KEY")
 
 
 def add_key_flags(parser: Any) -> None:
@@ -29,3 +32,44 @@ def add_key_flags(parser: Any) -> None:
         default=False,
         help="a prefix cache of its own for each key, so that no key can probe another's prompts (default: off)",
     )
+
+
+def add_lifecycle_flags(parser: Any) -> None:
+    group = parser.add_argument_group("shutdown")
+    group.add_argument(
+        "--drain-timeout",
+        type=seconds,
+        default=30.0,
+        metavar="S",
+        help="seconds that running requests have to finish after SIGTERM or POST /drain (default: 30)",
+    )
+    group.add_argument(
+        "--shutdown-delay",
+        type=seconds,
+        default=0.0,
+        metavar="S",
+        help="seconds to go on answering 503 after SIGTERM though nothing runs, until proxies have noticed; "
+        "Ctrl-C doesn't wait (default: 0)",
+    )
+
+
+def limits_of(args: Namespace) -> dict[str, Any]:
+    """The fields of `ServerConfig` that these flags set."""
+    keys = args.api_key or [key for name in KEY_VARIABLES if (key := os.environ.get(name))]
+    return {
+        "api_keys": tuple(dict.fromkeys(keys)),
+        "api_key_files": tuple(args.api_key_file or ()),
+        "cache_isolation": args.cache_isolation,
+        "drain_timeout_s": args.drain_timeout,
+        "shutdown_delay_s": args.shutdown_delay,
+    }
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ArgumentTypeError(f"{text!r} is no number of seconds")
+    return value

@@ -7,7 +7,6 @@ ends with one readable line and exit code 1.
 import argparse
 import asyncio
 import logging
-import os
 import signal
 import socket
 import sys
@@ -28,13 +27,13 @@ from octavo_server.api.app import build_app
 from octavo_server.api.keys import KeyRing
 from octavo_server.api.server import SIGNALS, ApiServer
 from octavo_server.cli.banner import banner
+from octavo_server.cli.limit_flags import limits_of
 from octavo_server.cli.observe_flags import observability_of
 from octavo_server.cli.stats_log import log_stats
 from octavo_server.config import ServerConfig
 
 logger = logging.getLogger("octavo")
 
-KEY_VARIABLES = ("OCTAVO_API_KEY", "VLLM_API_KEY")
 ALL_ADDRESSES = "0.0.0.0"
 
 
@@ -64,8 +63,6 @@ def engine_config_of(args: argparse.Namespace) -> EngineConfig:
 
 
 def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerConfig:
-    """Raises StartupError."""
-    keys = args.api_key or [key for name in KEY_VARIABLES if (key := os.environ.get(name))]
     return ServerConfig(
         served_model_names=engine.served_model_name,
         host=args.host,
@@ -73,17 +70,14 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
         uvicorn_log_level=args.uvicorn_log_level,
         root_path=args.root_path,
         allowed_origins=tuple(args.allowed_origins),
-        api_keys=tuple(dict.fromkeys(keys)),
-        api_key_files=tuple(args.api_key_file or ()),
-        cache_isolation=args.cache_isolation,
         response_role=args.response_role,
         enable_force_include_usage=args.enable_force_include_usage,
         enable_log_requests=args.enable_log_requests,
         max_log_len=args.max_log_len,
         disable_log_stats=args.disable_log_stats,
         disable_fastapi_docs=args.disable_fastapi_docs,
-        drain_timeout_s=args.drain_timeout,
         **observability_of(args),
+        **limits_of(args),
     )
 
 

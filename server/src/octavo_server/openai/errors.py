@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from octavo_engine.wire.errors import EngineDead, InvalidRequest, ModelNotFound, OctavoError, Overloaded
+from octavo_engine.wire.errors import EngineDead, InvalidRequest, ModelNotFound, OctavoError, Overloaded, Unavailable
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
@@ -66,6 +66,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (Forbidden, 403, "PermissionDeniedError"),
     (ModelNotFound, 404, "NotFoundError"),
     (Overloaded, 429, "RateLimitError"),
+    (Unavailable, 503, "ServiceUnavailableError"),
     (EngineDead, 503, "ServiceUnavailableError"),
     (GenerationFailed, 500, "InternalServerError"),
 )
@@ -107,4 +108,6 @@ def _is_field_name(part: str) -> bool:
 def _headers(error: Exception) -> dict[str, str]:
     if isinstance(error, Unauthorized):
         return {"WWW-Authenticate": "Bearer"}
-    return {"Retry-After": str(max(1, round(error.retry_after_s)))} if isinstance(error, Overloaded) else {}
+    if isinstance(error, (Overloaded, Unavailable)):
+        return {"Retry-After": str(max(1, round(error.retry_after_s)))}
+    return {}

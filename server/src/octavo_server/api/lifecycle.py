@@ -1,0 +1,134 @@
+"""Whether this server takes requests: accepting, draining, stopping.
+
+Draining, new requests are refused and running ones may finish; what outlasts the timeout is told to end. Draining can
+be taken back, stopping (the process was told to end) can't. `DrainGate` is the ASGI layer that refuses and counts:
+it counts a request from its first byte, so that one still being read or tokenised isn't forgotten.
+"""
+
+import asyncio
+import logging
+from typing import Literal
+
+from octavo_engine.wire.errors import Unavailable
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo_server.api.auth import ADMIN_PREFIXES, is_guarded, path_of
+from octavo_server.api.watched import InFlight
+from octavo_server.openai.errors import describe
+
+logger = logging.getLogger(__name__)
+
+State = Literal["accepting", "draining", "stopping"]
+
+#: When a client should come back to a server that drains: others take its place meanwhile.
+RETRY_AFTER_S = 5.0
+
+
+class Lifecycle:
+    """Belongs to one event loop. `timeout_s`: what running requests have from the moment that draining begins."""
+
+    def __init__(self, in_flight: InFlight, *, timeout_s: float) -> None:
+        self.state: State = "accepting"
+        self.num_requests = 0
+        self._in_flight = in_flight
+        self._timeout_s = timeout_s
+        self._ender: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def drain(self, *, for_good: bool = False) -> None:
+        """Draining again doesn't give more time."""
+        if for_good:
+            self.state = "stopping"
+        if self._ender is not None:
+            return
+        if not for_good:
+            self.state = "draining"
+        logger.info("draining: %d requests have %g s to finish", self.num_requests, self._timeout_s)
+        self._ender = asyncio.get_running_loop().call_later(self._timeout_s, self._end_all)
+
+    def resume(self) -> bool:
+        """False for a server that stops."""
+        if self.state == "stopping":
+            return False
+        if self._ender is not None:
+            self._ender.cancel()
+            self._ender = None
+        self._in_flight.reopen()
+        self.state = "accepting"
+        return True
+
+    async def drained(self, *, at_least_s: float = 0.0) -> None:
+        """Until no request is left; the listener stays open meanwhile, for `at_least_s` anyway."""
+        await asyncio.sleep(at_least_s)
+        await self._idle.wait()
+
+    def end_now(self) -> None:
+        if self._ender is not None:
+            self._ender.cancel()
+        self._end_all()
+
+    @property
+    def remaining_s(self) -> float | None:
+        """What running requests still have; None while new ones are taken."""
+        if self._ender is None:
+            return None
+        return max(0.0, self._ender.when() - asyncio.get_running_loop().time())
+
+    def enter(self) -> None:
+        self.num_requests += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        self.num_requests -= 1
+        if not self.num_requests:
+            self._idle.set()
+
+    def _end_all(self) -> None:
+        self._in_flight.end_all(
+            Unavailable("The server is shutting down: send the request again.", retry_after_s=RETRY_AFTER_S)
+        )
+
+
+class DrainGate:
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
+        self._app = app
+        self._lifecycle = lifecycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        closing = self._closing(send)
+        if not is_work(scope):
+            await self._app(scope, receive, closing)
+        elif self._lifecycle.state != "accepting":
+            error = describe(Unavailable("The server is draining: ask another one.", retry_after_s=RETRY_AFTER_S))
+            refusal = Response(error.body(), error.status, error.headers, media_type="application/json")
+            await refusal(scope, receive, closing)
+        else:
+            await self._count(scope, receive, closing)
+
+    async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._lifecycle.enter()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._lifecycle.leave()
+
+    def _closing(self, send: Send) -> Send:
+        """While draining, each response ends its connection, so that a proxy opens the next one elsewhere."""
+
+        async def send_closing(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._lifecycle.state != "accepting":
+                MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
+        return send_closing
+
+
+def is_work(scope: Scope) -> bool:
+    """What a draining server refuses: everything but the questions of probes, scrapers and operators."""
+    return is_guarded(scope) and not path_of(scope).startswith(ADMIN_PREFIXES)
