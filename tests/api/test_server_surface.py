@@ -87,6 +87,8 @@ async def test_the_document_declares_our_errors_and_bodies(served):
         reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         assert reference == f"#/components/schemas/{body}"
         assert operation["responses"]["400"]["content"]["application/json"]["schema"]["$ref"].endswith("ErrorResponse")
+        assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert "ChatChoice" in schemas
     missing = {ref.rsplit("/", 1)[1] for ref in _references(document)} - schemas.keys()
     assert not missing
 

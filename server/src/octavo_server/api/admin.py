@@ -5,6 +5,7 @@ Nothing here shows a prompt, an answer or a key.
 
 from dataclasses import asdict
 from importlib.metadata import version
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter
@@ -12,13 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_server.api.context import context_of
+from octavo_server.api.openapi import answers
 
 router = APIRouter()
 
 IN_USE = "blocks are in use by unfinished requests, so nothing was forgotten: try again when /debug/requests is empty."
 
 
-@router.get("/debug/requests", summary="What runs and what waits, and why", response_model=None)
+@router.get("/debug/requests", **answers("What runs and what waits, and why", dict[str, Any], refusals=(503,)))
 async def debug_requests(request: Request) -> Response:
     client = context_of(request).client
     sequences = await client.debug_requests()
@@ -27,14 +29,14 @@ async def debug_requests(request: Request) -> Response:
     return _json({"running": running, "waiting": len(shown) - running, "sequences": shown})
 
 
-@router.post("/reset_prefix_cache", summary="Forget all cached KV blocks", response_model=None)
+@router.post("/reset_prefix_cache", **answers("Forget all cached KV blocks", dict[str, Any], refusals=(503,)))
 async def reset_prefix_cache(request: Request) -> Response:
     """200 in either case, as vLLM answers; the body says whether it was done."""
     done = await context_of(request).client.reset_prefix_cache()
     return _json({"reset": True} if done else {"reset": False, "reason": IN_USE})
 
 
-@router.get("/server_info", summary="Version and engine settings", response_model=None)
+@router.get("/server_info", **answers("Version and engine settings", dict[str, Any]))
 async def server_info(request: Request) -> Response:
     client = context_of(request).client
     ready = {name: value for name, value in asdict(client.ready_info).items() if name != "hash_root"}

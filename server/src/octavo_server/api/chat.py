@@ -36,7 +36,10 @@ router = APIRouter()
 RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
 
-@router.post("/v1/chat/completions", **accepts(ChatCompletionRequest, "Answer a conversation"))
+@router.post(
+    "/v1/chat/completions",
+    **accepts(ChatCompletionRequest, "Answer a conversation", answer=ChatCompletion, streams=True),
+)
 async def create_chat_completion(request: Request) -> Response:
     context = context_of(request)
     head, body, generation = await read_chat(request)

@@ -26,7 +26,9 @@ from octavo_server.openai.logprobs import LogprobWriter, join, prompt_list
 router = APIRouter()
 
 
-@router.post("/v1/completions", **accepts(CompletionRequest, "Continue one prompt or several"))
+@router.post(
+    "/v1/completions", **accepts(CompletionRequest, "Continue one prompt or several", answer=Completion, streams=True)
+)
 async def create_completion(request: Request) -> Response:
     context = context_of(request)
     head, body, generation = await read_completion(request)

@@ -1,43 +1,52 @@
 """What probes, load balancers and Prometheus ask: health, ping, version, load, metrics."""
 
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from octavo_server.api.context import context_of
+from octavo_server.api.openapi import answers
 from octavo_server.exposition import CONTENT_TYPE
 
 router = APIRouter()
 
 
-@router.get("/health", summary="200 while the engine gets on; 503 with a reason when not", response_model=None)
+def _probe(summary: str) -> dict[str, Any]:
+    route = answers(summary, None)
+    unhealthy = {"schema": {"type": "object", "required": ["status", "reason"]}}
+    route["responses"][503] = {"description": "Why", "content": {"application/json": unhealthy}}
+    return route
+
+
+@router.get("/health", **_probe("200 while the engine gets on; 503 with a reason when not"))
 async def health(request: Request) -> Response:
     reason = context_of(request).unhealthy_reason
     return Response() if reason is None else JSONResponse({"status": "unhealthy", "reason": reason}, 503)
 
 
-@router.get("/ping", summary="Health, as SageMaker asks for it", response_model=None)
+@router.get("/ping", **_probe("Health, as SageMaker asks for it"))
 async def ping(request: Request) -> Response:
     return await health(request)
 
 
-@router.post("/ping", summary="Health, as SageMaker asks for it", response_model=None)
+@router.post("/ping", **_probe("Health, as SageMaker asks for it"))
 async def post_ping(request: Request) -> Response:
     return await health(request)
 
 
-@router.get("/version", summary="The server's version", response_model=None)
+@router.get("/version", **answers("The server's version", dict[str, str]))
 async def show_version() -> Response:
     return JSONResponse({"version": version("octavo-server")})
 
 
-@router.get("/load", summary="Requests at work", response_model=None)
+@router.get("/load", **answers("Requests at work", dict[str, int]))
 async def load(request: Request) -> Response:
     return JSONResponse({"server_load": len(context_of(request).in_flight)})
 
 
-@router.get("/metrics", summary="Prometheus metrics", response_model=None)
+@router.get("/metrics", **answers("Prometheus metrics", str))
 async def metrics(request: Request) -> Response:
     return Response(context_of(request).telemetry.exposition(), headers={"content-type": CONTENT_TYPE})

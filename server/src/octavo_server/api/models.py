@@ -7,18 +7,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_server.api.context import ApiContext, context_of
+from octavo_server.api.openapi import answers
 from octavo_server.openai.models import ModelCard, ModelList, permission
 
 router = APIRouter()
 
 
-@router.get("/v1/models", summary="The served names", response_model=None)
+@router.get("/v1/models", **answers("The served names", ModelList, refusals=(401,)))
 async def list_models(request: Request) -> Response:
     context = context_of(request)
     return _json(ModelList([_card(context, name) for name in context.config.served_model_names]))
 
 
-@router.get("/v1/models/{model:path}", summary="One served name", response_model=None)
+@router.get("/v1/models/{model:path}", **answers("One served name", ModelCard, refusals=(401, 404)))
 async def retrieve_model(request: Request, model: str) -> Response:
     context = context_of(request)
     if model not in context.config.served_model_names:

@@ -1,49 +1,77 @@
-"""The OpenAPI document: bodies are read by our own code (one parser, one error shape), so they are declared here.
+"""The OpenAPI document: bodies are read and answers written by our own code, so both are declared here, by type.
 
-Declares 400 with the OpenAI envelope where FastAPI would declare 422.
+Declares 400 with the OpenAI envelope where FastAPI would declare 422, and both forms of an answer that may stream.
+A route carries the definitions of its own types under `DEFINITIONS`; `document` gathers them.
 """
 
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.responses import Response
 
-from octavo_server.openai.chat import ChatCompletionRequest
-from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.errors import ErrorResponse
-from octavo_server.openai.tokenize import DetokenizeRequest, TokenizeRequest
 
-BODIES: tuple[type[BaseModel], ...] = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
-_REF = "#/components/schemas/{model}"
+DEFINITIONS = "x-definitions"
+JSON, EVENT_STREAM = "application/json", "text/event-stream"
+#: What any request with a body may be told.
+REFUSALS = (400, 401, 404, 429, 500, 503)
+
+Schema = dict[str, Any]
+#: A type that msgspec knows, or None for an answer without a body.
+AnswerType = Any
 
 
-def accepts(body: type[BaseModel], summary: str) -> dict[str, Any]:
-    """Arguments of a route whose body is `body`."""
-    content = {"application/json": {"schema": {"$ref": _REF.format(model=body.__name__)}}}
+def accepts(body: type[BaseModel], summary: str, *, answer: AnswerType, streams: bool = False) -> dict[str, Any]:
+    """Arguments of a route whose body is `body`; with `streams`, the answer may also be an event stream."""
+    route = answers(summary, answer, refusals=REFUSALS)
+    if streams:
+        route["responses"][200]["content"][EVENT_STREAM] = {"schema": {"type": "string"}}
+    content = {JSON: {"schema": {"$ref": _ref(body.__name__)}}}
+    extra = route["openapi_extra"]
+    extra["requestBody"] = {"required": True, "content": content}
+    extra[DEFINITIONS] |= models_json_schema([(body, "validation")], ref_template=_ref("{model}"))[1]["$defs"]
+    return route
+
+
+def answers(summary: str, answer: AnswerType, *, refusals: tuple[int, ...] = ()) -> dict[str, Any]:
+    """Arguments of a route without a body."""
+    content, definitions = _described(answer)
+    done = {"description": "Done", **({"content": content} if content else {})}
     return {
         "summary": summary,
         "response_model": None,
-        "openapi_extra": {"requestBody": {"required": True, "content": content}},
-        "responses": {status: {"model": ErrorResponse} for status in (400, 401, 404, 429, 500, 503)},
+        "response_class": Response,
+        "responses": {200: done, **{status: {"model": ErrorResponse} for status in refusals}},
+        "openapi_extra": {DEFINITIONS: definitions},
     }
+
+
+def _described(answer: AnswerType) -> tuple[Schema, Schema]:
+    if answer is None:
+        return {}, {}
+    if answer is str:
+        return {"text/plain": {"schema": {"type": "string"}}}, {}
+    (schema,), definitions = msgspec.json.schema_components([answer], ref_template=_ref("{name}"))
+    return {JSON: {"schema": schema}}, definitions
+
+
+def _ref(name: str) -> str:
+    return f"#/components/schemas/{name}"
 
 
 def document(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        _, definitions = models_json_schema([(body, "validation") for body in BODIES], ref_template=_REF)
         components = schema.setdefault("components", {}).setdefault("schemas", {})
-        components.update(definitions["$defs"])
-        _drop_422(schema)
+        for operations in schema["paths"].values():
+            for operation in operations.values():
+                components.update(operation.pop(DEFINITIONS, {}))
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            components.pop(name, None)
         app.openapi_schema = schema
     return app.openapi_schema
-
-
-def _drop_422(schema: dict[str, Any]) -> None:
-    for operations in schema["paths"].values():
-        for operation in operations.values():
-            operation["responses"].pop("422", None)
-    for name in ("HTTPValidationError", "ValidationError"):
-        schema["components"]["schemas"].pop(name, None)

@@ -22,13 +22,18 @@ from octavo_server.openai.render import RenderedRequest
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions/render", **accepts(ChatCompletionRequest, "Token ids of a conversation's prompt"))
+@router.post(
+    "/v1/chat/completions/render",
+    **accepts(ChatCompletionRequest, "Token ids of a conversation's prompt", answer=RenderedRequest),
+)
 async def render_chat_completion(request: Request) -> Response:
     (rendered,) = _rendered(*await read_chat(request))
     return _json(rendered)
 
 
-@router.post("/v1/completions/render", **accepts(CompletionRequest, "Token ids of each prompt"))
+@router.post(
+    "/v1/completions/render", **accepts(CompletionRequest, "Token ids of each prompt", answer=list[RenderedRequest])
+)
 async def render_completion(request: Request) -> Response:
     return _json(_rendered(*await read_completion(request)))
 

@@ -15,7 +15,9 @@ from octavo_server.openai.tokenize import Detokenized, DetokenizeRequest, Tokeni
 router = APIRouter()
 
 
-@router.post("/tokenize", **accepts(TokenizeRequest, "Token ids of a prompt or of a rendered conversation"))
+@router.post(
+    "/tokenize", **accepts(TokenizeRequest, "Token ids of a prompt or of a rendered conversation", answer=Tokenized)
+)
 async def tokenize(request: Request) -> Response:
     context = context_of(request)
     body = await read_body(request, TokenizeRequest)
@@ -25,7 +27,7 @@ async def tokenize(request: Request) -> Response:
     return _json(Tokenized(len(ids), context.client.max_model_len, ids, strings))
 
 
-@router.post("/detokenize", **accepts(DetokenizeRequest, "The text of token ids"))
+@router.post("/detokenize", **accepts(DetokenizeRequest, "The text of token ids", answer=Detokenized))
 async def detokenize(request: Request) -> Response:
     context = context_of(request)
     body = await read_body(request, DetokenizeRequest)
