@@ -10,7 +10,7 @@ from octavo_testing.serve_command import octavo_serve
 from octavo_testing.server import ScriptedClient, Served, serving
 from octavo_testing.target import REAL_MODEL, Target, target
 
-TINY_KEY = "sk-tiny"
+TINY_KEY, OTHER_KEY = "sk-tiny-0123456789", "sk-other-0123456789"
 
 
 @pytest.fixture(scope="package")
@@ -24,14 +24,16 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 @pytest.fixture(scope="package")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """Needs a key. Its generation_config.json says greedy; 64 tokens a step make its prompts chunked."""
+    """Needs one of two keys. Its generation_config.json says greedy; 64 tokens a step make its prompts chunked."""
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "model").mkdir()
     model = write_byte_model(folder / "model")
     (model / "generation_config.json").write_text(json.dumps({"temperature": 0.0, "eos_token_id": 256}))
     weights = ("--load-format", "dummy", "--dtype", "float32", "--num-threads", "1")
     sizes = ("--max-model-len", "256", "--max-num-batched-tokens", "64", "--max-num-seqs", "16")
-    flags = (*weights, *sizes, "--api-key", TINY_KEY, "sk-other", "--served-model-name", "tiny")
+    keys = folder / "keys"
+    keys.write_text(f"admin: {TINY_KEY}\nother: {OTHER_KEY}\n")
+    flags = (*weights, *sizes, "--api-key-file", str(keys), "--served-model-name", "tiny")
     with octavo_serve(folder, str(model), *flags) as process, target(process, TINY_KEY) as served:
         yield served
 

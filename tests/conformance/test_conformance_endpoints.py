@@ -137,9 +137,9 @@ def test_openapi(tiny):
 )
 def test_render_a_chat(real):
     before = real.metrics()["vllm:prompt_tokens_total"]
-    rendered = real.http.post("/v1/chat/completions/render", json={"messages": HELLO, "cache_salt": "s"}).json()
+    rendered = real.http.post("/v1/chat/completions/render", json={"messages": HELLO}).json()
     assert rendered["token_ids"] == real.http.post("/tokenize", json={"messages": HELLO}).json()["tokens"]
-    assert (rendered["cache_salt"], rendered["model"]) == ("s", REAL_MODEL)
+    assert (rendered["cache_salt"], rendered["model"]) == (None, REAL_MODEL)
     assert real.metrics()["vllm:prompt_tokens_total"] == before
 
 
@@ -165,3 +165,31 @@ def test_reset_prefix_cache(tiny):
 @conforms("GET /debug/requests", "What runs and what waits, without prompts or answers", how="raw HTTP")
 def test_debug_requests(tiny):
     assert tiny.http.get("/debug/requests").json() == {"running": 0, "waiting": 0, "sequences": []}
+
+
+@conforms("GET /ready", "200 while requests are taken, 503 with the state when not", how="raw HTTP")
+async def test_ready(scripted):
+    ready = await scripted.http.get("/ready")
+    assert (ready.status_code, ready.json()["state"]) == (200, "accepting")
+    await scripted.http.post("/drain")
+    late = await scripted.http.get("/ready")
+    assert (late.status_code, late.json()["ready"]) == (503, False)
+
+
+@conforms(
+    "POST /drain",
+    "New requests get 503 with `Retry-After` and `Connection: close`, until `DELETE /drain`",
+    how="raw HTTP",
+)
+async def test_drain(scripted):
+    body = {"prompt": "a", "max_tokens": 1}
+    assert (await scripted.http.post("/drain")).json()["state"] != "accepting"
+    refused = await scripted.http.post("/v1/completions", json=body)
+    assert (refused.status_code, refused.headers["connection"], "retry-after" in refused.headers) == (
+        503,
+        "close",
+        True,
+    )
+    assert refused.json()["error"]["type"] == "ServiceUnavailableError"
+    assert (await scripted.http.delete("/drain")).json()["state"] == "accepting"
+    assert (await scripted.http.post("/v1/completions", json=body)).status_code == 200

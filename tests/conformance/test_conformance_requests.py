@@ -106,8 +106,8 @@ def test_fields_that_contradict(tiny, fields, param):
 
 @conforms(
     7,
-    "Bearer keys guard what is under /v1 and nothing else; OPTIONS passes; failure is 401 in the nested shape with "
-    'type AuthenticationError (vLLM: `{"error": "Unauthorized"}`)',
+    "Bearer keys guard all but what probes, scrapers and browsers ask (vLLM: only what is under /v1); OPTIONS passes; "
+    'failure is 401 in the nested shape with type AuthenticationError (vLLM: `{"error": "Unauthorized"}`)',
     how="openai client and raw HTTP",
 )
 def test_keys(tiny):
@@ -120,12 +120,15 @@ def test_keys(tiny):
         "param": None,
         "code": 401,
     }
-    assert tiny.openai.with_options(api_key="sk-other").models.list().data[0].id == "tiny"
+    assert tiny.openai.with_options(api_key="sk-other-0123456789").models.list().data[0].id == "tiny"
     with httpx.Client(base_url=tiny.url) as nobody:
         assert nobody.post(CHAT, json={"messages": HELLO}).status_code == 401
         asked = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
         assert nobody.options(CHAT, headers=asked).status_code == 200
         assert [nobody.get(path).status_code for path in ("/health", "/version", "/metrics")] == [200, 200, 200]
+        assert nobody.post("/tokenize", json={"prompt": "a"}).status_code == 401
+    with httpx.Client(base_url=tiny.url, headers={"Authorization": "Bearer sk-other-0123456789"}) as tenant:
+        assert tenant.get("/debug/requests").status_code == 403
 
 
 @conforms(

@@ -1,15 +1,22 @@
 """`/ready`, and `/drain`: for a platform that empties a server before it ends it, or changes its mind."""
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from octavo_server.api.context import context_of
+from octavo_server.api.openapi import answers
 
 router = APIRouter()
 
+STATE = dict[str, Any]
 
-@router.get("/ready", summary="200 while requests are taken, 503 with the reason otherwise", response_model=None)
+
+@router.get(
+    "/ready", **answers("200 while requests are taken, 503 with the reason otherwise", STATE, unavailable=STATE)
+)
 async def ready(request: Request) -> Response:
     """Unlike `/health`, which asks for a restart, this only asks for no more traffic."""
     context = context_of(request)
@@ -18,7 +25,7 @@ async def ready(request: Request) -> Response:
     return JSONResponse({"ready": is_ready, "state": state, "reason": reason}, 200 if is_ready else 503)
 
 
-@router.get("/drain", summary="Whether new requests are taken, and how many are running", response_model=None)
+@router.get("/drain", **answers("Whether new requests are taken, and how many are running", STATE))
 async def show_drain(request: Request) -> Response:
     lifecycle = context_of(request).lifecycle
     remaining_s = None if lifecycle.remaining_s is None else round(lifecycle.remaining_s, 3)

@@ -1,7 +1,6 @@
 """What probes, load balancers and Prometheus ask: health, ping, version, load, metrics."""
 
 from importlib.metadata import version
-from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -14,25 +13,20 @@ from octavo_server.exposition import CONTENT_TYPE
 router = APIRouter()
 
 
-def _probe(summary: str) -> dict[str, Any]:
-    route = answers(summary, None)
-    unhealthy = {"schema": {"type": "object", "required": ["status", "reason"]}}
-    route["responses"][503] = {"description": "Why", "content": {"application/json": unhealthy}}
-    return route
-
-
-@router.get("/health", **_probe("200 while the engine gets on; 503 with a reason when not"))
+@router.get(
+    "/health", **answers("200 while the engine gets on; 503 with a reason when not", None, unavailable=dict[str, str])
+)
 async def health(request: Request) -> Response:
     reason = context_of(request).unhealthy_reason
     return Response() if reason is None else JSONResponse({"status": "unhealthy", "reason": reason}, 503)
 
 
-@router.get("/ping", **_probe("Health, as SageMaker asks for it"))
+@router.get("/ping", **answers("Health, as SageMaker asks for it", None, unavailable=dict[str, str]))
 async def ping(request: Request) -> Response:
     return await health(request)
 
 
-@router.post("/ping", **_probe("Health, as SageMaker asks for it"))
+@router.post("/ping", **answers("Health, as SageMaker asks for it", None, unavailable=dict[str, str]))
 async def post_ping(request: Request) -> Response:
     return await health(request)
 

@@ -37,15 +37,20 @@ def accepts(body: type[BaseModel], summary: str, *, answer: AnswerType, streams:
     return route
 
 
-def answers(summary: str, answer: AnswerType, *, refusals: tuple[int, ...] = ()) -> dict[str, Any]:
-    """Arguments of a route without a body."""
+def answers(
+    summary: str, answer: AnswerType, *, refusals: tuple[int, ...] = (), unavailable: AnswerType = None
+) -> dict[str, Any]:
+    """Arguments of a route without a body. A probe's 503 is of the type `unavailable` instead of an error."""
     content, definitions = _described(answer)
     done = {"description": "Done", **({"content": content} if content else {})}
+    responses: dict[int, Schema] = {200: done, **{status: {"model": ErrorResponse} for status in refusals}}
+    if unavailable is not None:
+        responses[503] = {"description": "Not now", "content": _described(unavailable)[0]}
     return {
         "summary": summary,
         "response_model": None,
         "response_class": Response,
-        "responses": {200: done, **{status: {"model": ErrorResponse} for status in refusals}},
+        "responses": responses,
         "openapi_extra": {DEFINITIONS: definitions},
     }
 
