@@ -7,6 +7,24 @@ from octavo_engine.log_format import LogFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """The most that one request may ask for. Each field is a flag."""
+
+    max_request_bytes: int = 16 * 2**20
+    max_json_depth: int = 128
+    max_messages: int = 4096
+    max_prompts: int = 1024
+    max_n: int = 256
+    max_stop_strings: int = 64
+    max_stop_chars: int = 1024
+    max_stop_token_ids: int = 1024
+    max_bad_words: int = 1024
+    max_logit_bias: int = 4096
+    max_allowed_token_ids: int = 2**17
+    request_timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     served_model_names: tuple[str, ...]
     host: str | None = None
@@ -17,6 +35,7 @@ class ServerConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     api_key_files: tuple[Path, ...] = ()
     cache_isolation: bool = False
+    limits: RequestLimits = field(default_factory=RequestLimits)
     response_role: str = "assistant"
     enable_force_include_usage: bool = False
     enable_log_requests: bool = False

@@ -11,7 +11,16 @@ from octavo_engine.wire.errors import (
     Unavailable,
 )
 from octavo_server.openai import sse
-from octavo_server.openai.errors import Forbidden, GenerationFailed, MalformedRequest, Unauthorized, describe, is_known
+from octavo_server.openai.errors import (
+    Forbidden,
+    GenerationFailed,
+    MalformedRequest,
+    RequestTimeout,
+    RequestTooLarge,
+    Unauthorized,
+    describe,
+    is_known,
+)
 from starlette.exceptions import HTTPException
 
 TABLE = [
@@ -21,6 +30,8 @@ TABLE = [
     (Unauthorized("x"), 401, "AuthenticationError", None),
     (Forbidden("x"), 403, "PermissionDeniedError", None),
     (ModelNotFound("m"), 404, "NotFoundError", None),
+    (RequestTimeout("x"), 408, "RequestTimeoutError", None),
+    (RequestTooLarge(5), 413, "RequestTooLargeError", None),
     (Overloaded("x", retry_after_s=3.2), 429, "RateLimitError", None),
     (GenerationFailed("x"), 500, "InternalServerError", None),
     (Unavailable("x", retry_after_s=5), 503, "ServiceUnavailableError", None),

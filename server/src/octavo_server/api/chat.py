@@ -74,7 +74,7 @@ def _output_limit(context: ApiContext, body: ChatCompletionRequest, prompt: Prom
 
 async def render_chat(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:
     text = await asyncio.to_thread(render_messages, context, body)
-    ids = await context.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    ids = await context.encode_prompt(text, add_special_tokens=bool(body.add_special_tokens))
     return PromptInput(token_ids=ids, text=text)
 
 

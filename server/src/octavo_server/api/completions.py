@@ -60,7 +60,7 @@ def _sampling_params(context: ApiContext, body: CompletionRequest) -> SamplingPa
 async def _prompt_input(context: ApiContext, body: CompletionRequest, prompt: Prompt) -> PromptInput:
     if isinstance(prompt, str):
         special = True if body.add_special_tokens is None else body.add_special_tokens
-        return PromptInput(token_ids=await context.encode(prompt, add_special_tokens=special), text=prompt)
+        return PromptInput(token_ids=await context.encode_prompt(prompt, add_special_tokens=special), text=prompt)
     if not body.echo:
         return PromptInput(token_ids=prompt)
     return PromptInput(token_ids=prompt, text=context.decode(prompt))

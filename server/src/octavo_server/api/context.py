@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, TypeVar
 from octavo_engine.wire.errors import InvalidRequest, ModelNotFound
 from octavo_engine.wire.hashing import tenant_salt
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
+from octavo_server.api.body import read_bytes
 from octavo_server.api.client import EngineClient
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.lifecycle import Lifecycle
 from octavo_server.api.watched import InFlight
 from octavo_server.config import ServerConfig
-from octavo_server.openai.errors import MalformedRequest, malformed
+from octavo_server.openai.errors import malformed
 from octavo_server.openai.fields import GenerationFields
+from octavo_server.openai.limits import check_chars, check_counts, check_depth
 from octavo_server.openai.unsupported import refuse_unsupported
 from octavo_server.stall import Pulse, StallWatch
 
@@ -54,10 +56,13 @@ class ApiContext:
     stall: StallWatch
     in_flight: InFlight = field(default_factory=InFlight)
     lifecycle: Lifecycle = field(init=False)
+    longest_token: int = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
+        codec = self.client.tokenizer
         self.lifecycle = Lifecycle(self.in_flight, timeout_s=self.config.drain_timeout_s)
+        self.longest_token = max((len(codec.token_bytes(t)) for t in range(codec.vocab_size)), default=1)
 
     def look_at_engine(self) -> None:
         client = self.client
@@ -110,6 +115,11 @@ class ApiContext:
         """In a thread: the streams of others go on."""
         return await asyncio.to_thread(self.client.tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
+    async def encode_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Raises ContextLengthExceeded: at once for a text that is far too long."""
+        check_chars(text, max_model_len=self.client.max_model_len, longest_token=self.longest_token)
+        return await self.encode(text, add_special_tokens=add_special_tokens)
+
     def decode(self, token_ids: list[int], *, param: str = "prompt") -> str:
         """Raises InvalidRequest for an id outside the vocabulary."""
         vocab_size = self.client.tokenizer.vocab_size
@@ -129,13 +139,15 @@ def context_of(request: Request) -> ApiContext:
 
 
 async def read_body(request: Request, kind: type[Body]) -> Body:
-    """Raises MalformedRequest: not JSON, not UTF-8, or not of the documented types."""
+    """Raises MalformedRequest (not JSON, not UTF-8, or not of the documented types) and what `RequestLimits` forbid."""
+    limits = context_of(request).config.limits
+    raw = await read_bytes(request, limits)
+    check_depth(raw, limits)
     try:
-        body = kind.model_validate_json(await request.body())
+        body = kind.model_validate_json(raw)
     except ValidationError as error:
         raise malformed(error) from None
-    except ClientDisconnect as error:
-        raise MalformedRequest("The client left before the body was complete.") from error
+    check_counts(body, limits)
     if body.model_extra:
         logger.debug("fields that the API doesn't define: %s", sorted(body.model_extra))
     return body

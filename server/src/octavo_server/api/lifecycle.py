@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo_server.api.auth import ADMIN_PREFIXES, is_guarded, path_of
+from octavo_server.api.body import discard_body
 from octavo_server.api.watched import InFlight
 from octavo_server.openai.errors import describe
 
@@ -105,6 +106,7 @@ class DrainGate:
         if not is_work(scope):
             await self._app(scope, receive, closing)
         elif self._lifecycle.state != "accepting":
+            await discard_body(receive)
             error = describe(Unavailable("The server is draining: ask another one.", retry_after_s=RETRY_AFTER_S))
             refusal = Response(error.body(), error.status, error.headers, media_type="application/json")
             await refusal(scope, receive, closing)

@@ -5,7 +5,25 @@ from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
 from pathlib import Path
 from typing import Any
 
+from octavo_server.cli.sizes import size
+from octavo_server.config import RequestLimits
+
 KEY_VARIABLES = ("OCTAVO_API_KEY", "VLLM_API_KEY")
+
+#: Field of RequestLimits -> help.
+LIMIT_HELP = {
+    "max_request_bytes": "bytes of a request body; accepts 32M",
+    "max_json_depth": "nested levels of a request body",
+    "max_messages": "messages of a conversation",
+    "max_prompts": "prompts of one completion request",
+    "max_n": "sequences per prompt",
+    "max_stop_strings": "stop strings",
+    "max_stop_chars": "characters of one stop string or bad word",
+    "max_stop_token_ids": "entries of stop_token_ids",
+    "max_bad_words": "entries of bad_words",
+    "max_logit_bias": "entries of logit_bias",
+    "max_allowed_token_ids": "entries of allowed_token_ids",
+}
 
 
 def add_key_flags(parser: Any) -> None:
@@ -31,6 +49,24 @@ def add_key_flags(parser: Any) -> None:
         action=BooleanOptionalAction,
         default=False,
         help="a prefix cache of its own for each key, so that no key can probe another's prompts (default: off)",
+    )
+
+
+def add_limit_flags(parser: Any) -> None:
+    group = parser.add_argument_group("limits of one request")
+    defaults = RequestLimits()
+    for name, text in LIMIT_HELP.items():
+        default = getattr(defaults, name)
+        group.add_argument(
+            "--" + name.replace("_", "-"), type=size, default=default, metavar="N", help=f"{text} (default: {default})"
+        )
+    group.add_argument(
+        "--request-timeout",
+        type=seconds,
+        default=defaults.request_timeout_s,
+        metavar="S",
+        help="seconds for a client to send the head of a request, and again for its body "
+        f"(default: {defaults.request_timeout_s:g})",
     )
 
 
@@ -60,6 +96,9 @@ def limits_of(args: Namespace) -> dict[str, Any]:
         "api_keys": tuple(dict.fromkeys(keys)),
         "api_key_files": tuple(args.api_key_file or ()),
         "cache_isolation": args.cache_isolation,
+        "limits": RequestLimits(
+            request_timeout_s=args.request_timeout, **{name: getattr(args, name) for name in LIMIT_HELP}
+        ),
         "drain_timeout_s": args.drain_timeout,
         "shutdown_delay_s": args.shutdown_delay,
     }

@@ -20,6 +20,18 @@ class MalformedRequest(InvalidRequest):
     """The body isn't JSON, or isn't of the documented types."""
 
 
+class RequestTooLarge(OctavoError):
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"The request body is larger than {limit} bytes, the limit: send less, or start the server with a larger "
+            f"--max-request-bytes."
+        )
+
+
+class RequestTimeout(OctavoError):
+    """The client was too slow to send its request."""
+
+
 class Unauthorized(OctavoError):
     """The API key is missing or wrong."""
 
@@ -65,6 +77,8 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (Unauthorized, 401, "AuthenticationError"),
     (Forbidden, 403, "PermissionDeniedError"),
     (ModelNotFound, 404, "NotFoundError"),
+    (RequestTimeout, 408, "RequestTimeoutError"),
+    (RequestTooLarge, 413, "RequestTooLargeError"),
     (Overloaded, 429, "RateLimitError"),
     (Unavailable, 503, "ServiceUnavailableError"),
     (EngineDead, 503, "ServiceUnavailableError"),
@@ -108,6 +122,8 @@ def _is_field_name(part: str) -> bool:
 def _headers(error: Exception) -> dict[str, str]:
     if isinstance(error, Unauthorized):
         return {"WWW-Authenticate": "Bearer"}
+    if isinstance(error, RequestTimeout):
+        return {"Connection": "close"}
     if isinstance(error, (Overloaded, Unavailable)):
         return {"Retry-After": str(max(1, round(error.retry_after_s)))}
     return {}

@@ -1,0 +1,96 @@
+"""Bodies that are too large, too slow or cut off, over a real socket."""
+
+import asyncio
+import logging
+
+import pytest
+from octavo_server.config import RequestLimits
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import ScriptedClient, serving
+
+TEXT = "/v1/completions"
+LIMIT = 100_000
+
+
+@pytest.fixture
+async def served(tmp_path):
+    limits = RequestLimits(max_request_bytes=LIMIT, request_timeout_s=0.3)
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), limits=limits) as started:
+        yield started
+
+
+async def still_serves(served):
+    return (await served.http.post(TEXT, json={"prompt": "a"})).status_code == 200
+
+
+@pytest.mark.parametrize("path", [TEXT, "/v1/chat/completions", "/tokenize", "/detokenize"])
+async def test_a_declared_size_beyond_the_limit(served, path):
+    answer = await served.http.post(path, content=b"x" * (LIMIT + 1))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["code"]) == (413, "RequestTooLargeError", 413)
+    assert f"{LIMIT} bytes" in error["message"]
+    assert "--max-request-bytes" in error["message"]
+    assert await still_serves(served)
+
+
+async def test_a_chunked_body_beyond_the_limit(served):
+    sent = 0
+
+    async def chunks():
+        nonlocal sent
+        for _ in range(1000):
+            sent += 1000
+            yield b" " * 1000
+
+    assert (await served.http.post(TEXT, content=chunks())).status_code == 413
+    assert sent == 1_000_000
+    assert await still_serves(served)
+
+
+async def test_the_limit_itself_is_allowed(served):
+    body = b'{"prompt": "a"}'
+    assert (await served.http.post(TEXT, content=body + b" " * (LIMIT - len(body)))).status_code == 200
+
+
+async def test_a_body_that_never_ends_is_timed_out(served):
+    reader, writer = await connect(served)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in answer.lower()
+    assert b"--request-timeout" in answer
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_client_that_vanishes_mid_body_leaves_nothing(served, caplog):
+    with caplog.at_level(logging.DEBUG, "octavo_server"):
+        _, writer = await connect(served)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        await writer.drain()
+        while (await served.http.get("/drain")).json()["running"] != 1:
+            await asyncio.sleep(0.001)
+        writer.close()
+        await writer.wait_closed()
+        while (await served.http.get("/drain")).json()["running"]:
+            await asyncio.sleep(0.001)
+    (record,) = [r for r in caplog.records if "left before the body was complete" in r.message]
+    assert record.levelno == logging.DEBUG
+    assert not served.engine.requests
+
+
+async def test_a_text_far_beyond_the_context_is_not_tokenised(served, monkeypatch):
+    def tokenised(*_, **__):
+        raise AssertionError("tokenised")
+
+    monkeypatch.setattr(type(served.engine.tokenizer), "encode", tokenised)
+    body = {"prompt": "x" * 50_000}
+    answer = await served.http.post(TEXT, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input_tokens")
+    chat = {"messages": [{"role": "user", "content": "x" * 50_000}]}
+    answer = await served.http.post("/v1/chat/completions", json=chat)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input_tokens")
+
+
+async def connect(served):
+    return await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
