@@ -71,9 +71,6 @@ BAD_FIELDS = {
 }
 
 LATER = {
-    "tools": (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
-    "tool_choice": (CHAT, {"tool_choice": "required"}),
-    "functions": (CHAT, {"functions": [{"name": "f"}]}),
     "best_of": (TEXT, {"best_of": 3}),
     "suffix": (TEXT, {"suffix": "end"}),
     "use_beam_search": (TEXT, {"use_beam_search": True}),

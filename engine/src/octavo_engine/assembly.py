@@ -42,6 +42,7 @@ class SequenceAssembly:
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
             skip_special_tokens=params.skip_special_tokens,
+            shown_special_ids=params.shown_special_token_ids,
             prompt_token_ids=request.prompt_token_ids,
         )
         self._stops = StopStrings(list(params.stop or ()), include=params.include_stop_str_in_output)

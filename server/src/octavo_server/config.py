@@ -5,6 +5,8 @@ from pathlib import Path
 
 from octavo_engine.log_format import LogFormat
 
+from octavo_server.tools.use import ToolSettings
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
@@ -40,6 +42,7 @@ class ServerConfig:
     enable_force_include_usage: bool = False
     enable_log_requests: bool = False
     max_log_len: int | None = None
+    tools: ToolSettings = field(default_factory=ToolSettings)
     disable_log_stats: bool = False
     disable_fastapi_docs: bool = False
     metrics_prefix: str = "vllm:"

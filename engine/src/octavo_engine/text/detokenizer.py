@@ -19,10 +19,16 @@ class IncrementalDetokenizer:
     """`prompt_token_ids`: what the stream continues. With visible text before it, a first token keeps its space."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, prompt_token_ids: Iterable[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        shown_special_ids: Iterable[int] = (),
+        prompt_token_ids: Iterable[int] = (),
     ) -> None:
         self._token_bytes = tokenizer.token_bytes
-        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._hidden = hidden.difference(shown_special_ids) if shown_special_ids else hidden
         self._decoder = _UTF8("replace")
         self._at_start = tokenizer.strips_space and not any(
             self._token_bytes(i) for i in prompt_token_ids if i not in self._hidden

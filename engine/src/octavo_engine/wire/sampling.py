@@ -57,6 +57,8 @@ class SamplingParams:
     extra_args: dict[str, Any] | None = None
     #: `bad_words` as token sequences; filled where the tokenizer is, read by the sampler.
     bad_words_token_ids: list[list[int]] = field(default_factory=list)
+    #: Special tokens whose text is wanted although others are skipped: the markers that a reader of the answer needs.
+    shown_special_token_ids: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._normalise()

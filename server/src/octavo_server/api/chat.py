@@ -3,32 +3,21 @@
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter
-from msgspec import UNSET, UnsetType
 from octavo_engine.wire.errors import InvalidRequest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo_server.api.choice import Choice
+from octavo_server.api.chat_writer import ChatWriter
 from octavo_server.api.context import ApiContext, Head, context_of, read_generation
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.openapi import accepts
 from octavo_server.api.watched import EventStream, JsonReply
-from octavo_server.api.writer import AnswerWriter
-from octavo_server.openai.chat import (
-    AnswerMessage,
-    ChatChoice,
-    ChatCompletion,
-    ChatCompletionChunk,
-    ChatCompletionRequest,
-    ChatLogprobs,
-    ChunkChoice,
-    DeltaMessage,
-)
-from octavo_server.openai.logprobs import LogprobWriter, prompt_list
-from octavo_server.openai.sse import frame
+from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
+from octavo_server.reading.plan import Reading
 
 router = APIRouter()
 
@@ -42,18 +31,29 @@ RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "cont
 )
 async def create_chat_completion(request: Request) -> Response:
     context = context_of(request)
-    head, body, generation = await read_chat(request)
-    writer = ChatWriter(context, head, body, generation)
-    if body.stream:
-        return EventStream(context.in_flight, head.id, writer.frames())
-    return JsonReply(context.in_flight, head.id, writer.body)
+    turn = await read_chat(request)
+    writer = ChatWriter(context, turn.head, turn.body, turn.generation, reading=turn.reading)
+    if turn.body.stream:
+        return EventStream(context.in_flight, turn.head.id, writer.frames())
+    return JsonReply(context.in_flight, turn.head.id, writer.body)
 
 
-async def read_chat(request: Request) -> tuple[Head, ChatCompletionRequest, Generation]:
-    """What the body asks for, ready to run. Raises every refusal but those of the engine."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTurn:
+    """A chat request that is ready to run."""
+
+    head: Head
+    body: ChatCompletionRequest
+    generation: Generation
+    reading: Reading
+
+
+async def read_chat(request: Request) -> ChatTurn:
+    """Raises every refusal but those of the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
     body = await read_generation(request, ChatCompletionRequest)
+    reading = Reading(tools=body.tool_use(context.config.tools))
     head = context.head("chatcmpl", request, body)
     prompt = await render_chat(context, body)
     params = body.sampling_params(
@@ -61,7 +61,9 @@ async def read_chat(request: Request) -> tuple[Head, ChatCompletionRequest, Gene
         max_tokens=_output_limit(context, body, prompt),
         logprobs=body.num_logprobs,
     )
-    return head, body, context.generation(head, body, [prompt], params, arrival_s)
+    reading.apply(params, context.client.tokenizer.token_id)
+    generation = context.generation(head, body, [prompt], params, arrival_s)
+    return ChatTurn(head=head, body=body, generation=generation, reading=reading)
 
 
 def _output_limit(context: ApiContext, body: ChatCompletionRequest, prompt: PromptInput) -> int | None:
@@ -87,6 +89,7 @@ def render_messages(context: ApiContext, body: ChatCompletionRequest) -> str:
     generates = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     return template.render(
         body.conversation(),
+        tools=body.described_tools(),
         add_generation_prompt=generates,
         continue_final_message=continues,
         **_template_kwargs(body),
@@ -100,70 +103,3 @@ def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
     extra = body.model_extra or {}
     named = {name: extra[name] for name in ("documents", "reasoning_effort") if extra.get(name) is not None}
     return {**named, **kwargs}
-
-
-class ChatWriter(AnswerWriter):
-    def __init__(self, context: ApiContext, head: Head, request: ChatCompletionRequest, generation: Generation) -> None:
-        super().__init__(context, head, request, generation)
-        self._role = context.config.response_role
-        self._wants_logprobs = bool(request.logprobs)
-        as_ids = bool(request.return_tokens_as_token_ids)
-        self._logprobs = LogprobWriter(self.codec, num_top=request.top_logprobs or 0, as_ids=as_ids)
-        for choice in self.tally.choices:
-            choice.text = request.echoed
-
-    def whole(self) -> ChatCompletion:
-        head, prompt_logprobs = self.head, self.tally.choices[0].prompt_logprobs
-        return ChatCompletion(
-            id=head.id,
-            created=head.created,
-            model=head.model,
-            choices=[self._whole_choice(choice) for choice in self.tally.choices],
-            usage=self.tally.usage(),
-            system_fingerprint=head.fingerprint,
-            prompt_logprobs=UNSET if prompt_logprobs is None else prompt_list(prompt_logprobs, self.codec),
-            prompt_token_ids=self._prompt_token_ids(),
-        )
-
-    def opening(self) -> bytes:
-        """One chunk a choice that names the role."""
-        roles = (ChunkChoice(choice.index, DeltaMessage("", self._role)) for choice in self.tally.choices)
-        chunks = [self._chunk([role]) for role in roles]
-        chunks[0].prompt_token_ids = self._prompt_token_ids()
-        if self.usage_everywhere:
-            for chunk in chunks:
-                chunk.usage = self.tally.usage()
-        return b"".join(frame(chunk) for chunk in chunks)
-
-    def chunk(self, choice: Choice) -> ChatCompletionChunk:
-        written = ChunkChoice(choice.index, DeltaMessage(choice.text), self._choice_logprobs(choice))
-        if choice.finish_reason is not None:
-            written.finish_reason, written.stop_reason = choice.finish_reason, choice.stop_reason
-        if self.returns_ids:
-            written.token_ids = choice.token_ids
-        return self._chunk([written])
-
-    def usage_chunk(self) -> ChatCompletionChunk:
-        chunk = self._chunk([])
-        chunk.usage = self.tally.usage()
-        return chunk
-
-    def _chunk(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
-        head = self.head
-        return ChatCompletionChunk(id=head.id, created=head.created, model=head.model, choices=choices)
-
-    def _whole_choice(self, choice: Choice) -> ChatChoice:
-        return ChatChoice(
-            choice.index,
-            AnswerMessage(self._role, choice.text),
-            self._choice_logprobs(choice),
-            choice.finish_reason,
-            choice.stop_reason,
-            choice.token_ids if self.returns_ids else UNSET,
-        )
-
-    def _choice_logprobs(self, choice: Choice) -> ChatLogprobs | None:
-        return self._logprobs.chat(choice.logprobs) if self._wants_logprobs else None
-
-    def _prompt_token_ids(self) -> list[int] | UnsetType:
-        return self.generation.prompts[0].token_ids if self.returns_ids else UNSET

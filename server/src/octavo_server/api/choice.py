@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from octavo_engine.outputs import CompletionOutput, PositionLogprobs
 
     from octavo_server.api.generation import Delta
+    from octavo_server.reading.answer import AnswerReader
+    from octavo_server.reading.parts import Part
 
 
 @dataclass(slots=True)
@@ -28,23 +30,31 @@ class Choice:
     prompt_logprobs: "list[PositionLogprobs | None] | None" = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    reader: "AnswerReader | None" = None  # makes `parts` of the text, where it isn't all text
+    parts: "list[Part]" = field(default_factory=list)
 
     def add(self, sequence: "CompletionOutput") -> None:
         self.num_tokens += len(sequence.token_ids)
-        self.text += sequence.text
+        if self.reader is None:
+            self.text += sequence.text
+        else:
+            self.parts += self.reader.push(sequence.text)
         self.token_ids += sequence.token_ids
         if sequence.logprobs:
             self.logprobs += sequence.logprobs
         self.finish_reason, self.stop_reason = sequence.finish_reason, sequence.stop_reason
+        if self.reader is not None and sequence.finish_reason is not None:
+            self.parts += self.reader.finish()
+            self.finish_reason = self.reader.finish_reason(sequence.finish_reason)
 
     @property
     def is_worth_writing(self) -> bool:
-        return bool(self.text) or self.finish_reason is not None
+        return bool(self.text or self.parts) or self.finish_reason is not None
 
     def written(self) -> None:
         self.has_opened = True
         self.text_offset += len(self.text)
-        self.text, self.token_ids, self.logprobs = "", [], []
+        self.text, self.parts, self.token_ids, self.logprobs = "", [], [], []
 
 
 class Tally:

@@ -81,8 +81,8 @@ class CompletionWriter(AnswerWriter):
         completion.system_fingerprint = self.head.fingerprint
         return completion
 
-    def chunk(self, choice: Choice) -> Completion:
-        return self._completion([self._choice(choice)], with_usage=False)
+    def chunks(self, choice: Choice) -> list[Completion]:
+        return [self._completion([self._choice(choice)], with_usage=False)]
 
     def usage_chunk(self) -> Completion:
         return self._completion([], with_usage=True)

@@ -27,7 +27,8 @@ router = APIRouter()
     **accepts(ChatCompletionRequest, "Token ids of a conversation's prompt", answer=RenderedRequest),
 )
 async def render_chat_completion(request: Request) -> Response:
-    (rendered,) = _rendered(*await read_chat(request))
+    turn = await read_chat(request)
+    (rendered,) = _rendered(turn.head, turn.body, turn.generation)
     return _json(rendered)
 
 

@@ -5,7 +5,7 @@ streamed token is one small struct, one encode and one send.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -51,14 +51,14 @@ class AnswerWriter(ABC):
             yield frame(self.usage_chunk())
 
     def _write(self, choice: Choice) -> bytes:
-        chunk = self.chunk(choice)
+        chunks = self.chunks(choice)
         if self.usage_everywhere:
-            chunk.usage = self.tally.usage()
+            for chunk in chunks:
+                chunk.usage = self.tally.usage()
         if choice.finish_reason is not None:
-            chunk.system_fingerprint = self.head.fingerprint
-        written = frame(chunk)
+            chunks[-1].system_fingerprint = self.head.fingerprint
         choice.written()
-        return written
+        return b"".join([frame(chunk) for chunk in chunks])
 
     def opening(self) -> bytes:
         """What a stream says before its first text."""
@@ -68,7 +68,8 @@ class AnswerWriter(ABC):
     def whole(self) -> Answer: ...
 
     @abstractmethod
-    def chunk(self, choice: Choice) -> Answer: ...
+    def chunks(self, choice: Choice) -> Sequence[Answer]:
+        """What hasn't been written of a choice: at least one."""
 
     @abstractmethod
     def usage_chunk(self) -> Answer: ...

@@ -15,6 +15,7 @@ from octavo_engine.engine_args import STILL_TO_COME
 from octavo_server.cli.limit_flags import add_key_flags, add_lifecycle_flags, add_limit_flags
 from octavo_server.cli.observe_flags import add_observability_flags
 from octavo_server.cli.sizes import size, size_or_auto
+from octavo_server.cli.tool_flags import add_tool_flags
 
 #: Group -> field of EngineConfig -> help.
 ENGINE_HELP: dict[str, dict[str, str]] = {
@@ -92,6 +93,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     add_key_flags(parser)
     add_limit_flags(parser)
     add_lifecycle_flags(parser)
+    add_tool_flags(parser)
 
 
 def add_compatibility_flags(parser: argparse.ArgumentParser) -> None:

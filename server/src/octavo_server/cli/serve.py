@@ -30,6 +30,7 @@ from octavo_server.cli.banner import banner
 from octavo_server.cli.limit_flags import limits_of
 from octavo_server.cli.observe_flags import observability_of
 from octavo_server.cli.stats_log import log_stats
+from octavo_server.cli.tool_flags import tool_settings_of
 from octavo_server.config import ServerConfig
 
 logger = logging.getLogger("octavo")
@@ -73,6 +74,7 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
         response_role=args.response_role,
         enable_force_include_usage=args.enable_force_include_usage,
         enable_log_requests=args.enable_log_requests,
+        tools=tool_settings_of(args),
         max_log_len=args.max_log_len,
         disable_log_stats=args.disable_log_stats,
         disable_fastapi_docs=args.disable_fastapi_docs,

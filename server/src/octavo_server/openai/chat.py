@@ -12,6 +12,7 @@ from pydantic import Field
 
 from octavo_server.openai.answer import Answer
 from octavo_server.openai.fields import GenerationFields, Lenient
+from octavo_server.openai.tools import ToolCall, ToolCallDelta, ToolFields
 
 
 class ContentPart(Lenient):
@@ -32,7 +33,7 @@ class ChatMessage(Lenient):
         return self.content or ""
 
 
-class ChatCompletionRequest(GenerationFields):
+class ChatCompletionRequest(ToolFields, GenerationFields):
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -99,8 +100,11 @@ class ChatLogprobs(Struct):
 
 class AnswerMessage(Struct):
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType | None = UNSET
 
 
 class ChatChoice(Struct):
@@ -120,8 +124,11 @@ class ChatCompletion(Answer, kw_only=True):
 
 
 class DeltaMessage(Struct):
-    content: str
+    content: str | UnsetType = UNSET
     role: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChunkChoice(Struct):

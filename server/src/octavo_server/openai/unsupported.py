@@ -16,7 +16,6 @@ _EMPTY: tuple[object, ...] = (None, "", [], {}, False)
 _REFUSED = (
     *(
         "structural_tag",
-        "functions",
         "suffix",
         "use_beam_search",
         "logits_processors",
@@ -27,9 +26,7 @@ _REFUSED = (
     *("thinking_token_budget", "repetition_detection", "logprob_token_ids", "vllm_xargs"),
 )
 
-
-def _tools(_: Any, extra: GenerationFields) -> bool:
-    return (extra.model_extra or {}).get("tool_choice") == "none"
+_REPLACED = {"functions": "tools", "function_call": "tool_choice"}
 
 
 def _best_of(value: Any, request: GenerationFields) -> bool:
@@ -37,9 +34,6 @@ def _best_of(value: Any, request: GenerationFields) -> bool:
 
 
 _ALLOWED_IF: dict[str, Callable[[Any, GenerationFields], bool]] = {
-    "tools": _tools,
-    "tool_choice": lambda value, _: value in ("none", "auto"),
-    "function_call": lambda value, _: value in ("none", "auto"),
     "best_of": _best_of,
     "modalities": lambda value, _: value == ["text"],
 }
@@ -49,6 +43,8 @@ def refuse_unsupported(request: GenerationFields) -> None:
     for name, value in (request.model_extra or {}).items():
         if value in _EMPTY:
             continue
+        if name in _REPLACED:
+            raise InvalidRequest(f"{name} was replaced by {_REPLACED[name]}: send that.", param=name)
         allowed = _ALLOWED_IF.get(name)
         if name in _REFUSED or (allowed is not None and not allowed(value, request)):
             raise InvalidRequest(f"{name} is not supported by this version; leave it out.", param=name)

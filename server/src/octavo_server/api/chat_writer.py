@@ -1,0 +1,128 @@
+"""Writes a chat answer, whole or as chunks. Where an answer is more than text, its parts are written one a chunk."""
+
+from msgspec import UNSET, UnsetType
+
+from octavo_server.api.choice import Choice
+from octavo_server.api.context import ApiContext, Head
+from octavo_server.api.generation import Generation
+from octavo_server.api.writer import AnswerWriter
+from octavo_server.openai.chat import (
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    ChatLogprobs,
+    ChunkChoice,
+    DeltaMessage,
+)
+from octavo_server.openai.logprobs import LogprobWriter, prompt_list
+from octavo_server.openai.sse import frame
+from octavo_server.openai.tools import CalledFunction, CalledFunctionDelta, ToolCall, ToolCallDelta
+from octavo_server.reading.parts import CallArguments, CallStart, Part, Reasoning, Text, join, merge
+from octavo_server.reading.plan import Reading
+
+
+class ChatWriter(AnswerWriter):
+    def __init__(
+        self,
+        context: ApiContext,
+        head: Head,
+        request: ChatCompletionRequest,
+        generation: Generation,
+        *,
+        reading: Reading,
+    ) -> None:
+        super().__init__(context, head, request, generation)
+        self._role = context.config.response_role
+        self._wants_logprobs = bool(request.logprobs)
+        as_ids = bool(request.return_tokens_as_token_ids)
+        self._logprobs = LogprobWriter(self.codec, num_top=request.top_logprobs or 0, as_ids=as_ids)
+        for choice in self.tally.choices:
+            choice.reader = reading.reader()
+            if choice.reader is None:
+                choice.text = request.echoed
+            elif request.echoed:
+                choice.parts = [Text(request.echoed)]
+
+    def whole(self) -> ChatCompletion:
+        head, prompt_logprobs = self.head, self.tally.choices[0].prompt_logprobs
+        return ChatCompletion(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=[self._whole_choice(choice) for choice in self.tally.choices],
+            usage=self.tally.usage(),
+            system_fingerprint=head.fingerprint,
+            prompt_logprobs=UNSET if prompt_logprobs is None else prompt_list(prompt_logprobs, self.codec),
+            prompt_token_ids=self._prompt_token_ids(),
+        )
+
+    def opening(self) -> bytes:
+        """One chunk a choice that names the role."""
+        roles = (ChunkChoice(choice.index, DeltaMessage("", self._role)) for choice in self.tally.choices)
+        chunks = [self._chunk([role]) for role in roles]
+        chunks[0].prompt_token_ids = self._prompt_token_ids()
+        if self.usage_everywhere:
+            for chunk in chunks:
+                chunk.usage = self.tally.usage()
+        return b"".join(frame(chunk) for chunk in chunks)
+
+    def chunks(self, choice: Choice) -> list[ChatCompletionChunk]:
+        """The last one has the tokens behind all of them."""
+        if choice.reader is None:
+            *before, delta = [DeltaMessage(choice.text)]
+        else:
+            *before, delta = [_delta(part) for part in merge(choice.parts)] or [DeltaMessage()]
+        last = ChunkChoice(choice.index, delta, self._choice_logprobs(choice))
+        if choice.finish_reason is not None:
+            last.finish_reason, last.stop_reason = choice.finish_reason, choice.stop_reason
+        if self.returns_ids:
+            last.token_ids = choice.token_ids
+        return [self._chunk([c]) for c in (*(ChunkChoice(choice.index, d) for d in before), last)]
+
+    def usage_chunk(self) -> ChatCompletionChunk:
+        chunk = self._chunk([])
+        chunk.usage = self.tally.usage()
+        return chunk
+
+    def _chunk(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
+        head = self.head
+        return ChatCompletionChunk(id=head.id, created=head.created, model=head.model, choices=choices)
+
+    def _whole_choice(self, choice: Choice) -> ChatChoice:
+        return ChatChoice(
+            choice.index,
+            self._message(choice),
+            self._choice_logprobs(choice),
+            choice.finish_reason,
+            choice.stop_reason,
+            choice.token_ids if self.returns_ids else UNSET,
+        )
+
+    def _message(self, choice: Choice) -> AnswerMessage:
+        if choice.reader is None:
+            return AnswerMessage(self._role, choice.text)
+        joined = join(choice.parts)
+        calls = [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in joined.calls]
+        text = joined.text if calls or joined.reasoning else joined.text or ""
+        return AnswerMessage(self._role, text, tool_calls=calls or UNSET)
+
+    def _choice_logprobs(self, choice: Choice) -> ChatLogprobs | None:
+        return self._logprobs.chat(choice.logprobs) if self._wants_logprobs else None
+
+    def _prompt_token_ids(self) -> list[int] | UnsetType:
+        return self.generation.prompts[0].token_ids if self.returns_ids else UNSET
+
+
+def _delta(part: Part) -> DeltaMessage:
+    match part:
+        case Text(text):
+            return DeltaMessage(text)
+        case Reasoning(text):
+            return DeltaMessage(reasoning=text, reasoning_content=text)
+        case CallStart(index, id, name):
+            function = CalledFunctionDelta("", name)
+            return DeltaMessage(tool_calls=[ToolCallDelta(index, function, id, "function")])
+        case CallArguments(index, text):
+            return DeltaMessage(tool_calls=[ToolCallDelta(index, CalledFunctionDelta(text))])

@@ -1,0 +1,82 @@
+"""Tools as they arrive in a chat request, and calls as they leave in an answer and in its chunks."""
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+from pydantic import BaseModel, ConfigDict
+
+from octavo_server.tools.use import Mode, ToolSettings, ToolUse, tool_use
+
+
+class ToolFunction(BaseModel):
+    """`strict` may be what it likes: calls that are asked for by name or by "required" always follow the schema."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"] = "function"
+    function: ToolFunction
+
+    def described(self) -> dict[str, Any]:
+        """As templates read it."""
+        return {"type": self.type, **self.model_dump(exclude_none=True)}
+
+
+class FunctionName(BaseModel):
+    name: str
+
+
+class NamedTool(BaseModel):
+    type: Literal["function"] = "function"
+    function: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class ToolFields(BaseModel):
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    def described_tools(self) -> list[dict[str, Any]] | None:
+        return None if self.tools is None else [tool.described() for tool in self.tools]
+
+    def tool_use(self, settings: ToolSettings) -> ToolUse:
+        """Raises InvalidRequest."""
+        mode: Mode | None = "named" if isinstance(self.tool_choice, NamedTool) else self.tool_choice
+        name = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        return tool_use(self.described_tools(), mode, name, parallel=self.parallel_tool_calls, settings=settings)
+
+
+class CalledFunction(Struct):
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct):
+    id: str
+    function: CalledFunction
+    type: str = "function"
+
+
+class CalledFunctionDelta(Struct):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct):
+    """`id`, `type` and the name come with the first piece of a call only."""
+
+    index: int
+    function: CalledFunctionDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET

@@ -1,0 +1,183 @@
+"""`CallReader`: what the readers of all tool formats share: text around calls, and calls written as JSON.
+
+Nothing that the model said disappears: what turns out to be no call is shown as text, and a call that breaks off stays
+as far as it went. Space around calls separates them from text; it is shown only where text follows.
+"""
+
+import json
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from octavo_server.reading.parts import CallArguments, CallStart, Text
+from octavo_server.reading.pieces import PieceReader, Steps
+from octavo_server.tools.json_scan import BARE_VALUE, JsonScan
+
+ARGUMENT_KEYS = ("arguments", "parameters")
+
+
+@dataclass(slots=True, kw_only=True)
+class _JsonCall:
+    """What is known of a call while its members are read. It opens with its name and the start of its arguments."""
+
+    accepts_key: Callable[[str], bool]
+    accepts_name: Callable[[str], bool]
+    name: str = ""
+    early_arguments: str | None = None
+    is_open: bool = False
+
+
+class CallReader(PieceReader):
+    """`markers`: what the format writes around calls. Where they are special tokens, they have to be shown to us."""
+
+    markers: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, new_id: Callable[[], str], tool_names: frozenset[str] = frozenset()) -> None:
+        super().__init__()
+        self.num_calls = 0
+        self.has_said = False
+        self.tool_names = tool_names
+        self._new_id = new_id
+        self._space = ""
+
+    def read(self) -> Steps[None]:
+        yield from self.read_calls()
+        if self._space and not self.num_calls:
+            self._found.append(Text(self._space))
+
+    @abstractmethod
+    def read_calls(self) -> Steps[None]:
+        """Reads text and calls to the end of the text."""
+
+    def say(self, text: str) -> None:
+        text = self._space + text
+        if self.num_calls and not self.has_said:
+            text = text.lstrip()
+        shown = text.rstrip()
+        self._space = text[len(shown) :]
+        if shown:
+            self.has_said = True
+            self._found.append(Text(shown))
+
+    def open_call(self, name: str, call_id: str | None = None) -> None:
+        self._found.append(CallStart(self.num_calls, call_id or self._new_id(), name))
+        self.num_calls += 1
+        self.commit()
+
+    def argue(self, text: str) -> None:
+        """The next piece of the arguments of the call that was opened last."""
+        if text:
+            self._found.append(CallArguments(self.num_calls - 1, text))
+        self.commit()
+
+    def json_call(
+        self,
+        *,
+        accepts_key: Callable[[str], bool] = lambda key: True,
+        accepts_name: Callable[[str], bool] = lambda name: True,
+        needs_arguments: bool = False,
+    ) -> Steps[bool]:
+        """Reads `{"name": ..., "arguments": {...}}`. False, with everything still kept, if this is no call."""
+        call = _JsonCall(accepts_key=accepts_key, accepts_name=accepts_name)
+        if not (yield from self.accept("{")):
+            return False
+        yield from self.skip_space()
+        while not (yield from self.accept("}")):
+            if not (yield from self._member(call)):
+                break
+        else:
+            if call.name and not call.is_open and not needs_arguments:
+                self._open(call, "{}")
+            if call.is_open:
+                self.commit()
+        if call.is_open:
+            self._pos = self._kept
+        return call.is_open
+
+    def _member(self, call: _JsonCall) -> Steps[bool]:
+        """One member and the comma after it. False where the call can't go on."""
+        key = yield from self._key()
+        if key is None or not (call.is_open or call.accepts_key(key)):
+            return False
+        if call.is_open:
+            yield from self._value()
+        elif key == "name":
+            call.name = (yield from self._string()) or ""
+            if not call.name or not call.name.isprintable() or not call.accepts_name(call.name):
+                return False
+            if call.early_arguments is not None:
+                self._open(call, call.early_arguments)
+        elif key not in ARGUMENT_KEYS:
+            yield from self._value()
+        elif call.name:
+            self._open(call, "")
+            yield from self.arguments()
+        else:
+            call.early_arguments = yield from self._whole_arguments()
+        yield from self.skip_space()
+        if not (yield from self.accept(",")):
+            return (yield from self.peek()) == "}"
+        yield from self.skip_space()
+        if call.is_open:
+            self.commit()
+        return True
+
+    def _open(self, call: _JsonCall, arguments: str) -> None:
+        call.is_open = True
+        self.open_call(call.name)
+        self.argue(arguments)
+
+    def arguments(self) -> Steps[None]:
+        """Passes an object on as it comes; anything else once it is whole."""
+        if (yield from self.peek()) != "{":
+            self.argue((yield from self._whole_arguments()))
+            return
+        scan = JsonScan()
+        while True:
+            text, self._pos = scan.take(self._buffer, self._pos)
+            self.argue(text)
+            if scan.is_done:
+                return
+            if not (yield from self.more()):
+                self.argue(scan.rest())
+                return
+
+    def _whole_arguments(self) -> Steps[str]:
+        """Some models write null for none, or the JSON text of the arguments as a string."""
+        written = yield from self._value()
+        if written == "null":
+            return "{}"
+        try:
+            inner: str = json.loads(written) if written.startswith('"') else ""
+            inner.encode()
+            return inner if inner and isinstance(json.loads(inner), dict) else written
+        except (ValueError, RecursionError):
+            return written
+
+    def _key(self) -> Steps[str | None]:
+        key = yield from self._string()
+        yield from self.skip_space()
+        if not (yield from self.accept(":")):
+            return None
+        yield from self.skip_space()
+        return key
+
+    def _string(self) -> Steps[str | None]:
+        if (yield from self.peek()) != '"':
+            return None
+        try:
+            return str(json.loads((yield from self._value())))
+        except ValueError:
+            return None
+
+    def _value(self) -> Steps[str]:
+        first = yield from self.peek()
+        if not first or first not in '{["':
+            return (yield from self.run_of(BARE_VALUE))
+        scan, pieces = JsonScan(), []
+        while True:
+            text, self._pos = scan.take(self._buffer, self._pos)
+            pieces.append(text)
+            if scan.is_done or not (yield from self.more()):
+                return "".join(pieces) + scan.rest()

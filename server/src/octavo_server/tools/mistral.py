@@ -1,0 +1,67 @@
+"""`mistral`: `[TOOL_CALLS]` and a JSON list of calls, or, since 2025, `[TOOL_CALLS]name[ARGS]{...}` for each call.
+
+The newer form may leave `[ARGS]` out, or bring a `[CALL_ID]`. The markers are special tokens: they are never shown.
+"""
+
+import re
+import secrets
+import string
+
+from octavo_server.reading.pieces import Steps
+from octavo_server.tools.call_reader import CallReader
+
+START, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+ID_LENGTH = 9
+
+_NAME = re.compile(r"[\w.-]*")
+
+
+def new_mistral_id() -> str:
+    """Mistral's templates refuse ids of any other form."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(ID_LENGTH))
+
+
+class MistralReader(CallReader):
+    markers = (START, CALL_ID, ARGS)
+
+    def read_calls(self) -> Steps[None]:
+        while (yield from self.text_until(START)):
+            yield from self.skip_space()
+            first = yield from self.peek()
+            if first == "[":
+                is_call = yield from self._list()
+            elif first == "{":
+                is_call = yield from self.json_call()
+            else:
+                is_call = yield from self._named()
+            if not is_call:
+                self.give_up(len(START), hidden=True)
+
+    def _list(self) -> Steps[bool]:
+        yield from self.accept("[")
+        num_before = self.num_calls
+        while True:
+            yield from self.skip_space()
+            if not (yield from self.json_call()):
+                break
+            yield from self.skip_space()
+            if not (yield from self.accept(",")):
+                break
+        if self.num_calls == num_before:
+            return False
+        if (yield from self.accept("]")):
+            self.commit()
+        self._pos = self._kept
+        return True
+
+    def _named(self) -> Steps[bool]:
+        name = yield from self.run_of(_NAME)
+        yield from self.skip_space()
+        call_id = (yield from self.run_of(_NAME)) if (yield from self.accept(CALL_ID)) else None
+        yield from self.accept(ARGS)
+        yield from self.skip_space()
+        if not name or (yield from self.peek()) != "{":
+            return False
+        self.open_call(name, call_id)
+        yield from self.arguments()
+        return True

@@ -1,0 +1,129 @@
+"""Tools through the whole server: what the model writes becomes calls, streamed or not, however it is cut."""
+
+import json
+
+import pytest
+import pytest_asyncio
+from octavo_server.tools.use import ToolSettings
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import MODEL, ScriptedClient, serving
+from openai import BadRequestError
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HELLO = [{"role": "user", "content": "hi"}]
+TEMPLATE = (
+    "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for call in m.tool_calls %}<call>{{ call.function.name }}"
+    "{% for key, value in call.function.arguments.items() %} {{ key }}={{ value }}{% endfor %}</call>{% endfor %}"
+    "{% if m.tool_call_id %} for {{ m.tool_call_id }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "strict": True,
+    },
+}
+NOW = {"type": "function", "function": {"name": "now", "strict": True}}
+TOOLS = [WEATHER, NOW]
+
+ANSWERS = {
+    "hermes": 'Sure.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Kraków"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "llama3_json": '{"name": "weather", "parameters": {"city": "Kraków"}}; {"name": "now", "parameters": {}}',
+    "mistral": 'Sure.[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Kraków"}}, '
+    '{"name": "now", "arguments": {}}]',
+    "pythonic": '[weather(city="Kraków"), now()]',
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ANSWERS)
+async def server(request, tmp_path_factory):
+    engine = ScriptedClient(write_byte_model(tmp_path_factory.mktemp("model")), chat_template=TEMPLATE)
+    async with serving(engine, tools=ToolSettings(parser=request.param, allows_auto=True)) as started:
+        started.format = request.param
+        yield started
+
+
+@pytest.fixture
+def served(server):
+    server.engine.reset()
+    server.engine.replies = [ANSWERS[server.format]]
+    return server
+
+
+async def chat(served, **fields):
+    return await served.openai.chat.completions.create(**{"model": MODEL, "messages": HELLO, "tools": TOOLS, **fields})
+
+
+async def streamed(served, **fields):
+    async with served.openai.chat.completions.stream(
+        **{"model": MODEL, "messages": HELLO, "tools": TOOLS, **fields}
+    ) as stream:
+        return await stream.get_final_completion()
+
+
+def calls_of(message):
+    return [(call.type, call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls]
+
+
+BOTH = [("function", "weather", {"city": "Kraków"}), ("function", "now", {})]
+
+
+async def test_calls_in_a_plain_answer(served):
+    (choice,) = (await chat(served)).choices
+    assert choice.finish_reason == "tool_calls"
+    assert calls_of(choice.message) == BOTH
+    assert choice.message.content in (None, "Sure.")
+    assert len({call.id for call in choice.message.tool_calls}) == 2
+
+
+async def test_a_stream_says_the_same(served):
+    (plain,) = (await chat(served)).choices
+    (choice,) = (await streamed(served)).choices
+    assert choice.finish_reason == "tool_calls"
+    assert calls_of(choice.message) == calls_of(plain.message) == BOTH
+    assert (choice.message.content or None) == plain.message.content
+
+
+async def test_an_answer_without_calls(served):
+    served.engine.replies = ["Hello. \n"]
+    (choice,) = (await chat(served)).choices
+    assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", "Hello. \n", None)
+    (choice,) = (await streamed(served)).choices
+    assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", "Hello. \n", None)
+
+
+async def test_the_template_gets_the_tools(served):
+    await chat(served)
+    (request,) = served.engine.requests
+    prompt = served.engine.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+    assert prompt.startswith(f"<|im_start|>tools\n{json.dumps(TOOLS)}<|im_end|>\n<|im_start|>user\nhi")
+
+
+async def test_choices_have_calls_of_their_own(served):
+    served.engine.replies = [served.engine.replies[0], "No."]
+    one, two = (await chat(served, n=2)).choices
+    assert calls_of(one.message) == BOTH
+    assert (two.message.content, two.message.tool_calls, two.finish_reason) == ("No.", None, "stop")
+
+
+async def test_one_call_only(served):
+    (choice,) = (await chat(served, parallel_tool_calls=False)).choices
+    assert calls_of(choice.message) == BOTH[:1]
+
+
+async def test_no_tool_choice_is_text(served):
+    (choice,) = (await chat(served, tool_choice="none")).choices
+    assert (choice.finish_reason, choice.message.content) == ("stop", served.engine.replies[0])
+
+
+async def test_a_name_that_is_not_there(served):
+    with pytest.raises(BadRequestError) as caught:
+        await chat(served, tool_choice={"type": "function", "function": {"name": "other"}})
+    assert caught.value.param == "tool_choice"

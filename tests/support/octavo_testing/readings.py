@@ -1,0 +1,32 @@
+"""Reads a text in pieces of every cut: whatever reads answers must say the same each time."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+
+from octavo_server.reading.parts import Part, merge
+from octavo_server.reading.pieces import PieceReader
+
+
+def read_pieces(reader: PieceReader, pieces: Iterable[str]) -> list[Part]:
+    found = list(itertools.chain.from_iterable(map(reader.push, pieces)))
+    return merge([*found, *reader.finish()])
+
+
+def cuts(text: str) -> Iterator[list[str]]:
+    """Into two and three pieces at every position, and into single characters, with empty pieces between them."""
+    for i, j in itertools.combinations_with_replacement(range(len(text) + 1), 2):
+        yield [text[:i], text[i:j], text[j:]]
+    yield list(text)
+    yield [piece for char in text for piece in (char, "")]
+
+
+def assert_cuts_do_not_matter(new_reader: Callable[[], PieceReader], text: str) -> list[Part]:
+    whole = read_pieces(new_reader(), [text])
+    for pieces in cuts(text):
+        assert read_pieces(new_reader(), pieces) == whole, pieces
+    return whole
+
+
+def numbered_ids() -> Callable[[], str]:
+    counter = itertools.count()
+    return lambda: f"call-{next(counter)}"
