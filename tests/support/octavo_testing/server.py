@@ -164,12 +164,12 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(engine: Any, **config: Any) -> AsyncIterator[Served]:
+async def serving(engine: Any, tracer: Any = None, **config: Any) -> AsyncIterator[Served]:
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     settings = ServerConfig(**{"served_model_names": (MODEL,), "drain_timeout_s": 5.0, **config})
-    server = ApiServer(build_app(engine, settings), settings)
+    server = ApiServer(build_app(engine, settings, tracer), settings)
     running = asyncio.create_task(server.serve(sockets=[sock]))
     while not server.started:
         await asyncio.sleep(0.005)

@@ -5,6 +5,7 @@ FastAPI gives routing and documentation; bodies, errors and responses are our ow
 
 import hashlib
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -29,8 +30,11 @@ from octavo_server.openai.errors import MalformedRequest, describe
 from octavo_server.stall import StallWatch
 from octavo_server.telemetry import Telemetry
 
+if TYPE_CHECKING:
+    from octavo_server.tracing import RequestTracer
 
-def build_app(client: EngineClient, config: ServerConfig) -> FastAPI:
+
+def build_app(client: EngineClient, config: ServerConfig, tracer: "RequestTracer | None" = None) -> FastAPI:
     shows_docs = not config.disable_fastapi_docs
     app = FastAPI(
         title="Octavo",
@@ -45,6 +49,8 @@ def build_app(client: EngineClient, config: ServerConfig) -> FastAPI:
     for kind in (OctavoError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answer_error)
     _add_layers(app, config, app.state.context.telemetry)
+    if tracer is not None:
+        _trace(app, tracer)
     return app
 
 
@@ -73,6 +79,14 @@ def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> Non
     )
     app.add_middleware(HttpMetricsLayer, metrics=telemetry.http)
     app.add_middleware(RequestId)
+
+
+def _trace(app: FastAPI, tracer: "RequestTracer") -> None:
+    """Only here is OpenTelemetry imported: without a tracer nothing of it is loaded or called."""
+    from octavo_server.tracing import TraceContextLayer
+
+    app.state.context.telemetry.on_request_end = tracer.record
+    app.add_middleware(TraceContextLayer)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

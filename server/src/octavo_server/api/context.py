@@ -29,7 +29,8 @@ from octavo_server.stall import Pulse, StallWatch
 if TYPE_CHECKING:
     from octavo_engine.wire.sampling import SamplingParams
 
-    from octavo_server.telemetry import RequestTrack, Telemetry
+    from octavo_server.request_track import RequestTrack
+    from octavo_server.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -96,9 +97,7 @@ class ApiContext:
 
         def track(prompt: PromptInput) -> "RequestTrack":
             num_tokens = len(prompt.token_ids)
-            return self.telemetry.track(
-                arrival_s=arrival_s, num_prompt_tokens=num_tokens, n=params.n, max_tokens=params.max_tokens
-            )
+            return self.telemetry.track(head.id, arrival_s=arrival_s, num_prompt_tokens=num_tokens, params=params)
 
         self._log_request(head, prompts, params)
         return Generation(

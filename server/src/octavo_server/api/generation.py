@@ -20,7 +20,7 @@ from octavo_server.openai.errors import GenerationFailed
 if TYPE_CHECKING:
     from octavo_engine.outputs import RequestOutput
 
-    from octavo_server.telemetry import RequestTrack
+    from octavo_server.request_track import RequestTrack
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,9 +1,15 @@
 """Flags of `octavo serve` that say what it tells about itself: logs, metrics, traces and health."""
 
 import argparse
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from octavo_engine.log_format import LogFormat
+from octavo_engine.wire.errors import StartupError
+
+from octavo_server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from octavo_server.tracing import RequestTracer
 
 
 def add_observability_flags(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +34,22 @@ def add_observability_flags(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="of the metrics that vLLM has, too (default: vllm:)",
     )
+    group.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="collector of OpenTelemetry traces, OTLP over HTTP: http://collector:4318/v1/traces (default: none)",
+    )
+
+
+def tracer_of(config: ServerConfig) -> "RequestTracer | None":
+    """Raises StartupError, also where OpenTelemetry isn't installed."""
+    if config.otlp_traces_endpoint is None:
+        return None
+    try:
+        from octavo_server.tracing import RequestTracer
+    except ModuleNotFoundError as error:
+        raise StartupError(f"--otlp-traces-endpoint needs {error.name}: pip install 'octavo-server[otel]'") from error
+    return RequestTracer.exporting_to(config.otlp_traces_endpoint, config.model_name)
 
 
 def observability_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -37,4 +59,5 @@ def observability_of(args: argparse.Namespace) -> dict[str, Any]:
         "metrics_prefix": args.metrics_prefix,
         "log_format": args.log_format,
         "logs_access": not args.disable_uvicorn_access_log,
+        "otlp_traces_endpoint": args.otlp_traces_endpoint,
     }

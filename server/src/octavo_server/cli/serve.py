@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Coroutine
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 from octavo_engine.async_llm import AsyncLLM
@@ -28,10 +28,13 @@ from octavo_server.api.keys import KeyRing
 from octavo_server.api.server import SIGNALS, ApiServer
 from octavo_server.cli.banner import banner
 from octavo_server.cli.limit_flags import limits_of
-from octavo_server.cli.observe_flags import observability_of
+from octavo_server.cli.observe_flags import observability_of, tracer_of
 from octavo_server.cli.stats_log import log_stats
 from octavo_server.cli.tool_flags import tool_settings_of
 from octavo_server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from octavo_server.tracing import RequestTracer
 
 logger = logging.getLogger("octavo")
 
@@ -45,8 +48,9 @@ def serve(args: argparse.Namespace) -> int:
         engine_config = engine_config_of(args)
         server_config = server_config_of(args, engine_config)
         check_keys(server_config)
+        tracer = tracer_of(server_config)
         with bind(server_config.host, server_config.port) as sock:
-            return _run(_serve(engine_config, server_config, sock))
+            return _run(_serve(engine_config, server_config, sock, tracer))
     except StartupError as error:
         print(f"octavo: {error}", file=sys.stderr)
         return 1
@@ -111,7 +115,9 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
         return runner.run(main)
 
 
-async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket.socket) -> int:
+async def _serve(
+    engine_config: EngineConfig, config: ServerConfig, sock: socket.socket, tracer: "RequestTracer | None"
+) -> int:
     started_s = time.monotonic()
     engine = await _start_unless_stopped(engine_config, config.log_format)
     if engine is None:
@@ -120,7 +126,7 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket
     try:
         if not config.disable_log_stats:
             reporter = asyncio.create_task(log_stats(lambda: engine.stats))
-        server = ApiServer(build_app(engine, config), config)
+        server = ApiServer(build_app(engine, config, tracer), config)
         for line in banner(engine, config, sock.getsockname()[1], time.monotonic() - started_s):
             logger.info(line)
         try:
@@ -132,6 +138,8 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket
         if reporter is not None:
             reporter.cancel()
         await engine.shutdown()
+        if tracer is not None:
+            await asyncio.to_thread(tracer.shutdown)
 
 
 async def _start_unless_stopped(config: EngineConfig, log_format: LogFormat) -> AsyncLLM | None:

@@ -1,0 +1,129 @@
+"""OpenTelemetry spans of requests, made when a request has ended. Imported only with --otlp-traces-endpoint.
+
+`llm_request` lies between arrival and end; its children `queue`, `prefill` and `decode` have the durations that the
+engine core's own clock took, placed so that the prefill ends with the first token. Names and attributes are vLLM's.
+"""
+
+import os
+import time
+from urllib.parse import urlsplit, urlunsplit
+
+from octavo_engine.wire.errors import StartupError
+from opentelemetry.context import attach, detach
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo_server.request_track import RequestLife
+
+TRACE_HEADERS = ("traceparent", "tracestate")
+DEFAULT_PATH = "/v1/traces"
+PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+Attributes = dict[str, str | int | float | list[str]]
+
+
+class RequestTracer:
+    """Ends with `shutdown`, which sends what is left."""
+
+    def __init__(self, provider: TracerProvider, model_name: str) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("octavo_server")
+        self._model_name = model_name
+
+    @classmethod
+    def exporting_to(cls, endpoint: str, model_name: str) -> "RequestTracer":
+        """Spans leave in batches, from a thread of their own. Raises StartupError."""
+        provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=checked_endpoint(endpoint))))
+        return cls(provider, model_name)
+
+    def record(self, life: RequestLife, now: float) -> None:
+        """`now` ends the request. The parent is the trace that the current HTTP request belongs to, if any."""
+        wall_offset_s = time.time() - time.monotonic()
+
+        def at(monotonic_s: float) -> int:
+            """Wall time in nanoseconds, within the request."""
+            return int((wall_offset_s + min(max(monotonic_s, life.arrival_s), now)) * 1e9)
+
+        span = self._tracer.start_span("llm_request", kind=SpanKind.SERVER, start_time=at(life.arrival_s))
+        span.set_attributes(self._attributes(life, now))
+        if "error" in life.finish_reasons:
+            span.set_status(Status(StatusCode.ERROR))
+        if life.timing is not None and life.first_token_s is not None:
+            first, timing = life.first_token_s, life.timing
+            scheduled = first - timing.prefill_s
+            self._child(span, "queue", at(scheduled - timing.queue_s), at(scheduled))
+            self._child(span, "prefill", at(scheduled), at(first))
+            self._child(span, "decode", at(first), at(first + timing.decode_s))
+        span.end(at(now))
+
+    def shutdown(self) -> None:
+        self._provider.shutdown()
+
+    def _child(self, parent: Span, name: str, start_ns: int, end_ns: int) -> None:
+        self._tracer.start_span(name, set_span_in_context(parent), start_time=start_ns).end(end_ns)
+
+    def _attributes(self, life: RequestLife, now: float) -> Attributes:
+        params, timing = life.params, life.timing
+        attributes: Attributes = {
+            "gen_ai.request.id": life.request_id,
+            "gen_ai.response.model": self._model_name,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.request.n": params.n,
+            "gen_ai.response.finish_reasons": list(life.finish_reasons),
+            "gen_ai.usage.num_sequences": params.n,
+            "gen_ai.usage.prompt_tokens": life.num_prompt_tokens,
+            "gen_ai.usage.completion_tokens": life.num_generated,
+            "gen_ai.latency.e2e": now - life.arrival_s,
+        }
+        if params.max_tokens is not None:
+            attributes["gen_ai.request.max_tokens"] = params.max_tokens
+        if life.first_token_s is not None:
+            attributes["gen_ai.latency.time_to_first_token"] = life.first_token_s - life.arrival_s
+        if timing is not None:
+            attributes["gen_ai.latency.time_in_queue"] = timing.queue_s
+            attributes["gen_ai.latency.time_in_model_prefill"] = timing.prefill_s
+            attributes["gen_ai.latency.time_in_model_decode"] = timing.decode_s
+            attributes["gen_ai.latency.time_in_model_inference"] = timing.inference_s
+        return attributes
+
+
+class TraceContextLayer:
+    """Pure ASGI: what is recorded while a request is served belongs to the trace that its `traceparent` names."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._propagator = TraceContextTextMapPropagator()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope.get("headers", ())}
+        carrier = {name: headers[name] for name in TRACE_HEADERS if name in headers}
+        token = attach(self._propagator.extract(carrier))
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            detach(token)
+
+
+def checked_endpoint(endpoint: str) -> str:
+    """Raises StartupError. Without a path it gets the standard one."""
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise StartupError(f"--otlp-traces-endpoint: {endpoint!r} is no URL such as http://collector:4318/v1/traces.")
+    for name in PROTOCOL_VARIABLES:
+        protocol = os.environ.get(name, "http/protobuf")
+        if protocol != "http/protobuf":
+            raise StartupError(f"{name}={protocol}: traces are sent as http/protobuf only; unset it, use port 4318.")
+    return urlunsplit(url._replace(path=DEFAULT_PATH)) if url.path in ("", "/") else endpoint
+
+
+def _resource() -> Resource:
+    """Named by OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES where they are set."""
+    found = Resource.create()
+    is_named = not str(found.attributes["service.name"]).startswith("unknown_service")
+    return found if is_named else found.merge(Resource({"service.name": "octavo"}))
