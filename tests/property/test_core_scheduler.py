@@ -1,17 +1,21 @@
 """The laws of the scheduler under any order of events, on tiny pools where everything collides.
 
 The simulation asserts after each step: block conservation, no block written that another reads, the token budget, no
-overtaking, nothing preempted for nothing; and in the end that every output ended exactly once with exactly its tokens.
+overtaking, nothing preempted for nothing; the machine, that what the KV stream tells is what is cached; and in the end
+that every output ended exactly once with exactly its tokens.
 """
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.sequence import Sequence
 from octavo_engine.wire.errors import InvalidRequest
+from octavo_engine.wire.hashing import short_hash
+from octavo_engine.wire.kv_stream import KVSet, numbers
 from octavo_engine.wire.plan import StepCosts
 from octavo_testing.sim_executor import VOCAB
-from octavo_testing.simulation import Simulation
+from octavo_testing.simulation import Simulation, sim_config
 
 MAX_IN_FLIGHT = 3
 costs = st.builds(StepCosts, prefill_token_s=st.sampled_from([0.0, 1.0]), swap_block_s=st.sampled_from([0.0, 0.5, 9.0]))
@@ -52,7 +56,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, config: dict[str, object], costs: StepCosts) -> None:
         if not config["enable_chunked_prefill"]:
             config["max_num_batched_tokens"] = config["max_model_len"]
-        self.sim = Simulation(costs=costs, debug_invariants=False, **config)
+        scheduler = Scheduler(sim_config(debug_invariants=False, **config), kv_events=True)
+        self.sim = Simulation(scheduler=scheduler, costs=costs)
+        self.told = KVSet()
 
     @rule(family=st.integers(0, 1), length=st.integers(1, 20), fields=requests, data=st.data())
     def add(self, family: int, length: int, fields: dict[str, object], data: st.DataObject) -> None:
@@ -116,6 +122,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     def laws(self) -> None:
         if hasattr(self, "sim"):
             self.sim.scheduler.check()
+            self.check_told()
+
+    def check_told(self) -> None:
+        """Whoever listened from the start knows exactly what a new request would find."""
+        change = self.sim.scheduler.take_kv_delta().change()
+        if change is not None:
+            self.told.apply(change)
+        assert self.told.is_exact
+        cached = self.sim.scheduler.cached_hashes()
+        assert self.told.device == {numbers(short_hash(h))[0] for tier, h in cached if tier == "device"}
+        assert self.told.host == {numbers(short_hash(h))[0] for tier, h in cached if tier == "host"}
 
     def teardown(self) -> None:
         if hasattr(self, "sim"):

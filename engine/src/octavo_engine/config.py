@@ -80,6 +80,7 @@ class EngineConfig:
     long_prefill_token_threshold: int = 0
     scheduling_policy: SchedulingPolicy = "fcfs"
     watermark: float = 0.0
+    kv_stream: bool = True
     max_logprobs: int = 20
     generation_config: str = "auto"
     chat_template: str | None = None

@@ -70,7 +70,8 @@ class EngineCore:
         outputs = self._advance(started) if self._scheduler.has_work() else []
         events, self._events = self._events, []
         self._step_s = self._clock() - started
-        return CoreOutputs(outputs=events + outputs, stats=self.stats())
+        kv = self._scheduler.take_kv_delta().change()
+        return CoreOutputs(outputs=events + outputs, stats=self.stats(), kv=kv)
 
     def call(self, name: CallName) -> Answer:
         match name:

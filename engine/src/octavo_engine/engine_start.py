@@ -42,7 +42,9 @@ def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInf
     trace = None if config.trace is None else open_trace(Path(config.trace))
     executor, ready = load(config)
     limits = scheduler_config(config, ready)
-    scheduler = Scheduler(limits) if trace is None else TracingScheduler(limits, trace.write)
+    if trace is None:
+        return EngineCore(Scheduler(limits, kv_events=config.kv_stream), executor), ready
+    scheduler = TracingScheduler(limits, trace.write, kv_events=config.kv_stream)
     return EngineCore(scheduler, executor, trace=trace), ready
 
 

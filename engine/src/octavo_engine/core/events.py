@@ -5,23 +5,39 @@ The pools report a hash when its first copy in a tier appears and when its last 
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
 
-Tier = Literal["device", "host"]
+from octavo_engine.wire.hashing import short_hash
+from octavo_engine.wire.kv_stream import KVChange, Tier, numbers, roll
 
 
 @dataclass(frozen=True, slots=True)
 class KVDelta:
+    """`digest`: of everything stored, after this change (see `wire.kv_stream`)."""
+
     stored: list[tuple[Tier, bytes]] = field(default_factory=list)
     removed: list[tuple[Tier, bytes]] = field(default_factory=list)
+    digest: int = 0
+
+    def change(self) -> KVChange | None:
+        """As it goes over the wire; None if nothing changed."""
+        if not (self.stored or self.removed):
+            return None
+        return KVChange(
+            stored=_pack(self.stored, "device"),
+            removed=_pack(self.removed, "device"),
+            host_stored=_pack(self.stored, "host"),
+            host_removed=_pack(self.removed, "host"),
+            digest=self.digest,
+        )
 
 
 class KVDeltas:
-    __slots__ = ("_net", "enabled")
+    __slots__ = ("_digest", "_net", "enabled")
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
         self._net: dict[tuple[Tier, bytes], bool] = {}
+        self._digest = 0
 
     def stored(self, tier: Tier, block_hash: bytes) -> None:
         if self.enabled:
@@ -33,10 +49,17 @@ class KVDeltas:
 
     def drain(self) -> KVDelta:
         net, self._net = self._net, {}
-        return KVDelta([key for key, there in net.items() if there], [key for key, there in net.items() if not there])
+        for tier, block_hash in net:
+            self._digest = roll(self._digest, tier, numbers(short_hash(block_hash)))
+        there, gone = [key for key, is_there in net.items() if is_there], [key for key in net if not net[key]]
+        return KVDelta(there, gone, self._digest)
 
     def _record(self, key: tuple[Tier, bytes], *, now_there: bool) -> None:
         before = self._net.pop(key, None)
         assert before is not now_there, f"{key} reported twice"
         if before is None:
             self._net[key] = now_there
+
+
+def _pack(entries: list[tuple[Tier, bytes]], tier: Tier) -> bytes:
+    return b"".join(short_hash(block_hash) for of_tier, block_hash in entries if of_tier == tier)

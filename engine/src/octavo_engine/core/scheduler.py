@@ -9,13 +9,14 @@ from dataclasses import replace
 
 from octavo_engine.config import SchedulerConfig
 from octavo_engine.core.committer import Committer
-from octavo_engine.core.events import KVDelta, KVDeltas, Tier
+from octavo_engine.core.events import KVDelta, KVDeltas
 from octavo_engine.core.limits import Limits
 from octavo_engine.core.planner import Planner
 from octavo_engine.core.sequence import Key, Sequence, forked_sequence, new_sequence
 from octavo_engine.core.state import State
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.hashing import scoped_root
+from octavo_engine.wire.kv_stream import Tier
 from octavo_engine.wire.plan import SeqId, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import EngineRequest, EngineStats, SeqOutput
 
@@ -140,6 +141,7 @@ class Scheduler:
             in_use_blocks=pool.num_in_use,
             host_used_blocks=host.num_used if host else 0,
             kv_used_slots=self._used_slots(),
+            prefill_backlog_tokens=self._prefill_backlog(),
             swapped_out_blocks=state.kv.num_swapped_out,
             swapped_in_blocks=state.kv.num_swapped_in,
             dropped_blocks=state.kv.num_dropped,
@@ -174,6 +176,11 @@ class Scheduler:
             self._state.num_places -= len(indices)
             if not keeps_first:
                 self._state.forget_at_runner(seq)
+
+    def _prefill_backlog(self) -> int:
+        """Tokens to compute before every sequence has its next one; not less what a waiting one may find."""
+        state = self._state
+        return sum(max(len(s.token_ids) - s.computed - 1, 0) for s in (*state.running, *state.waiting))
 
     def _used_slots(self) -> int:
         """Slots of the blocks in use that hold a computed token; a tail shared by forked siblings counts once."""

@@ -7,6 +7,7 @@ exactly one record with a `finish_reason`.
 from dataclasses import dataclass, field
 from typing import Literal
 
+from octavo_engine.wire.kv_stream import KVChange
 from octavo_engine.wire.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -80,6 +81,7 @@ class EngineStats:
     host_used_blocks: int = 0
     host_total_blocks: int = 0
     kv_used_slots: int = 0
+    prefill_backlog_tokens: int = 0
     steps: int = 0
     batched_tokens: int = 0  # tokens of the latest step
     prefix_cache_queries: int = 0  # tokens
@@ -108,3 +110,4 @@ class CoreOutputs:
 
     outputs: list[SeqOutput] = field(default_factory=list)
     stats: EngineStats | None = None
+    kv: KVChange | None = None

@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo_server.api import admin, chat, completions, drain, health, models, render, tokens
+from octavo_server.api import admin, chat, completions, drain, health, kv, models, render, tokens
 from octavo_server.api.auth import BearerAuth
 from octavo_server.api.client import EngineClient
 from octavo_server.api.context import ApiContext
@@ -26,6 +26,7 @@ from octavo_server.api.openapi import document
 from octavo_server.api.watched import log_failure
 from octavo_server.config import ServerConfig
 from octavo_server.http_metrics import HttpMetricsLayer
+from octavo_server.kv.publisher import KVPublisher
 from octavo_server.openai.errors import MalformedRequest, describe
 from octavo_server.stall import StallWatch
 from octavo_server.telemetry import Telemetry
@@ -44,7 +45,7 @@ def build_app(client: EngineClient, config: ServerConfig, tracer: "RequestTracer
     )
     app.state.context = _context(client, config)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
-    for module in (chat, completions, render, models, tokens, health, drain, admin):
+    for module in (chat, completions, render, models, tokens, health, drain, admin, kv):
         app.include_router(module.router)
     for kind in (OctavoError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answer_error)
@@ -66,7 +67,11 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
     weights = hashlib.sha256(client.ready_info.weights_fingerprint.encode()).hexdigest()[:8]
     fingerprint = f"octavo-{version('octavo-server')}-{weights}"
     stall = StallWatch(config.health_stall_timeout_s)
-    return ApiContext(client=client, config=config, telemetry=telemetry, fingerprint=fingerprint, stall=stall)
+    publisher = KVPublisher(client.ready_info, config.served_model_names)
+    client.on_kv = publisher.publish if client.config.kv_stream else None
+    return ApiContext(
+        client=client, config=config, telemetry=telemetry, fingerprint=fingerprint, stall=stall, kv=publisher
+    )
 
 
 def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> None:

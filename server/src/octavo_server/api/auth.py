@@ -16,7 +16,7 @@ OPEN_PATHS = frozenset(
     {"/health", "/ready", "/ping", "/version", "/load", "/metrics"}
     | {"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
 )
-ADMIN_PREFIXES = ("/drain", "/debug", "/reset_prefix_cache", "/server_info")
+ADMIN_PREFIXES = ("/drain", "/debug", "/reset_prefix_cache", "/server_info", "/kv")
 ADMIN = "admin"
 
 

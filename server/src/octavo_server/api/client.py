@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from octavo_engine.config import EngineConfig, ReadyInfo
     from octavo_engine.outputs import OutputKind, RequestOutput
     from octavo_engine.wire.inspection import SequenceInfo
+    from octavo_engine.wire.kv_stream import KVChange
     from octavo_engine.wire.records import EngineStats
     from octavo_engine.wire.sampling import SamplingParams
 
@@ -43,6 +44,7 @@ class ChatRenderer(Protocol):
 
 class EngineClient(Protocol):
     on_stats: "Callable[[EngineStats], None] | None"
+    on_kv: "Callable[[KVChange | None, EngineStats], None] | None"
 
     @property
     def config(self) -> "EngineConfig": ...

@@ -20,6 +20,7 @@ from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.lifecycle import Lifecycle
 from octavo_server.api.watched import InFlight
 from octavo_server.config import ServerConfig
+from octavo_server.kv.publisher import KVPublisher
 from octavo_server.openai.errors import malformed
 from octavo_server.openai.fields import GenerationFields
 from octavo_server.openai.limits import check_chars, check_counts, check_depth
@@ -55,6 +56,7 @@ class ApiContext:
     telemetry: "Telemetry"
     fingerprint: str
     stall: StallWatch
+    kv: KVPublisher
     in_flight: InFlight = field(default_factory=InFlight)
     lifecycle: Lifecycle = field(init=False)
     longest_token: int = field(init=False)

@@ -78,6 +78,7 @@ class ApiServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._context.lifecycle.end_now()
+        self._context.kv.close("the replica is shutting down")
         await super().shutdown(sockets)
 
     async def _exit_when_drained(self, sig: int) -> None:

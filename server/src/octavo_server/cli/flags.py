@@ -39,6 +39,7 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "num_gpu_blocks_override": "number of KV blocks, instead of measuring memory",
         "swap_space": "GiB of CPU memory for KV blocks that were swapped out",
         "enable_prefix_caching": "share the KV of equal prefixes",
+        "kv_stream": "tell routers which blocks are cached: GET /kv/events",
     },
     "scheduling": {
         "max_num_seqs": "sequences per step",

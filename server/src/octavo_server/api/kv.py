@@ -1,0 +1,59 @@
+"""`GET /kv/events` and `GET /kv/snapshot`: which KV blocks this replica has, for routers. Hashes only, never tokens."""
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+
+from fastapi import APIRouter
+from octavo_engine.wire.errors import InvalidRequest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Send
+
+from octavo_server.api.context import ApiContext, context_of
+from octavo_server.api.watched import InFlight, WatchedResponse
+from octavo_server.kv.frames import MEDIA_TYPE
+
+router = APIRouter()
+
+HEADERS = [(b"content-type", MEDIA_TYPE.encode()), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+
+
+@router.get(
+    "/kv/events", summary="A snapshot of the KV blocks, then each change (docs/kv-stream.md)", response_model=None
+)
+async def kv_events(request: Request) -> Response:
+    context = _streaming(request)
+    return FrameStream(context, request, context.kv.frames())
+
+
+@router.get("/kv/snapshot", summary="The KV blocks as they are now (docs/kv-stream.md)", response_model=None)
+async def kv_snapshot(request: Request) -> Response:
+    context = _streaming(request)
+    return FrameStream(context, request, _each(context.kv.snapshot()))
+
+
+class FrameStream(WatchedResponse):
+    """Not counted among the responses in flight: a listener is no work, and doesn't hold up a drain."""
+
+    def __init__(self, context: ApiContext, request: Request, frames: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(InFlight(), request.scope["state"]["request_id"])
+        self._frames = frames
+
+    async def _run(self, send: Send) -> None:
+        await self._start(send, 200, HEADERS)
+        async with aclosing(self._frames) as frames:
+            async for frame in frames:
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _streaming(request: Request) -> ApiContext:
+    context = context_of(request)
+    if not context.client.config.kv_stream:
+        raise InvalidRequest("this server was started with --no-kv-stream: it doesn't tell what its cache holds.")
+    return context
+
+
+async def _each(frames: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+    for frame in frames:
+        yield frame

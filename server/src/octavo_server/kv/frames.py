@@ -1,0 +1,123 @@
+"""The frames of the KV stream (docs/kv-stream.md): msgpack maps, each after its length as a little-endian u32.
+
+Shared by the replica that writes them and the router that reads them. A frame of a type, or a field, that a reader
+doesn't know is skipped, so that either side can be newer.
+"""
+
+import struct
+from collections.abc import Iterator
+
+import msgspec
+
+VERSION = 1
+MEDIA_TYPE = "application/x-octavo-kv"
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+_LENGTH = struct.Struct("<I")
+
+
+class Load(msgspec.Struct, kw_only=True):
+    """What the replica has to do. `step_tokens` were computed in the latest step, which took `step_ms`."""
+
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+    cached_blocks: int = 0
+    total_blocks: int = 0
+    prefill_backlog_tokens: int = 0
+    step_tokens: int = 0
+    step_ms: float = 0.0
+
+
+class Hello(msgspec.Struct, tag="hello", kw_only=True):
+    """First. `epoch` is new with each start of the engine; `root` is the hash before every prompt's first block."""
+
+    version: int
+    epoch: int
+    block_size: int
+    root: bytes
+    max_model_len: int
+    models: list[str]
+    heartbeat_s: float
+
+
+class Part(msgspec.Struct, tag="part", kw_only=True):
+    """A piece of the snapshot, as short hashes run together."""
+
+    device: bytes = b""
+    host: bytes = b""
+
+
+class Snapshot(msgspec.Struct, tag="snapshot", kw_only=True):
+    """The parts before it were all of the set, as of frame `seq`."""
+
+    epoch: int
+    seq: int
+    digest: int
+    load: Load
+
+
+class Step(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
+    """One step's change; `seq` is the one before plus one. A heartbeat repeats the latest `seq` and changes nothing."""
+
+    epoch: int
+    seq: int
+    digest: int
+    load: Load
+    stored: bytes = b""
+    removed: bytes = b""
+    host_stored: bytes = b""
+    host_removed: bytes = b""
+
+
+class Bye(msgspec.Struct, tag="bye"):
+    """Last: why the replica ends the stream."""
+
+    reason: str
+
+
+Frame = Hello | Part | Snapshot | Step | Bye
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder: "msgspec.msgpack.Decoder[Frame]" = msgspec.msgpack.Decoder(Frame)
+
+
+class FrameError(Exception):
+    """The bytes are no KV stream."""
+
+
+def write(frame: Frame) -> bytes:
+    body = _encode(frame)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Bytes as they come in, frames as they are complete."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Raises FrameError, after which the stream is of no use."""
+        pending = self._pending
+        pending += data
+        start = 0
+        try:
+            while len(pending) - start >= _LENGTH.size:
+                (size,) = _LENGTH.unpack_from(pending, start)
+                if size > MAX_FRAME_BYTES:
+                    raise FrameError(f"a frame of {size} bytes; the limit is {MAX_FRAME_BYTES}.")
+                end = start + _LENGTH.size + size
+                if end > len(pending):
+                    break
+                body = bytes(pending[start + _LENGTH.size : end])
+                start = end
+                yield _read(body)
+        finally:
+            del pending[:start]
+
+
+def _read(body: bytes) -> Frame:
+    try:
+        return _decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"a frame that can't be read: {error}.") from None

@@ -1,0 +1,166 @@
+"""`KVPublisher`: keeps a copy of the engine's KV set, numbers its changes, and hands them to whoever listens.
+
+The engine core only tells each step's change; snapshots are made from the copy here, in the API process, so the step
+loop never waits for a listener. A frame is encoded once for all of them. A listener whose backlog outgrows the limit
+is dropped with a reason: coming back for a snapshot costs less than what it has missed.
+"""
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator
+from typing import TYPE_CHECKING
+
+from octavo_engine.wire.hashing import SHORT_BYTES
+from octavo_engine.wire.kv_stream import KVChange, KVSet, run_together
+
+from octavo_server.kv.frames import VERSION, Bye, Hello, Load, Part, Snapshot, Step, write
+
+if TYPE_CHECKING:
+    from octavo_engine.config import ReadyInfo
+    from octavo_engine.wire.records import EngineStats
+
+HEARTBEAT_S = 1.0
+PART_HASHES = 65536
+MAX_BACKLOG_BYTES = 8 * 1024 * 1024
+_NO_CHANGE = KVChange()
+
+
+class Listener:
+    """The frames that one reader still has to get; `wait` ends when there are some, or the heartbeat is due."""
+
+    def __init__(self, max_backlog_bytes: int) -> None:
+        self.dropped_because: str | None = None
+        self._max_backlog_bytes = max_backlog_bytes
+        self._frames: deque[bytes] = deque()
+        self._backlog_bytes = 0
+        self._news = asyncio.Event()
+
+    def push(self, frame: bytes) -> None:
+        self._frames.append(frame)
+        self._backlog_bytes += len(frame)
+        self._news.set()
+        if self._backlog_bytes > self._max_backlog_bytes:
+            self.drop(f"slow reader: more than {self._max_backlog_bytes} bytes behind; connect again")
+
+    def drop(self, reason: str) -> None:
+        self.dropped_because = reason
+        self._frames.clear()
+        self._news.set()
+
+    async def wait(self, timeout_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._news.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    def take(self) -> bytes:
+        """Everything there is, which may be nothing."""
+        taken = b"".join(self._frames)
+        self._frames.clear()
+        self._backlog_bytes = 0
+        self._news.clear()
+        return taken
+
+
+class KVPublisher:
+    def __init__(self, ready: "ReadyInfo", models: tuple[str, ...], *, heartbeat_s: float = HEARTBEAT_S) -> None:
+        self.kept = KVSet()
+        self.max_backlog_bytes = MAX_BACKLOG_BYTES
+        self._heartbeat_s = heartbeat_s
+        self._seq = 0
+        self._digest = 0  # as the engine core computed it: a copy here that went wrong shows, too
+        self._load = Load(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)
+        self._listeners: set[Listener] = set()
+        self._hello = Hello(
+            version=VERSION,
+            epoch=secrets.randbits(64),
+            block_size=ready.block_size,
+            root=ready.hash_root,
+            max_model_len=ready.max_model_len,
+            models=[*models],
+            heartbeat_s=heartbeat_s,
+        )
+
+    @property
+    def num_listeners(self) -> int:
+        return len(self._listeners)
+
+    def publish(self, change: KVChange | None, stats: "EngineStats") -> None:
+        """One step. Goes out if blocks came or went, or there is other work to do than before."""
+        before, self._load = self._load, _load(stats)
+        if change is not None:
+            self.kept.apply(change)
+            self._digest = change.digest
+        if change is not None or _differs(before, self._load):
+            self._seq += 1
+            if self._listeners:
+                frame = self._step(change or _NO_CHANGE)
+                for listener in [*self._listeners]:
+                    listener.push(frame)
+
+    def close(self, reason: str) -> None:
+        """Every listener is told why and let go."""
+        for listener in self._listeners:
+            listener.drop(reason)
+
+    def snapshot(self) -> Iterator[bytes]:
+        """The frames of the set as it is now, whatever happens until they are all taken."""
+        device, host = run_together(self.kept.device), run_together(self.kept.host)
+        end = Snapshot(epoch=self._hello.epoch, seq=self._seq, digest=self._digest, load=self._load)
+        return self._snapshot(device, host, end)
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """A snapshot, then every change, until the listener is dropped."""
+        listener = Listener(self.max_backlog_bytes)
+        snapshot = self.snapshot()
+        self._listeners.add(listener)
+        try:
+            for frame in snapshot:
+                yield frame
+            while listener.dropped_because is None:
+                await listener.wait(self._heartbeat_s)
+                yield listener.take() or self._step(_NO_CHANGE)
+            yield write(Bye(listener.dropped_because))
+        finally:
+            self._listeners.discard(listener)
+
+    def _snapshot(self, device: bytes, host: bytes, end: Snapshot) -> Iterator[bytes]:
+        yield write(self._hello)
+        width = PART_HASHES * SHORT_BYTES
+        for start in range(0, max(len(device), len(host)), width):
+            yield write(Part(device=device[start : start + width], host=host[start : start + width]))
+        yield write(end)
+
+    def _step(self, change: KVChange) -> bytes:
+        return write(
+            Step(
+                epoch=self._hello.epoch,
+                seq=self._seq,
+                digest=self._digest,
+                load=self._load,
+                stored=change.stored,
+                removed=change.removed,
+                host_stored=change.host_stored,
+                host_removed=change.host_removed,
+            )
+        )
+
+
+def _load(stats: "EngineStats") -> Load:
+    return Load(
+        running=stats.running,
+        waiting=stats.waiting,
+        free_blocks=stats.free_blocks,
+        cached_blocks=stats.cached_blocks,
+        total_blocks=stats.total_blocks,
+        prefill_backlog_tokens=stats.prefill_backlog_tokens,
+        step_tokens=stats.batched_tokens,
+        step_ms=stats.step_s * 1000,
+    )
+
+
+def _differs(before: Load, now: Load) -> bool:
+    """What a router would decide by; the number of the next token and its time are no news."""
+    old = (before.running, before.waiting, before.prefill_backlog_tokens)
+    return old != (now.running, now.waiting, now.prefill_backlog_tokens)

@@ -1,0 +1,136 @@
+"""The publisher alone: no engine, no HTTP. What a listener pieces together must be what the publisher keeps."""
+
+from contextlib import aclosing
+
+from octavo_engine.config import EngineConfig
+from octavo_engine.wire.kv_stream import KVChange, KVSet, numbers, roll, run_together
+from octavo_engine.wire.records import EngineStats
+from octavo_server.kv import publisher as publishing
+from octavo_server.kv.frames import Bye, FrameReader, Hello, Part, Snapshot, Step
+from octavo_server.kv.publisher import KVPublisher
+from octavo_testing.scripted import ready_info
+
+READY = ready_info(EngineConfig())
+
+
+class Told:
+    """What a listener has understood so far."""
+
+    def __init__(self):
+        self.reader, self.set, self.frames = FrameReader(), KVSet(), []
+
+    def feed(self, data):
+        for frame in self.reader.feed(data):
+            self.frames.append(frame)
+            if isinstance(frame, Part):
+                self.set.device.update(numbers(frame.device))
+                self.set.host.update(numbers(frame.host))
+            elif isinstance(frame, Snapshot):
+                self.set.digest = roll(roll(0, "device", self.set.device), "host", self.set.host)
+                self.set.is_exact = self.set.digest == frame.digest
+            elif isinstance(frame, Step):
+                change = KVChange(
+                    stored=frame.stored, removed=frame.removed, host_stored=frame.host_stored,
+                    host_removed=frame.host_removed, digest=frame.digest,
+                )  # fmt: skip
+                self.set.apply(change)
+        return self
+
+
+class Engine:
+    """Stores and removes blocks as a core would tell it."""
+
+    def __init__(self, publisher):
+        self.publisher, self.digest = publisher, 0
+
+    def step(self, *, stored=(), removed=(), host_stored=(), **stats):
+        self.digest = roll(roll(self.digest, "device", (*stored, *removed)), "host", host_stored)
+        change = KVChange(
+            stored=run_together(stored), removed=run_together(removed), host_stored=run_together(host_stored),
+            digest=self.digest,
+        )  # fmt: skip
+        is_change = stored or removed or host_stored
+        self.publisher.publish(change if is_change else None, EngineStats(**stats))
+
+
+def made(**settings):
+    publisher = KVPublisher(READY, ("m",), **settings)
+    return publisher, Engine(publisher)
+
+
+async def take(frames, told, until):
+    while not until(told):
+        told.feed(await anext(frames))
+
+
+async def test_a_listener_that_comes_late_gets_a_snapshot_and_then_each_change():
+    publisher, engine = made()
+    engine.step(stored=range(1, 4), host_stored=[9])
+    told = Told()
+    async with aclosing(publisher.frames()) as frames:
+        await take(frames, told, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
+        hello, end = told.frames[0], told.frames[-1]
+        assert isinstance(hello, Hello)
+        assert (hello.root, hello.block_size, hello.models) == (READY.hash_root, READY.block_size, ["m"])
+        assert (told.set.device, told.set.host, told.set.is_exact) == ({1, 2, 3}, {9}, True)
+        engine.step(stored=[5], removed=[1])
+        engine.step(running=2, prefill_backlog_tokens=70)
+        await take(frames, told, lambda t: isinstance(t.frames[-1], Step) and t.frames[-1].seq == end.seq + 2)
+    assert [f.seq for f in told.frames[-2:]] == [end.seq + 1, end.seq + 2]
+    assert {f.epoch for f in told.frames if not isinstance(f, Part)} == {hello.epoch}
+    assert told.frames[-1].load.prefill_backlog_tokens == 70
+    assert (told.set.device, told.set.is_exact) == ({2, 3, 5}, True)
+    assert publisher.num_listeners == 0
+
+
+async def test_changes_while_a_long_snapshot_is_read_come_after_it(monkeypatch):
+    monkeypatch.setattr(publishing, "PART_HASHES", 2)
+    publisher, engine = made()
+    engine.step(stored=range(1, 8))
+    told = Told()
+    async with aclosing(publisher.frames()) as frames:
+        told.feed(await anext(frames)).feed(await anext(frames))
+        engine.step(stored=[100], removed=[1, 7])
+        await take(frames, told, lambda t: isinstance(t.frames[-1], Step))
+    assert sum(isinstance(frame, Part) for frame in told.frames) == 4
+    assert (told.set.device, told.set.is_exact) == ({2, 3, 4, 5, 6, 100}, True)
+
+
+async def test_a_step_that_changed_nothing_is_not_told_but_heartbeats_are():
+    publisher, engine = made(heartbeat_s=0.01)
+    engine.step(running=1)
+    told = Told()
+    async with aclosing(publisher.frames()) as frames:
+        await take(frames, told, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
+        engine.step(running=1, batched_tokens=1)
+        await take(frames, told, lambda t: isinstance(t.frames[-1], Step))
+    assert told.frames[-1].seq == told.frames[-2].seq
+    assert told.frames[-1].load.step_tokens == 1
+    assert told.set.is_exact
+
+
+async def test_a_slow_reader_is_dropped_with_a_reason_and_nobody_else_is():
+    publisher, engine = made()
+    publisher.max_backlog_bytes = 2000
+    slow, quick = Told(), Told()
+    async with aclosing(publisher.frames()) as slow_frames, aclosing(publisher.frames()) as quick_frames:
+        for told, frames in ((slow, slow_frames), (quick, quick_frames)):
+            await take(frames, told, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
+        for block in range(1, 51):
+            engine.step(stored=[block])
+            await take(quick_frames, quick, lambda t, seq=block: getattr(t.frames[-1], "seq", 0) == seq)
+        await take(slow_frames, slow, lambda t: isinstance(t.frames[-1], Bye))
+        assert await anext(slow_frames, None) is None
+        assert publisher.num_listeners == 1
+    assert slow.frames[-1].reason == "slow reader: more than 2000 bytes behind; connect again"
+    assert (quick.set.device, quick.set.is_exact) == (set(range(1, 51)), True)
+
+
+async def test_a_copy_in_the_api_process_that_went_wrong_shows():
+    publisher, engine = made()
+    engine.step(stored=[1, 2])
+    publisher.kept.device.discard(2)
+    told = Told()
+    for frame in publisher.snapshot():
+        told.feed(frame)
+    assert not told.set.is_exact
