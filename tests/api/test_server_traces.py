@@ -1,4 +1,5 @@
 import asyncio
+import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -154,6 +155,11 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     monkeypatch.delitem(sys.modules, "octavo_server.tracing")
     with pytest.raises(StartupError, match=r"pip install 'octavo-server\[otel\]'"):
         tracer_of(ServerConfig(served_model_names=(MODEL,), otlp_traces_endpoint="http://x:4318"))
+
+
+def test_no_sdk_is_loaded_without_the_flag():
+    code = "import sys, octavo_server.cli.serve; assert 'opentelemetry.sdk' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("endpoint", ["collector:4318", "grpc://collector:4317", "http://", "nonsense"])

@@ -48,6 +48,7 @@ class ServerConfig:
     metrics_prefix: str = "vllm:"
     log_format: LogFormat = "text"
     logs_access: bool = True
+    enable_per_request_metrics: bool = False
     otlp_traces_endpoint: str | None = None
     health_stall_timeout_s: float = 60.0
     drain_timeout_s: float = 30.0

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter
+from octavo_engine.wire.inspection import SequenceInfo
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,23 +18,35 @@ from octavo_server.api.openapi import answers
 
 router = APIRouter()
 
+
+class DebugRequests(msgspec.Struct):
+    """The sequences that run, then those that wait, each in the order in which they are served."""
+
+    running: int
+    waiting: int
+    sequences: list[SequenceInfo]
+
+
+class ResetAnswer(msgspec.Struct, omit_defaults=True):
+    reset: bool
+    reason: str | None = None
+
+
 IN_USE = "blocks are in use by unfinished requests, so nothing was forgotten: try again when /debug/requests is empty."
 
 
-@router.get("/debug/requests", **answers("What runs and what waits, and why", dict[str, Any], refusals=(503,)))
+@router.get("/debug/requests", **answers("What runs and what waits, and why", DebugRequests, refusals=(503,)))
 async def debug_requests(request: Request) -> Response:
-    client = context_of(request).client
-    sequences = await client.debug_requests()
+    sequences = await context_of(request).client.debug_requests()
     running = sum(info.state == "running" for info in sequences)
-    shown = [asdict(info) for info in sequences]
-    return _json({"running": running, "waiting": len(shown) - running, "sequences": shown})
+    return _json(DebugRequests(running, len(sequences) - running, sequences))
 
 
-@router.post("/reset_prefix_cache", **answers("Forget all cached KV blocks", dict[str, Any], refusals=(503,)))
+@router.post("/reset_prefix_cache", **answers("Forget all cached KV blocks", ResetAnswer, refusals=(503,)))
 async def reset_prefix_cache(request: Request) -> Response:
     """200 in either case, as vLLM answers; the body says whether it was done."""
     done = await context_of(request).client.reset_prefix_cache()
-    return _json({"reset": True} if done else {"reset": False, "reason": IN_USE})
+    return _json(ResetAnswer(done, None if done else IN_USE))
 
 
 @router.get("/server_info", **answers("Version and engine settings", dict[str, Any]))

@@ -87,7 +87,7 @@ def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> Non
 
 
 def _trace(app: FastAPI, tracer: "RequestTracer") -> None:
-    """Only here is OpenTelemetry imported: without a tracer nothing of it is loaded or called."""
+    """Only here is `tracing` imported: without a tracer nothing of it is loaded or called."""
     from octavo_server.tracing import TraceContextLayer
 
     app.state.context.telemetry.on_request_end = tracer.record

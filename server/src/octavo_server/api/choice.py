@@ -7,10 +7,13 @@ is still held back (half a character, a possible stop string) wait here, so that
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from octavo_server.openai.answer import Usage, count_usage
+from msgspec import UNSET, UnsetType
+
+from octavo_server.openai.answer import RequestTimes, Usage, count_usage, request_times
 
 if TYPE_CHECKING:
     from octavo_engine.outputs import CompletionOutput, PositionLogprobs
+    from octavo_engine.wire.records import Timing
 
     from octavo_server.api.generation import Delta
     from octavo_server.reading.answer import AnswerReader
@@ -30,6 +33,7 @@ class Choice:
     prompt_logprobs: "list[PositionLogprobs | None] | None" = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    timing: "Timing | None" = None  # of a sequence that has ended
     reader: "AnswerReader | None" = None  # makes `parts` of the text, where it isn't all text
     parts: "list[Part]" = field(default_factory=list)
 
@@ -43,6 +47,7 @@ class Choice:
         if sequence.logprobs:
             self.logprobs += sequence.logprobs
         self.finish_reason, self.stop_reason = sequence.finish_reason, sequence.stop_reason
+        self.timing = sequence.timing
         if self.reader is not None and sequence.finish_reason is not None:
             self.parts += self.reader.finish()
             self.finish_reason = self.reader.finish_reason(sequence.finish_reason)
@@ -51,6 +56,10 @@ class Choice:
     def is_worth_writing(self) -> bool:
         return bool(self.text or self.parts) or self.finish_reason is not None
 
+    @property
+    def times(self) -> RequestTimes | UnsetType:
+        return UNSET if self.timing is None else request_times(self.timing, self.num_tokens)
+
     def written(self) -> None:
         self.has_opened = True
         self.text_offset += len(self.text)
@@ -58,10 +67,11 @@ class Choice:
 
 
 class Tally:
-    """All choices of an answer; choice index = prompt index * n + sequence index."""
+    """All choices of an answer; choice index = prompt index * n + sequence index. `latest`: the last one to advance."""
 
     def __init__(self, num_prompts: int, n: int, num_prompt_tokens: int) -> None:
         self.choices = [Choice(index, index // n) for index in range(num_prompts * n)]
+        self.latest = self.choices[0]
         self._n = n
         self._num_prompt_tokens = num_prompt_tokens
         self._num_cached = [0] * num_prompts
@@ -76,6 +86,7 @@ class Tally:
         advanced = [self.choices[base + sequence.index] for sequence in output.outputs]
         for choice, sequence in zip(advanced, output.outputs, strict=True):
             choice.add(sequence)
+            self.latest = choice
         return advanced
 
     def usage(self) -> Usage:

@@ -27,6 +27,7 @@ class AnswerWriter(ABC):
         self.generation = generation
         self.tally = Tally(len(generation.prompts), generation.params.n, generation.num_prompt_tokens)
         self.returns_ids = bool(request.return_token_ids)
+        self._tells_times = context.config.enable_per_request_metrics
         options = request.stream_options
         self._ends_with_usage = context.config.enable_force_include_usage or bool(options and options.include_usage)
         self.usage_everywhere = self._ends_with_usage and bool(options and options.continuous_usage_stats)
@@ -35,7 +36,10 @@ class AnswerWriter(ABC):
         async with aclosing(self.generation.deltas()) as deltas:
             async for delta in deltas:
                 self.tally.add(delta)
-        return msgspec.json.encode(self.whole())
+        whole = self.whole()
+        if self._tells_times:
+            whole.metrics = self.tally.latest.times
+        return msgspec.json.encode(whole)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Each item holds the frames of one engine output."""
@@ -57,6 +61,8 @@ class AnswerWriter(ABC):
                 chunk.usage = self.tally.usage()
         if choice.finish_reason is not None:
             chunks[-1].system_fingerprint = self.head.fingerprint
+            if self._tells_times:
+                chunks[-1].metrics = choice.times
         choice.written()
         return b"".join([frame(chunk) for chunk in chunks])
 

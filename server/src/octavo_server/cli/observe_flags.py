@@ -35,6 +35,12 @@ def add_observability_flags(parser: argparse.ArgumentParser) -> None:
         help="of the metrics that vLLM has, too (default: vllm:)",
     )
     group.add_argument(
+        "--enable-per-request-metrics",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="times of the request in the body of its answer, as `metrics` (default: off)",
+    )
+    group.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
         help="collector of OpenTelemetry traces, OTLP over HTTP: http://collector:4318/v1/traces (default: none)",
@@ -59,5 +65,6 @@ def observability_of(args: argparse.Namespace) -> dict[str, Any]:
         "metrics_prefix": args.metrics_prefix,
         "log_format": args.log_format,
         "logs_access": not args.disable_uvicorn_access_log,
+        "enable_per_request_metrics": args.enable_per_request_metrics,
         "otlp_traces_endpoint": args.otlp_traces_endpoint,
     }

@@ -3,7 +3,12 @@
 `cached_tokens` is always told: routers and users learn from it. What is UNSET isn't written at all.
 """
 
+from typing import TYPE_CHECKING
+
 from msgspec import UNSET, Struct, UnsetType
+
+if TYPE_CHECKING:
+    from octavo_engine.wire.records import Timing
 
 
 class PromptDetails(Struct):
@@ -17,12 +22,38 @@ class Usage(Struct):
     prompt_tokens_details: PromptDetails
 
 
+class RequestTimes(Struct):
+    """With --enable-per-request-metrics, under vLLM's names; null where a time needs more tokens than there were.
+
+    By the engine core's clock: the time to the first token begins when the request is scheduled, so the queue comes
+    on top. A request of several sequences tells those of the last to end.
+    """
+
+    time_to_first_token_ms: float | None
+    generation_time_ms: float | None
+    queue_time_ms: float
+    mean_itl_ms: float | None
+    tokens_per_second: float | None
+
+
 class Answer(Struct, kw_only=True):
     id: str
     created: int
     model: str
     usage: Usage | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
+    metrics: RequestTimes | UnsetType = UNSET
+
+
+def request_times(timing: "Timing", num_tokens: int) -> RequestTimes:
+    decode_s, total_s = timing.decode_s, timing.inference_s
+    return RequestTimes(
+        time_to_first_token_ms=1000 * timing.prefill_s if num_tokens else None,
+        generation_time_ms=1000 * decode_s if num_tokens else None,
+        queue_time_ms=1000 * timing.queue_s,
+        mean_itl_ms=1000 * decode_s / (num_tokens - 1) if num_tokens > 1 else None,
+        tokens_per_second=num_tokens / total_s if num_tokens and total_s else None,
+    )
 
 
 def count_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
