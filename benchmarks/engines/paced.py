@@ -37,6 +37,12 @@ class PacedExecutor:
         future.set_result(StepResult(step_id=plan.step_id, seqs=sampled))
         return future
 
+    def prepare(self, grammar: str) -> Future[object]:
+        """Tokens follow no grammar here."""
+        future: Future[object] = Future()
+        future.set_result(None)
+        return future
+
     def shutdown(self) -> None:
         """Nothing to let go."""
 

@@ -98,6 +98,8 @@ class AsyncLLM:
         """
         tokenized = await self._tokenize(prompt, add_special_tokens)
         tokenized.cache_salt = cache_salt or tokenized.cache_salt
+        if params.structured_outputs is not None:  # checked in a thread: the streams of others go on
+            await asyncio.to_thread(self._frontend.grammar, params)
         stream = self._add(tokenized, params, request_id, priority)
         try:
             while True:

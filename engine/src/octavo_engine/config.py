@@ -84,6 +84,9 @@ class EngineConfig:
     max_logprobs: int = 20
     generation_config: str = "auto"
     chat_template: str | None = None
+    max_schema_bytes: int = 131072
+    max_schema_depth: int = 64
+    grammar_compile_timeout: float = 10.0  # seconds
     num_threads: int | None = None
     trace: str | None = None
     debug_invariants: bool = False

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 from octavo_engine.core.inspection import describe_sequences
-from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError
+from octavo_engine.preparation import Preparations
+from octavo_engine.wire.errors import EngineDead, OctavoError
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, SeqOutput
@@ -36,21 +37,24 @@ class EngineCore:
         *,
         clock: Clock = time.monotonic,
         trace: TextIO | None = None,
+        grammar_timeout_s: float = 10.0,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
         self._trace = trace
         self._costs = StepCosts()
+        self._preparations = Preparations(executor.prepare, timeout_s=grammar_timeout_s)
         self._events: list[SeqOutput] = []  # terminal records that no commit brought
         self._step_s = 0.0
 
     def add(self, request: EngineRequest) -> None:
         """A refusal is an "error" record, not an exception: whoever sent the request may be in another process."""
         try:
-            if request.params.structured_outputs is not None:
-                raise InvalidRequest("structured_outputs is not supported by this version.")
-            self._scheduler.add(request, self._clock())
+            now = self._clock()
+            self._scheduler.add(request, now, deferred=request.grammar is not None)
+            if request.grammar is not None:
+                self._preparations.start(request.request_id, request.grammar, now)
         except OctavoError as error:
             self._events += [
                 SeqOutput(request_id=request.request_id, index=i, finish_reason="error", error=str(error))
@@ -60,14 +64,32 @@ class EngineCore:
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Unknown and finished sequences are ignored: an abort may cross the last output on its way."""
         self._events += self._scheduler.abort(request_id, index)
+        self._let_go([request_id])
 
     def has_work(self) -> bool:
-        return bool(self._events) or self._scheduler.has_work()
+        return bool(self._events) or self._scheduler.has_work() or self._preparations.has_done()
+
+    def on_more_work(self, call: Callable[[], None]) -> None:
+        """`call` comes, on some thread, when a core without work may have some again."""
+        self._preparations.on_done = call
+
+    def sleep_s(self) -> float | None:
+        """How long a core without work may be left alone, unless a message or more work comes first."""
+        deadline = self._preparations.next_deadline_s()
+        return None if deadline is None else max(0.0, deadline - self._clock())
+
+    def wait(self, timeout_s: float) -> None:
+        """For work, where no messages can come meanwhile."""
+        if not self.has_work():
+            self._preparations.wait(timeout_s)
 
     def step(self) -> CoreOutputs:
         """One step, if there is one to make, and all records since the last."""
         started = self._clock()
+        for request_id, error in self._preparations.take_done(started):
+            self._events += self._scheduler.prepared(request_id, started, error=error)
         outputs = self._advance(started) if self._scheduler.has_work() else []
+        self._let_go([out.request_id for out in outputs if out.finish_reason is not None])
         events, self._events = self._events, []
         self._step_s = self._clock() - started
         kv = self._scheduler.take_kv_delta().change()
@@ -97,6 +119,12 @@ class EngineCore:
         result = self._run(plan)
         self._costs = result.costs
         return self._scheduler.commit(result, self._clock())
+
+    def _let_go(self, request_ids: list[str]) -> None:
+        """Of the grammars of requests that have ended."""
+        for request_id in request_ids:
+            if not self._scheduler.is_live(request_id):
+                self._preparations.forget(request_id)
 
     def _run(self, plan: StepPlan) -> StepResult:
         try:

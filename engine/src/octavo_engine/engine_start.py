@@ -42,10 +42,14 @@ def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInf
     trace = None if config.trace is None else open_trace(Path(config.trace))
     executor, ready = load(config)
     limits = scheduler_config(config, ready)
-    if trace is None:
-        return EngineCore(Scheduler(limits, kv_events=config.kv_stream), executor), ready
-    scheduler = TracingScheduler(limits, trace.write, kv_events=config.kv_stream)
-    return EngineCore(scheduler, executor, trace=trace), ready
+    events = config.kv_stream
+    scheduler = (
+        Scheduler(limits, kv_events=events)
+        if trace is None
+        else TracingScheduler(limits, trace.write, kv_events=events)
+    )
+    timeout_s = config.grammar_compile_timeout
+    return EngineCore(scheduler, executor, trace=trace, grammar_timeout_s=timeout_s), ready
 
 
 def open_trace(path: Path) -> TextIO:

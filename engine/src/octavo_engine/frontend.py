@@ -13,6 +13,8 @@ from typing import Any
 
 from octavo_engine.assembly import RequestAssembly
 from octavo_engine.config import EngineConfig, ModelConfig
+from octavo_engine.grammar.schema import SchemaBounds
+from octavo_engine.grammar.source import GrammarSource
 from octavo_engine.request_limits import check_ids, check_logprobs, fit_to_context
 from octavo_engine.sources.json_file import read_json_object
 from octavo_engine.sources.model_config import context_length, load_model_config
@@ -48,9 +50,12 @@ class Frontend:
     max_model_len: int
     default_sampling_params: dict[str, Any]
     _seeds: random.Random = field(init=False)
+    _grammars: GrammarSource = field(init=False)
 
     def __post_init__(self) -> None:
         self._seeds = random.Random(self.config.seed)
+        bounds = SchemaBounds(max_bytes=self.config.max_schema_bytes, max_depth=self.config.max_schema_depth)
+        self._grammars = GrammarSource(bounds)
 
     @classmethod
     def load(cls, config: EngineConfig) -> "Frontend":
@@ -103,7 +108,17 @@ class Frontend:
             arrival_s=time.monotonic(),
             priority=priority,
             cache_salt=prompt.cache_salt,
+            grammar=self.grammar(params),
         )
+
+    def grammar(self, params: SamplingParams) -> str | None:
+        """What `params.structured_outputs` comes to. May take long the first time, and lets other threads run."""
+        if params.structured_outputs is None:
+            return None
+        if self.eos_token_id is None:
+            message = "The model has no end token, so a shape of the output could never be complete."
+            raise InvalidRequest(message, param="structured_outputs")
+        return self._grammars.of(params.structured_outputs)
 
     def resolve(
         self, token_ids: list[int], params: SamplingParams, *, priority: int = 0, clamp_max_tokens: bool = False
@@ -118,6 +133,7 @@ class Frontend:
                 f"--max-num-seqs.",
                 param="n",
             )
+        self.grammar(params)
         return self._resolve(fit_to_context(params, len(token_ids), self.max_model_len, clamp=clamp_max_tokens))
 
     def assemble(self, request: EngineRequest, prompt: TokenizedPrompt, *, request_id: str) -> RequestAssembly:

@@ -26,6 +26,7 @@ from octavo_engine.wire.sampling import SamplingParams
 logger = logging.getLogger(__name__)
 
 Message = dict[str, Any]
+MAX_WAIT_S = 0.1  # for a grammar, until Ctrl-C is looked at again
 
 
 class LLM:
@@ -129,6 +130,7 @@ class LLM:
                     self._core.add(assembly.request)
                 while unfinished:
                     interrupt.check()
+                    self._core.wait(MAX_WAIT_S)
                     for finished in self._dispatch(self._core.step(), unfinished):
                         bar.add(unfinished.pop(finished))
         finally:

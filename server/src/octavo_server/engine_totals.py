@@ -61,7 +61,7 @@ def engine_samples(s: EngineStats, info: tuple[str, ...]) -> Samples:
         **dict.fromkeys(ALWAYS_ZERO, 0),
     }
     labelled: dict[str, dict[str, float]] = {
-        "num_requests_waiting_by_reason": {"capacity": s.waiting, "deferred": 0},
+        "num_requests_waiting_by_reason": {"capacity": s.waiting - s.deferred, "deferred": s.deferred},
         "engine_sleep_state": {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
         "prompt_tokens_by_source": {
             "local_compute": s.prompt_tokens - s.prefix_cache_hits,

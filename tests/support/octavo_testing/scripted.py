@@ -47,6 +47,7 @@ class ScriptedExecutor:
     def __init__(self) -> None:
         self._seqs: dict[int, NewSeq] = {}
         self.plans: list[StepPlan] = []
+        self.preparing: dict[str, Future[object]] = {}
         self.is_shut_down = False
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
@@ -56,6 +57,10 @@ class ScriptedExecutor:
         except RuntimeError as error:
             future.set_exception(error)
         return future
+
+    def prepare(self, grammar: str) -> Future[object]:
+        """Done at once, unless a test has put a future of its own into `preparing`."""
+        return self.preparing.get(grammar) or _done()
 
     def shutdown(self) -> None:
         self.is_shut_down = True
@@ -102,6 +107,12 @@ class ScriptedExecutor:
             if seq.params.logprobs is not None:
                 result.logprobs = [_entry(token, seq.params.logprobs)]
         return result
+
+
+def _done() -> Future[object]:
+    future: Future[object] = Future()
+    future.set_result(None)
+    return future
 
 
 def _next_token(seq: NewSeq) -> int:

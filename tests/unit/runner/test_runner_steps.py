@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from octavo_engine.grammar.compiler import GrammarCompiler
+from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.ops.attention import AttentionBatch, ForwardContext
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.executor import LocalExecutor
+from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.runner import Runner
 from octavo_engine.runner.sampler import NOT_FINITE
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan, StepResult
@@ -56,6 +59,10 @@ class Journal:
         self.calls.append(("in", pairs))
 
 
+def no_vocabulary() -> Vocabulary:
+    raise AssertionError("nothing here has a grammar")
+
+
 class Rig:
     def __init__(self) -> None:
         self.model, self.backend = Counting(), Journal()
@@ -63,7 +70,9 @@ class Rig:
             max_num_seqs=4, max_model_len=256, block_size=4, vocab_size=VOCAB, device=torch.device("cpu")
         )
         host = torch.zeros(4, 8, dtype=torch.uint8)
-        self.runner = Runner(self.model, self.backend, self.batch, host=host)  # type: ignore[arg-type]
+        self.compiler = GrammarCompiler(no_vocabulary)
+        masks = GrammarMasks(self.compiler, vocab_size=VOCAB, device=torch.device("cpu"))
+        self.runner = Runner(self.model, self.backend, self.batch, masks, host=host)  # type: ignore[arg-type]
 
     def run(self, *steps: SeqStep, **plan: Any) -> StepResult:
         return self.runner.run(StepPlan(step_id=7, seqs=list(steps), **plan))
@@ -202,7 +211,7 @@ def test_costs_are_measured_from_large_chunks_and_swaps(rig: Rig) -> None:
 
 
 def test_the_local_executor(rig: Rig) -> None:
-    executor = LocalExecutor(rig.runner)
+    executor = LocalExecutor(rig.runner, rig.compiler)
     plan = StepPlan(step_id=3, seqs=[step(1, 0, 1)], new_seqs=[new(1, 5)])
     assert tokens(executor.submit(plan).result(timeout=0)) == {1: [6]}
     executor.shutdown()

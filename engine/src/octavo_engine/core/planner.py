@@ -199,6 +199,7 @@ class Planner:
                 seed=seq.seed,
                 eos_token_id=request.eos_token_id,
                 adapter=request.adapter,
+                grammar=request.grammar,
             )
         )
 

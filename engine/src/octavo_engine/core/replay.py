@@ -95,7 +95,7 @@ def _open(entry: Entry) -> Scheduler:
 def _replay_entry(scheduler: Scheduler, entry: Entry, line: int, report: ReplayReport) -> Divergence | None:
     if "add" in entry:
         report.num_requests += 1
-        scheduler.add(decode_request(entry["add"]), entry["now"])
+        scheduler.add(decode_request(entry["add"]), entry["now"], deferred=entry.get("deferred", False))
         return None
     if "propose" in entry:
         scheduler.propose(entry["propose"], entry["tokens"])
@@ -115,6 +115,9 @@ def _decide(scheduler: Scheduler, entry: Entry, report: ReplayReport) -> tuple[s
     if "commit" in entry:
         ended = encode_ended(scheduler.commit(_decode_result(entry), entry["now"]))
         return f"what ended in step {entry['commit']}", entry["ended"], ended
+    if "prepared" in entry:
+        ended = encode_ended(scheduler.prepared(entry["prepared"], entry["now"], error=entry["error"]))
+        return f"what the preparation of {entry['prepared']} ended", entry["ended"], ended
     if "abort" in entry:
         ended = encode_ended(scheduler.abort(entry["abort"], entry["index"]))
         return f"what the abort of {entry['abort']} ended", entry["ended"], ended

@@ -35,8 +35,10 @@ class Scheduler:
         self._committer = Committer(self._state)
         self._num_added = 0
 
-    def add(self, request: EngineRequest, now: float) -> None:
-        """Queue it. Raises InvalidRequest if it could never run."""
+    def add(self, request: EngineRequest, now: float, *, deferred: bool = False) -> None:
+        """Queue it; a deferred one waits, and is overtaken, until `prepared`. Raises InvalidRequest if it could never
+        run.
+        """
         state = self._state
         if request.request_id in state.groups:
             raise InvalidRequest(f"Request id {request.request_id} is in use already.", param="request_id")
@@ -49,7 +51,24 @@ class Scheduler:
         seq.root_hash = scoped_root(self.config.hash_root, request.adapter, request.cache_salt)
         state.groups[request.request_id] = seq.group
         state.seqs[seq.seq_id] = seq
-        state.enter_waiting(seq)
+        if deferred:
+            state.defer(seq)
+        else:
+            state.enter_waiting(seq)
+
+    def prepared(self, request_id: str, now: float, *, error: str | None = None) -> list[SeqOutput]:
+        """What a deferred request waited for is there, or failed, which ends it. An unknown id is ignored."""
+        state, outputs = self._state, list[SeqOutput]()
+        state.now = now
+        group = state.groups.get(request_id)
+        for seq in [s for s in group.live if s.status == "deferred"] if group else ():
+            if error is None:
+                state.undefer(seq)
+            else:
+                outputs += state.end_outputs(seq, seq.indices, "error", error)
+                state.finish(seq)
+        self._check_if_asked()
+        return outputs
 
     def abort(self, request_id: str, index: int | None = None) -> list[SeqOutput]:
         """End a request, or one of its outputs; the terminal records, none if there is nothing left to end."""
@@ -95,6 +114,8 @@ class Scheduler:
         if runs:
             state.kv.fork(parent, child)
             state.enter_running(child)
+        elif parent.status == "deferred":
+            state.defer(child)
         else:
             state.enter_waiting(child)
         self._check_if_asked()
@@ -118,14 +139,22 @@ class Scheduler:
 
     def sequences(self) -> list[Sequence]:
         """The unfinished ones: those that run, then those that wait, each in order of service."""
-        return [*self._state.running, *reversed(self._state.waiting)]
+        return [*self._state.running, *reversed(self._state.waiting), *self._state.deferred.values()]
+
+    def is_live(self, request_id: str) -> bool:
+        return request_id in self._state.groups
 
     def has_work(self) -> bool:
-        return bool(self._state.seqs)
+        """Whether anything isn't deferred."""
+        return len(self._state.seqs) > len(self._state.deferred)
 
     def waiting_reason(self, request_id: str) -> str | None:
-        """What holds up the queue it stands in: capacity, budget or max_num_seqs; None if no part of it waits."""
+        """What holds it, or the queue it stands in, up: grammar, capacity, budget or max_num_seqs; None if no part of
+        it waits.
+        """
         group = self._state.groups.get(request_id)
+        if group is not None and any(seq.status == "deferred" for seq in group.live):
+            return "grammar"
         waits = group is not None and any(seq.status != "running" for seq in group.live)
         return (self._state.blocked_by or "budget") if waits else None
 
@@ -135,7 +164,8 @@ class Scheduler:
         return replace(
             state.counters,
             running=len(state.running),
-            waiting=len(state.waiting),
+            waiting=len(state.waiting) + len(state.deferred),
+            deferred=len(state.deferred),
             free_blocks=pool.num_free,
             cached_blocks=pool.num_cached,
             in_use_blocks=pool.num_in_use,

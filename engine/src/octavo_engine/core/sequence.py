@@ -1,8 +1,9 @@
 """`Sequence`: one stream of tokens; `Group`: the sequences of one request.
 
 States: waiting -admit-> running -preempt-> preempted -admit-> running; any of them -finish-> finished, which is final
-and happens once for each index. `computed` counts the tokens whose KV exists once every plan handed out has run;
-tokens [computed, len(token_ids)) are still to do. A running sequence with none to do has a sampled token in flight.
+and happens once for each index. What needs a grammar starts as deferred -prepared-> waiting. `computed` counts the
+tokens whose KV exists once every plan handed out has run; tokens [computed, len(token_ids)) are still to do. A running
+sequence with none to do has a sampled token in flight.
 
 The unobvious idea: a request with n > 1 starts as one sequence that stands for all of `indices` and computes the prompt
 once. At the step that computes the last prompt token it keeps the first index and forks the others off.
@@ -15,7 +16,7 @@ from octavo_engine.wire.plan import BlockId, SeqId
 from octavo_engine.wire.records import EngineRequest, Timing, TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
 
-Status = Literal["waiting", "running", "preempted", "finished"]
+Status = Literal["deferred", "waiting", "running", "preempted", "finished"]
 Key = tuple[int, float, int, int]
 NO_TOKEN = -1
 
@@ -100,7 +101,8 @@ def new_sequence(request: EngineRequest, *, seq_id: SeqId, key: Key, max_len: in
     """The one sequence that a request starts as. `max_len`: tokens that any sequence may have."""
     params, num_prompt = request.params, len(request.prompt_token_ids)
     limit = max_len if params.max_tokens is None else min(max_len, num_prompt + params.max_tokens)
-    stops_at_eos = request.eos_token_id is not None and not params.ignore_eos
+    shaped = request.grammar is not None  # then what may end it, and when, is in the sampler's masks
+    stops_at_eos = request.eos_token_id is not None and (shaped or not params.ignore_eos)
     seq = Sequence(
         seq_id=seq_id,
         group=Group(request, next_index=params.n),
@@ -111,7 +113,7 @@ def new_sequence(request: EngineRequest, *, seq_id: SeqId, key: Key, max_len: in
         arrival_s=now,
         num_prompt=num_prompt,
         request_id=request.request_id,
-        min_total=num_prompt + params.min_tokens,
+        min_total=num_prompt + (0 if shaped else params.min_tokens),
         eos_token_id=request.eos_token_id if stops_at_eos and request.eos_token_id is not None else NO_TOKEN,
         stop_token_ids=frozenset(params.stop_token_ids or ()),
         prompt_logprobs=None if params.prompt_logprobs is None else [None],

@@ -32,6 +32,7 @@ class State:
         self.seqs: dict[SeqId, Sequence] = {}
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
+        self.deferred: dict[SeqId, Sequence] = {}  # not in `waiting` until prepared: whoever is ready overtakes
         self.num_places = 0
         self.in_flight: dict[int, StepPlan] = {}
         self.dropped: list[SeqId] = []  # the runner is to forget them with the next plan
@@ -51,6 +52,16 @@ class State:
 
     def enter_waiting(self, seq: Sequence) -> None:
         bisect.insort(self.waiting, seq, key=_reverse_key)
+
+    def defer(self, seq: Sequence) -> None:
+        seq.status = "deferred"
+        self.deferred[seq.seq_id] = seq
+
+    def undefer(self, seq: Sequence) -> None:
+        """It takes the place in the queue that it has by its key."""
+        del self.deferred[seq.seq_id]
+        seq.status = "waiting"
+        self.enter_waiting(seq)
 
     def preempt(self, seq: Sequence, *, swap: bool) -> None:
         seq.saved = seq.computed
@@ -72,6 +83,8 @@ class State:
         if seq.status == "running":
             self.kv.release(seq)
             self._leave_running(seq)
+        elif seq.status == "deferred":
+            del self.deferred[seq.seq_id]
         else:
             self.kv.forget_private(seq)
             self.waiting.remove(seq)
@@ -110,7 +123,9 @@ class State:
         self.kv.check(live)
         assert [s.key for s in self.running] == sorted(s.key for s in self.running)
         assert [s.key for s in self.waiting] == sorted((s.key for s in self.waiting), reverse=True)
-        assert sorted(s.seq_id for s in [*self.running, *self.waiting]) == sorted(self.seqs)
+        queued = [*self.running, *self.waiting, *self.deferred.values()]
+        assert sorted(s.seq_id for s in queued) == sorted(self.seqs)
+        assert all(s.status == "deferred" for s in self.deferred.values())
         assert all(s.status == "running" for s in self.running)
         assert all(s.status in ("waiting", "preempted") for s in self.waiting)
         assert self.num_places == sum(len(s.indices) for s in self.running) <= config.max_num_seqs

@@ -1,9 +1,9 @@
 """`TracingScheduler`: a scheduler that writes down its inputs and its decisions, one JSON object a line.
 
-The first line holds the configuration; then come add, abort, fork, propose, reset, step (with time and costs) and
-commit, in order. A step line ends with the plan in compact form, a commit line with what ended. Sampled tokens are
-inputs, so no model is needed to replay; log-probabilities decide nothing and are only counted. A trace contains the
-prompts. It does no I/O itself: `write` takes a line with its newline.
+The first line holds the configuration; then come add, prepared, abort, fork, propose, reset, step (with time and
+costs) and commit, in order. A step line ends with the plan in compact form, a commit line with what ended. Sampled
+tokens are inputs, so no model is needed to replay; log-probabilities decide nothing and are only counted. A trace
+contains the prompts. It does no I/O itself: `write` takes a line with its newline.
 """
 
 import json
@@ -29,9 +29,14 @@ class TracingScheduler(Scheduler):
         self._write = write
         self._line(trace=TRACE_VERSION, config=asdict(config) | {"hash_root": config.hash_root.hex()})
 
-    def add(self, request: EngineRequest, now: float) -> None:
-        super().add(request, now)
-        self._line(add=_encode_request(request), now=now)
+    def add(self, request: EngineRequest, now: float, *, deferred: bool = False) -> None:
+        super().add(request, now, deferred=deferred)
+        self._line(add=_encode_request(request), now=now, **({"deferred": True} if deferred else {}))
+
+    def prepared(self, request_id: str, now: float, *, error: str | None = None) -> list[SeqOutput]:
+        outputs = super().prepared(request_id, now, error=error)
+        self._line(prepared=request_id, now=now, error=error, ended=encode_ended(outputs))
+        return outputs
 
     def abort(self, request_id: str, index: int | None = None) -> list[SeqOutput]:
         outputs = super().abort(request_id, index)

@@ -4,6 +4,7 @@ A busy loop (take what came in, step, send what came out) that blocks on its inb
 Ctrl-C belongs to the parent; an exception here is a bug, ends the process, and the parent sees that.
 """
 
+import math
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from octavo_engine.log_format import configure_logging
 from octavo_engine.process import messages
 from octavo_engine.process.lifeline import follow_parent
 from octavo_engine.process.rendezvous import from_core_address, remove_folder, to_core_address
+from octavo_engine.process.waker import Waker
 from octavo_engine.wire.errors import OctavoError
 
 LINGER_MS = 2000  # for the last words of a core that could not start
@@ -38,9 +40,16 @@ def _read_exactly(fd: int, size: int) -> bytes:
 
 
 def serve(core: EngineCore, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[bytes]") -> None:
+    waker = Waker()
+    core.on_more_work(waker.wake)
+    poller = zmq.Poller()
+    poller.register(inbox, zmq.POLLIN)
+    poller.register(waker.fd, zmq.POLLIN)
     while True:
         if not core.has_work():
-            inbox.poll()
+            sleep_s = core.sleep_s()
+            poller.poll(None if sleep_s is None else math.ceil(1e3 * sleep_s))
+            waker.clear()
         while inbox.poll(0):
             message = messages.decode_to_core(inbox.recv())
             match message:

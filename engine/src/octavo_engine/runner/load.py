@@ -7,17 +7,21 @@ from dataclasses import dataclass
 import torch
 
 from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo
+from octavo_engine.grammar.compiler import GrammarCompiler
+from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.device import Device, open_device
 from octavo_engine.runner.executor import Executor, LocalExecutor
+from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.memory import KVSize, size_kv
 from octavo_engine.runner.runner import Runner
 from octavo_engine.sources.fingerprint import weights_fingerprint
 from octavo_engine.sources.model_config import context_length, load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.weights.dummy import dummy_weights
 from octavo_engine.weights.loader import Progress, iter_weights
 from octavo_engine.weights.progress import loading_bar
@@ -42,7 +46,8 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
     device.prepare(config)
     files = resolve_model(config.model, revision=config.revision, load_format=config.load_format)
     loaded = load_model(config, device, files, load_model_config(files), progress)
-    runner, kv = make_runner(config, device, loaded)
+    compiler = GrammarCompiler(lambda: load_vocabulary(config, files, loaded.model.config))
+    runner, kv = make_runner(config, device, loaded, compiler)
     dtype = str(loaded.dtype).removeprefix("torch.")
     fingerprint = weights_fingerprint(files)
     info = ReadyInfo(
@@ -59,7 +64,7 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
         kv_bytes=kv.kv_bytes,
         load_s=time.perf_counter() - started,
     )
-    return LocalExecutor(runner), info
+    return LocalExecutor(runner, compiler), info
 
 
 def load_model(
@@ -92,7 +97,17 @@ def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return wanted
 
 
-def make_runner(config: EngineConfig, device: Device, loaded: LoadedModel) -> tuple[Runner, KVSize]:
+def load_vocabulary(config: EngineConfig, files: ModelFiles, model: ModelConfig) -> Vocabulary:
+    """For grammars; a request that has one has an end token, the front end sees to that."""
+    text_files = files if config.tokenizer is None else resolve_model(config.tokenizer)
+    tokenizer = load_tokenizer(text_files)
+    ends = [i for i in (tokenizer.eos_token_id, *model.eos_token_ids) if i is not None]
+    return Vocabulary(tokenizer, vocab_size=model.vocab_size, eos_token_id=ends[0])
+
+
+def make_runner(
+    config: EngineConfig, device: Device, loaded: LoadedModel, compiler: GrammarCompiler
+) -> tuple[Runner, KVSize]:
     backend = device.attention_backend(loaded.model.kv_specs(), config.block_size, loaded.dtype)
     memory = device.memory()
     kv = size_kv(
@@ -114,4 +129,5 @@ def make_runner(config: EngineConfig, device: Device, loaded: LoadedModel) -> tu
     _LOGGER.info(
         "KV cache: %d blocks of %d tokens, %d on the host", kv.num_blocks, config.block_size, kv.num_host_blocks
     )
-    return Runner(loaded.model, backend, batch, host=host), kv
+    grammars = GrammarMasks(compiler, vocab_size=batch.vocab_size, device=device.torch_device)
+    return Runner(loaded.model, backend, batch, grammars, host=host), kv

@@ -11,15 +11,17 @@ import time
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext
 from octavo_engine.runner.batch import PersistentBatch, StepInputs
 from octavo_engine.runner.costs import CostMeter
+from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.logprobs import prompt_logprobs
 from octavo_engine.runner.sampler import Sampler, SampleRows
-from octavo_engine.wire.plan import SeqResult, SeqStep, StepPlan, StepResult
+from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepPlan, StepResult
 from octavo_engine.wire.records import TokenLogprobs
 
 _LOGGER = logging.getLogger(__name__)
@@ -38,11 +40,18 @@ class Runner:
     """`host`: [host blocks, bytes per block] uint8 for swapping, None without a host tier."""
 
     def __init__(
-        self, model: RunnableModel, backend: AttentionBackend, batch: PersistentBatch, *, host: Tensor | None = None
+        self,
+        model: RunnableModel,
+        backend: AttentionBackend,
+        batch: PersistentBatch,
+        grammars: GrammarMasks,
+        *,
+        host: Tensor | None = None,
     ) -> None:
         self._model = model
         self._backend = backend
         self._batch = batch
+        self._grammars = grammars
         self._host = host
         self._sampler = Sampler(batch.columns)
         self._costs = CostMeter()
@@ -59,8 +68,10 @@ class Runner:
 
     def _run(self, plan: StepPlan) -> list[SeqResult]:
         self._batch.drop(plan.dropped_seqs)
+        self._grammars.drop(plan.dropped_seqs)
         for new in plan.new_seqs:
             self._batch.add(new)
+            self._grammars.add(new)
         self._batch.update_tables(plan)
         self._move_blocks(plan)
         if any(step.draft_token_ids for step in plan.seqs):
@@ -69,6 +80,7 @@ class Runner:
         inputs = self._batch.inputs(plan)
         if inputs is None:
             return []
+        self._grammars.begin(self._outputs(plan))
         self._backend.begin_step(inputs.attention)
         context = ForwardContext(batch=inputs.attention, backend=self._backend)
         hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
@@ -102,12 +114,20 @@ class Runner:
         for at in range(0, len(sampling), vocab_rows):
             part = sampling[at : at + vocab_rows]
             logits = self._logits(hidden, np.array(sources[at : at + vocab_rows]))
-            for result in self._sampler.sample(logits, self._sample_rows(part)):
+            for result in self._sampler.sample(logits, self._sample_rows(part), self._grammars.rows(part)):
                 results[result.seq_id] = result
         for step in sampling:
             for token in results[step.seq_id].token_ids:
                 self._batch.append(step.seq_id, step.start + step.num_tokens, token)
         return results
+
+    def _outputs(self, plan: StepPlan) -> dict[SeqId, npt.NDArray[np.int32]]:
+        """What the sequences that this step samples have generated before it."""
+        return {
+            step.seq_id: self._batch.seqs[step.seq_id].output(step.start + step.num_tokens)
+            for step in plan.seqs
+            if step.sample
+        }
 
     def _sample_rows(self, steps: list[SeqStep]) -> SampleRows:
         seq_ids = [step.seq_id for step in steps]

@@ -1,9 +1,10 @@
 """From logits to tokens: every field of `SamplingParams`, in vLLM's order of operations.
 
-Raw log-probabilities are taken first; then allowed ids, bad words, min_tokens, logit bias and penalties change the
-rows that ask for them; then greedy rows take the largest logit (lowest id of equals) and the others divide by their
-temperature, apply min-p, top-k and top-p, and draw. All-greedy batches do one argmax; nothing is sorted unless top-k
-or top-p asks for it. A row's token depends on its logits, parameters, seed and position, never on its neighbours.
+The grammar's mask comes first, then raw log-probabilities are taken; then allowed ids, bad words, min_tokens, logit
+bias and penalties change the rows that ask for them; then greedy rows take the largest logit (lowest id of equals)
+and the others divide by their temperature, apply min-p, top-k and top-p, and draw. All-greedy batches do one argmax;
+nothing is sorted unless top-k or top-p asks for it. A row's token depends on its logits, parameters, seed and
+position, never on its neighbours.
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from octavo_engine.runner.draws import draw, draw_filtered
+from octavo_engine.runner.grammar_masks import GrammarRows
 from octavo_engine.runner.keyed_random import uniforms
 from octavo_engine.runner.logprobs import token_logprobs
 from octavo_engine.runner.penalties import apply_penalties
@@ -24,6 +26,7 @@ from octavo_engine.wire.records import TokenLogprobs
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity): the weights or the dtype overflow"
 NO_TOKEN_LEFT = "the request's token masks leave no token to choose"
+NO_TOKEN_IN_GRAMMAR = "the request's grammar and its other token masks leave no token to choose"
 
 
 class SamplingColumns:
@@ -62,12 +65,17 @@ class Sampler:
     def __init__(self, columns: SamplingColumns) -> None:
         self._columns = columns
 
-    def sample(self, logits: Float[Tensor, "rows vocab"], rows: SampleRows) -> list[SeqResult]:
+    def sample(
+        self, logits: Float[Tensor, "rows vocab"], rows: SampleRows, grammar: GrammarRows | None = None
+    ) -> list[SeqResult]:
         """One result per row. Overwrites the logits."""
         errors = dict.fromkeys(_rows_not_finite(logits), NOT_FINITE)
+        if grammar is not None:
+            grammar.apply(logits)
+            errors = grammar.errors | errors
         wanting = np.flatnonzero(self._columns.wants_logprobs[rows.slots])
         raw = logits[torch.from_numpy(wanting)] if len(wanting) else None
-        errors = self._edit(logits, rows) | errors
+        errors = self._edit(logits, rows, [] if grammar is None else grammar.rows) | errors
         if errors:
             logits[[*errors]] = 0.0  # nothing that follows meets NaN or a row of -inf
         chosen = self._choose(logits, rows)
@@ -82,7 +90,7 @@ class Sampler:
                 results[row].logprobs = None if row in errors else [entry]
         return results
 
-    def _edit(self, logits: Tensor, rows: SampleRows) -> dict[int, str]:
+    def _edit(self, logits: Tensor, rows: SampleRows, shaped_rows: list[int]) -> dict[int, str]:
         """Apply masks, bias and penalties in place; the rows that are left without a token."""
         editing = np.flatnonzero(self._columns.edits_logits[rows.slots]).tolist()
         counts, counted_rows, masked_rows = [], [], []
@@ -97,10 +105,11 @@ class Sampler:
                 counted_rows.append(row)
         if counts:
             apply_penalties(logits, counted_rows, counts)
-        if not masked_rows:
+        reasons = dict.fromkeys(masked_rows, NO_TOKEN_LEFT) | dict.fromkeys(shaped_rows, NO_TOKEN_IN_GRAMMAR)
+        if not reasons:
             return {}
-        empty = (logits[masked_rows].amax(-1) == float("-inf")).tolist()
-        return {row: NO_TOKEN_LEFT for row, is_empty in zip(masked_rows, empty, strict=True) if is_empty}
+        empty = (logits[[*reasons]].amax(-1) == float("-inf")).tolist()
+        return {row: reason for (row, reason), is_empty in zip(reasons.items(), empty, strict=True) if is_empty}
 
     def _choose(self, logits: Tensor, rows: SampleRows) -> Int[Tensor, " rows"]:
         temperature = self._columns.temperature[rows.slots]

@@ -1,6 +1,6 @@
 """What the runner remembers of one sequence besides its rows in the batch arrays."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ class SeqState:
         new: NewSeq, slot: int, token_ids: npt.NDArray[np.int32], *, vocab_size: int, device: torch.device
     ) -> "SeqState":
         params = new.params
+        masked = params if new.grammar is None else replace(params, min_tokens=0)  # the grammar's state sees to that
         return SeqState(
             seq_id=new.seq_id,
             slot=slot,
@@ -36,7 +37,7 @@ class SeqState:
             num_prompt_tokens=new.num_prompt_tokens,
             token_ids=token_ids,
             counts=TokenCounts(params, new.num_prompt_tokens) if has_penalties(params) else None,
-            masks=TokenMasks.of(params, new.eos_token_id, vocab_size=vocab_size, device=device),
+            masks=TokenMasks.of(masked, new.eos_token_id, vocab_size=vocab_size, device=device),
         )
 
     def output(self, length: int) -> npt.NDArray[np.int32]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 CallName = Literal["debug_requests", "reset_prefix_cache"]
-SequenceState = Literal["waiting", "running", "preempted"]
+SequenceState = Literal["deferred", "waiting", "running", "preempted"]
 
 
 @dataclass(slots=True, kw_only=True)

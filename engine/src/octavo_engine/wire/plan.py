@@ -31,6 +31,7 @@ class NewSeq:
     seed: int = 0
     eos_token_id: int | None = None
     adapter: str = ""
+    grammar: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,6 +19,7 @@ class EngineRequest:
 
     `params.max_tokens` is an int that fits the context, `params.seed` is set unless greedy, `params.stop_token_ids`
     holds every id that stops generation except `eos_token_id` (which `ignore_eos` turns off).
+    `grammar`: `params.structured_outputs` in the grammar library's own words, checked; None if nothing is asked for.
     `arrival_s`: the front end's monotonic clock, used for ordering and FCFS ties only.
     """
 
@@ -30,6 +31,7 @@ class EngineRequest:
     priority: int = 0
     cache_salt: str = ""
     adapter: str = ""
+    grammar: str | None = None
 
 
 @dataclass(slots=True)
@@ -74,6 +76,7 @@ class EngineStats:
 
     running: int = 0
     waiting: int = 0
+    deferred: int = 0  # of those, the ones whose grammar isn't compiled yet
     free_blocks: int = 0
     cached_blocks: int = 0
     in_use_blocks: int = 0

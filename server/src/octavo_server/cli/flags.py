@@ -44,6 +44,9 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
     "scheduling": {
         "max_num_seqs": "sequences per step",
         "max_num_batched_tokens": "tokens per step",
+        "max_schema_bytes": "longest JSON schema, regex, grammar or list of choices that a request may bring",
+        "max_schema_depth": "deepest nesting of objects and lists in a JSON schema",
+        "grammar_compile_timeout": "seconds until a request fails whose grammar isn't compiled",
         "max_logprobs": "most log-probabilities that a request may ask for; -1: the whole vocabulary",
         "enable_chunked_prefill": "compute long prompts in pieces, beside running sequences",
         "long_prefill_token_threshold": "most tokens of one prompt in a step; 0: no limit",

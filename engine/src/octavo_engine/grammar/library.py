@@ -1,0 +1,88 @@
+"""The only module that knows llguidance: a vocabulary as its trie, grammars checked and compiled within limits.
+
+The library reports errors as values; here they become GrammarError. It lets other threads run while it compiles and
+while it computes masks. Why this library: docs/structured-output.md.
+"""
+
+from collections.abc import Sequence
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from octavo_engine.text.tokenizer import Tokenizer
+from octavo_engine.wire.errors import OctavoError
+
+SILENT = 0
+
+
+class GrammarError(OctavoError):
+    """The library can't compile this grammar, in its own words."""
+
+
+def limits() -> LLParserLimits:
+    """The library's own bounds of work (some 20 ms for a lexer, 15 ms for a mask), without dumps of its state."""
+    return LLParserLimits(verbose_errors=False)
+
+
+def check_grammar(grammar: str) -> None:
+    """Without a vocabulary. Raises GrammarError; a warning counts, as it says that something would be ignored."""
+    _, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
+    if messages:
+        raise GrammarError(messages[0].strip())
+
+
+class Vocabulary:
+    """`eos_token_id` marks the end for the library only: `GrammarState` says which ids may end a sequence."""
+
+    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_id: int) -> None:
+        self.eos_token_id = eos_token_id
+        self.vocab_size = vocab_size
+        self._trie = LLTokenizer(_Wrapper(tokenizer, vocab_size, eos_token_id), eos_token=[eos_token_id])
+
+    def compile(self, grammar: str) -> LLMatcher:
+        """A matcher at its start, to be copied for each sequence. Raises GrammarError."""
+        matcher = LLMatcher(self._trie, grammar, log_level=SILENT, limits=limits())
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error().strip())
+        return matcher
+
+
+class _Wrapper(TokenizerWrapper):
+    """What the library asks of a tokenizer. Special tokens are told apart, so that no text can contain them."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_id: int) -> None:
+        self.eos_token_id = eos_token_id
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
+        self.special_token_ids = sorted(i for i in {*tokenizer.special_ids, eos_token_id} if i < vocab_size)
+        self._tokenizer = tokenizer
+        special = set(self.special_token_ids)
+        self._ids = {token: i for i, token in enumerate(self.tokens) if token and i not in special}
+        self._longest = max(map(len, self._ids), default=1)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """How the model would spell text that the grammar forces: as it was trained, if that gives these very bytes."""
+        data = text.encode() if isinstance(text, str) else text
+        try:
+            ids = self._tokenizer.encode(data.decode(), add_special_tokens=False)
+        except UnicodeDecodeError:
+            return self._greedy(data)
+        is_exact = b"".join(self.tokens[i] for i in ids) == data and not set(ids).intersection(self.special_token_ids)
+        return ids if is_exact else self._greedy(data)
+
+    def _greedy(self, data: bytes) -> list[int]:
+        """SentencePiece puts a space before a text; what is forced mid-way has none."""
+        ids: list[int] = []
+        position = 0
+        while position < len(data):
+            found = self._longest_at(data, position)
+            if found is None:
+                break
+            ids.append(self._ids[found])
+            position += len(found)
+        return ids
+
+    def _longest_at(self, data: bytes, position: int) -> bytes | None:
+        ends: Sequence[int] = range(min(position + self._longest, len(data)), position, -1)
+        return next((piece for end in ends if (piece := data[position:end]) in self._ids), None)

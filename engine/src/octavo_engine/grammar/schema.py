@@ -1,0 +1,195 @@
+"""Reads a JSON Schema keyword by keyword before the grammar library sees it: what can't be enforced is refused by name
+and place, and what the library enforces loosely is made strict.
+
+The library ignores unknown keywords, formats of numbers, keywords of another dialect and, where a schema says so
+itself ("x-guidance"), all that it can't do; it counts repeated keys and takes a reference to itself for an empty text.
+"""
+
+import difflib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from octavo_engine.grammar import keywords
+from octavo_engine.grammar.formats import NUMBER_FORMATS, STRICTER, STRING_FORMATS
+from octavo_engine.wire.errors import InvalidRequest
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaBounds:
+    max_bytes: int
+    max_depth: int
+
+
+def refuse(message: str, place: str = "") -> InvalidRequest:
+    where = f" at {place or '#'}" if place else ""
+    return InvalidRequest(f"The schema can't be enforced{where}: {message}", param="structured_outputs.json")
+
+
+def read_schema(value: Schema | str, bounds: SchemaBounds) -> Schema:
+    """Raises InvalidRequest for what isn't JSON, isn't an object, or is beyond the bounds."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    check_size(text, bounds, "structured_outputs.json")
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise refuse(f"it is not JSON: {error}.") from error
+    if not isinstance(schema, dict):
+        raise refuse(f"it must be a JSON object, got {type(schema).__name__}.")
+    depth = _depth(schema)
+    if depth > bounds.max_depth:
+        raise refuse(f"it is nested {depth} levels deep; the limit is {bounds.max_depth}: flatten it, or use $defs.")
+    return schema
+
+
+def check_size(text: str, bounds: SchemaBounds, param: str) -> None:
+    size = len(text.encode(errors="replace"))
+    if size > bounds.max_bytes:
+        message = f"{param} has {size} bytes; the limit is {bounds.max_bytes} (--max-schema-bytes)."
+        raise InvalidRequest(message, param=param)
+
+
+def _depth(value: Any) -> int:
+    """Levels of objects and lists; without recursion, as it is what bounds recursion."""
+    level, depth = [value], 0
+    while level := [v for v in level if isinstance(v, dict | list)]:
+        depth += 1
+        level = [child for v in level for child in (v.values() if isinstance(v, dict) else v)]
+    return depth
+
+
+class StrictSchema:
+    """`rewritten` is what the library gets. Raises InvalidRequest."""
+
+    def __init__(self, schema: Schema, *, no_additional_properties: bool) -> None:
+        self._root = schema
+        self._closes = no_additional_properties
+        self._positional_items = _dialect(schema)
+        self.rewritten = self._rewrite(schema, "#")
+        _check_references(schema)
+
+    def _rewrite(self, schema: Any, place: str) -> Any:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise refuse(f"a schema must be an object or a boolean, got {json.dumps(schema)[:80]}.", place)
+        for keyword in schema:
+            self._check_keyword(keyword, schema, place)
+        written = {key: self._value(key, value, f"{place}/{key}") for key, value in schema.items()}
+        if self._closes and "additionalProperties" not in schema and _is_about_objects(schema):
+            written["additionalProperties"] = False
+        return _with_strict_format(written, place)
+
+    def _value(self, keyword: str, value: Any, place: str) -> Any:
+        if keyword in keywords.NAMED_SCHEMAS and isinstance(value, dict):
+            return {name: self._rewrite(child, f"{place}/{name}") for name, child in value.items()}
+        is_list = keyword in keywords.LISTS_OF_SCHEMAS or (keyword == "items" and self._positional_items)
+        if is_list and isinstance(value, list):
+            return [self._rewrite(child, f"{place}/{i}") for i, child in enumerate(value)]
+        if keyword in keywords.ONE_SCHEMA:
+            return self._rewrite(value, place)
+        if keyword in keywords.NAMED_SCHEMAS | keywords.LISTS_OF_SCHEMAS:
+            raise refuse(f"{keyword} has a value of the wrong type.", place)
+        return value
+
+    def _check_keyword(self, keyword: str, schema: Schema, place: str) -> None:
+        if keyword.startswith("x-") and keyword != "x-guidance":
+            return
+        if keyword not in keywords.ALL:
+            raise refuse(f"the keyword {keyword!r} is not supported; {_remedy(keyword)}.", f"{place}/{keyword}")
+        if keyword == "prefixItems" and self._positional_items:
+            raise refuse("prefixItems is of draft 2020-12, another than $schema names.", f"{place}/{keyword}")
+        if keyword == "additionalItems" and not self._positional_items:
+            raise refuse("additionalItems is of drafts before 2020-12; use items.", f"{place}/{keyword}")
+        if keyword == "$schema" and schema is not self._root:
+            raise refuse("$schema may stand at the root only.", f"{place}/{keyword}")
+        if keyword == "minProperties" and _counts_repeated_keys(schema):
+            raise refuse(
+                "minProperties above 1 needs additionalProperties: false, as a repeated key would count.",
+                f"{place}/{keyword}",
+            )
+
+
+def _dialect(schema: Schema) -> bool:
+    name = schema.get("$schema", keywords.DEFAULT_DIALECT)
+    found = keywords.DIALECTS.get(str(name).removesuffix("#"))
+    if found is None:
+        known = ", ".join(keywords.DIALECTS)
+        raise refuse(f"the dialect {name!r} is not supported; use one of {known}, or leave $schema out.", "#/$schema")
+    return found
+
+
+def _remedy(keyword: str) -> str:
+    if keyword in keywords.REMEDIES:
+        return keywords.REMEDIES[keyword]
+    near = difflib.get_close_matches(keyword, keywords.ALL, n=1, cutoff=0.8)
+    return f"did you mean {near[0]!r}?" if near else "leave it out"
+
+
+def _is_about_objects(schema: Schema) -> bool:
+    kinds = schema.get("type", "object" if "properties" in schema else None)
+    return kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
+
+
+def _counts_repeated_keys(schema: Schema) -> bool:
+    least = schema["minProperties"]
+    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    return isinstance(least, int) and least > max(1, len(schema.get("required", ()))) and not is_closed
+
+
+def _with_strict_format(schema: Schema, place: str) -> Schema:
+    """`format`, enforced as validators read it."""
+    name, kinds = schema.get("format"), schema.get("type", "string")
+    if name is None:
+        return schema
+    if kinds in ("integer", "number") and name in NUMBER_FORMATS:
+        bounds = NUMBER_FORMATS[name]
+        rest = {key: value for key, value in schema.items() if key != "format"}
+        return _both(rest, bounds) if bounds else rest
+    if name not in STRING_FORMATS or "string" not in ([kinds] if isinstance(kinds, str) else kinds):
+        of = "" if kinds == "string" else f" of {json.dumps(kinds)}"
+        known = ", ".join(sorted(NUMBER_FORMATS if kinds in ("integer", "number") else STRING_FORMATS))
+        raise refuse(f"the format {name!r}{of} is not supported; known are {known}.", f"{place}/format")
+    return _both(schema, {"pattern": STRICTER[name]}) if name in STRICTER else schema
+
+
+def _both(schema: Schema, more: Schema) -> Schema:
+    return {**schema, "allOf": [*schema.get("allOf", ()), more]}
+
+
+def subschemas(schema: Any, place: str = "#") -> Iterator[tuple[str, Schema]]:
+    """Every schema within, the innermost first."""
+    if not isinstance(schema, dict):
+        return
+    for keyword, value in schema.items():
+        if keyword in keywords.NAMED_SCHEMAS:
+            children = value.items()
+        elif isinstance(value, list) and (keyword in keywords.LISTS_OF_SCHEMAS or keyword == "items"):
+            children = enumerate(value)
+        elif keyword in keywords.ONE_SCHEMA:
+            yield from subschemas(value, f"{place}/{keyword}")
+            continue
+        else:
+            continue
+        for name, child in children:
+            yield from subschemas(child, f"{place}/{keyword}/{name}")
+    yield place, schema
+
+
+def _check_references(root: Schema) -> None:
+    """A schema that refers to itself before anything is written has no meaning."""
+    by_place = dict(subschemas(root))
+    for place in by_place:
+        if "$ref" in by_place[place]:
+            _follow(place, by_place, [])
+
+
+def _follow(place: str, by_place: dict[str, Schema], path: list[str]) -> None:
+    if place in path:
+        raise refuse("$ref leads back to itself.", f"{path[0]}/$ref")
+    target = by_place.get(place, {}).get("$ref")
+    if isinstance(target, str):
+        _follow(target.rstrip("/") or "#", by_place, [*path, place])

@@ -1,0 +1,95 @@
+"""`GrammarState`: where one sequence stands in its grammar, and which tokens may come next.
+
+It follows the sequence's output: tokens it hasn't seen are consumed, so a sequence that was preempted or forked needs
+nothing but its tokens to go on. What ends a sequence is decided here, not by the library: any stop id where the grammar
+may end, but before `min_tokens`, or with `ignore_eos`, only where nothing else is left.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo_engine.grammar.compiler import CompiledGrammar
+
+Words = npt.NDArray[np.int32]  # one bit per token id, lowest first
+
+
+class GrammarState:
+    def __init__(
+        self, compiled: CompiledGrammar, *, stop_ids: Iterable[int], min_tokens: int = 0, ignore_eos: bool = False
+    ) -> None:
+        self._compiled = compiled
+        self._matcher = compiled.matcher()
+        self._tokens: list[int] = []
+        self._min_tokens = min_tokens
+        self._ignore_eos = ignore_eos
+        self._stop_ids = sorted({i for i in stop_ids if 0 <= i < compiled.vocab_size})
+
+    @property
+    def num_words(self) -> int:
+        return -(-self._compiled.vocab_size // 32)
+
+    def fill(self, rows: Words, output: npt.NDArray[np.int32], drafts: Sequence[int] = ()) -> str | None:
+        """Row i: which tokens may follow `output` and the first i drafts; none after a draft that may not stand there.
+
+        Why the sequence can't go on, if so. The drafts are forgotten again.
+        """
+        if not self._follow(output):
+            return self._failure()
+        accepted = 0
+        for row in range(1 + len(drafts)):
+            self._fill_row(rows[row], len(output) + row)
+            if self._matcher.is_error():
+                return self._failure()
+            if row == len(drafts):
+                break
+            if self._matcher.try_consume_tokens([drafts[row]]) != 1:
+                rows[row + 1 :] = 0
+                break
+            accepted += 1
+        if accepted:
+            self._matcher.rollback(accepted)
+        return None
+
+    def _follow(self, output: npt.NDArray[np.int32]) -> bool:
+        """Consume what is new; take back what the output hasn't any more."""
+        seen = len(self._tokens)
+        if seen > len(output) or (seen and self._tokens[-1] != output[seen - 1]):
+            seen = self._rewind(output)
+        new: list[int] = output[seen:].tolist()
+        self._tokens += new
+        return not new or self._matcher.consume_tokens(new)
+
+    def _rewind(self, output: npt.NDArray[np.int32]) -> int:
+        """To the longest beginning that both have."""
+        pairs = zip(self._tokens, output.tolist(), strict=False)
+        same = next(
+            (i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(self._tokens), len(output))
+        )
+        self._matcher.rollback(len(self._tokens) - same)
+        del self._tokens[same:]
+        return same
+
+    def _fill_row(self, row: Words, num_output: int) -> None:
+        """`row` is contiguous."""
+        matcher = self._matcher
+        matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        _set(row, self._compiled.eos_token_id, on=False)
+        may_stop = matcher.is_accepting()
+        if may_stop and (self._ignore_eos or num_output < self._min_tokens):
+            may_stop = not row.any()
+        if may_stop:
+            for stop_id in self._stop_ids:
+                _set(row, stop_id, on=True)
+
+    def _failure(self) -> str:
+        reason = self._matcher.get_error().strip() or self._matcher.stop_reason()
+        return f"the output can't follow its grammar any further: {reason}"
+
+
+def _set(row: Words, token_id: int, *, on: bool) -> None:
+    word, bit = divmod(token_id, 32)
+    flag = np.uint32(1 << bit)
+    unsigned = row.view(np.uint32)
+    unsigned[word] = unsigned[word] | flag if on else unsigned[word] & ~flag

@@ -1,0 +1,81 @@
+"""Requests whose grammar is being compiled, and the compiled grammars that running requests hold on to.
+
+Compiling happens on the executor's threads; `on_done` is called on one of them, so that an engine loop with nothing
+else to do can sleep until then.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+
+Prepare = Callable[[str], "Future[object]"]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    future: "Future[object]"
+    deadline_s: float
+
+
+class Preparations:
+    def __init__(self, prepare: Prepare, *, timeout_s: float) -> None:
+        self.on_done: Callable[[], None] = _nobody_sleeps
+        self._prepare = prepare
+        self._timeout_s = timeout_s
+        self._waiting: dict[str, _Waiting] = {}
+        self._held: dict[str, object] = {}
+        self._done: deque[str] = deque()  # filled by other threads
+
+    def start(self, request_id: str, grammar: str, now: float) -> None:
+        """A known grammar is done at once."""
+        future = self._prepare(grammar)
+        self._waiting[request_id] = _Waiting(future, now + self._timeout_s)
+        future.add_done_callback(lambda _: self._note_done(request_id))
+
+    def take_done(self, now: float) -> list[tuple[str, str | None]]:
+        """Request ids, each with the reason if it gets no grammar. Those that ended meanwhile are left out."""
+        done = []
+        while self._done:
+            done.append(self._done.popleft())
+        if not self._waiting:
+            return []
+        late = [i for i, w in self._waiting.items() if w.deadline_s <= now and not w.future.done()]
+        return [(i, self._settle(i)) for i in done if i in self._waiting] + [(i, self._give_up(i)) for i in late]
+
+    def has_done(self) -> bool:
+        return bool(self._done)
+
+    def forget(self, request_id: str) -> None:
+        self._waiting.pop(request_id, None)
+        self._held.pop(request_id, None)
+
+    def next_deadline_s(self) -> float | None:
+        return min((w.deadline_s for w in self._waiting.values()), default=None)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until something is done."""
+        wait([w.future for w in self._waiting.values()], timeout_s, FIRST_COMPLETED)
+
+    def _note_done(self, request_id: str) -> None:
+        self._done.append(request_id)
+        self.on_done()
+
+    def _settle(self, request_id: str) -> str | None:
+        future = self._waiting.pop(request_id).future
+        error = future.exception()
+        if error is None:
+            self._held[request_id] = future.result()
+            return None
+        return f"The grammar of structured_outputs could not be compiled: {error}"
+
+    def _give_up(self, request_id: str) -> str:
+        del self._waiting[request_id]
+        return (
+            f"The grammar of structured_outputs took longer to compile than {self._timeout_s:g} s: make the schema, "
+            "regex or grammar smaller, or raise --grammar-compile-timeout."
+        )
+
+
+def _nobody_sleeps() -> None:
+    """The default: a core in its caller's own loop is asked when the caller likes."""
