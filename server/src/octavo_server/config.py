@@ -42,6 +42,7 @@ class ServerConfig:
     enable_force_include_usage: bool = False
     enable_log_requests: bool = False
     max_log_len: int | None = None
+    reasoning_parser: str | None = None
     tools: ToolSettings = field(default_factory=ToolSettings)
     disable_log_stats: bool = False
     disable_fastapi_docs: bool = False

@@ -33,7 +33,10 @@ MODEL = "scripted"
 
 
 class ScriptedClient:
-    """`replies[i % len]` is what sequence i says. Events are at an output position of every sequence."""
+    """`replies[i % len]` is what sequence i says. Events are at an output position of every sequence.
+
+    `cuts`: the numbers of tokens after which news is told; None: after each token.
+    """
 
     def __init__(self, folder: Path, **config: Any) -> None:
         self.config = EngineConfig(model=str(folder), load_format="dummy", **{"max_model_len": 512, **config})
@@ -46,6 +49,7 @@ class ScriptedClient:
 
     def reset(self) -> None:
         self.replies = ["Hello, world!"]
+        self.cuts: frozenset[int] | None = None
         self.num_cached_tokens = 0
         self.hold_at: int | None = None
         self.fail_at: int | None = None
@@ -81,6 +85,8 @@ class ScriptedClient:
                 await self._play_events(position)
                 for index in range(request.params.n):
                     assembly.push(self._step(request, index, position), time.monotonic())
+                if self.cuts is not None and position + 1 not in self.cuts and not assembly.finished:
+                    continue
                 output = assembly.take(kind)
                 if output is not None:
                     yield output

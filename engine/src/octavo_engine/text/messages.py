@@ -24,6 +24,8 @@ def _normalise(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidRequest(f"{where} must be an object with a role.", param=f"{where}.role")
     normal = {**message, "content": _text(message.get("content"), f"{where}.content")}
+    if normal.get("reasoning") is not None:
+        normal.setdefault("reasoning_content", normal["reasoning"])
     calls = _tool_calls(message.get("tool_calls"), f"{where}.tool_calls")
     if calls:
         normal["tool_calls"] = calls

@@ -18,6 +18,7 @@ from octavo_server.api.openapi import accepts
 from octavo_server.api.watched import EventStream, JsonReply
 from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
 from octavo_server.reading.plan import Reading
+from octavo_server.reasoning.registry import REASONING_PARSERS, Thinking
 
 router = APIRouter()
 
@@ -53,7 +54,7 @@ async def read_chat(request: Request) -> ChatTurn:
     arrival_s = time.monotonic()
     context = context_of(request)
     body = await read_generation(request, ChatCompletionRequest)
-    reading = Reading(tools=body.tool_use(context.config.tools))
+    tools = body.tool_use(context.config.tools)
     head = context.head("chatcmpl", request, body)
     prompt = await render_chat(context, body)
     params = body.sampling_params(
@@ -61,9 +62,21 @@ async def read_chat(request: Request) -> ChatTurn:
         max_tokens=_output_limit(context, body, prompt),
         logprobs=body.num_logprobs,
     )
+    reading = Reading(
+        tools=tools, thinking=_thinking(context, body, prompt), shows_reasoning=body.include_reasoning is not False
+    )
     reading.apply(params, context.client.tokenizer.token_id)
     generation = context.generation(head, body, [prompt], params, arrival_s)
     return ChatTurn(head=head, body=body, generation=generation, reading=reading)
+
+
+def _thinking(context: ApiContext, body: ChatCompletionRequest, prompt: PromptInput) -> Thinking | None:
+    name = context.config.reasoning_parser
+    if name is None:
+        return None
+    continued = body.final_message_text if body.continue_final_message else ""
+    kwargs = body.chat_template_kwargs or {}
+    return REASONING_PARSERS[name].thinking(prompt.text or "", continued=continued, template_kwargs=kwargs)
 
 
 def _output_limit(context: ApiContext, body: ChatCompletionRequest, prompt: PromptInput) -> int | None:

@@ -39,7 +39,7 @@ class ChatWriter(AnswerWriter):
         as_ids = bool(request.return_tokens_as_token_ids)
         self._logprobs = LogprobWriter(self.codec, num_top=request.top_logprobs or 0, as_ids=as_ids)
         for choice in self.tally.choices:
-            choice.reader = reading.reader()
+            choice.reader = reading.reader(self.codec.token_id)
             if choice.reader is None:
                 choice.text = request.echoed
             elif request.echoed:
@@ -106,7 +106,10 @@ class ChatWriter(AnswerWriter):
         joined = join(choice.parts)
         calls = [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in joined.calls]
         text = joined.text if calls or joined.reasoning else joined.text or ""
-        return AnswerMessage(self._role, text, tool_calls=calls or UNSET)
+        reasoning = joined.reasoning if choice.reader.tells_reasoning else UNSET
+        return AnswerMessage(
+            self._role, text, tool_calls=calls or UNSET, reasoning=reasoning, reasoning_content=reasoning
+        )
 
     def _choice_logprobs(self, choice: Choice) -> ChatLogprobs | None:
         return self._logprobs.chat(choice.logprobs) if self._wants_logprobs else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from octavo_server.openai.answer import RequestTimes, Usage, count_usage, request_times
+from octavo_server.openai.answer import CompletionDetails, RequestTimes, Usage, count_usage, request_times
 
 if TYPE_CHECKING:
     from octavo_engine.outputs import CompletionOutput, PositionLogprobs
@@ -42,7 +42,7 @@ class Choice:
         if self.reader is None:
             self.text += sequence.text
         else:
-            self.parts += self.reader.push(sequence.text)
+            self.parts += self.reader.push(sequence.text, sequence.token_ids)
         self.token_ids += sequence.token_ids
         if sequence.logprobs:
             self.logprobs += sequence.logprobs
@@ -91,4 +91,9 @@ class Tally:
 
     def usage(self) -> Usage:
         num_generated = sum(choice.num_tokens for choice in self.choices)
-        return count_usage(self._num_prompt_tokens, num_generated, sum(self._num_cached))
+        usage = count_usage(self._num_prompt_tokens, num_generated, sum(self._num_cached))
+        reasoning = [c.reader.num_reasoning_tokens for c in self.choices if c.reader is not None]
+        counts = [count for count in reasoning if count is not None]
+        if counts:
+            usage.completion_tokens_details = CompletionDetails(sum(counts))
+        return usage

@@ -30,7 +30,7 @@ from octavo_server.cli.banner import banner
 from octavo_server.cli.limit_flags import limits_of
 from octavo_server.cli.observe_flags import observability_of, tracer_of
 from octavo_server.cli.stats_log import log_stats
-from octavo_server.cli.tool_flags import tool_settings_of
+from octavo_server.cli.tool_flags import reasoning_parser_of, tool_settings_of
 from octavo_server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
         response_role=args.response_role,
         enable_force_include_usage=args.enable_force_include_usage,
         enable_log_requests=args.enable_log_requests,
+        reasoning_parser=reasoning_parser_of(args),
         tools=tool_settings_of(args),
         max_log_len=args.max_log_len,
         disable_log_stats=args.disable_log_stats,

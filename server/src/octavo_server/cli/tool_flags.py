@@ -1,15 +1,16 @@
-"""The flags about tools: how the model writes calls, and whether it may decide to call by itself."""
+"""The flags about reading answers: how the model writes calls and reasoning, and whether it may call unasked."""
 
 import argparse
 
 from octavo_engine.wire.errors import StartupError
 
+from octavo_server.reasoning.registry import REASONING_PARSERS
 from octavo_server.tools.registry import TOOL_PARSERS
 from octavo_server.tools.use import ToolSettings
 
 
 def add_tool_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("tools")
+    group = parser.add_argument_group("tools and reasoning")
     group.add_argument(
         "--enable-auto-tool-choice",
         action=argparse.BooleanOptionalAction,
@@ -18,6 +19,16 @@ def add_tool_flags(parser: argparse.ArgumentParser) -> None:
     )
     names = ", ".join(TOOL_PARSERS)
     group.add_argument("--tool-call-parser", metavar="NAME", help=f"how the model writes calls: {names}")
+    reasoning = ", ".join(REASONING_PARSERS)
+    group.add_argument("--reasoning-parser", metavar="NAME", help=f"how the model writes reasoning: {reasoning}")
+
+
+def reasoning_parser_of(args: argparse.Namespace) -> str | None:
+    """Raises StartupError."""
+    name: str | None = args.reasoning_parser or None
+    if name is not None and name not in REASONING_PARSERS:
+        raise StartupError(f"--reasoning-parser {name} is unknown: use one of {', '.join(REASONING_PARSERS)}.")
+    return name
 
 
 def tool_settings_of(args: argparse.Namespace) -> ToolSettings:

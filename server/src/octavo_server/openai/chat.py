@@ -41,6 +41,7 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
 
     def check(self) -> None:
         super().check()
@@ -61,10 +62,15 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def final_message_text(self) -> str:
+        """Of the last message, if it is the assistant's."""
+        last = self.messages[-1]
+        return last.normalised(len(self.messages) - 1)["content"] if last.role == "assistant" else ""
+
+    @property
     def echoed(self) -> str:
         """With `echo`, the last message, if it is the assistant's, is the start of the answer."""
-        last = self.messages[-1]
-        return last.normalised(len(self.messages) - 1)["content"] if self.echo and last.role == "assistant" else ""
+        return self.final_message_text if self.echo else ""
 
     def conversation(self) -> list[dict[str, Any]]:
         return [message.normalised(i) for i, message in enumerate(self.messages)]

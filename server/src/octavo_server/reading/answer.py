@@ -3,8 +3,11 @@
 Pure: it is told the text as it comes and that it ended, in pieces of any size.
 """
 
+from collections.abc import Sequence
+
 from octavo_server.reading.parts import CallArguments, CallStart, Part, Reasoning, Text, merge
-from octavo_server.reading.pieces import PieceReader
+from octavo_server.reasoning.think import ThinkReader
+from octavo_server.reasoning.tokens import ReasoningTokens
 from octavo_server.tools.call_reader import CallReader
 
 
@@ -14,20 +17,33 @@ class AnswerReader:
     def __init__(
         self,
         *,
-        thinking: PieceReader | None = None,
+        thinking: ThinkReader | None = None,
+        reasoning_tokens: ReasoningTokens | None = None,
         calls: CallReader | None = None,
-        hides_reasoning: bool = False,
+        shows_reasoning: bool = True,
         one_call_only: bool = False,
         ends_with_calls: bool = True,
     ) -> None:
+        self.tells_reasoning = thinking is not None and shows_reasoning
         self._thinking = thinking
+        self._reasoning_tokens = reasoning_tokens
         self._calls = calls
-        self._hides_reasoning = hides_reasoning
+        self._shows_reasoning = shows_reasoning
         self._one_call_only = one_call_only
         self._ends_with_calls = ends_with_calls
 
-    def push(self, text: str) -> list[Part]:
-        return self._read([Text(text)] if self._thinking is None else self._thinking.push(text))
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """None where no reasoning is told apart."""
+        return None if self._reasoning_tokens is None else self._reasoning_tokens.num_tokens
+
+    def push(self, text: str, token_ids: Sequence[int] = ()) -> list[Part]:
+        """`token_ids`: those that came with the text; only counted."""
+        if self._thinking is None:
+            return self._read([Text(text)])
+        if self._reasoning_tokens is not None:
+            self._reasoning_tokens.add(token_ids, began_as_reasoning=self._thinking.is_thinking)
+        return self._read(self._thinking.push(text))
 
     def finish(self) -> list[Part]:
         parts = [] if self._thinking is None else self._read(self._thinking.finish())
@@ -49,5 +65,5 @@ class AnswerReader:
 
     def _is_hidden(self, part: Part) -> bool:
         if isinstance(part, Reasoning):
-            return self._hides_reasoning
+            return not self._shows_reasoning
         return self._one_call_only and isinstance(part, CallStart | CallArguments) and part.index > 0

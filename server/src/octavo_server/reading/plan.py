@@ -7,28 +7,53 @@ from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.sampling import SamplingParams
 
 from octavo_server.reading.answer import AnswerReader
+from octavo_server.reasoning.registry import SWITCH, Thinking
+from octavo_server.reasoning.think import END, START
+from octavo_server.reasoning.tokens import ReasoningTokens
 from octavo_server.tools.use import ToolUse
+
+TokenId = Callable[[str], int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    tools: ToolUse
+    """`thinking` None: no reasoning is told apart."""
 
-    def reader(self) -> AnswerReader | None:
+    tools: ToolUse
+    thinking: Thinking | None = None
+    shows_reasoning: bool = True
+
+    def reader(self, token_id: TokenId) -> AnswerReader | None:
         """For one answer; None if it is all text."""
-        calls = self.tools.reader()
-        if calls is None:
+        calls, thinking = self.tools.reader(), self.thinking
+        if calls is None and thinking is None:
             return None
         return AnswerReader(
-            calls=calls, one_call_only=self.tools.one_call_only, ends_with_calls=self.tools.mode != "named"
+            thinking=thinking.reader() if thinking else None,
+            reasoning_tokens=_count(thinking, token_id) if thinking else None,
+            calls=calls,
+            shows_reasoning=self.shows_reasoning,
+            one_call_only=self.tools.one_call_only,
+            ends_with_calls=self.tools.mode != "named",
         )
 
-    def apply(self, params: SamplingParams, token_id: Callable[[str], int | None]) -> None:
-        """Sets what the model must write and which special tokens we must see. Raises InvalidRequest."""
+    def apply(self, params: SamplingParams, token_id: TokenId) -> None:
+        """Sets what the model must write, and which special tokens we must see. Raises InvalidRequest."""
         shape = self.tools.shape()
         if params.structured_outputs is not None and self.tools.mode != "none":
             message = f"tool_choice {self.tools.mode!r} and another shape of the output can't both be asked for."
             raise InvalidRequest(message, param="tool_choice")
         params.structured_outputs = params.structured_outputs or shape
-        found = [token_id(marker) for marker in self.tools.markers]
-        params.shown_special_token_ids = [i for i in found if i is not None]
+        if params.structured_outputs is not None and self.thinking is not None:
+            raise InvalidRequest(
+                "This model reasons before it answers, and the shape of output (response_format, structured_outputs, "
+                'tool_choice "required" or named) is enforced from its first token: turn reasoning off by '
+                f'chat_template_kwargs {{"{SWITCH}": false}}, if the model has that, or ask for no shape.',
+                param="tool_choice" if shape else "response_format",
+            )
+        markers = [*self.tools.markers, *((START, END) if self.thinking else ())]
+        params.shown_special_token_ids = [i for i in map(token_id, markers) if i is not None]
+
+
+def _count(thinking: Thinking, token_id: TokenId) -> ReasoningTokens:
+    return ReasoningTokens(start_id=token_id(START), end_id=token_id(END), is_open=thinking.is_open)

@@ -1,0 +1,163 @@
+"""Reasoning through the whole server: its own fields, streamed or not, counted, hidden or turned off."""
+
+import json
+
+import pytest
+import pytest_asyncio
+from octavo_server.tools.use import ToolSettings
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import MODEL, ScriptedClient, events, serving
+from openai import BadRequestError
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HELLO = [{"role": "user", "content": "hi"}]
+QWEN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+DEEPSEEK = "{% for m in messages %}{{ m.content }}{% endfor %}<|Assistant|><think>\n"
+TOOLS = [{"type": "function", "function": {"name": "now", "strict": True}}]
+THOUGHT = "<think>\nHm, é.\n</think>\n\nYes."
+CALLING = 'Hm.\n</think>\n\nWait.\n<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+
+
+def serve(folder, parser, template):
+    engine = ScriptedClient(write_byte_model(folder), chat_template=template)
+    return serving(engine, reasoning_parser=parser, tools=ToolSettings(parser="hermes", allows_auto=True))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def qwen_server(tmp_path_factory):
+    async with serve(tmp_path_factory.mktemp("qwen"), "qwen3", QWEN) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def deepseek_server(tmp_path_factory):
+    async with serve(tmp_path_factory.mktemp("deepseek"), "deepseek_r1", DEEPSEEK) as started:
+        yield started
+
+
+@pytest.fixture
+def qwen(qwen_server):
+    qwen_server.engine.reset()
+    qwen_server.engine.replies = [THOUGHT]
+    return qwen_server
+
+
+@pytest.fixture
+def deepseek(deepseek_server):
+    deepseek_server.engine.reset()
+    deepseek_server.engine.replies = [CALLING]
+    return deepseek_server
+
+
+async def ask(served, **fields):
+    answer = await served.http.post("/v1/chat/completions", json={"messages": HELLO, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def stream(served, **fields):
+    """The deltas joined by field, the reason, and what each chunk held."""
+    answer = await served.http.post("/v1/chat/completions", json={"messages": HELLO, "stream": True, **fields})
+    assert answer.status_code == 200, answer.text
+    chunks = [json.loads(event)["choices"][0] for event in events(answer.text)[:-1]]
+    joined = {}
+    for chunk in chunks:
+        for name in ("content", "reasoning", "reasoning_content"):
+            joined[name] = joined.get(name, "") + chunk["delta"].get(name, "")
+    return joined, chunks[-1]["finish_reason"], [chunk["delta"] for chunk in chunks]
+
+
+async def test_reasoning_has_its_own_fields(qwen):
+    body = await ask(qwen)
+    message = body["choices"][0]["message"]
+    assert (message["reasoning"], message["reasoning_content"], message["content"]) == ("Hm, é.", "Hm, é.", "Yes.")
+    assert body["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_a_stream_says_reasoning_then_the_answer_and_no_empty_chunk(qwen):
+    joined, reason, deltas = await stream(qwen)
+    assert joined == {"content": "Yes.", "reasoning": "Hm, é.", "reasoning_content": "Hm, é."}
+    assert reason == "stop"
+    assert all(delta for delta in deltas[:-1])
+    assert [delta for delta in deltas if delta.get("reasoning")] == deltas[1 : 1 + len("Hm, é.")]
+
+
+@pytest.mark.parametrize("num_first", range(len(THOUGHT.encode()) + 1))
+async def test_wherever_it_is_cut(qwen, num_first):
+    qwen.engine.cuts = frozenset({num_first})
+    joined, reason, _ = await stream(qwen)
+    assert (joined["content"], joined["reasoning"], reason) == ("Yes.", "Hm, é.", "stop")
+
+
+async def test_hidden_reasoning(qwen):
+    message = (await ask(qwen, include_reasoning=False))["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "Yes.", "refusal": None}
+    joined, _, deltas = await stream(qwen, include_reasoning=False)
+    assert joined["content"] == "Yes."
+    assert not any("reasoning" in delta for delta in deltas)
+
+
+async def test_reasoning_that_is_turned_off(qwen):
+    qwen.engine.replies = ["Yes."]
+    message = (await ask(qwen, chat_template_kwargs={"enable_thinking": False}))["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "Yes.", "refusal": None}
+
+
+async def test_an_answer_without_reasoning(qwen):
+    qwen.engine.replies = ["Yes."]
+    message = (await ask(qwen))["choices"][0]["message"]
+    assert (message["content"], message["reasoning"]) == ("Yes.", None)
+
+
+async def test_reasoning_without_an_end(deepseek):
+    deepseek.engine.replies = ["Hm, hm"]
+    choice = (await ask(deepseek, max_tokens=4))["choices"][0]
+    assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("Hm, ", None)
+    assert choice["finish_reason"] == "length"
+
+
+async def test_reasoning_tokens_are_counted(deepseek):
+    usage = (await ask(deepseek))["usage"]
+    num_reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
+    assert num_reasoning == len("Hm.\n</think>")  # bytes are tokens here, and the marker is no token
+    assert usage["completion_tokens"] == len(CALLING) + 1
+
+
+@pytest.mark.parametrize("num_first", range(0, len(CALLING) + 1, 3))
+async def test_reasoning_then_calls(deepseek, num_first):
+    deepseek.engine.cuts = frozenset({num_first})
+    request = {"model": MODEL, "messages": HELLO, "tools": TOOLS}
+    (plain,) = (await deepseek.openai.chat.completions.create(**request)).choices
+    async with deepseek.openai.chat.completions.stream(**request) as answer:
+        (choice,) = (await answer.get_final_completion()).choices
+    for one in (plain, choice):
+        assert (one.message.content, one.message.reasoning) == ("Wait.", "Hm.")
+        assert [call.function.name for call in one.message.tool_calls] == ["now"]
+        assert one.finish_reason == "tool_calls"
+
+
+async def test_reasoning_of_earlier_turns_reaches_the_template(qwen):
+    said = {"role": "assistant", "content": "Yes.", "reasoning": "Hm."}
+    await ask(qwen, messages=[*HELLO, said, *HELLO])
+    prompt = qwen.engine.tokenizer.decode(qwen.engine.requests[0].prompt_token_ids, skip_special_tokens=False)
+    assert "<|im_start|>assistant\n<think>Hm.</think>Yes.<|im_end|>" in prompt
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+    ],
+)
+async def test_a_shape_with_reasoning_is_refused(qwen, fields, param):
+    with pytest.raises(BadRequestError) as caught:
+        await qwen.openai.chat.completions.create(model=MODEL, messages=HELLO, **fields)
+    assert caught.value.param == param
+    assert '{"enable_thinking": false}' in caught.value.message
