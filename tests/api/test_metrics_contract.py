@@ -70,3 +70,12 @@ async def test_a_label_with_quotes_is_escaped(tmp_path):
         text = (await other.http.get("/metrics")).text
     assert 'vllm:num_requests_running{model_name="a\\"b\\\\c",engine="0"} 0' in text
     assert parse_metrics(text)
+
+
+async def test_a_request_that_an_outer_layer_answers_counts_for_its_route(tmp_path):
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=("key",)) as other:
+        await other.http.post("/v1/completions", json={})
+        await other.http.get("/v1/completions")
+        metrics = await other.metrics()
+    assert metrics['http_requests_total{handler="/v1/completions",status="4xx",method="POST"}'] == 1
+    assert metrics['http_requests_total{handler="/v1/completions",status="4xx",method="GET"}'] == 1

@@ -5,8 +5,9 @@ Content-Length headers say. What probes and scrapers ask isn't counted.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo_server.exposition import Histogram, Summary, family_text, label_text
@@ -70,9 +71,10 @@ class HttpMetrics:
 class HttpMetricsLayer:
     """Pure ASGI: it sees a response's head and its end, and never holds anything back."""
 
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics, routes: Sequence[BaseRoute]) -> None:
         self._app = app
         self._metrics = metrics
+        self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -90,7 +92,7 @@ class HttpMetricsLayer:
         try:
             await self._app(scope, receive, send_and_look)
         finally:
-            handler = getattr(scope.get("route"), "path", NO_ROUTE)
+            handler = self._handler(scope)
             if handler not in UNCOUNTED:
                 self._metrics.observe(
                     handler=handler,
@@ -100,6 +102,13 @@ class HttpMetricsLayer:
                     request_bytes=_content_length(scope["headers"]),
                     response_bytes=response_bytes,
                 )
+
+    def _handler(self, scope: Scope) -> str:
+        """An inner layer may have answered (no key, draining) before the request was routed."""
+        route = scope.get("route")
+        if route is None:
+            route = next((r for r in self._routes if r.matches(scope)[0] is not Match.NONE), None)
+        return getattr(route, "path", NO_ROUTE)
 
 
 def _content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:

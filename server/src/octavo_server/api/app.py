@@ -34,6 +34,8 @@ from octavo_server.telemetry import Telemetry
 if TYPE_CHECKING:
     from octavo_server.tracing import RequestTracer
 
+MODULES = (chat, completions, render, models, tokens, health, drain, admin, kv)
+
 
 def build_app(client: EngineClient, config: ServerConfig, tracer: "RequestTracer | None" = None) -> FastAPI:
     shows_docs = not config.disable_fastapi_docs
@@ -45,7 +47,7 @@ def build_app(client: EngineClient, config: ServerConfig, tracer: "RequestTracer
     )
     app.state.context = _context(client, config)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
-    for module in (chat, completions, render, models, tokens, health, drain, admin, kv):
+    for module in MODULES:
         app.include_router(module.router)
     for kind in (OctavoError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answer_error)
@@ -82,7 +84,9 @@ def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> Non
     app.add_middleware(
         CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
     )
-    app.add_middleware(HttpMetricsLayer, metrics=telemetry.http)
+    app.add_middleware(
+        HttpMetricsLayer, metrics=telemetry.http, routes=[route for module in MODULES for route in module.router.routes]
+    )
     app.add_middleware(RequestId)
 
 
