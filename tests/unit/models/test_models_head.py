@@ -1,28 +1,44 @@
+"""The head's logits are not rounded to the type of the model."""
+
+import pytest
 import torch
-from octavo_engine.layers.head import refine_largest
+from octavo_engine.layers.head import LogitsHead
+from octavo_engine.layers.layer import Build
+from octavo_engine.layers.linear import Linear
+from octavo_engine.layers.linear_method import LinearSpec
+from torch import Tensor
+
+
+def head_of(weight: Tensor, *, tied: bool, softcap: float | None = None) -> LogitsHead:
+    build = Build(dtype=weight.dtype, device=torch.device("cpu"), max_model_len=8)
+    spec = LinearSpec(in_features=weight.shape[1], outs=(weight.shape[0],), names=("lm_head",))
+    linear = Linear(spec, build, tied=weight if tied else None)
+    for slot in linear.slots():
+        slot.load(weight)
+    linear.finish_loading()
+    return LogitsHead(linear, softcap=softcap)
 
 
 def test_logits_that_tie_in_bfloat16_are_told_apart() -> None:
     weight = torch.tensor([[16.0, 0.0625], [16.0, 0.125], [0.0, 0.0]], dtype=torch.bfloat16)
     hidden = torch.tensor([[1.0, 0.25]], dtype=torch.bfloat16)
-    logits = (hidden @ weight.T).float()
-    assert logits[0, 0] == logits[0, 1], "the premise: rounded to the same step"
-
-    refine_largest(logits, hidden, weight)
-
-    assert logits.tolist() == [[16.015625, 16.03125, 0.0]]
+    rounded = (hidden @ weight.T).float()
+    assert rounded[0, 0] == rounded[0, 1], "the premise: rounded to the same step"
+    assert head_of(weight, tied=True)(hidden).tolist() == [[16.015625, 16.03125, 0.0]]
 
 
-def test_only_the_largest_logits_are_computed_again() -> None:
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_every_logit_is_as_exact_as_fp32(rows: int, tied: bool) -> None:
     torch.manual_seed(0)
-    weight, hidden = torch.randn(100, 16).bfloat16(), torch.randn(4, 16).bfloat16()
+    weight, hidden = torch.randn(101, 96).bfloat16(), torch.randn(rows, 96).bfloat16()
     exact = hidden.float() @ weight.float().T
-    rounded = exact.bfloat16().float()
-    logits = rounded.clone()
+    logits = head_of(weight, tied=tied)(hidden)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, exact, atol=1e-4, rtol=1e-5)
 
-    refine_largest(logits, hidden, weight)
 
-    top = rounded.topk(8).indices
-    torch.testing.assert_close(logits.gather(1, top), exact.gather(1, top))
-    assert (logits != rounded).sum() <= 4 * 8
-    assert torch.equal(logits.argmax(-1), exact.argmax(-1))
+def test_softcap_comes_last() -> None:
+    weight, hidden = torch.tensor([[100.0], [1.0]]), torch.tensor([[1.0]])
+    want = 30.0 * torch.tanh(torch.tensor([[100.0, 1.0]]) / 30.0)
+    torch.testing.assert_close(head_of(weight, tied=True, softcap=30.0)(hidden), want)

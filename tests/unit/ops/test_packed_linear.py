@@ -36,10 +36,10 @@ def test_equals_a_plain_linear(dtype: torch.dtype, bias: bool, rows: tuple[int, 
     weight = torch.randn(40, 72, generator=generator).to(dtype) / 8
     x = torch.randn(*rows, 72, generator=generator).to(dtype)
     b = torch.randn(40, generator=generator).to(dtype) if bias else None
-    packed = pack(weight)
+    packed = pack(weight, b)
     assert (packed.out_features, packed.in_features) == (40, 72)
     want = F.linear(x.float(), weight.float(), None if b is None else b.float())
-    got = packed_linear(x, packed, b)
+    got = packed_linear(x, packed)
     assert got.dtype == dtype
     torch.testing.assert_close(got.float(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 

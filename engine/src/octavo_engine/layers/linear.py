@@ -7,6 +7,7 @@ from torch import Tensor
 
 from octavo_engine.layers.layer import Build, Layer, Slot
 from octavo_engine.layers.linear_method import DenseMethod, LinearMethod, LinearSpec
+from octavo_engine.ops.activation import Activation, act_mul
 
 #: Called with the layer's input and its output, fused parts in the order of `LinearSpec.outs`, to add in place.
 Adapter = Callable[[Tensor, tuple[Tensor, ...]], None]
@@ -26,6 +27,14 @@ class Linear(Layer):
         if self.adapter is not None:
             self.adapter(x, out.split_with_sizes([self.spec.shard.local(part, "out") for part in self.spec.outs], -1))
         return out
+
+    def wide(self, x: Float[Tensor, "rows in_features"]) -> Float[Tensor, "rows out_features"]:
+        """In fp32."""
+        return self(x).float() if self.adapter is not None else self.method.apply_wide(x)
+
+    def gated(self, x: Float[Tensor, "rows in_features"], activation: Activation) -> Float[Tensor, "rows n"]:
+        """With gate and up as the halves of the output."""
+        return act_mul(self(x), activation) if self.adapter is not None else self.method.apply_gated(x, activation)
 
     def slots(self) -> Iterable[Slot]:
         return self.method.slots()

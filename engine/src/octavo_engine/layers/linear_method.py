@@ -11,11 +11,11 @@ from itertools import pairwise
 from typing import Protocol
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from octavo_engine.layers.layer import Build, Slot
 from octavo_engine.layers.shard import Shard
-from octavo_engine.ops.packed_linear import PackedWeight, pack, packed_linear
+from octavo_engine.ops.activation import Activation
+from octavo_engine.ops.packed_linear import PackedWeight, gated_linear, pack, packed_linear, plain_weight, wide_linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,14 @@ class LinearMethod(Protocol):
     def pack(self) -> None: ...
 
     def apply(self, x: Tensor) -> Tensor: ...
+
+    def apply_wide(self, x: Tensor) -> Tensor:
+        """In fp32, unrounded where the method can."""
+        ...
+
+    def apply_gated(self, x: Tensor, activation: Activation) -> Tensor:
+        """The activated first half of the outputs times the second."""
+        ...
 
     def weights_bytes(self) -> int: ...
 
@@ -87,14 +95,23 @@ class DenseMethod:
 
     def pack(self) -> None:
         assert self.weight is not None, "packed already"
-        self.packed = pack(self.weight)
+        self.packed = pack(self.weight, self.bias)
         self.weight = None
 
     def apply(self, x: Tensor) -> Tensor:
-        if self.packed is not None:
-            return packed_linear(x, self.packed, self.bias)
-        assert self.weight is not None
-        return F.linear(x, self.weight, self.bias)
+        return packed_linear(x, self._now())
+
+    def apply_wide(self, x: Tensor) -> Tensor:
+        return wide_linear(x, self._now())
+
+    def apply_gated(self, x: Tensor, activation: Activation) -> Tensor:
+        return gated_linear(x, self._now(), activation)
+
+    def _now(self) -> PackedWeight:
+        if self.packed is None:
+            assert self.weight is not None
+            return plain_weight(self.weight, self.bias)
+        return self.packed
 
     def weights_bytes(self) -> int:
         """A packed tensor has no storage to ask: its logical size is what it takes, up to oneDNN's padding."""

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from octavo_engine.layers.layer import Layer
 from octavo_engine.layers.linear import Linear
-from octavo_engine.ops.activation import ACTIVATIONS, Activation, act_mul
+from octavo_engine.ops.activation import ACTIVATIONS, Activation
 from octavo_engine.wire.errors import StartupError
 
 
@@ -22,7 +22,7 @@ class GatedMLP(Layer):
         self.activation = activation_named(activation)
 
     def __call__(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
-        return self.down(act_mul(self.gate_up(x), self.activation))
+        return self.down(self.gate_up.gated(x, self.activation))
 
 
 class PlainMLP(Layer):

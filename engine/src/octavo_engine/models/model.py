@@ -88,7 +88,7 @@ class Model(nn.Module):
         vocab, size = embedding.weight.shape
         spec = LinearSpec(in_features=size, outs=(vocab,), names=(name,))
         weight = embedding.weight if tied else None
-        return LogitsHead(Linear(spec, self.build, tied=weight), softcap=softcap, tied=weight)
+        return LogitsHead(Linear(spec, self.build, tied=weight), softcap=softcap)
 
     def _layers(self) -> Iterable[Layer]:
         return (module for module in self.modules() if isinstance(module, Layer))

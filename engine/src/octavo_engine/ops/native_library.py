@@ -23,9 +23,19 @@ import torch  # loads the OpenMP runtime that the kernels must share with it
 from octavo_engine.ops.cpu_info import cache_folder, cpu_signature
 
 _LOGGER = logging.getLogger(__name__)
-_SOURCE = Path(__file__).parent / "native" / "paged_attention.cpp"
+_FOLDER = Path(__file__).parent / "native"
+_SOURCES = sorted(_FOLDER.glob("*.cpp"))
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-fopenmp")
 _TIMEOUT_S = 120
+
+_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_ARGUMENTS = {
+    "octavo_linear": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT, _INT),
+    "octavo_linear_gated": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT, _INT),
+    "octavo_norm": (_POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _INT, _INT),
+    "octavo_rotate": (_POINTER, *(_LONG,) * 4, _POINTER, _POINTER, _LONG, _LONG, _INT, _INT),
+    "octavo_gate": (_POINTER, _LONG, _LONG, _LONG, _POINTER, _INT, _INT, _INT),
+}
 
 
 @functools.cache
@@ -35,29 +45,42 @@ def native_library() -> ctypes.CDLL | None:
         return None
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
-        _LOGGER.warning("no C++ compiler (g++): attention uses torch, which is slower")
+        _LOGGER.warning("no C++ compiler (g++): torch computes everything, which is slower")
         return None
     try:
         return load_library(compiler)
     except (OSError, subprocess.SubprocessError) as error:
-        _LOGGER.warning("the native kernels are not available, attention uses torch: %s", _reason(error))
+        _LOGGER.warning("the native kernels are not available, torch computes everything: %s", _reason(error))
         return None
 
 
+def kernels_for(x: torch.Tensor) -> ctypes.CDLL | None:
+    """The library, if its kernels take this tensor's type and device."""
+    return native_library() if x.is_cpu and x.dtype in (torch.bfloat16, torch.float32) else None
+
+
 def load_library(compiler: str) -> ctypes.CDLL:
-    command = [compiler, *_FLAGS, str(_SOURCE), *_openmp_runtime()]
+    command = [compiler, *_FLAGS, *map(str, _SOURCES), *_openmp_runtime()]
     path = cache_folder() / f"kernels-{_key(command)}.so"
     with contextlib.suppress(OSError):  # absent, or broken: made again
-        return ctypes.CDLL(str(path))
+        return _open(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _compile(command, path)
-        return ctypes.CDLL(str(path))
+        return _open(path)
     except OSError:  # a read-only home: for this process only
         with tempfile.TemporaryDirectory(prefix="octavo-") as folder:
             path = Path(folder) / path.name
             _compile(command, path)
-            return ctypes.CDLL(str(path))
+            return _open(path)
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
+    return library
 
 
 def _compile(command: list[str], path: Path) -> None:
@@ -81,7 +104,8 @@ def _openmp_runtime() -> list[str]:
 def _key(command: list[str]) -> str:
     version = subprocess.run([command[0], "--version"], check=True, capture_output=True, timeout=_TIMEOUT_S).stdout
     digest = hashlib.sha256()
-    for part in (_SOURCE.read_bytes(), "\0".join(command).encode(), version, cpu_signature().encode()):
+    sources = b"\0".join(path.read_bytes() for path in (*_SOURCES, *sorted(_FOLDER.glob("*.h"))))
+    for part in (sources, "\0".join(command).encode(), version, cpu_signature().encode()):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()[:24]
 

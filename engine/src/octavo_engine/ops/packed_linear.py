@@ -1,8 +1,8 @@
-"""Linear layers over weights that oneDNN laid out in advance: about twice as fast as `F.linear` for a few rows.
+"""Linear layers over weights laid out in advance by oneDNN: our own kernel in bf16 where it can, else oneDNN's.
 
-The two `mkldnn` operators are private to torch: this file is the only place that names them, checks a pack by running
-it once, and falls back to `F.linear` on the plain weight. A packed tensor has no storage and can't be pickled: pack in
-the process that computes, and don't keep the plain weight (`PackedWeight.plain` is None then).
+oneDNN's operators are private to torch: this file is the only place that names them, checks a pack by running it once,
+and falls back to `F.linear` on the plain weight. A packed tensor has no storage and can't be pickled: pack in the
+process that computes, and don't keep the plain weight (`PackedWeight.plain` is None then).
 """
 
 from dataclasses import dataclass
@@ -13,35 +13,69 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from octavo_engine.ops.activation import Activation, act_mul
+from octavo_engine.ops.native_linear import NativeWeight, is_faster, native_gated, native_linear, native_weight
+
 #: The number of rows oneDNN is told to expect. It changes the layout, and so the speed at other row counts.
 ROWS_HINT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight [out, in], either in oneDNN's own layout or plain: exactly one of the two is set."""
+    """A weight [out, in], either in oneDNN's own layout or plain: exactly one of the two is set.
+
+    `native`: our kernel's view of the packed one.
+    """
 
     out_features: int
     in_features: int
+    bias: Tensor | None = None
     packed: Tensor | None = None
     plain: Tensor | None = None
+    native: NativeWeight | None = None
 
 
-def packed_linear(
-    x: Float[Tensor, "*rows in_features"], weight: PackedWeight, bias: Float[Tensor, " out_features"] | None = None
-) -> Float[Tensor, "*rows out_features"]:
+def packed_linear(x: Float[Tensor, "*rows in_features"], weight: PackedWeight) -> Float[Tensor, "*rows out_features"]:
+    if weight.native is not None and is_faster(x.numel() // weight.in_features):
+        return native_linear(x, weight.native, x.dtype)
     if weight.packed is None:
         assert weight.plain is not None
-        return F.linear(x, weight.plain, bias)
-    return _pointwise(x, weight.packed, bias)
+        return F.linear(x, weight.plain, weight.bias)
+    return _pointwise(x, weight.packed, weight.bias)
 
 
-def pack(weight: Float[Tensor, "out_features in_features"], *, rows_hint: int = ROWS_HINT) -> PackedWeight:
+def wide_linear(x: Float[Tensor, "rows in_features"], weight: PackedWeight) -> Float[Tensor, "rows out_features"]:
+    """In fp32. Our kernel doesn't round its sums; without it, they are rounded to the type of the weight first."""
+    return packed_linear(x, weight).float() if weight.native is None else native_linear(x, weight.native, torch.float32)
+
+
+def gated_linear(
+    x: Float[Tensor, "rows in_features"], weight: PackedWeight, activation: Activation
+) -> Float[Tensor, "rows n"]:
+    """`act_mul` of the linear, the gate being the first half of the outputs."""
+    native = weight.native
+    if native is not None and native.gates and activation.native is not None and is_faster(len(x)):
+        return native_gated(x, native, activation.native)
+    return act_mul(packed_linear(x, weight), activation)
+
+
+def pack(
+    weight: Float[Tensor, "out_features in_features"],
+    bias: Float[Tensor, " out_features"] | None = None,
+    *,
+    rows_hint: int = ROWS_HINT,
+) -> PackedWeight:
     """Never fails: a weight that oneDNN refuses (no private ops, dtype, device) stays plain."""
-    out_features, in_features = weight.shape
-    packed = _try_pack(weight.detach(), rows_hint)
-    plain = weight.detach() if packed is None else None
-    return PackedWeight(out_features, in_features, packed, plain)
+    weight = weight.detach()
+    packed = _try_pack(weight, rows_hint)
+    if packed is None:
+        return plain_weight(weight, bias)
+    native = _try_native(packed, weight, bias)
+    return PackedWeight(len(weight), weight.shape[1], bias=bias, packed=packed, native=native)
+
+
+def plain_weight(weight: Tensor, bias: Tensor | None) -> PackedWeight:
+    return PackedWeight(len(weight), weight.shape[1], bias=bias, plain=weight)
 
 
 def _try_pack(weight: Tensor, rows_hint: int) -> Tensor | None:
@@ -53,6 +87,13 @@ def _try_pack(weight: Tensor, rows_hint: int) -> Tensor | None:
         packed: Tensor = _mkldnn()._reorder_linear_weight(weight.contiguous(), rows_hint)
         probe = torch.zeros(1, weight.shape[1], dtype=weight.dtype)
         return packed if _pointwise(probe, packed, None).shape == (1, weight.shape[0]) else None
+    except (RuntimeError, AttributeError, NotImplementedError, TypeError):
+        return None
+
+
+def _try_native(packed: Tensor, weight: Tensor, bias: Tensor | None) -> NativeWeight | None:
+    try:
+        return native_weight(_mkldnn(), packed, weight, bias)
     except (RuntimeError, AttributeError, NotImplementedError, TypeError):
         return None
 

@@ -12,55 +12,23 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <utility>
 #include <vector>
 
+#include "vectors.h"
+
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kLanes = 16, kScoreRows = 12, kValueRows = 6;
-#elif defined(__AVX__)
-constexpr int kLanes = 8, kScoreRows = 8, kValueRows = 3;
+constexpr int kScoreRows = 12, kValueRows = 6;
 #else
-constexpr int kLanes = 4, kScoreRows = 8, kValueRows = 3;
+constexpr int kScoreRows = 8, kValueRows = 3;
 #endif
 constexpr int kValueVectors = 4;    // of one row that are accumulated in registers
 constexpr int kTileRows = 64;       // of a tile, or one token's rows if those are more
 constexpr int kChunkKeys = 128;     // scored before the softmax moves on; a multiple of the block size
 constexpr float kNever = -std::numeric_limits<float>::infinity();
-
-typedef float Vec __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
-typedef int32_t IntVec __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
-typedef uint16_t HalfVec __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
-typedef uint32_t BitVec __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
-
-struct BFloat16 {
-  uint16_t bits;
-};
-
-inline Vec splat(float x) { return x - Vec{}; }
-inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
-inline Vec load(const BFloat16* p) {
-  BitVec bits = __builtin_convertvector(*reinterpret_cast<const HalfVec*>(p), BitVec) << 16;
-  return *reinterpret_cast<Vec*>(&bits);
-}
-inline void store(float* p, Vec x) { *reinterpret_cast<Vec*>(p) = x; }
-
-inline float to_float(float x) { return x; }
-inline float to_float(BFloat16 x) {
-  uint32_t bits = uint32_t(x.bits) << 16;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-inline void from_float(float x, float* out) { *out = x; }
-inline void from_float(float x, BFloat16* out) {  // to nearest, ties to even
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  out->bits = x != x ? 0x7fc0 : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 
 // A block as fp32: itself, or widened into `buffer`, for tiles that read it more than once.
 inline const float* widen(const float* source, int, float*) { return source; }
@@ -71,43 +39,6 @@ inline const float* widen(const BFloat16* source, int count, float* buffer) {
 
 inline void prefetch(const void* address, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(address) + i);
-}
-
-// e^x for x <= 0 (and a little above); 0 below -87, so that masked scores weigh exactly nothing.
-inline Vec exp_vec(Vec x) {
-  Vec clamped = x < -87.0f ? splat(-87.0f) : x;
-  Vec shifted = clamped * 1.44269504089f + 12582912.0f;  // rounds to an integer in the low bits
-  Vec n = shifted - 12582912.0f;
-  Vec r = clamped - n * 0.693359375f;
-  r = r - n * -2.12194440e-4f;
-  Vec p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  IntVec exponent = (__builtin_convertvector(n, IntVec) + 127) << 23;
-  Vec power;
-  std::memcpy(&power, &exponent, sizeof power);
-  return x < -87.0f ? Vec{} : p * power;
-}
-
-inline Vec tanh_vec(Vec x) {
-  Vec a = x < -9.0f ? splat(-9.0f) : (x > 9.0f ? splat(9.0f) : x);
-  Vec e = exp_vec(a + a);
-  return (e - 1.0f) / (e + 1.0f);
-}
-
-inline float max_of(Vec x) {
-  float best = x[0];
-  for (int i = 1; i < kLanes; i++) best = std::max(best, x[i]);
-  return best;
-}
-inline float sum_of(Vec x) {
-  float total = 0;
-  for (int i = 0; i < kLanes; i++) total += x[i];
-  return total;
 }
 
 // scores[row][0..block_size) = q[row] . K, for Rows rows. Few rows keep several partial sums to hide latency.

@@ -1,0 +1,34 @@
+// The activations that kernels apply themselves; `ops/activation.py` names them by these numbers.
+#pragma once
+
+#include "vectors.h"
+
+namespace {
+
+enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
+
+inline Vec sigmoid(Vec x) {
+  Vec e = exp_vec(x < 0.0f ? x : -x);  // of -|x|: never overflows
+  return (x < 0.0f ? e : splat(1.0f)) / (e + 1.0f);
+}
+
+inline Vec silu(Vec x) { return x * sigmoid(x); }
+
+// x (1 + tanh(y)) / 2 = x sigmoid(2 y), without the cancellation where tanh is near -1.
+inline Vec gelu_tanh(Vec x) { return x * sigmoid((x + x * x * x * 0.044715f) * (2 * 0.7978845608f)); }
+
+inline Vec activate(Vec x, int32_t activation) { return activation == kSilu ? silu(x) : gelu_tanh(x); }
+
+// As a chain of separate operations on T rounds it: the activation, then the product.
+template <typename T>
+Vec rounded(Vec x) {
+  T buffer[kLanes];
+  store(buffer, x);
+  return load(buffer);
+}
+template <typename T>
+Vec gated(Vec gate, Vec up, int32_t activation) {
+  return rounded<T>(activate(rounded<T>(gate), activation)) * rounded<T>(up);
+}
+
+}  // namespace

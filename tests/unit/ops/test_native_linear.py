@@ -1,0 +1,172 @@
+"""Our bf16 linear against fp64, on ragged sizes, over oneDNN's layout; and a row's bits, whatever its company."""
+
+import ctypes
+import platform
+
+import pytest
+import torch
+from octavo_engine.ops import native_library as library_module
+from octavo_engine.ops import native_linear as module
+from octavo_engine.ops.activation import ACTIVATIONS, act_mul
+from octavo_engine.ops.native_library import load_library
+from octavo_engine.ops.native_linear import NativeWeight, native_gated, native_linear, native_weight, packed_blocks
+from octavo_engine.ops.packed_linear import PackedWeight, gated_linear, pack, packed_linear, wide_linear
+from torch import Tensor
+
+SHAPES = [(64, 32), (97, 35), (1, 1), (16, 2), (33, 576), (130, 63), (960, 576)]  # out, in
+
+
+class Packer:
+    """Stands for oneDNN where it has no bf16: the same bytes, made by torch."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.blocks = packed_blocks(weight)
+
+    def data_ptr(self, packed: Tensor) -> int:
+        return self.blocks.data_ptr()
+
+    def _nbytes(self, packed: Tensor) -> int:
+        return self.blocks.numel() * 2
+
+
+def random(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).bfloat16()
+
+
+def native(weight: Tensor, bias: Tensor | None = None) -> tuple[NativeWeight, Packer]:
+    packer = Packer(weight)
+    made = native_weight(packer, weight, weight, bias)
+    assert made is not None, "these tests need g++"
+    return made, packer
+
+
+@pytest.fixture(params=[1, 2], ids=["one-thread", "two-threads"])
+def threads(request: pytest.FixtureRequest) -> int:
+    torch.set_num_threads(request.param)
+    return int(request.param)
+
+
+NARROWER = {"avx2": ("-mavx2", "-mfma"), "plain": ()}
+
+
+@pytest.fixture(scope="module")
+def narrower(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
+    """The kernels as CPUs with narrower vectors get them."""
+    if platform.machine() != "x86_64":
+        pytest.skip("flags of x86")
+    libraries = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        general = tuple(flag for flag in library_module._FLAGS if flag != "-march=native")
+        for name, flags in NARROWER.items():
+            patch.setattr(library_module, "_FLAGS", (*general, *flags))
+            libraries[name] = load_library("g++")
+    return libraries
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["to-bf16", "to-fp32"])
+def test_equals_fp64(threads: int, shape: tuple[int, int], bias: bool, dtype: torch.dtype) -> None:
+    compare(shape, bias, dtype)
+
+
+@pytest.mark.parametrize("machine", NARROWER)
+@pytest.mark.parametrize("shape", [(97, 35), (130, 62)], ids=str)
+def test_machines_with_narrower_vectors(
+    narrower: dict[str, ctypes.CDLL], monkeypatch: pytest.MonkeyPatch, machine: str, shape: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(module, "native_library", lambda: narrower[machine])
+    compare(shape, True, torch.bfloat16)
+    compare(shape, True, torch.float32)
+
+
+def compare(shape: tuple[int, int], bias: bool, dtype: torch.dtype) -> None:
+    weight = random(*shape, seed=0, scale=shape[1] ** -0.5)
+    b = random(shape[0], seed=1) if bias else None
+    made, _alive = native(weight, b)
+    for rows in (1, 2, 5, 6, 7, 12, 33):
+        x = random(rows, shape[1], seed=2)
+        want = x.double() @ weight.double().T + (0 if b is None else b.double())
+        got = native_linear(x, made, dtype)
+        assert got.dtype == dtype
+        rtol = 2**-8 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=rtol)
+
+
+@pytest.mark.parametrize("size", [16, 48, 64, 80, 1536])
+@pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh"])
+def test_gated_has_the_bits_of_the_two_steps(threads: int, size: int, name: str) -> None:
+    """So that a step may take either way, whatever its number of rows."""
+    made, _alive = native(random(2 * size, 70, seed=0, scale=0.3), random(2 * size, seed=1))
+    assert made.gates
+    activation = ACTIVATIONS[name]
+    assert activation.native is not None
+    for rows in (1, 6, 9):
+        x = random(rows, 70, seed=2)
+        want = act_mul(native_linear(x, made, torch.bfloat16), activation)
+        assert torch.equal(native_gated(x, made, activation.native), want)
+
+
+@pytest.mark.parametrize("shape", [(960, 576), (97, 1537)], ids=str)
+def test_a_row_alone_has_the_bits_it_has_in_a_crowd(shape: tuple[int, int]) -> None:
+    made, _alive = native(random(*shape, seed=0), None)
+    x = random(70, shape[1], seed=1)
+    together = native_linear(x, made, torch.float32)
+    torch.set_num_threads(2)
+    assert torch.equal(native_linear(x, made, torch.float32), together)
+    for first, last in ((0, 1), (1, 9), (65, 70)):
+        assert torch.equal(native_linear(x[first:last], made, torch.float32), together[first:last])
+
+
+def test_rows_that_are_not_contiguous() -> None:
+    made, _alive = native(random(48, 40, seed=0))
+    wide = random(5, 100, seed=1)
+    want = native_linear(wide[:, 7:47].contiguous(), made, torch.float32)
+    assert torch.equal(native_linear(wide[:, 7:47], made, torch.float32), want)
+    transposed = random(40, 5, seed=2).t()
+    assert torch.equal(
+        native_linear(transposed, made, torch.float32), native_linear(transposed.contiguous(), made, torch.float32)
+    )
+
+
+def test_leading_dimensions_and_no_rows() -> None:
+    made, _alive = native(random(48, 40, seed=0))
+    assert native_linear(random(2, 3, 40, seed=1), made, torch.bfloat16).shape == (2, 3, 48)
+    assert native_linear(random(0, 40, seed=1), made, torch.bfloat16).shape == (0, 48)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_onednn_packs_as_the_kernel_reads(shape: tuple[int, int]) -> None:
+    """If this fails after an upgrade of torch, `native_linear.py` needs a look: all still works, but slower."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("oneDNN has no bf16 on this CPU")
+    assert pack(random(*shape, seed=0)).native is not None
+
+
+def test_another_layout_is_left_to_onednn() -> None:
+    weight = random(96, 64, seed=0)
+    for other in (weight.flip(0), weight.flip(1), random(97, 64, seed=0), random(160, 64, seed=0)):
+        assert native_weight(Packer(other), weight, weight, None) is None
+    assert native_weight(Packer(weight), weight.float(), weight.float(), None) is None
+
+
+def test_matrix_tiles_get_the_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = random(64, 32, seed=0, scale=0.2)
+    made, _alive = native(weight)
+    packed = PackedWeight(64, 32, plain=torch.zeros(64, 32, dtype=torch.bfloat16), native=made)
+    x = random(module.MOST_ROWS + 1, 32, seed=1)
+    monkeypatch.setattr(module, "_has_tiles", lambda: True)
+    assert packed_linear(x, packed).count_nonzero() == 0, "the other one"
+    assert gated_linear(x, packed, ACTIVATIONS["silu"]).count_nonzero() == 0
+    assert packed_linear(x[1:], packed).count_nonzero() > 0
+    assert wide_linear(x, packed).count_nonzero() > 0, "the head keeps its precision"
+
+
+def test_without_the_library_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "native_library", lambda: None)
+    assert pack(random(64, 32, seed=0)).native is None
+    weight, x = random(64, 32, seed=0, scale=0.2), random(3, 32, seed=1)
+    want = act_mul(packed_linear(x, pack(weight)), ACTIVATIONS["gelu"])
+    assert torch.equal(gated_linear(x, pack(weight), ACTIVATIONS["gelu"]), want)
+    assert wide_linear(x, pack(weight)).dtype == torch.float32
