@@ -20,7 +20,9 @@ LIGHT_MODULES = {
     "octavo_server.api": HEAVY,
     "octavo_server.openai": HEAVY,
     "octavo_server.router": HEAVY,
+    "octavo_server.bench": HEAVY,
     "octavo_server.cli": HEAVY,
+    "octavo_server.client": HEAVY + SERVING,
     "octavo_operator": (*HEAVY[:3], *SERVING, "octavo_engine", "octavo_server"),
 }
 

@@ -173,7 +173,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(engine: Any, tracer: Any = None, **config: Any) -> AsyncIterator[Served]:
-    sock = socket.socket()
+    sock = socket.socket(proto=socket.IPPROTO_TCP)  # asyncio turns Nagle's algorithm off for what says it is TCP
     sock.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     settings = ServerConfig(**{"served_model_names": (MODEL,), "drain_timeout_s": 5.0, **config})

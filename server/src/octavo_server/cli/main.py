@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
+from octavo_server.bench.flags import add_bench_flags
 from octavo_server.cli.chat_flags import add_chat_flags, add_complete_flags
 from octavo_server.cli.completion import PrintCompletion, add_completion_flags
 from octavo_server.cli.flags import add_compatibility_flags, add_engine_flags, add_server_flags
@@ -50,6 +51,12 @@ COMMANDS: dict[str, CommandSpec] = {
         run="octavo_server.cli.complete:complete",
         add_flags=add_complete_flags,
         description="Let a served model go on with a text, at the terminal or through a pipe.",
+    ),
+    "bench": CommandSpec(
+        help="measure a running server or the engine: latencies, throughput, a plot",
+        run="",  # each kind of benchmark says its own
+        add_flags=add_bench_flags,
+        description="Measure a running server or the engine, with vLLM's options and figures.",
     ),
     "replay": CommandSpec(
         help="repeat the decisions of a recorded trace, without a model",
@@ -99,7 +106,8 @@ def build_parser() -> argparse.ArgumentParser:
             name, help=spec.help, description=spec.description, usage=spec.usage, allow_abbrev=False
         )
         spec.add_flags(command)
-        command.set_defaults(run=spec.run)
+        if spec.run:
+            command.set_defaults(run=spec.run)
     return parser
 
 

@@ -84,12 +84,12 @@ class Api:
     async def close(self) -> None:
         await self._session.close()
 
-    async def models(self) -> list[ModelCard]:
-        body = await self.get(f"{self.url}/models")
+    async def models(self, path: str = "/models") -> list[ModelCard]:
+        body = await self.get(f"{self.url}{path}")
         try:
             return msgspec.json.decode(body, type=_ModelList).data
         except msgspec.DecodeError as error:
-            raise ApiFailure(f"{self.url}/models is no list of models: {error}") from error
+            raise ApiFailure(f"{self.url}{path} is no list of models: {error}") from error
 
     async def get(self, url: str) -> bytes:
         return await self._whole("GET", url)

@@ -1,0 +1,44 @@
+"""When requests arrive: a Poisson process, a burstier or smoother one (gamma), a rate that rises, or all at once."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RampUp:
+    strategy: Literal["linear", "exponential"]
+    start_rps: float
+    end_rps: float
+
+    def rate(self, progress: float) -> float:
+        if self.strategy == "linear":
+            return self.start_rps + (self.end_rps - self.start_rps) * progress
+        return float(self.start_rps * (self.end_rps / self.start_rps) ** progress)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """`rate`: requests per second; `burstiness` 1 is a Poisson process, less comes in bursts, more is smoother."""
+
+    rate: float = math.inf
+    burstiness: float = 1.0
+    ramp_up: RampUp | None = None
+
+    def offsets_s(self, count: int, seed: int) -> list[float]:
+        """Of each request from the start. Without a ramp the last one comes at count / rate, whatever the dice say."""
+        if math.isinf(self.rate) and self.ramp_up is None:
+            return [0.0] * count
+        dice = random.Random(seed)
+        offsets, now = [], 0.0
+        for i in range(count):
+            rate = self.rate if self.ramp_up is None else self.ramp_up.rate(i / max(count - 1, 1))
+            now += dice.gammavariate(self.burstiness, 1 / (max(rate, 1e-3) * self.burstiness))
+            offsets.append(now)
+        return offsets if self.ramp_up is not None else _scaled(offsets, count / self.rate)
+
+
+def _scaled(offsets: Sequence[float], end: float) -> list[float]:
+    return [offset * end / offsets[-1] for offset in offsets] if offsets else []

@@ -1,0 +1,97 @@
+"""From the dataset flags to samples: which dataset, its options, and the tokenizer it needs."""
+
+import argparse
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.text.template import load_chat_template
+from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
+
+from octavo_server.bench.names import DATASETS, FILE_DATASETS
+from octavo_server.bench.sample_files import Template, burstgpt_samples, custom_samples, sharegpt_samples
+from octavo_server.bench.samples import (
+    BadDataset,
+    PrefixRepetitionOptions,
+    RandomOptions,
+    Sample,
+    prefix_repetition_samples,
+    random_samples,
+)
+
+_Length = TypeVar("_Length", int, int | None)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """`template`: None where the model has none."""
+
+    tokenizer: Tokenizer
+    template: Template | None
+
+
+def load_text(model: str) -> Text:
+    """Downloads the tokenizer alone. Raises StartupError."""
+    files = resolve_model(model, load_format="dummy")
+    tokenizer = load_tokenizer(files)
+    template = load_chat_template(files, tokenizer, None)
+
+    def render(question: str) -> str:
+        assert template is not None
+        return template.render([{"role": "user", "content": question}], add_generation_prompt=True)
+
+    return Text(tokenizer, None if template is None else render)
+
+
+def check_dataset(args: argparse.Namespace) -> None:
+    """Before anything is downloaded. Raises BadDataset."""
+    name = args.dataset_name
+    if name not in DATASETS:
+        raise BadDataset(f"--dataset-name {name} is not supported by this version: use one of {', '.join(DATASETS)}.")
+    if name in FILE_DATASETS and args.dataset_path is None:
+        raise BadDataset(f"--dataset-name {name} needs --dataset-path FILE.")
+    if name not in FILE_DATASETS and args.dataset_path is not None:
+        raise BadDataset(f"--dataset-name {name} reads no file: leave out --dataset-path, or name another dataset.")
+
+
+def make_samples(args: argparse.Namespace, text: Text, count: int, seed: int, *, uses_chat: bool) -> list[Sample]:
+    """Raises BadDataset. `uses_chat`: the server applies the chat template, so the prompts are bare messages."""
+    codec = text.tokenizer
+    if args.dataset_name == "random":
+        options = RandomOptions(
+            input_len=_first(args.input_len, args.random_input_len),
+            output_len=_first(args.output_len, args.random_output_len),
+            range_ratio=args.random_range_ratio,
+            prefix_len=args.random_prefix_len,
+        )
+        return random_samples(codec, count, seed, options)
+    if args.dataset_name == "prefix_repetition":
+        repetition = PrefixRepetitionOptions(
+            prefix_len=args.prefix_repetition_prefix_len,
+            suffix_len=args.prefix_repetition_suffix_len,
+            num_prefixes=args.prefix_repetition_num_prefixes,
+            output_len=_first(args.output_len, args.prefix_repetition_output_len),
+        )
+        return prefix_repetition_samples(codec, count, seed, repetition)
+    found = list(itertools.islice(_from_file(args, text, count, seed, uses_chat=uses_chat), count))
+    if not found:
+        raise BadDataset(f"{args.dataset_path} has no usable prompt.")
+    return found if args.no_oversample else list(itertools.islice(itertools.cycle(found), count))
+
+
+def _from_file(args: argparse.Namespace, text: Text, count: int, seed: int, *, uses_chat: bool) -> Iterator[Sample]:
+    codec, path = text.tokenizer, Path(args.dataset_path)
+    if args.dataset_name == "sharegpt":
+        return sharegpt_samples(codec, count, seed, path, _first(args.output_len, args.sharegpt_output_len))
+    if args.dataset_name == "burstgpt":
+        return burstgpt_samples(codec, seed, path)
+    template = None if uses_chat or args.skip_chat_template else text.template
+    output_len = _first(args.output_len, args.custom_output_len)
+    return custom_samples(codec, seed, path, output_len, template, shuffles=not args.disable_shuffle)
+
+
+def _first(general: int | None, own: _Length) -> int | _Length:
+    return own if general is None else general

@@ -1,0 +1,144 @@
+"""Sends the samples when they are due, and writes down when each chunk came back. It decides and judges nothing."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo_server.bench.samples import Sample
+from octavo_server.client.api import Api, ApiFailure
+from octavo_server.client.chunks import Chunk
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestRecord:
+    """Times in seconds, `start_s` by the clock of `time.perf_counter`. `itls_s`: gaps between chunks with content."""
+
+    prompt_tokens: int
+    start_s: float = 0.0
+    queue_s: float = 0.0  # waited here, for `--max-concurrency`
+    ttft_s: float = 0.0
+    latency_s: float = 0.0
+    itls_s: list[float] = field(default_factory=list)
+    output_tokens: int = 0
+    text: str = ""
+    error: str | None = None
+
+    @property
+    def tpot_s(self) -> float:
+        """Per output token, the first one excluded; 0 where there is no other."""
+        return (self.latency_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where requests go and what all of them say."""
+
+    path: str
+    model: str
+    uses_chat: bool
+    ignore_eos: bool
+    extra_body: Mapping[str, Any]
+    request_id_prefix: str = ""
+
+    def body(self, sample: Sample) -> dict[str, Any]:
+        common = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}}
+        end = {"ignore_eos": True} if self.ignore_eos else {}
+        if self.uses_chat:
+            messages = [{"role": "user", "content": sample.prompt}]
+            return {
+                **common,
+                "messages": messages,
+                "max_completion_tokens": sample.output_len,
+                **end,
+                **self.extra_body,
+            }
+        return {**common, "prompt": sample.prompt, "max_tokens": sample.output_len, **end, **self.extra_body}
+
+
+#: Called with (requests finished, tokens) since the last call.
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadResult:
+    """`cpu_s`: what this process, the client, has used."""
+
+    records: list[RequestRecord]
+    duration_s: float
+    cpu_s: float
+
+
+async def run_load(
+    api: Api,
+    target: Target,
+    samples: Sequence[Sample],
+    offsets_s: Sequence[float],
+    *,
+    max_concurrency: int | None,
+    on_progress: OnProgress,
+) -> LoadResult:
+    gate = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
+    started_s, cpu_s = time.perf_counter(), time.process_time()
+
+    async def one(position: int, due_s: float) -> RequestRecord:
+        async with gate:
+            record = await _request(api, target, samples[position], position, on_progress)
+        record.queue_s = max(0.0, record.start_s - due_s)
+        return record
+
+    tasks = []
+    async with asyncio.TaskGroup() as group:
+        for position, offset_s in enumerate(offsets_s):
+            due_s = started_s + offset_s
+            if (wait_s := due_s - time.perf_counter()) > 0:
+                await asyncio.sleep(wait_s)
+            tasks.append(group.create_task(one(position, due_s)))
+    return LoadResult(
+        records=[task.result() for task in tasks],
+        duration_s=time.perf_counter() - started_s,
+        cpu_s=time.process_time() - cpu_s,
+    )
+
+
+async def _request(api: Api, target: Target, sample: Sample, position: int, on_progress: OnProgress) -> RequestRecord:
+    record = RequestRecord(prompt_tokens=sample.prompt_len, start_s=time.perf_counter())
+    headers = {"X-Request-Id": f"{target.request_id_prefix}{position}"} if target.request_id_prefix else None
+    latest_s = 0.0
+    try:
+        async with aclosing(api.stream(target.path, target.body(sample), headers)) as chunks:
+            async for chunk in chunks:
+                now = time.perf_counter()
+                if chunk.has_content:
+                    if latest_s:
+                        record.itls_s.append(now - latest_s)
+                    else:
+                        record.ttft_s = now - record.start_s
+                    latest_s = now
+                    record.text += chunk.text
+                    on_progress(0, 1)
+                _note_usage(record, chunk)
+                if chunk.choices:
+                    record.latency_s = now - record.start_s
+    except ApiFailure as error:
+        record.error = str(error)
+    _complete(record)
+    on_progress(1, 0)
+    return record
+
+
+def _note_usage(record: RequestRecord, chunk: Chunk) -> None:
+    if chunk.usage is not None:
+        record.prompt_tokens = chunk.usage.prompt_tokens or record.prompt_tokens
+        record.output_tokens = chunk.usage.completion_tokens or record.output_tokens
+
+
+def _complete(record: RequestRecord) -> None:
+    """Where the server counts no tokens, each chunk is taken for one; an answer without text began when it ended."""
+    record.output_tokens = record.output_tokens or (len(record.itls_s) + 1 if record.ttft_s else 0)
+    record.ttft_s = record.ttft_s or record.latency_s
+    if record.error is None and not record.latency_s:
+        record.error = "the answer was empty"

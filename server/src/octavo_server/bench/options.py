@@ -1,0 +1,162 @@
+"""The flags of `octavo bench serve`, checked and resolved before anything is asked of the server."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from octavo_server.bench.arrivals import Arrivals, RampUp
+from octavo_server.bench.load import Target
+from octavo_server.bench.names import GOODPUT_NAMES, LATENCY_NAMES
+from octavo_server.cli.chat_flags import SAMPLING, key_of
+
+
+class BadOption(ValueError):
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One point of a sweep."""
+
+    arrivals: Arrivals
+    max_concurrency: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    base_url: str
+    models_path: str
+    key: str | None
+    headers: dict[str, str]
+    target: Target
+    loads: tuple[Load, ...]
+    latencies: tuple[str, ...]
+    percentiles: tuple[float, ...]
+    goodput_ms: dict[str, float]
+    metadata: dict[str, str]
+    plot: Path | None
+
+
+def options_of(args: argparse.Namespace) -> Options:
+    """Raises BadOption."""
+    uses_chat = args.backend == "openai-chat"
+    endpoint = args.endpoint or ("/v1/chat/completions" if uses_chat else "/v1/completions")
+    if endpoint.endswith("/chat/completions") != uses_chat:
+        raise BadOption(f"--backend {args.backend} doesn't speak to --endpoint {endpoint}: one of the two is wrong.")
+    sampling = {name: getattr(args, name) for name in _sampling_names() if getattr(args, name) is not None}
+    return Options(
+        base_url=(args.base_url or _address(args.host, args.port)).rstrip("/"),
+        models_path=endpoint.removesuffix("/completions").removesuffix("/chat") + "/models",
+        key=key_of(argparse.Namespace(api_key=None)),
+        headers=_pairs("--header", args.header),
+        target=Target(
+            path=endpoint,
+            model=args.model or "",
+            uses_chat=uses_chat,
+            ignore_eos=args.ignore_eos or args.dataset_name == "random",
+            extra_body={**sampling, **args.extra_body},
+            request_id_prefix=args.request_id_prefix,
+        ),
+        loads=_loads(args),
+        latencies=_latencies(args.percentile_metrics),
+        percentiles=_percentiles(args.metric_percentiles),
+        goodput_ms=_goodput(args.goodput),
+        metadata=_pairs("--metadata", args.metadata),
+        plot=_plot(args.plot),
+    )
+
+
+def _sampling_names() -> list[str]:
+    flags = [flag for flag in SAMPLING if flag not in ("--max-tokens", "--seed")]
+    return [flag[2:].replace("-", "_") for flag in flags]
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _pairs(flag: str, items: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise BadOption(f"{flag} {item!r}: write KEY=VALUE.")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def _loads(args: argparse.Namespace) -> tuple[Load, ...]:
+    rates, limits = args.request_rate, args.max_concurrency
+    if len(rates) > 1 and len(limits) > 1:
+        raise BadOption("a sweep varies one thing: give a list to --request-rate or to --max-concurrency, not to both.")
+    if args.num_prompts < 1 or args.burstiness <= 0:
+        raise BadOption("--num-prompts and --burstiness must be above 0.")
+    ramp_up = _ramp_up(args)
+    return tuple(
+        Load(arrivals=Arrivals(rate=rate, burstiness=args.burstiness, ramp_up=ramp_up), max_concurrency=limit)
+        for rate in rates
+        for limit in limits
+    )
+
+
+def _ramp_up(args: argparse.Namespace) -> RampUp | None:
+    start, end = args.ramp_up_start_rps, args.ramp_up_end_rps
+    if args.ramp_up_strategy is None:
+        return None
+    if args.request_rate != (math.inf,):
+        raise BadOption("--ramp-up-strategy sets the rate: leave out --request-rate.")
+    if start is None or end is None or not 0 <= start <= end or end <= 0:
+        raise BadOption(
+            "--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps, the end not below the start."
+        )
+    if args.ramp_up_strategy == "exponential" and start == 0:
+        raise BadOption("an exponential ramp can't start at 0: raise --ramp-up-start-rps.")
+    return RampUp(strategy=args.ramp_up_strategy, start_rps=start, end_rps=end)
+
+
+def _latencies(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in LATENCY_NAMES:
+            raise BadOption(f"--percentile-metrics has {name!r}: use some of {', '.join(LATENCY_NAMES)}.")
+    return names
+
+
+def _percentiles(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = (-1.0,)
+    if not all(0 <= value <= 100 for value in found):
+        raise BadOption(f"--metric-percentiles {text!r}: write numbers from 0 to 100, such as 50,90,99.")
+    return found
+
+
+def _goodput(items: Sequence[str]) -> dict[str, float]:
+    found = {}
+    for item in items:
+        name, _, limit = item.partition(":")
+        try:
+            found[name] = float(limit)
+        except ValueError:
+            found[name] = -1.0
+        if name not in GOODPUT_NAMES or not found[name] >= 0:
+            raise BadOption(f"--goodput {item!r}: write NAME:MS with one of {', '.join(GOODPUT_NAMES)}.")
+    return found
+
+
+def _plot(file: str | None) -> Path | None:
+    """Refused before the run rather than after it."""
+    if file is None:
+        return None
+    if find_spec("matplotlib") is None:
+        raise BadOption("--plot needs matplotlib: pip install 'octavo-server[bench]'")
+    path = Path(file)
+    if path.suffix not in ("", ".png", ".svg"):
+        raise BadOption(f"--plot {file}: the suffix must be .png or .svg; without one both are written.")
+    if not path.parent.is_dir():
+        raise BadOption(f"--plot {file}: there is no folder {path.parent}.")
+    return path

@@ -1,0 +1,165 @@
+"""A run's figures as people read and diff them: vLLM's block, line by line, and vLLM's result file.
+
+What vLLM doesn't measure has a section of its own at the end of the block (as its optional sections do), so that
+scripts which look for known lines find them.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo_server.bench.load import RequestRecord
+from octavo_server.bench.metrics import LATENCIES, Figures
+from octavo_server.bench.server_state import FLATTERING_HIT_RATE, PrefixCache
+
+_WIDTH = 50
+#: From this share of a core on, the client (one thread) may be what limits the figures.
+BUSY_CLIENT_CPU = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was measured: for the result file and the plot's footer."""
+
+    model: str
+    tokenizer: str
+    server: str
+    server_version: str | None
+    dataset: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One measurement at one load."""
+
+    request_rate: float
+    max_concurrency: int | None
+    figures: Figures
+    records: list[RequestRecord]
+    prefix_cache: PrefixCache | None
+    client_cpu_s: float
+
+    @property
+    def client_cpu(self) -> float:
+        """Share of one core."""
+        return self.client_cpu_s / self.figures.duration_s
+
+
+def block(run: Run, latencies: Sequence[str], percentiles: Sequence[float]) -> str:
+    lines = ["{s:{c}^{n}}".format(s=" Serving Benchmark Result ", c="=", n=_WIDTH), *_totals(run)]
+    for name in LATENCIES:
+        if name in latencies:
+            lines += _latency(run.figures, name, percentiles)
+    return "\n".join([*lines, *_conditions(run), "=" * _WIDTH])
+
+
+def _totals(run: Run) -> list[str]:
+    f = run.figures
+    rows: list[tuple[str, float | None]] = [
+        ("Successful requests:", f.completed),
+        ("Failed requests:", f.failed),
+        ("Maximum request concurrency:", run.max_concurrency),
+        ("Request rate configured (RPS):", None if math.isinf(run.request_rate) else run.request_rate),
+        ("Benchmark duration (s):", f.duration_s),
+        ("Total input tokens:", f.input_tokens),
+        ("Total generated tokens:", f.output_tokens),
+        ("Request throughput (req/s):", f.request_throughput),
+        ("Request goodput (req/s):", f.request_goodput),
+        ("Output token throughput (tok/s):", f.output_throughput),
+        ("Peak output token throughput (tok/s):", f.peak_output_tokens_per_s),
+        ("Peak concurrent requests:", float(f.peak_concurrent_requests)),
+        ("Total token throughput (tok/s):", f.total_token_throughput),
+    ]
+    return [_row(label, value) for label, value in rows if value is not None]
+
+
+def _latency(figures: Figures, name: str, percentiles: Sequence[float]) -> list[str]:
+    short, heading = LATENCIES[name]
+    values = figures.latencies[name]
+    return [
+        _heading(heading),
+        _row(f"Mean {short} (ms):", values.mean),
+        _row(f"Median {short} (ms):", values.percentile(50)),
+        *(_row(f"P{percentile_word(p)} {short} (ms):", values.percentile(p)) for p in percentiles),
+    ]
+
+
+def _conditions(run: Run) -> list[str]:
+    lines = [_heading("Conditions of the Measurement")]
+    if run.prefix_cache is not None:
+        lines.append(_row("Prefix cache hit rate (%):", 100 * run.prefix_cache.hit_rate))
+    return [*lines, _row("Client CPU (% of a core):", 100 * run.client_cpu)]
+
+
+def _heading(text: str) -> str:
+    return "{s:{c}^{n}}".format(s=text, c="-", n=_WIDTH)
+
+
+def _row(label: str, value: float) -> str:
+    return f"{label:<40} {value:<10}" if isinstance(value, int) else f"{label:<40} {value:<10.2f}"
+
+
+def percentile_word(percentile: float) -> str:
+    return str(int(percentile)) if percentile == int(percentile) else str(percentile)
+
+
+def warnings(run: Run, *, allows_hits: bool, was_reset: bool) -> list[str]:
+    """What makes the figures other than they seem, and what to do about it. `allows_hits`: prefixes are the point."""
+    found = []
+    cache = run.prefix_cache
+    if cache is not None and cache.hit_rate > FLATTERING_HIT_RATE and not allows_hits:
+        remedy = "use another --seed" if was_reset else "use another --seed, or pass --reset-prefix-cache"
+        found.append(
+            f"the prefix cache served {cache.hit_rate:.0%} of the prompt tokens: TTFT and throughput are flattered by "
+            f"earlier runs or equal prompts; {remedy}."
+        )
+    if run.client_cpu > BUSY_CLIENT_CPU:
+        found.append(
+            f"this client used {run.client_cpu:.0%} of a core, and it has one thread: it may be what limits the "
+            "figures; run several clients side by side, each with a part of the load."
+        )
+    errors = [record.error for record in run.records if record.error is not None]
+    if errors:
+        found.append(f"{len(errors)} of {len(run.records)} requests failed; the first: {errors[0]}")
+    return found
+
+
+def result(run: Run, latencies: Sequence[str], percentiles: Sequence[float], *, detailed: bool) -> dict[str, Any]:
+    """vLLM's keys, and ours: prefix_cache_hit_rate, client_cpu."""
+    f = run.figures
+    found: dict[str, Any] = {
+        "duration": f.duration_s,
+        "completed": f.completed,
+        "failed": f.failed,
+        "total_input_tokens": f.input_tokens,
+        "total_output_tokens": f.output_tokens,
+        "request_throughput": f.request_throughput,
+        "request_goodput": f.request_goodput,
+        "output_throughput": f.output_throughput,
+        "total_token_throughput": f.total_token_throughput,
+        "max_output_tokens_per_s": f.peak_output_tokens_per_s,
+        "max_concurrent_requests": f.peak_concurrent_requests,
+        "prefix_cache_hit_rate": None if run.prefix_cache is None else run.prefix_cache.hit_rate,
+        "client_cpu": run.client_cpu,
+    }
+    for name in (name for name in LATENCIES if name in latencies):
+        values = f.latencies[name]
+        found |= {f"mean_{name}_ms": values.mean, f"median_{name}_ms": values.percentile(50)}
+        found[f"std_{name}_ms"] = values.std
+        found |= {f"p{percentile_word(p)}_{name}_ms": values.percentile(p) for p in percentiles}
+    return found | (_details(run.records) if detailed else {})
+
+
+def _details(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    return {
+        "input_lens": [r.prompt_tokens for r in records],
+        "output_lens": [r.output_tokens for r in records],
+        "ttfts": [r.ttft_s for r in records],
+        "itls": [r.itls_s for r in records],
+        "latencies": [r.latency_s for r in records],
+        "start_times": [r.start_s for r in records],
+        "queue_times": [r.queue_s for r in records],
+        "generated_texts": [r.text for r in records],
+        "errors": [r.error or "" for r in records],
+    }

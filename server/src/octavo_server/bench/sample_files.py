@@ -1,0 +1,93 @@
+"""Samples from files: ShareGPT conversations, our own prompts as JSON lines, BurstGPT's recorded lengths."""
+
+import csv
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from octavo_server.bench.samples import BadDataset, Codec, PromptMaker, Sample
+
+#: As vLLM prunes ShareGPT: shorter and longer ones are left out.
+_MIN_LEN, _MAX_PROMPT_LEN, _MAX_TOTAL_LEN = 4, 1024, 2048
+
+#: A chat template's view of one user message.
+Template = Callable[[str], str]
+
+
+def sharegpt_samples(codec: Codec, count: int, seed: int, path: Path, output_len: int | None) -> Iterator[Sample]:
+    """The first question of each conversation, in random order; the recorded answer says how long the output is."""
+    entries = _json(path)
+    if not isinstance(entries, list):
+        raise BadDataset(f"{path} is no list of conversations, as ShareGPT's file is.")
+    turns = [turns for entry in entries if isinstance(entry, dict) and (turns := _turns(entry))]
+    random.Random(seed).shuffle(turns)
+    for question, answer in turns:
+        ids = codec.encode(question)
+        answer_len = len(codec.encode(answer, add_special_tokens=False)) if output_len is None else output_len
+        too_short = len(ids) < _MIN_LEN or (output_len is None and answer_len < _MIN_LEN)
+        if not too_short and len(ids) <= _MAX_PROMPT_LEN and len(ids) + answer_len <= _MAX_TOTAL_LEN:
+            yield Sample(prompt=question, token_ids=ids, output_len=answer_len)
+
+
+def _turns(entry: dict[str, Any]) -> tuple[str, str] | None:
+    turns = entry.get("conversations") or entry.get("conversation") or []
+    values = [turn.get("value", turn.get("content")) for turn in turns[:2] if isinstance(turn, dict)]
+    texts = [value for value in values if isinstance(value, str)]
+    return (texts[0], texts[1]) if len(texts) == 2 else None
+
+
+def custom_samples(
+    codec: Codec, seed: int, path: Path, output_len: int, template: Template | None, *, shuffles: bool
+) -> Iterator[Sample]:
+    """Lines such as {"prompt": "...", "output_tokens": 100}. `output_len` -1: as long as each line says."""
+    lines = [line for line in _text(path).splitlines() if line.strip()]
+    if shuffles:
+        random.Random(seed).shuffle(lines)
+    for line in lines:
+        entry = _line(path, line)
+        wanted = output_len if output_len != -1 else entry.get("output_tokens")
+        if not isinstance(wanted, int):
+            raise BadDataset(f"{path}: --custom-output-len -1 needs output_tokens in every line.")
+        prompt = entry["prompt"] if template is None else template(entry["prompt"])
+        yield Sample(prompt=prompt, token_ids=codec.encode(prompt), output_len=wanted)
+
+
+def _line(path: Path, line: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        entry = None
+    if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
+        raise BadDataset(f'{path}: every line must be a JSON object with "prompt"; this is none: {line[:80]}')
+    return entry
+
+
+def burstgpt_samples(codec: Codec, seed: int, path: Path) -> Iterator[Sample]:
+    """Random texts with the lengths of GPT-4 requests that did not fail."""
+    dice = random.Random(seed)
+    maker = PromptMaker(codec, dice)
+    rows = list(csv.DictReader(_text(path).splitlines()))
+    try:
+        lengths = [(int(row["Request tokens"]), int(row["Response tokens"])) for row in rows if row["Model"] == "GPT-4"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadDataset(f"{path} is no BurstGPT file: it needs Model, Request tokens, Response tokens.") from error
+    dice.shuffle(lengths)
+    for input_len, output_len in lengths:
+        if input_len > 0 and output_len > 0:
+            yield maker.sample(maker.tokens(input_len), output_len)
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(_text(path))
+    except ValueError as error:
+        raise BadDataset(f"{path} is not JSON: {error}") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadDataset(f"--dataset-path {path}: {error.strerror}.") from error

@@ -1,0 +1,178 @@
+"""`octavo bench serve`: one run, or a sweep over several loads, against a running server; report, files, plot.
+
+Exit code 1 when nothing could be measured: no server, a bad option, or not one request that succeeded.
+"""
+
+import argparse
+import asyncio
+import gc
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import uvloop
+from octavo_engine.wire.errors import StartupError
+from tqdm import tqdm
+
+from octavo_server.bench.datasets import Text, check_dataset, load_text, make_samples
+from octavo_server.bench.load import OnProgress, Target, run_load
+from octavo_server.bench.metrics import figures
+from octavo_server.bench.options import BadOption, Load, Options, options_of
+from octavo_server.bench.report import Measured, Run, block, warnings
+from octavo_server.bench.samples import BadDataset, Sample
+from octavo_server.bench.saving import save_results
+from octavo_server.bench.server_state import read_prefix_cache, read_version, reset_prefix_cache
+from octavo_server.bench.sweep import table
+from octavo_server.client.api import Api, ApiFailure, ModelCard, Unreachable
+
+_READY_POLL_S = 1.0
+_INTERRUPTED = 130
+
+
+def bench_serve(args: argparse.Namespace) -> int:
+    try:
+        options = options_of(args)
+        check_dataset(args)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runs, measured = runner.run(_measure(options, args))
+        for path in save_results(options, args, measured, runs):
+            print(f"results: {path}")
+        if options.plot is not None:
+            from octavo_server.bench.plot import save_plot
+
+            for path in save_plot(options.plot, measured, runs):
+                print(f"plot: {path}")
+    except (ApiFailure, BadDataset, BadOption, StartupError, OSError) as error:
+        hint = f" Start one with `octavo serve --port {args.port}`." if isinstance(error, Unreachable) else ""
+        print(f"octavo: {error}{hint}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return 0 if any(run.figures.completed for run in runs) else 1
+
+
+async def _measure(options: Options, args: argparse.Namespace) -> tuple[list[Run], Measured]:
+    async with Api(options.base_url, key=options.key, headers=options.headers, verify_tls=not args.insecure) as api:
+        card = await _find_model(api, options, args.ready_check_timeout_sec)
+        measured = Measured(
+            model=card.id,
+            tokenizer=args.tokenizer or card.root or card.id,
+            server=options.base_url,
+            server_version=await read_version(api),
+            dataset=args.dataset_name,
+        )
+        target = replace(options.target, model=args.served_model_name or card.id)
+        bench = _Bench(api, options, args, load_text(measured.tokenizer), target)
+        runs = [await bench.run(load, args.seed + index) for index, load in enumerate(options.loads)]
+    if len(runs) > 1:
+        print(table(runs))
+    return runs, measured
+
+
+async def _find_model(api: Api, options: Options, patience_s: float) -> ModelCard:
+    """The server's card of the model that was named, or of its first; a name that it doesn't list is believed."""
+    deadline_s = time.monotonic() + patience_s
+    wanted = options.target.model
+    while True:
+        try:
+            cards = await api.models(options.models_path)
+            break
+        except Unreachable:
+            if time.monotonic() >= deadline_s:
+                raise
+            await asyncio.sleep(_READY_POLL_S)
+    if not wanted and not cards:
+        raise ApiFailure("the server lists no model: name one with --model.")
+    return next((card for card in cards if card.id == wanted), ModelCard(wanted) if wanted else cards[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """Each run has prompts of its own, so that one doesn't find those of another in the server's prefix cache."""
+
+    api: Api
+    options: Options
+    args: argparse.Namespace
+    text: Text
+    target: Target
+
+    async def run(self, load: Load, seed: int) -> Run:
+        args, target = self.args, self.target
+        samples = make_samples(args, self.text, args.num_prompts + args.num_warmups, seed, uses_chat=target.uses_chat)
+        samples, warmups = samples[: args.num_prompts], samples[args.num_prompts :]
+        print(_announcement(load, len(samples)))
+        await self._warm_up(warmups, load)
+        was_reset = args.reset_prefix_cache and await self._reset()
+        before = await read_prefix_cache(self.api)
+        _settle_memory()
+        with _progress(len(samples), enabled=not args.disable_tqdm) as on_progress:
+            offsets_s = load.arrivals.offsets_s(len(samples), seed)
+            result = await run_load(
+                self.api, target, samples, offsets_s, max_concurrency=load.max_concurrency, on_progress=on_progress
+            )
+        after = await read_prefix_cache(self.api)
+        run = Run(
+            request_rate=load.arrivals.rate,
+            max_concurrency=load.max_concurrency,
+            figures=figures(result.records, result.duration_s, self.options.goodput_ms),
+            records=result.records,
+            prefix_cache=None if before is None or after is None else after.since(before),
+            client_cpu_s=result.cpu_s,
+        )
+        self._tell(run, was_reset=was_reset)
+        return run
+
+    async def _warm_up(self, samples: Sequence[Sample], load: Load) -> None:
+        if samples:
+            print(f"Warming up with {len(samples)} requests...")
+            limit, offsets_s = load.max_concurrency, [0.0] * len(samples)
+            await run_load(
+                self.api, self.target, samples, offsets_s, max_concurrency=limit, on_progress=lambda done, tokens: None
+            )
+
+    async def _reset(self) -> bool:
+        done = await reset_prefix_cache(self.api)
+        if not done:
+            print("octavo: the server has not emptied its prefix cache (POST /reset_prefix_cache).", file=sys.stderr)
+        return done
+
+    def _tell(self, run: Run, *, was_reset: bool) -> None:
+        print(block(run, self.options.latencies, self.options.percentiles), flush=True)
+        repeats = self.args.dataset_name == "prefix_repetition" or self.args.random_prefix_len > 0
+        for warning in warnings(run, allows_hits=repeats, was_reset=was_reset):
+            print(f"WARNING: {warning}", file=sys.stderr)
+
+
+def _announcement(load: Load, num_prompts: int) -> str:
+    arrivals = load.arrivals
+    if arrivals.ramp_up is not None:
+        rate = f"rate {arrivals.ramp_up.start_rps:g} to {arrivals.ramp_up.end_rps:g} req/s"
+    else:
+        rate = "all at once" if math.isinf(arrivals.rate) else f"rate {arrivals.rate:g} req/s"
+    limit = f"at most {load.max_concurrency} at a time" if load.max_concurrency else "no limit on concurrency"
+    return f"{num_prompts} requests, {rate}, burstiness {arrivals.burstiness:g}, {limit}"
+
+
+def _settle_memory() -> None:
+    """So that no collection of long-lived samples pauses the clock-watching loop."""
+    gc.collect()
+    gc.freeze()
+
+
+@contextmanager
+def _progress(total: int, *, enabled: bool) -> Iterator[OnProgress]:
+    started_s, num_tokens = time.perf_counter(), 0
+    with tqdm(total=total, unit="req", dynamic_ncols=True, disable=not enabled) as bar:
+
+        def on_progress(num_done: int, tokens: int) -> None:
+            nonlocal num_tokens
+            num_tokens += tokens
+            if num_done:
+                rate = num_tokens / max(time.perf_counter() - started_s, 1e-9)
+                bar.set_postfix_str(f"{rate:.0f} chunks/s", refresh=False)
+                bar.update(num_done)
+
+        yield on_progress

@@ -1,0 +1,61 @@
+"""What the measured server says of itself: version, and how much of the prompts its prefix cache has served."""
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+from octavo_server.client.api import Api, ApiFailure
+
+#: Above this share of prompt tokens from the cache, a figure says more about the cache than about the engine.
+FLATTERING_HIT_RATE = 0.05
+
+_COUNTER = re.compile(r"^(?:\w+:)?prefix_cache_(queries|hits)(?:_total)?(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCache:
+    """Tokens looked up and found since the server started, or during a run."""
+
+    queries: float
+    hits: float
+
+    def since(self, before: "PrefixCache") -> "PrefixCache":
+        return PrefixCache(self.queries - before.queries, self.hits - before.hits)
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.queries if self.queries else 0.0
+
+
+def parse_prefix_cache(metrics: str) -> PrefixCache | None:
+    """From Prometheus text, of any engine of this server; None where it has no such counters."""
+    found: dict[str, float] = {}
+    for kind, value in _COUNTER.findall(metrics):
+        found[kind] = found.get(kind, 0.0) + float(value)
+    return PrefixCache(found["queries"], found["hits"]) if {"queries", "hits"} <= found.keys() else None
+
+
+async def read_prefix_cache(api: Api) -> PrefixCache | None:
+    try:
+        return parse_prefix_cache((await api.get(f"{api.url}/metrics")).decode(errors="replace"))
+    except ApiFailure:
+        return None
+
+
+async def reset_prefix_cache(api: Api) -> bool:
+    """False where the server can't, or not now."""
+    try:
+        await api.post(f"{api.url}/reset_prefix_cache")
+    except ApiFailure:
+        return False
+    return True
+
+
+async def read_version(api: Api) -> str | None:
+    try:
+        answer = msgspec.json.decode(await api.get(f"{api.url}/version"))
+    except (ApiFailure, msgspec.DecodeError):
+        return None
+    version = answer.get("version") if isinstance(answer, dict) else None
+    return version if isinstance(version, str) else None

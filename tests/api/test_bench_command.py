@@ -1,0 +1,181 @@
+"""`octavo bench serve` against a scripted engine behind a real server: every count is known beforehand."""
+
+import asyncio
+import json
+import sys
+
+import pytest
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.serve_command import free_port
+from octavo_testing.server import MODEL, ScriptedClient, serving
+
+BENCH = ("-m", "octavo_server.cli.main", "bench", "serve")
+#: 14 tokens each: 13 bytes and the end of the text.
+REPLY = "Hello, world!"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    return ScriptedClient(write_byte_model(tmp_path_factory.mktemp("byte-model")))
+
+
+@pytest.fixture
+async def served(engine):
+    engine.reset()
+    engine.replies = [REPLY]
+    engine.stats.prefix_cache_queries = engine.stats.prefix_cache_hits = 0
+    async with serving(engine) as served:
+        yield served
+
+
+async def bench(*argv):
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, *BENCH, "--disable-tqdm", *argv),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+def lines(out):
+    """Label -> value, of a block."""
+    pairs = (line.rsplit(":", 1) for line in out.splitlines() if ":" in line)
+    return {label.strip(): value.strip() for label, value in pairs}
+
+
+async def test_counts_are_exact(served):
+    flags = ("--num-prompts", "7", "--random-input-len", "20", "--random-output-len", "5", "--num-warmups", "2")
+    code, out, err = await bench("--base-url", served.url, *flags, "--max-concurrency", "3")
+    assert (code, err) == (0, "")
+    shown = lines(out)
+    assert shown["Successful requests"] == "7"
+    assert shown["Failed requests"] == "0"
+    assert shown["Maximum request concurrency"] == "3"
+    assert shown["Total input tokens"] == "140"
+    assert shown["Total generated tokens"] == "35"
+    assert float(shown["Mean TTFT (ms)"]) > 0
+    assert shown["Prefix cache hit rate (%)"] == "0.00"
+    assert len(served.engine.requests) == 9
+    assert {len(request.prompt_token_ids) for request in served.engine.requests} == {20}
+    assert {request.params.ignore_eos for request in served.engine.requests} == {True}
+
+
+async def test_chat_with_a_file_and_everything_saved(served, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    flags = ("--dataset-name", "custom", "--dataset-path", str(prompts), "--num-prompts", "3", "--temperature", "0")
+    saved = ("--save-result", "--save-detailed", "--result-dir", str(tmp_path / "new"), "--result-filename", "r.json")
+    code, out, _ = await bench(
+        *("--base-url", served.url, "--backend", "openai-chat", *flags, *saved),
+        *("--metadata", "chip=none", "--percentile-metrics", "e2el", "--metric-percentiles", "50,99"),
+    )
+    assert code == 0
+    assert "TTFT" not in out
+    result = json.loads((tmp_path / "new" / "r.json").read_text())
+    assert (result["completed"], result["total_output_tokens"], result["chip"]) == (3, 42, "none")
+    assert result["generated_texts"] == [REPLY] * 3
+    assert result["request_rate"] == "inf"
+    assert result["p99_e2el_ms"] >= result["p50_e2el_ms"] > 0
+    assert [len(itls) for itls in result["itls"]] == [12] * 3
+    assert {request.params.temperature for request in served.engine.requests} == {0}
+
+
+async def test_a_sweep_has_a_block_for_each_load_a_table_and_a_plot(served, tmp_path):
+    flags = ("--num-prompts", "4", "--random-input-len", "8", "--random-output-len", "4")
+    code, out, err = await bench(
+        *("--base-url", served.url, *flags, "--request-rate", "50,100,inf"),
+        *("--plot", str(tmp_path / "plot"), "--append-result", "--result-filename", "r.jsonl"),
+        *("--result-dir", str(tmp_path)),
+    )
+    assert (code, err) == (0, "")
+    assert out.count("Serving Benchmark Result") == 3
+    assert [line.split()[1] for line in out.splitlines() if line.lstrip().startswith(("50 ", "100 ", "inf "))] == [
+        "4/4"
+    ] * 3
+    assert [json.loads(line)["request_rate"] for line in (tmp_path / "r.jsonl").read_text().splitlines()] == [
+        50,
+        100,
+        "inf",
+    ]
+    png, svg = (tmp_path / "plot.png").read_bytes(), (tmp_path / "plot.svg").read_text()
+    assert png.startswith(b"\x89PNG\r\n")
+    assert len(png) > 30_000
+    for label in ("TTFT (ms", "ITL (ms", "output tokens/s", "request rate (requests/s)", "requests/s", MODEL):
+        assert label in svg
+    assert len({tuple(request.prompt_token_ids) for request in served.engine.requests}) == 12
+
+
+async def test_failures_are_counted_with_the_first_reason(served, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "short"}) + "\n" + json.dumps({"prompt": "x" * 600}) + "\n")
+    flags = ("--dataset-name", "custom", "--dataset-path", str(prompts), "--skip-chat-template", "--num-prompts", "2")
+    code, out, err = await bench("--base-url", served.url, *flags, "--custom-output-len", "4")
+    assert code == 0
+    assert (lines(out)["Successful requests"], lines(out)["Failed requests"]) == ("1", "1")
+    assert "WARNING: 1 of 2 requests failed; the first: HTTP 400: " in err
+    assert "512" in err
+
+
+async def test_when_all_fail_the_exit_code_says_so(served):
+    served.engine.fail_at = 1
+    code, out, err = await bench("--base-url", served.url, "--num-prompts", "2", "--random-input-len", "8")
+    assert code == 1
+    assert lines(out)["Failed requests"] == "2"
+    assert "the first: the step failed: scripted" in err
+
+
+async def test_a_figure_that_the_prefix_cache_flatters_is_told(served):
+    """The counters are those of the engine, which here rise with every request."""
+
+    class Counting(list):
+        def append(self, request):
+            served.engine.stats.prefix_cache_queries += len(request.prompt_token_ids)
+            served.engine.stats.prefix_cache_hits += len(request.prompt_token_ids) // 2
+            super().append(request)
+
+    served.engine.requests = Counting()
+    flags = ("--num-prompts", "4", "--random-input-len", "8", "--random-output-len", "2")
+    code, out, err = await bench("--base-url", served.url, *flags)
+    assert code == 0
+    assert lines(out)["Prefix cache hit rate (%)"] == "50.00"
+    assert "served 50% of the prompt tokens" in err
+    assert "--reset-prefix-cache" in err
+    _, _, err = await bench("--base-url", served.url, *flags, "--random-prefix-len", "4")
+    assert err == ""
+
+
+async def test_no_server_is_one_line():
+    port = free_port()
+    code, out, err = await bench("--port", str(port))
+    assert (code, out) == (1, "")
+    (line,) = err.splitlines()
+    assert f"octavo serve --port {port}" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--dataset-name", "sonnet"), "use one of random"),
+        (("--tokenizer", "/nowhere"), "/nowhere"),
+        (("--goodput", "ttft"), "NAME:MS"),
+    ],
+    ids=" ".join,
+)
+async def test_what_cannot_be_is_one_line(served, flags, told):
+    code, _, err = await bench("--base-url", served.url, *flags)
+    assert code == 1
+    (line,) = err.splitlines()
+    assert told in line
+
+
+async def test_a_plot_without_matplotlib_is_refused_before_the_first_request(served, tmp_path):
+    hidden = "import sys; sys.modules['matplotlib'] = None; from octavo_server.cli.main import main; sys.exit(main())"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", hidden, "bench", "serve", "--base-url", served.url, "--plot", str(tmp_path / "p.png")),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, err = await process.communicate()
+    assert process.returncode == 1
+    assert "octavo-server[bench]" in err.decode()
+    assert served.engine.requests == []
