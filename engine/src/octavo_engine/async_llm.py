@@ -88,19 +88,20 @@ class AsyncLLM:
         *,
         kind: OutputKind = "cumulative",
         priority: int = 0,
+        turn: float = 0.0,
         cache_salt: str = "",
         add_special_tokens: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs until the request is finished; see `outputs` for `kind`.
 
-        Raises InvalidRequest before the first output, EngineDead at any time. A failed sequence is no exception: it
-        has finish_reason "error".
+        `turn`: see `EngineRequest`. Raises InvalidRequest before the first output, EngineDead at any time. A failed
+        sequence is no exception: it has finish_reason "error".
         """
         tokenized = await self._tokenize(prompt, add_special_tokens)
         tokenized.cache_salt = cache_salt or tokenized.cache_salt
         if params.structured_outputs is not None:  # checked in a thread: the streams of others go on
             await asyncio.to_thread(self._frontend.grammar, params)
-        stream = self._add(tokenized, params, request_id, priority)
+        stream = self._add(tokenized, params, request_id, priority=priority, turn=turn)
         try:
             while True:
                 await stream.news.wait()
@@ -126,6 +127,12 @@ class AsyncLLM:
         core_id = self._core_ids.get(request_id)
         if core_id is not None:
             self._core.send(Abort(core_id))
+
+    def expire(self, request_id: str) -> None:
+        """As `abort`, for a request that has waited too long: one that has started goes on."""
+        core_id = self._core_ids.get(request_id)
+        if core_id is not None and not self.is_dead:
+            self._core.send(Abort(core_id, only_waiting=True))
 
     async def debug_requests(self) -> list[SequenceInfo]:
         """What runs and what waits, and why, under the callers' request ids. Raises EngineDead."""
@@ -186,13 +193,15 @@ class AsyncLLM:
             return await asyncio.to_thread(self._frontend.tokenize, prompt, add_special_tokens=add_special_tokens)
         return self._frontend.tokenize(prompt, add_special_tokens=add_special_tokens)
 
-    def _add(self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str, priority: int) -> _Stream:
+    def _add(
+        self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str, *, priority: int, turn: float
+    ) -> _Stream:
         """The core gets an id of its own, so that late outputs never reach a later request of the same name."""
         self._check_alive()
         if request_id in self._core_ids:
             raise InvalidRequest(f"request_id {request_id!r} is already running.", param="request_id")
         core_id = f"{request_id}.{next(self._serial)}"
-        request = self._frontend.build(prompt, params, request_id=core_id, priority=priority)
+        request = self._frontend.build(prompt, params, request_id=core_id, priority=priority, turn=turn)
         stream = _Stream(self._frontend.assemble(request, prompt, request_id=request_id))
         self._core.send(Add(request))
         self._streams[core_id] = stream

@@ -61,8 +61,13 @@ class EngineCore:
                 for i in range(request.params.n)
             ]
 
-    def abort(self, request_id: str, index: int | None = None) -> None:
-        """Unknown and finished sequences are ignored: an abort may cross the last output on its way."""
+    def abort(self, request_id: str, index: int | None = None, *, only_waiting: bool = False) -> None:
+        """Unknown and finished sequences are ignored: an abort may cross the last output on its way.
+
+        `only_waiting`: not if it was ever scheduled.
+        """
+        if only_waiting and self._scheduler.has_run(request_id):
+            return
         self._events += self._scheduler.abort(request_id, index)
         self._let_go([request_id])
 

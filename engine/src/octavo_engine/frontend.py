@@ -94,6 +94,7 @@ class Frontend:
         *,
         request_id: str,
         priority: int = 0,
+        turn: float = 0.0,
         clamp_max_tokens: bool = False,
     ) -> EngineRequest:
         """`clamp_max_tokens`: cut `max_tokens` to the context instead of refusing it (offline use)."""
@@ -107,6 +108,7 @@ class Frontend:
             eos_token_id=self.eos_token_id,
             arrival_s=time.monotonic(),
             priority=priority,
+            turn=turn,
             cache_salt=prompt.cache_salt,
             grammar=self.grammar(params),
         )

@@ -27,6 +27,16 @@ class RequestLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLimits:
+    """None: no bound. Counts are of sequences, waiting and running together."""
+
+    max_num_queued_reqs: int | None = 8192
+    max_num_queued_tokens: int | None = None
+    max_requests_per_key: int | None = None
+    max_queue_time_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     served_model_names: tuple[str, ...]
     host: str | None = None
@@ -38,6 +48,7 @@ class ServerConfig:
     api_key_files: tuple[Path, ...] = ()
     cache_isolation: bool = False
     limits: RequestLimits = field(default_factory=RequestLimits)
+    queue: QueueLimits = field(default_factory=QueueLimits)
     response_role: str = "assistant"
     enable_force_include_usage: bool = False
     enable_log_requests: bool = False

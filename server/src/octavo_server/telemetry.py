@@ -80,6 +80,9 @@ class Telemetry:
         process: bytes = generate_latest(self._process)
         return (self._totals.text(samples) + "".join(histograms) + self.http.text()).encode() + process
 
+    def refused(self) -> None:
+        self.rejections += 1
+
     def track(
         self, request_id: str, *, arrival_s: float, num_prompt_tokens: int, params: "SamplingParams"
     ) -> RequestTrack:

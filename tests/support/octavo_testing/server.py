@@ -74,9 +74,10 @@ class ScriptedClient:
         *,
         kind: OutputKind = "cumulative",
         priority: int = 0,
+        turn: float = 0.0,
     ) -> AsyncGenerator[RequestOutput, None]:
         tokenized = self._frontend.tokenize(prompt)
-        request = self._frontend.build(tokenized, params, request_id=request_id, priority=priority)
+        request = self._frontend.build(tokenized, params, request_id=request_id, priority=priority, turn=turn)
         assembly = self._frontend.assemble(request, tokenized, request_id=request_id)
         self.requests.append(request)
         self.running.add(request_id)

@@ -144,6 +144,11 @@ class Scheduler:
     def is_live(self, request_id: str) -> bool:
         return request_id in self._state.groups
 
+    def has_run(self, request_id: str) -> bool:
+        """Whether any part of it was ever scheduled; False for an unknown one."""
+        group = self._state.groups.get(request_id)
+        return group is not None and any(seq.num_cached >= 0 for seq in group.live)
+
     def has_work(self) -> bool:
         """Whether anything isn't deferred."""
         return len(self._state.seqs) > len(self._state.deferred)
@@ -194,8 +199,8 @@ class Scheduler:
 
     def _key(self, request: EngineRequest) -> Key:
         if self.config.policy == "priority":
-            return request.priority, request.arrival_s, self._num_added, 0
-        return 0, 0.0, self._num_added, 0
+            return request.priority, request.turn or request.arrival_s, self._num_added, 0
+        return 0, request.turn, self._num_added, 0
 
     def _drop_outputs(self, seq: Sequence, indices: list[int]) -> None:
         """`seq` goes on for its other outputs. The runner samples it with the seed of the first: if that one is gone,

@@ -20,7 +20,8 @@ class EngineRequest:
     `params.max_tokens` is an int that fits the context, `params.seed` is set unless greedy, `params.stop_token_ids`
     holds every id that stops generation except `eos_token_id` (which `ignore_eos` turns off).
     `grammar`: `params.structured_outputs` in the grammar library's own words, checked; None if nothing is asked for.
-    `arrival_s`: the front end's monotonic clock, used for ordering and FCFS ties only.
+    `arrival_s`: the front end's monotonic clock, used for ordering and FCFS ties only. `turn`: of waiting requests (of
+    equal priority) the one with the smallest is next; 0 for all means in the order of arrival.
     """
 
     request_id: str
@@ -29,6 +30,7 @@ class EngineRequest:
     eos_token_id: int | None = None
     arrival_s: float = 0.0
     priority: int = 0
+    turn: float = 0.0
     cache_salt: str = ""
     adapter: str = ""
     grammar: str | None = None

@@ -32,6 +32,7 @@ RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "cont
 )
 async def create_chat_completion(request: Request) -> Response:
     context = context_of(request)
+    context.check_queue(request)
     turn = await read_chat(request)
     writer = ChatWriter(context, turn.head, turn.body, turn.generation, reading=turn.reading)
     if turn.body.stream:

@@ -94,6 +94,7 @@ class EngineClient(Protocol):
         *,
         kind: "OutputKind" = "cumulative",
         priority: int = 0,
+        turn: float = 0.0,
     ) -> "AsyncGenerator[RequestOutput, None]":
         """Raises InvalidRequest before the first output, EngineDead at any time. Closing it aborts the request."""
         ...
@@ -104,4 +105,8 @@ class EngineClient(Protocol):
 
     async def reset_prefix_cache(self) -> bool:
         """False while blocks are in use."""
+        ...
+
+    def expire(self, request_id: str) -> None:
+        """Ends it with finish_reason "abort" unless the engine has started it."""
         ...

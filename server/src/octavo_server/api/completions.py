@@ -31,6 +31,7 @@ router = APIRouter()
 )
 async def create_completion(request: Request) -> Response:
     context = context_of(request)
+    context.check_queue(request)
     head, body, generation = await read_completion(request)
     writer = CompletionWriter(context, head, body, generation)
     if body.stream:

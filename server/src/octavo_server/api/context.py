@@ -14,6 +14,7 @@ from octavo_engine.wire.hashing import tenant_salt
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
+from octavo_server.api.admission import Admission
 from octavo_server.api.body import read_bytes
 from octavo_server.api.client import EngineClient
 from octavo_server.api.generation import Generation, PromptInput
@@ -59,12 +60,19 @@ class ApiContext:
     kv: KVPublisher
     in_flight: InFlight = field(default_factory=InFlight)
     lifecycle: Lifecycle = field(init=False)
+    admission: Admission = field(init=False)
     longest_token: int = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
         codec = self.client.tokenizer
         self.lifecycle = Lifecycle(self.in_flight, timeout_s=self.config.drain_timeout_s)
+        self.admission = Admission(
+            self.config.queue,
+            max_running=self.client.config.max_num_seqs,
+            clock=time.monotonic,
+            on_refusal=self.telemetry.refused,
+        )
         self.longest_token = max((len(codec.token_bytes(t)) for t in range(codec.vocab_size)), default=1)
 
     def look_at_engine(self) -> None:
@@ -77,6 +85,10 @@ class ApiContext:
         if self.client.is_dead:
             return str(self.client.dead_error or "the engine core is dead.")
         return self.stall.reason(time.monotonic())
+
+    def check_queue(self, request: Request) -> None:
+        """Raises Overloaded before the body is read, where no more requests are taken."""
+        self.admission.check(request.scope["state"].get("tenant", ""))
 
     def model_name(self, asked: str | None) -> str:
         """Raises ModelNotFound. Left out (or empty), the first served name is meant."""
@@ -109,6 +121,8 @@ class ApiContext:
             params=params,
             priority=body.priority or 0,
             cache_salt=tenant_salt(head.tenant if self.config.cache_isolation else "", body.cache_salt or ""),
+            tenant=head.tenant,
+            admission=self.admission,
             track=track,
         )
 

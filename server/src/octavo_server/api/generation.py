@@ -11,9 +11,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo_engine.wire.errors import OctavoError
+from octavo_engine.wire.errors import OctavoError, Unavailable
 from octavo_engine.wire.sampling import SamplingParams
 
+from octavo_server.api.admission import Admission, Ticket
 from octavo_server.api.client import EngineClient
 from octavo_server.openai.errors import GenerationFailed
 
@@ -43,6 +44,8 @@ class Generation:
     params: SamplingParams
     priority: int
     cache_salt: str
+    tenant: str
+    admission: Admission
     track: "Callable[[PromptInput], RequestTrack]"
 
     @property
@@ -54,7 +57,10 @@ class Generation:
         return [self.client.resolve(p.token_ids, self.params, priority=self.priority) for p in self.prompts]
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Raises what the engine raises, and GenerationFailed for a sequence that ended with an error."""
+        """Raises what the engine raises, GenerationFailed for a sequence that ended with an error, Overloaded before
+        anything has begun, and Unavailable for a prompt that waited too long.
+        """
+        self.admission.check(self.tenant)
         source = self._of_prompt(0) if len(self.prompts) == 1 else self._merged()
         async with aclosing(source):
             async for delta in source:
@@ -62,23 +68,47 @@ class Generation:
 
     async def _of_prompt(self, index: int) -> AsyncGenerator[Delta, None]:
         track = self.track(self.prompts[index])
+        num_tokens = len(self.prompts[index].token_ids)
         try:
-            async with aclosing(self._outputs(index)) as outputs:
-                async for output in outputs:
-                    track.output(output, time.monotonic())
-                    _raise_if_failed(output)
-                    yield Delta(index, output)
+            with self.admission.enter(self.tenant, num_seqs=self.params.n, num_tokens=num_tokens) as ticket:
+                async with aclosing(self._started(index, ticket)) as outputs:
+                    async for output in outputs:
+                        track.output(output, time.monotonic())
+                        _raise_if_failed(output)
+                        yield Delta(index, output)
         except OctavoError:
             track.close("error")
             raise
         finally:
             track.close("abort")
 
-    def _outputs(self, index: int) -> "AsyncGenerator[RequestOutput, None]":
+    async def _started(self, index: int, ticket: Ticket) -> "AsyncGenerator[RequestOutput, None]":
+        """Raises Unavailable if the engine hasn't started it in time: the engine, which knows, is asked to drop it."""
+        limit_s = self.admission.limits.max_queue_time_s
+        loop, engine_id = asyncio.get_running_loop(), f"{self.request_id}-{index}"
+        timer = None if limit_s is None else loop.call_later(limit_s, self.client.expire, engine_id)
+        try:
+            async with aclosing(self._outputs(index, engine_id, ticket.turn)) as outputs:
+                async for output in outputs:
+                    if timer is not None and not ticket.has_started and _is_dropped(output):
+                        raise self._waited_too_long()
+                    ticket.start()
+                    yield output
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _outputs(self, index: int, engine_id: str, turn: float) -> "AsyncGenerator[RequestOutput, None]":
         prompt = self.prompts[index]
         described = {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids, "cache_salt": self.cache_salt}
-        engine_id = f"{self.request_id}-{index}"
-        return self.client.generate(described, self.params, engine_id, kind="delta", priority=self.priority)
+        return self.client.generate(described, self.params, engine_id, kind="delta", priority=self.priority, turn=turn)
+
+    def _waited_too_long(self) -> Unavailable:
+        return Unavailable(
+            f"The request waited longer than {self.admission.limits.max_queue_time_s:g} s for its turn, the limit "
+            f"(--max-queue-time): send it again later.",
+            retry_after_s=self.admission.retry_after_s(),
+        )
 
     async def _merged(self) -> AsyncGenerator[Delta, None]:
         queue: asyncio.Queue[Delta | asyncio.Task[None]] = asyncio.Queue()
@@ -103,6 +133,10 @@ class Generation:
         async with aclosing(self._of_prompt(index)) as source:
             async for delta in source:
                 queue.put_nowait(delta)
+
+
+def _is_dropped(output: "RequestOutput") -> bool:
+    return all(sequence.finish_reason == "abort" for sequence in output.outputs)
 
 
 def _raise_if_failed(output: "RequestOutput") -> None:

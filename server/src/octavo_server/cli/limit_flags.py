@@ -5,8 +5,8 @@ from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
 from pathlib import Path
 from typing import Any
 
-from octavo_server.cli.sizes import size
-from octavo_server.config import RequestLimits
+from octavo_server.cli.sizes import size, size_or_auto
+from octavo_server.config import QueueLimits, RequestLimits
 
 KEY_VARIABLES = ("OCTAVO_API_KEY", "VLLM_API_KEY")
 
@@ -23,6 +23,12 @@ LIMIT_HELP = {
     "max_bad_words": "entries of bad_words",
     "max_logit_bias": "entries of logit_bias",
     "max_allowed_token_ids": "entries of allowed_token_ids",
+}
+#: Field of QueueLimits -> help.
+QUEUE_HELP = {
+    "max_num_queued_reqs": "requests waiting and running, one with n counts n; -1: no bound",
+    "max_num_queued_tokens": "prompt tokens of the requests that have no output yet",
+    "max_requests_per_key": "requests waiting and running of one API key",
 }
 
 
@@ -70,6 +76,22 @@ def add_limit_flags(parser: Any) -> None:
     )
 
 
+def add_queue_flags(parser: Any) -> None:
+    group = parser.add_argument_group("queue", "Beyond these a request is refused with 429 and Retry-After.")
+    defaults = QueueLimits()
+    for name, text in QUEUE_HELP.items():
+        default = getattr(defaults, name)
+        shown = "none" if default is None else default
+        flag = "--" + name.replace("_", "-")
+        group.add_argument(flag, type=size_or_auto, default=default, metavar="N", help=f"{text} (default: {shown})")
+    group.add_argument(
+        "--max-queue-time",
+        type=seconds,
+        metavar="S",
+        help="seconds that a request may wait to be started, else it ends with 503 (default: none)",
+    )
+
+
 def add_lifecycle_flags(parser: Any) -> None:
     group = parser.add_argument_group("shutdown")
     group.add_argument(
@@ -98,6 +120,9 @@ def limits_of(args: Namespace) -> dict[str, Any]:
         "cache_isolation": args.cache_isolation,
         "limits": RequestLimits(
             request_timeout_s=args.request_timeout, **{name: getattr(args, name) for name in LIMIT_HELP}
+        ),
+        "queue": QueueLimits(
+            max_queue_time_s=args.max_queue_time, **{name: getattr(args, name) for name in QUEUE_HELP}
         ),
         "drain_timeout_s": args.drain_timeout,
         "shutdown_delay_s": args.shutdown_delay,

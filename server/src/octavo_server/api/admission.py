@@ -1,0 +1,121 @@
+"""Who may join the queue, and when it is whose turn. Pure: it has a clock, and neither tasks nor timers.
+
+The engine keeps the queue; here requests are counted in and out. Beyond the bound they are refused with the time after
+which it is worth asking again. A request also gets its *turn*: the engine starts waiting requests in the order of
+their turns, and each tenant's requests take turns of their own, so that the thousandth request of one tenant stands
+behind the first of another (start-time fair queueing; a sequence counts one).
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from types import TracebackType
+
+from octavo_engine.wire.errors import Overloaded
+
+from octavo_server.config import QueueLimits
+
+FIRST_TURN = 1.0
+NUM_ENDS = 128  # so many of the latest ends give the rate
+RETRY_AFTER_S = (1.0, 60.0)
+
+
+class Admission:
+    """`max_running`: sequences that the engine runs at once; those beyond wait."""
+
+    def __init__(
+        self,
+        limits: QueueLimits,
+        *,
+        max_running: int,
+        clock: Callable[[], float],
+        on_refusal: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.limits = limits
+        self.num_seqs = 0
+        self.num_waiting_tokens = 0
+        self._max_running = max_running
+        self._clock = clock
+        self._on_refusal = on_refusal
+        self._of_tenant: Counter[str] = Counter()
+        self._turns: dict[str, float] = {}  # the next one of each tenant
+        self._turn = FIRST_TURN  # of the latest request that has started
+        self._ends: deque[float] = deque(maxlen=NUM_ENDS)
+
+    def check(self, tenant: str) -> None:
+        """Raises Overloaded. What is full is refused whatever the size of the request, so that none starves."""
+        refusal = self._refusal(tenant)
+        if refusal is not None:
+            self._on_refusal()
+            raise Overloaded(refusal, retry_after_s=self.retry_after_s())
+
+    def enter(self, tenant: str, *, num_seqs: int, num_tokens: int) -> "Ticket":
+        turn = max(self._turn, self._turns.get(tenant, 0.0))
+        self._turns[tenant] = turn + num_seqs
+        self.num_seqs += num_seqs
+        self.num_waiting_tokens += num_tokens
+        self._of_tenant[tenant] += num_seqs
+        return Ticket(self, tenant, turn, num_seqs, num_tokens)
+
+    def retry_after_s(self) -> float:
+        """How long the requests that wait now will take to get a place, at the rate of the latest ends."""
+        low, high = RETRY_AFTER_S
+        if len(self._ends) < 2:
+            return low
+        span_s = self._clock() - self._ends[0]
+        waiting = max(1, self.num_seqs - self._max_running)
+        return min(high, max(low, waiting * span_s / len(self._ends)))
+
+    def _refusal(self, tenant: str) -> str | None:
+        limits = self.limits
+        per_key, held = limits.max_requests_per_key, self._of_tenant[tenant]
+        if limits.max_num_queued_reqs is not None and self.num_seqs >= limits.max_num_queued_reqs:
+            return _full(f"{self.num_seqs} requests are at work", limits.max_num_queued_reqs, "max-num-queued-reqs")
+        if limits.max_num_queued_tokens is not None and self.num_waiting_tokens >= limits.max_num_queued_tokens:
+            tokens = f"{self.num_waiting_tokens} prompt tokens are waiting"
+            return _full(tokens, limits.max_num_queued_tokens, "max-num-queued-tokens")
+        if per_key is not None and tenant and held >= per_key:
+            return _full(f"{held} requests of this API key are at work", per_key, "max-requests-per-key")
+        return None
+
+    def _start(self, ticket: "Ticket") -> None:
+        self._turn = max(self._turn, ticket.turn)
+        self.num_waiting_tokens -= ticket.num_tokens
+
+    def _leave(self, ticket: "Ticket") -> None:
+        self.num_seqs -= ticket.num_seqs
+        self._ends.extend([self._clock()] * ticket.num_seqs)
+        self._of_tenant[ticket.tenant] -= ticket.num_seqs
+        if not self._of_tenant[ticket.tenant]:
+            del self._of_tenant[ticket.tenant]
+        if not self.num_seqs:
+            self._turns.clear()
+
+
+class Ticket:
+    """One prompt's place. States: waiting, started, gone (when the `with` block ends)."""
+
+    def __init__(self, admission: Admission, tenant: str, turn: float, num_seqs: int, num_tokens: int) -> None:
+        self.tenant = tenant
+        self.turn = turn
+        self.num_seqs = num_seqs
+        self.num_tokens = num_tokens
+        self.has_started = False
+        self._admission = admission
+
+    def start(self) -> None:
+        if not self.has_started:
+            self.has_started = True
+            self._admission._start(self)
+
+    def __enter__(self) -> "Ticket":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.start()
+        self._admission._leave(self)
+
+
+def _full(what: str, limit: int, flag: str) -> str:
+    return f"The server is busy: {what}, the limit is {limit} (--{flag}). Send the request again later."

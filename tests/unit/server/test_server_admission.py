@@ -1,0 +1,140 @@
+"""The bounded queue and the turns in it, by a clock of its own."""
+
+import pytest
+from octavo_engine.wire.errors import Overloaded
+from octavo_server.api.admission import Admission
+from octavo_server.config import QueueLimits
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def refusals():
+    return []
+
+
+@pytest.fixture
+def admission(clock, refusals):
+    def make(max_running=2, **limits):
+        limits = QueueLimits(**{"max_num_queued_reqs": None, **limits})
+        return Admission(limits, max_running=max_running, clock=clock, on_refusal=lambda: refusals.append(1))
+
+    return make
+
+
+def enter(admission, tenant="", num_seqs=1, num_tokens=1):
+    admission.check(tenant)
+    return admission.enter(tenant, num_seqs=num_seqs, num_tokens=num_tokens).__enter__()
+
+
+def leave(ticket):
+    ticket.__exit__(None, None, None)
+
+
+def test_a_full_queue_refuses_until_somebody_leaves(admission, refusals):
+    queue = admission(max_num_queued_reqs=3)
+    one, _ = enter(queue), enter(queue, num_seqs=2)
+    with pytest.raises(Overloaded, match=r"3 requests are at work, the limit is 3 \(--max-num-queued-reqs\)"):
+        queue.check("")
+    leave(one)
+    queue.check("")
+    assert refusals == [1]
+
+
+def test_a_large_request_is_not_starved_by_small_ones(admission):
+    queue = admission(max_num_queued_reqs=3)
+    enter(queue)
+    enter(queue, num_seqs=5)
+    with pytest.raises(Overloaded):
+        queue.check("")
+
+
+def test_a_bound_of_zero_takes_nothing(admission):
+    with pytest.raises(Overloaded):
+        admission(max_num_queued_reqs=0).check("")
+
+
+def test_tokens_wait_only_until_their_request_starts(admission):
+    queue = admission(max_num_queued_tokens=10)
+    long = enter(queue, num_tokens=10)
+    with pytest.raises(Overloaded, match=r"10 prompt tokens are waiting.*max-num-queued-tokens"):
+        queue.check("")
+    long.start()
+    queue.check("")
+    leave(long)
+    assert (queue.num_seqs, queue.num_waiting_tokens) == (0, 0)
+
+
+def test_one_key_may_be_full_while_another_is_not(admission):
+    queue = admission(max_requests_per_key=2)
+    tickets = [enter(queue, "heavy"), enter(queue, "heavy")]
+    with pytest.raises(Overloaded, match=r"of this API key.*max-requests-per-key"):
+        queue.check("heavy")
+    enter(queue, "light")
+    for _ in range(3):
+        enter(queue, "")  # no keys, no tenants
+    leave(tickets[0])
+    queue.check("heavy")
+
+
+def test_one_tenant_s_requests_come_in_the_order_of_arrival(admission):
+    queue = admission()
+    turns = [enter(queue, num_seqs=n).turn for n in (1, 3, 1)]
+    assert turns == sorted(turns)
+    assert len(set(turns)) == 3
+
+
+def test_a_light_tenant_stands_behind_one_request_of_a_heavy_one_not_behind_all(admission):
+    queue = admission()
+    heavy = [enter(queue, "heavy") for _ in range(100)]
+    for ticket in heavy[:10]:
+        ticket.start()
+    light = [enter(queue, "light") for _ in range(3)]
+    waiting = sorted([*heavy[10:], *light], key=lambda ticket: ticket.turn)
+    assert [ticket.tenant for ticket in waiting[:6]].count("light") == 3
+
+
+def test_who_was_away_gets_no_credit(admission):
+    queue = admission()
+    leave(enter(queue, "sometimes"))
+    enter(queue, "another")
+    for _ in range(100):
+        leave(enter(queue, "often"))
+    often, back = [enter(queue, "often") for _ in range(3)], [enter(queue, "sometimes") for _ in range(3)]
+    order = sorted([*often, *back], key=lambda ticket: ticket.turn)
+    assert [ticket.tenant for ticket in order[:4]].count("sometimes") == 2
+
+
+def test_tenants_that_left_are_forgotten(admission):
+    queue = admission()
+    for number in range(50):
+        leave(enter(queue, f"tenant {number}"))
+    assert not queue._turns
+    assert not queue._of_tenant
+
+
+def test_when_to_come_back_follows_the_rate_of_ends(admission, clock):
+    queue = admission(max_running=2)
+    assert queue.retry_after_s() == 1.0
+    done = [enter(queue) for _ in range(10)]
+    for ticket in done:
+        clock.now += 3.0
+        leave(ticket)
+    assert queue.retry_after_s() == pytest.approx(2.7)
+    for _ in range(7):
+        enter(queue)
+    assert queue.retry_after_s() == pytest.approx(5 * 2.7)
+    for _ in range(1000):
+        enter(queue)
+    assert queue.retry_after_s() == 60.0
