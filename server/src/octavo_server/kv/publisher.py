@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from octavo_engine.wire.records import EngineStats
 
 HEARTBEAT_S = 1.0
-PART_HASHES = 65536
+PART_HASHES = 8192
 MAX_BACKLOG_BYTES = 8 * 1024 * 1024
 _NO_CHANGE = KVChange()
 

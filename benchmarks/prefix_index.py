@@ -1,0 +1,102 @@
+"""The router's prefix index: memory per million entries, whether its cap holds, and what storing and matching cost.
+
+An entry is a (hash, replica) pair. `spread`: every block is on one replica (the most memory); `shared`: on all of them.
+"""
+
+import argparse
+import gc
+import random
+import struct
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from octavo_server.router.prefix_index import PrefixIndex
+from table import Samples, number, print_table, save_json
+
+GOAL_MB_PER_MILLION = 150
+MILLION = 1_000_000
+PART = 8192
+
+
+def hashes(seed: int, count: int) -> bytes:
+    """As they come over the wire, so that the index makes its own integers."""
+    return random.Random(seed).randbytes(8 * count)
+
+
+def resident_mb() -> float:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+def fill(index: PrefixIndex, replicas: int, entries: int, *, shared: bool) -> list[float]:
+    """Seconds of each part stored."""
+    took = []
+    for replica in range(replicas):
+        slot = index.take_slot()
+        data = hashes(0 if shared else replica, entries // replicas)
+        for start in range(0, len(data), 8 * PART):
+            part = data[start : start + 8 * PART]
+            started = time.perf_counter()
+            index.store(slot, struct.unpack(f"<{len(part) // 8}Q", part))
+            took.append(time.perf_counter() - started)
+    return took
+
+
+def measure_memory(replicas: int, *, shared: bool) -> tuple[float, float]:
+    """MB per million entries, longest pause in ms."""
+    before = resident_mb()
+    index = PrefixIndex(max_entries=4 * MILLION)
+    took = fill(index, replicas, MILLION, shared=shared)
+    return resident_mb() - before, 1000 * max(took)
+
+
+def measure_cap(cap: int) -> tuple[float, float]:
+    before = resident_mb()
+    index = PrefixIndex(max_entries=cap)
+    took = fill(index, 10, 10 * MILLION, shared=False)
+    assert len(index) <= cap
+    return resident_mb() - before, 1000 * max(took)
+
+
+def measure_match(replicas: int, blocks: int, repetitions: int) -> Samples:
+    """Microseconds for a prompt that all replicas have in full, the most work there can be."""
+    index = PrefixIndex(max_entries=4 * MILLION)
+    slots = [index.take_slot() for _ in range(replicas)]
+    prompt = struct.unpack(f"<{blocks}Q", hashes(1, blocks))
+    for slot in slots:
+        index.store(slot, prompt)
+    took = []
+    for _ in range(repetitions):
+        started = time.perf_counter()
+        index.match(prompt, slots)
+        took.append(1e6 * (time.perf_counter() - started))
+    return Samples(tuple(took))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--repetitions", type=int, default=200)
+    parser.add_argument("--json", type=Path, help="file to save all samples to")
+    args = parser.parse_args()
+    cases = [(1, "spread"), (8, "spread"), (100, "spread"), (8, "shared"), (100, "shared")]
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as fresh:
+        running = {
+            f"{n} replicas, {kind}": fresh.submit(measure_memory, n, shared=kind == "shared") for n, kind in cases
+        }
+        running["10 M stored, cap 1 M"] = fresh.submit(measure_cap, MILLION)
+        memory = {name: measured.result() for name, measured in running.items()}
+    rows = [[name, number(mb), number(pause)] for name, (mb, pause) in memory.items()]
+    print_table(f"1 M entries (goal {GOAL_MB_PER_MILLION} MB)", ["", "MB", "longest store of a part, ms"], rows)
+    matches = {
+        f"{replicas} replicas, {blocks} blocks": measure_match(replicas, blocks, args.repetitions)
+        for replicas in (1, 8, 100)
+        for blocks in (64, 512)
+    }
+    print_table("match, microseconds: median [min, max]", ["", "us"], [[k, str(v)] for k, v in matches.items()])
+    save_json(args.json, {"memory": memory, "match": matches})
+
+
+if __name__ == "__main__":
+    main()
