@@ -49,11 +49,11 @@ BAD_FIELDS = {
     "priority without the policy": (CHAT, {"priority": 1}, "priority"),
     "messages empty": (CHAT, {"messages": []}, "messages"),
     "messages a word": (CHAT, {"messages": "hi"}, "messages"),
-    "message without a role": (CHAT, {"messages": [{"content": "hi"}]}, "messages.0.role"),
+    "message without a role": (CHAT, {"messages": [{"content": "hi"}]}, "messages[0].role"),
     "an image": (
         CHAT,
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-        "messages.0.content",
+        "messages[0].content[0]",
     ),
     "prompt empty": (TEXT, {"prompt": ""}, "prompt"),
     "prompt an empty list": (TEXT, {"prompt": []}, "prompt"),

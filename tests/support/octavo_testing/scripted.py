@@ -9,6 +9,7 @@ the file `gate`, see `octavo_testing.gate`). Ids 0-255 are the bytes of the text
 import json
 import os
 import signal
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -163,13 +164,13 @@ def load_never(config: EngineConfig) -> tuple[ScriptedExecutor, ReadyInfo]:
     raise AssertionError("nothing ends the pause but the end of the process")
 
 
-def write_byte_model(folder: Path) -> Path:
+def write_byte_model(folder: Path, *, more_special_tokens: Sequence[str] = ()) -> Path:
     """A model folder without weights (for `load_format="dummy"`): config, byte tokenizer, chat template."""
     vocab = {char: byte for byte, char in enumerate(_byte_characters())}
     added = [
         {"id": EOS + i, "content": token, "special": True, "single_word": False, "lstrip": False, "rstrip": False,
          "normalized": False}
-        for i, token in enumerate(SPECIAL_TOKENS)
+        for i, token in enumerate((*SPECIAL_TOKENS, *more_special_tokens))
     ]  # fmt: skip
     tokenizer = {
         "version": "1.0",
@@ -179,7 +180,8 @@ def write_byte_model(folder: Path) -> Path:
         "model": {"type": "BPE", "vocab": vocab, "merges": []},
     }
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB_SIZE, "hidden_size": 16,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16,
+        "vocab_size": VOCAB_SIZE + len(more_special_tokens),
         "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
         "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "eos_token_id": EOS, "bos_token_id": EOS,
         "torch_dtype": "float32",

@@ -33,7 +33,7 @@ MODEL = "scripted"
 
 
 class ScriptedClient:
-    """`replies[i % len]` is what sequence i says. Events are at an output position of every sequence.
+    """`replies[i % len]` is what sequence i says, as text or token ids. Events are at a position of every output.
 
     `cuts`: the numbers of tokens after which news is told; None: after each token.
     """
@@ -48,7 +48,7 @@ class ScriptedClient:
         self.reset()
 
     def reset(self) -> None:
-        self.replies = ["Hello, world!"]
+        self.replies: list[str | list[int]] = ["Hello, world!"]
         self.cuts: frozenset[int] | None = None
         self.num_cached_tokens = 0
         self.hold_at: int | None = None
@@ -130,7 +130,8 @@ class ScriptedClient:
             out.finish_reason, out.error = "error", "the step failed: scripted"
             return out
         params = request.params
-        script = [*text_ids(self.replies[index % len(self.replies)]), EOS]
+        reply = self.replies[index % len(self.replies)]
+        script = [*(text_ids(reply) if isinstance(reply, str) else reply), EOS]
         token = script[min(position, len(script) - 1)]
         out.token_ids = [token]
         if params.logprobs is not None:

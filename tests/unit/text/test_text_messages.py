@@ -40,6 +40,20 @@ def test_tool_call_arguments_become_objects(arguments: Any, parsed: Any) -> None
     assert message["content"] is None
 
 
+def test_nulls_are_no_fields() -> None:
+    sent = {"role": "assistant", "content": None, "name": None, "function_call": None, "refusal": None}
+    assert normalise_messages([sent]) == [{"role": "assistant", "content": ""}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [({"reasoning": "Hm"}, "Hm"), ({"reasoning_content": "Hm"}, "Hm"), ({}, None), ({"reasoning": None}, None)],
+)
+def test_reasoning_has_the_name_that_templates_know(fields: Any, found: Any) -> None:
+    [normal] = normalise_messages([{"role": "assistant", "content": "x", **fields}])
+    assert normal.get("reasoning_content") == found
+
+
 @pytest.mark.parametrize("calls", [None, []])
 def test_no_tool_calls_are_no_field(calls: Any) -> None:
     assert "tool_calls" not in normalise_messages([{"role": "assistant", "content": "x", "tool_calls": calls}])[0]
@@ -61,6 +75,12 @@ def test_no_tool_calls_are_no_field(calls: Any) -> None:
             "'image_url'; this model takes text only",
         ),
         ([{"role": "assistant", "tool_calls": ["f"]}], "messages[0].tool_calls[0]", "with a function"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {}}]}],
+            "messages[0].tool_calls[0].function.name",
+            "a string",
+        ),
+        ([{"role": "assistant", "function_call": {"name": "f"}}], "messages[0]", "replaced by tool_calls"),
         ([{"role": "assistant", "tool_calls": 1}], "messages[0].tool_calls", "must be a list"),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],

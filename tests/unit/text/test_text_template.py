@@ -34,6 +34,14 @@ def test_blocks_leave_no_lines_behind() -> None:
     assert text == "<s>[be kind]\nuser: Hi\nassistant:"
 
 
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [("{{ messages[0].role }}", "system"), ("developer? {{ messages[0].role }}", "developer? developer")],
+)
+def test_the_developer_speaks_as_the_system_where_the_template_knows_no_other(source: str, text: str) -> None:
+    assert ChatTemplate(source).render([{"role": "developer", "content": "x"}]) == text
+
+
 def test_no_generation_prompt() -> None:
     assert ChatTemplate(PLAIN).render(USER, add_generation_prompt=False) == "user: Hi\n"
 

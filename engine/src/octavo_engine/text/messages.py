@@ -1,4 +1,4 @@
-"""Chat messages as templates expect them: text content, arguments of tool calls as objects.
+"""Chat messages as templates expect them: text content, arguments of tool calls as objects, no nulls.
 
 Clients send content as a string, a list of parts or null; templates add it to strings. What isn't text is refused
 here by name, since a model that can't see an image would answer as if there were none. Input is never changed.
@@ -23,8 +23,11 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
 def _normalise(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidRequest(f"{where} must be an object with a role.", param=f"{where}.role")
-    normal = {**message, "content": _text(message.get("content"), f"{where}.content")}
-    if normal.get("reasoning") is not None:
+    if message.get("function_call"):
+        raise InvalidRequest(f"{where}.function_call was replaced by tool_calls: send that.", param=where)
+    normal = {key: value for key, value in message.items() if value is not None}
+    normal["content"] = content_text(message.get("content"), f"{where}.content")
+    if "reasoning" in normal:
         normal.setdefault("reasoning_content", normal["reasoning"])
     calls = _tool_calls(message.get("tool_calls"), f"{where}.tool_calls")
     if calls:
@@ -34,7 +37,7 @@ def _normalise(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     return normal
 
 
-def _text(content: object, where: str) -> str:
+def content_text(content: object, where: str) -> str:
     """Text parts are joined by newlines."""
     if content is None:
         return ""
@@ -72,6 +75,8 @@ def _with_object_arguments(call: object, where: str) -> dict[str, Any]:
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
         raise InvalidRequest(f"{where} must be an object with a function.", param=where)
     function = dict(call["function"])
+    if not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{where}.function.name must be a string.", param=f"{where}.function.name")
     arguments = function.get("arguments")
     if arguments is None or isinstance(arguments, str):
         try:

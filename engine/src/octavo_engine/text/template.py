@@ -51,6 +51,8 @@ class ChatTemplate:
     ) -> str:
         """`continue_final_message`: ends with the last message's own text, so that the model goes on with it."""
         conversation = normalise_messages(messages)
+        if "developer" not in self.source:
+            _rename_developer(conversation)
         if continue_final_message:
             if add_generation_prompt:
                 message = "continue_final_message and add_generation_prompt can't both be true."
@@ -89,6 +91,13 @@ class ChatTemplate:
         ) as error:
             message = f"The chat template can't render these messages: {error or type(error).__name__}"
             raise InvalidRequest(message, param="messages") from error
+
+
+def _rename_developer(conversation: list[dict[str, Any]]) -> None:
+    """OpenAI's newer name of the system role: a template that doesn't know it would leave the message out."""
+    for message in conversation:
+        if message["role"] == "developer":
+            message["role"] = "system"
 
 
 def _up_to_mark(text: str) -> str:

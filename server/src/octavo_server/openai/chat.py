@@ -1,12 +1,9 @@
-"""`/v1/chat/completions`: the request as it arrives, the response and its chunks as they leave.
-
-Message content comes as a string, a list of parts or null; templates add strings, so it is made one string here,
-before any template sees it.
-"""
+"""`/v1/chat/completions`: the request as it arrives, the response and its chunks as they leave."""
 
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
+from octavo_engine.text.messages import content_text
 from octavo_engine.wire.errors import InvalidRequest
 from pydantic import Field
 
@@ -23,14 +20,11 @@ class ContentPart(Lenient):
 class ChatMessage(Lenient):
     role: str = Field(min_length=1)
     content: str | list[ContentPart | str] | None = None
-
-    def normalised(self, position: int) -> dict[str, Any]:
-        return {"role": self.role, "content": self._text(position), **(self.model_extra or {})}
-
-    def _text(self, position: int) -> str:
-        if isinstance(self.content, list):
-            return "\n".join(_part_text(part, position) for part in self.content)
-        return self.content or ""
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 class ChatCompletionRequest(ToolFields, GenerationFields):
@@ -65,7 +59,7 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
     def final_message_text(self) -> str:
         """Of the last message, if it is the assistant's."""
         last = self.messages[-1]
-        return last.normalised(len(self.messages) - 1)["content"] if last.role == "assistant" else ""
+        return content_text(last.model_dump()["content"], "messages[-1].content") if last.role == "assistant" else ""
 
     @property
     def echoed(self) -> str:
@@ -73,18 +67,8 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
         return self.final_message_text if self.echo else ""
 
     def conversation(self) -> list[dict[str, Any]]:
-        return [message.normalised(i) for i, message in enumerate(self.messages)]
-
-
-def _part_text(part: ContentPart | str, position: int) -> str:
-    if isinstance(part, str):
-        return part
-    param = f"messages.{position}.content"
-    if part.type != "text":
-        raise InvalidRequest(f"content parts of type {part.type!r} are not supported; send 'text'.", param=param)
-    if part.text is None:
-        raise InvalidRequest("a content part of type 'text' needs the field 'text'.", param=param)
-    return part.text
+        """As it was sent, but for nulls; `ChatTemplate.render` makes of it what templates expect."""
+        return [message.model_dump(exclude_none=True) for message in self.messages]
 
 
 class TopLogprob(Struct):

@@ -111,8 +111,9 @@ def malformed(error: ValidationError) -> MalformedRequest:
 
 
 def _field(location: tuple[int | str, ...]) -> str:
-    """`messages.0.content`, without the names that pydantic gives to the members of a union."""
-    return ".".join(str(part) for part in location if isinstance(part, int) or _is_field_name(part))
+    """`messages[0].content`, without the names that pydantic gives to the members of a union."""
+    parts = [f"[{p}]" if isinstance(p, int) else f".{p}" for p in location if isinstance(p, int) or _is_field_name(p)]
+    return "".join(parts).removeprefix(".")
 
 
 def _is_field_name(part: str) -> bool:

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from octavo_server.openai.chat import ChatMessage
 from octavo_server.openai.fields import Lenient
+from octavo_server.openai.tools import Tool
 
 
 class TokenizeRequest(Lenient):
@@ -14,6 +15,7 @@ class TokenizeRequest(Lenient):
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
+    tools: list[Tool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -1,0 +1,206 @@
+"""What a request may say about tools: calls that are forced, fields beside them, and refusals that name the field."""
+
+import json
+
+import pytest
+import pytest_asyncio
+from octavo_server.tools.use import AUTO_IS_OFF, ToolSettings
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import ScriptedClient, events, serving
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HELLO = [{"role": "user", "content": "hi"}]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
+NOW = {"type": "function", "function": {"name": "now"}}
+NAMED = {"type": "function", "function": {"name": "weather"}}
+REQUIRED = '[{"name": "weather", "parameters": {"city": "Kraków"}}, {"name": "now", "parameters": {}}]'
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory):
+    async with serving(ScriptedClient(write_byte_model(tmp_path_factory.mktemp("model")))) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mistral_server(tmp_path_factory):
+    """Its markers are special tokens."""
+    folder = write_byte_model(tmp_path_factory.mktemp("mistral"), more_special_tokens=("[TOOL_CALLS]", "[ARGS]"))
+    settings = ToolSettings(parser="mistral", allows_auto=True)
+    async with serving(ScriptedClient(folder), tools=settings) as started:
+        yield started
+
+
+@pytest.fixture
+def served(server):
+    server.engine.reset()
+    return server
+
+
+@pytest.fixture
+def mistral(mistral_server):
+    mistral_server.engine.reset()
+    text = 'Sure.<|im_start|>[TOOL_CALLS]weather[ARGS]{"city": "Kraków"}'
+    mistral_server.engine.replies = [mistral_server.engine.tokenizer.encode(text, add_special_tokens=False)]
+    return mistral_server
+
+
+async def ask(served, **fields):
+    body = {"messages": HELLO, "tools": [WEATHER, NOW], **fields}
+    answer = await served.http.post("/v1/chat/completions", json={k: v for k, v in body.items() if v is not None})
+    return answer.status_code, answer.json()
+
+
+async def choice_of(served, **fields):
+    status, body = await ask(served, **fields)
+    assert status == 200, body
+    return body["choices"][0]
+
+
+async def deltas(served, **fields):
+    body = {"messages": HELLO, "tools": [WEATHER, NOW], "stream": True, **fields}
+    answer = await served.http.post("/v1/chat/completions", json=body)
+    return [json.loads(event)["choices"][0] for event in events(answer.text)[:-1]]
+
+
+async def test_required_calls(served):
+    served.engine.replies = [REQUIRED]
+    choice = await choice_of(served, tool_choice="required")
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    calls = [
+        (c["type"], c["function"]["name"], json.loads(c["function"]["arguments"]))
+        for c in choice["message"]["tool_calls"]
+    ]
+    assert calls == [("function", "weather", {"city": "Kraków"}), ("function", "now", {})]
+    schema = served.engine.requests[0].params.structured_outputs.json
+    assert schema["minItems"] == 1
+    assert [item["properties"]["name"] for item in schema["items"]["anyOf"]] == [{"const": "weather"}, {"const": "now"}]
+
+
+async def test_one_required_call(served):
+    served.engine.replies = ['[{"name": "now", "parameters": {}}]']
+    await choice_of(served, tool_choice="required", parallel_tool_calls=False)
+    assert served.engine.requests[0].params.structured_outputs.json["maxItems"] == 1
+
+
+async def test_a_named_call_ends_with_stop(served):
+    served.engine.replies = ['{"city": "Kraków"}']
+    choice = await choice_of(served, tool_choice=NAMED)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Kraków"}'}
+    assert choice["finish_reason"] == "stop"
+    schema = served.engine.requests[0].params.structured_outputs.json
+    assert schema == {**CITY, "additionalProperties": False}
+
+
+async def test_a_call_that_is_cut_off_ends_with_length(served):
+    served.engine.replies = ['{"city": "Kraków"}']
+    choice = await choice_of(served, tool_choice=NAMED, max_tokens=8)
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city":'
+
+
+@pytest.mark.parametrize(
+    ("fields", "reply"), [({"tool_choice": "required"}, REQUIRED), ({"tool_choice": NAMED}, '{"city": "Kraków"}')]
+)
+async def test_arguments_are_streamed_as_they_come(served, fields, reply):
+    served.engine.replies = [reply]
+    got = [d for d in await deltas(served, **fields) if d["delta"].get("tool_calls")]
+    first, *rest = [call for d in got for call in d["delta"]["tool_calls"]]
+    assert set(first) == {"index", "id", "type", "function"}
+    assert first["function"] == {"name": "weather", "arguments": ""}
+    pieces = [call["function"]["arguments"] for call in rest if call["index"] == 0]
+    assert "".join(pieces) == '{"city": "Kraków"}'
+    assert len(pieces) == len("".join(pieces))
+    assert all(set(call) == {"index", "function"} for call in rest if call["function"]["arguments"])
+
+
+async def test_special_tokens_that_mark_calls_are_read_and_never_shown(mistral):
+    choice = await choice_of(mistral)
+    assert choice["message"]["content"] == "Sure."
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Kraków"}'}
+    assert len(call["id"]) == 9
+    text = "".join(d["delta"].get("content", "") for d in await deltas(mistral))
+    assert text == "Sure."
+
+
+async def test_special_tokens_are_skipped_in_text(mistral):
+    choice = await choice_of(mistral, tools=None)
+    assert choice["message"]["content"] == 'Sure.weather{"city": "Kraków"}'
+
+
+async def test_logprobs_cover_every_token_of_a_call(served):
+    served.engine.replies = ['{"city": "Oslo"}']
+    choice = await choice_of(served, tool_choice=NAMED, logprobs=True, top_logprobs=1)
+    assert "".join(t["token"] for t in choice["logprobs"]["content"][:-1]) == '{"city": "Oslo"}'
+    got = await deltas(served, tool_choice=NAMED, logprobs=True, top_logprobs=1)
+    tokens = [t["token"] for d in got if d["logprobs"] for t in d["logprobs"]["content"]]
+    assert "".join(tokens[:-1]) == '{"city": "Oslo"}'
+
+
+async def test_a_stop_string_ends_a_call(served):
+    served.engine.replies = ['{"city": "Oslo"}']
+    choice = await choice_of(served, tool_choice=NAMED, stop="lo")
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "lo")
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Os'
+
+
+async def test_fields_that_ask_for_nothing_pass(served):
+    ignored = {"store": True, "metadata": {"a": "b"}, "user": "u", "service_tier": "auto", "prompt_cache_key": "k"}
+    assert (await choice_of(served, tool_choice="none", **ignored))["message"]["content"] == "Hello, world!"
+    assert (await choice_of(served, tools=None, tool_choice="none"))["finish_reason"] == "stop"
+    assert (await choice_of(served, tools=[], tool_choice="auto"))["finish_reason"] == "stop"
+    assert (await choice_of(served, tools=None, parallel_tool_calls=True))["finish_reason"] == "stop"
+
+
+async def test_the_results_of_calls_reach_the_template(served):
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    turns = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "cold"}]},
+    ]
+    assert (await choice_of(served, tools=None, messages=[*HELLO, *turns]))["finish_reason"] == "stop"
+    prompt = served.engine.tokenizer.decode(served.engine.requests[0].prompt_token_ids)
+    assert prompt == "user\nhi\nassistant\n\ntool\ncold\nassistant\n"
+
+
+async def test_tokenize_takes_tools(served):
+    answer = await served.http.post("/tokenize", json={"messages": HELLO, "tools": [NOW]})
+    assert answer.status_code == 200
+
+
+def tool(**function):
+    return [{"type": "function", "function": function}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({}, "tool_choice", AUTO_IS_OFF),
+        ({"tool_choice": "auto"}, "tool_choice", AUTO_IS_OFF),
+        ({"tools": None, "tool_choice": "required"}, "tool_choice", "`tools` must be set"),
+        ({"tools": [], "tool_choice": NAMED}, "tool_choice", "`tools` must be set"),
+        ({"tool_choice": "maybe"}, "tool_choice", "'none', 'auto' or 'required'"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice", "weather, now"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice", "tool_choice.function: Field"),
+        ({"tool_choice": "required", "tools": [NOW, NOW]}, "tools", "'now'"),
+        ({"tool_choice": "required", "tools": tool(name="a b")}, "tools[0].function.name", "'a b'"),
+        ({"tool_choice": "required", "tools": tool(name="")}, "tools[0].function.name", "1 to 128"),
+        ({"tool_choice": "none", "tools": tool(name="x" * 129)}, "tools[0].function.name", "1 to 128"),
+        ({"tools": tool(description="no name")}, "tools[0].function.name", "required"),
+        ({"tools": tool(name="f", parameters="x")}, "tools[0].function.parameters", "an object"),
+        ({"tools": tool(name="f", parameters={"type": "string"})}, "tools[0].function.parameters", '"object"'),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "both"),
+        ({"functions": [{"name": "f"}]}, "functions", "replaced by tools"),
+        ({"function_call": "auto"}, "function_call", "replaced by tool_choice"),
+    ],
+)  # fmt: skip
+async def test_a_refusal_names_the_field(served, fields, param, says):
+    status, body = await ask(served, **fields)
+    assert (status, body["error"]["param"]) == (400, param)
+    assert says in body["error"]["message"]
