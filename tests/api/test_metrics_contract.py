@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 
 import pytest
+from octavo_engine.wire.records import BlockLife
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, parse_metrics, serving
 
@@ -79,3 +80,18 @@ async def test_a_request_that_an_outer_layer_answers_counts_for_its_route(tmp_pa
         metrics = await other.metrics()
     assert metrics['http_requests_total{handler="/v1/completions",status="4xx",method="POST"}'] == 1
     assert metrics['http_requests_total{handler="/v1/completions",status="4xx",method="GET"}'] == 1
+
+
+async def test_lives_of_blocks_are_shown_only_if_they_are_followed(served, tmp_path):
+    assert not any("kv_block_lifetime" in name for name in await served.metrics())
+    engine = ScriptedClient(write_byte_model(tmp_path), kv_cache_metrics=True)
+    async with serving(engine) as other:
+        engine.on_block_lives([BlockLife(lifetime_s=3.0, idle_s=1.5, reuse_gaps_s=[0.5, 0.25])])
+        metrics = await other.metrics()
+    counts = {
+        "vllm:kv_block_lifetime_seconds_sum": 3.0,
+        "vllm:kv_block_idle_before_evict_seconds_sum": 1.5,
+        "vllm:kv_block_reuse_gap_seconds_count": 2,
+        "vllm:kv_block_reuse_gap_seconds_sum": 0.75,
+    }
+    assert {name: metrics[name] for name in counts} == counts

@@ -26,7 +26,7 @@ from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.errors import EngineDead, InvalidRequest
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.kv_stream import KVChange
-from octavo_engine.wire.records import EngineStats, SeqOutput
+from octavo_engine.wire.records import BlockLife, EngineStats, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
 
 LONG_PROMPT_CHARS = 2000  # tokenised in a thread: the streams of others go on
@@ -52,6 +52,7 @@ class AsyncLLM:
         self.ready_info = ready
         self.stats = EngineStats(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)
         self.on_stats: Callable[[EngineStats], None] | None = None  # called with each step's
+        self.on_block_lives: Callable[[list[BlockLife]], None] | None = None  # with --kv-cache-metrics
         self.on_kv: Callable[[KVChange | None, EngineStats], None] | None = None  # the same, with what blocks changed
         self.dead_error: EngineDead | None = None
         self._frontend = frontend
@@ -219,6 +220,8 @@ class AsyncLLM:
         async for core in self._core.outputs():
             if core.stats is not None:
                 self._take_stats(core.stats)
+                if core.block_lives and self.on_block_lives is not None:
+                    self.on_block_lives(core.block_lives)
                 if self.on_kv is not None:
                     self.on_kv(core.kv, core.stats)
             now = time.monotonic()

@@ -50,6 +50,7 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     watermark: float = 0.0
     preemption_mode: PreemptionMode = "auto"
+    block_lives_every: int = 0  # follow every so manieth block; 0: none
     hash_root: bytes = b""  # `wire.hashing.root_hash` without salt and adapter
     debug_invariants: bool = False
 
@@ -88,6 +89,8 @@ class EngineConfig:
     max_schema_depth: int = 64
     grammar_compile_timeout: float = 10.0  # seconds
     num_threads: int | None = None
+    kv_cache_metrics: bool = False
+    kv_cache_metrics_sample: float = 0.01
     trace: str | None = None
     debug_invariants: bool = False
 

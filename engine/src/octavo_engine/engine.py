@@ -98,7 +98,8 @@ class EngineCore:
         events, self._events = self._events, []
         self._step_s = self._clock() - started
         kv = self._scheduler.take_kv_delta().change()
-        return CoreOutputs(outputs=events + outputs, stats=self.stats(), kv=kv)
+        lives = self._scheduler.take_block_lives() or None
+        return CoreOutputs(outputs=events + outputs, stats=self.stats(), kv=kv, block_lives=lives)
 
     def call(self, name: CallName) -> Answer:
         match name:

@@ -67,6 +67,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "block_size": (1, 1024),
     "gpu_memory_utilization": (0.01, 1.0),
     "kv_cache_memory_bytes": (1, float("inf")),
+    "kv_cache_metrics_sample": (1e-6, 1.0),
     "grammar_compile_timeout": (0.001, float("inf")),
     "long_prefill_token_threshold": (0, float("inf")),
     "max_logprobs": (-1, float("inf")),

@@ -76,6 +76,7 @@ def scheduler_config(config: EngineConfig, ready: ReadyInfo) -> SchedulerConfig:
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         watermark=config.watermark,
         preemption_mode=config.preemption_mode,
+        block_lives_every=round(1 / config.kv_cache_metrics_sample) if config.kv_cache_metrics else 0,
         hash_root=ready.hash_root,
         debug_invariants=config.debug_invariants,
     )

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from octavo_engine.config import EngineConfig, ReadyInfo
-from octavo_engine.wire.metrics import COMMON_LABELS, active_metrics
-from octavo_engine.wire.records import EngineStats
+from octavo_engine.wire.metrics import COMMON_LABELS, Feature, active_metrics
+from octavo_engine.wire.records import BlockLife, EngineStats
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
 from octavo_server.engine_totals import TotalsText, cache_labels, engine_samples
@@ -43,7 +43,8 @@ class Telemetry:
         self._totals = TotalsText(common, prefix)
         self._histograms: dict[str, Histogram] = {}
         self._histogram_heads: list[tuple[str, str, Histogram]] = []
-        for metric in active_metrics():
+        features: frozenset[Feature] = frozenset({"kv_cache_metrics"} if config.kv_cache_metrics else ())
+        for metric in active_metrics(features):
             if metric.kind == "histogram":
                 names = metric.exposed_names(prefix)
                 made = Histogram(names, metric.bounds(ready.max_model_len), label_text(common))
@@ -71,6 +72,13 @@ class Telemetry:
             self._num_steps = stats.steps
             self.observe("iteration_tokens_total", stats.batched_tokens)
             self.observe("step_seconds", stats.step_s)
+
+    def block_lives(self, lives: "list[BlockLife]") -> None:
+        for life in lives:
+            self.observe("kv_block_lifetime_seconds", life.lifetime_s)
+            self.observe("kv_block_idle_before_evict_seconds", life.idle_s)
+            for gap_s in life.reuse_gaps_s:
+                self.observe("kv_block_reuse_gap_seconds", gap_s)
 
     def exposition(self) -> bytes:
         samples = engine_samples(self._stats(), self._cache_labels)

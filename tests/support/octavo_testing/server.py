@@ -20,7 +20,7 @@ from octavo_engine.outputs import OutputKind, RequestOutput
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.kv_stream import KVChange
-from octavo_engine.wire.records import EngineRequest, EngineStats, SeqOutput, Timing, TokenLogprobs
+from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, SeqOutput, Timing, TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_server.api.app import build_app
 from octavo_server.api.server import ApiServer
@@ -42,6 +42,7 @@ class ScriptedClient:
         self.config = EngineConfig(model=str(folder), load_format="dummy", **{"max_model_len": 512, **config})
         self.ready_info: ReadyInfo = ready_info(self.config)
         self.stats = EngineStats(free_blocks=256, total_blocks=256)
+        self.on_block_lives: Callable[[list[BlockLife]], None] | None = None
         self.on_stats: Callable[[EngineStats], None] | None = None
         self.on_kv: Callable[[KVChange | None, EngineStats], None] | None = None
         self._frontend = Frontend.load(self.config)

@@ -7,7 +7,15 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.process import messages
 from octavo_engine.process.rendezvous import from_core_address, make_folder, remove_folder, to_core_address
 from octavo_engine.wire.inspection import SequenceInfo
-from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, SeqOutput, Timing, TokenLogprobs
+from octavo_engine.wire.records import (
+    BlockLife,
+    CoreOutputs,
+    EngineRequest,
+    EngineStats,
+    SeqOutput,
+    Timing,
+    TokenLogprobs,
+)
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.scripted import ready_info
 
@@ -72,6 +80,7 @@ def test_messages_to_the_core_arrive_as_sent(message):
         messages.Failed("why"),
         messages.Ready(ready_info(EngineConfig())),
         messages.Outputs(CoreOutputs(outputs=[OUTPUT], stats=EngineStats(running=1))),
+        messages.Outputs(CoreOutputs(block_lives=[BlockLife(lifetime_s=2.5, idle_s=0.5, reuse_gaps_s=[1.0])])),
         messages.Answered(1, True),
         messages.Answered(2, [SEQUENCE]),
     ],

@@ -13,6 +13,7 @@ Rules that keep a step's order (out, in, copy, forward) sound:
 from dataclasses import dataclass, field
 
 from octavo_engine.config import SchedulerConfig
+from octavo_engine.core.block_lives import BlockLives, FollowedBlockPool
 from octavo_engine.core.blocks import BlockPool
 from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.host import HostSlot, HostTier
@@ -37,11 +38,17 @@ class Hit:
 
 
 class KVCache:
-    def __init__(self, config: SchedulerConfig, deltas: KVDeltas) -> None:
+    def __init__(self, config: SchedulerConfig, deltas: KVDeltas, lives: BlockLives | None = None) -> None:
         self.block_size = config.block_size
         self.caching = config.enable_prefix_caching
         self.host = HostTier(config.num_host_blocks, deltas=deltas) if config.num_host_blocks else None
-        self.pool = BlockPool(config.num_blocks, evicted=self._spill if self.host else None, deltas=deltas)
+        spill = self._spill if self.host else None
+        self.lives = lives
+        self.pool = (
+            BlockPool(config.num_blocks, evicted=spill, deltas=deltas)
+            if lives is None
+            else FollowedBlockPool(config.num_blocks, evicted=spill, deltas=deltas, lives=lives)
+        )
         self.num_swapped_out = self.num_swapped_in = self.num_copies = 0
         self._watermark = int(config.watermark * config.num_blocks)
         self._plan = StepPlan(step_id=-1)
@@ -89,6 +96,8 @@ class KVCache:
         if num_fresh + spare > self.pool.num_available:
             self.cancel(hit)
             return False
+        if self.lives is not None:
+            self.lives.used(on_device)
         fresh = self.pool.take(num_fresh)
         seq.table = [fresh.pop() if block is None else block for block in hit.blocks]
         for position, slot in hit.loads:

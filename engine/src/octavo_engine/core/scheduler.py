@@ -18,7 +18,7 @@ from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.hashing import scoped_root
 from octavo_engine.wire.kv_stream import Tier
 from octavo_engine.wire.plan import SeqId, StepCosts, StepPlan, StepResult
-from octavo_engine.wire.records import EngineRequest, EngineStats, SeqOutput
+from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, SeqOutput
 
 NO_COSTS = StepCosts()
 
@@ -182,6 +182,11 @@ class Scheduler:
             dropped_blocks=state.kv.num_dropped,
             cow_copies=state.kv.num_copies,
         )
+
+    def take_block_lives(self) -> list[BlockLife]:
+        """Those that ended since the last call; always empty without `block_lives_every`."""
+        lives = self._state.lives
+        return lives.take_ended() if lives is not None else []
 
     def take_kv_delta(self) -> KVDelta:
         """What changed in the caches since the last call; always empty without `kv_events`."""

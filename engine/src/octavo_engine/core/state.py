@@ -10,6 +10,7 @@ import bisect
 from operator import attrgetter
 
 from octavo_engine.config import SchedulerConfig
+from octavo_engine.core.block_lives import BlockLives
 from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.kv import KVCache
 from octavo_engine.core.sequence import Group, Key, Sequence
@@ -27,7 +28,9 @@ def _reverse_key(seq: Sequence) -> Key:
 class State:
     def __init__(self, config: SchedulerConfig, deltas: KVDeltas) -> None:
         self.config = config
-        self.kv = KVCache(config, deltas)
+        every = config.block_lives_every
+        self.lives = BlockLives(every, lambda: self.now) if every else None
+        self.kv = KVCache(config, deltas, self.lives)
         self.groups: dict[str, Group] = {}
         self.seqs: dict[SeqId, Sequence] = {}
         self.running: list[Sequence] = []

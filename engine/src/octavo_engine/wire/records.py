@@ -110,9 +110,19 @@ class EngineStats:
 
 
 @dataclass(slots=True, kw_only=True)
+class BlockLife:
+    """Of a device block whose cached content was evicted; one in many is followed."""
+
+    lifetime_s: float
+    idle_s: float
+    reuse_gaps_s: list[float]
+
+
+@dataclass(slots=True, kw_only=True)
 class CoreOutputs:
     """One message from the engine core to its front end."""
 
     outputs: list[SeqOutput] = field(default_factory=list)
     stats: EngineStats | None = None
     kv: KVChange | None = None
+    block_lives: list[BlockLife] | None = None

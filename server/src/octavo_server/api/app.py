@@ -66,6 +66,7 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
         prefix=config.metrics_prefix,
     )
     client.on_stats = telemetry.step
+    client.on_block_lives = telemetry.block_lives
     weights = hashlib.sha256(client.ready_info.weights_fingerprint.encode()).hexdigest()[:8]
     fingerprint = f"octavo-{version('octavo-server')}-{weights}"
     stall = StallWatch(config.health_stall_timeout_s)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from octavo_engine.outputs import OutputKind, RequestOutput
     from octavo_engine.wire.inspection import SequenceInfo
     from octavo_engine.wire.kv_stream import KVChange
-    from octavo_engine.wire.records import EngineStats
+    from octavo_engine.wire.records import BlockLife, EngineStats
     from octavo_engine.wire.sampling import SamplingParams
 
 
@@ -44,6 +44,7 @@ class ChatRenderer(Protocol):
 
 class EngineClient(Protocol):
     on_stats: "Callable[[EngineStats], None] | None"
+    on_block_lives: "Callable[[list[BlockLife]], None] | None"
     on_kv: "Callable[[KVChange | None, EngineStats], None] | None"
 
     @property

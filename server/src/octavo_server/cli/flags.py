@@ -55,6 +55,8 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "watermark": "share of KV blocks kept free when requests are admitted",
     },
     "debugging": {
+        "kv_cache_metrics": "metrics about the lives of KV blocks",
+        "kv_cache_metrics_sample": "share of KV blocks that these metrics follow",
         "trace": "file to record arrivals and decisions in, for `octavo replay`",
         "debug_invariants": "check the block pool after every step (slow)",
     },
