@@ -142,14 +142,16 @@ class RequestAssembly:
     metrics: RequestMetrics = field(init=False)
     error: str | None = None
     _prompt_side: _PromptSide = field(default_factory=_PromptSide)
+    _num_open: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.sequences = [SequenceAssembly(i, self.request, self.tokenizer) for i in range(self.request.params.n)]
         self.metrics = RequestMetrics(arrival_s=self.request.arrival_s)
+        self._num_open = len(self.sequences)
 
     @property
     def finished(self) -> bool:
-        return all(s.finish_reason is not None for s in self.sequences)
+        return self._num_open == 0
 
     def push(self, out: SeqOutput, now: float) -> bool:
         """True if the engine core must abort this (request, index)."""
@@ -158,7 +160,12 @@ class RequestAssembly:
             self.metrics.first_token_s = self.metrics.first_token_s or now
             self.metrics.last_token_s = now
         self.error = self.error or out.error
-        return self.sequences[out.index].push(out)
+        sequence = self.sequences[out.index]
+        was_open = sequence.finish_reason is None
+        must_abort = sequence.push(out)
+        if was_open and sequence.finish_reason is not None:
+            self._num_open -= 1
+        return must_abort
 
     def take(self, kind: OutputKind) -> RequestOutput | None:
         """What the reader hasn't seen; None if there is nothing (for "final": until all is there)."""

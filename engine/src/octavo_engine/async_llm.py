@@ -33,15 +33,31 @@ LONG_PROMPT_CHARS = 2000  # tokenised in a thread: the streams of others go on
 
 
 class _Stream:
-    """One request in flight: its assembly, and the signal that it has news."""
+    """One request in flight: its assembly, and the signal that it has news, for its one reader."""
+
+    __slots__ = ("_has_news", "_loop", "_waiter", "assembly")
 
     def __init__(self, assembly: RequestAssembly) -> None:
         self.assembly = assembly
-        self.news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._has_news = False
+        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def core_id(self) -> str:
         return self.assembly.request.request_id
+
+    def tell(self) -> None:
+        self._has_news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def news(self) -> None:
+        """Cheaper than an Event, whose list of waiters it doesn't need: this is the path of every token."""
+        if not self._has_news:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        self._has_news = False
 
 
 class AsyncLLM:
@@ -105,8 +121,7 @@ class AsyncLLM:
         stream = self._add(tokenized, params, request_id, priority=priority, turn=turn)
         try:
             while True:
-                await stream.news.wait()
-                stream.news.clear()
+                await stream.news()
                 output = stream.assembly.take(kind)
                 if output is not None:
                     yield output
@@ -239,7 +254,7 @@ class AsyncLLM:
             return
         if stream.assembly.push(out, now):
             self._core.send(Abort(out.request_id, out.index))
-        stream.news.set()
+        stream.tell()
 
     def _on_reader_end(self, reader: "asyncio.Task[None]") -> None:
         if reader.cancelled():
@@ -252,7 +267,7 @@ class AsyncLLM:
     def _die(self, error: EngineDead) -> None:
         self.dead_error = self.dead_error or error
         for stream in self._streams.values():
-            stream.news.set()
+            stream.tell()
 
     def _check_alive(self) -> None:
         if self.dead_error is not None:

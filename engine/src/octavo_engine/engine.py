@@ -144,6 +144,6 @@ class EngineCore:
 
 
 def settle_memory() -> None:
-    """After start: what lives now lives for ever, so the collector need not look at it again during a step."""
+    """After start: what lives now lives for ever, so the collector need not look at it again between two tokens."""
     gc.collect()
     gc.freeze()

@@ -4,8 +4,10 @@ One class serves two readings: cumulative (each item holds everything so far) an
 only the sequences that advanced, with only their new text, tokens and log-probabilities).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from octavo_engine.wire.records import FinishReason, Timing
 
@@ -25,11 +27,10 @@ class Logprob:
 PositionLogprobs = dict[int, Logprob]
 
 
-@dataclass(slots=True, kw_only=True)
-class CompletionOutput:
+class CompletionOutput(msgspec.Struct, kw_only=True):
     index: int
     text: str = ""
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = []
     cumulative_logprob: float | None = None
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: FinishReason | None = None
@@ -50,8 +51,7 @@ class RequestMetrics:
     last_token_s: float | None = None
 
 
-@dataclass(slots=True, kw_only=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, kw_only=True):
     """`error` says what went wrong when a sequence's finish_reason is "error"."""
 
     request_id: str

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 
 from octavo_engine.text.tokenizer import Tokenizer
 
-_UTF8 = codecs.getincrementaldecoder("utf-8")
-
 
 class IncrementalDetokenizer:
     """`prompt_token_ids`: what the stream continues. With visible text before it, a first token keeps its space."""
@@ -29,7 +27,7 @@ class IncrementalDetokenizer:
         self._token_bytes = tokenizer.token_bytes
         hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         self._hidden = hidden.difference(shown_special_ids) if shown_special_ids else hidden
-        self._decoder = _UTF8("replace")
+        self._pending = b""  # the start of a character
         self._at_start = tokenizer.strips_space and not any(
             self._token_bytes(i) for i in prompt_token_ids if i not in self._hidden
         )
@@ -40,7 +38,10 @@ class IncrementalDetokenizer:
         if self._at_start and data:
             self._at_start = False
             data = data.removeprefix(b" ")
-        return self._decoder.decode(data)
+        text, num_used = codecs.utf_8_decode(self._pending + data, "replace", False)
+        self._pending = (self._pending + data)[num_used:]
+        return text
 
     def flush(self) -> str:
-        return self._decoder.decode(b"", True)
+        pending, self._pending = self._pending, b""
+        return pending.decode("utf-8", "replace")

@@ -83,9 +83,11 @@ class Tally:
         if output.prompt_logprobs is not None:
             for choice in self.choices[base : base + self._n]:
                 choice.prompt_logprobs = output.prompt_logprobs
-        advanced = [self.choices[base + sequence.index] for sequence in output.outputs]
-        for choice, sequence in zip(advanced, output.outputs, strict=True):
+        advanced = []
+        for sequence in output.outputs:
+            choice = self.choices[base + sequence.index]
             choice.add(sequence)
+            advanced.append(choice)
             self.latest = choice
         return advanced
 

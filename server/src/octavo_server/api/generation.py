@@ -56,15 +56,12 @@ class Generation:
         """What the engine would run for each prompt. Raises what `deltas` would refuse before the first output."""
         return [self.client.resolve(p.token_ids, self.params, priority=self.priority) for p in self.prompts]
 
-    async def deltas(self) -> AsyncGenerator[Delta, None]:
+    def deltas(self) -> AsyncGenerator[Delta, None]:
         """Raises what the engine raises, GenerationFailed for a sequence that ended with an error, Overloaded before
         anything has begun, and Unavailable for a prompt that waited too long.
         """
         self.admission.check(self.tenant)
-        source = self._of_prompt(0) if len(self.prompts) == 1 else self._merged()
-        async with aclosing(source):
-            async for delta in source:
-                yield delta
+        return self._of_prompt(0) if len(self.prompts) == 1 else self._merged()
 
     async def _of_prompt(self, index: int) -> AsyncGenerator[Delta, None]:
         track = self.track(self.prompts[index])
@@ -140,5 +137,6 @@ def _is_dropped(output: "RequestOutput") -> bool:
 
 
 def _raise_if_failed(output: "RequestOutput") -> None:
-    if any(sequence.finish_reason == "error" for sequence in output.outputs):
-        raise GenerationFailed(output.error or "The engine could not finish this request: send it again.")
+    for sequence in output.outputs:
+        if sequence.finish_reason == "error":
+            raise GenerationFailed(output.error or "The engine could not finish this request: send it again.")

@@ -23,7 +23,7 @@ class RequestId:
         given = Headers(scope=scope).get("x-request-id", "")
         usable = 0 < len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable()
         request_id = given if usable else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, send_body=send)
         REQUEST_ID.set(request_id)
 
         async def send_with_id(message: Message) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 from octavo_engine.async_llm import AsyncLLM
 from octavo_engine.config import EngineConfig
+from octavo_engine.engine import settle_memory
 from octavo_engine.engine_args import STILL_TO_COME, resolve_config
 from octavo_engine.log_format import LogFormat, configure_logging
 from octavo_engine.wire.errors import StartupError
@@ -128,6 +129,7 @@ async def _serve(
         if not config.disable_log_stats:
             reporter = asyncio.create_task(log_stats(lambda: engine.stats))
         server = ApiServer(build_app(engine, config, tracer), config)
+        settle_memory()
         for line in banner(engine, config, sock.getsockname()[1], time.monotonic() - started_s):
             logger.info(line)
         try:
