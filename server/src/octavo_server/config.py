@@ -66,6 +66,7 @@ class ServerConfig:
     drain_timeout_s: float = 30.0
     shutdown_delay_s: float = 0.0
     keep_alive_s: int = 120
+    slow_client_timeout_s: float = 60.0
 
     @property
     def needs_key(self) -> bool:

@@ -6,8 +6,8 @@ the engine's, which aborts what hasn't finished. There is no other way that a re
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,11 +65,16 @@ class Generation:
 
     async def _of_prompt(self, index: int) -> AsyncGenerator[Delta, None]:
         track = self.track(self.prompts[index])
-        num_tokens = len(self.prompts[index].token_ids)
+        engine_id, num_tokens = f"{self.request_id}-{index}", len(self.prompts[index].token_ids)
         try:
-            with self.admission.enter(self.tenant, num_seqs=self.params.n, num_tokens=num_tokens) as ticket:
-                async with aclosing(self._started(index, ticket)) as outputs:
+            with (
+                self.admission.enter(self.tenant, num_seqs=self.params.n, num_tokens=num_tokens) as ticket,
+                self._queue_timer(engine_id),
+            ):
+                async with aclosing(self._outputs(index, engine_id, ticket.turn)) as outputs:
                     async for output in outputs:
+                        if not ticket.has_started:
+                            self._start(ticket, output)
                         track.output(output, time.monotonic())
                         _raise_if_failed(output)
                         yield Delta(index, output)
@@ -79,33 +84,34 @@ class Generation:
         finally:
             track.close("abort")
 
-    async def _started(self, index: int, ticket: Ticket) -> "AsyncGenerator[RequestOutput, None]":
-        """Raises Unavailable if the engine hasn't started it in time: the engine, which knows, is asked to drop it."""
+    @contextmanager
+    def _queue_timer(self, engine_id: str) -> Iterator[None]:
+        """The engine, which knows whether it has started a request, is asked to drop one that waited too long."""
         limit_s = self.admission.limits.max_queue_time_s
-        loop, engine_id = asyncio.get_running_loop(), f"{self.request_id}-{index}"
-        timer = None if limit_s is None else loop.call_later(limit_s, self.client.expire, engine_id)
+        if limit_s is None:
+            yield
+            return
+        timer = asyncio.get_running_loop().call_later(limit_s, self.client.expire, engine_id)
         try:
-            async with aclosing(self._outputs(index, engine_id, ticket.turn)) as outputs:
-                async for output in outputs:
-                    if timer is not None and not ticket.has_started and _is_dropped(output):
-                        raise self._waited_too_long()
-                    ticket.start()
-                    yield output
+            yield
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
+
+    def _start(self, ticket: Ticket, output: "RequestOutput") -> None:
+        """Raises Unavailable if the first output says that the engine dropped it."""
+        limits = self.admission.limits
+        if limits.max_queue_time_s is not None and _is_dropped(output):
+            raise Unavailable(
+                f"The request waited longer than {limits.max_queue_time_s:g} s for its turn, the limit "
+                f"(--max-queue-time): send it again later.",
+                retry_after_s=self.admission.retry_after_s(),
+            )
+        ticket.start()
 
     def _outputs(self, index: int, engine_id: str, turn: float) -> "AsyncGenerator[RequestOutput, None]":
         prompt = self.prompts[index]
         described = {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids, "cache_salt": self.cache_salt}
         return self.client.generate(described, self.params, engine_id, kind="delta", priority=self.priority, turn=turn)
-
-    def _waited_too_long(self) -> Unavailable:
-        return Unavailable(
-            f"The request waited longer than {self.admission.limits.max_queue_time_s:g} s for its turn, the limit "
-            f"(--max-queue-time): send it again later.",
-            retry_after_s=self.admission.retry_after_s(),
-        )
 
     async def _merged(self) -> AsyncGenerator[Delta, None]:
         queue: asyncio.Queue[Delta | asyncio.Task[None]] = asyncio.Queue()

@@ -17,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from octavo_server.api.context import ApiContext
+from octavo_server.api.protocol import patient
 from octavo_server.config import ServerConfig
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,9 @@ class ApiServer(uvicorn.Server):
 def _uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=patient(
+            request_timeout_s=config.limits.request_timeout_s, slow_client_timeout_s=config.slow_client_timeout_s
+        ),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from octavo_engine.config import EngineConfig
 from octavo_engine.engine_args import STILL_TO_COME
 
-from octavo_server.cli.limit_flags import add_key_flags, add_lifecycle_flags, add_limit_flags, add_queue_flags
+from octavo_server.cli.limit_flags import add_limit_flags
 from octavo_server.cli.observe_flags import add_observability_flags
 from octavo_server.cli.sizes import size, size_or_auto
 from octavo_server.cli.tool_flags import add_tool_flags
@@ -96,10 +96,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     _switch(group, "--disable-log-stats", "no periodic line about load and throughput")
     _switch(group, "--disable-fastapi-docs", "no /docs and no /openapi.json")
     add_observability_flags(parser)
-    add_key_flags(parser)
     add_limit_flags(parser)
-    add_queue_flags(parser)
-    add_lifecycle_flags(parser)
     add_tool_flags(parser)
 
 

@@ -32,7 +32,35 @@ QUEUE_HELP = {
 }
 
 
-def add_key_flags(parser: Any) -> None:
+def add_limit_flags(parser: Any) -> None:
+    _add_key_flags(parser)
+    _add_request_flags(parser)
+    _add_queue_flags(parser)
+    _add_connection_flags(parser)
+    _add_lifecycle_flags(parser)
+
+
+def limits_of(args: Namespace) -> dict[str, Any]:
+    """The fields of `ServerConfig` that these flags set."""
+    keys = args.api_key or [key for name in KEY_VARIABLES if (key := os.environ.get(name))]
+    return {
+        "api_keys": tuple(dict.fromkeys(keys)),
+        "api_key_files": tuple(args.api_key_file or ()),
+        "cache_isolation": args.cache_isolation,
+        "limits": RequestLimits(
+            request_timeout_s=args.request_timeout, **{name: getattr(args, name) for name in LIMIT_HELP}
+        ),
+        "queue": QueueLimits(
+            max_queue_time_s=args.max_queue_time, **{name: getattr(args, name) for name in QUEUE_HELP}
+        ),
+        "keep_alive_s": args.keep_alive_timeout,
+        "slow_client_timeout_s": args.slow_client_timeout,
+        "drain_timeout_s": args.drain_timeout,
+        "shutdown_delay_s": args.shutdown_delay,
+    }
+
+
+def _add_key_flags(parser: Any) -> None:
     group = parser.add_argument_group("API keys")
     group.add_argument(
         *("--api-key",),
@@ -58,7 +86,7 @@ def add_key_flags(parser: Any) -> None:
     )
 
 
-def add_limit_flags(parser: Any) -> None:
+def _add_request_flags(parser: Any) -> None:
     group = parser.add_argument_group("limits of one request")
     defaults = RequestLimits()
     for name, text in LIMIT_HELP.items():
@@ -76,7 +104,25 @@ def add_limit_flags(parser: Any) -> None:
     )
 
 
-def add_queue_flags(parser: Any) -> None:
+def _add_connection_flags(parser: Any) -> None:
+    group = parser.add_argument_group("connections")
+    group.add_argument(
+        "--keep-alive-timeout",
+        type=whole_seconds,
+        default=120,
+        metavar="S",
+        help="seconds that an idle connection stays open: more than proxies keep theirs (default: 120)",
+    )
+    group.add_argument(
+        "--slow-client-timeout",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds after which a client that doesn't read its answer is cut off (default: 60)",
+    )
+
+
+def _add_queue_flags(parser: Any) -> None:
     group = parser.add_argument_group("queue", "Beyond these a request is refused with 429 and Retry-After.")
     defaults = QueueLimits()
     for name, text in QUEUE_HELP.items():
@@ -92,7 +138,7 @@ def add_queue_flags(parser: Any) -> None:
     )
 
 
-def add_lifecycle_flags(parser: Any) -> None:
+def _add_lifecycle_flags(parser: Any) -> None:
     group = parser.add_argument_group("shutdown")
     group.add_argument(
         "--drain-timeout",
@@ -111,24 +157,6 @@ def add_lifecycle_flags(parser: Any) -> None:
     )
 
 
-def limits_of(args: Namespace) -> dict[str, Any]:
-    """The fields of `ServerConfig` that these flags set."""
-    keys = args.api_key or [key for name in KEY_VARIABLES if (key := os.environ.get(name))]
-    return {
-        "api_keys": tuple(dict.fromkeys(keys)),
-        "api_key_files": tuple(args.api_key_file or ()),
-        "cache_isolation": args.cache_isolation,
-        "limits": RequestLimits(
-            request_timeout_s=args.request_timeout, **{name: getattr(args, name) for name in LIMIT_HELP}
-        ),
-        "queue": QueueLimits(
-            max_queue_time_s=args.max_queue_time, **{name: getattr(args, name) for name in QUEUE_HELP}
-        ),
-        "drain_timeout_s": args.drain_timeout,
-        "shutdown_delay_s": args.shutdown_delay,
-    }
-
-
 def seconds(text: str) -> float:
     try:
         value = float(text)
@@ -137,3 +165,7 @@ def seconds(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise ArgumentTypeError(f"{text!r} is no number of seconds")
     return value
+
+
+def whole_seconds(text: str) -> int:
+    return round(seconds(text))

@@ -1,0 +1,113 @@
+"""uvicorn's HTTP protocol, with an end to patience that uvicorn lacks: for senders, for readers, and for the dead.
+
+- The head of a request has to be complete in time, from the connection's first moment or the request's first byte, and
+  then its body. The application answers a late body itself (408); what it leaves behind is cut off here.
+- A client that doesn't read what it asked for is cut off. Meanwhile nothing piles up: uvicorn holds a response back
+  while the socket's buffer is full, and a generation keeps one copy of its text however slowly it is read.
+- A peer that vanished without a word (no FIN ever came) is found by TCP keep-alive.
+"""
+
+import asyncio
+import logging
+import socket
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+logger = logging.getLogger(__name__)
+
+#: More than the application's own limit, so that its answer comes first.
+BODY_GRACE_S = 5.0
+#: A reader that takes less than this in the whole timeout doesn't read.
+MIN_PROGRESS_BYTES = 16 * 1024
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 60, 15, 4
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """`request_timeout_s` and `slow_client_timeout_s` are set by `patient`, in a subclass."""
+
+    request_timeout_s: float
+    slow_client_timeout_s: float
+
+    _sending: asyncio.TimerHandle | None = None  # the client's request
+    _reading: asyncio.TimerHandle | None = None  # our response
+    _unread_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        _keep_alive(transport.get_extra_info("socket"))
+        self._expect(self.timeout_keep_alive)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        idle = self.cycle is None or self.cycle.response_complete
+        if idle and self._sending is None and self.timeout_keep_alive_task is None:
+            self._expect(self.timeout_keep_alive)  # uvicorn forgets its timer even for an empty line
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect(None)
+        self._watch_reader(None)
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._expect(self.request_timeout_s)
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._expect(self.request_timeout_s + BODY_GRACE_S)
+
+    def on_message_complete(self) -> None:
+        self._expect(None)
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._watch_reader(self.slow_client_timeout_s)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._watch_reader(None)
+
+    def _expect(self, timeout_s: float | None) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+        self._sending = None if timeout_s is None else self.loop.call_later(timeout_s, self._on_slow_sender)
+
+    def _watch_reader(self, timeout_s: float | None) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        self._reading = None if timeout_s is None else self.loop.call_later(timeout_s, self._on_slow_reader)
+
+    def _on_slow_sender(self) -> None:
+        if self.flow.read_paused:  # it may have sent all: we don't look, as an earlier answer is on its way
+            self._expect(self.request_timeout_s)
+            return
+        logger.debug("%s: the request was not complete in time: closing the connection", self.client)
+        self.transport.close()
+
+    def _on_slow_reader(self) -> None:
+        unread_bytes = self.transport.get_write_buffer_size()
+        if self._unread_bytes - unread_bytes >= MIN_PROGRESS_BYTES:
+            self._unread_bytes = unread_bytes
+            self._watch_reader(self.slow_client_timeout_s)
+            return
+        logger.info(
+            "%s: the client has not read %d bytes for %g s: closing the connection",
+            *(self.client, unread_bytes, self.slow_client_timeout_s),
+        )
+        self.transport.abort()
+
+
+def patient(*, request_timeout_s: float, slow_client_timeout_s: float) -> type[PatientProtocol]:
+    """uvicorn makes protocols itself, of a class: the settings are the class's."""
+    settings = {"request_timeout_s": request_timeout_s, "slow_client_timeout_s": slow_client_timeout_s}
+    return type("Protocol", (PatientProtocol,), settings)
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
