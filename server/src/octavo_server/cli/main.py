@@ -9,6 +9,7 @@ from typing import NamedTuple
 from octavo_server.bench.flags import add_bench_flags
 from octavo_server.cli.chat_flags import add_chat_flags, add_complete_flags
 from octavo_server.cli.completion import PrintCompletion, add_completion_flags
+from octavo_server.cli.config_file import ConfiguredParser, add_config_flag
 from octavo_server.cli.flags import add_compatibility_flags, add_engine_flags, add_server_flags
 
 
@@ -23,6 +24,7 @@ class CommandSpec(NamedTuple):
 
 
 def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    add_config_flag(parser)
     add_engine_flags(parser)
     add_server_flags(parser)
     add_compatibility_flags(parser)
@@ -100,7 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="octavo", description="LLM inference engine.", allow_abbrev=False)
     parser.add_argument("-v", "--version", action=ShowVersion, help="show the version and exit")
     parser.add_argument("--print-completion", action=PrintCompletion, help="the same as `octavo completion SHELL`")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=ConfiguredParser)
     for name, spec in COMMANDS.items():
         command = commands.add_parser(
             name, help=spec.help, description=spec.description, usage=spec.usage, allow_abbrev=False

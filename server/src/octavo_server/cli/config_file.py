@@ -1,0 +1,107 @@
+"""`--config FILE`: flags from a YAML file, as vLLM reads them: `max-model-len: 4096`, dashes or underscores.
+
+What the file says is put behind what the command line says, as if it had been typed, so that every value meets the
+same parser; a flag that is on the command line is left out, so that the command line wins.
+"""
+
+import argparse
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+CONFIG_FLAG = "--config"
+#: Keys that name the positional argument.
+_POSITIONAL = {"--model-tag": "--model"}
+
+
+def add_config_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        CONFIG_FLAG,
+        metavar="FILE",
+        help="YAML file with flags as keys (max-model-len: 4096); the command line wins",
+    )
+
+
+class ConfiguredParser(argparse.ArgumentParser):
+    """Reads the file of --config, for a command that has that flag."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        given = list(args or ())
+        if CONFIG_FLAG in self._option_string_actions and (path := _config_path(given)) is not None:
+            try:
+                given += self._from_file(Path(path), given)
+            except ValueError as error:
+                self.error(f"{CONFIG_FLAG} {path}: {error}")
+        return super().parse_known_args(given, namespace)
+
+    def _from_file(self, path: Path, given: list[str]) -> Iterator[str]:
+        taken = {action.dest for action in map(self._action, _flags(given)) if action is not None}
+        for key, value in _read(path).items():
+            flag = "--" + str(key).replace("_", "-")
+            flag = _POSITIONAL.get(flag, flag)
+            action = self._action(flag)
+            if action is None or flag == CONFIG_FLAG:
+                raise ValueError(f"{key!r} is no flag of this command.{self._hint(flag)}")
+            if action.dest not in taken and value is not None:
+                yield from _as_typed(action, flag, value)
+
+    def _action(self, flag: str) -> argparse.Action | None:
+        return self._option_string_actions.get(flag)
+
+    def _hint(self, flag: str) -> str:
+        near = difflib.get_close_matches(flag, self._option_string_actions, n=3)
+        return f" Did you mean {' or '.join(name.removeprefix('--') for name in near)}?" if near else ""
+
+
+def _config_path(args: Sequence[str]) -> str | None:
+    for position, arg in enumerate(args):
+        if arg == CONFIG_FLAG and position + 1 < len(args):
+            return args[position + 1]
+        if arg.startswith(CONFIG_FLAG + "="):
+            return arg.partition("=")[2]
+    return None
+
+
+def _flags(args: Iterable[str]) -> Iterator[str]:
+    return (arg.partition("=")[0] for arg in args if arg.startswith("-"))
+
+
+def _read(path: Path) -> dict[Any, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"is no YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ValueError("must hold `flag: value` lines")
+    return content
+
+
+def _as_typed(action: argparse.Action, flag: str, value: Any) -> list[str]:
+    if isinstance(value, bool) and action.nargs in (0, "?"):
+        return _switch(action, flag, value)
+    if isinstance(value, list) and action.nargs == "+":
+        return [flag, *map(_text, value)]
+    return [f"{flag}={_text(value)}"]
+
+
+def _switch(action: argparse.Action, flag: str, value: bool) -> list[str]:
+    if value:
+        return [flag]
+    other = "--" + flag.removeprefix("--no-") if flag.startswith("--no-") else "--no-" + flag.removeprefix("--")
+    if other in action.option_strings:
+        return [other]
+    return [] if action.nargs == 0 else [f"{flag}=false"]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,89 @@
+"""`octavo serve --config FILE`: what the file says is what would have been typed, and the command line wins."""
+
+import pytest
+from octavo_server.cli.main import build_parser
+from octavo_server.cli.serve import engine_config_of, server_config_of
+
+
+@pytest.fixture
+def parse(tmp_path):
+    def parse(text, *argv, joined=False):
+        path = tmp_path / "config.yaml"
+        path.write_text(text)
+        config = [f"--config={path}"] if joined else ["--config", str(path)]
+        return build_parser().parse_args(["serve", *argv, *config])
+
+    return parse
+
+
+EVERYTHING = """
+model: /models/a
+max-model-len: 32k
+max_num_seqs: 7
+gpu-memory-utilization: 0.5
+enable-prefix-caching: false
+enable_log_requests: true
+enforce-eager: true
+disable-log-stats: false
+served-model-name: [a, b]
+allowed-origins: ["https://x"]
+max-logprobs: -1
+tensor-parallel-size: 1
+trust-remote-code: false
+chat-template: null
+"""
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_every_kind_of_value(parse, joined):
+    args = parse(EVERYTHING, joined=joined)
+    engine = engine_config_of(args)
+    server = server_config_of(args, engine)
+    assert (engine.model, engine.max_model_len, engine.max_num_seqs) == ("/models/a", 32_000, 7)
+    assert (engine.gpu_memory_utilization, engine.enable_prefix_caching, engine.max_logprobs) == (0.5, False, -1)
+    assert (engine.served_model_name, engine.chat_template) == (("a", "b"), None)
+    assert (server.enable_log_requests, server.disable_log_stats) == (True, False)
+    assert server.allowed_origins == ("https://x",)
+
+
+def test_the_command_line_wins(parse):
+    text = "model: /models/a\nport: 1\napi-key: [from, file]\nenable-prefix-caching: true\nmax_num_seqs: 3\n"
+    argv = ("/models/b", "--port=2", "--api-key", "typed", "--no-enable-prefix-caching", "--max-num-seqs", "9")
+    args = parse(text, *argv)
+    engine = engine_config_of(args)
+    assert (engine.model, args.port, args.api_key) == ("/models/b", 2, ["typed"])
+    assert (engine.enable_prefix_caching, engine.max_num_seqs) == (False, 9)
+
+
+def test_a_list_in_the_file_does_not_swallow_the_model(parse):
+    args = parse("api-key: [a, b]\n", "/models/b")
+    assert (args.model_tag, args.api_key) == ("/models/b", ["a", "b"])
+
+
+def test_an_empty_file_says_nothing(parse):
+    assert engine_config_of(parse("# nothing\n")) == engine_config_of(build_parser().parse_args(["serve"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("max-modle-len: 5", "'max-modle-len' is no flag of this command. Did you mean max-model-len"),
+        ("config: other.yaml", "'config' is no flag"),
+        ("max-model-len: long", "--max-model-len"),
+        ("port: true", "--port"),
+        ("- a\n- b", "must hold `flag: value` lines"),
+        ("a: [", "is no YAML"),
+        ("dtype: int3", "invalid choice: 'int3'"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(parse, capsys, text, told):
+    with pytest.raises(SystemExit) as caught:
+        parse(text)
+    assert caught.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there(capsys):
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["serve", "--config", "/nowhere.yaml"])
+    assert "/nowhere.yaml: cannot be read: No such file" in capsys.readouterr().err
