@@ -1,5 +1,6 @@
 """What `/metrics` of a serving engine shows, against `metrics.txt`: a change of it is a change for every dashboard."""
 
+import asyncio
 import re
 from collections import defaultdict
 
@@ -95,3 +96,16 @@ async def test_lives_of_blocks_are_shown_only_if_they_are_followed(served, tmp_p
         "vllm:kv_block_reuse_gap_seconds_sum": 0.75,
     }
     assert {name: metrics[name] for name in counts} == counts
+
+
+async def test_a_client_that_leaves_before_the_answer_is_no_error_of_the_server(tmp_path):
+    engine = ScriptedClient(write_byte_model(tmp_path))
+    async with serving(engine) as other:
+        engine.hold_at = 1
+        asking = asyncio.create_task(other.http.post("/v1/completions", json={"prompt": "x"}))
+        await engine.held.wait()
+        asking.cancel()
+        await engine.aborted.get()
+        while not (name := [n for n in await other.metrics() if n.startswith("http_requests_total")]):
+            await asyncio.sleep(0.01)
+    assert name == ['http_requests_total{handler="/v1/completions",status="4xx",method="POST"}']

@@ -1,7 +1,7 @@
 """The `http_*` metrics, under the names, labels and buckets of prometheus_fastapi_instrumentator, as vLLM serves them.
 
 `handler` is the route's template and "none" where there is no route, so its values are bounded; sizes are what the
-Content-Length headers say. What probes and scrapers ask isn't counted.
+Content-Length headers say. What probes, scrapers and routers ask all the time isn't counted.
 """
 
 import time
@@ -12,8 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo_server.exposition import Histogram, Summary, family_text, label_text
 
-UNCOUNTED = frozenset({"/metrics", "/health", "/ready", "/load", "/ping", "/version", "/server_info"})
+UNCOUNTED = frozenset({"/metrics", "/health", "/ready", "/load", "/ping", "/version", "/server_info", "/kv/events"})
 NO_ROUTE = "none"
+CLIENT_LEFT = 499  # before there was an answer
 DURATION_S = (0.1, 0.5, 1)
 DURATION_HIGHR_S = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75),
@@ -81,7 +82,7 @@ class HttpMetricsLayer:
             await self._app(scope, receive, send)
             return
         started_s = time.perf_counter()
-        status, response_bytes = 500, 0
+        status, response_bytes = CLIENT_LEFT, 0
 
         async def send_and_look(message: Message) -> None:
             nonlocal status, response_bytes
@@ -91,6 +92,9 @@ class HttpMetricsLayer:
 
         try:
             await self._app(scope, receive, send_and_look)
+        except Exception:
+            status = 500
+            raise
         finally:
             handler = self._handler(scope)
             if handler not in UNCOUNTED:
