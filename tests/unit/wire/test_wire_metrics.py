@@ -36,6 +36,32 @@ def test_what_others_read_is_there(name: str, kind: str, old: tuple[str, ...]) -
     assert (metric.kind, metric.old_names, metric.full_name()) == (kind, old, f"vllm:{name}")
 
 
+#: vLLM's own page of its metrics (docs: generated/metrics/general), without what only some of its replicas have.
+VLLM_COUNTERS = """external_prefix_cache_hits external_prefix_cache_queries generation_tokens mm_cache_hits
+    mm_cache_queries num_preemptions prefix_cache_hits prefix_cache_queries prompt_tokens request_success"""
+VLLM_GAUGES = "engine_sleep_state kv_cache_usage_perc num_requests_running num_requests_waiting cache_config_info"
+VLLM_HISTOGRAMS = """e2e_request_latency_seconds inter_token_latency_seconds iteration_tokens_total
+    request_decode_time_seconds request_generation_tokens request_inference_time_seconds
+    request_max_num_generation_tokens request_params_max_tokens request_params_n request_prefill_kv_computed_tokens
+    request_prefill_time_seconds request_prompt_tokens request_queue_time_seconds
+    request_time_per_output_token_seconds time_per_output_token_seconds time_to_first_token_seconds"""
+KV_CACHE_METRICS = "kv_block_idle_before_evict_seconds kv_block_lifetime_seconds kv_block_reuse_gap_seconds"
+BY_FEATURE = """lora_requests_info corrupted_requests spec_decode_num_drafts spec_decode_num_draft_tokens
+    spec_decode_num_accepted_tokens spec_decode_num_accepted_tokens_per_pos"""
+
+
+def test_each_of_vllm_s_documented_metrics_is_shown_by_every_replica() -> None:
+    shown = {name: m.kind for m in active_metrics() for name in m.exposed_names("")}
+    for kind, names in (("counter", VLLM_COUNTERS), ("gauge", VLLM_GAUGES), ("histogram", VLLM_HISTOGRAMS)):
+        assert {name: shown.get(name) for name in names.split()} == dict.fromkeys(names.split(), kind)
+
+
+def test_what_needs_a_feature_is_on_the_list_and_left_out_without_it() -> None:
+    shown = {m.name for m in active_metrics()}
+    assert not shown & {*KV_CACHE_METRICS.split(), *BY_FEATURE.split()}
+    assert {*KV_CACHE_METRICS.split(), *BY_FEATURE.split()} == {m.name for m in METRICS} - shown
+
+
 def test_gateways_find_block_size_and_count() -> None:
     assert {"block_size", "num_gpu_blocks"} <= set(BY_NAME["cache_config_info"].labels)
 
