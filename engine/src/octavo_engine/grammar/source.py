@@ -5,11 +5,12 @@ Runs where requests are accepted, without torch and without a vocabulary; the en
 
 import json
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance import LLMatcher, regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from octavo_engine.grammar.library import GrammarError, check_grammar
 from octavo_engine.grammar.schema import SchemaBounds, StrictSchema, check_size, read_schema, refuse, subschemas
@@ -25,6 +26,7 @@ WHITESPACE = r"( ?|\n[ \t]{0,24})"
 #: One spelling for each character. With \u and \/ a key could be written twice, in two ways.
 ESCAPES = '"\\bfnrt'
 
+_GRAMMAR = "structured_outputs.grammar"
 _MAX_SEARCHED = 64  # schemas tried on their own to say where an error is
 _CACHED = 256
 
@@ -46,9 +48,9 @@ class GrammarSource:
             return self._of_schema(shape)
         kind = next(kind for kind in ("regex", "choice", "grammar") if getattr(shape, kind) is not None)
         param = f"structured_outputs.{kind}"
-        text = _write_choice(shape.choice) if shape.choice is not None else getattr(shape, kind)
+        text = " | ".join(map(json.dumps, shape.choice)) if shape.choice is not None else getattr(shape, kind)
         check_size(text, self._bounds, param)
-        grammar = LLMatcher.grammar_from_regex(text) if kind == "regex" else _lark(text, param)
+        grammar = _WRITERS[kind](text)
         try:
             check_grammar(grammar)
         except GrammarError as error:
@@ -74,17 +76,25 @@ def json_options(shape: StructuredOutputs) -> "JsonCompileOptions":
     return {**options, "whitespace_pattern": shape.whitespace_pattern or WHITESPACE}
 
 
-def _write_choice(choices: list[str]) -> str:
-    return "start: " + " | ".join(map(json.dumps, choices))
-
-
-def _lark(text: str, param: str) -> str:
+def _lark(text: str) -> str:
     if re.search(r"%json\s*\{", text):
-        raise InvalidRequest(f"{param} can't hold a schema (%json): send it as json.", param=param)
+        raise InvalidRequest("structured_outputs.grammar can't hold a schema (%json): send it as json.", param=_GRAMMAR)
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(text))
-    except (GbnfToLarkError, ValueError, IndexError, RecursionError) as error:
-        raise InvalidRequest(f"{param} is neither Lark nor GBNF: {error}", param=param) from error
+    except Exception as error:  # the converter raises no narrower type for a rule that is missing
+        raise InvalidRequest(f"{_GRAMMAR} is neither Lark nor GBNF: {error}", param=_GRAMMAR) from error
+
+
+def _with_ascii_digits(regex: str) -> str:
+    r"""\d is 0 to 9, as in JSON Schema and in other servers, not any digit that Unicode has."""
+    return regex_to_lark(regex, "d").replace("\\/", "/")
+
+
+_WRITERS: dict[str, Callable[[str], str]] = {
+    "regex": lambda text: LLMatcher.grammar_from_regex(_with_ascii_digits(text)),
+    "choice": lambda text: LLMatcher.grammar_from_lark(f"start: {text}"),
+    "grammar": _lark,
+}
 
 
 def _place_of(message: str, schema: dict[str, Any], options: "JsonCompileOptions") -> str:

@@ -84,8 +84,9 @@ class GrammarState:
                 _set(row, stop_id, on=True)
 
     def _failure(self) -> str:
-        reason = self._matcher.get_error().strip() or self._matcher.stop_reason()
-        return f"the output can't follow its grammar any further: {reason}"
+        """The library's word and first line; "NoExtension" is a grammar that no text can complete."""
+        detail = self._matcher.get_error().partition("\n")[0].strip()
+        return f"the output can't follow its grammar any further ({detail or self._matcher.stop_reason()})"
 
 
 def _set(row: Words, token_id: int, *, on: bool) -> None:

@@ -1,0 +1,127 @@
+"""Shapes of the output over HTTP, from a real server around a tiny model with random weights, in every spelling."""
+
+import json
+import re
+
+import httpx
+import pytest
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.serve_command import octavo_serve
+from openai import BadRequestError, OpenAI
+from pydantic import BaseModel, Field
+
+TINY = ("--load-format", "dummy", "--dtype", "float32", "--max-model-len", "256", "--num-threads", "1")
+SCHEMA = {
+    "type": "object",
+    "properties": {"size": {"type": "integer", "minimum": 10, "maximum": 99}},
+    "required": ["size"],
+    "additionalProperties": False,
+}
+NUMBER = re.compile(r"\s*\{\s*\"size\"\s*:\s*[0-9]{2}\s*\}")
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    with octavo_serve(folder, str(write_byte_model(folder)), *TINY, "--max-schema-bytes", "2000") as serving:
+        yield serving.url
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    with OpenAI(base_url=f"{url}/v1", api_key="none") as made:
+        yield made
+
+
+def complete(url, **fields):
+    body = {"prompt": "Say it:", "max_tokens": 150, **fields}
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"structured_outputs": {"json": SCHEMA}}, NUMBER),
+        ({"guided_json": json.dumps(SCHEMA)}, NUMBER),
+        ({"guided_json": SCHEMA, "guided_whitespace_pattern": "\\t"}, re.compile(r"\t?{\t?\"size\"\t?:\t?\d\d\t?}\t?")),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}}, NUMBER),
+        ({"structured_outputs": {"regex": "[ab]{3}"}}, re.compile("[ab]{3}")),
+        ({"guided_regex": "[ab]{3}"}, re.compile("[ab]{3}")),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, re.compile("yes|no")),
+        ({"guided_choice": ["yes", "no"]}, re.compile("yes|no")),
+        ({"structured_outputs": {"grammar": 'root ::= "x" [0-9]'}}, re.compile("x[0-9]")),
+        ({"guided_grammar": 'start: "x" /[0-9]/'}, re.compile("x[0-9]")),
+    ],
+)
+def test_every_spelling_on_completions(url, fields, pattern):
+    answer = complete(url, **fields)
+    assert answer.status_code == 200, answer.text
+    choice = answer.json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert pattern.fullmatch(choice["text"])
+
+
+def test_a_pydantic_model_by_the_client_s_own_parser(client):
+    class Box(BaseModel):
+        size: int = Field(ge=10, le=99)
+        colour: str = Field(max_length=5)
+
+    answer = client.chat.completions.parse(model="", messages=HELLO, response_format=Box, max_tokens=200, seed=1)
+    box = answer.choices[0].message.parsed
+    assert isinstance(box, Box)
+    assert 10 <= box.size <= 99
+
+
+def test_a_stream_and_several_choices(client):
+    stream = client.chat.completions.create(
+        model="", messages=HELLO, n=3, stream=True, max_tokens=60, seed=2, extra_body={"guided_regex": "[a-d]{5}"}
+    )
+    texts, reasons = ["", "", ""], set()
+    for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            reasons |= {choice.finish_reason} - {None}
+    assert reasons == {"stop"}
+    assert all(re.fullmatch("[a-d]{5}", text) for text in texts)
+    assert len(set(texts)) > 1
+
+
+def test_log_probabilities_of_what_was_not_allowed_are_numbers(client):
+    answer = client.chat.completions.create(
+        model="", messages=HELLO, logprobs=True, top_logprobs=4, max_tokens=9, extra_body={"guided_choice": ["a", "b"]}
+    )
+    tops = answer.choices[0].logprobs.content[0].top_logprobs
+    assert len(tops) == 4
+    assert min(top.logprob for top in tops) < -100
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"guided_json": {"properties": {"a": {"not": {}}}}}, "structured_outputs.json", "#/properties/a/not"),
+        ({"guided_json": {"description": "x" * 3000}}, "structured_outputs.json", "--max-schema-bytes"),
+        ({"guided_regex": "(a"}, "structured_outputs.regex", "unclosed group"),
+        ({"guided_grammar": "root ::= x"}, "structured_outputs.grammar", "not found"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "Extra inputs"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
+    ],
+)
+def test_what_cannot_be_enforced_is_a_400_that_names_it(url, fields, param, words, stream):
+    answer = complete(url, stream=stream, **fields)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+def test_the_client_s_exception_for_a_schema(client):
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "array", "uniqueItems": True}}}
+    with pytest.raises(BadRequestError, match="uniqueItems"):
+        client.chat.completions.create(model="", messages=HELLO, response_format=schema)
+
+
+def test_the_shape_is_checked_where_prompts_are_rendered(url):
+    body = {"prompt": "x", "guided_regex": "(a"}
+    assert httpx.post(f"{url}/v1/completions/render", json=body, timeout=30).status_code == 400

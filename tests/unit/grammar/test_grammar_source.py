@@ -1,0 +1,96 @@
+"""Regexes, choices and grammars: what is accepted means what it says, and what is wrong is refused in clear words."""
+
+import pytest
+from octavo_engine.grammar.schema import SchemaBounds
+from octavo_engine.grammar.source import GrammarSource
+from octavo_engine.wire.errors import InvalidRequest
+from octavo_engine.wire.structured import StructuredOutputs
+from octavo_testing.grammars import BOUNDS, EOS, allowed, follow, random_output, state_of
+
+AWKWARD = [
+    'a"b',
+    "a\\b",
+    "a\nb",
+    "\N{EURO SIGN}\N{GRINNING FACE}",
+    "\x01",
+    "a/b",
+    "<|im_end|>",
+    " x",
+    '{"a":1}',
+    "%json {",
+]
+
+
+@pytest.mark.parametrize("choice", AWKWARD)
+def test_a_choice_is_taken_letter_by_letter(choice):
+    state = state_of(choice=[choice, "zz"])
+    for text in (choice, "zz"):
+        assert allowed(state, text.encode()) == [{EOS}]
+
+
+@pytest.mark.parametrize(
+    ("regex", "good", "bad"),
+    [
+        (r"\d{3}-\d{4}", "123-4567", "x"),
+        (r"^(yes|no)$", "yes", "maybe"),
+        (r"a/b\d\\d[/]", r"a/b1\d/", "a/b\N{NKO DIGIT ZERO}"),
+        (r"a\/b", "a/b", "b"),
+        (r"(?i)abc", "aBC", "b"),
+        (r"[^\n]*\.", "a b.", "\n"),
+    ],
+)
+def test_a_regex_covers_the_whole_output(regex, good, bad):
+    assert EOS in allowed(state_of(regex=regex), good.encode())[0]
+    with pytest.raises(AssertionError):
+        follow(state_of(regex=regex), bad)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= "a" digits\ndigits ::= [0-9]+',
+        'start: "a" DIGITS\nDIGITS: /[0-9]+/',
+        'root ::= "a" [0-9] ([0-9])*  # a comment',
+    ],
+)
+def test_grammars_in_lark_and_in_gbnf(grammar):
+    assert EOS in allowed(state_of(grammar=grammar), b"a12")[0]
+
+
+def test_any_json_object():
+    state = state_of(json_object=True)
+    assert allowed(state, b"") == [{ord("{")}]
+    assert EOS in allowed(state, b'{"a": [1, {"b": null}], "c": "x"}')[0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "param", "words"),
+    [
+        ({"regex": "(a"}, "regex", "unclosed group"),
+        ({"regex": "(?=a)b"}, "regex", "look-around"),
+        ({"regex": r"(a)\1"}, "regex", "backreferences"),
+        ({"regex": "a" * 101}, "regex", "the limit is 100"),
+        ({"choice": ["x" * 60, "y" * 60]}, "choice", "the limit is 100"),
+        ({"grammar": "root = x"}, "grammar", "neither Lark nor GBNF"),
+        ({"grammar": "root ::= missing"}, "grammar", "missing"),
+        ({"grammar": 'start: %json {"type": "string", "foo": 1}'}, "grammar", "send it as json"),
+        ({"grammar": "start: <|im_end|>"}, "grammar", "special"),
+        ({"grammar": "(" * 99}, "grammar", "neither Lark nor GBNF"),
+    ],
+)
+def test_what_is_wrong_is_told(shape, param, words):
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        GrammarSource(SchemaBounds(max_bytes=100, max_depth=8)).of(StructuredOutputs(**shape))
+    assert caught.value.param == f"structured_outputs.{param}"
+
+
+def test_the_order_of_properties_is_the_schema_s():
+    first, second = ({"type": "object", "properties": {key: {"const": 1} for key in keys}, "required": list(keys),
+                      "additionalProperties": False} for keys in ("ab", "ba"))  # fmt: skip
+    texts = [(random_output(state_of(json=schema, disable_any_whitespace=True), 0)) for schema in (first, second)]
+    assert texts == ['{"a":1,"b":1}', '{"b":1,"a":1}']
+
+
+def test_what_was_checked_once_is_remembered():
+    source = GrammarSource(BOUNDS)
+    assert source.of(StructuredOutputs(regex="a+")) is source.of(StructuredOutputs(regex="a+"))
