@@ -109,3 +109,12 @@ async def test_a_client_that_leaves_before_the_answer_is_no_error_of_the_server(
         while not (name := [n for n in await other.metrics() if n.startswith("http_requests_total")]):
             await asyncio.sleep(0.01)
     assert name == ['http_requests_total{handler="/v1/completions",status="4xx",method="POST"}']
+
+
+async def test_a_refused_request_is_no_failed_one(served):
+    before = await served.metrics()
+    answer = await served.http.post("/v1/completions", json={"prompt": "x" * 600})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input_tokens")
+    after = await served.metrics()
+    changed = {name for name, value in after.items() if name.startswith("vllm:") and value != before[name]}
+    assert changed == set()

@@ -49,20 +49,31 @@ class RequestTrack:
     def output(self, output: "RequestOutput", now: float) -> None:
         if self._life.first_token_s is None:
             self._life.first_token_s = now
-            self._sink.observe("time_to_first_token_seconds", now - self._life.arrival_s)
+            self._observe_first(now)
         for sequence in output.outputs:
             self._advance(sequence, now)
         if output.finished:
             self._end(output, now)
 
+    def refuse(self) -> None:
+        """It was never taken on, so it neither counts nor ends."""
+        self._has_ended = True
+
     def close(self, reason: str) -> None:
-        """Ended without its last output: refused, failed or abandoned."""
+        """Ended without its last output: failed or abandoned."""
         if not self._has_ended:
             self._has_ended = True
             self._life.finish_reasons.append(reason)
             self._life.num_generated = sum(self._num_tokens.values())
             self._sink.count_end(reason)
             self._sink.request_ended(self._life, time.monotonic())
+
+    def _observe_first(self, now: float) -> None:
+        params = self._life.params
+        self._sink.observe("time_to_first_token_seconds", now - self._life.arrival_s)
+        self._sink.observe("request_params_n", params.n)
+        if params.max_tokens is not None:
+            self._sink.observe("request_params_max_tokens", params.max_tokens)
 
     def _advance(self, sequence: "CompletionOutput", now: float) -> None:
         index, count = sequence.index, len(sequence.token_ids)

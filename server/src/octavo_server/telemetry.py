@@ -94,9 +94,6 @@ class Telemetry:
     def track(
         self, request_id: str, *, arrival_s: float, num_prompt_tokens: int, params: "SamplingParams"
     ) -> RequestTrack:
-        self.observe("request_params_n", params.n)
-        if params.max_tokens is not None:
-            self.observe("request_params_max_tokens", params.max_tokens)
         life = RequestLife(
             request_id=request_id, params=params, arrival_s=arrival_s, num_prompt_tokens=num_prompt_tokens
         )

@@ -11,7 +11,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo_engine.wire.errors import OctavoError, Unavailable
+from octavo_engine.wire.errors import InvalidRequest, OctavoError, Overloaded, Unavailable
 from octavo_engine.wire.sampling import SamplingParams
 
 from octavo_server.api.admission import Admission, Ticket
@@ -78,6 +78,9 @@ class Generation:
                         track.output(output, time.monotonic())
                         _raise_if_failed(output)
                         yield Delta(index, output)
+        except (InvalidRequest, Overloaded):
+            track.refuse()
+            raise
         except OctavoError:
             track.close("error")
             raise
