@@ -56,6 +56,7 @@ bench: $(VENV)/.dev ## run the benchmarks, alone or beside other engines: PEERS=
 	$(BIN)/python benchmarks/kv_waste.py --json results/kv_waste.json
 	$(BIN)/python benchmarks/http_overhead.py --json results/http_overhead.json
 	$(BIN)/python benchmarks/prefix_overhead.py --json results/prefix_overhead.json
+	$(BIN)/python benchmarks/prefix_timing.py --json results/prefix_timing.json
 	$(BIN)/python benchmarks/offline.py $(if $(PEERS),--peers $(PEERS)) --json results/offline.json $(ARGS)
 
 clean: ## remove .venv, caches and results

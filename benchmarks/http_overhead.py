@@ -43,9 +43,20 @@ class Server:
 
 
 @contextmanager
-def served(kind: str, model: str, folder: Path) -> Iterator[Server]:
+def served(kind: str, model: str, folder: Path, *more_flags: str) -> Iterator[Server]:
     """Waits for the banner, which comes when the port listens."""
-    flags = [model, "--port", "0", "--host", "127.0.0.1", "--max-model-len", "1024", "--disable-log-stats"]
+    flags = [
+        *more_flags,
+        "--model",
+        model,
+        "--port",
+        "0",
+        "--host",
+        "127.0.0.1",
+        "--max-model-len",
+        "1024",
+        "--disable-log-stats",
+    ]
     log = folder / f"{kind}.log"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ENGINES), os.environ.get("PYTHONPATH", "")])}
     with log.open("w") as output:

@@ -28,7 +28,16 @@ def modules() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
         yield importlib.import_module
-        for name in ("offline", "peers", "engine_process", "machine", "table", "workload"):
+        for name in (
+            "offline",
+            "peers",
+            "prefix_timing",
+            "http_overhead",
+            "engine_process",
+            "machine",
+            "table",
+            "workload",
+        ):
             sys.modules.pop(name, None)
 
 
@@ -101,3 +110,16 @@ def test_saved_results_hold_every_sample(modules: Any, tmp_path: Path) -> None:
     table.save_json(tmp_path / "new" / "r.json", {"x": table.Samples((3.0, 1.0, 2.0))})
     saved = json.loads((tmp_path / "new" / "r.json").read_text())
     assert saved == {"x": {"median": 2.0, "min": 1.0, "max": 3.0, "values": [3.0, 1.0, 2.0]}}
+
+
+def test_a_rank_test_tells_samples_apart_and_equal_ones_not(modules: Any) -> None:
+    rank_test = modules("prefix_timing").rank_test
+    low, high = [float(x) for x in range(20)], [float(x) for x in range(20, 40)]
+    assert rank_test(low, high).auc == 1.0
+    assert rank_test(low, high).p < 1e-6
+    assert rank_test(high, low).auc == 0.0
+    assert rank_test(low, low).auc == 0.5
+    assert rank_test(low, low).p == pytest.approx(1.0, abs=0.02)
+    # U = 28 of 30, mean 15, deviation sqrt(30): z = 12.5 / 5.477
+    found = rank_test([1.0, 2.0, 3.0, 5.0, 6.0], [4.0, 7.0, 8.0, 9.0, 10.0, 11.0])
+    assert (found.auc, found.p) == (pytest.approx(28 / 30), pytest.approx(0.0225, abs=1e-4))
