@@ -108,7 +108,17 @@ def test_what_the_engine_refuses_is_one_line(argv, told, capsys):
 
 
 def test_flags_that_ask_for_what_is_there_are_accepted():
-    flags = ("--enable-prompt-tokens-details", "--enforce-eager", "-tp", "1", "--prefix-caching-hash-algo", "sha256")
+    flags = (
+        "--no-enforce-eager",
+        "--no-enable-lora",
+        "--no-async-scheduling",
+        "--enable-prompt-tokens-details",
+        "--enforce-eager",
+        "-tp",
+        "1",
+        "--prefix-caching-hash-algo",
+        "sha256",
+    )
     engine_config_of(parse(*flags, "--tokenizer-mode", "auto", "--kv-cache-dtype", "auto"))
 
 

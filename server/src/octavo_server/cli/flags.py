@@ -104,12 +104,17 @@ def add_compatibility_flags(parser: argparse.ArgumentParser) -> None:
     """Flags for what is always on, and those of features still to come: `resolve_config` says what they may be."""
     group = parser.add_argument_group("accepted because scripts pass them")
     for flag in ALWAYS_ON:
-        group.add_argument(flag, action="store_true", help="always on")
+        group.add_argument(
+            flag, action=argparse.BooleanOptionalAction, help="always on: the --no- form changes nothing"
+        )
     group.add_argument("--prefix-caching-hash-algo", choices=["sha256"], help="(default: sha256)")
     group.add_argument("--chat-template-content-format", choices=["auto", "string"], help="(default: auto)")
     for name in STILL_TO_COME:
         flags = ["--" + name.replace("_", "-"), *_SHORT.get(name, ())]
         group.add_argument(*flags, nargs="?", const=True, type=_json_or_text, help=argparse.SUPPRESS)
+        if False in STILL_TO_COME[name]:
+            off = "--no-" + name.replace("_", "-")
+            group.add_argument(off, dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
 
 
 ALWAYS_ON = (
