@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from octavo_engine.config import EngineConfig, ReadyInfo, SchedulerConfig
 from octavo_engine.core.scheduler import Scheduler
@@ -18,6 +18,7 @@ from octavo_engine.runner.openmp import wait_politely
 from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:
+    from octavo_engine.runner.capacity import Capacity
     from octavo_engine.runner.executor import Executor
 
 Loader = Callable[[EngineConfig], tuple["Executor", ReadyInfo]]
@@ -27,14 +28,24 @@ DEFAULT_LOADER = "octavo_engine.runner.load:load_executor"
 
 def find_loader(name: str) -> Loader:
     """Raises StartupError where the light install, without torch, is asked to compute."""
+    loader: Loader = _import_compute(name)
+    return loader
+
+
+def find_capacity(config: EngineConfig) -> "Capacity":
+    """What the engine would have room for; no weights are loaded. Raises StartupError, as the start itself would."""
+    found: Capacity = _import_compute("octavo_engine.runner.capacity:plan_capacity")(config)
+    return found
+
+
+def _import_compute(name: str) -> Any:
     module, _, function = name.partition(":")
     wait_politely()
     try:
-        loader: Loader = getattr(import_module(module), function)
+        return getattr(import_module(module), function)
     except ModuleNotFoundError as error:
         hint = "pip install 'octavo-engine[torch]'"
         raise StartupError(f"the engine needs the Python package {error.name}: {hint}") from error
-    return loader
 
 
 def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInfo]:

@@ -74,6 +74,11 @@ def pack(
     return PackedWeight(len(weight), weight.shape[1], bias=bias, packed=packed, native=native)
 
 
+def packs(dtype: torch.dtype) -> bool:
+    """Whether weights of this type are laid out anew on this machine: then a tied head is a copy."""
+    return _try_pack(torch.zeros(16, 16, dtype=dtype), ROWS_HINT) is not None
+
+
 def plain_weight(weight: Tensor, bias: Tensor | None) -> PackedWeight:
     return PackedWeight(len(weight), weight.shape[1], bias=bias, plain=weight)
 

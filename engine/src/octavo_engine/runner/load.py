@@ -71,7 +71,7 @@ def load_model(
     config: EngineConfig, device: Device, files: ModelFiles, model_config: ModelConfig, progress: Progress | None = None
 ) -> LoadedModel:
     max_model_len = choose_max_model_len(config, model_config)
-    dtype = device.default_dtype(model_config) if config.dtype == "auto" else _DTYPES[config.dtype]
+    dtype = choose_dtype(config, device, model_config)
     model = build_model(model_config, dtype=dtype, device=device.torch_device, max_model_len=max_model_len)
     if files.load_format == "dummy":
         model.load_weights(dummy_weights(model.named_shapes().items(), dtype=dtype))
@@ -83,6 +83,10 @@ def load_model(
     model.finish_loading()
     device.synchronize()
     return LoadedModel(model=model, dtype=dtype, max_model_len=max_model_len)
+
+
+def choose_dtype(config: EngineConfig, device: Device, model: ModelConfig) -> torch.dtype:
+    return device.default_dtype(model) if config.dtype == "auto" else _DTYPES[config.dtype]
 
 
 def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -10,6 +10,7 @@ from octavo_server.bench.flags import add_bench_flags
 from octavo_server.cli.chat_flags import add_chat_flags, add_complete_flags
 from octavo_server.cli.completion import PrintCompletion, add_completion_flags
 from octavo_server.cli.config_file import ConfiguredParser, add_config_flag
+from octavo_server.cli.dry_run_flags import add_dry_run_flags
 from octavo_server.cli.flags import add_compatibility_flags, add_engine_flags, add_server_flags
 
 
@@ -26,6 +27,7 @@ class CommandSpec(NamedTuple):
 def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
     add_config_flag(parser)
     add_engine_flags(parser)
+    add_dry_run_flags(parser)
     add_server_flags(parser)
     add_compatibility_flags(parser)
 

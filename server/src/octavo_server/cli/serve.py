@@ -47,6 +47,12 @@ def serve(args: argparse.Namespace) -> int:
     skip_probes()
     try:
         engine_config = engine_config_of(args)
+        if args.json and not args.dry_run:
+            raise StartupError("--json is the form of a dry run's answer: add --dry-run.")
+        if args.dry_run:
+            from octavo_server.cli.dry_run import dry_run
+
+            return dry_run(engine_config, args)
         server_config = server_config_of(args, engine_config)
         check_keys(server_config)
         tracer = tracer_of(server_config)

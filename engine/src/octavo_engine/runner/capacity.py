@@ -1,0 +1,102 @@
+"""What a model would take and what would fit, told without loading it: `octavo serve --dry-run`.
+
+The model is built on torch's meta device, which has shapes and no memory, by the code of the real start; type, block
+layout and cache size come from the same functions, so that the answer can't differ from what the start will report.
+Only headers are read: `config.json`, or that of a GGUF file.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from octavo_engine.config import EngineConfig
+from octavo_engine.models.model import Model
+from octavo_engine.models.registry import build_model
+from octavo_engine.ops.packed_linear import packs
+from octavo_engine.runner.device import open_device
+from octavo_engine.runner.load import choose_dtype, choose_max_model_len
+from octavo_engine.runner.memory import MemoryInfo, size_kv
+from octavo_engine.sources.model_config import context_length, load_model_config
+from octavo_engine.sources.resolve import resolve_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """`available_bytes`: of memory, before anything is loaded. `file_bytes`: the weights on disk."""
+
+    architecture: str
+    dtype: str
+    device: str
+    file_bytes: int
+    weights_bytes: int
+    context_length: int
+    max_model_len: int
+    max_num_seqs: int
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int
+    bytes_per_block: int
+    kv_bytes: int
+    total_bytes: int
+    available_bytes: int
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        return self.bytes_per_block / self.block_size
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    @property
+    def full_length_requests(self) -> float:
+        """How many of `max_model_len` tokens fit at once; more than `max_num_seqs` never run."""
+        return self.kv_tokens / self.max_model_len
+
+
+def plan_capacity(config: EngineConfig) -> Capacity:
+    """Raises StartupError where the start would, memory that doesn't suffice included."""
+    device = open_device(config.device)
+    device.prepare(config)
+    files = resolve_model(config.model, revision=config.revision, load_format=config.load_format)
+    model_config = load_model_config(files)
+    max_model_len = choose_max_model_len(config, model_config)
+    dtype = choose_dtype(config, device, model_config)
+    model = build_model(model_config, dtype=dtype, device="meta", max_model_len=max_model_len)
+    weights_bytes = _weights_bytes(model, dtype)
+    bytes_per_block = device.attention_backend(model.kv_specs(), config.block_size, dtype).bytes_per_block()
+    before = device.memory()
+    left = max(0, before.available_bytes - weights_bytes)
+    memory = MemoryInfo(total_bytes=before.total_bytes, available_bytes=left)
+    kv = size_kv(
+        config,
+        max_model_len=max_model_len,
+        bytes_per_block=bytes_per_block,
+        memory=memory,
+        default_kv_bytes=device.default_kv_bytes(memory, config),
+    )
+    return Capacity(
+        architecture=model_config.architecture,
+        dtype=str(dtype).removeprefix("torch."),
+        device=device.name,
+        file_bytes=sum(path.stat().st_size for path in files.weight_files),
+        weights_bytes=weights_bytes,
+        context_length=context_length(model_config),
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        block_size=config.block_size,
+        num_blocks=kv.num_blocks,
+        num_host_blocks=kv.num_host_blocks,
+        bytes_per_block=bytes_per_block,
+        kv_bytes=kv.kv_bytes,
+        total_bytes=before.total_bytes,
+        available_bytes=before.available_bytes,
+    )
+
+
+def _weights_bytes(model: Model, dtype: torch.dtype) -> int:
+    """A head that loads no tensor of its own is the embedding's, and a copy of it once it is packed."""
+    head = model.head.linear
+    is_tied = next(iter(head.slots()), None) is None
+    copied = is_tied and packs(dtype)
+    return model.weights_bytes() + (sum(head.spec.outs) * head.spec.in_features * dtype.itemsize if copied else 0)

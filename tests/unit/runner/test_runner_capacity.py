@@ -1,0 +1,78 @@
+"""A dry run says what the start then reports, for every architecture and whatever the flags."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from octavo_engine.config import EngineConfig
+from octavo_engine.runner.capacity import plan_capacity
+from octavo_engine.runner.load import load_executor
+from octavo_engine.wire.errors import StartupError
+from octavo_testing.tiny_models import TINY, make_tiny
+
+REPORTED = (
+    "dtype",
+    "device",
+    "max_model_len",
+    "block_size",
+    "num_blocks",
+    "num_host_blocks",
+    "weights_bytes",
+    "kv_bytes",
+)
+
+
+def same(config: EngineConfig) -> None:
+    planned = plan_capacity(config)
+    executor, ready = load_executor(config)
+    executor.shutdown()
+    assert {name: getattr(planned, name) for name in REPORTED} == {name: getattr(ready, name) for name in REPORTED}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", TINY)
+def test_every_architecture(name: str, dtype: Any, tmp_path: Path) -> None:
+    folder = make_tiny(name, tmp_path)
+    same(EngineConfig(model=str(folder), dtype=dtype, num_threads=1, num_gpu_blocks_override=50, max_model_len=24))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"dtype": "auto"},
+        {"kv_cache_memory_bytes": 1_000_000, "block_size": 32},
+        {"swap_space": 0.01, "max_model_len": 100, "max_num_seqs": 3},
+        {"load_format": "dummy"},
+    ],
+    ids=str,
+)
+def test_flags(folder: Path, flags: dict[str, Any]) -> None:
+    same(EngineConfig(**{"model": str(folder), "dtype": "float32", "num_threads": 1, **flags}))
+
+
+def test_what_would_not_start_is_refused_in_the_same_words(folder: Path) -> None:
+    config = EngineConfig(model=str(folder), dtype="float32", num_threads=1, num_gpu_blocks_override=2)
+    told = []
+    for start in (plan_capacity, load_executor):
+        with pytest.raises(StartupError) as refused:
+            start(config)
+        told.append(str(refused.value).split("; ")[0])
+    assert told[0] == told[1]
+
+
+def test_derived_numbers(folder: Path) -> None:
+    config = EngineConfig(
+        model=str(folder), dtype="float32", num_threads=1, num_gpu_blocks_override=20, max_model_len=128
+    )
+    planned = plan_capacity(config)
+    layers, kv_heads, head_dim = 4, 2, 16
+    assert planned.kv_bytes_per_token >= layers * 2 * kv_heads * head_dim * 4
+    assert planned.kv_tokens == 320
+    assert planned.full_length_requests == 2.5
+    assert planned.file_bytes == (folder / "model.safetensors").stat().st_size

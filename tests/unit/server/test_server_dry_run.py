@@ -1,0 +1,68 @@
+"""`octavo serve --dry-run`: capacity as a text for people and as JSON for scripts; the numbers' truth is tested with
+the runner (`test_runner_capacity.py`)."""
+
+import json
+
+import pytest
+from octavo_engine.config import EngineConfig
+from octavo_engine.runner.capacity import Capacity
+from octavo_server.cli.dry_run import describe, size
+from octavo_server.cli.main import main
+from octavo_testing.scripted import write_byte_model
+
+CAPACITY = Capacity(
+    architecture="LlamaForCausalLM",
+    dtype="bfloat16",
+    device="cpu",
+    file_bytes=100 << 20,
+    weights_bytes=300 << 20,
+    context_length=8192,
+    max_model_len=4096,
+    max_num_seqs=64,
+    block_size=16,
+    num_blocks=1024,
+    num_host_blocks=512,
+    bytes_per_block=1 << 20,
+    kv_bytes=1 << 30,
+    total_bytes=8 << 30,
+    available_bytes=4 << 30,
+)
+
+
+def test_what_people_read():
+    told = describe(EngineConfig(model="m"), CAPACITY).splitlines()
+    assert told[:6] == [
+        "model       m (LlamaForCausalLM), bfloat16 on cpu",
+        "weights     300.0 MiB in memory (100.0 MiB on disk)",
+        "KV cache    1.00 GiB: 1,024 blocks of 16 tokens = 16,384 tokens, 64.0 KiB each",
+        "swap space  512.0 MiB: 512 blocks",
+        "at once     4.0 requests of 4,096 tokens, or 8.0 requests of 2,048 tokens; at most 64 (--max-num-seqs)",
+        "memory      4.00 GiB of 8.00 GiB available; 2.21 GiB stay free",
+    ]
+    assert "each GiB holds 16,384 tokens" in "\n".join(told)
+    assert "--dtype float32" in "\n".join(told)
+
+
+def test_through_the_command(tmp_path, capsys):
+    folder = str(write_byte_model(tmp_path))
+    flags = ["--load-format", "dummy", "--dtype", "float32", "--num-gpu-blocks-override", "40", "--num-threads", "1"]
+    assert main(["serve", folder, *flags, "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["num_blocks"], told["kv_tokens"], told["full_length_requests"]) == (40, 640, 1.25)
+    assert main(["serve", folder, *flags, "--dry-run"]) == 0
+    assert "40 blocks of 16 tokens = 640 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [(["--num-gpu-blocks-override", "3", "--dry-run"], "--max-model-len to at most 48"), (["--json"], "add --dry-run")],
+    ids=["too small", "json alone"],
+)
+def test_what_does_not_fit_is_one_line(flags, told, tmp_path, capsys):
+    folder = str(write_byte_model(tmp_path))
+    assert main(["serve", folder, "--load-format", "dummy", "--dtype", "float32", "--num-threads", "1", *flags]) == 1
+    assert told in capsys.readouterr().err
+
+
+def test_sizes_for_people():
+    assert [size(n) for n in (512, 3 << 20, 5 << 30)] == ["0.5 KiB", "3.0 MiB", "5.00 GiB"]
