@@ -1,11 +1,13 @@
 """Flags of `octavo serve` that say what it tells about itself: logs, metrics, traces and health."""
 
 import argparse
+import re
 from typing import TYPE_CHECKING, Any, get_args
 
 from octavo_engine.log_format import LogFormat
 from octavo_engine.wire.errors import StartupError
 
+from octavo_server.cli.limit_flags import seconds
 from octavo_server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ def add_observability_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("observability")
     group.add_argument(
         "--health-stall-timeout",
-        type=float,
+        type=seconds,
         default=60.0,
         metavar="X",
         help="seconds without progress, work at hand, after which /health answers 503; 0: never (default: 60)",
@@ -30,6 +32,7 @@ def add_observability_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--metrics-prefix",
+        type=metrics_prefix,
         default="vllm:",
         metavar="TEXT",
         help="of the metrics that vLLM has, too (default: vllm:)",
@@ -45,6 +48,12 @@ def add_observability_flags(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="collector of OpenTelemetry traces, OTLP over HTTP: http://collector:4318/v1/traces (default: none)",
     )
+
+
+def metrics_prefix(text: str) -> str:
+    if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} can't begin a metric's name: letters, digits, '_' and ':'")
+    return text
 
 
 def tracer_of(config: ServerConfig) -> "RequestTracer | None":
