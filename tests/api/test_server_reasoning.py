@@ -149,6 +149,23 @@ async def test_reasoning_of_earlier_turns_reaches_the_template(qwen):
     assert "<|im_start|>assistant\n<think>Hm.</think>Yes.<|im_end|>" in prompt
 
 
+@pytest.mark.parametrize("parser", ["qwen3", "deepseek_r1"])
+async def test_a_shape_begins_after_reasoning_where_the_markers_are_tokens(tmp_path, parser):
+    folder = write_byte_model(tmp_path, more_special_tokens=("<think>", "</think>"))
+    engine = ScriptedClient(folder, chat_template=QWEN)
+    start, end = (engine.tokenizer.token_id(marker) for marker in ("<think>", "</think>"))
+    engine.replies = [engine.tokenizer.encode('<think>Hm</think>[{"name": "now", "parameters": {}}]')]
+    async with serving(engine, reasoning_parser=parser) as served:
+        body = await ask(served, tools=TOOLS, tool_choice="required")
+    params = engine.requests[0].params
+    assert params.structured_outputs is not None
+    assert params.reasoning_end_token_id == end
+    assert params.reasoning_start_token_id == (start if parser == "qwen3" else None)
+    message = body["choices"][0]["message"]
+    assert (message["reasoning"], message["tool_calls"][0]["function"]["name"]) == ("Hm", "now")
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -156,7 +173,7 @@ async def test_reasoning_of_earlier_turns_reaches_the_template(qwen):
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
     ],
 )
-async def test_a_shape_with_reasoning_is_refused(qwen, fields, param):
+async def test_a_shape_after_reasoning_is_refused_where_they_are_not(qwen, fields, param):
     with pytest.raises(BadRequestError) as caught:
         await qwen.openai.chat.completions.create(model=MODEL, messages=HELLO, **fields)
     assert caught.value.param == param

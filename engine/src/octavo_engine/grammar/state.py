@@ -52,6 +52,12 @@ class GrammarState:
             self._matcher.rollback(accepted)
         return None
 
+    def fill_any(self, row: Words) -> None:
+        """Anything but an end."""
+        row[:] = -1
+        for stop_id in self._stop_ids:
+            set_bit(row, stop_id, on=False)
+
     def _follow(self, output: npt.NDArray[np.int32]) -> bool:
         """Consume what is new; take back what the output hasn't any more."""
         seen = len(self._tokens)
@@ -75,13 +81,13 @@ class GrammarState:
         """`row` is contiguous."""
         matcher = self._matcher
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        _set(row, self._compiled.eos_token_id, on=False)
+        set_bit(row, self._compiled.eos_token_id, on=False)
         may_stop = matcher.is_accepting()
         if may_stop and (self._ignore_eos or num_output < self._min_tokens):
             may_stop = not row.any()
         if may_stop:
             for stop_id in self._stop_ids:
-                _set(row, stop_id, on=True)
+                set_bit(row, stop_id, on=True)
 
     def _failure(self) -> str:
         """The library's word and first line; "NoExtension" is a grammar that no text can complete."""
@@ -89,7 +95,7 @@ class GrammarState:
         return f"the output can't follow its grammar any further ({detail or self._matcher.stop_reason()})"
 
 
-def _set(row: Words, token_id: int, *, on: bool) -> None:
+def set_bit(row: Words, token_id: int, *, on: bool) -> None:
     word, bit = divmod(token_id, 32)
     flag = np.uint32(1 << bit)
     unsigned = row.view(np.uint32)

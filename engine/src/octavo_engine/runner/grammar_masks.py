@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from octavo_engine.grammar.compiler import GrammarCompiler
+from octavo_engine.grammar.reasoned import ReasonedState
 from octavo_engine.grammar.state import GrammarState
 from octavo_engine.wire.plan import NewSeq, SeqId, SeqStep
 
@@ -48,7 +49,7 @@ class GrammarMasks:
         self._compiler = compiler
         self._vocab_size = vocab_size
         self._device = device
-        self._states: dict[SeqId, GrammarState] = {}
+        self._states: dict[SeqId, GrammarState | ReasonedState] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._step: Future[_Computed] | None = None
 
@@ -61,12 +62,14 @@ class GrammarMasks:
         if new.grammar is None:
             return
         params = new.params
-        self._states[new.seq_id] = GrammarState(
+        state = GrammarState(
             self._compiler.get(new.grammar),
             stop_ids=[*(params.stop_token_ids or ()), *([] if new.eos_token_id is None else [new.eos_token_id])],
             min_tokens=params.min_tokens,
             ignore_eos=params.ignore_eos,
         )
+        start_id, end_id = params.reasoning_start_token_id, params.reasoning_end_token_id
+        self._states[new.seq_id] = state if end_id is None else ReasonedState(state, start_id=start_id, end_id=end_id)
 
     def begin(self, outputs: dict[SeqId, npt.NDArray[np.int32]]) -> None:
         """`outputs`: what the sequences that this step samples have generated so far."""
@@ -89,7 +92,7 @@ class GrammarMasks:
             errors={row: error for row in rows if (error := computed.errors.get(steps[row].seq_id))},
         )
 
-    def _compute(self, shaped: list[tuple[SeqId, GrammarState, npt.NDArray[np.int32]]]) -> _Computed:
+    def _compute(self, shaped: list[tuple[SeqId, GrammarState | ReasonedState, npt.NDArray[np.int32]]]) -> _Computed:
         words = np.zeros((len(shaped), 1, -(-self._vocab_size // 32)), dtype=np.int32)
         errors: dict[SeqId, str] = {}
         for row, (seq_id, state, output) in enumerate(shaped):

@@ -59,6 +59,10 @@ class SamplingParams:
     bad_words_token_ids: list[list[int]] = field(default_factory=list)
     #: Special tokens whose text is wanted although others are skipped: the markers that a reader of the answer needs.
     shown_special_token_ids: list[int] = field(default_factory=list)
+    #: With `structured_outputs`: the token that ends reasoning, after which the shape holds; and the one that opens it,
+    #: None where it is open from the first token on.
+    reasoning_end_token_id: int | None = None
+    reasoning_start_token_id: int | None = None
 
     def __post_init__(self) -> None:
         self._normalise()

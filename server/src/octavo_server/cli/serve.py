@@ -31,7 +31,7 @@ from octavo_server.cli.banner import banner
 from octavo_server.cli.limit_flags import limits_of
 from octavo_server.cli.observe_flags import observability_of, tracer_of
 from octavo_server.cli.stats_log import log_stats
-from octavo_server.cli.tool_flags import reasoning_parser_of, tool_settings_of
+from octavo_server.cli.tool_flags import reasoning_parser_of, template_warning, tool_settings_of
 from octavo_server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -138,6 +138,8 @@ async def _serve(
         settle_memory()
         for line in banner(engine, config, sock.getsockname()[1], time.monotonic() - started_s):
             logger.info(line)
+        if warning := template_warning(config.tools.parser, engine.chat_template):
+            logger.warning(warning)
         try:
             await server.serve(sockets=[sock])
         except OSError as error:

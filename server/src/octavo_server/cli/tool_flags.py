@@ -2,6 +2,7 @@
 
 import argparse
 
+from octavo_engine.text.template import ChatTemplate
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.reasoning.registry import REASONING_PARSERS
@@ -21,6 +22,15 @@ def add_tool_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tool-call-parser", metavar="NAME", help=f"how the model writes calls: {names}")
     reasoning = ", ".join(REASONING_PARSERS)
     group.add_argument("--reasoning-parser", metavar="NAME", help=f"how the model writes reasoning: {reasoning}")
+
+
+def template_warning(parser: str | None, template: ChatTemplate | None) -> str | None:
+    if parser is None or (template is not None and "tools" in template.source):
+        return None
+    return (
+        f"--tool-call-parser {parser}: the chat template mentions no tools, so the model won't know of them. "
+        "Pass --chat-template with one that does."
+    )
 
 
 def reasoning_parser_of(args: argparse.Namespace) -> str | None:

@@ -45,14 +45,21 @@ class Reading:
             raise InvalidRequest(message, param="tool_choice")
         params.structured_outputs = params.structured_outputs or shape
         if params.structured_outputs is not None and self.thinking is not None:
-            raise InvalidRequest(
-                "This model reasons before it answers, and the shape of output (response_format, structured_outputs, "
-                'tool_choice "required" or named) is enforced from its first token: turn reasoning off by '
-                f'chat_template_kwargs {{"{SWITCH}": false}}, if the model has that, or ask for no shape.',
-                param="tool_choice" if shape else "response_format",
-            )
+            self._begin_after_reasoning(params, token_id, param="tool_choice" if shape else "response_format")
         markers = [*self.tools.markers, *((START, END) if self.thinking else ())]
         params.shown_special_token_ids = [i for i in map(token_id, markers) if i is not None]
+
+    def _begin_after_reasoning(self, params: SamplingParams, token_id: TokenId, *, param: str) -> None:
+        assert self.thinking is not None
+        params.reasoning_end_token_id = token_id(END)
+        params.reasoning_start_token_id = None if self.thinking.is_open else token_id(START)
+        if params.reasoning_end_token_id is None or not (self.thinking.is_open or params.reasoning_start_token_id):
+            raise InvalidRequest(
+                f"This model reasons before it answers, and {START} and {END} are no tokens of its own, so the shape "
+                'of an output (response_format, structured_outputs, tool_choice "required" or named) can\'t begin '
+                f'after it: turn reasoning off by chat_template_kwargs {{"{SWITCH}": false}}, if the model has that.',
+                param=param,
+            )
 
 
 def _count(thinking: Thinking, token_id: TokenId) -> ReasoningTokens:

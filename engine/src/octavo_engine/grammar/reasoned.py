@@ -1,0 +1,41 @@
+"""`ReasonedState`: a grammar that holds only after the model's reasoning, which is free.
+
+Reasoning ends with a token of its own. Where it is not open from the first token on, another token opens it, which may
+stand there or not: without it the grammar holds at once. Reasoning can't end the sequence: the shape that was asked for
+would be missing.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo_engine.grammar.state import GrammarState, Words, set_bit
+
+
+class ReasonedState:
+    """`start_id` None: reasoning is open from the first token on."""
+
+    def __init__(self, state: GrammarState, *, start_id: int | None, end_id: int) -> None:
+        self._state = state
+        self._start_id = start_id
+        self._end_id = end_id
+
+    def fill(self, rows: Words, output: npt.NDArray[np.int32], drafts: Sequence[int] = ()) -> str | None:
+        """As `GrammarState.fill`; drafts before the grammar begins are not taken."""
+        begin = self._begin(output)
+        if begin is None:
+            rows[1:] = 0
+            self._state.fill_any(rows[0])
+            return None
+        error = self._state.fill(rows, output[begin:], drafts)
+        if len(output) == 0 and self._start_id is not None:
+            set_bit(rows[0], self._start_id, on=True)
+        return error
+
+    def _begin(self, output: npt.NDArray[np.int32]) -> int | None:
+        """How many tokens of the output stand before the grammar; None while they are still reasoning."""
+        if self._start_id is not None and (len(output) == 0 or output[0] != self._start_id):
+            return 0
+        ends = np.flatnonzero(output == self._end_id)
+        return int(ends[0]) + 1 if len(ends) else None

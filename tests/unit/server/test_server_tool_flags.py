@@ -1,0 +1,58 @@
+"""The flags about tools and reasoning: what they come to, and refusals that list the names."""
+
+import pytest
+from octavo_engine.config import EngineConfig
+from octavo_engine.text.template import ChatTemplate
+from octavo_engine.wire.errors import StartupError
+from octavo_server.cli.main import build_parser
+from octavo_server.cli.serve import server_config_of
+from octavo_server.cli.tool_flags import template_warning
+from octavo_server.tools.use import ToolSettings
+
+HERMES = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+
+
+def config(*argv):
+    return server_config_of(build_parser().parse_args(["serve", *argv]), EngineConfig(served_model_name=("m",)))
+
+
+@pytest.mark.parametrize(
+    ("argv", "tools", "reasoning"),
+    [
+        ([], ToolSettings(), None),
+        (HERMES, ToolSettings(parser="hermes", allows_auto=True), None),
+        (HERMES[1:], ToolSettings(parser="hermes"), None),
+        (["--reasoning-parser", "qwen3"], ToolSettings(), "qwen3"),
+        (["--reasoning-parser", ""], ToolSettings(), None),
+    ],
+)
+def test_what_the_flags_come_to(argv, tools, reasoning):
+    found = config(*argv)
+    assert (found.tools, found.reasoning_parser) == (tools, reasoning)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--tool-call-parser", "herms"], "hermes, llama3_json, mistral, pythonic"),
+        (["--enable-auto-tool-choice"], "needs --tool-call-parser: one of hermes"),
+        (["--reasoning-parser", "r1"], "deepseek_r1, qwen3"),
+    ],
+)
+def test_a_refusal_lists_the_names(argv, says):
+    with pytest.raises(StartupError, match=says):
+        config(*argv)
+
+
+@pytest.mark.parametrize(
+    ("parser", "template", "warns"),
+    [
+        ("hermes", "{{ messages }}", True),
+        ("hermes", None, True),
+        ("hermes", "{{ tools }}", False),
+        (None, None, False),
+    ],
+)
+def test_a_template_that_knows_no_tools_is_told(parser, template, warns):
+    found = template_warning(parser, None if template is None else ChatTemplate(template))
+    assert (found is not None) == warns
