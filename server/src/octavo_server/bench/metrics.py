@@ -22,7 +22,7 @@ LATENCIES = {
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """In milliseconds, sorted."""
+    """Sorted; in milliseconds where they are those of requests."""
 
     values: list[float]
 
