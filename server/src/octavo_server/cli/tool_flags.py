@@ -1,13 +1,16 @@
 """The flags about reading answers: how the model writes calls and reasoning, and whether it may call unasked."""
 
 import argparse
+from typing import TYPE_CHECKING
 
-from octavo_engine.text.template import ChatTemplate
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.reasoning.registry import REASONING_PARSERS
 from octavo_server.tools.registry import TOOL_PARSERS
 from octavo_server.tools.use import ToolSettings
+
+if TYPE_CHECKING:
+    from octavo_engine.text.template import ChatTemplate
 
 
 def add_tool_flags(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +27,7 @@ def add_tool_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--reasoning-parser", metavar="NAME", help=f"how the model writes reasoning: {reasoning}")
 
 
-def template_warning(parser: str | None, template: ChatTemplate | None) -> str | None:
+def template_warning(parser: str | None, template: "ChatTemplate | None") -> str | None:
     if parser is None or (template is not None and "tools" in template.source):
         return None
     return (
