@@ -14,7 +14,7 @@ LIMIT = 100_000
 
 @pytest.fixture
 async def served(tmp_path):
-    limits = RequestLimits(max_request_bytes=LIMIT, request_timeout_s=0.3)
+    limits = RequestLimits(max_request_bytes=LIMIT, request_timeout_s=0.3, max_prompt_chars=LIMIT // 2)
     async with serving(ScriptedClient(write_byte_model(tmp_path)), limits=limits) as started:
         yield started
 
@@ -90,6 +90,12 @@ async def test_a_text_far_beyond_the_context_is_not_tokenised(served, monkeypatc
     chat = {"messages": [{"role": "user", "content": "x" * 50_000}]}
     answer = await served.http.post("/v1/chat/completions", json=chat)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input_tokens")
+
+
+async def test_counting_tokens_has_a_limit_of_its_own(served):
+    assert (await served.http.post("/tokenize", json={"prompt": "x" * (LIMIT // 2)})).status_code == 200
+    answer = await served.http.post("/tokenize", json={"prompt": "x" * (LIMIT // 2 + 1)})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
 
 
 async def connect(served):

@@ -16,6 +16,7 @@ class RequestLimits:
     max_json_depth: int = 128
     max_messages: int = 4096
     max_prompts: int = 1024
+    max_prompt_chars: int = 2**21
     max_n: int = 256
     max_stop_strings: int = 64
     max_stop_chars: int = 1024

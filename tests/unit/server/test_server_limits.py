@@ -5,7 +5,7 @@ from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest
 from octavo_server.config import RequestLimits
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.completion import CompletionRequest
-from octavo_server.openai.limits import check_chars, check_counts, check_depth
+from octavo_server.openai.limits import check_chars, check_counts, check_depth, check_fits
 
 LIMITS = RequestLimits(
     max_json_depth=4, max_messages=2, max_prompts=2, max_n=2, max_stop_strings=2, max_stop_chars=5,
@@ -75,6 +75,13 @@ def test_strings_that_never_end_take_no_time(body):
 
 
 def test_a_text_that_cannot_fit_is_refused_without_tokenising():
-    check_chars("x" * 30, max_model_len=10, longest_token=3)
+    check_fits("x" * 30, max_model_len=10, longest_token=3)
     with pytest.raises(ContextLengthExceeded, match="at least 11 input tokens"):
-        check_chars("x" * 31, max_model_len=10, longest_token=3)
+        check_fits("x" * 31, max_model_len=10, longest_token=3)
+
+
+def test_a_text_too_long_to_tokenise():
+    limits = RequestLimits(max_prompt_chars=10)
+    check_chars("x" * 10, limits)
+    with pytest.raises(InvalidRequest, match=r"has 11 characters, the limit is 10: .*--max-prompt-chars"):
+        check_chars("x" * 11, limits)

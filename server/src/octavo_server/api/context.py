@@ -24,7 +24,7 @@ from octavo_server.config import ServerConfig
 from octavo_server.kv.publisher import KVPublisher
 from octavo_server.openai.errors import malformed
 from octavo_server.openai.fields import GenerationFields
-from octavo_server.openai.limits import check_chars, check_counts, check_depth
+from octavo_server.openai.limits import check_chars, check_counts, check_depth, check_fits
 from octavo_server.openai.unsupported import refuse_unsupported
 from octavo_server.stall import Pulse, StallWatch
 
@@ -127,12 +127,13 @@ class ApiContext:
         )
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """In a thread: the streams of others go on."""
+        """In a thread: the streams of others go on. Raises InvalidRequest for a text that is too long to tokenise."""
+        check_chars(text, self.config.limits)
         return await asyncio.to_thread(self.client.tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
     async def encode_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Raises ContextLengthExceeded: at once for a text that is far too long."""
-        check_chars(text, max_model_len=self.client.max_model_len, longest_token=self.longest_token)
+        check_fits(text, max_model_len=self.client.max_model_len, longest_token=self.longest_token)
         return await self.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: list[int], *, param: str = "prompt") -> str:

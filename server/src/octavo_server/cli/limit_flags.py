@@ -16,6 +16,7 @@ LIMIT_HELP = {
     "max_json_depth": "nested levels of a request body",
     "max_messages": "messages of a conversation",
     "max_prompts": "prompts of one completion request",
+    "max_prompt_chars": "characters of a text to be tokenised, whatever the context holds",
     "max_n": "sequences per prompt",
     "max_stop_strings": "stop strings",
     "max_stop_chars": "characters of one stop string or bad word",

@@ -51,7 +51,17 @@ def check_counts(body: BaseModel, limits: RequestLimits) -> None:
         _check_lengths(name, getattr(body, name, None) or (), limits)
 
 
-def check_chars(text: str, *, max_model_len: int, longest_token: int) -> None:
+def check_chars(text: str, limits: RequestLimits) -> None:
+    """Tokenising takes microseconds and some hundred bytes of memory a character."""
+    if len(text) > limits.max_prompt_chars:
+        raise InvalidRequest(
+            f"The text has {len(text)} characters, the limit is {limits.max_prompt_chars}: send less"
+            f"{_or_raise('max_prompt_chars')}",
+            param="prompt",
+        )
+
+
+def check_fits(text: str, *, max_model_len: int, longest_token: int) -> None:
     """Before tokenising: a text of more characters than so many of the longest tokens spell can't fit the context."""
     if len(text) > max_model_len * longest_token:
         at_least = -(-len(text) // longest_token)
