@@ -97,7 +97,8 @@ class ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version
 
-        parser.exit(message=f"octavo {version('octavo-server')}\n")
+        print(f"octavo {version('octavo-server')}")
+        parser.exit()
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -1,0 +1,132 @@
+"""The command line as a whole: its help, version, shell completion; and a chat's conversation as data."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from octavo_server.cli.conversation import Conversation, NotAConversation
+from octavo_server.cli.main import COMMANDS, build_parser, main
+from octavo_server.cli.shell import Command, Shell
+
+
+def exits(argv, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_help_has_a_sentence_for_each_command(capsys):
+    text = " ".join(exits(["--help"], capsys).split())
+    for name, spec in COMMANDS.items():
+        assert f"{name} {spec.help}" in text
+
+
+def test_the_version(capsys):
+    assert exits(["--version"], capsys).startswith("octavo 0.")
+
+
+@pytest.mark.parametrize("argv", [["bench", "serve"], ["bench", "throughput"], ["bench", "latency"], ["chat"]])
+def test_every_flag_has_a_help(argv):
+    parser = build_parser()
+    for word in argv:
+        (commands,) = [a for a in parser._actions if a.dest in ("command", "bench")]
+        parser = commands.choices[word]
+    undescribed = [action.option_strings for action in parser._actions if not action.help]
+    assert undescribed == []
+
+
+def test_help_loads_nothing_that_only_a_command_needs():
+    code = (
+        "import sys, octavo_server.cli.main as m\n"
+        "try: m.main(['bench', 'serve', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'aiohttp', 'asyncio', 'matplotlib', 'shtab', 'tqdm', 'readline'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--request-rate" in done.stdout
+
+
+@pytest.mark.parametrize("argv", [["completion", "bash"], ["--print-completion", "bash"]], ids=" ".join)
+def test_bash_completes_commands_and_flags(argv, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo_server.cli.main", *argv], capture_output=True, text=True, check=True
+    )
+    script = tmp_path / "octavo.sh"
+    script.write_text(
+        done.stdout
+        + 'COMP_WORDS=(octavo bench serve --request-r)\nCOMP_CWORD=3\n_shtab_octavo\necho "${COMPREPLY[@]}"\n'
+    )
+    bash = shutil.which("bash")
+    assert bash
+    completed = subprocess.run([bash, str(script)], capture_output=True, text=True, check=False)
+    assert completed.stdout.split() == ["--request-rate"]
+
+
+def test_zsh_gets_a_script(capsys):
+    assert main(["completion", "zsh"]) == 0
+    script = capsys.readouterr().out
+    assert script.startswith("#compdef octavo")
+    assert "--kv-cache-memory-bytes" in script
+
+
+def test_a_question_without_an_answer_gives_way_to_the_next():
+    conversation = Conversation("S")
+    conversation.ask("one")
+    conversation.answer("")
+    conversation.ask("two")
+    conversation.answer("2")
+    assert [m["content"] for m in conversation.messages] == ["S", "two", "2"]
+    assert conversation.take_back_answer()
+    assert conversation.awaits_answer
+    conversation.clear()
+    assert not conversation.take_back_answer()
+    assert conversation.messages == [{"role": "system", "content": "S"}]
+
+
+def test_saved_and_loaded(tmp_path):
+    conversation = Conversation("S", [{"role": "user", "content": "täg"}])
+    conversation.save(tmp_path / "c.json")
+    assert Conversation.load(tmp_path / "c.json") == conversation
+    (tmp_path / "list.json").write_text(json.dumps(conversation.messages))
+    assert Conversation.load(tmp_path / "list.json") == conversation
+
+
+@pytest.mark.parametrize("content", ["nonsense", "{}", '[{"role": "user"}]', '[{"role": "user", "content": [1]}]'])
+def test_what_is_no_conversation(content, tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text(content)
+    with pytest.raises(NotAConversation, match=str(path)):
+        Conversation.load(path)
+
+
+class ScriptedEditor:
+    def __init__(self, *events):
+        self._events = iter(events)
+
+    def read(self, prompt):
+        event = next(self._events)
+        if isinstance(event, str):
+            return event
+        raise event
+
+
+@pytest.mark.parametrize(
+    ("events", "texts"),
+    [
+        (["a", "", "  ", " /b", EOFError], ["a", " /b"]),
+        (["a", KeyboardInterrupt, "b", KeyboardInterrupt, KeyboardInterrupt], ["a", "b"]),
+        (["a", "/exit", "never"], ["a"]),
+        (["/do it", "/do", "/undone", "/take x", EOFError], ["did it", "did "]),
+    ],
+    ids=["texts", "interrupts", "exit", "commands"],
+)
+def test_the_shell(events, texts):
+    taken, said = [], []
+    do = Command("do", "[WHAT]", "do it", lambda argument: taken.append(f"did {argument}"))
+    take = Command("take", "", "take nothing", lambda argument: taken.append("took"))
+    Shell(ScriptedEditor(*events), [do, take], taken.append, said.append).run()
+    assert taken == texts
