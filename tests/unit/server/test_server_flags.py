@@ -23,9 +23,13 @@ def described(parser, command):
             yield " ".join((*command, names, f"= {action.default!r}")) + choices
 
 
+#: They say what to do, once; nothing sets them that a --no- form would have to take back.
+ORDERS = {"--dry-run", "--json"}
+
+
 def test_every_switch_of_serve_has_its_no_form():
     serve = build_parser()._subparsers._group_actions[0].choices["serve"]
     switches = [a for a in serve._actions if a.nargs == 0 and not isinstance(a, argparse._HelpAction)]
     flags = {flag for action in switches for flag in action.option_strings}
     plain = {flag for flag in flags if not flag.startswith("--no-")}
-    assert {flag for flag in plain if f"--no-{flag.removeprefix('--')}" not in flags} == set()
+    assert {flag for flag in plain if f"--no-{flag.removeprefix('--')}" not in flags} == ORDERS
