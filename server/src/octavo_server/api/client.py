@@ -34,6 +34,7 @@ class ChatRenderer(Protocol):
     def render(
         self,
         messages: list[dict[str, Any]],
+        /,
         *,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
