@@ -15,6 +15,7 @@ from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.engine import EngineCore
 from octavo_engine.runner.openmp import wait_politely
+from octavo_engine.runner.shape_caches import bound_shape_caches
 from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def find_capacity(config: EngineConfig) -> "Capacity":
 def _import_compute(name: str) -> Any:
     module, _, function = name.partition(":")
     wait_politely()
+    bound_shape_caches()
     try:
         return getattr(import_module(module), function)
     except ModuleNotFoundError as error:

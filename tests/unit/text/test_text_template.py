@@ -43,7 +43,10 @@ def test_the_developer_speaks_as_the_system_where_the_template_knows_no_other(so
 
 
 def test_arguments_may_have_any_name() -> None:
-    assert ChatTemplate("{{ self_ }}{{ messages[0].content }}").render(USER, **{"self": 1, "self_": 2}) == "2Hi"
+    assert (
+        ChatTemplate("{{ self_ }}{{ messages[0].content }}").render(USER, **dict.fromkeys(("self", "self_"), 2))
+        == "2Hi"
+    )
 
 
 def test_no_generation_prompt() -> None:

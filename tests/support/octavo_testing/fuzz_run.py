@@ -1,0 +1,109 @@
+"""Sends fuzzed requests to a server, some at a time, and keeps what was wrong with the answers.
+
+Wrong is a status of 500 or more, an error that isn't in OpenAI's envelope, an answer that breaks off, and no answer in
+time. A connection that the server closes unasked is an answer only to what wasn't HTTP.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from octavo_testing.fuzz_requests import FuzzRequest
+
+ANSWER_TIMEOUT_S = 30
+CONCURRENCY = 16
+#: uvicorn's own answer to what isn't HTTP at all.
+NOT_HTTP = b"Invalid HTTP request received."
+
+
+@dataclass(slots=True)
+class Report:
+    statuses: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    slowest_s: float = 0.0
+
+
+async def send_all(url: str, requests: Iterable[FuzzRequest], report: Report) -> None:
+    source = iter(requests)
+    async with asyncio.TaskGroup() as senders:
+        for _ in range(CONCURRENCY):
+            senders.create_task(_send_from(source, url, report))
+
+
+async def _send_from(source: Iterable[FuzzRequest], url: str, report: Report) -> None:
+    for request in source:
+        started = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                answer = await _send(url, request)
+        except TimeoutError:
+            answer, fault = b"", "no answer in time"
+        else:
+            fault = "" if request.leaves != "never" else fault_of(answer, request)
+        report.slowest_s = max(report.slowest_s, asyncio.get_running_loop().time() - started)
+        report.kinds[request.kind] += 1
+        report.statuses[_status(answer) if request.leaves == "never" else "left"] += 1
+        if fault:
+            report.faults.append(f"{fault}: {request.payload[:2000]!r} -> {answer[-1000:]!r}")
+
+
+async def _send(url: str, request: FuzzRequest) -> bytes:
+    address = urlsplit(url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        writer.write(request.payload)
+        if request.leaves in ("within the body", "before the answer"):
+            await writer.drain()
+            return b""
+        if request.leaves == "within the answer":
+            return await reader.read(100)
+        return await _read_answer(reader, writer)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+        await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+
+
+async def _read_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Half of the time is enough for any answer; who gets none until then says that nothing more will come."""
+    reading = asyncio.ensure_future(reader.read(-1))
+    done, _ = await asyncio.wait({reading}, timeout=ANSWER_TIMEOUT_S / 2)
+    if not done:
+        writer.write_eof()
+    return await reading
+
+
+def fault_of(answer: bytes, request: FuzzRequest) -> str:
+    """Empty if the answer is a good one."""
+    if not answer:
+        return "" if request.kind == "odd framing" else "no answer"
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status = _status(answer)
+    if not status.isdigit():
+        return "no status"
+    if int(status) >= 500:
+        return "server error"
+    is_stream = b"text/event-stream" in head
+    if is_stream and not body.removesuffix(b"0\r\n\r\n").rstrip(b"\r\n").endswith(b"data: [DONE]"):
+        return "a stream without its end"
+    if int(status) >= 400 and not request.payload.startswith(b"HEAD") and not _is_envelope(body):
+        return "an error without its envelope"
+    return ""
+
+
+def _is_envelope(body: bytes) -> bool:
+    if body == NOT_HTTP:
+        return True
+    try:
+        return set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _status(answer: bytes) -> str:
+    return answer[9:12].decode("latin-1") if answer.startswith(b"HTTP/1.1 ") else "none"
