@@ -37,6 +37,7 @@ _cache_home: str | None = None
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew instead of comparing")
+    parser.addoption("--fuzz-requests", type=int, default=500, help="how many requests tests/fuzz sends (default: 500)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

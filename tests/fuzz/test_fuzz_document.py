@@ -12,8 +12,8 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 
 EXAMPLES = 25
 UNCHECKED = [negative_data_rejection, positive_data_acceptance]
-#: It would end the server.
-SPARED = "/drain"
+#: One would end the server, the other's answer never ends.
+SPARED = ("/drain", "/kv/events")
 
 
 def test_the_server_does_what_the_document_says(tiny):
@@ -21,7 +21,7 @@ def test_the_server_does_what_the_document_says(tiny):
     operations = [result.ok() for result in document.get_all_operations()]
     assert len(operations) > 10
     for operation in operations:
-        if operation.path != SPARED:
+        if operation.path not in SPARED:
             modes = list(GenerationMode) if operation.body else [GenerationMode.POSITIVE]
             for mode in modes:
                 check(operation, mode)

@@ -14,6 +14,8 @@ from octavo_testing.fuzz_values import EXTRA_FIELDS, TEXTS, broken_json, nasty, 
 
 #: It would end the server.
 SPARED = frozenset({"/drain"})
+#: Answers that go on until the client leaves.
+ENDLESS = frozenset({"/kv/events"})
 VALID: dict[str, dict[str, Any]] = {
     "prompt": {"prompt": "abc", "max_tokens": 4},
     "messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
@@ -39,6 +41,11 @@ class FuzzRequest:
     path: str
     payload: bytes
     leaves: Leaving = "never"
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Perhaps: its framing needn't be HTTP's."""
+        return self.kind == "odd framing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +144,7 @@ class Fuzzer:
 
     def _odd_route(self) -> FuzzRequest:
         method = self._dice.choice(("GET", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "POST", "BREW"))
-        known = [operation.path for operation in self._operations]
+        known = [operation.path for operation in self._operations if operation.path not in ENDLESS]
         text = quote(self._dice.choice(TEXTS).encode("utf-8", "surrogatepass"))
         paths = (*known, *("/" + text, "/v1/models/" + text, "//", "/v1/../metrics", "/%00", "/%ff", "/?" + text, "*"))
         path = self._dice.choice(paths)
@@ -168,6 +175,7 @@ class Fuzzer:
         leaves: Leaving = "never",
     ) -> FuzzRequest:
         lines = headers or [b"Content-Type: application/json"]
+        leaves = "within the answer" if operation.path in ENDLESS else leaves
         length = b"Content-Length: " + str(len(body)).encode()
         head = _head(operation.method, operation.path) + b"".join(line + b"\r\n" for line in [*lines, length]) + b"\r\n"
         return FuzzRequest(kind=kind, path=operation.path, payload=head + body, leaves=leaves)
