@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from octavo_engine.runner.sampler import NO_TOKEN_LEFT
 from octavo_testing.server import MODEL, events
 from openai import BadRequestError, NotFoundError
 
@@ -187,6 +188,13 @@ async def test_a_failed_generation_is_a_500_that_may_be_retried(served):
         "param": None,
         "code": 500,
     }
+
+
+async def test_a_request_that_leaves_itself_nothing_to_say_is_to_blame(served):
+    served.engine.fail_at, served.engine.failure = 0, NO_TOKEN_LEFT
+    answer = await served.http.post(TEXT, json={"prompt": "a"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "BadRequestError")
+    assert "leave no token" in answer.json()["error"]["message"]
 
 
 async def test_a_failure_before_the_first_token_has_a_real_status(served):

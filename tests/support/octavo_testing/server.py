@@ -54,6 +54,7 @@ class ScriptedClient:
         self.num_cached_tokens = 0
         self.hold_at: int | None = None
         self.fail_at: int | None = None
+        self.failure = "the step failed: scripted"
         self.die_at: int | None = None
         self.is_dead = False
         self.resumed = asyncio.Event()
@@ -128,7 +129,7 @@ class ScriptedClient:
     def _step(self, request: EngineRequest, index: int, position: int) -> SeqOutput:
         out = SeqOutput(request_id=request.request_id, index=index, num_cached_tokens=self.num_cached_tokens)
         if position == self.fail_at:
-            out.finish_reason, out.error = "error", "the step failed: scripted"
+            out.finish_reason, out.error = "error", self.failure
             return out
         params = request.params
         reply = self.replies[index % len(self.replies)]

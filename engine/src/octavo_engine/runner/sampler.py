@@ -21,12 +21,13 @@ from octavo_engine.runner.keyed_random import uniforms
 from octavo_engine.runner.logprobs import token_logprobs
 from octavo_engine.runner.penalties import apply_penalties
 from octavo_engine.runner.seq_state import SeqState
+from octavo_engine.wire.errors import UNSATISFIABLE
 from octavo_engine.wire.plan import SeqResult
 from octavo_engine.wire.records import TokenLogprobs
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity): the weights or the dtype overflow"
-NO_TOKEN_LEFT = "the request's token masks leave no token to choose"
-NO_TOKEN_IN_GRAMMAR = "the request's grammar and its other token masks leave no token to choose"
+NO_TOKEN_LEFT = f"{UNSATISFIABLE}its token masks leave no token to choose"
+NO_TOKEN_IN_GRAMMAR = f"{UNSATISFIABLE}its grammar and its other token masks leave no token to choose"
 
 
 class SamplingColumns:

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from octavo_server.api.context import context_of
-from octavo_server.api.openapi import answers
+from octavo_server.api.openapi import TEXT, answers
 from octavo_server.exposition import CONTENT_TYPE
 
 router = APIRouter()
@@ -41,6 +41,6 @@ async def load(request: Request) -> Response:
     return JSONResponse({"server_load": len(context_of(request).in_flight)})
 
 
-@router.get("/metrics", **answers("Prometheus metrics", str))
+@router.get("/metrics", **answers("Prometheus metrics", TEXT))
 async def metrics(request: Request) -> Response:
     return Response(context_of(request).telemetry.exposition(), headers={"content-type": CONTENT_TYPE})

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Send
 
 from octavo_server.api.context import ApiContext, context_of
+from octavo_server.api.openapi import answers
 from octavo_server.api.watched import InFlight, WatchedResponse
 from octavo_server.kv.frames import MEDIA_TYPE
 
@@ -19,14 +20,17 @@ HEADERS = [(b"content-type", MEDIA_TYPE.encode()), (b"cache-control", b"no-cache
 
 
 @router.get(
-    "/kv/events", summary="A snapshot of the KV blocks, then each change (docs/kv-stream.md)", response_model=None
+    "/kv/events",
+    **answers("A snapshot of the KV blocks, then each change (docs/kv-stream.md)", MEDIA_TYPE, refusals=(400, 401)),
 )
 async def kv_events(request: Request) -> Response:
     context = _streaming(request)
     return FrameStream(context, request, context.kv.frames())
 
 
-@router.get("/kv/snapshot", summary="The KV blocks as they are now (docs/kv-stream.md)", response_model=None)
+@router.get(
+    "/kv/snapshot", **answers("The KV blocks as they are now (docs/kv-stream.md)", MEDIA_TYPE, refusals=(400, 401))
+)
 async def kv_snapshot(request: Request) -> Response:
     context = _streaming(request)
     return FrameStream(context, request, _each(context.kv.snapshot()))

@@ -16,12 +16,12 @@ from starlette.responses import Response
 from octavo_server.openai.errors import ErrorResponse
 
 DEFINITIONS = "x-definitions"
-JSON, EVENT_STREAM = "application/json", "text/event-stream"
+JSON, EVENT_STREAM, TEXT = "application/json", "text/event-stream", "text/plain"
 #: What any request with a body may be told.
 REFUSALS = (400, 401, 404, 429, 500, 503)
 
 Schema = dict[str, Any]
-#: A type that msgspec knows, or None for an answer without a body.
+#: A type that msgspec knows, a media type for what isn't JSON, or None for an answer without a body.
 AnswerType = Any
 
 
@@ -58,8 +58,8 @@ def answers(
 def _described(answer: AnswerType) -> tuple[Schema, Schema]:
     if answer is None:
         return {}, {}
-    if answer is str:
-        return {"text/plain": {"schema": {"type": "string"}}}, {}
+    if isinstance(answer, str):
+        return {answer: {"schema": {"type": "string"}}}, {}
     (schema,), definitions = msgspec.json.schema_components([answer], ref_template=_ref("{name}"))
     return {JSON: {"schema": schema}}, definitions
 
