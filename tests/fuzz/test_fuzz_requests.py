@@ -49,4 +49,4 @@ def _print(report, before, after):
     print(f"kinds: {dict(report.kinds.most_common())}")
     print(f"faults: {len(report.faults)}; slowest answer: {report.slowest_s:.2f} s")
     for name, old, new in zip(("server", "engine core"), before, after, strict=True):
-        print(f"{name}: {old / 2**20:.1f} MiB after {WARM_UP} requests, {new / 2**20:.1f} MiB at the end")
+        print(f"{name}: {old / 2**20:.1f} MiB after at most {WARM_UP} requests, {new / 2**20:.1f} MiB at the end")
