@@ -182,12 +182,22 @@ def test_vllm_s_flags_are_understood():
         parse(
             *("--backend", "openai-chat", "--base-url", "http://h:1/", "--top-p", "0.5", "--ignore-eos"),
             *("--extra-body", '{"top_k": 3}', "--header", "a=b=c", "--goodput", "ttft:200", "tpot:50"),
-            *("--request-rate", "1,2,inf", "--max-concurrency", "8", "--metric-percentiles", "50,99.9"),
+            *(
+                "--request-rate",
+                "1,2,inf",
+                "--max-concurrency",
+                "8",
+                "--logprobs",
+                "2",
+                "--trust-remote-code",
+                "--metric-percentiles",
+                "50,99.9",
+            ),
         )
     )
     assert (options.base_url, options.models_path, options.headers) == ("http://h:1", "/v1/models", {"a": "b=c"})
     assert options.target.path == "/v1/chat/completions"
-    assert options.target.extra_body == {"top_p": 0.5, "top_k": 3}
+    assert options.target.extra_body == {"top_p": 0.5, "top_k": 3, "logprobs": True, "top_logprobs": 2}
     assert [load.arrivals.rate for load in options.loads] == [1, 2, math.inf]
     assert {load.max_concurrency for load in options.loads} == {8}
     assert options.goodput_ms == {"ttft": 200, "tpot": 50}

@@ -29,7 +29,7 @@ def add_serve_bench_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("server")
+    group = parser.add_argument_group("server", "Its key, where it wants one, is taken from $OPENAI_API_KEY.")
     group.add_argument("--backend", choices=BACKENDS, default="openai", help="which API (default: openai, completions)")
     group.add_argument("--base-url", metavar="URL", help="without /v1 (default: from --host and --port)")
     group.add_argument("--host", default="127.0.0.1", help="(default: 127.0.0.1)")
@@ -39,6 +39,8 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--served-model-name", metavar="NAME", help="its name in requests, if not --model")
     group.add_argument("--tokenizer", metavar="MODEL", help="where the tokenizer comes from (default: the model)")
     group.add_argument("--header", nargs="*", metavar="KEY=VALUE", default=[], help="sent with each request")
+    group.add_argument("--tokenizer-mode", choices=("auto", "hf"), default="auto", help="accepted; there is one kind")
+    group.add_argument("--trust-remote-code", action="store_true", help="accepted; a tokenizer runs no code here")
     group.add_argument("--insecure", action="store_true", help="do not check the server's certificate")
     group.add_argument(
         "--ready-check-timeout-sec",
@@ -111,6 +113,9 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     for flag, (kind, text) in SAMPLING.items():
         if flag not in ("--max-tokens", "--seed"):
             group.add_argument(flag, type=kind, metavar="N" if kind is int else "X", help=text)
+    group.add_argument(
+        "--logprobs", type=int, metavar="N", help="ask for log-probabilities of N tokens at each position"
+    )
     group.add_argument("--ignore-eos", action="store_true", help="always generate the full length (random: always on)")
     group.add_argument("--extra-body", type=json_object, metavar="JSON", default={}, help="more fields of each request")
 

@@ -57,7 +57,7 @@ def options_of(args: argparse.Namespace) -> Options:
             model=args.model or "",
             uses_chat=uses_chat,
             ignore_eos=args.ignore_eos or args.dataset_name == "random",
-            extra_body={**sampling, **args.extra_body},
+            extra_body={**sampling, **_logprobs(args.logprobs, uses_chat=uses_chat), **args.extra_body},
             request_id_prefix=args.request_id_prefix,
         ),
         loads=_loads(args),
@@ -67,6 +67,12 @@ def options_of(args: argparse.Namespace) -> Options:
         metadata=_pairs("--metadata", args.metadata),
         plot=_plot(args.plot),
     )
+
+
+def _logprobs(count: int | None, *, uses_chat: bool) -> dict[str, int | bool]:
+    if count is None:
+        return {}
+    return {"logprobs": True, "top_logprobs": count} if uses_chat else {"logprobs": count}
 
 
 def _sampling_names() -> list[str]:

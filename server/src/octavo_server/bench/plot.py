@@ -137,7 +137,7 @@ def _draw_throughput(panel: Axes, sweep: _Sweep) -> None:
     if sweep.unlimited is not None:
         panel.plot(sweep.unlimited.x, sweep.unlimited.run.figures.output_throughput, "o", color=_GREEN, markersize=5)
     best = max(point.run.figures.output_throughput for point in sweep.all)
-    panel.set_ylim(0, 1.25 * best)
+    panel.set_ylim(0, 1.25 * best or 1)
     panel.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     panel.axhline(best, color=_GREEN, linewidth=0.8, alpha=0.6)
     panel.annotate(

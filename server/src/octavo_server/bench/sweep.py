@@ -36,8 +36,8 @@ def saturation(runs: Sequence[Run]) -> float | None:
 
 def keeps_up(run: Run, unloaded_s: float) -> bool:
     """Whether it was over about when it would have been with a machine for each request: the last one needs its time,
-    `unloaded_s`, after it arrived."""
-    if math.isinf(run.request_rate):
+    `unloaded_s`, after it arrived. Refusing requests is not keeping up."""
+    if math.isinf(run.request_rate) or run.figures.failed > (1 - _FULL_SHARE) * len(run.records):
         return False
     arriving_s = len(run.records) / run.request_rate
     return run.figures.duration_s <= (arriving_s + unloaded_s) / _FULL_SHARE

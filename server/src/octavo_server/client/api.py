@@ -1,7 +1,7 @@
 """`Api`: a light client of an OpenAI-compatible server, for the terminal and for measuring.
 
-aiohttp, because its parser is C: per streamed chunk it costs a tenth of what httpx or the `openai` package do, and the
-client must not be what a benchmark measures. It does no retries: a failure is told, not hidden.
+aiohttp, because its parser is C, and structs instead of models: measured over 16 streams, a chunk costs 19 us of CPU
+with uvloop (23 without), against 29 with httpx and 76 with the `openai` package. It retries nothing: a failure is told.
 """
 
 import asyncio
