@@ -4,10 +4,12 @@ import json
 
 import httpx
 import pytest
+from octavo_testing.core_process import scripted_environment
 from octavo_testing.scripted import write_byte_model
+from octavo_testing.scripted_serve import SCRIPTED_SERVE
 from octavo_testing.serve_command import octavo_serve
 
-TINY = ("--load-format", "dummy", "--max-model-len", "64", "--num-gpu-blocks-override", "16")
+TINY = ("--load-format", "dummy", "--max-model-len", "64")
 KEY = "sk-very-secret-key"
 
 
@@ -15,13 +17,14 @@ KEY = "sk-very-secret-key"
 def tiny(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
-    return str(write_byte_model(folder))
+    with scripted_environment():
+        yield str(write_byte_model(folder))
 
 
 def test_json_lines_carry_the_request_id_and_no_key(tiny, tmp_path):
     flags = ("--log-format", "json", "--enable-log-requests", "--max-log-len", "3", "--api-key", KEY)
     headers = {"Authorization": f"Bearer {KEY}", "X-Request-Id": "mine"}
-    with octavo_serve(tmp_path, tiny, *TINY, *flags) as serving:
+    with octavo_serve(tmp_path, tiny, *TINY, *flags, module=SCRIPTED_SERVE) as serving:
         for prompt in ("abcdef", "x" * 100):
             body = {"prompt": prompt, "max_tokens": 2}
             httpx.post(f"{serving.url}/v1/completions", json=body, headers=headers, timeout=30)
@@ -38,9 +41,13 @@ def test_json_lines_carry_the_request_id_and_no_key(tiny, tmp_path):
 
 
 def test_text_lines_name_the_request(tiny, tmp_path):
-    with octavo_serve(tmp_path, tiny, *TINY, "--disable-uvicorn-access-log", "--enable-log-requests") as serving:
+    flags = ("--disable-uvicorn-access-log", "--enable-log-requests")
+    with octavo_serve(tmp_path, tiny, *TINY, *flags, module=SCRIPTED_SERVE) as serving:
         body = {"prompt": "a", "max_tokens": 2}
-        httpx.post(f"{serving.url}/v1/completions", json=body, headers={"X-Request-Id": "mine"}, timeout=30)
+        for extra in ({}, {"request_id": "the body's"}):
+            headers = {"X-Request-Id": "mine"}
+            httpx.post(f"{serving.url}/v1/completions", json=body | extra, headers=headers, timeout=30)
     text = serving.log.read_text()
+    assert " [the body's] request cmpl-the body's: " in text
     assert " [mine] request cmpl-mine: " in text
     assert "HTTP/1.1" not in text

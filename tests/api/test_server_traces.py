@@ -8,7 +8,7 @@ import pytest
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.observe_flags import tracer_of
 from octavo_server.config import ServerConfig
-from octavo_server.tracing import RequestTracer, checked_endpoint
+from octavo_server.tracing import RequestTracer, checked_endpoint, service_resource
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -172,6 +172,12 @@ def test_only_http_is_spoken(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     with pytest.raises(StartupError, match="http/protobuf only"):
         checked_endpoint("http://x:4318")
+
+
+def test_the_service_has_the_name_that_the_environment_gives(monkeypatch):
+    assert service_resource().attributes["service.name"] == "octavo"
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "chat-in-europe")
+    assert service_resource().attributes["service.name"] == "chat-in-europe"
 
 
 def test_a_path_of_ones_own_is_kept():

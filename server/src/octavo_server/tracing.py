@@ -37,7 +37,7 @@ class RequestTracer:
     @classmethod
     def exporting_to(cls, endpoint: str, model_name: str) -> "RequestTracer":
         """Spans leave in batches, from a thread of their own. Raises StartupError."""
-        provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
+        provider = TracerProvider(resource=service_resource(), shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=checked_endpoint(endpoint))))
         return cls(provider, model_name)
 
@@ -122,7 +122,7 @@ def checked_endpoint(endpoint: str) -> str:
     return urlunsplit(url._replace(path=DEFAULT_PATH)) if url.path in ("", "/") else endpoint
 
 
-def _resource() -> Resource:
+def service_resource() -> Resource:
     """Named by OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES where they are set."""
     found = Resource.create()
     is_named = not str(found.attributes["service.name"]).startswith("unknown_service")

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from octavo_engine.log_format import REQUEST_ID
 from octavo_engine.wire.errors import InvalidRequest, ModelNotFound
 from octavo_engine.wire.hashing import tenant_salt
 from pydantic import BaseModel, ValidationError
@@ -101,6 +102,7 @@ class ApiContext:
     def head(self, prefix: str, request: Request, body: GenerationFields) -> Head:
         state = request.scope["state"]
         request_id = body.request_id or state["request_id"]
+        REQUEST_ID.set(request_id)
         name, tenant = self.model_name(body.model), state.get("tenant", "")
         return Head(f"{prefix}-{request_id}", int(time.time()), name, self.fingerprint, tenant)
 
