@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 from octavo_server.tools.use import ToolSettings
 from octavo_testing.scripted import write_byte_model
-from octavo_testing.server import MODEL, ScriptedClient, serving
+from octavo_testing.server import MODEL, ScriptedClient, events, serving
 from openai import BadRequestError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -89,6 +89,41 @@ async def test_a_stream_says_the_same(served):
     assert choice.finish_reason == "tool_calls"
     assert calls_of(choice.message) == calls_of(plain.message) == BOTH
     assert (choice.message.content or None) == plain.message.content
+
+
+async def joined(served, **fields):
+    """A stream's content, the arguments of its calls, and its reason, from the bytes on the wire."""
+    body = {"messages": HELLO, "tools": TOOLS, "stream": True, **fields}
+    answer = await served.http.post("/v1/chat/completions", json=body)
+    text, arguments, reason = "", [], None
+    for event in events(answer.text)[:-1]:
+        (choice,) = json.loads(event)["choices"]
+        text += choice["delta"].get("content", "")
+        for call in choice["delta"].get("tool_calls", ()):
+            arguments += [""] if "id" in call else []
+            arguments[call["index"]] += call["function"]["arguments"]
+        reason = choice["finish_reason"]
+    return text or None, arguments, reason
+
+
+def of_plain(choice):
+    arguments = [call.function.arguments for call in choice.message.tool_calls or []]
+    return choice.message.content or None, arguments, choice.finish_reason
+
+
+async def test_wherever_a_stream_is_cut(served):
+    """Within characters, too: tokens are bytes here."""
+    (plain,) = (await chat(served)).choices
+    for num_first in range(len(served.engine.replies[0].encode()) + 1):
+        served.engine.cuts = frozenset({num_first})
+        assert await joined(served) == of_plain(plain), num_first
+
+
+async def test_an_answer_that_breaks_off_says_the_same_in_a_stream(served):
+    for max_tokens in range(1, len(served.engine.replies[0].encode()), 4):
+        (plain,) = (await chat(served, max_tokens=max_tokens)).choices
+        assert plain.finish_reason == "length"
+        assert await joined(served, max_tokens=max_tokens) == of_plain(plain)
 
 
 async def test_an_answer_without_calls(served):
