@@ -49,6 +49,44 @@ def test_arguments_may_have_any_name() -> None:
     )
 
 
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": '{"a": "é"}'}}]}
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("{{ args | tojson }}", '{"a": "é"}'),
+        ("{% for key, value in args.items() %}{{ key }}={{ value }}{% endfor %}", "a=é"),
+        ("{{ 'f ' + args + '!' }}", 'f {"a": "é"}!'),
+        ("{{ args ~ '!' }}", '{"a": "é"}!'),
+        ("{{ args is mapping }}", "True"),
+    ],
+)
+@pytest.mark.parametrize("arguments", ['{"a": "é"}', {"a": "é"}])
+def test_arguments_are_an_object_and_text(arguments: Any, expression: str, text: str) -> None:
+    message = {**CALL, "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    source = "{% set args = messages[0].tool_calls[0].function.arguments %}" + expression
+    assert ChatTemplate(source).render([message]) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{% if messages[0]['content'] is none %}calls{% endif %}", "calls"),
+        ("{% if messages[0].content is not none %}text{% else %}calls{% endif %}", "calls"),
+        ("{{ messages[0].content + 'x' }}", "x"),
+        ("{% if messages[0].reasoning_content is none %}{% endif %}{{ messages[0].content + 'x' }}", "x"),
+    ],
+)
+def test_null_beside_calls_stays_where_the_template_asks_for_it(source: str, text: str) -> None:
+    assert ChatTemplate(source).render([CALL]) == text
+
+
+def test_null_elsewhere_is_no_text() -> None:
+    source = "{% if messages[0].content is none %}null{% endif %}"
+    assert ChatTemplate(source).render([{"role": "assistant", "content": None}]) == ""
+
+
 def test_no_generation_prompt() -> None:
     assert ChatTemplate(PLAIN).render(USER, add_generation_prompt=False) == "user: Hi\n"
 

@@ -13,11 +13,35 @@ from octavo_engine.wire.errors import InvalidRequest
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
-def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Raises InvalidRequest that names the message."""
+class ToolArguments(dict[str, Any]):
+    """The arguments of an earlier call: an object, and JSON text where a template adds or prints it."""
+
+    def __init__(self, text: str, members: Mapping[str, Any]) -> None:
+        super().__init__(members)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text
+
+
+def normalise_messages(messages: Sequence[Mapping[str, Any]], *, keeps_null: bool = False) -> list[dict[str, Any]]:
+    """`keeps_null`: null content stays None beside calls, for templates that tell calls by it.
+
+    Raises InvalidRequest that names the message.
+    """
     if not messages:
         raise InvalidRequest("messages is empty: at least one message is needed.", param="messages")
-    return [_normalise(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    normal = [_normalise(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    for sent, message in zip(messages, normal, strict=True):
+        if keeps_null and sent.get("content") is None and "tool_calls" in message:
+            message["content"] = None
+    return normal
 
 
 def _normalise(message: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -79,8 +103,15 @@ def _with_object_arguments(call: object, where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where}.function.name must be a string.", param=f"{where}.function.name")
     arguments = function.get("arguments")
     if arguments is None or isinstance(arguments, str):
-        try:
-            function["arguments"] = json.loads(arguments) if arguments else {}
-        except ValueError as error:
-            raise InvalidRequest(f"{where}.function.arguments is not valid JSON: {error}", param=where) from error
+        function["arguments"] = _parsed(arguments or "{}", where)
+    elif isinstance(arguments, Mapping):
+        function["arguments"] = ToolArguments(json.dumps(arguments, ensure_ascii=False), arguments)
     return {**call, "function": function}
+
+
+def _parsed(arguments: str, where: str) -> Any:
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{where}.function.arguments is not valid JSON: {error}", param=where) from error
+    return ToolArguments(arguments, parsed) if isinstance(parsed, dict) else parsed

@@ -5,6 +5,7 @@ Whatever goes wrong while rendering is the request's fault or the template's, ne
 Rendering is bounded in time and size; a template can't be trusted more than the weights that it came with.
 """
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ MAX_RENDER_S = 10.0
 MAX_RANGE_ITEMS = 1_000_000
 
 _TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+#: Where a template asks whether a message has content at all.
+_TESTS_CONTENT = re.compile(r"""\bcontent(["']\])? is (not )?none""", re.IGNORECASE)
 #: Marks where the last message ends; made of private characters that no message holds by chance.
 _END_MARK = "\ue0f0octavo\ue0f1"
 
@@ -38,6 +41,7 @@ class ChatTemplate:
             message = f"The chat template is not valid Jinja: line {error.lineno}: {error.message}"
             raise InvalidRequest(message, param="chat_template") from error
         self.source = source
+        self._tests_content = _TESTS_CONTENT.search(source) is not None
         self._special_tokens = dict(special_tokens or {})
 
     def render(
@@ -51,7 +55,7 @@ class ChatTemplate:
         **kwargs: Any,
     ) -> str:
         """`continue_final_message`: ends with the last message's own text, so that the model goes on with it."""
-        conversation = normalise_messages(messages)
+        conversation = normalise_messages(messages, keeps_null=self._tests_content)
         if "developer" not in self.source:
             _rename_developer(conversation)
         if continue_final_message:
