@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo_server.api import admin, chat, completions, drain, health, kv, models, render, tokens
+from octavo_server.api import admin, chat, completions, drain, health, kv, models, render, responses, tokens
 from octavo_server.api.auth import BearerAuth
 from octavo_server.api.client import EngineClient
 from octavo_server.api.context import ApiContext
@@ -34,7 +34,7 @@ from octavo_server.telemetry import Telemetry
 if TYPE_CHECKING:
     from octavo_server.tracing import RequestTracer
 
-MODULES = (chat, completions, render, models, tokens, health, drain, admin, kv)
+MODULES = (chat, completions, responses, render, models, tokens, health, drain, admin, kv)
 
 
 def build_app(client: EngineClient, config: ServerConfig, tracer: "RequestTracer | None" = None) -> FastAPI:

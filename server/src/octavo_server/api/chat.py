@@ -55,8 +55,11 @@ async def read_chat(request: Request) -> ChatTurn:
     arrival_s = time.monotonic()
     context = context_of(request)
     body = await read_generation(request, ChatCompletionRequest)
+    return await chat_turn(context, context.head("chatcmpl-", request, body), body, arrival_s)
+
+
+async def chat_turn(context: ApiContext, head: Head, body: ChatCompletionRequest, arrival_s: float) -> ChatTurn:
     tools = body.tool_use(context.config.tools)
-    head = context.head("chatcmpl", request, body)
     prompt = await render_chat(context, body)
     params = body.sampling_params(
         context.client.default_sampling_params,

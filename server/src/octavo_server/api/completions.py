@@ -44,7 +44,7 @@ async def read_completion(request: Request) -> tuple[Head, CompletionRequest, Ge
     arrival_s = time.monotonic()
     context = context_of(request)
     body = await read_generation(request, CompletionRequest)
-    head = context.head("cmpl", request, body)
+    head = context.head("cmpl-", request, body)
     params = _sampling_params(context, body)
     prompts = [await _prompt_input(context, body, prompt) for prompt in body.prompts()]
     return head, body, context.generation(head, body, prompts, params, arrival_s)

@@ -104,7 +104,7 @@ class ApiContext:
         request_id = body.request_id or state["request_id"]
         REQUEST_ID.set(request_id)
         name, tenant = self.model_name(body.model), state.get("tenant", "")
-        return Head(f"{prefix}-{request_id}", int(time.time()), name, self.fingerprint, tenant)
+        return Head(f"{prefix}{request_id}", int(time.time()), name, self.fingerprint, tenant)
 
     def generation(
         self, head: Head, body: GenerationFields, prompts: list[PromptInput], params: "SamplingParams", arrival_s: float

@@ -14,10 +14,12 @@ from octavo_server.api.completions import read_completion
 from octavo_server.api.context import Head
 from octavo_server.api.generation import Generation
 from octavo_server.api.openapi import accepts
+from octavo_server.api.responses import read_response
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.fields import GenerationFields
 from octavo_server.openai.render import RenderedRequest
+from octavo_server.openai.responses import ResponsesRequest
 
 router = APIRouter()
 
@@ -37,6 +39,16 @@ async def render_chat_completion(request: Request) -> Response:
 )
 async def render_completion(request: Request) -> Response:
     return _json(_rendered(*await read_completion(request)))
+
+
+@router.post(
+    "/v1/responses/render",
+    **accepts(ResponsesRequest, "Token ids of a response's prompt", answer=RenderedRequest),
+)
+async def render_response(request: Request) -> Response:
+    _, turn = await read_response(request)
+    (rendered,) = _rendered(turn.head, turn.body, turn.generation)
+    return _json(rendered)
 
 
 def _rendered(head: Head, body: GenerationFields, generation: Generation) -> list[RenderedRequest]:

@@ -133,8 +133,10 @@ class EventStream(WatchedResponse):
     async def _finish(self, send: Send, error: Exception | None) -> None:
         await super()._finish(send, error)
         if self._has_started:
-            last = sse.error_frame(error) if error is not None else b""
-            await send({"type": "http.response.body", "body": last + sse.DONE})
+            await send({"type": "http.response.body", "body": self._ending(error)})
+
+    def _ending(self, error: Exception | None) -> bytes:
+        return (sse.error_frame(error) if error is not None else b"") + sse.DONE
 
 
 def log_failure(error: Exception, request_id: str) -> None:

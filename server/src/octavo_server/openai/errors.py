@@ -40,6 +40,14 @@ class Forbidden(OctavoError):
     """The API key is right, yet not for this."""
 
 
+class NotStored(OctavoError):
+    def __init__(self, response_id: str) -> None:
+        super().__init__(
+            f"Response {response_id!r} is not here: this server stores no responses. Keep the answer of "
+            "POST /v1/responses, and send its items as input of the next request."
+        )
+
+
 class GenerationFailed(OctavoError):
     """The engine ended a request with `error`: it may be sent again."""
 
@@ -77,6 +85,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (Unauthorized, 401, "AuthenticationError"),
     (Forbidden, 403, "PermissionDeniedError"),
     (ModelNotFound, 404, "NotFoundError"),
+    (NotStored, 404, "NotFoundError"),
     (RequestTimeout, 408, "RequestTimeoutError"),
     (RequestTooLarge, 413, "RequestTooLargeError"),
     (Overloaded, 429, "RateLimitError"),

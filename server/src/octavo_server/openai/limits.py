@@ -22,6 +22,7 @@ _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 #: Field of a body -> field of `RequestLimits`, and so the flag.
 _COUNTED = {
     "messages": "max_messages",
+    "input": "max_messages",
     "prompt": "max_prompts",
     "stop": "max_stop_strings",
     "stop_token_ids": "max_stop_token_ids",

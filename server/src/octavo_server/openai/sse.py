@@ -21,5 +21,9 @@ def frame(chunk: object) -> bytes:
     return b"data: " + _encode(chunk) + b"\n\n"
 
 
+def named_frame(name: str, event: object) -> bytes:
+    return b"event: " + name.encode() + b"\n" + frame(event)
+
+
 def error_frame(error: Exception) -> bytes:
     return frame(describe(error).envelope())

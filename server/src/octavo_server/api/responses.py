@@ -1,0 +1,89 @@
+"""`POST /v1/responses`, stateless: a response is made from what the request holds, and kept nowhere."""
+
+import time
+
+from fastapi import APIRouter
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo_server.api.chat import ChatTurn, chat_turn
+from octavo_server.api.context import ApiContext, context_of, read_body
+from octavo_server.api.openapi import accepts, answers
+from octavo_server.api.responses_writer import ResponsesWriter
+from octavo_server.api.watched import EventStream, InFlight, JsonReply
+from octavo_server.openai.chat import ChatCompletionRequest
+from octavo_server.openai.errors import NotStored, malformed
+from octavo_server.openai.limits import check_counts
+from octavo_server.openai.responses import ResponsesRequest
+from octavo_server.openai.responses_answer import ResponseObject
+
+router = APIRouter()
+NOT_FOUND = (401, 404)
+
+
+@router.post(
+    "/v1/responses", **accepts(ResponsesRequest, "Answer a conversation of items", answer=ResponseObject, streams=True)
+)
+async def create_response(request: Request) -> Response:
+    context = context_of(request)
+    context.check_queue(request)
+    body, turn = await read_response(request)
+    writer = ResponsesWriter(context, body, turn)
+    if body.stream:
+        return ResponseStream(context.in_flight, turn.head.id, writer)
+    return JsonReply(context.in_flight, turn.head.id, writer.body)
+
+
+async def read_response(request: Request) -> tuple[ResponsesRequest, ChatTurn]:
+    """Raises every refusal but those of the engine."""
+    arrival_s = time.monotonic()
+    context = context_of(request)
+    body = await read_body(request, ResponsesRequest)
+    context.model_name(body.model)
+    body.check()
+    chat = _as_chat(context, body)
+    head = context.head("resp_", request, chat)
+    return body, await chat_turn(context, head, chat, arrival_s)
+
+
+def _as_chat(context: ApiContext, body: ResponsesRequest) -> ChatCompletionRequest:
+    try:
+        chat = body.as_chat()
+    except ValidationError as error:
+        raise malformed(error) from None
+    check_counts(chat, context.config.limits)
+    chat.check()
+    return chat
+
+
+class ResponseStream(EventStream):
+    """Ends without `[DONE]`; a failure is the last event of the stream's own kind."""
+
+    def __init__(self, in_flight: InFlight, request_id: str, writer: ResponsesWriter) -> None:
+        super().__init__(in_flight, request_id, writer.frames())
+        self._writer = writer
+
+    def _ending(self, error: Exception | None) -> bytes:
+        return b"" if error is None else self._writer.failure(error)
+
+
+@router.get("/v1/responses/{response_id}", **answers("Not kept: 404", None, refusals=NOT_FOUND))
+async def retrieve_response(response_id: str) -> Response:
+    raise NotStored(response_id)
+
+
+@router.get("/v1/responses/{response_id}/input_items", **answers("Not kept: 404", None, refusals=NOT_FOUND))
+async def list_input_items(response_id: str) -> Response:
+    raise NotStored(response_id)
+
+
+@router.delete("/v1/responses/{response_id}", **answers("Not kept: 404", None, refusals=NOT_FOUND))
+async def delete_response(response_id: str) -> Response:
+    raise NotStored(response_id)
+
+
+@router.post("/v1/responses/{response_id}/cancel", **answers("Not kept: 404", None, refusals=NOT_FOUND))
+async def cancel_response(response_id: str) -> Response:
+    """To cancel a response is to close its connection."""
+    raise NotStored(response_id)

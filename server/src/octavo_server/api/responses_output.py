@@ -1,0 +1,142 @@
+"""`ResponseOutput`: the items of a response as they grow, and the events that tell of it. Pure.
+
+At most one item is open. Text opens a message, reasoning a reasoning item, a call one of its own; whatever opens the
+next closes the one before. White space alone, as models write it around their markers, opens nothing.
+"""
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from octavo_server.openai.chat import TokenLogprob
+from octavo_server.openai.responses_answer import (
+    Event,
+    FunctionCall,
+    ItemStatus,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+)
+from octavo_server.reading.parts import CallArguments, CallStart, Part, Reasoning, Text
+
+COMPLETED: ItemStatus = "completed"
+
+
+class ResponseOutput:
+    """`new_id("msg")` makes an id. Events come without their sequence numbers."""
+
+    def __init__(self, new_id: Callable[[str], str]) -> None:
+        self.items: list[OutputItem] = []
+        self._new_id = new_id
+        self._pieces: list[str] = []  # of the open item's text or arguments
+        self._logprobs: list[TokenLogprob] = []  # of the open message, or of the space before it
+        self._space = ""  # may yet be the start of a message
+
+    def add(self, part: Part, logprobs: Sequence[TokenLogprob] = ()) -> list[Event]:
+        """`logprobs`: those of the tokens that came with a text."""
+        match part:
+            case Text(text):
+                return self._add_text(text, logprobs)
+            case Reasoning(text):
+                opening = [] if isinstance(self._open, ReasoningItem) else self._begin_reasoning()
+                return [*opening, *self._grow("response.reasoning_text.delta", text)]
+            case CallStart(_, call_id, name):
+                return self._begin(FunctionCall(id=self._new_id("fc"), call_id=call_id, name=name))
+            case CallArguments(_, text):
+                return self._grow("response.function_call_arguments.delta", text)
+
+    def finish(self, *, is_complete: bool) -> list[Event]:
+        """A response has at least one item, if only an empty message."""
+        opening = [] if self.items else self._begin_message()
+        return [*opening, *self._close(COMPLETED if is_complete else "incomplete")]
+
+    def fail(self) -> None:
+        """Without an event: the response's own says it all."""
+        self._close("incomplete")
+
+    @property
+    def _open(self) -> OutputItem | None:
+        return self.items[-1] if self.items and self.items[-1].status == "in_progress" else None
+
+    def _add_text(self, text: str, logprobs: Sequence[TokenLogprob]) -> list[Event]:
+        if isinstance(self._open, OutputMessage):
+            self._logprobs += logprobs
+            return self._grow_text(text, list(logprobs))
+        self._space += text
+        self._logprobs += logprobs
+        return self._begin_message() if self._space.strip() else []
+
+    def _begin_message(self) -> list[Event]:
+        """With the space before it, or with what ended the space."""
+        text, logprobs = self._space, self._logprobs
+        events = self._begin(OutputMessage(id=self._new_id("msg"), content=[]))
+        self._logprobs = logprobs
+        opened = self._at_part("response.content_part.added", part=OutputText())
+        return [*events, opened, *self._grow_text(text, list(logprobs))]
+
+    def _begin_reasoning(self) -> list[Event]:
+        events = self._begin(ReasoningItem(id=self._new_id("rs"), content=[]))
+        return [*events, self._at_part("response.content_part.added", part=ReasoningText())]
+
+    def _begin(self, item: OutputItem) -> list[Event]:
+        closing = self._close(COMPLETED)
+        self._space, self._logprobs, self._pieces = "", [], []
+        self.items.append(item)
+        return [*closing, self._of_item("response.output_item.added")]
+
+    def _grow_text(self, text: str, logprobs: list[TokenLogprob]) -> list[Event]:
+        events = self._grow("response.output_text.delta", text)
+        for event in events:
+            event.logprobs = logprobs
+        return events
+
+    def _grow(self, kind: str, text: str) -> list[Event]:
+        if not text:
+            return []
+        self._pieces.append(text)
+        event = self._at_item(kind) if isinstance(self._open, FunctionCall) else self._at_part(kind)
+        event.delta = text
+        return [event]
+
+    def _close(self, status: ItemStatus) -> list[Event]:
+        item, text = self._open, "".join(self._pieces)
+        if item is None:
+            return []
+        match item:
+            case OutputMessage():
+                events = self._close_message(item, text)
+            case ReasoningItem():
+                item.content = [ReasoningText(text=text)]
+                done = self._at_part("response.reasoning_text.done", text=text)
+                events = [done, self._at_part("response.content_part.done", part=item.content[0])]
+            case FunctionCall():
+                item.arguments = text
+                done = self._at_item("response.function_call_arguments.done")
+                done.name, done.arguments = item.name, text
+                events = [done]
+        item.status = status
+        return [*events, self._of_item("response.output_item.done")]
+
+    def _close_message(self, item: OutputMessage, text: str) -> list[Event]:
+        item.content = [OutputText(text=text, logprobs=self._logprobs)]
+        done = self._at_part("response.output_text.done", text=text)
+        done.logprobs = self._logprobs
+        return [done, self._at_part("response.content_part.done", part=item.content[0])]
+
+    def _at_part(self, kind: str, *, part: OutputText | ReasoningText | None = None, text: str | None = None) -> Event:
+        event = self._at_item(kind)
+        event.content_index = 0
+        if part is not None:
+            event.part = part
+        if text is not None:
+            event.text = text
+        return event
+
+    def _at_item(self, kind: str) -> Event:
+        return Event(type=kind, output_index=len(self.items) - 1, item_id=self.items[-1].id)
+
+    def _of_item(self, kind: str) -> Event:
+        """With the item as it is now."""
+        return Event(type=kind, output_index=len(self.items) - 1, item=replace(self.items[-1]))

@@ -1,0 +1,141 @@
+"""Writes a response from a generation, whole or as a stream of events, which a number puts in order."""
+
+import uuid
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+
+import msgspec
+
+from octavo_server.api.chat import ChatTurn
+from octavo_server.api.choice import Tally
+from octavo_server.api.context import ApiContext
+from octavo_server.api.responses_output import ResponseOutput
+from octavo_server.openai.chat import TokenLogprob
+from octavo_server.openai.errors import GenerationFailed, describe
+from octavo_server.openai.logprobs import LogprobWriter
+from octavo_server.openai.responses import ResponsesRequest
+from octavo_server.openai.responses_answer import (
+    Event,
+    IncompleteDetails,
+    InputDetails,
+    OutputDetails,
+    ResponseError,
+    ResponseObject,
+    ResponseStatus,
+    ResponseUsage,
+)
+from octavo_server.openai.sse import named_frame
+from octavo_server.reading.parts import Part, Text, merge
+
+
+class ResponsesWriter:
+    """Used once: either `body`, or `frames` and, where they fail, `failure`."""
+
+    def __init__(self, context: ApiContext, request: ResponsesRequest, turn: ChatTurn) -> None:
+        codec = context.client.tokenizer
+        self._request = request
+        self._turn = turn
+        self._tally = Tally(1, 1, turn.generation.num_prompt_tokens)
+        self._choice = self._tally.choices[0]
+        self._choice.reader = turn.reading.reader(codec.token_id)
+        self._output = ResponseOutput(lambda kind: f"{kind}_{uuid.uuid4().hex}")
+        self._logprobs = LogprobWriter(codec, num_top=request.top_logprobs or 0, as_ids=False)
+        self._sequence_number = 0
+
+    async def body(self) -> bytes:
+        async with aclosing(self._turn.generation.deltas()) as deltas:
+            async for delta in deltas:
+                self._tally.add(delta)
+        self._advance()
+        self._output.finish(is_complete=self._is_complete)
+        return msgspec.json.encode(self._last())
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """Each item holds the frames of one engine output."""
+        opening = self._framed([self._about("response.created"), self._about("response.in_progress")])
+        async with aclosing(self._turn.generation.deltas()) as deltas:
+            async for delta in deltas:
+                self._tally.add(delta)
+                written = opening + self._framed(self._advance())
+                if written:
+                    yield written
+                    opening = b""
+        closing = self._framed(self._output.finish(is_complete=self._is_complete))
+        last = self._last()
+        yield closing + self._framed([Event(type=f"response.{last.status}", response=last)])
+
+    def failure(self, error: Exception) -> bytes:
+        """The end of a stream that has begun."""
+        self._output.fail()
+        response = self._response("failed")
+        response.error = ResponseError("server_error", describe(error).message)
+        return self._framed([Event(type="response.failed", response=response)])
+
+    def _advance(self) -> list[Event]:
+        """What the choice has that isn't written yet."""
+        logprobs, parts = self._new_logprobs(), self._new_parts()
+        self._choice.written()
+        events: list[Event] = []
+        for part in parts:
+            told: list[TokenLogprob] = []
+            if isinstance(part, Text):
+                told, logprobs = logprobs, []
+            events += self._output.add(part, told)
+        return events
+
+    def _new_parts(self) -> list[Part]:
+        if self._choice.reader is not None:
+            return merge(self._choice.parts)
+        return [Text(self._choice.text)] if self._choice.text else []
+
+    def _new_logprobs(self) -> list[TokenLogprob]:
+        return self._logprobs.chat(self._choice.logprobs).content if self._request.wants_logprobs else []
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._choice.finish_reason != "length"
+
+    def _last(self) -> ResponseObject:
+        """Raises GenerationFailed where the engine was told to drop the request."""
+        if self._choice.finish_reason == "abort":
+            raise GenerationFailed("The request was aborted: send it again.")
+        response = self._response("completed" if self._is_complete else "incomplete")
+        response.usage = self._usage()
+        if not self._is_complete:
+            response.incomplete_details = IncompleteDetails("max_output_tokens")
+        return response
+
+    def _about(self, kind: str) -> Event:
+        return Event(type=kind, response=self._response("in_progress"))
+
+    def _framed(self, events: Iterable[Event]) -> bytes:
+        frames = []
+        for event in events:
+            event.sequence_number = self._sequence_number
+            self._sequence_number += 1
+            frames.append(named_frame(event.type, event))
+        return b"".join(frames)
+
+    def _response(self, status: ResponseStatus) -> ResponseObject:
+        head, params = self._turn.head, self._turn.generation.params
+        return ResponseObject(
+            id=head.id,
+            created_at=head.created,
+            model=head.model,
+            status=status,
+            output=self._output.items,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            **self._request.echoed(),
+        )
+
+    def _usage(self) -> ResponseUsage:
+        counted = self._tally.usage()
+        details = counted.completion_tokens_details
+        return ResponseUsage(
+            counted.prompt_tokens,
+            InputDetails(counted.prompt_tokens_details.cached_tokens),
+            counted.completion_tokens,
+            OutputDetails(details.reasoning_tokens if details else 0),
+            counted.total_tokens,
+        )

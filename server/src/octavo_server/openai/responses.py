@@ -1,0 +1,190 @@
+"""`/v1/responses`: the request as it arrives, and the chat request that it comes to. Nothing is stored between two.
+
+Fields that need a memory on the server, or tools that run there, are refused with what to do instead; those that only
+tune what isn't there (cache keys, tiers, obfuscation) are accepted.
+"""
+
+from typing import Any, Literal
+
+from octavo_engine.wire.errors import InvalidRequest
+from pydantic import BaseModel, ConfigDict, Field
+
+from octavo_server.openai.chat import ChatCompletionRequest
+from octavo_server.openai.fields import INT32_MAX, Lenient
+from octavo_server.openai.responses_input import InputItem, conversation
+
+#: Fields that a chat request has under the same name.
+_SAME_NAME = (
+    *("model", "temperature", "top_p", "stream", "parallel_tool_calls", "user"),
+    *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop"),
+    *("stop_token_ids", "min_tokens", "ignore_eos", "skip_special_tokens", "logit_bias", "chat_template_kwargs"),
+    *("priority", "cache_salt", "request_id"),
+)
+#: Include values that ask for something we have.
+LOGPROBS = "message.output_text.logprobs"
+
+_STATELESS = "this server stores no responses: send the whole conversation as input"
+_REFUSED = {
+    "previous_response_id": f"previous_response_id is not supported: {_STATELESS}.",
+    "conversation": f"conversation is not supported: {_STATELESS}.",
+    "background": f"background is not supported: {_STATELESS}, and read the answer, streamed or not.",
+    "prompt": "prompt templates are not stored here: send instructions and input.",
+}
+
+
+class TextFormat(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    format: TextFormat | None = None
+
+
+class ReasoningConfig(BaseModel):
+    """`effort` goes to the chat template; a summary is never made."""
+
+    model_config = ConfigDict(extra="allow")
+
+    effort: str | None = None
+
+
+class AnyTool(BaseModel):
+    """A tool of any kind, so that one that isn't a function can be refused by name."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class AnyToolChoice(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    name: str | None = None
+
+
+class ResponsesRequest(Lenient):
+    model: str | None = Field(None, description="A served name; the first one if left out.")
+    input: str | list[InputItem]
+    instructions: str | None = None
+    tools: list[AnyTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | AnyToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    user: str | None = None
+    previous_response_id: str | None = None
+    background: bool | None = None
+    top_k: int | None = Field(None, le=INT32_MAX)
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    priority: int | None = Field(None, ge=-INT32_MAX, le=INT32_MAX)
+    cache_salt: str | None = None
+    request_id: str | None = Field(None, max_length=256)
+
+    def echoed(self) -> dict[str, Any]:
+        """What a response tells of its request."""
+        asked = self.text.format if self.text else None
+        choice = self.tool_choice
+        return {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "top_logprobs": self.top_logprobs,
+            "tool_choice": choice.model_dump() if isinstance(choice, AnyToolChoice) else choice or "auto",
+            "tools": [tool.model_dump(exclude_unset=True) for tool in self.tools or ()],
+            "text": {"format": asked.model_dump(by_alias=True, exclude_unset=True) if asked else {"type": "text"}},
+            "reasoning": self.reasoning.model_dump(exclude_unset=True) if self.reasoning else None,
+            "user": self.user,
+        }
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
+
+    def check(self) -> None:
+        """Raises InvalidRequest for what a stateless server can't do."""
+        extra = self.model_extra or {}
+        for name, message in _REFUSED.items():
+            if getattr(self, name, None) or extra.get(name):
+                raise InvalidRequest(message, param=name)
+        if self.truncation == "auto":
+            message = "truncation 'auto' is not supported: shorten the input, or send 'disabled'."
+            raise InvalidRequest(message, param="truncation")
+        if not self.input:
+            raise InvalidRequest("input must hold a text or at least one item.", param="input")
+
+    def as_chat(self) -> ChatCompletionRequest:
+        """Raises InvalidRequest, naming our field."""
+        values = {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
+        values["messages"] = conversation(self.instructions, self.input)
+        values["tools"] = self._functions()
+        values["tool_choice"] = self._choice()
+        values["response_format"] = self._format()
+        values["max_tokens"] = self.max_output_tokens
+        if self.reasoning is not None:
+            values["reasoning_effort"] = self.reasoning.effort
+        if self.wants_logprobs:
+            values |= {"logprobs": True, "top_logprobs": self.top_logprobs}
+        return ChatCompletionRequest.model_validate(values)
+
+    def _functions(self) -> list[dict[str, Any]] | None:
+        return None if self.tools is None else [_function(tool, f"tools[{i}]") for i, tool in enumerate(self.tools)]
+
+    def _choice(self) -> str | dict[str, Any] | None:
+        if not isinstance(self.tool_choice, AnyToolChoice):
+            return self.tool_choice
+        if self.tool_choice.type != "function" or self.tool_choice.name is None:
+            message = 'tool_choice must be "none", "auto", "required" or {"type": "function", "name": NAME}.'
+            raise InvalidRequest(message, param="tool_choice")
+        return {"type": "function", "function": {"name": self.tool_choice.name}}
+
+    def _format(self) -> dict[str, Any] | None:
+        asked = None if self.text is None else self.text.format
+        if asked is None or asked.type != "json_schema":
+            return None if asked is None else {"type": asked.type}
+        if asked.schema_ is None:
+            message = "text.format of type 'json_schema' needs schema, a JSON Schema."
+            raise InvalidRequest(message, param="text.format.schema")
+        return {"type": "json_schema", "json_schema": {"name": asked.name, "schema": asked.schema_}}
+
+
+def _function(tool: AnyTool, where: str) -> dict[str, Any]:
+    if tool.type != "function":
+        message = f"{where} is of type {tool.type!r}; only tools of type 'function' are supported."
+        raise InvalidRequest(message, param=f"{where}.type")
+    if tool.name is None:
+        raise InvalidRequest(f"{where}.name is missing.", param=f"{where}.name")
+    function = tool.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
+    return {"type": "function", "function": function}

@@ -1,0 +1,116 @@
+"""The input of `/v1/responses` as chat messages: items of a conversation become what chat templates know.
+
+A function call is part of the assistant's message before it, and so is the reasoning; its output is a message of role
+"tool". What refers to something kept on a server, or isn't text, is refused by name.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from octavo_engine.wire.errors import InvalidRequest
+from pydantic import BaseModel, ConfigDict
+
+#: Kind of a content part -> the field of its text.
+_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "reasoning_text": "text", "refusal": "refusal"}
+#: Templates know "system" only.
+_ROLES = {"developer": "system"}
+
+Message = dict[str, Any]
+
+
+class InputItem(BaseModel):
+    """Which fields an item must have follows from `type`; without one it is a message."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str | None = None
+    role: str | None = None
+    content: str | list[dict[str, Any]] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[dict[str, Any]] | None = None
+
+
+def conversation(instructions: str | None, given: str | Sequence[InputItem]) -> list[Message]:
+    """Raises InvalidRequest that names the item."""
+    messages: list[Message] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    if isinstance(given, str):
+        return [*messages, {"role": "user", "content": given}]
+    reasoning = ""
+    for i, item in enumerate(given):
+        where = f"input[{i}]"
+        match item.type:
+            case None | "message":
+                messages.append(_message(item, where, reasoning))
+                reasoning = ""
+            case "function_call":
+                _assistant_for_calls(messages, reasoning).append(_call(item, where))
+                reasoning = ""
+            case "function_call_output":
+                messages.append(_output(item, where))
+            case "reasoning":
+                reasoning = _text(item.content or (), where)
+            case "item_reference":
+                message = f"{where} refers to an item of an earlier response: nothing is stored here, send the item."
+                raise InvalidRequest(message, param=where)
+            case kind:
+                known = "message, function_call, function_call_output and reasoning"
+                raise InvalidRequest(f"{where} is of type {kind!r}; supported are {known}.", param=f"{where}.type")
+    return messages
+
+
+def _message(item: InputItem, where: str, reasoning: str) -> Message:
+    role = _needed(item.role, f"{where}.role")
+    message = {"role": _ROLES.get(role, role), "content": _text(item.content, f"{where}.content")}
+    return {**message, **_thought(reasoning)} if role == "assistant" else message
+
+
+def _assistant_for_calls(messages: list[Message], reasoning: str) -> list[Message]:
+    """The calls of the assistant's turn that is under way; a new one where none is, or where it thinks again."""
+    if not messages or messages[-1]["role"] != "assistant" or reasoning:
+        messages.append({"role": "assistant", "content": None, **_thought(reasoning)})
+    calls: list[Message] = messages[-1].setdefault("tool_calls", [])
+    return calls
+
+
+def _thought(reasoning: str) -> Message:
+    """Under both names that templates have for it."""
+    return {"reasoning": reasoning, "reasoning_content": reasoning} if reasoning else {}
+
+
+def _call(item: InputItem, where: str) -> Message:
+    name, arguments = _needed(item.name, f"{where}.name"), _needed(item.arguments, f"{where}.arguments")
+    call_id = _needed(item.call_id, f"{where}.call_id")
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _output(item: InputItem, where: str) -> Message:
+    content = _text(item.output, f"{where}.output")
+    return {"role": "tool", "tool_call_id": _needed(item.call_id, f"{where}.call_id"), "content": content}
+
+
+def _text(content: str | Sequence[Mapping[str, Any]] | None, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None:
+        raise InvalidRequest(f"{where} is missing.", param=where)
+    return "\n".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: Mapping[str, Any], where: str) -> str:
+    kind = part.get("type")
+    field = _PARTS.get(str(kind))
+    if field is None:
+        message = f"{where} is of type {kind!r}; supported is text: input_text and output_text."
+        raise InvalidRequest(message, param=f"{where}.type")
+    text = part.get(field)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where}.{field} must be a string.", param=f"{where}.{field}")
+    return text
+
+
+def _needed(value: str | None, where: str) -> str:
+    if value is None:
+        raise InvalidRequest(f"{where} is missing.", param=where)
+    return value

@@ -1,0 +1,43 @@
+"""The stateless Responses API, through the official client."""
+
+import pytest
+from octavo_testing.conformance import conforms
+from octavo_testing.target import REAL_MODEL
+from openai import BadRequestError, NotFoundError
+
+CAPITAL = "What is the capital of France?"
+KEY = "POST /v1/responses"
+
+
+@pytest.mark.real_model
+@conforms(KEY, "Answers a text, and items of a conversation", how="openai client")
+def test_responses(real):
+    answer = real.openai.responses.create(model=REAL_MODEL, input=CAPITAL, temperature=0)
+    assert (answer.object, answer.status, answer.store) == ("response", "completed", False)
+    assert "Paris" in answer.output_text
+    items = [{"role": "user", "content": CAPITAL}, *answer.output, {"role": "user", "content": "Say it again."}]
+    again = real.openai.responses.create(model=REAL_MODEL, input=items, temperature=0, max_output_tokens=16)
+    assert again.usage.input_tokens > answer.usage.input_tokens
+
+
+@pytest.mark.real_model
+@conforms(KEY, "Streams numbered events from `response.created` to `response.completed`", how="openai client")
+def test_streamed_responses(real):
+    with real.openai.responses.stream(model=REAL_MODEL, input=CAPITAL, temperature=0) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == final.output_text
+
+
+@conforms(
+    KEY,
+    "What needs a memory on the server is a 400 that says what to do; stored responses are a 404",
+    how="openai client",
+)
+def test_nothing_is_stored(real):
+    with pytest.raises(BadRequestError, match="send the whole conversation"):
+        real.openai.responses.create(model=REAL_MODEL, input="hi", previous_response_id="resp_1")
+    with pytest.raises(NotFoundError, match="stores no responses"):
+        real.openai.responses.retrieve("resp_1")
