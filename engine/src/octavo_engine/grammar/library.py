@@ -12,6 +12,7 @@ from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.errors import OctavoError
 
 SILENT = 0
+INITIAL_LEXER_FUEL = 100_000
 
 
 class GrammarError(OctavoError):
@@ -19,8 +20,9 @@ class GrammarError(OctavoError):
 
 
 def limits() -> LLParserLimits:
-    """The library's own bounds of work (some 20 ms for a lexer, 15 ms for a mask), without dumps of its state."""
-    return LLParserLimits(verbose_errors=False)
+    """The library's own bounds of work, without dumps of its state; a tenth of its fuel for a lexer, which a regex such
+    as `x{10000000}` burns whole: 1 s and 80 MiB at the first mask, while everybody waits."""
+    return LLParserLimits(verbose_errors=False, initial_lexer_fuel=INITIAL_LEXER_FUEL)
 
 
 def check_grammar(grammar: str) -> None:
