@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 
 import pytest
@@ -179,6 +180,23 @@ async def test_completions_at_a_terminal(served, env):
         shown.press(CTRL_D)
         assert await shown.exit_code() == 0
     assert prompts(served.engine) == ["a \nb"] * 2
+
+
+async def test_a_reader_that_has_enough_ends_it_quietly(served):
+    """As in `octavo chat < questions | head -n 1`."""
+    served.engine.hold_at = 5
+    reader, writer = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, *OCTAVO, "chat", "--url", served.url, "-q", "hi"),
+        stdout=writer,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    os.close(writer)
+    assert await asyncio.to_thread(os.read, reader, 1) == b"H"
+    os.close(reader)
+    served.engine.resumed.set()
+    assert await process.stderr.read() == b""
+    assert await process.wait() == 1
 
 
 async def test_a_failure_in_mid_answer_keeps_what_came_and_says_why(served):

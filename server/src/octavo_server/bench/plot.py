@@ -36,6 +36,7 @@ _STYLE: Any = {  # matplotlib lists every key in its type
 _LOG_FROM = 20  # largest value over smallest
 _SIZE_INCHES = (8.5, 10.5)
 _DPI = 130
+_FEW_REQUESTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +214,13 @@ def _footer(measured: Measured, runs: Sequence[Run]) -> str:
     hits = [run.prefix_cache.hit_rate for run in runs if run.prefix_cache is not None]
     cached = f"prefix cache hits {max(hits):.1%} at most" if hits else "prefix cache hits unknown"
     failed = sum(run.figures.failed for run in runs)
+    few = "; P99 of fewer than 100 is nearly the slowest" if len(runs[0].records) < _FEW_REQUESTS else ""
     version = f", version {measured.server_version}" if measured.server_version else ""
     return "\n".join(
         (
             f"{measured.model} at {measured.server}{version}; {hardware(measured.server)}",
             f"dataset {measured.dataset}: {len(runs[0].records)} requests at each load, of {prompt:.0f} prompt and "
-            f"{_mean_output_tokens(runs):.0f} output tokens on average; {failed} failed",
+            f"{_mean_output_tokens(runs):.0f} output tokens on average; {failed} failed{few}",
             f"{cached}; client CPU {max(run.client_cpu for run in runs):.0%} of a core at most; "
             f"octavo bench serve, {time.strftime('%Y-%m-%d %H:%M')}",
         )

@@ -1,6 +1,7 @@
 """The `octavo` command. Only the parser is built here: what a command needs is imported when that command runs."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -82,8 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     module, _, function = args.run.partition(":")
     try:
         code: int = getattr(import_module(module), function)(args)
-    except BrokenPipeError:  # whoever read our output has enough of it
-        sys.stderr.close()
+    except BrokenPipeError:  # whoever read our output has enough of it: what is still buffered goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
 
