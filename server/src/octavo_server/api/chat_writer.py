@@ -71,15 +71,18 @@ class ChatWriter(AnswerWriter):
     def chunks(self, choice: Choice) -> list[ChatCompletionChunk]:
         """The last one has the tokens behind all of them."""
         if choice.reader is None:
-            *before, delta = [DeltaMessage(choice.text)]
+            deltas = [DeltaMessage(choice.text)]
         else:
-            *before, delta = [_delta(part) for part in merge(choice.parts)] or [DeltaMessage()]
-        last = ChunkChoice(choice.index, delta, self._choice_logprobs(choice))
+            deltas = [_delta(part) for part in merge(choice.parts)] or [DeltaMessage()]
+        chunks = [self._chunk([ChunkChoice(choice.index, delta)]) for delta in deltas]
+        last = chunks[-1].choices[0]
+        if self._wants_logprobs:
+            last.logprobs = self._choice_logprobs(choice)
         if choice.finish_reason is not None:
             last.finish_reason, last.stop_reason = choice.finish_reason, choice.stop_reason
         if self.returns_ids:
             last.token_ids = choice.token_ids
-        return [self._chunk([c]) for c in (*(ChunkChoice(choice.index, d) for d in before), last)]
+        return chunks
 
     def usage_chunk(self) -> ChatCompletionChunk:
         chunk = self._chunk([])

@@ -4,6 +4,8 @@ A body is read by the very code that generates, so ids, limits and refusals can'
 from the answer: `token_ids`, and `cache_salt` as the engine gets it.
 """
 
+import asyncio
+
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -30,7 +32,7 @@ router = APIRouter()
 )
 async def render_chat_completion(request: Request) -> Response:
     turn = await read_chat(request)
-    (rendered,) = _rendered(turn.head, turn.body, turn.generation)
+    (rendered,) = await _rendered(turn.head, turn.body, turn.generation)
     return _json(rendered)
 
 
@@ -38,7 +40,7 @@ async def render_chat_completion(request: Request) -> Response:
     "/v1/completions/render", **accepts(CompletionRequest, "Token ids of each prompt", answer=list[RenderedRequest])
 )
 async def render_completion(request: Request) -> Response:
-    return _json(_rendered(*await read_completion(request)))
+    return _json(await _rendered(*await read_completion(request)))
 
 
 @router.post(
@@ -47,13 +49,14 @@ async def render_completion(request: Request) -> Response:
 )
 async def render_response(request: Request) -> Response:
     _, turn = await read_response(request)
-    (rendered,) = _rendered(turn.head, turn.body, turn.generation)
+    (rendered,) = await _rendered(turn.head, turn.body, turn.generation)
     return _json(rendered)
 
 
-def _rendered(head: Head, body: GenerationFields, generation: Generation) -> list[RenderedRequest]:
+async def _rendered(head: Head, body: GenerationFields, generation: Generation) -> list[RenderedRequest]:
     options = body.stream_options.model_dump(exclude_unset=True) if body.stream_options else None
     several = len(generation.prompts) > 1
+    resolved = await asyncio.to_thread(generation.resolved)  # which may compile a grammar
     return [
         RenderedRequest(
             request_id=f"{head.id}-{i}" if several else head.id,
@@ -66,7 +69,7 @@ def _rendered(head: Head, body: GenerationFields, generation: Generation) -> lis
             cache_salt=generation.cache_salt or None,
             priority=generation.priority,
         )
-        for i, (prompt, params) in enumerate(zip(generation.prompts, generation.resolved(), strict=True))
+        for i, (prompt, params) in enumerate(zip(generation.prompts, resolved, strict=True))
     ]
 
 

@@ -46,8 +46,8 @@ class AnswerWriter(ABC):
         opening = self.opening()
         async with aclosing(self.generation.deltas()) as deltas:
             async for delta in deltas:
-                ready = [choice for choice in self.tally.add(delta) if choice.is_worth_writing]
-                written = b"".join([self._write(choice) for choice in ready])
+                advanced = self.tally.add(delta)
+                written = b"".join([self._write(choice) for choice in advanced if choice.is_worth_writing])
                 if opening or written:
                     yield opening + written
                     opening = b""
@@ -64,7 +64,7 @@ class AnswerWriter(ABC):
             if self._tells_times:
                 chunks[-1].metrics = choice.times
         choice.written()
-        return b"".join([frame(chunk) for chunk in chunks])
+        return frame(chunks[0]) if len(chunks) == 1 else b"".join(map(frame, chunks))
 
     def opening(self) -> bytes:
         """What a stream says before its first text."""
