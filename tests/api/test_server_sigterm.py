@@ -12,6 +12,8 @@ from octavo_testing.server import events
 
 NUM_STREAMS = 32
 TINY = ("--load-format", "dummy", "--dtype", "float32", "--max-model-len", "512", "--num-threads", "1")
+#: Until the second signal, so that late requests can be sent for as long as the streams run.
+STAYS = ("--shutdown-delay", "600")
 TEXT = "/v1/completions"
 
 
@@ -71,9 +73,9 @@ def finish_reason(got):
 
 
 def test_all_streams_finish_within_the_drain_timeout(tiny, tmp_path):
-    flags = ("--drain-timeout", "60", "--shutdown-delay", "0.5")
-    with octavo_serve(tmp_path, tiny, *TINY, *flags) as serving:
+    with octavo_serve(tmp_path, tiny, *TINY, *STAYS, "--drain-timeout", "60") as serving:
         streams, late = asyncio.run(terminate_under_load(serving))
+        serving.terminate()
         assert serving.exit_code() == 0
     assert [finish_reason(got) for got in streams] == ["length"] * NUM_STREAMS
     assert {got[-1] for got in streams} == {"[DONE]"}
@@ -81,15 +83,27 @@ def test_all_streams_finish_within_the_drain_timeout(tiny, tmp_path):
 
 
 def test_streams_that_outlast_it_end_with_an_event(tiny, tmp_path):
-    flags = ("--drain-timeout", "0.3", "--shutdown-delay", "2")
-    with octavo_serve(tmp_path, tiny, *TINY, *flags) as serving:
+    with octavo_serve(tmp_path, tiny, *TINY, *STAYS, "--drain-timeout", "0.3") as serving:
         streams, late = asyncio.run(terminate_under_load(serving))
+        serving.terminate()
         assert serving.exit_code() == 0
     ends = [json.loads(got[-2]) for got in streams]
     assert all(end.get("error", {}).get("code") == 503 or end["choices"][0]["finish_reason"] for end in ends)
     assert sum("error" in end for end in ends) > 0
     assert {got[-1] for got in streams} == {"[DONE]"}
     assert set(late) == {503}
+
+
+def test_the_last_stream_is_the_end_without_a_second_signal(tiny, tmp_path):
+    with octavo_serve(tmp_path, tiny, *TINY, "--drain-timeout", "60") as serving:
+        body = {"prompt": "abc", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{serving.url}{TEXT}", json=body, timeout=60) as answer:
+            parts = answer.iter_text()
+            got = next(parts)
+            serving.terminate()
+            got += "".join(parts)
+        assert finish_reason(events(got)) == "length"
+        assert serving.exit_code() == 0
 
 
 def test_a_second_signal_does_not_wait(tiny, tmp_path):

@@ -88,6 +88,14 @@ def test_a_swapped_secret_is_seen_without_a_restart(tmp_path, clock):
     assert answers == ["alice", None, None, "carol"]
 
 
+def test_a_secret_with_many_keys_costs_one_look(tmp_path, clock, monkeypatch):
+    secret(tmp_path / "keys", **{f"k{i}": f"sk-{i}" for i in range(50)})
+    ring = KeyRing(paths=[tmp_path / "keys"], clock=clock)
+    monkeypatch.setattr("octavo_server.api.keys._entries", None)
+    clock.now = LOOK_EVERY_S
+    assert ring.tenant_of(b"sk-7") == "k7"
+
+
 def test_a_changed_file_is_looked_at_once_a_while(tmp_path, clock):
     path = tmp_path / "keys"
     path.write_text("alice: sk-a")

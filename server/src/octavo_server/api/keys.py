@@ -19,6 +19,7 @@ from octavo_engine.wire.hashing import unnamed_tenant
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
+SECRET_REVISION = "..data"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 #: What tells that a file was changed or, behind a symbolic link, swapped for another.
@@ -120,9 +121,11 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _signature(path: Path) -> Signature:
+    """Of a mounted Secret only the link to its current revision is looked at, however many keys it holds."""
     try:
-        files = _entries(path) if path.is_dir() else [path]
-        stats = [(str(file), file.stat()) for file in files]
+        revision = path / SECRET_REVISION
+        files = [revision] if revision.is_symlink() else _entries(path) if path.is_dir() else [path]
+        stats = [(str(file.resolve()), file.stat()) for file in files]
     except OSError:
         return ()
     return tuple((name, stat.st_mtime_ns, stat.st_ino, stat.st_size) for name, stat in stats)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
+from octavo_engine.wire.errors import Unavailable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -142,7 +143,9 @@ class EventStream(WatchedResponse):
 def log_failure(error: Exception, request_id: str) -> None:
     if describe(error).status < 500:
         return
-    if is_known(error):
+    if isinstance(error, Unavailable):
+        logger.warning("request %s was turned away: %s", request_id, error)
+    elif is_known(error):
         logger.error("request %s failed: %s", request_id, error)
     else:
         logger.error("request %s failed", request_id, exc_info=error)

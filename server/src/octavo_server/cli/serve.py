@@ -7,6 +7,7 @@ ends with one readable line and exit code 1.
 import argparse
 import asyncio
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("octavo")
 
 ALL_ADDRESSES = "0.0.0.0"
+MAX_OPEN_FILES = 65536
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -56,6 +58,7 @@ def serve(args: argparse.Namespace) -> int:
         server_config = server_config_of(args, engine_config)
         check_keys(server_config)
         tracer = tracer_of(server_config)
+        allow_many_connections()
         with bind(server_config.host, server_config.port) as sock:
             return _run(_serve(engine_config, server_config, sock, tracer))
     except StartupError as error:
@@ -100,6 +103,14 @@ def check_keys(config: ServerConfig) -> None:
     KeyRing(config.api_keys, config.api_key_files)
     if config.cache_isolation and not config.needs_key:
         raise StartupError("--cache-isolation tells tenants apart by their API keys: add --api-key or --api-key-file.")
+
+
+def allow_many_connections() -> None:
+    """Each takes a file descriptor, and shells allow 1024 where the system allows many more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def bind(host: str | None, port: int) -> socket.socket:
