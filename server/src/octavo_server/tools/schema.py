@@ -1,6 +1,7 @@
 """JSON Schemas that force calls: a list of calls of these tools, or the arguments of one of them.
 
 A tool's own references (`#/$defs/...`) are relative to its own schema, so they are led there from wherever it lands.
+Its `$schema`, which may stand at the root only, goes there if all tools have the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,8 @@ from typing import Any
 
 #: Their values are data, not schemas.
 _DATA = frozenset({"const", "enum", "default", "examples"})
+#: Their keys are names, not keywords.
+_NAMED = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
 #: With any of these beside `properties`, more than those may be meant.
 _COMPOSED = frozenset({"additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"})
 
@@ -21,36 +24,29 @@ def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def calls_schema(functions: Sequence[Mapping[str, Any]], *, max_calls: int | None = None) -> dict[str, Any]:
-    schemas = [arguments_schema(function) for function in functions]
-    shared = {f"tool_{i}": _moved(schema, f"#/$defs/tool_{i}") for i, schema in enumerate(schemas) if _refers(schema)}
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": function["name"]},
-                "parameters": {"$ref": f"#/$defs/tool_{i}"} if f"tool_{i}" in shared else schema,
-            },
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for i, (function, schema) in enumerate(zip(functions, schemas, strict=True))
-    ]
-    schema: dict[str, Any] = {
-        "type": "array",
-        "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
-        "minItems": 1,
+    dialects: set[str] = set()
+    shared: dict[str, Any] = {}
+    calls: list[dict[str, Any]] = []
+    for i, function in enumerate(functions):
+        schema = arguments_schema(function)
+        dialects.add(schema.pop("$schema", ""))
+        moved = _moved(schema, f"#/$defs/tool_{i}")
+        if moved != schema:
+            shared[f"tool_{i}"], schema = moved, {"$ref": f"#/$defs/tool_{i}"}
+        calls.append(_call_schema(function["name"], schema))
+    items = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    limit = {} if max_calls is None else {"maxItems": max_calls}
+    head = {"$schema": dialect} if len(dialects) == 1 and (dialect := dialects.pop()) else {}
+    return {**head, "type": "array", "items": items, "minItems": 1, **limit, **({"$defs": shared} if shared else {})}
+
+
+def _call_schema(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "parameters": arguments},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
     }
-    if max_calls is not None:
-        schema["maxItems"] = max_calls
-    return schema | ({"$defs": shared} if shared else {})
-
-
-def _refers(schema: object) -> bool:
-    if isinstance(schema, list):
-        return any(map(_refers, schema))
-    if not isinstance(schema, dict):
-        return False
-    return isinstance(schema.get("$ref"), str) or any(_refers(v) for k, v in schema.items() if k not in _DATA)
 
 
 def _moved(schema: Any, to: str) -> Any:
@@ -64,4 +60,6 @@ def _moved(schema: Any, to: str) -> Any:
 def _moved_member(key: str, value: Any, to: str) -> Any:
     if key == "$ref" and isinstance(value, str) and value.startswith("#"):
         return to + value[1:]
+    if key in _NAMED and isinstance(value, dict):
+        return {name: _moved(schema, to) for name, schema in value.items()}
     return value if key in _DATA else _moved(value, to)
