@@ -70,7 +70,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model_tag", metavar="MODEL", nargs="?", help=f"what to serve (default: {EngineConfig().model})"
     )
-    parser.add_argument("--model", help="the same, as a flag")
+    parser.add_argument("--model", help="MODEL, as a flag")
     hints = get_type_hints(EngineConfig)
     left = {f.name: f for f in fields(EngineConfig) if f.name != "model"}
     for title, helps in ENGINE_HELP.items():
@@ -131,7 +131,7 @@ _SHORT = {"tensor_parallel_size": ("-tp",), "pipeline_parallel_size": ("-pp",), 
 def _add(group: Any, config_field: "Field[Any]", hint: Any, text: str) -> None:
     flag = "--" + config_field.name.replace("_", "-")
     default = None if config_field.default is MISSING else config_field.default
-    described = f"{text} (default: {_shown(default)})".strip()
+    described = f"{text} (default: {_UNSET.get(config_field.name) or _shown(default)})".strip()
     if hint is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=described)
     elif config_field.name == "served_model_name":
@@ -151,6 +151,19 @@ def _plain_type(hint: Any) -> Any:
 
 def _metavar(kind: Any) -> str:
     return {int: "N", size: "N", size_or_auto: "N", float: "X"}.get(kind, "TEXT")
+
+
+#: What happens without a value, where "none" would not say it.
+_UNSET = {
+    "chat_template": "the model's",
+    "kv_cache_memory_bytes": "half of what is free, at most 4 GiB",
+    "max_model_len": "the model's own",
+    "num_gpu_blocks_override": "as many as fit",
+    "num_threads": "one per core that this process may use",
+    "revision": "the hub's default",
+    "tokenizer": "the model's",
+    "trace": "nothing is recorded",
+}
 
 
 def _shown(default: Any) -> str:
