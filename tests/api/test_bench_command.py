@@ -145,6 +145,13 @@ async def test_a_figure_that_the_prefix_cache_flatters_is_told(served):
     assert err == ""
 
 
+async def test_a_served_name_beside_the_model_that_has_the_tokenizer(served):
+    names = ("--model", served.engine.config.model, "--served-model-name", MODEL, "--trust-remote-code")
+    code, out, err = await bench("--base-url", served.url, "--num-prompts", "1", "--random-input-len", "4", *names)
+    assert (code, err) == (0, "")
+    assert lines(out)["Successful requests"] == "1"
+
+
 async def test_no_server_is_one_line():
     port = free_port()
     code, out, err = await bench("--port", str(port))

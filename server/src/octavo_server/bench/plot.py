@@ -192,9 +192,8 @@ def _shade_saturation(panel: Axes, sweep: _Sweep) -> None:
 def _name_saturation(panel: Axes, sweep: _Sweep) -> None:
     if sweep.knee is not None:
         unit = " at a time: no gain" if sweep.by_concurrency else " req/s: saturated"
-        panel.annotate(
-            f"beyond {sweep.knee:g}{unit}", (sweep.knee, 0.96), xycoords=("data", "axes fraction"), xytext=(6, 0),
-            textcoords="offset points", va="top", color=_GREY,
+        panel.text(
+            0.99, 0.96, f"beyond {sweep.knee:g}{unit}", transform=panel.transAxes, ha="right", va="top", color=_GREY
         )  # fmt: skip
 
 
