@@ -102,6 +102,18 @@ async def test_a_head_that_never_ends_is_cut_off(engine, sent):
         await close(writer)
 
 
+@pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nX-Endless: ", b"GET / HTTP/1.1\r\n"], ids=range(3))
+async def test_an_endless_head_is_refused(engine, start):
+    part = b"X-More: 1\r\n" * 500 if start.endswith(b"\n") else b"x" * 5000
+    async with serving(engine) as served:
+        reader, writer = await connect(served)
+        writer.write(start + part * 14)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert b"65536 bytes, the limit" in answer
+        await close(writer)
+
+
 async def test_a_body_that_trickles_after_its_answer_is_cut_off(engine, monkeypatch):
     monkeypatch.setattr("octavo_server.api.protocol.BODY_GRACE_S", 0.1)
     async with serving(engine, limits=LIMITS, api_keys=("k",)) as served:

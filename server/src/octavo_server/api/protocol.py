@@ -2,6 +2,7 @@
 
 - The head of a request has to be complete in time, from the connection's first moment or the request's first byte, and
   then its body. The application answers a late body itself (408); what it leaves behind is cut off here.
+  A head of endless size is refused (431).
 - A client that doesn't read what it asked for is cut off. Meanwhile nothing piles up: uvicorn holds a response back
   while the socket's buffer is full, and a generation keeps one copy of its text however slowly it is read.
 - A peer that vanished without a word (no FIN ever came) is found by TCP keep-alive.
@@ -13,8 +14,13 @@ import socket
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from octavo_server.openai.errors import ApiError
+
 logger = logging.getLogger(__name__)
 
+#: Of the URL and the headers together.
+MAX_HEAD_BYTES = 64 * 1024
+HEAD_TOO_LARGE = f"The URL and headers are larger than {MAX_HEAD_BYTES} bytes, the limit: send fewer or shorter ones."
 #: More than the application's own limit, so that its answer comes first.
 BODY_GRACE_S = 5.0
 #: A reader that takes less than this in the whole timeout doesn't read.
@@ -31,6 +37,8 @@ class PatientProtocol(HttpToolsProtocol):
     _sending: asyncio.TimerHandle | None = None  # the client's request
     _reading: asyncio.TimerHandle | None = None  # our response
     _unread_bytes = 0
+    _is_in_head = False
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -39,6 +47,11 @@ class PatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse_head()
+                return
         idle = self.cycle is None or self.cycle.response_complete
         if idle and self._sending is None and self.timeout_keep_alive_task is None:
             self._expect(self.timeout_keep_alive)  # uvicorn forgets its timer even for an empty line
@@ -50,10 +63,12 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._is_in_head, self._head_bytes = True, 0
         self._expect(self.request_timeout_s)
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
+        self._is_in_head = False
         self._expect(self.request_timeout_s + BODY_GRACE_S)
 
     def on_message_complete(self) -> None:
@@ -68,6 +83,13 @@ class PatientProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._watch_reader(None)
+
+    def _refuse_head(self) -> None:
+        """The parser has no limit of its own."""
+        body = ApiError(431, "RequestTooLargeError", HEAD_TOO_LARGE).body()
+        head = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
+        self.transport.write(head + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        self.transport.close()
 
     def _expect(self, timeout_s: float | None) -> None:
         if self._sending is not None:
