@@ -21,10 +21,16 @@ inline Vec activate(Vec x, int32_t activation) { return activation == kSilu ? si
 
 // As a chain of separate operations on T rounds it: the activation, then the product.
 template <typename T>
-Vec rounded(Vec x) {
-  T buffer[kLanes];
-  store(buffer, x);
-  return load(buffer);
+Vec rounded(Vec x);
+template <>
+inline Vec rounded<float>(Vec x) {
+  return x;
+}
+template <>
+inline Vec rounded<BFloat16>(Vec x) {
+  BitVec bits = *reinterpret_cast<BitVec*>(&x);
+  bits = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u;
+  return x == x ? *reinterpret_cast<Vec*>(&bits) : x;
 }
 template <typename T>
 Vec gated(Vec gate, Vec up, int32_t activation) {
