@@ -1,9 +1,11 @@
 """JSON Schema keyword by keyword: enforced, so that whatever is generated validates; describing; or refused by name."""
 
 import json
+from contextlib import suppress
 
 import jsonschema
 import pytest
+from octavo_engine.grammar import keywords
 from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
 from octavo_engine.wire.errors import InvalidRequest
@@ -102,8 +104,16 @@ REFUSED = {
     "prefixItems then": ({"$schema": DRAFT_7, "prefixItems": [{}]}, "#/prefixItems"),
     "items by position now": ({"items": [{}]}, "#/items"),
     "minProperties": ({"type": "object", "minProperties": 2}, "#/minProperties"),
-    "a reference to itself": ({"$ref": "#"}, "#/$ref"),
-    "a circle": ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "/$ref"),
+    "a reference to itself": ({"$ref": "#"}, "#"),
+    "a circle": ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"anyOf": [{"$ref": "#/$defs/a"}]}}}, "#/$defs/a"),
+    "a circle by an anchor": ({"$defs": {"a": {"$anchor": "x", "allOf": [{"$ref": "#x"}]}}}, "#/$defs/a/allOf/0"),
+    "patterns without end": ({"allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(30)]}, "#"),
+    "patterns by references": (
+        {"$defs": {str(i): {"pattern": f"{i}.*", "$ref": f"#/$defs/{i + 1}"} for i in range(30)} | {"30": {}}},
+        "#/$defs/0",
+    ),
+    "a long chain": ({"$defs": {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(200)} | {"200": {}}}, "#/$defs/0"),
+    "an $id within": ({"items": {"$id": "x"}}, "#/items/$id"),
     "a schema of the wrong type": ({"properties": {"a": 1}}, "#/properties/a"),
     "properties of the wrong type": ({"properties": []}, "#/properties"),
     "oneOf that overlap": ({"items": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}, "#/items"),
@@ -111,7 +121,7 @@ REFUSED = {
     "a pattern that looks ahead": ({"items": {"type": "string", "pattern": "(?=a)b"}}, "#/items"),
     "a type nobody knows": ({"properties": {"a": {"type": "text"}}}, "#/properties/a"),
     "a missing reference": ({"$ref": "#/$defs/none"}, "#"),
-    "a reference elsewhere": ({"$ref": "https://example.org/schema.json"}, "#"),
+    "a reference elsewhere": ({"$ref": "https://example.org/schema.json"}, "#/$ref"),
 }
 
 
@@ -121,6 +131,14 @@ def test_what_cannot_be_enforced_is_refused_by_place(schema, place):
         source(schema)
     assert f"{place}:" in str(caught.value)
     assert caught.value.param == "structured_outputs.json"
+
+
+@pytest.mark.parametrize("keyword", sorted(keywords.ALL))
+def test_a_value_of_a_wrong_type_is_no_bug_of_ours(keyword):
+    for value in (None, True, -1, 1.5, "", "#", [], [1], ["a", {}], {}, {"a": 1}, {"a": {}}, 2**70, "\ud800"):
+        for schema in ({keyword: value}, {"type": "object", "properties": {"a": {keyword: value}}, "required": ["a"]}):
+            with suppress(InvalidRequest):
+                source(schema, disable_additional_properties=True)
 
 
 def test_a_mistyped_keyword_gets_a_hint():
@@ -144,6 +162,8 @@ def test_annotations_have_no_effect():
         ({"description": "x" * 20_000}, "the limit is 20000"),
         ({"enum": [json.loads("[" * 70 + "]" * 70)]}, "the limit is 64"),
         ("[" * 5_000, "not JSON"),
+        ('{"const": "\\ud800"}', "lone surrogate"),
+        ({"const": "\ud800"}, "lone surrogate"),
     ],
 )
 def test_a_schema_beyond_the_bounds(schema, message):

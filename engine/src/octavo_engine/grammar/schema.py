@@ -7,12 +7,12 @@ itself ("x-guidance"), all that it can't do; it counts repeated keys and takes a
 
 import difflib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from octavo_engine.grammar import keywords
 from octavo_engine.grammar.formats import NUMBER_FORMATS, STRICTER, STRING_FORMATS
+from octavo_engine.grammar.references import References, refuse
 from octavo_engine.wire.errors import InvalidRequest
 
 Schema = dict[str, Any]
@@ -24,11 +24,6 @@ class SchemaBounds:
     max_depth: int
 
 
-def refuse(message: str, place: str = "") -> InvalidRequest:
-    where = f" at {place or '#'}" if place else ""
-    return InvalidRequest(f"The schema can't be enforced{where}: {message}", param="structured_outputs.json")
-
-
 def read_schema(value: Schema | str, bounds: SchemaBounds) -> Schema:
     """Raises InvalidRequest for what isn't JSON, isn't an object, or is beyond the bounds."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -37,6 +32,8 @@ def read_schema(value: Schema | str, bounds: SchemaBounds) -> Schema:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise refuse(f"it is not JSON: {error}.") from error
+    if isinstance(value, str):  # an escape may stand for what text can't hold
+        check_size(json.dumps(schema, ensure_ascii=False), bounds, "structured_outputs.json")
     if not isinstance(schema, dict):
         raise refuse(f"it must be a JSON object, got {type(schema).__name__}.")
     depth = _depth(schema)
@@ -46,7 +43,10 @@ def read_schema(value: Schema | str, bounds: SchemaBounds) -> Schema:
 
 
 def check_size(text: str, bounds: SchemaBounds, param: str) -> None:
-    size = len(text.encode(errors="replace"))
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{param} holds a lone surrogate, which no UTF-8 can carry.", param=param) from error
     if size > bounds.max_bytes:
         message = f"{param} has {size} bytes; the limit is {bounds.max_bytes} (--max-schema-bytes)."
         raise InvalidRequest(message, param=param)
@@ -69,7 +69,7 @@ class StrictSchema:
         self._closes = no_additional_properties
         self._positional_items = _dialect(schema)
         self.rewritten = self._rewrite(schema, "#")
-        _check_references(schema)
+        References(self.rewritten)
 
     def _rewrite(self, schema: Any, place: str) -> Any:
         if isinstance(schema, bool):
@@ -104,8 +104,8 @@ class StrictSchema:
             raise refuse("prefixItems is of draft 2020-12, another than $schema names.", f"{place}/{keyword}")
         if keyword == "additionalItems" and not self._positional_items:
             raise refuse("additionalItems is of drafts before 2020-12; use items.", f"{place}/{keyword}")
-        if keyword == "$schema" and schema is not self._root:
-            raise refuse("$schema may stand at the root only.", f"{place}/{keyword}")
+        if keyword in ("$schema", "$id") and schema is not self._root:
+            raise refuse(f"{keyword} may stand at the root only.", f"{place}/{keyword}")
         if keyword == "minProperties" and _counts_repeated_keys(schema):
             raise refuse(
                 "minProperties above 1 needs additionalProperties: false, as a repeated key would count.",
@@ -135,9 +135,11 @@ def _is_about_objects(schema: Schema) -> bool:
 
 
 def _counts_repeated_keys(schema: Schema) -> bool:
-    least = schema["minProperties"]
+    least, required = schema["minProperties"], schema.get("required")
     is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
-    return isinstance(least, int) and least > max(1, len(schema.get("required", ()))) and not is_closed
+    return (
+        isinstance(least, int) and least > max(1, len(required) if isinstance(required, list) else 0) and not is_closed
+    )
 
 
 def _with_strict_format(schema: Schema, place: str) -> Schema:
@@ -145,6 +147,8 @@ def _with_strict_format(schema: Schema, place: str) -> Schema:
     name, kinds = schema.get("format"), schema.get("type", "string")
     if name is None:
         return schema
+    if not isinstance(name, str):
+        raise refuse("format must be a string.", f"{place}/format")
     if kinds in ("integer", "number") and name in NUMBER_FORMATS:
         bounds = NUMBER_FORMATS[name]
         rest = {key: value for key, value in schema.items() if key != "format"}
@@ -158,38 +162,3 @@ def _with_strict_format(schema: Schema, place: str) -> Schema:
 
 def _both(schema: Schema, more: Schema) -> Schema:
     return {**schema, "allOf": [*schema.get("allOf", ()), more]}
-
-
-def subschemas(schema: Any, place: str = "#") -> Iterator[tuple[str, Schema]]:
-    """Every schema within, the innermost first."""
-    if not isinstance(schema, dict):
-        return
-    for keyword, value in schema.items():
-        if keyword in keywords.NAMED_SCHEMAS:
-            children = value.items()
-        elif isinstance(value, list) and (keyword in keywords.LISTS_OF_SCHEMAS or keyword == "items"):
-            children = enumerate(value)
-        elif keyword in keywords.ONE_SCHEMA:
-            yield from subschemas(value, f"{place}/{keyword}")
-            continue
-        else:
-            continue
-        for name, child in children:
-            yield from subschemas(child, f"{place}/{keyword}/{name}")
-    yield place, schema
-
-
-def _check_references(root: Schema) -> None:
-    """A schema that refers to itself before anything is written has no meaning."""
-    by_place = dict(subschemas(root))
-    for place in by_place:
-        if "$ref" in by_place[place]:
-            _follow(place, by_place, [])
-
-
-def _follow(place: str, by_place: dict[str, Schema], path: list[str]) -> None:
-    if place in path:
-        raise refuse("$ref leads back to itself.", f"{path[0]}/$ref")
-    target = by_place.get(place, {}).get("$ref")
-    if isinstance(target, str):
-        _follow(target.rstrip("/") or "#", by_place, [*path, place])

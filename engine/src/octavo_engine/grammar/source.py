@@ -13,7 +13,8 @@ from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from octavo_engine.grammar.library import GrammarError, check_grammar
-from octavo_engine.grammar.schema import SchemaBounds, StrictSchema, check_size, read_schema, refuse, subschemas
+from octavo_engine.grammar.references import MAX_PATTERNS, refuse, subschemas
+from octavo_engine.grammar.schema import SchemaBounds, StrictSchema, check_size, read_schema
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.structured import StructuredOutputs
 
@@ -48,7 +49,9 @@ class GrammarSource:
             return self._of_schema(shape)
         kind = next(kind for kind in ("regex", "choice", "grammar") if getattr(shape, kind) is not None)
         param = f"structured_outputs.{kind}"
-        text = " | ".join(map(json.dumps, shape.choice)) if shape.choice is not None else getattr(shape, kind)
+        text = getattr(shape, kind)
+        if shape.choice is not None:
+            text = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in shape.choice)
         check_size(text, self._bounds, param)
         grammar = _WRITERS[kind](text)
         try:
@@ -79,6 +82,9 @@ def json_options(shape: StructuredOutputs) -> "JsonCompileOptions":
 def _lark(text: str) -> str:
     if re.search(r"%json\s*\{", text):
         raise InvalidRequest("structured_outputs.grammar can't hold a schema (%json): send it as json.", param=_GRAMMAR)
+    if text.count("&") > MAX_PATTERNS:
+        message = f"{_GRAMMAR} holds {text.count('&')} &; the limit is {MAX_PATTERNS}: each doubles the work."
+        raise InvalidRequest(message, param=_GRAMMAR)
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(text))
     except Exception as error:  # the converter raises no narrower type for a rule that is missing
