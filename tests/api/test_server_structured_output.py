@@ -2,6 +2,9 @@
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -18,6 +21,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 NUMBER = re.compile(r"\s*\{\s*\"size\"\s*:\s*[0-9]{2}\s*\}")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "structured_output.py"
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -120,6 +124,14 @@ def test_the_client_s_exception_for_a_schema(client):
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "array", "uniqueItems": True}}}
     with pytest.raises(BadRequestError, match="uniqueItems"):
         client.chat.completions.create(model="", messages=HELLO, response_format=schema)
+
+
+def test_the_example_runs(url):
+    ran = subprocess.run([sys.executable, str(EXAMPLE), f"{url}/v1"], capture_output=True, text=True, timeout=60)
+    person, word, date = ran.stdout.splitlines()
+    assert person.startswith("name="), ran.stderr
+    assert word in ("positive", "negative")
+    assert re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", date)
 
 
 def test_the_shape_is_checked_where_prompts_are_rendered(url):

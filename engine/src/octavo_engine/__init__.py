@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from octavo_engine.outputs import RequestOutput as RequestOutput
     from octavo_engine.wire.sampling import SamplingParams as SamplingParams
     from octavo_engine.wire.structured import StructuredOutputs as StructuredOutputs
+    from octavo_engine.wire.structured import StructuredOutputsParams as StructuredOutputsParams
 
 _HOMES = {
     "AsyncLLM": "octavo_engine.async_llm",
@@ -22,8 +23,17 @@ _HOMES = {
     "RequestOutput": "octavo_engine.outputs",
     "SamplingParams": "octavo_engine.wire.sampling",
     "StructuredOutputs": "octavo_engine.wire.structured",
+    "StructuredOutputsParams": "octavo_engine.wire.structured",
 }
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputs"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputs",
+    "StructuredOutputsParams",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -158,6 +158,7 @@ def test_annotations_have_no_effect():
     ("schema", "message"),
     [
         ("{", "not JSON"),
+        ({"const": object()}, "not JSON"),
         ("[1]", "must be a JSON object, got list"),
         ({"description": "x" * 20_000}, "the limit is 20000"),
         ({"enum": [json.loads("[" * 70 + "]" * 70)]}, "the limit is 64"),

@@ -28,6 +28,11 @@ def test_a_choice_is_taken_letter_by_letter(choice):
         assert allowed(state, text.encode()) == [{EOS}]
 
 
+def test_there_may_be_thousands_of_choices():
+    state = state_of(choice=[f"{i:04}" for i in range(2200)])
+    assert allowed(state, b"219") == [set(b"0123456789")]
+
+
 @pytest.mark.parametrize(
     ("regex", "good", "bad"),
     [

@@ -41,7 +41,11 @@ class GrammarSource:
 
     def of(self, shape: StructuredOutputs) -> str:
         """Raises InvalidRequest."""
-        return self._of_request(json.dumps({name: getattr(shape, name) for name in shape.__slots__}))
+        try:
+            shape_json = json.dumps({name: getattr(shape, name) for name in shape.__slots__})
+        except (TypeError, ValueError, RecursionError) as error:
+            raise refuse(f"it is not JSON: {error}.") from error
+        return self._of_request(shape_json)
 
     def _write(self, shape_json: str) -> str:
         shape = StructuredOutputs(**json.loads(shape_json))
@@ -98,7 +102,7 @@ def _with_ascii_digits(regex: str) -> str:
 
 _WRITERS: dict[str, Callable[[str], str]] = {
     "regex": lambda text: LLMatcher.grammar_from_regex(_with_ascii_digits(text)),
-    "choice": lambda text: LLMatcher.grammar_from_lark(f"start: {text}"),
+    "choice": lambda text: LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {text}"),  # one lexeme: many may be
     "grammar": _lark,
 }
 

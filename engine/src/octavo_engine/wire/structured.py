@@ -48,6 +48,9 @@ class StructuredOutputs:
             _check(False, "whitespace_pattern", "left out with disable_any_whitespace")
 
 
+StructuredOutputsParams = StructuredOutputs  # vLLM's name
+
+
 def _check(ok: bool, name: str, rule: str) -> None:
     if not ok:
         raise InvalidRequest(f"{_PARAM}.{name} must be {rule}.", param=f"{_PARAM}.{name}")
