@@ -177,6 +177,9 @@ def tool(**function):
     return [{"type": "function", "function": function}]
 
 
+UNIQUE = tool(name="u", parameters={"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}})
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
@@ -196,6 +199,8 @@ def tool(**function):
         ({"tools": tool(name="f", parameters={"type": "string"})}, "tools[0].function.parameters", '"object"'),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "both"),
+        ({"tool_choice": "required", "tools": [NOW, *UNIQUE]}, "tools[1].function.parameters", "a/uniqueItems"),
+        ({"tool_choice": NAMED, "tools": [WEATHER, *UNIQUE], "n": 0}, "n", "1"),
         ({"functions": [{"name": "f"}]}, "functions", "replaced by tools"),
         ({"function_call": "auto"}, "function_call", "replaced by tool_choice"),
     ],

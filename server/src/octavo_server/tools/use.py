@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from octavo_engine.grammar.schema import StrictSchema
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.structured import StructuredOutputs
 
@@ -42,7 +43,9 @@ class ToolUse:
     parser: ToolParser | None = None
 
     def shape(self) -> StructuredOutputs | None:
-        """The shape that makes the model call."""
+        """The shape that makes the model call. Raises InvalidRequest that names the tool whose schema has none."""
+        if self.mode in ("required", "named"):
+            self._check_schemas()
         if self.mode == "required":
             return StructuredOutputs(json=calls_schema(self._functions, max_calls=1 if self.one_call_only else None))
         if self.mode == "named":
@@ -66,6 +69,18 @@ class ToolUse:
     def markers(self) -> tuple[str, ...]:
         """What the reader must see even where it is a special token."""
         return self.parser.reader.markers if self.mode == "auto" and self.parser else ()
+
+    def _check_schemas(self) -> None:
+        for i, function in enumerate(self._functions):
+            where = f"tools[{i}].function.parameters"
+            if self.name not in (None, function["name"]):
+                continue
+            try:
+                StrictSchema(arguments_schema(function), no_additional_properties=False)
+            except InvalidRequest as error:
+                raise InvalidRequest(f"{where}: {error}", param=where) from error
+            except RecursionError:
+                pass  # the engine refuses it by its depth
 
     @property
     def _functions(self) -> list[dict[str, Any]]:
