@@ -1,16 +1,18 @@
 """Laws of the engine core under random arrivals, aborts and failing steps, whatever their order.
 
-Each (request, index) ends in exactly one terminal record, nothing follows it, what a client got is a prefix of the
-script, and afterwards every block is free or cached.
+Grammars become ready, or fail, at any time, too. Each (request, index) ends in exactly one terminal record, nothing
+follows it, what a client got is a prefix of the script, and afterwards every block is free or cached.
 """
 
 from collections import defaultdict
+from concurrent.futures import Future
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from octavo_engine.config import SchedulerConfig
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.engine import EngineCore
+from octavo_engine.grammar.library import GrammarError
 from octavo_engine.wire.records import EngineRequest
 from octavo_testing.scripted import EOS, ScriptedExecutor, scripted, text_ids
 
@@ -31,19 +33,40 @@ class EngineCoreLaws(RuleBasedStateMachine):
             max_model_len=100, num_blocks=num_blocks, num_host_blocks=host, block_size=4, max_num_seqs=6,
             max_num_batched_tokens=budget, preemption_mode=mode, debug_invariants=True,
         )  # fmt: skip
-        self.core = EngineCore(Scheduler(config), ScriptedExecutor())
+        self.executor = ScriptedExecutor()
+        self.core = EngineCore(Scheduler(config), self.executor)
 
     @rule(
         length=st.integers(1, 40),
         replies=st.lists(st.text("abc", min_size=1, max_size=12), min_size=1, max_size=3),
         fail_at=st.none() | st.integers(0, 12),
+        grammar=st.none() | st.sampled_from(["g", "h", "i"]),
     )
-    def add(self, length, replies, fail_at):
+    def add(self, length, replies, fail_at, grammar):
         request_id = f"r{len(self.asked)}"
         self.asked[request_id] = replies
         params = scripted(*replies, n=len(replies), extra_args={"fail_at": fail_at})
         prompt = text_ids("x" * length)
-        self.core.add(EngineRequest(request_id=request_id, prompt_token_ids=prompt, params=params, eos_token_id=EOS))
+        if grammar is not None:
+            self.executor.preparing.setdefault(grammar, Future())
+        self.core.add(
+            EngineRequest(
+                request_id=request_id, prompt_token_ids=prompt, params=params, eos_token_id=EOS, grammar=grammar
+            )
+        )
+
+    @precondition(lambda self: any(not future.done() for future in self.executor.preparing.values()))
+    @rule(data=st.data(), compiles=st.booleans())
+    def prepare(self, data, compiles):
+        waiting = sorted(name for name, future in self.executor.preparing.items() if not future.done())
+        self._prepare(data.draw(st.sampled_from(waiting)), compiles=compiles)
+
+    def _prepare(self, grammar, *, compiles):
+        future = self.executor.preparing[grammar]
+        if compiles:
+            future.set_result(grammar)
+        else:
+            future.set_exception(GrammarError("scripted"))
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data(), index=st.none() | st.integers(0, 2))
@@ -68,6 +91,9 @@ class EngineCoreLaws(RuleBasedStateMachine):
                 assert tokens == script
 
     def teardown(self):
+        for grammar, future in getattr(self, "executor", ScriptedExecutor()).preparing.items():
+            if not future.done():
+                self._prepare(grammar, compiles=True)
         for _ in range(2000):
             if not getattr(self, "core", None) or not self.core.has_work():
                 break

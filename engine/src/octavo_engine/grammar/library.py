@@ -13,6 +13,7 @@ from octavo_engine.wire.errors import OctavoError
 
 SILENT = 0
 INITIAL_LEXER_FUEL = 100_000
+MAX_LEXER_STATES = 50_000  # of 1 to 2 kB each
 
 
 class GrammarError(OctavoError):
@@ -22,7 +23,9 @@ class GrammarError(OctavoError):
 def limits() -> LLParserLimits:
     """The library's own bounds of work, without dumps of its state; a tenth of its fuel for a lexer, which a regex such
     as `x{10000000}` burns whole: 1 s and 80 MiB at the first mask, while everybody waits."""
-    return LLParserLimits(verbose_errors=False, initial_lexer_fuel=INITIAL_LEXER_FUEL)
+    return LLParserLimits(
+        verbose_errors=False, initial_lexer_fuel=INITIAL_LEXER_FUEL, max_lexer_states=MAX_LEXER_STATES
+    )
 
 
 def check_grammar(grammar: str) -> None:
