@@ -7,7 +7,7 @@ import pytest
 from octavo_server.reading.parts import join
 from octavo_server.tools.forced import NamedReader, RequiredReader
 from octavo_server.tools.registry import TOOL_PARSERS
-from octavo_testing.readings import assert_cuts_do_not_matter, numbered_ids
+from octavo_testing.readings import assert_cuts_do_not_matter, numbered_ids, read_pieces
 
 NAMES = frozenset({"f", "g"})
 F, G = ("f", {"a": 1}), ("g", {})
@@ -165,6 +165,16 @@ def test_a_named_call_is_its_arguments(answer, arguments):
     joined = join(assert_cuts_do_not_matter(lambda: NamedReader(numbered_ids(), "f"), answer))
     assert [(call.name, call.arguments) for call in joined.calls] == [("f", arguments)]
     assert joined.text is None
+
+
+@pytest.mark.parametrize(("name", "beginning"), [("llama3_json", '{"id":[{"id":{'), ("hermes", '<tool_call>{"x":[')])
+def test_beginnings_without_end_are_read_again_only_so_often(name, beginning):
+    call = {"hermes": '<tool_call>{"name": "f"}</tool_call>', "llama3_json": '{"name": "f", "parameters": {}}'}[name]
+    for num, num_calls in ((10, 1), (1000, 0)):
+        reader = TOOL_PARSERS[name].reader(numbered_ids(), NAMES)
+        joined = join(read_pieces(reader, [beginning * num, call]))
+        assert len(joined.calls) == num_calls
+        assert joined.text == beginning * num + ("" if num_calls else call)
 
 
 @pytest.mark.parametrize("name", TOOL_PARSERS)

@@ -16,6 +16,10 @@ T = TypeVar("T")
 #: A step that may have to wait for more text, and then gives a T.
 Steps = Generator[None, None, T]
 
+#: Characters of an answer that may be read twice, as what began like a call was none. Then all is text: an answer made
+#: of nothing but beginnings would cost the square of its length.
+MAX_REREAD = 1 << 16
+
 _SPACE = re.compile(r"\s*")
 
 
@@ -27,6 +31,7 @@ class PieceReader(ABC):
         self._pos = 0  # the next character to read
         self._kept = 0  # what lies between here and `_pos` may yet be shown as text
         self._ended = False
+        self._num_reread = 0
         self._found: list[Part] = []
         self._steps: Steps[None] | None = None
 
@@ -98,6 +103,7 @@ class PieceReader(ABC):
 
     def give_up(self, num_read: int, *, hidden: bool = False) -> None:
         """It was no call after all: back to the first `num_read` kept characters, which are text (or `hidden`)."""
+        self._num_reread += self._pos - self._kept - num_read
         self._pos = self._kept + num_read
         if not hidden:
             self.say(self._buffer[self._kept : self._pos])
@@ -106,7 +112,7 @@ class PieceReader(ABC):
     def text_until(self, *markers: str) -> Steps[str]:
         """Says the text before the first of the markers; that is consumed, kept and returned. "" at the end."""
         pattern = re.compile("|".join(map(re.escape, markers)))
-        while True:
+        while self._num_reread <= MAX_REREAD:
             match = pattern.search(self._buffer, self._pos)
             end = match.start() if match else len(self._buffer) - self._held_back(markers)
             self.say(self._buffer[self._pos : end])
@@ -118,6 +124,8 @@ class PieceReader(ABC):
                 self.say(self._buffer[self._pos :])
                 self._pos = self._kept = len(self._buffer)
                 return ""
+        yield from self.rest_as_text()
+        return ""
 
     def rest_as_text(self) -> Steps[None]:
         while True:
