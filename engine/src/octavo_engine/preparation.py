@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
+from octavo_engine.wire.errors import UNSATISFIABLE
+
 Prepare = Callable[[str], "Future[object]"]
 
 
@@ -67,9 +69,10 @@ class Preparations:
         if error is None:
             self._held[request_id] = future.result()
             return None
-        return f"The grammar of structured_outputs could not be compiled: {error}"
+        return f"{UNSATISFIABLE}the grammar of structured_outputs could not be compiled: {error}"
 
     def _give_up(self, request_id: str) -> str:
+        """Not the request's fault alone: it goes on compiling, so another try may find it done."""
         del self._waiting[request_id]
         return (
             f"The grammar of structured_outputs took longer to compile than {self._timeout_s:g} s: make the schema, "

@@ -8,6 +8,7 @@ from octavo_engine.config import SchedulerConfig
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.engine import EngineCore
 from octavo_engine.grammar.library import GrammarError
+from octavo_engine.wire.errors import UNSATISFIABLE
 from octavo_engine.wire.records import EngineRequest
 from octavo_testing.scripted import EOS, ScriptedExecutor, scripted, text_ids
 
@@ -80,7 +81,8 @@ def test_one_that_does_not_compile_fails_alone(rig):
     rig.executor.preparing["g"].set_exception(GrammarError("too many states"))
     ended = rig.run()
     assert sorted(reason for _, reason, _ in ended) == ["error", "error", "stop"]
-    assert all("too many states" in error for _, reason, error in ended if reason == "error")
+    errors = [error for _, reason, error in ended if reason == "error"]
+    assert all(error.startswith(UNSATISFIABLE) and "too many states" in error for error in errors)
 
 
 def test_one_that_takes_too_long_fails_with_the_limit(rig):
