@@ -94,6 +94,17 @@ async def test_rendering_draws_no_seed_and_counts_no_request(tmp_path):
     assert seeds[0] == seeds[1]
 
 
+async def test_the_salt_is_that_of_the_key(tmp_path):
+    salts = []
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=("k",), cache_isolation=True) as served:
+        for path in (TEXT + "/render", TEXT):
+            body = {"prompt": "a", "cache_salt": "own"}
+            answer = await served.http.post(path, json=body, headers={"Authorization": "Bearer k"})
+            assert answer.status_code == 200
+            salts.append(answer.json()[0]["cache_salt"] if path != TEXT else served.engine.requests[0].cache_salt)
+    assert salts[0] == salts[1] != "own"
+
+
 REFUSED = {
     "model": (TEXT, {"prompt": "a", "model": "gpt-x"}, 404),
     "empty prompt": (TEXT, {"prompt": ""}, 400),
