@@ -130,13 +130,20 @@ class ApiContext:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """In a thread: the streams of others go on. Raises InvalidRequest for a text that is too long to tokenise."""
-        check_chars(text, self.config.limits)
-        return await asyncio.to_thread(self.client.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self._tokenize, text, add_special_tokens)
 
     async def encode_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Raises ContextLengthExceeded: at once for a text that is far too long."""
+        return await asyncio.to_thread(self.tokenize_prompt, text, add_special_tokens=add_special_tokens)
+
+    def tokenize_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """`encode_prompt`, for who is in a thread already."""
         check_fits(text, max_model_len=self.client.max_model_len, longest_token=self.longest_token)
-        return await self.encode(text, add_special_tokens=add_special_tokens)
+        return self._tokenize(text, add_special_tokens)
+
+    def _tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
+        check_chars(text, self.config.limits)
+        return self.client.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: list[int], *, param: str = "prompt") -> str:
         """Raises InvalidRequest for an id outside the vocabulary."""
