@@ -4,6 +4,8 @@ import json
 
 import pytest
 import pytest_asyncio
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_openai import ChatOpenAI
 from octavo_engine.wire.hashing import tenant_salt
 from octavo_server.tools.use import ToolSettings
 from octavo_testing.scripted import write_byte_model
@@ -384,3 +386,33 @@ async def test_a_client_that_leaves_aborts_its_response(served):
     async with served.http.stream("POST", "/v1/responses", json={"input": "hi", "stream": True}) as answer:
         await anext(answer.aiter_text())
     assert (await served.engine.aborted.get()).startswith("resp_")
+
+
+async def test_the_client_reads_calls_from_a_stream(served):
+    served.engine.replies = [CALLS]
+    async with served.openai.responses.stream(model=MODEL, input="hi", tools=[WEATHER, NOW]) as stream:
+        snapshots = [e.snapshot async for e in stream if e.type == "response.function_call_arguments.delta"]
+        _, weather, now = (await stream.get_final_response()).output
+    assert snapshots[-1] == now.arguments == "{}"
+    assert weather.parsed_arguments == {"city": "Kraków"}
+
+
+async def test_langchain_goes_round_a_call(served):
+    model = ChatOpenAI(
+        model=MODEL,
+        base_url=f"{served.url}/v1",
+        api_key="none",
+        use_responses_api=True,
+        http_async_client=served.http,
+    )
+    served.engine.replies = [CALLS]
+    called = await model.bind(tools=[WEATHER]).ainvoke("hi")
+    assert [(call["name"], call["args"]) for call in called.tool_calls] == [
+        ("weather", {"city": "Kraków"}), ("now", {}),
+    ]  # fmt: skip
+    served.engine.replies = ["Rain."]
+    results = [ToolMessage("wet", tool_call_id=call["id"]) for call in called.tool_calls]
+    answer = await model.bind(tools=[WEATHER]).ainvoke([HumanMessage("hi"), called, *results])
+    assert answer.content[0]["text"] == "Rain."
+    assert f"<call>{called.tool_calls[0]['id']} weather city=Kraków</call>" in prompt_of(served)
+    assert f"wet for {called.tool_calls[1]['id']}" in prompt_of(served)
