@@ -3,6 +3,7 @@
 Paths, methods and field names come from the server's own OpenAPI document, so that what is added is fuzzed, too.
 """
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
-from octavo_testing.fuzz_values import EXTRA_FIELDS, TEXTS, broken_json, nasty, value_for
+from octavo_testing.fuzz_values import EXTRA_FIELDS, PLAUSIBLE, TEXTS, broken_json, nasty, value_for
 
 #: It would end the server.
 SPARED = frozenset({"/drain"})
@@ -75,20 +76,28 @@ def _field_names(document: Mapping[str, Any], described: Mapping[str, Any]) -> I
 
 
 class Fuzzer:
-    """`requests` of the same seed and document are the same."""
+    """`requests` of the same seed and document are the same; they begin with each value of `PLAUSIBLE`, once."""
 
     def __init__(self, document: Mapping[str, Any], seed: int) -> None:
         self._dice = random.Random(seed)
         self._operations = operations(document)
         self._with_body = [operation for operation in self._operations if operation.fields]
+        known = {name for operation in self._with_body for name in operation.fields}
+        self._plausible = [(name, value) for name in PLAUSIBLE if name in known for value in PLAUSIBLE[name]]
 
     def requests(self, count: int) -> Iterator[FuzzRequest]:
         kinds: dict[Callable[[], FuzzRequest], int] = {
             self._valid: 15, self._wrong_fields: 40, self._broken_body: 18, self._odd_head: 9, self._odd_framing: 8,
             self._odd_route: 5, self._leaving: 5,
         }  # fmt: skip
-        for _ in range(count):
+        yield from itertools.islice(self._each_plausible(), count)
+        for _ in range(count - len(self._plausible)):
             yield self._dice.choices([*kinds], [*kinds.values()])[0]()
+
+    def _each_plausible(self) -> Iterator[FuzzRequest]:
+        for name, value in self._plausible:
+            operation = self._dice.choice([o for o in self._with_body if name in o.fields])
+            yield self._request("plausible", operation, self._dump({**operation.valid, name: value}))
 
     def _valid(self) -> FuzzRequest:
         operation = self._dice.choice(self._operations)

@@ -91,11 +91,17 @@ def fault_of(answer: bytes, request: FuzzRequest) -> str:
     if int(status) >= 500:
         return "server error"
     is_stream = b"text/event-stream" in head
-    if is_stream and not body.removesuffix(b"0\r\n\r\n").rstrip(b"\r\n").endswith(b"data: [DONE]"):
+    if is_stream and not _has_ended(body):
         return "a stream without its end"
     if int(status) >= 400 and not request.payload.startswith(b"HEAD") and not _is_envelope(body):
         return "an error without its envelope"
     return ""
+
+
+def _has_ended(stream: bytes) -> bool:
+    """By `[DONE]`, or by the last event of the responses API."""
+    *_, last = stream.removesuffix(b"0\r\n\r\n").rstrip(b"\r\n").split(b"\n\n")
+    return last.endswith(b"data: [DONE]") or b"event: response." in last
 
 
 def _is_envelope(body: bytes) -> bool:
