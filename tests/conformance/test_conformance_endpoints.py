@@ -44,6 +44,7 @@ def test_content_forms(real):
     assert num_prompt_tokens(*HELLO, silent) == num_prompt_tokens(*HELLO, {**silent, "content": ""})
 
 
+@pytest.mark.real_model
 @conforms(
     "GET /v1/models",
     "Cards with `max_model_len`, `root`, `parent`, `permission`; one by its name, slashes included",

@@ -59,6 +59,7 @@ def test_the_error_envelope(tiny):
     assert (caught.value.type, caught.value.param) == ("BadRequestError", "temperature")
 
 
+@pytest.mark.real_model
 @conforms(
     4, "An unknown model is 404 NotFoundError; without `model` the first served name answers", how="openai client"
 )

@@ -31,6 +31,7 @@ def test_streamed_responses(real):
     assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == final.output_text
 
 
+@pytest.mark.real_model
 @conforms(
     KEY,
     "What needs a memory on the server is a 400 that says what to do; stored responses are a 404",

@@ -160,19 +160,6 @@ async def test_request_metrics(scripted):
     } <= set(answer.metrics)
 
 
-@pytest.mark.real_model
-@conforms("POST /v1/responses", "Answers text, whole and as events", how="openai client")
-def test_responses(real):
-    asked = {"model": REAL_MODEL, "input": "What is the capital of France?", "temperature": 0, "max_output_tokens": 20}
-    whole = real.openai.responses.create(**asked)
-    assert (whole.object, whole.status) == ("response", "completed")
-    assert "Paris" in whole.output_text
-    with real.openai.responses.stream(**asked) as stream:
-        kinds = [event.type for event in stream]
-        assert stream.get_final_response().output_text == whole.output_text
-    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
-
-
 @conforms("POST /v1/responses", "Function calls are items of the output", how="openai client")
 async def test_responses_with_tools(scripted):
     scripted.engine.replies = [THOUGHT + CALL]
@@ -189,13 +176,3 @@ def test_parsed_responses(real):
         model=REAL_MODEL, input="hi", text_format=Answer, max_output_tokens=80, temperature=0
     )
     assert isinstance(answer.output_parsed, Answer)
-
-
-@conforms(
-    "POST /v1/responses",
-    "Keeps nothing: `previous_response_id` is a 400 that says so (vLLM: kept in memory)",
-    how="openai client",
-)
-async def test_responses_keep_nothing(scripted):
-    with pytest.raises(BadRequestError, match="previous_response_id"):
-        await scripted.openai.responses.create(model=MODEL, input="hi", previous_response_id="resp_1")
