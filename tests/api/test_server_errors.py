@@ -217,3 +217,15 @@ async def test_a_bug_is_a_500_without_its_details(served, monkeypatch):
     answer = await served.http.post(TEXT, json={"prompt": ["a", "b"]})
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "Internal server error."
+
+
+async def test_a_bug_of_ours_is_a_500_that_names_the_request(served, monkeypatch, caplog):
+    def broken(*args, **kwargs):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(served.engine, "debug_requests", broken)
+    answer = await served.http.get("/debug/requests", headers={"x-request-id": "mine"})
+    assert (answer.status_code, answer.headers.get_list("x-request-id")) == (500, ["mine"])
+    assert answer.json()["error"]["type"] == "InternalServerError"
+    assert "request mine failed" in caplog.text
+    assert (await served.http.get("/health")).status_code == 200

@@ -100,8 +100,11 @@ def _trace(app: FastAPI, tracer: "RequestTracer") -> None:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    log_failure(error, request.scope["state"]["request_id"])
+    """Names the request itself: what nobody expected is answered outside of all layers."""
+    request_id = request.scope["state"]["request_id"]
+    log_failure(error, request_id)
     if isinstance(error, RequestValidationError):
         error = MalformedRequest(str(error))
     described = describe(error)
-    return Response(described.body(), described.status, described.headers, media_type="application/json")
+    headers = {**described.headers, "x-request-id": request_id}
+    return Response(described.body(), described.status, headers, media_type="application/json")
