@@ -101,6 +101,7 @@ async def test_ctrl_c_stops_the_answer_and_nothing_else(served, env):
         await shown.until("> ")
         shown.type("go on")
         await shown.until("its end.")
+        await shown.until("> ")
         shown.press(CTRL_D)
         assert await shown.exit_code() == 0
     assert prompts(served.engine)[1] == asked("tell me", "A long", "go on")
@@ -175,8 +176,10 @@ async def test_completions_at_a_terminal(served, env):
         await shown.until(". ")
         shown.type("b")
         await shown.until("Hello, world!")
+        await shown.until("> ")
         shown.type("/retry")
         await shown.until("Hello, world!")
+        await shown.until("> ")
         shown.press(CTRL_D)
         assert await shown.exit_code() == 0
     assert prompts(served.engine) == ["a \nb"] * 2

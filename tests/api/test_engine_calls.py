@@ -70,13 +70,14 @@ async def test_the_prefix_cache_is_reset_only_while_nothing_is_in_use(llm, gate)
     await collect(llm, prompt, scripted("a"), "warm")
     (again,) = await collect(llm, prompt, scripted("a"), "again", kind="final")
     assert again.num_cached_tokens > 0
-    busy = asyncio.create_task(collect(llm, prompt, scripted("abc", extra_args=gate.at(1)), "busy"))
-    await asyncio.sleep(0)
-    resetting = asyncio.create_task(llm.reset_prefix_cache())
-    await asyncio.sleep(0)
-    gate.open()
-    assert await resetting is False
-    await busy
+    async with aclosing(llm.generate(prompt, scripted("a" * 150, extra_args=gate.at(1)), "busy")) as busy:
+        await anext(busy)
+        resetting = asyncio.create_task(llm.reset_prefix_cache())
+        await asyncio.sleep(0)
+        gate.open()
+        assert await resetting is False
+        async for _ in busy:
+            pass
     assert await llm.reset_prefix_cache() is True
     (cold,) = await collect(llm, prompt, scripted("a"), "cold", kind="final")
     assert cold.num_cached_tokens == 0
