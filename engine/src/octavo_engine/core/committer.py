@@ -45,6 +45,8 @@ class Committer:
         tokens = [] if sampled is None else sampled.token_ids
         is_first = seq.num_output == 0
         count, stop = take_tokens(seq, tokens)
+        if seq.status == "preempted":
+            self._state.num_waiting_tokens += count
         if count != 1 or step.draft_token_ids:
             self._rewind(seq)
         if not count:

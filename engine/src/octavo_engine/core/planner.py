@@ -133,7 +133,7 @@ class Planner:
         if not self._kv.admit(seq, hit, alone=not state.running):
             state.blocked_by = "capacity"
             return 0
-        state.waiting.pop()
+        state.leave_waiting(seq)
         if seq.status == "waiting":
             self._count_first_run(seq, hit.tokens)
         state.counters.recomputed_tokens += max(seq.saved - hit.tokens, 0)

@@ -219,8 +219,8 @@ class Scheduler:
 
     def _prefill_backlog(self) -> int:
         """Tokens to compute before every sequence has its next one; not less what a waiting one may find."""
-        state = self._state
-        return sum(max(len(s.token_ids) - s.computed - 1, 0) for s in (*state.running, *state.waiting))
+        running = sum(max(len(s.token_ids) - s.computed - 1, 0) for s in self._state.running)
+        return running + self._state.num_waiting_tokens
 
     def _used_slots(self) -> int:
         """Slots of the blocks in use that hold a computed token; a tail shared by forked siblings counts once."""

@@ -36,6 +36,7 @@ class State:
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.deferred: dict[SeqId, Sequence] = {}  # not in `waiting` until prepared: whoever is ready overtakes
+        self.num_waiting_tokens = 0  # to be computed before each of the waiting has its next one
         self.num_places = 0
         self.in_flight: dict[int, StepPlan] = {}
         self.dropped: list[SeqId] = []  # the runner is to forget them with the next plan
@@ -55,6 +56,14 @@ class State:
 
     def enter_waiting(self, seq: Sequence) -> None:
         bisect.insort(self.waiting, seq, key=_reverse_key)
+        self.num_waiting_tokens += len(seq.token_ids) - 1
+
+    def leave_waiting(self, seq: Sequence) -> None:
+        if self.waiting[-1] is seq:
+            self.waiting.pop()
+        else:
+            self.waiting.remove(seq)
+        self.num_waiting_tokens -= len(seq.token_ids) - 1
 
     def defer(self, seq: Sequence) -> None:
         seq.status = "deferred"
@@ -90,7 +99,7 @@ class State:
             del self.deferred[seq.seq_id]
         else:
             self.kv.forget_private(seq)
-            self.waiting.remove(seq)
+            self.leave_waiting(seq)
         seq.status = "finished"
         del self.seqs[seq.seq_id]
         seq.group.live.remove(seq)
@@ -131,6 +140,7 @@ class State:
         assert all(s.status == "deferred" for s in self.deferred.values())
         assert all(s.status == "running" for s in self.running)
         assert all(s.status in ("waiting", "preempted") for s in self.waiting)
+        assert self.num_waiting_tokens == sum(len(s.token_ids) - s.computed - 1 for s in self.waiting)
         assert self.num_places == sum(len(s.indices) for s in self.running) <= config.max_num_seqs
         assert sorted(s.seq_id for group in self.groups.values() for s in group.live) == sorted(self.seqs)
         for seq in live:
