@@ -1,0 +1,43 @@
+"""`Decision`: where a request goes and what that was decided by, in the words of `/debug/decisions`.
+
+Rungs, from the best: `exact` (the replica's own stream told what it has), `predicted` (requests sent there lately
+told), `hash` (nobody is known to have anything: bounded consistent hashing of how the prompt begins), `load` (not even
+that).
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from octavo_server.router.prefix_index import Match
+    from octavo_server.router.replica import Replica
+
+Rung = Literal["exact", "predicted", "hash", "load"]
+RUNGS: tuple[Rung, ...] = ("exact", "predicted", "hash", "load")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """One candidate. Seconds until its first token if it were chosen, by what they are spent on."""
+
+    replica: "Replica"
+    match: "Match"
+    prefill_s: float
+    queue_s: float
+    evict_s: float
+    decode_s: float
+
+    @property
+    def cost_s(self) -> float:
+        return self.prefill_s + self.queue_s + self.evict_s + self.decode_s
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`candidates` in the order they were looked at; `expected_tokens`: how much of the prompt the chosen one has."""
+
+    chosen: "Replica"
+    rung: Rung
+    why: str  # "least cost", "tie: the coldest", "bounded load", …
+    candidates: tuple[Terms, ...]
+    expected_tokens: int
