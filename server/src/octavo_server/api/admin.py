@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from octavo_server.api.context import context_of
 from octavo_server.api.openapi import answers
+from octavo_server.replies import json_reply
 
 router = APIRouter()
 
@@ -39,22 +40,18 @@ IN_USE = "blocks are in use by unfinished requests, so nothing was forgotten: tr
 async def debug_requests(request: Request) -> Response:
     sequences = await context_of(request).client.debug_requests()
     running = sum(info.state == "running" for info in sequences)
-    return _json(DebugRequests(running, len(sequences) - running, sequences))
+    return json_reply(DebugRequests(running, len(sequences) - running, sequences))
 
 
 @router.post("/reset_prefix_cache", **answers("Forget all cached KV blocks", ResetAnswer, refusals=(503,)))
 async def reset_prefix_cache(request: Request) -> Response:
     """200 in either case, as vLLM answers; the body says whether it was done."""
     done = await context_of(request).client.reset_prefix_cache()
-    return _json(ResetAnswer(done, None if done else IN_USE))
+    return json_reply(ResetAnswer(done, None if done else IN_USE))
 
 
 @router.get("/server_info", **answers("Version and engine settings", dict[str, Any]))
 async def server_info(request: Request) -> Response:
     client = context_of(request).client
     ready = {name: value for name, value in asdict(client.ready_info).items() if name != "hash_root"}
-    return _json({"version": version("octavo-server"), "engine_config": asdict(client.config), "engine": ready})
-
-
-def _json(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")
+    return json_reply({"version": version("octavo-server"), "engine_config": asdict(client.config), "engine": ready})

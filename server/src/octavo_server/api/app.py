@@ -27,7 +27,8 @@ from octavo_server.api.watched import log_failure
 from octavo_server.config import ServerConfig
 from octavo_server.http_metrics import HttpMetricsLayer
 from octavo_server.kv.publisher import KVPublisher
-from octavo_server.openai.errors import MalformedRequest, describe
+from octavo_server.openai.errors import MalformedRequest
+from octavo_server.replies import error_reply
 from octavo_server.stall import StallWatch
 from octavo_server.telemetry import Telemetry
 
@@ -105,6 +106,4 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     log_failure(error, request_id)
     if isinstance(error, RequestValidationError):
         error = MalformedRequest(str(error))
-    described = describe(error)
-    headers = {**described.headers, "x-request-id": request_id}
-    return Response(described.body(), described.status, headers, media_type="application/json")
+    return error_reply(error, {"x-request-id": request_id})

@@ -6,11 +6,11 @@ several keys, the routes of `ADMIN_PREFIXES` answer the one called "admin" only:
 """
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo_server.api.keys import KeyRing
-from octavo_server.openai.errors import Forbidden, Unauthorized, describe
+from octavo_server.openai.errors import Forbidden, Unauthorized
+from octavo_server.replies import error_reply
 
 OPEN_PATHS = frozenset(
     {"/health", "/ready", "/ping", "/version", "/load", "/metrics"}
@@ -30,9 +30,7 @@ class BearerAuth:
             if scope["type"] == "http" and is_guarded(scope):
                 scope.setdefault("state", {})["tenant"] = self._tenant(scope)
         except (Unauthorized, Forbidden) as error:
-            described = describe(error)
-            response = Response(described.body(), described.status, described.headers, media_type="application/json")
-            await response(scope, receive, send)
+            await error_reply(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

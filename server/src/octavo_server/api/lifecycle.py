@@ -11,13 +11,12 @@ from typing import Literal
 
 from octavo_engine.wire.errors import Unavailable
 from starlette.datastructures import MutableHeaders
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo_server.api.auth import ADMIN_PREFIXES, is_guarded, path_of
 from octavo_server.api.body import discard_body
 from octavo_server.api.watched import InFlight
-from octavo_server.openai.errors import describe
+from octavo_server.replies import error_reply
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +106,8 @@ class DrainGate:
             await self._app(scope, receive, closing)
         elif self._lifecycle.state != "accepting":
             await discard_body(receive)
-            error = describe(Unavailable("The server is draining: ask another one.", retry_after_s=RETRY_AFTER_S))
-            refusal = Response(error.body(), error.status, error.headers, media_type="application/json")
-            await refusal(scope, receive, closing)
+            error = Unavailable("The server is draining: ask another one.", retry_after_s=RETRY_AFTER_S)
+            await error_reply(error)(scope, receive, closing)
         else:
             await self._count(scope, receive, closing)
 

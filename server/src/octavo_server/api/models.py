@@ -1,6 +1,5 @@
 """`GET /v1/models` and one model of it."""
 
-import msgspec
 from fastapi import APIRouter
 from octavo_engine.wire.errors import ModelNotFound
 from starlette.requests import Request
@@ -9,6 +8,7 @@ from starlette.responses import Response
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import answers
 from octavo_server.openai.models import ModelCard, ModelList, permission
+from octavo_server.replies import json_reply
 
 router = APIRouter()
 
@@ -16,7 +16,7 @@ router = APIRouter()
 @router.get("/v1/models", **answers("The served names", ModelList, refusals=(401,)))
 async def list_models(request: Request) -> Response:
     context = context_of(request)
-    return _json(ModelList([_card(context, name) for name in context.config.served_model_names]))
+    return json_reply(ModelList([_card(context, name) for name in context.config.served_model_names]))
 
 
 @router.get("/v1/models/{model:path}", **answers("One served name", ModelCard, refusals=(401, 404)))
@@ -24,7 +24,7 @@ async def retrieve_model(request: Request, model: str) -> Response:
     context = context_of(request)
     if model not in context.config.served_model_names:
         raise ModelNotFound(model)
-    return _json(_card(context, model))
+    return json_reply(_card(context, model))
 
 
 def _card(context: ApiContext, name: str) -> ModelCard:
@@ -36,7 +36,3 @@ def _card(context: ApiContext, name: str) -> ModelCard:
         max_model_len=client.max_model_len,
         permission=[permission(name, context.created)],
     )
-
-
-def _json(answer: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -6,7 +6,6 @@ from the answer: `token_ids`, and `cache_salt` as the engine gets it.
 
 import asyncio
 
-import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +21,7 @@ from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.fields import GenerationFields
 from octavo_server.openai.render import RenderedRequest
 from octavo_server.openai.responses import ResponsesRequest
+from octavo_server.replies import json_reply
 
 router = APIRouter()
 
@@ -33,14 +33,14 @@ router = APIRouter()
 async def render_chat_completion(request: Request) -> Response:
     turn = await read_chat(request)
     (rendered,) = await _rendered(turn.head, turn.body, turn.generation)
-    return _json(rendered)
+    return json_reply(rendered)
 
 
 @router.post(
     "/v1/completions/render", **accepts(CompletionRequest, "Token ids of each prompt", answer=list[RenderedRequest])
 )
 async def render_completion(request: Request) -> Response:
-    return _json(await _rendered(*await read_completion(request)))
+    return json_reply(await _rendered(*await read_completion(request)))
 
 
 @router.post(
@@ -50,7 +50,7 @@ async def render_completion(request: Request) -> Response:
 async def render_response(request: Request) -> Response:
     _, turn = await read_response(request)
     (rendered,) = await _rendered(turn.head, turn.body, turn.generation)
-    return _json(rendered)
+    return json_reply(rendered)
 
 
 async def _rendered(head: Head, body: GenerationFields, generation: Generation) -> list[RenderedRequest]:
@@ -71,7 +71,3 @@ async def _rendered(head: Head, body: GenerationFields, generation: Generation) 
         )
         for i, (prompt, params) in enumerate(zip(generation.prompts, resolved, strict=True))
     ]
-
-
-def _json(answer: object) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")

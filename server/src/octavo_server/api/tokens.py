@@ -1,6 +1,5 @@
 """`POST /tokenize` and `POST /detokenize`: the model's own tokenizer over HTTP, without generation."""
 
-import msgspec
 from fastapi import APIRouter
 from octavo_engine.wire.errors import InvalidRequest
 from starlette.requests import Request
@@ -11,6 +10,7 @@ from octavo_server.api.context import ApiContext, context_of, read_body
 from octavo_server.api.openapi import accepts
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from octavo_server.replies import json_reply
 
 router = APIRouter()
 
@@ -24,7 +24,7 @@ async def tokenize(request: Request) -> Response:
     context.model_name(body.model)
     ids = await _token_ids(context, body)
     strings = [context.client.tokenizer.piece(t) for t in ids] if body.return_token_strs else None
-    return _json(Tokenized(len(ids), context.client.max_model_len, ids, strings))
+    return json_reply(Tokenized(len(ids), context.client.max_model_len, ids, strings))
 
 
 @router.post("/detokenize", **accepts(DetokenizeRequest, "The text of token ids", answer=Detokenized))
@@ -32,7 +32,7 @@ async def detokenize(request: Request) -> Response:
     context = context_of(request)
     body = await read_body(request, DetokenizeRequest)
     context.model_name(body.model)
-    return _json(Detokenized(context.decode(body.tokens, param="tokens")))
+    return json_reply(Detokenized(context.decode(body.tokens, param="tokens")))
 
 
 async def _token_ids(context: ApiContext, body: TokenizeRequest) -> list[int]:
@@ -45,7 +45,3 @@ async def _token_ids(context: ApiContext, body: TokenizeRequest) -> list[int]:
     chat = ChatCompletionRequest.model_validate(asked)
     chat.check()
     return (await render_chat(context, chat)).token_ids
-
-
-def _json(answer: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")
