@@ -43,6 +43,14 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
+    def observed(self) -> tuple[list[int], float]:
+        """The count of each bucket, and the sum: what another process needs to `add` these to its own."""
+        return [*self._counts], self._sum
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        self._counts = [own + other for own, other in zip(self._counts, counts, strict=True)]
+        self._sum += total
+
     def text(self, name: str) -> str:
         lines, total = [], 0
         for start, count in zip(self._starts[name], self._counts, strict=True):

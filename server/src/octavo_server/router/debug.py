@@ -1,0 +1,97 @@
+"""What `/debug/decisions` and `/debug/index` answer. Made when somebody asks; shows sizes and times, never a prompt."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from octavo_server.router.gauges import IndexInfo
+from octavo_server.router.state import ReplicaState
+
+if TYPE_CHECKING:
+    from octavo_server.router.decision import Terms
+    from octavo_server.router.decision_log import Entry
+
+
+class Candidate(msgspec.Struct, kw_only=True):
+    """`cost_s` is the sum of the four terms: seconds to the first token, if this one were chosen."""
+
+    replica: str
+    matched_blocks: int
+    host_blocks: int
+    predicted_blocks: int
+    prefill_s: float
+    queue_s: float
+    evict_s: float
+    decode_s: float
+    cost_s: float
+
+
+class DecisionInfo(msgspec.Struct, kw_only=True):
+    """`cached_tokens`: as the engine then reported; null: not yet, or never."""
+
+    at_s: float
+    request_id: str
+    attempt: int
+    model: str
+    prompt_tokens: int
+    prompt_blocks: int
+    is_exact: bool
+    rung: str
+    why: str
+    chosen: str
+    expected_tokens: int
+    cached_tokens: int | None
+    decision_s: float
+    ttft_s: float | None
+    code: int | None
+    ended: str | None
+    candidates: list[Candidate]
+
+
+class Decisions(msgspec.Struct):
+    """The newest first."""
+
+    decisions: list[DecisionInfo]
+
+
+class IndexDebug(msgspec.Struct):
+    index: IndexInfo
+    replicas: list[ReplicaState]
+
+
+def decision_info(entry: "Entry") -> DecisionInfo:
+    decision = entry.decision
+    return DecisionInfo(
+        at_s=entry.at_s,
+        request_id=entry.request_id,
+        attempt=entry.attempt,
+        model=entry.model,
+        prompt_tokens=entry.num_prompt_tokens,
+        prompt_blocks=entry.num_prompt_blocks,
+        is_exact=entry.is_exact,
+        rung=decision.rung,
+        why=decision.why,
+        chosen=decision.chosen.name,
+        expected_tokens=decision.expected_tokens,
+        cached_tokens=entry.cached_tokens,
+        decision_s=entry.decision_s,
+        ttft_s=entry.ttft_s,
+        code=entry.code,
+        ended=entry.reason,
+        candidates=[_candidate(terms) for terms in decision.candidates],
+    )
+
+
+def _candidate(terms: "Terms") -> Candidate:
+    match = terms.match
+    return Candidate(
+        replica=terms.replica.name,
+        matched_blocks=match.blocks,
+        host_blocks=match.host,
+        predicted_blocks=match.predicted,
+        prefill_s=terms.prefill_s,
+        queue_s=terms.queue_s,
+        evict_s=terms.evict_s,
+        decode_s=terms.decode_s,
+        cost_s=terms.cost_s,
+    )

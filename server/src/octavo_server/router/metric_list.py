@@ -1,0 +1,46 @@
+"""The router's metrics: every name, type, label and bucket. `tests/api/router_metrics.txt` freezes what is exposed."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+PREFIX = "octavo_router_"
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_DECISION_S = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
+_RATIOS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family("requests_total", "counter", "Requests that ended.", ("model", "code", "reason")),
+    Family("request_duration_seconds", "histogram", "From a request's head to its end.", ("model",), _SECONDS),
+    Family("ttft_seconds", "histogram", "From a request's head to its answer's first byte.", ("model",), _SECONDS),
+    Family("inflight", "gauge", "Requests sent to a replica that haven't ended."),
+    Family("decisions_total", "counter", "Choices of a replica by what they rest on.", ("rung",)),
+    Family("decision_seconds", "histogram", "Choosing a replica, the prompt being read.", (), _DECISION_S),
+    Family("prefix_match_ratio", "histogram", "Share of a prompt expected in the replica's cache.", (), _RATIOS),
+    Family("prompt_tokens_total", "counter", "Tokens of prompts that were sent to a replica."),
+    Family("overlap_tokens_total", "counter", "Prompt tokens expected in the replica's cache.", ("source",)),
+    Family("cached_tokens_total", "counter", "Prompt tokens that replicas then found in their cache."),
+    Family("prediction_error_tokens_total", "counter", "Expected and found tokens differ by this.", ("direction",)),
+    Family("queue_size", "gauge", "Requests waiting for a replica that takes them."),
+    Family("held_requests", "gauge", "Requests of models without any replica, held until one comes.", ("model",)),
+    Family("queue_seconds", "histogram", "Time in the queue.", ("outcome",), _SECONDS),
+    Family("retries_total", "counter", "Requests sent anew, to another replica.", ("reason",)),
+    Family("endpoints", "gauge", "Replicas by what the router knows of them.", ("state",)),
+    Family("endpoints_admitted", "gauge", "Replicas that are sent requests."),
+    Family("index_blocks", "gauge", "Blocks in the prefix index."),
+    Family("index_bytes", "gauge", "Memory of the prefix index, about."),
+    Family("index_forgotten_total", "counter", "Blocks that the index forgot because it was full."),
+    Family("index_lag_events", "gauge", "Frames of KV streams received and not yet in the index."),
+    Family("index_divergence_ratio", "gauge", "Share of followed replicas whose copy can't be trusted."),
+    Family("stream_breaks_total", "counter", "KV streams that ended or couldn't be believed.", ("reason",)),
+)  # fmt: skip

@@ -1,0 +1,78 @@
+"""`Track`: one request as the proxy handles it, told to the metrics and the decision log with one call per event."""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from octavo_server.router.decision_log import DecisionLog, Entry
+from octavo_server.router.metrics import RouterMetrics
+
+if TYPE_CHECKING:
+    from octavo_server.router.decision import Decision
+    from octavo_server.router.prompt import Prompt
+
+
+class Telemetry:
+    """Of one worker."""
+
+    def __init__(
+        self,
+        metrics: RouterMetrics | None = None,
+        decisions: DecisionLog | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.metrics = metrics or RouterMetrics()
+        self.decisions = decisions or DecisionLog()
+        self.clock = clock
+
+    def track(self, request_id: str, model: str) -> "Track":
+        """When a request's head is there and its model is known to be served."""
+        return Track(self, request_id, model)
+
+
+class Track:
+    """In this order: (decided, retried)*, first_byte, ended."""
+
+    __slots__ = ("_entry", "_is_ended", "_num_attempts", "_started_s", "_telemetry", "model", "request_id")
+
+    def __init__(self, telemetry: Telemetry, request_id: str, model: str) -> None:
+        self.request_id = request_id
+        self.model = model
+        self._telemetry = telemetry
+        self._started_s = telemetry.clock()
+        self._entry: Entry | None = None
+        self._num_attempts = 0
+        self._is_ended = False
+
+    def decided(self, prompt: "Prompt", decision: "Decision", decision_s: float) -> None:
+        self._num_attempts += 1
+        entry = self._entry = Entry(self.request_id, self.model, prompt, decision)
+        entry.attempt, entry.decision_s = self._num_attempts, decision_s
+        self._telemetry.decisions.add(entry)
+        self._telemetry.metrics.decided(prompt, decision, decision_s)
+
+    def retried(self, reason: str) -> None:
+        """The attempt failed before its first byte; another one follows."""
+        if self._entry is not None:
+            self._entry.reason = reason
+        self._telemetry.metrics.retried(reason)
+
+    def first_byte(self, cached_tokens: int | None) -> None:
+        """`cached_tokens`: what the engine reported in `x-octavo-cached-tokens`, None where it reports nothing."""
+        ttft_s = self._telemetry.clock() - self._started_s
+        self._telemetry.metrics.first_byte(self.model, ttft_s)
+        entry = self._entry
+        if entry is not None:
+            entry.ttft_s = ttft_s
+            if cached_tokens is not None:
+                entry.cached_tokens = cached_tokens
+                self._telemetry.metrics.reported(entry.decision.expected_tokens, cached_tokens)
+
+    def ended(self, code: int, reason: str) -> None:
+        assert not self._is_ended, "a request ended twice"
+        self._is_ended = True
+        duration_s = self._telemetry.clock() - self._started_s
+        self._telemetry.metrics.ended(model=self.model, code=code, reason=reason, duration_s=duration_s)
+        if self._entry is not None:
+            self._entry.code, self._entry.reason = code, reason

@@ -1,0 +1,94 @@
+"""The operator's routes of a router, over the application itself."""
+
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from octavo_server.openai.errors import Forbidden
+from octavo_server.router.admin import AdminContext, build_admin
+from octavo_server.router.prefix_index import PrefixIndex
+from octavo_server.router.state import router_state
+from octavo_server.router.track import Telemetry
+from octavo_testing.router_parts import PROMPT, decision, exact_replica
+from octavo_testing.server import parse_metrics
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Parts:
+    def __init__(self):
+        self.index = PrefixIndex(max_entries=1000)
+        self.replicas = [exact_replica("a", self.index, epoch=2**63 + 1), exact_replica("b", self.index)]
+        self.telemetry = Telemetry()
+        self.error = None
+
+    def authorize(self, scope):
+        if self.error is not None:
+            raise self.error
+
+    def state(self):
+        return router_state(self.replicas, self.replicas[:1], queue=3, held={"cold": 2})
+
+    @asynccontextmanager
+    async def http(self):
+        context = AdminContext(telemetry=self.telemetry, index=self.index, state=self.state, authorize=self.authorize)
+        transport = httpx.ASGITransport(build_admin(context))
+        async with httpx.AsyncClient(transport=transport, base_url="http://router") as http:
+            yield http
+
+
+async def test_decisions_show_each_candidate_and_what_the_engine_found():
+    parts = Parts()
+    track = parts.telemetry.track("r-1", "tiny")
+    track.decided(PROMPT, decision(*parts.replicas), 0.00002)
+    track.first_byte(48)
+    track.ended(200, "finished")
+    async with parts.http() as http:
+        (info,) = (await http.get("/debug/decisions")).json()["decisions"]
+    assert (info["request_id"], info["chosen"], info["rung"], info["why"]) == ("r-1", "a", "exact", "least cost")
+    assert (info["expected_tokens"], info["cached_tokens"], info["ended"]) == (64, 48, "finished")
+    assert [(c["replica"], c["matched_blocks"], round(c["cost_s"], 3)) for c in info["candidates"]] == [
+        ("a", 4, 0.013),
+        ("b", 0, 0.023),
+    ]
+
+
+async def test_the_index_shows_its_size_and_each_replica():
+    parts = Parts()
+    parts.index.store(parts.replicas[0].blocks.slot, range(10))
+    async with parts.http() as http:
+        shown = (await http.get("/debug/index")).json()
+    assert (shown["index"]["entries"], shown["index"]["max_entries"]) == (10, 1000)
+    assert [(r["name"], r["epoch"], r["admitted"]) for r in shown["replicas"]] == [
+        ("a", "8000000000000001", True),
+        ("b", "0000000000000001", False),
+    ]
+
+
+async def test_metrics_show_the_state_at_the_scrape():
+    parts = Parts()
+    async with parts.http() as http:
+        found = parse_metrics((await http.get("/metrics")).text)
+    assert found['octavo_router_endpoints{state="exact"}'] == 2
+    assert found['octavo_router_held_requests{model="cold"}'] == 2
+    assert found["octavo_router_endpoints_admitted"] == 1
+    assert found["octavo_router_queue_size"] == 3
+    assert found["octavo_router_index_divergence_ratio"] == 0
+
+
+@pytest.mark.parametrize("path", ["/debug/decisions", "/debug/index"])
+async def test_what_is_the_operators_needs_their_key(path):
+    parts = Parts()
+    parts.error = Forbidden("this is the operator's")
+    async with parts.http() as http:
+        answer = await http.get(path)
+        assert (await http.get("/metrics")).status_code == 200
+    assert (answer.status_code, answer.json()["error"]["message"]) == (403, "this is the operator's")
+
+
+@pytest.mark.parametrize("n", ["0", "-1", "1001", "x"])
+async def test_a_wrong_number_of_decisions_is_refused_in_words(n):
+    async with Parts().http() as http:
+        answer = await http.get("/debug/decisions", params={"n": n})
+    assert answer.status_code == 400
+    assert "1000" in answer.json()["error"]["message"]
