@@ -2,7 +2,7 @@
 
 import pytest
 from octavo_engine.wire.hashing import tenant_salt
-from octavo_server.api.auth import OPEN_PATHS
+from octavo_server.http.auth import OPEN_PATHS
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import ScriptedClient, serving
 

@@ -115,7 +115,7 @@ async def test_an_endless_head_is_refused(engine, start):
 
 
 async def test_a_body_that_trickles_after_its_answer_is_cut_off(engine, monkeypatch):
-    monkeypatch.setattr("octavo_server.api.protocol.BODY_GRACE_S", 0.1)
+    monkeypatch.setattr("octavo_server.http.protocol.BODY_GRACE_S", 0.1)
     async with serving(engine, limits=LIMITS, api_keys=("k",)) as served:
         reader, writer = await connect(served)
         writer.write(HEAD + b"Content-Length: 100000\r\n\r\n")

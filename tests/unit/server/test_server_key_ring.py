@@ -6,7 +6,7 @@ import os
 import pytest
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import unnamed_tenant
-from octavo_server.api.keys import LOOK_EVERY_S, KeyRing, read_keys
+from octavo_server.keys import LOOK_EVERY_S, KeyRing, read_keys
 
 
 class Clock:
@@ -91,7 +91,7 @@ def test_a_swapped_secret_is_seen_without_a_restart(tmp_path, clock):
 def test_a_secret_with_many_keys_costs_one_look(tmp_path, clock, monkeypatch):
     secret(tmp_path / "keys", **{f"k{i}": f"sk-{i}" for i in range(50)})
     ring = KeyRing(paths=[tmp_path / "keys"], clock=clock)
-    monkeypatch.setattr("octavo_server.api.keys._entries", None)
+    monkeypatch.setattr("octavo_server.keys._entries", None)
     clock.now = LOOK_EVERY_S
     assert ring.tenant_of(b"sk-7") == "k7"
 

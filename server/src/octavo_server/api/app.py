@@ -16,16 +16,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_server.api import admin, chat, completions, drain, health, kv, models, render, responses, tokens
-from octavo_server.api.auth import BearerAuth
 from octavo_server.api.client import EngineClient
 from octavo_server.api.context import ApiContext
-from octavo_server.api.keys import KeyRing
-from octavo_server.api.lifecycle import DrainGate
-from octavo_server.api.middleware import RequestId
 from octavo_server.api.openapi import document
-from octavo_server.api.watched import log_failure
 from octavo_server.config import ServerConfig
+from octavo_server.http.auth import BearerAuth
+from octavo_server.http.lifecycle import DrainGate
+from octavo_server.http.middleware import RequestId
+from octavo_server.http.watched import log_failure
 from octavo_server.http_metrics import HttpMetricsLayer
+from octavo_server.keys import KeyRing
 from octavo_server.kv.publisher import KVPublisher
 from octavo_server.openai.errors import MalformedRequest
 from octavo_server.replies import error_reply

@@ -15,7 +15,7 @@ from octavo_server.api.chat_writer import ChatWriter
 from octavo_server.api.context import ApiContext, Head, context_of, read_generation
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.openapi import accepts
-from octavo_server.api.watched import EventStream, JsonReply
+from octavo_server.http.watched import EventStream, JsonReply
 from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
 from octavo_server.reading.plan import Reading
 from octavo_server.reasoning.registry import REASONING_PARSERS, Thinking

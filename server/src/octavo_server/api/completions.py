@@ -12,8 +12,8 @@ from octavo_server.api.choice import Choice
 from octavo_server.api.context import ApiContext, Head, context_of, read_generation
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.openapi import accepts
-from octavo_server.api.watched import EventStream, JsonReply
 from octavo_server.api.writer import AnswerWriter
+from octavo_server.http.watched import EventStream, JsonReply
 from octavo_server.openai.completion import (
     Completion,
     CompletionChoice,

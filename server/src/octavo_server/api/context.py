@@ -16,12 +16,12 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from octavo_server.api.admission import Admission
-from octavo_server.api.body import read_bytes
 from octavo_server.api.client import EngineClient
 from octavo_server.api.generation import Generation, PromptInput
-from octavo_server.api.lifecycle import Lifecycle
-from octavo_server.api.watched import InFlight
 from octavo_server.config import ServerConfig
+from octavo_server.http.body import read_bytes
+from octavo_server.http.lifecycle import Lifecycle
+from octavo_server.http.watched import InFlight
 from octavo_server.kv.publisher import KVPublisher
 from octavo_server.openai.errors import malformed
 from octavo_server.openai.fields import GenerationFields

@@ -11,7 +11,7 @@ from starlette.types import Send
 
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import answers
-from octavo_server.api.watched import InFlight, WatchedResponse
+from octavo_server.http.watched import InFlight, WatchedResponse
 from octavo_server.kv.frames import MEDIA_TYPE
 
 router = APIRouter()

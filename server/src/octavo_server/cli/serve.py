@@ -7,7 +7,6 @@ ends with one readable line and exit code 1.
 import argparse
 import asyncio
 import logging
-import resource
 import signal
 import socket
 import sys
@@ -26,22 +25,21 @@ from octavo_engine.wire.errors import StartupError
 
 from octavo_server.access_log import skip_probes
 from octavo_server.api.app import build_app
-from octavo_server.api.keys import KeyRing
-from octavo_server.api.server import SIGNALS, ApiServer
+from octavo_server.api.server import ApiServer
 from octavo_server.cli.banner import banner
 from octavo_server.cli.limit_flags import limits_of
 from octavo_server.cli.observe_flags import observability_of, tracer_of
 from octavo_server.cli.stats_log import log_stats
 from octavo_server.cli.tool_flags import reasoning_parser_of, template_warning, tool_settings_of
 from octavo_server.config import ServerConfig
+from octavo_server.http.listener import allow_many_connections, bind, cannot_listen
+from octavo_server.http.server import SIGNALS
+from octavo_server.keys import KeyRing
 
 if TYPE_CHECKING:
     from octavo_server.tracing import RequestTracer
 
 logger = logging.getLogger("octavo")
-
-ALL_ADDRESSES = "0.0.0.0"
-MAX_OPEN_FILES = 65536
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -105,30 +103,6 @@ def check_keys(config: ServerConfig) -> None:
         raise StartupError("--cache-isolation tells tenants apart by their API keys: add --api-key or --api-key-file.")
 
 
-def allow_many_connections() -> None:
-    """Each takes a file descriptor, and shells allow 1024 where the system allows many more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def bind(host: str | None, port: int) -> socket.socket:
-    """Raises StartupError. It doesn't listen yet: until the model is loaded, connections are refused."""
-    sock = socket.socket(socket.AF_INET6 if host and ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host or ALL_ADDRESSES, port))
-    except (OSError, OverflowError) as error:
-        sock.close()
-        raise _cannot_listen(host, port, error) from error
-    return sock
-
-
-def _cannot_listen(host: str | None, port: int, error: Exception) -> StartupError:
-    return StartupError(f"cannot listen on {host or ALL_ADDRESSES}:{port}: {error}. Choose another with --port.")
-
-
 def _run(main: Coroutine[Any, Any, int]) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
@@ -154,7 +128,7 @@ async def _serve(
         try:
             await server.serve(sockets=[sock])
         except OSError as error:
-            raise _cannot_listen(config.host, config.port, error) from error
+            raise cannot_listen(config.host, config.port, error) from error
         return 1 if server.engine_died else 0
     finally:
         if reporter is not None:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from typing import Protocol
 
 from octavo_engine.wire.errors import Unavailable
 from starlette.responses import Response
@@ -22,22 +23,28 @@ logger = logging.getLogger(__name__)
 JSON_TYPE = (b"content-type", b"application/json")
 
 
+class Endable(Protocol):
+    def end(self, error: Exception) -> None:
+        """Tell the client this, and end."""
+        ...
+
+
 class InFlight:
     """The responses at work. `end_all` makes each of them, and each that comes later, tell why it ends now."""
 
     def __init__(self) -> None:
-        self._open: set[WatchedResponse] = set()
+        self._open: set[Endable] = set()
         self._ended_by: Exception | None = None
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, response: "WatchedResponse") -> None:
+    def add(self, response: Endable) -> None:
         self._open.add(response)
         if self._ended_by is not None:
             response.end(self._ended_by)
 
-    def discard(self, response: "WatchedResponse") -> None:
+    def discard(self, response: Endable) -> None:
         self._open.discard(response)
 
     def end_all(self, error: Exception) -> None:

@@ -13,9 +13,9 @@ from octavo_engine.wire.errors import Unavailable
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo_server.api.auth import ADMIN_PREFIXES, is_guarded, path_of
-from octavo_server.api.body import discard_body
-from octavo_server.api.watched import InFlight
+from octavo_server.http.auth import ADMIN_PREFIXES, is_guarded, path_of
+from octavo_server.http.body import discard_body
+from octavo_server.http.watched import InFlight
 from octavo_server.replies import error_reply
 
 logger = logging.getLogger(__name__)

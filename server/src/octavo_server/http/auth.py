@@ -8,7 +8,7 @@ several keys, the routes of `ADMIN_PREFIXES` answer the one called "admin" only:
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo_server.api.keys import KeyRing
+from octavo_server.keys import KeyRing
 from octavo_server.openai.errors import Forbidden, Unauthorized
 from octavo_server.replies import error_reply
 

@@ -1,0 +1,35 @@
+"""The socket that a server listens on, taken before anything slow is started, and file descriptors for its clients."""
+
+import resource
+import socket
+
+from octavo_engine.wire.errors import StartupError
+
+ALL_ADDRESSES = "0.0.0.0"
+MAX_OPEN_FILES = 65536
+
+
+def allow_many_connections() -> None:
+    """Each takes a file descriptor, and shells allow 1024 where the system allows many more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def bind(host: str | None, port: int, *, shared: bool = False) -> socket.socket:
+    """Raises StartupError. It doesn't listen yet, so connections are refused. `shared`: several processes may."""
+    sock = socket.socket(socket.AF_INET6 if host and ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        sock.bind((host or ALL_ADDRESSES, port))
+    except (OSError, OverflowError) as error:
+        sock.close()
+        raise cannot_listen(host, port, error) from error
+    return sock
+
+
+def cannot_listen(host: str | None, port: int, error: Exception) -> StartupError:
+    return StartupError(f"cannot listen on {host or ALL_ADDRESSES}:{port}: {error}. Choose another with --port.")

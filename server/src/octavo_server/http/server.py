@@ -1,0 +1,74 @@
+"""Runs an application on a socket that is already bound, and owns the process's signals.
+
+The first SIGTERM or SIGINT starts draining (`lifecycle`): the listener stays open, new requests get a 503, running
+ones finish or end with an error event at the timeout; then the listener closes. A second signal ends everything at
+once. What a server has besides, its subclass looks after at each tick and lets go of at the end.
+"""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+import uvicorn
+
+from octavo_server.http.lifecycle import Lifecycle
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+TICKS_PER_S = 10  # uvicorn's
+#: After the last response was written: how long its last bytes may take to leave.
+LAST_WORDS_S = 5
+
+
+class DrainingServer(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle, *, shutdown_delay_s: float) -> None:
+        super().__init__(config)
+        self._lifecycle = lifecycle
+        self._shutdown_delay_s = shutdown_delay_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            await super().serve(sockets)
+        finally:
+            if self._stopping is not None:
+                self._stopping.cancel()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Unlike uvicorn's, it doesn't raise the signal again: being told to stop is no failure."""
+        previous = {sig: signal.signal(sig, self.handle_exit) for sig in SIGNALS}
+        try:
+            yield
+        finally:
+            for sig, handler in previous.items():
+                signal.signal(sig, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called between any two instructions: the work is left to the event loop."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self.stop, sig)
+
+    def stop(self, sig: int = signal.SIGINT) -> None:
+        """Asked a second time, it ends at once."""
+        if self._stopping is not None:
+            self.force_exit = self.should_exit = True
+            return
+        self._lifecycle.drain(for_good=True)
+        self._stopping = asyncio.create_task(self._exit_when_drained(sig))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._lifecycle.end_now()
+        await super().shutdown(sockets)
+
+    async def _exit_when_drained(self, sig: int) -> None:
+        lifecycle = self._lifecycle
+        delay_s = self._shutdown_delay_s if sig == signal.SIGTERM else 0.0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(delay_s, lifecycle.remaining_s or 0.0) + LAST_WORDS_S):
+                await lifecycle.drained(at_least_s=delay_s)
+        self.should_exit = True
