@@ -8,6 +8,7 @@ from octavo_server.openai.errors import Forbidden
 from octavo_server.router.admin import AdminContext, build_admin
 from octavo_server.router.prefix_index import PrefixIndex
 from octavo_server.router.state import router_state
+from octavo_server.router.state_events import StateFeed
 from octavo_server.router.track import Telemetry
 from octavo_testing.router_parts import PROMPT, decision, exact_replica
 from octavo_testing.server import parse_metrics
@@ -20,6 +21,7 @@ class Parts:
         self.index = PrefixIndex(max_entries=1000)
         self.replicas = [exact_replica("a", self.index, epoch=2**63 + 1), exact_replica("b", self.index)]
         self.telemetry = Telemetry()
+        self.feed = StateFeed(self.whole_state, period_s=0.01, heartbeat_s=0.05)
         self.error = None
 
     def authorize(self, scope):
@@ -29,9 +31,18 @@ class Parts:
     def state(self):
         return router_state(self.replicas, self.replicas[:1], queue=3, held={"cold": 2})
 
+    async def whole_state(self):
+        return self.state()
+
     @asynccontextmanager
     async def http(self):
-        context = AdminContext(telemetry=self.telemetry, index=self.index, state=self.state, authorize=self.authorize)
+        context = AdminContext(
+            telemetry=self.telemetry,
+            index=self.index,
+            state=self.state,
+            feed=self.feed,
+            authorize=self.authorize,
+        )
         transport = httpx.ASGITransport(build_admin(context))
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as http:
             yield http
@@ -76,7 +87,7 @@ async def test_metrics_show_the_state_at_the_scrape():
     assert found["octavo_router_index_divergence_ratio"] == 0
 
 
-@pytest.mark.parametrize("path", ["/debug/decisions", "/debug/index"])
+@pytest.mark.parametrize("path", ["/debug/decisions", "/debug/index", "/state/events"])
 async def test_what_is_the_operators_needs_their_key(path):
     parts = Parts()
     parts.error = Forbidden("this is the operator's")

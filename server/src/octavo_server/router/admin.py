@@ -20,6 +20,7 @@ from octavo_server.router.debug import Decisions, IndexDebug, decision_info
 from octavo_server.router.gauges import gauges, index_info
 from octavo_server.router.prefix_index import PrefixIndex
 from octavo_server.router.state import RouterState
+from octavo_server.router.state_events import StateFeed, StateStream
 from octavo_server.router.track import Telemetry
 
 MAX_DECISIONS = 1000
@@ -34,6 +35,7 @@ class AdminContext:
     telemetry: Telemetry
     index: PrefixIndex
     state: Callable[[], RouterState]
+    feed: StateFeed
     authorize: Callable[[Scope], None]
 
 
@@ -73,6 +75,11 @@ async def debug_decisions(request: Request, n: str = "20") -> Response:
 async def debug_index(request: Request) -> Response:
     context = _operators(request)
     return _json(IndexDebug(index_info(context.index), [*context.state().replicas]))
+
+
+@router.get("/state/events")
+async def state_events(request: Request) -> Response:
+    return StateStream(_operators(request).feed.frames())
 
 
 def _number(text: str) -> int:

@@ -1,0 +1,100 @@
+import asyncio
+import json
+
+import pytest
+from octavo_server.router.prefix_index import PrefixIndex
+from octavo_server.router.state import merged, router_state
+from octavo_server.router.state_events import StateFeed
+from octavo_testing.router_parts import exact_replica
+from octavo_testing.server import events
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Router:
+    def __init__(self):
+        self.index = PrefixIndex(max_entries=100)
+        self.replicas = [exact_replica("a", self.index), exact_replica("b", self.index)]
+        self.queue = 0
+
+    def state(self):
+        return router_state(self.replicas, self.replicas, queue=self.queue)
+
+    async def source(self):
+        return self.state()
+
+
+def parsed(frame):
+    (event,) = events(frame.decode())
+    return json.loads(event)
+
+
+async def test_the_whole_state_comes_first_then_what_changed():
+    router = Router()
+    feed = StateFeed(router.source, period_s=0.001, heartbeat_s=60)
+    frames = feed.frames()
+    first = parsed(await anext(frames))
+    assert (first["type"], first["version"], first["router"]) == ("state", 1, feed.router)
+    assert [(r["name"], r["admitted"], r["acknowledged_epoch"]) for r in first["state"]["replicas"]] == [
+        ("a", True, "0000000000000001"),
+        ("b", True, "0000000000000001"),
+    ]
+    router.replicas[0].num_in_flight, router.queue = 3, 5
+    change = parsed(await anext(frames))
+    assert change.keys() == {"type", "replicas", "queue"}
+    assert [(r["name"], r["in_flight"]) for r in change["replicas"]] == [("a", 3)]
+    del router.replicas[1]
+    assert parsed(await anext(frames)) == {"type": "change", "gone": ["b"]}
+    await frames.aclose()
+    assert feed.num_readers == 0
+
+
+async def test_changes_run_together_for_a_reader_that_is_slow():
+    router = Router()
+    frames = StateFeed(router.source, period_s=0.001).frames()
+    await anext(frames)
+    for number in range(1000):
+        router.queue = number
+    assert parsed(await anext(frames)) == {"type": "change", "queue": 999}
+    await frames.aclose()
+
+
+async def test_a_poke_is_told_at_once_and_silence_has_a_heartbeat():
+    router = Router()
+    feed = StateFeed(router.source, period_s=60, heartbeat_s=0)
+    frames = feed.frames()
+    await anext(frames)
+    router.queue = 1
+    feed.poke()
+    assert parsed(await anext(frames)) == {"type": "change", "queue": 1}
+    feed.poke()
+    assert parsed(await anext(frames)) == {"type": "heartbeat"}
+    await frames.aclose()
+
+
+async def test_a_feed_that_is_closed_says_why():
+    feed = StateFeed(Router().source, period_s=60)
+    frames = feed.frames()
+    await anext(frames)
+    ending = asyncio.ensure_future(anext(frames))
+    await asyncio.sleep(0)
+    feed.close("the router is shutting down")
+    assert parsed(await ending) == {"type": "bye", "reason": "the router is shutting down"}
+    assert [frame async for frame in frames] == []
+
+
+async def test_a_replica_counts_as_admitted_when_every_worker_sends_to_it():
+    one, other = Router(), Router()
+    one.replicas[0].num_in_flight = other.replicas[0].num_in_flight = 2
+    other.replicas[1].state = "loading"
+    a, b = merged([one.state(), router_state(other.replicas, other.replicas[:1], queue=4)]).replicas
+    assert (a.admitted, a.withdrawn, a.acknowledged_epoch, a.in_flight) == (True, False, "0000000000000001", 4)
+    assert (b.admitted, b.withdrawn, b.acknowledged_epoch, b.state) == (False, False, None, "loading")
+    del other.replicas[0]
+    assert [(r.name, r.admitted) for r in merged([one.state(), other.state()]).replicas] == [("a", False), ("b", True)]
+
+
+async def test_waiting_requests_of_all_workers_add_up():
+    states = [router_state((), (), queue=2, held={"m": 1}), router_state((), (), queue=3, held={"m": 2, "n": 1})]
+    together = merged(states)
+    assert (together.queue, together.held, together.workers) == (5, {"m": 3, "n": 1}, 2)
