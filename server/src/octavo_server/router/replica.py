@@ -8,6 +8,7 @@ vLLM), gone (discovery doesn't name it any more; final). The follower alone chan
 from typing import Literal
 
 from octavo_server.kv.frames import Load
+from octavo_server.router.activity import Activity
 from octavo_server.router.endpoint import Endpoint
 from octavo_server.router.replica_blocks import ReplicaBlocks
 
@@ -21,7 +22,7 @@ class Replica:
         self.blocks: ReplicaBlocks | None = None  # of the connection there is, while it isn't broken
         self.models: frozenset[str] = frozenset()
         self.load = Load()
-        self.num_in_flight = 0  # requests that this router sent and that haven't ended
+        self.activity = Activity()
 
     @property
     def name(self) -> str:
@@ -30,3 +31,8 @@ class Replica:
     @property
     def is_exact(self) -> bool:
         return self.state == "exact"
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that this router sent and that haven't ended."""
+        return self.activity.num_in_flight

@@ -1,0 +1,102 @@
+"""`Predictions`: what replicas will have because requests were just sent there, as expiring entries of the index.
+
+A block that the replica's stream then names is no longer predicted (the index sees to that). The others go when the
+last request that predicted them has expired or failed. A replica without a stream has a slot of its own here, and what
+was sent there is believed for longer, as nothing will ever confirm it.
+"""
+
+import heapq
+from collections.abc import Sequence
+from itertools import count
+from typing import TYPE_CHECKING
+
+from octavo_server.router.prefix_index import PREDICTED, PrefixIndex, Slot
+
+if TYPE_CHECKING:
+    from octavo_server.router.replica import Replica
+    from octavo_server.router.replica_blocks import ReplicaBlocks
+
+
+class Predicted:
+    """All that is predicted of one copy of a replica's blocks: the one that its stream feeds (`blocks`), or our own."""
+
+    __slots__ = ("blocks", "counts", "is_over", "slot")
+
+    def __init__(self, slot: Slot, blocks: "ReplicaBlocks | None") -> None:
+        self.slot = slot
+        self.blocks = blocks
+        self.counts: dict[int, int] = {}  # hash -> by how many requests
+        self.is_over = False  # the slot was given up, and may be another replica's by now
+
+    @property
+    def is_believed(self) -> bool:
+        return not self.is_over if self.blocks is None else self.blocks.state != "broken"
+
+
+class Prediction:
+    """Of one request."""
+
+    __slots__ = ("hashes", "is_over", "of")
+
+    def __init__(self, of: Predicted, hashes: Sequence[int]) -> None:
+        self.of = of
+        self.hashes = hashes
+        self.is_over = False
+
+
+class Predictions:
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self._order = count()
+        self._expiring: list[tuple[float, int, Prediction]] = []
+        self._blind: dict[Replica, Predicted] = {}
+
+    def slot(self, replica: "Replica") -> Slot:
+        """Where the index has what this replica has, as far as that can be known now."""
+        return self._of(replica).slot
+
+    def add(self, replica: "Replica", hashes: Sequence[int], expires_at: float) -> Prediction:
+        prediction = Prediction(self._of(replica), hashes)
+        counts = prediction.of.counts
+        for block_hash in hashes:
+            counts[block_hash] = counts.get(block_hash, 0) + 1
+        self._index.store(prediction.of.slot, hashes, PREDICTED)
+        heapq.heappush(self._expiring, (expires_at, next(self._order), prediction))
+        return prediction
+
+    def end(self, prediction: Prediction) -> None:
+        """Its blocks are no longer predicted by this request; any number of times."""
+        if prediction.is_over:
+            return
+        prediction.is_over = True
+        counts = prediction.of.counts
+        gone: list[int] = []
+        for block_hash in prediction.hashes:
+            counts[block_hash] -= 1
+            if not counts[block_hash]:
+                del counts[block_hash]
+                gone.append(block_hash)
+        if prediction.of.is_believed:
+            self._index.remove(prediction.of.slot, gone, PREDICTED)
+
+    def expire(self, now: float) -> None:
+        expiring = self._expiring
+        while expiring and expiring[0][0] <= now:
+            self.end(heapq.heappop(expiring)[2])
+
+    def _of(self, replica: "Replica") -> Predicted:
+        blocks = replica.blocks if replica.is_exact else None
+        predicted = replica.activity.predicted
+        if predicted is None or predicted.blocks is not blocks or predicted.is_over:
+            predicted = replica.activity.predicted = self._anew(replica, blocks)
+        return predicted
+
+    def _anew(self, replica: "Replica", blocks: "ReplicaBlocks | None") -> Predicted:
+        for other in [r for r in self._blind if r is replica or r.state == "gone"]:
+            predicted = self._blind.pop(other)
+            predicted.is_over = True
+            self._index.give_up_slot(predicted.slot)
+        if blocks is not None:
+            return Predicted(blocks.slot, blocks)
+        predicted = self._blind[replica] = Predicted(self._index.take_slot(), None)
+        return predicted

@@ -1,0 +1,63 @@
+"""Replicas as the router sees them, fed with real frames by hand; and prompts whose block hashes are small numbers."""
+
+from collections.abc import Iterable
+
+from octavo_engine.wire.kv_stream import numbers, roll, run_together
+from octavo_server.kv.frames import Hello, Load, Part, Snapshot, Step
+from octavo_server.router.endpoint import Endpoint
+from octavo_server.router.prefix_index import PrefixIndex
+from octavo_server.router.prompt import Prompt
+from octavo_server.router.replica import Replica
+from octavo_server.router.replica_blocks import ReplicaBlocks
+
+EPOCH = 7
+
+
+class FedReplica:
+    """`replica` is exact from the start; `tell` feeds it one frame."""
+
+    def __init__(self, index: PrefixIndex, name: str, *, device: Iterable[int] = (), host: Iterable[int] = ()) -> None:
+        self.replica = Replica(Endpoint(url=f"http://{name}", name=name))
+        self.blocks = self.replica.blocks = ReplicaBlocks(index)
+        self._digest = self._seq = 0
+        part = Part(device=run_together(device), host=run_together(host))
+        self._roll(device=part.device, host=part.host)
+        load = Load(free_blocks=1000, total_blocks=1000)
+        self.blocks.feed(
+            Hello(
+                version=1, epoch=EPOCH, block_size=16, root=bytes(32), max_model_len=8192, models=["m"], heartbeat_s=1.0
+            )
+        )
+        self.blocks.feed(part)
+        self.blocks.feed(Snapshot(epoch=EPOCH, seq=0, digest=self._digest, load=load))
+        self.replica.load, self.replica.state = load, "exact"
+
+    def tell(self, load: Load | None = None, *, stored: Iterable[int] = (), removed: Iterable[int] = ()) -> None:
+        load = load or self.replica.load
+        new, old = run_together(stored), run_together(removed)
+        self._roll(device=new)
+        self._roll(device=old)
+        self._seq += 1
+        step = Step(epoch=EPOCH, seq=self._seq, digest=self._digest, load=load, stored=new, removed=old)
+        self.blocks.feed(step)
+        self.replica.load = load
+
+    def lose(self) -> None:
+        self.blocks.give_up()
+        self.replica.blocks, self.replica.state = None, "blind"
+
+    def _roll(self, *, device: bytes = b"", host: bytes = b"") -> None:
+        self._digest = roll(roll(self._digest, "device", numbers(device)), "host", numbers(host))
+
+
+def blind_replica(name: str) -> Replica:
+    replica = Replica(Endpoint(url=f"http://{name}", name=name))
+    replica.state = "blind"
+    return replica
+
+
+def prompt_of(hashes: Iterable[int], *, extra_tokens: int = 5, affinity: int = 1, **fields: int) -> Prompt:
+    """Full blocks of 16 tokens, then some that fill none."""
+    known = tuple(hashes)
+    num_tokens = 16 * len(known) + extra_tokens
+    return Prompt(num_tokens=num_tokens, affinity=affinity, hashes=known, is_exact=bool(known), **fields)

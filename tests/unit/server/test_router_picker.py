@@ -1,0 +1,181 @@
+import pytest
+from octavo_server.kv.frames import Load
+from octavo_server.router.picker import BLIND_S, MIN_PREDICTED_S, Picker
+from octavo_server.router.prefix_index import Match, PrefixIndex
+from octavo_testing.router_replicas import FedReplica, blind_replica, prompt_of
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def index():
+    return PrefixIndex(max_entries=10_000)
+
+
+@pytest.fixture
+def picker(index, clock):
+    return Picker(index, clock=clock)
+
+
+def load(**fields):
+    return Load(free_blocks=1000, total_blocks=1000, **fields)
+
+
+def test_the_replica_that_has_the_longest_prefix(index, picker):
+    fed = [FedReplica(index, name, device=range(1, 1 + n)) for name, n in [("a", 3), ("b", 20), ("c", 10)]]
+    replicas = [f.replica for f in fed]
+    decision = picker.pick(prompt_of(range(1, 31)), replicas)
+    assert decision.chosen is replicas[1]
+    assert (decision.rung, decision.why, decision.expected_tokens) == ("exact", "least cost", 320)
+    assert [t.match for t in decision.candidates] == [Match(3), Match(20), Match(10)]
+    assert picker.pick(prompt_of(range(1, 31)), replicas, exclude=[replicas[1]]).chosen is replicas[2]
+
+
+def test_a_queue_that_costs_more_than_the_prefix_sends_it_elsewhere(index, picker):
+    warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold")
+    replicas = [warm.replica, cold.replica]
+    warm.tell(load(prefill_backlog_tokens=300))
+    assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is warm.replica
+    warm.tell(load(prefill_backlog_tokens=600))
+    assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
+
+
+def test_what_was_just_sent_counts_until_the_second_frame(index, picker):
+    fed = FedReplica(index, "a")
+    prompt = prompt_of(range(1, 11))
+    ticket = picker.sent(picker.pick(prompt, [fed.replica]), prompt)
+    activity = fed.replica.activity
+    assert (activity.pending_tokens, activity.num_in_flight) == (165, 1)
+    picker.heard(fed.replica)
+    assert activity.pending_tokens == 165
+    picker.heard(fed.replica)
+    assert activity.pending_tokens == 0
+    ticket.ended(ok=True)
+    assert (activity.pending_tokens, activity.num_pending, activity.num_in_flight) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("frames", [0, 1, 2, 3])
+@pytest.mark.parametrize("begins", [True, False])
+def test_the_first_byte_or_the_end_settles_it_once(index, picker, frames, begins):
+    fed = FedReplica(index, "a")
+    prompt = prompt_of(range(1, 11))
+    ticket = picker.sent(picker.pick(prompt, [fed.replica]), prompt)
+    for _ in range(frames):
+        picker.heard(fed.replica)
+    if begins:
+        ticket.first_byte(0)
+        ticket.first_byte(0)
+    ticket.ended(ok=False)
+    ticket.ended(ok=True)
+    activity = fed.replica.activity
+    assert (activity.pending_tokens, activity.num_pending) == (0, 0)
+    assert (activity.num_in_flight, activity.num_unanswered) == (0, 0)
+
+
+def test_siblings_follow_what_was_predicted_until_it_expires(index, picker, clock):
+    replicas = [FedReplica(index, name).replica for name in "abcd"]
+    prompt = prompt_of(range(1, 31))
+    first = picker.pick(prompt, replicas)
+    assert (first.rung, first.why) == ("exact", "tie: the coldest")
+    picker.sent(first, prompt).first_byte(0)
+    second = picker.pick(prompt_of([*range(1, 31), 99]), replicas)
+    assert second.chosen is first.chosen
+    assert (second.rung, second.expected_tokens) == ("predicted", 480)
+    clock.now += MIN_PREDICTED_S
+    assert picker.pick(prompt, replicas).chosen is not first.chosen  # it is no longer the coldest
+
+
+def test_a_failed_request_takes_its_prediction_back_but_not_that_of_another(index, picker):
+    fed = FedReplica(index, "a")
+    prompt = prompt_of([1, 2, 3])
+    tickets = [picker.sent(picker.pick(prompt, [fed.replica]), prompt) for _ in range(2)]
+    tickets[0].ended(ok=False)
+    assert picker.pick(prompt, [fed.replica]).expected_tokens == 48
+    tickets[1].ended(ok=False)
+    assert picker.pick(prompt, [fed.replica]).expected_tokens == 0
+
+
+def test_a_frame_confirms_what_was_predicted(index, picker, clock):
+    fed = FedReplica(index, "a")
+    prompt = prompt_of([1, 2, 3])
+    picker.sent(picker.pick(prompt, [fed.replica]), prompt)
+    fed.tell(stored=[1, 2])
+    clock.now += MIN_PREDICTED_S
+    decision = picker.pick(prompt, [fed.replica])
+    assert decision.candidates[0].match == Match(2)
+    assert decision.rung == "exact"
+
+
+def test_nothing_predicted_of_a_broken_stream_reaches_who_has_its_slot_next(index, picker, clock):
+    fed = FedReplica(index, "a")
+    prompt = prompt_of([1, 2, 3])
+    picker.sent(picker.pick(prompt, [fed.replica]), prompt)
+    slot = fed.blocks.slot
+    fed.lose()
+    while index.sweep(100):
+        pass
+    other = FedReplica(index, "b")
+    assert other.blocks.slot == slot
+    picker.sent(picker.pick(prompt, [other.replica]), prompt)
+    clock.now += MIN_PREDICTED_S / 2
+    again = picker.sent(picker.pick(prompt, [other.replica]), prompt)
+    clock.now += MIN_PREDICTED_S / 2
+    assert picker.pick(prompt, [other.replica]).expected_tokens == 48
+    again.ended(ok=False)
+    assert picker.pick(prompt, [other.replica]).expected_tokens == 0
+
+
+def test_a_blind_replica_is_believed_to_have_what_it_was_sent(index, picker, clock):
+    replicas = [blind_replica(name) for name in "abcd"]
+    prompt = prompt_of(range(1, 31))
+    first = picker.pick(prompt, replicas)
+    assert first.rung == "hash"
+    picker.sent(first, prompt).ended(ok=True)
+    clock.now += BLIND_S - 1
+    second = picker.pick(prompt, replicas)
+    assert (second.chosen, second.rung) == (first.chosen, "predicted")
+    clock.now += 1
+    assert picker.pick(prompt, replicas).rung == "hash"
+
+
+def test_a_prompt_that_could_not_be_read_goes_by_its_beginning_within_bounds(index, picker):
+    replicas = [FedReplica(index, name).replica for name in "abcd"]
+    prompt = prompt_of([], extra_tokens=500, affinity=17)
+    decisions = [picker.pick(prompt, replicas)]
+    for _ in range(12):
+        picker.sent(decisions[-1], prompt)
+        decisions.append(picker.pick(prompt, replicas))
+    assert {d.rung for d in decisions} == {"hash"}
+    assert decisions[1].chosen is decisions[0].chosen
+    counts = sorted(r.num_in_flight for r in replicas)
+    assert sum(counts) == 12
+    assert counts[-1] - 1 <= 1.25 * 11 / 4 + 1  # when it was sent the last
+
+
+def test_without_any_knowledge_the_least_load(index, picker):
+    replicas = [blind_replica(name) for name in "abc"]
+    prompt = prompt_of([], affinity=0)
+    for _ in range(6):
+        decision = picker.pick(prompt, replicas)
+        assert decision.rung == "load"
+        picker.sent(decision, prompt)
+    assert [r.num_in_flight for r in replicas] == [2, 2, 2]
+
+
+def test_tokens_that_only_this_replica_could_save_are_its_worth(index, picker, clock):
+    a, b = FedReplica(index, "a", device=range(1, 31)), FedReplica(index, "b", device=range(1, 11))
+    prompt = prompt_of(range(1, 31))
+    picker.sent(picker.pick(prompt, [a.replica, b.replica]), prompt)
+    assert a.replica.activity.worth_tokens.at(clock.now) == 20 * 16
+    assert b.replica.activity.worth_tokens.at(clock.now) == 0
+    assert a.replica.activity.worth_tokens.at(clock.now + 600) == pytest.approx(160)

@@ -1,0 +1,38 @@
+import pytest
+from octavo_server.router.rates import Rates
+
+
+def taught(steps):
+    rates = Rates()
+    for tokens, took_s in steps:
+        rates.learn(tokens, took_s)
+    return rates
+
+
+def test_a_line_through_the_steps():
+    rates = taught((n, 0.005 + 0.0001 * n) for n in [1, 2048, 3, 700, 64] * 20)
+    assert rates.step_s == pytest.approx(0.005, rel=0.05)
+    assert rates.token_s == pytest.approx(0.0001, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [[(8, 0.05)] * 100, [(2048, 0.0001), (1, 1.0)] * 50, [(1, 1e-9)] * 10, [(100_000, 0.1), (1, 0.2)]],
+    ids=["all alike", "falling", "no time at all", "two"],
+)
+def test_never_negative(steps):
+    rates = taught(steps)
+    assert rates.token_s > 0
+    assert rates.step_s >= 0
+
+
+def test_one_long_step_does_not_throw_it_off():
+    usual = [(n, 0.005 + 0.0001 * n) for n in [1, 512] * 30]
+    rates = taught([*usual, (4, 60.0), *usual[:10]])
+    assert rates.token_s == pytest.approx(0.0001, rel=0.2)
+    assert rates.step_s < 0.01
+
+
+def test_a_lasting_change_comes_through():
+    rates = taught([(n, 0.0001 * n) for n in [64, 512] * 50] + [(n, 0.001 * n) for n in [64, 512] * 100])
+    assert rates.token_s == pytest.approx(0.001, rel=0.1)
