@@ -16,7 +16,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Load(msgspec.Struct, kw_only=True):
-    """What the replica has to do. `step_tokens` were computed in the latest step, which took `step_ms`."""
+    """What the replica has to do, and whether it takes more. `step_tokens` took the latest step `step_ms`."""
 
     running: int = 0
     waiting: int = 0
@@ -26,6 +26,7 @@ class Load(msgspec.Struct, kw_only=True):
     prefill_backlog_tokens: int = 0
     step_tokens: int = 0
     step_ms: float = 0.0
+    accepts: bool = True
 
 
 class Hello(msgspec.Struct, tag="hello", kw_only=True):

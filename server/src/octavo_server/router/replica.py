@@ -1,13 +1,16 @@
 """`Replica`: one engine behind the router, as all parts of the router see it.
 
 States: connecting (no stream, and it isn't known to answer), loading (the snapshot is on its way), exact (the index has
-what it has), blind (it answers, but what it has isn't known: a stream that broke, or a server without one, such as
-vLLM), gone (discovery doesn't name it any more; final). The follower alone changes the state.
+what it has), blind (it answers, but what it has isn't known: a stream that broke or fell silent, or a server without
+one, such as vLLM), gone (discovery doesn't name it any more; final). The follower alone changes the state.
+
+A replica is admitted when it is exact for the first time in an epoch (one without a stream: when it answers); until
+then nothing is sent to it. What comes after may be of a lower rung, but it is sent to.
 """
 
 from typing import Literal
 
-from octavo_server.kv.frames import Load
+from octavo_server.kv.frames import Hello, Load
 from octavo_server.router.activity import Activity
 from octavo_server.router.endpoint import Endpoint
 from octavo_server.router.replica_blocks import ReplicaBlocks
@@ -19,7 +22,11 @@ class Replica:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.state: State = "connecting"
-        self.blocks: ReplicaBlocks | None = None  # of the connection there is, while it isn't broken
+        self.why = "it is new"  # it is in this state
+        self.num_faults = 0  # how often what it told couldn't be believed
+        self.blocks: ReplicaBlocks | None = None  # of the connection there is or will be; None for one that is gone
+        self.hello: Hello | None = None  # the latest
+        self.admitted_epoch: int | None = None  # of the latest copy that was exact
         self.models: frozenset[str] = frozenset()
         self.load = Load()
         self.activity = Activity()
@@ -29,6 +36,10 @@ class Replica:
         return self.endpoint.name
 
     @property
+    def url(self) -> str:
+        return self.endpoint.url
+
+    @property
     def is_exact(self) -> bool:
         return self.state == "exact"
 
@@ -36,3 +47,7 @@ class Replica:
     def num_in_flight(self) -> int:
         """Requests that this router sent and that haven't ended."""
         return self.activity.num_in_flight
+
+    @property
+    def is_routable(self) -> bool:
+        return self.state in ("exact", "blind") and self.load.accepts and self.endpoint.is_ready is not False

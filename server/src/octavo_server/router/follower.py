@@ -1,0 +1,197 @@
+"""`Follower`: keeps one replica's state true, for as long as discovery names it, by following its KV stream.
+
+What ends a connection decides what becomes of the replica. A connection that is lost: it isn't sent to until it answers
+again. A fault in what it told: it may be sent to, but isn't believed. Silence, though the connection is there: it isn't
+believed, and not sent to either unless /health answers; if it speaks again, nothing was lost and it is believed again.
+In each case the follower comes back for a new snapshot.
+
+Large chunks are taken in one at a time for all replicas, a frame in each turn of the event loop: a hundred snapshots at
+once don't hold up requests. No clock of a replica is ever compared with the router's.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from octavo_server.kv.frames import Frame, FrameError, FrameReader, Hello, Step
+from octavo_server.router.backoff import Backoff
+from octavo_server.router.prefix_index import PrefixIndex
+from octavo_server.router.replica import Replica, State
+from octavo_server.router.replica_blocks import ReplicaBlocks, StreamBroken
+
+logger = logging.getLogger(__name__)
+
+LARGE_BYTES = 4096
+MAX_SILENCE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowSettings:
+    """`secret`: what the replicas know the router by. `key`: an API key, for those that want one."""
+
+    secret: str = ""
+    key: str = ""
+    answer_timeout_s: float = 2.0  # until the head of an answer is there
+    missed_heartbeats: int = 3
+    least_wait_s: float = 0.1
+    most_wait_s: float = 2.0
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {"x-octavo-secret": self.secret} if self.secret else {}
+        return headers | ({"authorization": f"Bearer {self.key}"} if self.key else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the followers of one fleet share."""
+
+    session: aiohttp.ClientSession
+    index: PrefixIndex
+    settings: FollowSettings
+    changed: Callable[[Replica], None]
+    heard: Callable[[Replica], None]
+    large: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Lost(Exception):
+    """The connection is gone; the message says how."""
+
+
+class Follower:
+    def __init__(self, replica: Replica, around: Surroundings) -> None:
+        self.replica = replica
+        self._around = around
+        settings = around.settings
+        self._backoff = Backoff(least_s=settings.least_wait_s, most_s=settings.most_wait_s)
+        self._exact_since_s: float | None = None
+        self._silence_s = settings.answer_timeout_s
+
+    async def run(self) -> None:
+        """Until it is cancelled: then the replica is gone."""
+        blocks = self._renew()
+        try:
+            while True:
+                await self._try(blocks)
+                blocks.give_up()
+                blocks = self._renew()
+                await asyncio.sleep(self._backoff.ended(lasted_s=self._exact_s()))
+        finally:
+            blocks.give_up()
+            self.replica.blocks = None
+            self._become("gone", "discovery doesn't name it any more")
+
+    def _renew(self) -> ReplicaBlocks:
+        self.replica.blocks = blocks = ReplicaBlocks(self._around.index)
+        self._exact_since_s = None
+        return blocks
+
+    def _exact_s(self) -> float:
+        since_s = self._exact_since_s
+        return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
+
+    async def _try(self, blocks: ReplicaBlocks) -> None:
+        """One connection, from its beginning to its end."""
+        try:
+            await self._follow(blocks)
+        except (StreamBroken, FrameError) as error:
+            self.replica.num_faults += 1
+            self._become("blind" if self.replica.state in ("exact", "blind") else "connecting", str(error))
+        except (Lost, aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._become("connecting", str(error) or type(error).__name__)
+
+    async def _follow(self, blocks: ReplicaBlocks) -> None:
+        """Raises what ended the connection."""
+        reader = FrameReader()
+        async with self._open("/kv/events") as response:
+            if response.status != 200:
+                raise Lost(f"/kv/events answered {response.status}")
+            while chunk := await self._read(response.content):
+                if len(chunk) < LARGE_BYTES:
+                    for frame in reader.feed(chunk):
+                        self._take(blocks, frame)
+                else:
+                    await self._take_large(blocks, reader, chunk)
+        raise Lost("the stream ended")
+
+    @asynccontextmanager
+    async def _open(self, path: str) -> AsyncIterator[aiohttp.ClientResponse]:
+        settings = self._around.settings
+        async with asyncio.timeout(settings.answer_timeout_s):
+            response = await self._around.session.get(self.replica.url + path, headers=settings.headers)
+        async with response:
+            yield response
+
+    async def _read(self, content: aiohttp.StreamReader) -> bytes:
+        """Empty at the end. Raises Lost for a silence that /health doesn't explain."""
+        silent_s = 0.0
+        while True:
+            try:
+                async with asyncio.timeout(self._silence_s):
+                    return await content.readany()
+            except TimeoutError:
+                silent_s += self._silence_s
+                if silent_s >= MAX_SILENCE_S or self.replica.state not in ("exact", "blind"):
+                    raise Lost(f"nothing was heard for {silent_s:g} s") from None
+                self._become("blind", f"nothing was heard for {silent_s:g} s")
+                await self._check_health()
+
+    async def _check_health(self) -> None:
+        try:
+            async with self._open("/health") as answer:
+                if answer.status == 200:
+                    return
+                why = f"/health answered {answer.status}"
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            why = "/health didn't answer"
+        raise Lost(f"it fell silent, and {why}")
+
+    async def _take_large(self, blocks: ReplicaBlocks, reader: FrameReader, chunk: bytes) -> None:
+        async with self._around.large:
+            for frame in reader.feed(chunk):
+                self._take(blocks, frame)
+                await asyncio.sleep(0)
+
+    def _take(self, blocks: ReplicaBlocks, frame: Frame) -> None:
+        replica = self.replica
+        accepted = replica.load.accepts
+        blocks.feed(frame)
+        if type(frame) is Step and replica.state == "exact":
+            replica.load = frame.load
+            if frame.load.accepts is not accepted:
+                self._around.changed(replica)
+        elif isinstance(frame, Hello):
+            self._meet(frame)
+        elif blocks.state == "exact":
+            self._become_exact(blocks)
+        self._around.heard(replica)
+
+    def _meet(self, hello: Hello) -> None:
+        replica = self.replica
+        replica.hello, replica.models = hello, frozenset(hello.models)
+        self._silence_s = min(MAX_SILENCE_S, self._around.settings.missed_heartbeats * max(hello.heartbeat_s, 0.1))
+        if replica.admitted_epoch == hello.epoch:
+            self._become("blind", "its snapshot is on its way")
+        else:
+            self._become("loading", "its snapshot is on its way")
+
+    def _become_exact(self, blocks: ReplicaBlocks) -> None:
+        assert blocks.hello is not None
+        self.replica.load = blocks.load
+        self.replica.admitted_epoch = blocks.hello.epoch
+        self._exact_since_s = self._exact_since_s or asyncio.get_running_loop().time()
+        self._become("exact", "every change so far is known")
+
+    def _become(self, state: State, why: str) -> None:
+        replica = self.replica
+        if (replica.state, replica.why) == (state, why):
+            return
+        if replica.state != state:
+            level = logging.INFO if state in ("loading", "exact", "gone") else logging.WARNING
+            logger.log(level, "replica %s is %s: %s", replica.name, state, why.removesuffix("."))
+        replica.state, replica.why = state, why
+        self._around.changed(replica)
