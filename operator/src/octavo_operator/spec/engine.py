@@ -1,0 +1,97 @@
+"""`spec.engine` and `spec.parallelism`: how each replica runs."""
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from octavo_operator.spec.fields import Image, Name, Part, Quantity
+
+Tokens = Annotated[int, Field(ge=1, le=16777216)]
+PullPolicy = Literal["Always", "IfNotPresent", "Never"]
+#: Flags that a field of the spec stands for, or that are the operator's business.
+RESERVED_FLAGS = (
+    "model|revision|served-model-name|tokenizer|chat-template|dtype|host|port|max-model-len|max-num-seqs|"
+    "max-num-batched-tokens|block-size|gpu-memory-utilization|kv-cache-memory-bytes|swap-space|"
+    "no-enable-prefix-caching|enable-prefix-caching|tensor-parallel-size|pipeline-parallel-size|api-key|api-key-file|"
+    "router-secret|router-secret-file|drain-timeout"
+)
+_RESERVED = re.compile(rf"^--({RESERVED_FLAGS})(=.*)?$", re.DOTALL)
+
+
+class KeyRef(Part):
+    name: Name
+    key: Name
+    optional: bool | None = None
+
+
+class ValueSource(Part):
+    secret_key_ref: KeyRef | None = None
+    config_map_key_ref: KeyRef | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.secret_key_ref is None) == (self.config_map_key_ref is None):
+            raise ValueError("valueFrom needs secretKeyRef or configMapKeyRef, one of them")
+        return self
+
+
+class EnvVar(Part):
+    name: Annotated[str, Field(min_length=1, max_length=253, pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
+    value: Annotated[str, Field(max_length=32768)] | None = None
+    value_from: ValueSource | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.name.startswith("OCTAVO_"):
+            raise ValueError("names that begin with OCTAVO_ are the operator's")
+        if self.value is not None and self.value_from is not None:
+            raise ValueError("give value or valueFrom, not both")
+        return self
+
+
+class Engine(Part):
+    image: Image | None = None
+    image_pull_policy: PullPolicy | None = None
+    max_model_len: Tokens | None = None
+    max_num_seqs: Annotated[int, Field(ge=1, le=65536)] | None = None
+    max_num_batched_tokens: Tokens | None = None
+    block_size: Literal[8, 16, 32, 64, 128] | None = None
+    gpu_memory_utilization: Annotated[float, Field(ge=0.01, le=1)] | None = None
+    kv_cache_memory: Quantity | None = None
+    swap_space: Quantity | None = None
+    prefix_caching: bool | None = None
+    tool_call_parser: Literal["hermes", "llama3_json", "mistral", "pythonic"] | None = None
+    reasoning_parser: Literal["deepseek_r1", "qwen3"] | None = None
+    extra_args: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...], Field(max_length=64)] = ()
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] = ()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if any(_RESERVED.match(arg) for arg in self.extra_args):
+            raise ValueError(
+                "engine.extraArgs repeats a flag that the operator sets: use the field of the spec that stands for it "
+                "(model.*, engine.*, parallelism.*, auth.*, drain.*)"
+            )
+        if self.gpu_memory_utilization is not None and self.kv_cache_memory is not None:
+            raise ValueError(
+                "engine.kvCacheMemory says how much memory the KV cache gets, gpuMemoryUtilization how it is derived: "
+                "set one of them"
+            )
+        if len({variable.name for variable in self.env}) != len(self.env):
+            raise ValueError("engine.env has a name twice: list each once")
+        return self
+
+
+class Parallelism(Part):
+    tensor: Annotated[int, Field(ge=1, le=64)] | None = None
+    pipeline: Annotated[int, Field(ge=1, le=64)] | None = None
+
+    @model_validator(mode="after")
+    def _can_run(self) -> Self:
+        if (self.tensor or 1) * (self.pipeline or 1) != 1:
+            raise ValueError(
+                "this version of the engine runs one device to a replica: set parallelism.tensor and "
+                "parallelism.pipeline to 1, or leave them out"
+            )
+        return self

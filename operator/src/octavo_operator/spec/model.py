@@ -1,0 +1,66 @@
+"""`spec.model`: which model, and how it gets onto the nodes."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from octavo_operator.spec.fields import Name, Part, Quantity, Reference, Resources
+
+URI_PATTERN = r"^(hf://[^/ ]+/[^/ ]+|(s3|pvc|pkg)://[^/ ][^ ]*|file:///[^ ]+)$"
+ServedName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Cache(Part):
+    mode: Literal["EmptyDir", "PVC", "HostPath"]
+    size: Quantity | None = None
+    claim_name: Name | None = None
+    storage_class_name: Name | None = None
+    host_path: Annotated[str, Field(max_length=1024, pattern="^/.+")] | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        named, made = self.claim_name is not None, self.size is not None
+        if (self.mode == "PVC" and not (named or made)) or (self.mode != "PVC" and (named or self.storage_class_name)):
+            raise ValueError(
+                "cache.mode PVC needs claimName (a claim that exists) or size (a claim made for this service); "
+                "other modes have neither claimName nor storageClassName"
+            )
+        if named and (made or self.storage_class_name):
+            raise ValueError("cache.claimName names a claim that exists: leave size and storageClassName out")
+        if (self.mode == "HostPath") != (self.host_path is not None):
+            raise ValueError("cache.hostPath goes with mode HostPath, and mode HostPath needs it")
+        if made and self.mode == "HostPath":
+            raise ValueError("cache.size is for modes EmptyDir and PVC")
+        return self
+
+
+class Prefetch(Part):
+    resources: Resources | None = None
+
+
+class Model(Part):
+    uri: Annotated[str, Field(min_length=7, max_length=1024, pattern=URI_PATTERN)]
+    revision: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    served_names: Annotated[tuple[ServedName, ...], Field(min_length=1, max_length=16)] | None = None
+    tokenizer: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    chat_template: Annotated[str, Field(min_length=1, max_length=65536)] | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
+    secret_ref: Reference | None = None
+    cache: Cache | None = None
+    prefetch: Prefetch | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.revision is not None and self.scheme != "hf":
+            raise ValueError(
+                "model.revision is a branch, tag or commit of a hub repository: it needs a uri that begins with hf://"
+            )
+        if self.cache is not None and self.scheme == "pvc":
+            raise ValueError("a pvc:// model is mounted where it lies: leave model.cache out")
+        if self.served_names is not None and len(set(self.served_names)) != len(self.served_names):
+            raise ValueError("model.servedNames has a name twice: list each once")
+        return self
+
+    @property
+    def scheme(self) -> str:
+        return self.uri.partition("://")[0]

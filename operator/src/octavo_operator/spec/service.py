@@ -1,0 +1,131 @@
+"""`InferenceServiceSpec`: the spec of an InferenceService, as its CRD has it (`crds/`).
+
+The CRD is the source; a test keeps the two equal, field by field, and holds the rules of both against one table of
+good and bad specs. The operator and `octavo up -f` read manifests through these models.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from octavo_operator.spec.access import Auth, Exposure, NetworkPolicy, Router, Toleration
+from octavo_operator.spec.engine import Engine, Parallelism
+from octavo_operator.spec.fields import (
+    Annotations,
+    LabelValue,
+    Name,
+    NodeSelector,
+    Part,
+    Passed,
+    Quantity,
+    Reference,
+    Resources,
+)
+from octavo_operator.spec.model import Model
+
+GROUP = "serving.octavo.dev"
+VERSION = "v1alpha1"
+KIND = "InferenceService"
+MAX_NAME_CHARS = 40
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_OURS = (f"{GROUP}/", "app.kubernetes.io/")
+
+
+class InvalidSpec(Exception):
+    """The manifest can't be served as it is; the message says where and what to do, a line for each fault."""
+
+
+class Drain(Part):
+    timeout_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
+
+
+class DisruptionBudget(Part):
+    max_unavailable: int | str | None = None
+
+
+class PodMetadata(Part):
+    labels: Annotated[dict[str, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
+    annotations: Annotations = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _leaves_ours(self) -> Self:
+        if any(key.startswith(_OURS) for key in self.labels):
+            raise ValueError(
+                "labels under serving.octavo.dev/ and app.kubernetes.io/ are the operator's: choose another prefix"
+            )
+        return self
+
+
+class InferenceServiceSpec(Part):
+    model: Model
+    engine: Engine = Engine()
+    parallelism: Parallelism = Parallelism()
+    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    resources: Resources | None = None
+    shared_memory: Quantity | None = None
+    node_selector: NodeSelector | None = None
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = ()
+    affinity: Passed | None = None
+    topology_spread_constraints: Annotated[tuple[Passed, ...], Field(max_length=8)] = ()
+    runtime_class_name: Name | None = None
+    priority_class_name: Name | None = None
+    image_pull_secrets: Annotated[tuple[Reference, ...], Field(max_length=8)] = ()
+    router: Router = Router()
+    exposure: Exposure | None = None
+    auth: Auth | None = None
+    drain: Drain = Drain()
+    disruption_budget: DisruptionBudget = DisruptionBudget()
+    network_policy: NetworkPolicy = NetworkPolicy()
+    pod_metadata: PodMetadata = PodMetadata()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        shared = self.router.ref is not None
+        if shared and self.exposure is not None:
+            raise ValueError(
+                "exposure belongs to the service whose router is shared: expose that one, and leave exposure out here"
+            )
+        if self.exposure is not None and self.auth is None:
+            raise ValueError(
+                "an exposed service needs auth: name a Secret in auth.apiKeysSecretRef, or say auth.required: false "
+                "to serve everybody"
+            )
+        if shared and self.auth is not None and self.auth.api_keys_secret_ref is not None:
+            raise ValueError(
+                "API keys belong to the service whose router is shared: set auth there, and leave it out here"
+            )
+        return self
+
+
+def read_spec(manifest: Mapping[str, Any]) -> InferenceServiceSpec:
+    """Raises InvalidSpec for what the API server would refuse as well."""
+    api_version, kind = manifest.get("apiVersion"), manifest.get("kind")
+    if (api_version, kind) != (f"{GROUP}/{VERSION}", KIND):
+        raise InvalidSpec(f"this is {api_version} {kind}; expected {GROUP}/{VERSION} {KIND}.")
+    check_name(str((manifest.get("metadata") or {}).get("name") or ""))
+    try:
+        return InferenceServiceSpec.model_validate_json(json.dumps(manifest.get("spec")))
+    except ValidationError as error:
+        raise InvalidSpec("\n".join(_line(fault) for fault in error.errors())) from None
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidSpec."""
+    if len(name) > MAX_NAME_CHARS:
+        raise InvalidSpec(
+            f"metadata.name has more than {MAX_NAME_CHARS} characters: names of its pods and services are made from "
+            f"it, choose a shorter one"
+        )
+    if not _NAME.fullmatch(name):
+        raise InvalidSpec(
+            "metadata.name must begin with a letter and hold only lower-case letters, digits and '-': Services are "
+            "named after it"
+        )
+
+
+def _line(fault: Any) -> str:
+    place = ".".join(["spec", *(str(part) for part in fault["loc"])])
+    return f"{place}: {fault['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,59 @@
+"""Fixtures of the tests that need a real API server: a client, the CRD as it is in the tree, a namespace."""
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from kubernetes import client, config, watch
+from kubernetes.dynamic import DynamicClient
+from octavo_testing.cluster import MISSING, kubeconfig
+from urllib3.exceptions import HTTPError
+
+CRD = Path(__file__).parents[2] / "crds" / "inferenceservices.serving.octavo.dev.yaml"
+PATIENCE_S = 30
+
+
+@pytest.fixture(scope="session")
+def api() -> Iterator[client.ApiClient]:
+    path = kubeconfig()
+    if path is None:
+        pytest.skip(MISSING)
+    connected = config.new_client_from_config(str(path))
+    try:
+        client.VersionApi(connected).get_code(_request_timeout=PATIENCE_S)
+    except HTTPError:
+        pytest.skip(MISSING)
+    yield connected
+    connected.rest_client.pool_manager.clear()
+    connected.close()
+
+
+@pytest.fixture(scope="session")
+def crd(api: client.ApiClient) -> str:
+    """The name of the CRD, once the API server serves it as it is in the tree."""
+    manifest = yaml.safe_load(CRD.read_text())
+    name: str = manifest["metadata"]["name"]
+    crds = DynamicClient(api).resources.get(api_version="apiextensions.k8s.io/v1", kind="CustomResourceDefinition")
+    crds.server_side_apply(manifest, field_manager="octavo-tests", force_conflicts=True)
+    reader = client.ApiextensionsV1Api(api)
+    seen = watch.Watch().stream(
+        reader.list_custom_resource_definition,
+        field_selector=f"metadata.name={name}",
+        timeout_seconds=PATIENCE_S,
+        _request_timeout=PATIENCE_S,
+    )
+    for event in seen:
+        conditions = event["object"].status.conditions or ()
+        if any(c.type == "Established" and c.status == "True" for c in conditions):
+            return name
+    raise AssertionError(f"{name} was not established within {PATIENCE_S} s")
+
+
+@pytest.fixture(scope="session")
+def namespace(api: client.ApiClient) -> Iterator[str]:
+    core, name = client.CoreV1Api(api), f"octavo-test-{secrets.token_hex(4)}"
+    core.create_namespace({"metadata": {"name": name}}, _request_timeout=PATIENCE_S)
+    yield name
+    core.delete_namespace(name, _request_timeout=PATIENCE_S)

@@ -1,0 +1,22 @@
+"""Which Kubernetes the cluster tests talk to: the one that `E2E_KUBECONFIG` names, else the one of this machine.
+
+Nothing is started here, and no cluster is used that the user's own `KUBECONFIG` happens to point at.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+LOCAL = Path(__file__).parents[4] / "shared" / "k8s"
+MISSING = "no cluster: set E2E_KUBECONFIG to one that tests may write to, or start the local one (../shared/k8s/up)"
+
+
+def kubeconfig() -> Path | None:
+    """None where there is no cluster."""
+    if given := os.environ.get("E2E_KUBECONFIG"):
+        return Path(given)
+    if not (LOCAL / "env").exists():
+        return None
+    told = subprocess.run([LOCAL / "env"], capture_output=True, text=True, check=False, timeout=30)
+    paths = [word.removeprefix("KUBECONFIG=") for word in told.stdout.split() if word.startswith("KUBECONFIG=")]
+    return Path(paths[0]) if paths and Path(paths[0]).exists() else None

