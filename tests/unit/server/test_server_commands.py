@@ -28,11 +28,13 @@ def test_the_version(capsys):
     assert exits(["--version"], capsys).startswith("octavo 0.")
 
 
-@pytest.mark.parametrize("argv", [["bench", "serve"], ["bench", "throughput"], ["bench", "latency"], ["chat"]])
+@pytest.mark.parametrize(
+    "argv", [["bench", "serve"], ["bench", "throughput"], ["bench", "latency"], ["chat"], ["explain", "decisions"]]
+)
 def test_every_flag_has_a_help(argv):
     parser = build_parser()
     for word in argv:
-        (commands,) = [a for a in parser._actions if a.dest in ("command", "bench")]
+        (commands,) = [a for a in parser._actions if a.dest in ("command", "bench", "subject")]
         parser = commands.choices[word]
     undescribed = [action.option_strings for action in parser._actions if not action.help]
     assert undescribed == []

@@ -12,6 +12,7 @@ from octavo_server.cli.chat_flags import add_chat_flags, add_complete_flags
 from octavo_server.cli.completion import PrintCompletion, add_completion_flags
 from octavo_server.cli.config_file import ConfiguredParser, add_config_flag
 from octavo_server.cli.dry_run_flags import add_dry_run_flags
+from octavo_server.cli.explain_flags import add_explain_flags
 from octavo_server.cli.flags import add_compatibility_flags, add_engine_flags, add_server_flags
 
 
@@ -62,6 +63,12 @@ COMMANDS: dict[str, CommandSpec] = {
         run="",  # each kind of benchmark says its own
         add_flags=add_bench_flags,
         description="Measure a running server or the engine, with vLLM's options and figures.",
+    ),
+    "explain": CommandSpec(
+        help="why a router sent its latest requests where it did",
+        run="",  # each subject says its own
+        add_flags=add_explain_flags,
+        description="Show what a running router decided, and why.",
     ),
     "replay": CommandSpec(
         help="repeat the decisions of a recorded trace, without a model",

@@ -1,0 +1,153 @@
+"""`octavo explain decisions`: a router's latest decisions as a table, the oldest first, or as lines of JSON.
+
+A decision's first row is the replica that was chosen; the others that were looked at follow, the cheapest first.
+Costs are milliseconds to the first token.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
+
+import msgspec
+
+from octavo_server.cli.chat_flags import key_of
+from octavo_server.client.api import Api, ApiFailure, Unreachable, normalise_url
+from octavo_server.router.debug import Candidate, DecisionInfo, Decisions
+
+FOLLOW_EVERY_S = 0.5
+MOST = 1000  # that a router tells at once
+_HEAD = ("time", "request", "model", "prompt", "rung", "replica", "blocks", "cost", "prefill", "queue", "evict")
+HEAD = (*_HEAD, "decode", "expected", "cached", "first byte", "end", "why")
+_LEFT = frozenset({"time", "request", "model", "rung", "replica", "end", "why"})
+_MAX_CHARS = 24
+
+
+def explain_decisions(args: argparse.Namespace) -> int:
+    try:
+        asyncio.run(_show(args))
+    except ApiFailure as error:
+        print(f"octavo: {error}{_remedy(error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0 if args.follow else 130
+    return 0
+
+
+async def _show(args: argparse.Namespace) -> None:
+    url = urlsplit(normalise_url(args.url))._replace(path="/debug/decisions").geturl()
+    table = Table(args.candidates)
+    async with Api(args.url, key=key_of(args)) as api:
+        if not args.follow:
+            _print(await _latest(api, url, args.n), table, as_json=args.json)
+            return
+        passed = [info for info in await _latest(api, url, MOST) if info.ended is not None]
+        told = {_key(info) for info in passed[: -args.n]}
+        while True:
+            news = [info for info in passed if _key(info) not in told]
+            told |= {_key(info) for info in news}
+            _print(news, table, as_json=args.json)
+            await asyncio.sleep(FOLLOW_EVERY_S)
+            passed = [info for info in await _latest(api, url, MOST) if info.ended is not None]
+
+
+def _key(info: DecisionInfo) -> tuple[str, float, int]:
+    return info.request_id, info.at_s, info.attempt
+
+
+def _remedy(error: ApiFailure) -> str:
+    if isinstance(error, Unreachable):
+        return " Start a router with `octavo route`, or name another with --url."
+    if error.status in (401, 403):
+        return " Give the operator's key with --api-key or $OPENAI_API_KEY."
+    return " Is this a router? A single engine decides nothing." if error.status == 404 else ""
+
+
+async def _latest(api: Api, url: str, number: int) -> list[DecisionInfo]:
+    """The oldest first."""
+    body = await api.get(f"{url}?n={number}")
+    try:
+        return msgspec.json.decode(body, type=Decisions).decisions[::-1]
+    except msgspec.MsgspecError as error:
+        raise ApiFailure(f"{url} tells no decisions: {error}") from None
+
+
+def _print(decisions: Sequence[DecisionInfo], table: "Table", *, as_json: bool) -> None:
+    lines = (msgspec.json.encode(info).decode() for info in decisions) if as_json else table.lines(decisions)
+    for line in lines:
+        print(line)
+    sys.stdout.flush()
+
+
+class Table:
+    """Its head comes with its first rows; columns only grow, so that those which follow stand below."""
+
+    def __init__(self, max_candidates: int) -> None:
+        self._max_candidates = max_candidates
+        self._widths: list[int] = []
+
+    def lines(self, decisions: Sequence[DecisionInfo]) -> Iterator[str]:
+        rows = [row for info in decisions for row in _rows(info, self._max_candidates)]
+        if rows and not self._widths:
+            rows.insert(0, HEAD)
+            self._widths = [0] * len(HEAD)
+        for row in rows:
+            self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, row, strict=True)]
+        for row in rows:
+            cells = (_aligned(*cell) for cell in zip(HEAD, row, self._widths, strict=True))
+            yield "  ".join(cells).rstrip()
+
+
+def _rows(info: DecisionInfo, max_candidates: int) -> Iterator[tuple[str, ...]]:
+    chosen, others = _ordered(info)
+    found = "" if info.cached_tokens is None else str(info.cached_tokens)
+    first_byte = "" if info.ttft_s is None else f"{info.ttft_s * 1000:.0f}"
+    yield (
+        time.strftime("%H:%M:%S", time.localtime(info.at_s)),
+        _cut(info.request_id) + (f" #{info.attempt}" if info.attempt > 1 else ""),
+        _cut(info.model),
+        str(info.prompt_tokens),
+        info.rung,
+        *(_terms(chosen) if chosen is not None else (_cut(info.chosen), *[""] * 6)),
+        str(info.expected_tokens),
+        found,
+        first_byte,
+        " ".join(str(part) for part in (info.code, info.ended) if part is not None),
+        info.why,
+    )
+    for candidate in others[: max_candidates - 1]:
+        yield (*[""] * 5, *_terms(candidate), *[""] * 5)
+    if len(others) > max(max_candidates - 1, 0) and max_candidates > 1:
+        yield (*[""] * 5, f"(and {len(others) - max_candidates + 1} more)", *[""] * 11)
+
+
+def _ordered(info: DecisionInfo) -> tuple[Candidate | None, list[Candidate]]:
+    chosen = next((c for c in info.candidates if c.replica == info.chosen), None)
+    return chosen, sorted((c for c in info.candidates if c is not chosen), key=lambda c: c.cost_s)
+
+
+def _terms(candidate: Candidate) -> tuple[str, ...]:
+    c = candidate
+    costs = (c.cost_s, c.prefill_s, c.queue_s, c.evict_s, c.decode_s)
+    return _cut(c.replica), _blocks(c), *(f"{cost * 1000:.1f}" for cost in costs)
+
+
+def _blocks(candidate: Candidate) -> str:
+    """Those on the device, then those that are elsewhere or only believed to be there."""
+    device = candidate.matched_blocks - candidate.host_blocks - candidate.predicted_blocks
+    parts = [str(device)]
+    if candidate.host_blocks:
+        parts.append(f"{candidate.host_blocks} host")
+    if candidate.predicted_blocks:
+        parts.append(f"{candidate.predicted_blocks} predicted")
+    return "+".join(parts)
+
+
+def _aligned(name: str, cell: str, width: int) -> str:
+    return f"{cell:<{width}}" if name in _LEFT else f"{cell:>{width}}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"

@@ -1,0 +1,77 @@
+import json
+from argparse import Namespace
+
+import pytest
+from octavo_server.cli import explain
+from octavo_server.router.debug import decision_info
+from octavo_server.router.prefix_index import Match, PrefixIndex
+from octavo_server.router.track import Telemetry
+from octavo_testing.router_parts import PROMPT, decision, exact_replica
+
+
+@pytest.fixture
+def infos(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    telemetry = Telemetry(clock=iter(range(1000)).__next__)
+    index = PrefixIndex(max_entries=100)
+    replicas = [exact_replica(f"pod-{letter}", index) for letter in "abc"]
+    for number in range(2):
+        track = telemetry.track(f"r-{number}", "tiny")
+        track.decided(PROMPT, decision(*replicas), 0.00002)
+        if number == 0:
+            track.first_byte(48)
+            track.ended(200, "finished")
+    return [decision_info(entry) for entry in telemetry.decisions.latest(10)][::-1]
+
+
+def cells(line):
+    return [cell for cell in line.split("  ") if cell.strip()]
+
+
+def test_a_row_for_the_choice_and_one_for_each_that_was_looked_at(infos):
+    head, first, other, third, *_ = explain.Table(4).lines(infos)
+    assert head.split()[:6] == ["time", "request", "model", "prompt", "rung", "replica"]
+    row = dict(zip(explain.HEAD, (cell.strip() for cell in cells(first)), strict=True))
+    assert (row["request"], row["prompt"], row["rung"], row["replica"]) == ("r-0", "100", "exact", "pod-a")
+    assert (row["blocks"], row["cost"], row["prefill"], row["queue"]) == ("4", "13.0", "10.0", "2.0")
+    assert (row["expected"], row["cached"], row["end"], row["why"]) == ("64", "48", "200 finished", "least cost")
+    assert other.split()[:3] == ["pod-b", "0", "23.0"]
+    assert third.split()[:3] == ["pod-c", "0", "33.0"]
+    assert other.index("pod-b") == first.index("pod-a") == head.index("replica")
+
+
+@pytest.mark.parametrize(("most", "rows"), [(1, 1), (2, 3), (3, 3)])
+def test_of_many_candidates_the_cheapest_are_shown(infos, most, rows):
+    _, *lines = explain.Table(most).lines(infos[:1])
+    assert len(lines) == rows
+    assert ("(and 1 more)" in lines[-1]) == (most == 2)
+
+
+def test_rows_that_follow_stand_below_without_another_head(infos):
+    table = explain.Table(1)
+    head, _ = table.lines(infos[:1])
+    (second,) = table.lines(infos[1:])
+    assert second.index("pod-a") == head.index("replica")
+    assert list(table.lines([])) == []
+
+
+def test_blocks_tell_where_they_are(infos):
+    candidate = infos[0].candidates[0]
+    candidate.matched_blocks, candidate.host_blocks, candidate.predicted_blocks = 9, 2, 3
+    assert explain._blocks(candidate) == "4+2 host+3 predicted"
+    assert Match(9, 2, 3).device == 4
+
+
+def test_no_router_there_is_said_with_the_remedy(capsys):
+    args = Namespace(url="http://127.0.0.1:9/v1", api_key=None, n=3, candidates=4, json=False, follow=False)
+    assert explain.explain_decisions(args) == 1
+    told = capsys.readouterr().err
+    assert "no server answers at http://127.0.0.1:9" in told
+    assert "octavo route" in told
+
+
+def test_json_is_a_line_for_each_decision(infos, capsys):
+    explain._print(infos, explain.Table(4), as_json=True)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["request_id"] for line in lines] == ["r-0", "r-1"]
+    assert len(lines[0]["candidates"]) == 3
