@@ -42,7 +42,7 @@ class ChatTemplate:
             raise InvalidRequest(message, param="chat_template") from error
         self.source = source
         self._tests_content = _TESTS_CONTENT.search(source) is not None
-        self._special_tokens = dict(special_tokens or {})
+        self.special_tokens = dict(special_tokens or {})
 
     def render(
         self,
@@ -64,7 +64,7 @@ class ChatTemplate:
                 raise InvalidRequest(message, param="continue_final_message")
             conversation[-1]["content"] += _END_MARK
         given = {
-            **self._special_tokens,
+            **self.special_tokens,
             **kwargs,
             "messages": conversation,
             "tools": list(tools) if tools else None,

@@ -41,6 +41,16 @@ class Tokenizer:
         self._alphabet = alphabet_of(backend, origin)
         self._bytes: list[bytes | None] = [None] * self.vocab_size
 
+    @classmethod
+    def from_json(cls, text: str, *, bos_token_id: int | None, eos_token_id: int | None) -> "Tokenizer":
+        """Of what another's `to_json` gave: it encodes and decodes alike. Raises StartupError."""
+        backend = from_library("tokenizer", lambda: Backend.from_str(text))
+        return cls(backend, bos_token_id=bos_token_id, eos_token_id=eos_token_id, origin="tokenizer")
+
+    def to_json(self) -> str:
+        text: str = self._backend.to_str()
+        return text
+
     @property
     def strips_space(self) -> bool:
         """Whether a text's first token loses the leading space that encoding had put there (SentencePiece)."""

@@ -26,6 +26,7 @@ from octavo_server.http.middleware import RequestId
 from octavo_server.http.watched import log_failure
 from octavo_server.http_metrics import HttpMetricsLayer
 from octavo_server.keys import KeyRing
+from octavo_server.kv.card import model_card, write_card
 from octavo_server.kv.publisher import KVPublisher
 from octavo_server.openai.errors import MalformedRequest
 from octavo_server.replies import error_reply
@@ -71,10 +72,17 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
     weights = hashlib.sha256(client.ready_info.weights_fingerprint.encode()).hexdigest()[:8]
     fingerprint = f"octavo-{version('octavo-server')}-{weights}"
     stall = StallWatch(config.health_stall_timeout_s)
-    publisher = KVPublisher(client.ready_info, config.served_model_names)
+    card = model_card(client, config.served_model_names, cache_isolation=config.cache_isolation)
+    publisher = KVPublisher(client.ready_info, config.served_model_names, card=card.fingerprint)
     client.on_kv = publisher.publish if client.config.kv_stream else None
     return ApiContext(
-        client=client, config=config, telemetry=telemetry, fingerprint=fingerprint, stall=stall, kv=publisher
+        client=client,
+        config=config,
+        telemetry=telemetry,
+        fingerprint=fingerprint,
+        stall=stall,
+        kv=publisher,
+        model_card=write_card(card),
     )
 
 

@@ -2,12 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi import APIRouter
-from octavo_engine.wire.errors import InvalidRequest
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,13 +14,11 @@ from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.openapi import accepts
 from octavo_server.http.watched import EventStream, JsonReply
 from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
+from octavo_server.openai.rendering import render_messages
 from octavo_server.reading.plan import Reading
 from octavo_server.reasoning.registry import REASONING_PARSERS, Thinking
 
 router = APIRouter()
-
-#: Arguments of the template's renderer that `chat_template_kwargs` may not replace.
-RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
 
 @router.post(
@@ -97,31 +92,6 @@ async def render_chat(context: ApiContext, body: ChatCompletionRequest) -> Promp
 
 
 def _prompt_of(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:
-    text = render_messages(context, body)
+    text = render_messages(context.client.chat_template, body)
     ids = context.tokenize_prompt(text, add_special_tokens=bool(body.add_special_tokens))
     return PromptInput(token_ids=ids, text=text)
-
-
-def render_messages(context: ApiContext, body: ChatCompletionRequest) -> str:
-    template = context.client.chat_template
-    if template is None:
-        message = "This model has no chat template: start the server with --chat-template, or use /v1/completions."
-        raise InvalidRequest(message, param="messages")
-    continues = bool(body.continue_final_message)
-    generates = not continues if body.add_generation_prompt is None else body.add_generation_prompt
-    return template.render(
-        body.conversation(),
-        tools=body.described_tools(),
-        add_generation_prompt=generates,
-        continue_final_message=continues,
-        **_template_kwargs(body),
-    )
-
-
-def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
-    kwargs: Mapping[str, Any] = body.chat_template_kwargs or {}
-    if taken := sorted(RESERVED_KWARGS & kwargs.keys()):
-        raise InvalidRequest(f"chat_template_kwargs can't set {', '.join(taken)}.", param="chat_template_kwargs")
-    extra = body.model_extra or {}
-    named = {name: extra[name] for name in ("documents", "reasoning_effort") if extra.get(name) is not None}
-    return {**named, **kwargs}

@@ -6,6 +6,8 @@ Nothing here runs; it names the seam, so that the handlers depend on no process,
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from octavo_server.openai.rendering import ChatRenderer
+
 if TYPE_CHECKING:
     from octavo_engine.config import EngineConfig, ReadyInfo
     from octavo_engine.outputs import OutputKind, RequestOutput
@@ -26,21 +28,16 @@ class TextCodec(Protocol):
 
     def token_id(self, token: str) -> int | None: ...
 
+    def to_json(self) -> str: ...
+
+    @property
+    def bos_token_id(self) -> int | None: ...
+
+    @property
+    def eos_token_id(self) -> int | None: ...
+
     @property
     def vocab_size(self) -> int: ...
-
-
-class ChatRenderer(Protocol):
-    def render(
-        self,
-        messages: list[dict[str, Any]],
-        /,
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        **kwargs: Any,
-    ) -> str: ...
 
 
 class EngineClient(Protocol):

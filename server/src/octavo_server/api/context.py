@@ -59,6 +59,7 @@ class ApiContext:
     fingerprint: str
     stall: StallWatch
     kv: KVPublisher
+    model_card: bytes
     in_flight: InFlight = field(default_factory=InFlight)
     lifecycle: Lifecycle = field(init=False)
     admission: Admission = field(init=False)

@@ -1,4 +1,6 @@
-"""`GET /kv/events` and `GET /kv/snapshot`: which KV blocks this replica has, for routers. Hashes only, never tokens."""
+"""`GET /kv/events` and `GET /kv/snapshot`: which KV blocks this replica has, for routers. Hashes only, never tokens.
+`GET /kv/model`: what a router needs to compute those hashes itself.
+"""
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
@@ -12,6 +14,7 @@ from starlette.types import Send
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import answers
 from octavo_server.http.watched import InFlight, WatchedResponse
+from octavo_server.kv import card
 from octavo_server.kv.frames import MEDIA_TYPE
 
 router = APIRouter()
@@ -34,6 +37,14 @@ async def kv_events(request: Request) -> Response:
 async def kv_snapshot(request: Request) -> Response:
     context = _streaming(request)
     return FrameStream(context, request, _each(context.kv.snapshot()))
+
+
+@router.get(
+    "/kv/model",
+    **answers("How a request becomes block hashes (docs/kv-stream.md)", card.MEDIA_TYPE, refusals=(400, 401)),
+)
+async def kv_model(request: Request) -> Response:
+    return Response(_streaming(request).model_card, media_type=card.MEDIA_TYPE)
 
 
 class FrameStream(WatchedResponse):

@@ -30,7 +30,9 @@ class Load(msgspec.Struct, kw_only=True):
 
 
 class Hello(msgspec.Struct, tag="hello", kw_only=True):
-    """First. `epoch` is new with each start of the engine; `root` is the hash before every prompt's first block."""
+    """First. `epoch` is new with each start of the engine; `root` is the hash before every prompt's first block, `card`
+    the fingerprint of what `GET /kv/model` answers.
+    """
 
     version: int
     epoch: int
@@ -39,6 +41,7 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True):
     max_model_len: int
     models: list[str]
     heartbeat_s: float
+    card: str = ""
 
 
 class Part(msgspec.Struct, tag="part", kw_only=True):

@@ -64,7 +64,9 @@ class Listener:
 
 
 class KVPublisher:
-    def __init__(self, ready: "ReadyInfo", models: tuple[str, ...], *, heartbeat_s: float = HEARTBEAT_S) -> None:
+    def __init__(
+        self, ready: "ReadyInfo", models: tuple[str, ...], *, card: str = "", heartbeat_s: float = HEARTBEAT_S
+    ) -> None:
         self.kept = KVSet()
         self.max_backlog_bytes = MAX_BACKLOG_BYTES
         self._heartbeat_s = heartbeat_s
@@ -80,6 +82,7 @@ class KVPublisher:
             max_model_len=ready.max_model_len,
             models=[*models],
             heartbeat_s=heartbeat_s,
+            card=card,
         )
 
     @property

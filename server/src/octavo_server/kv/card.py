@@ -1,0 +1,63 @@
+"""`ModelCard`: all that a router needs to turn a request into the block hashes that this replica would store.
+
+Self-contained: a router has no model volume, so the tokenizer and the chat template travel as they are in use here,
+whatever files and flags they came from. Two replicas with one fingerprint make the same hashes of the same request.
+"""
+
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from octavo_server.api.client import EngineClient
+
+MEDIA_TYPE = "application/msgpack"
+FINGERPRINT_CHARS = 32
+
+
+class ModelCard(msgspec.Struct, kw_only=True, frozen=True):
+    """`tokenizer` is a `tokenizer.json`. `adapters`: name -> hash of the content, for `scoped_root`.
+
+    `root` is empty where the replica caches no prefixes.
+    """
+
+    models: tuple[str, ...]
+    root: bytes
+    block_size: int
+    max_model_len: int
+    tokenizer: str
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    chat_template: str | None = None
+    special_tokens: dict[str, str] = {}
+    cache_isolation: bool = False
+    adapters: dict[str, str] = {}
+    fingerprint: str = ""
+
+
+def model_card(client: "EngineClient", models: tuple[str, ...], *, cache_isolation: bool) -> ModelCard:
+    ready, tokenizer, template = client.ready_info, client.tokenizer, client.chat_template
+    card = ModelCard(
+        models=models,
+        root=ready.hash_root if client.config.enable_prefix_caching else b"",
+        block_size=ready.block_size,
+        max_model_len=client.max_model_len,
+        tokenizer=tokenizer.to_json(),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        chat_template=template.source if template else None,
+        special_tokens=template.special_tokens if template else {},
+        cache_isolation=cache_isolation,
+    )
+    fingerprint = sha256(write_card(card)).hexdigest()[:FINGERPRINT_CHARS]
+    return msgspec.structs.replace(card, fingerprint=fingerprint)
+
+
+def write_card(card: ModelCard) -> bytes:
+    return msgspec.msgpack.encode(card)
+
+
+def read_card(data: bytes) -> ModelCard:
+    """Raises ValueError. Fields that this reader doesn't know are passed over."""
+    return msgspec.msgpack.decode(data, type=ModelCard)

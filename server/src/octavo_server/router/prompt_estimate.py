@@ -1,0 +1,112 @@
+"""What can be said of a prompt without a tokenizer: about how long it is, and how its conversation begins.
+
+Takes bodies as clients send them, so nothing here may rely on a type: what isn't understood counts for nothing, and the
+replica says what is wrong.
+"""
+
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from typing import Any, Literal
+
+from octavo_server.openai.completion import DEFAULT_MAX_TOKENS
+from octavo_server.router.prompt import Prompt
+
+Kind = Literal["chat", "completion", "responses"]
+
+CHARS_PER_TOKEN = 4
+OPENING_CHARS = 256
+#: What a template adds to each message, about.
+TOKENS_PER_MESSAGE = 4
+
+
+def estimate(kind: Kind, body: Mapping[str, Any]) -> Prompt:
+    prompts = _prompts(kind, body)
+    num_chars = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    num_ids = sum(len(prompt) for prompt in prompts if isinstance(prompt, list))
+    framing = 0 if kind == "completion" else len(prompts) * TOKENS_PER_MESSAGE
+    return Prompt(
+        num_tokens=max(num_chars // CHARS_PER_TOKEN + num_ids + framing, 1),
+        affinity=affinity_of(kind, body),
+        max_tokens=output_limit(kind, body),
+        num_outputs=num_outputs(body) * (max(len(prompts), 1) if kind == "completion" else 1),
+    )
+
+
+def num_chars(kind: Kind, body: Mapping[str, Any]) -> int:
+    """Of the text that would have to be tokenised, if nothing of it were known."""
+    return sum(len(prompt) for prompt in _prompts(kind, body) if isinstance(prompt, str))
+
+
+def affinity_of(kind: Kind, body: Mapping[str, Any]) -> int:
+    """Of the first characters, up to the first user message's end: the same in every turn of a conversation."""
+    opening: list[str] = []
+    room = OPENING_CHARS
+    for text in _opening(kind, body):
+        opening.append(text[:room])
+        room -= len(text)
+        if room <= 0:
+            break
+    data = "\n".join((str(body.get("cache_salt") or ""), *opening)).encode(errors="surrogatepass")
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+def output_limit(kind: Kind, body: Mapping[str, Any]) -> int | None:
+    names = {"chat": ("max_completion_tokens", "max_tokens"), "responses": ("max_output_tokens",)}
+    for name in names.get(kind, ("max_tokens",)):
+        if isinstance(limit := body.get(name), int):
+            return limit
+    return DEFAULT_MAX_TOKENS if kind == "completion" else None
+
+
+def num_outputs(body: Mapping[str, Any]) -> int:
+    n = body.get("n")
+    return n if isinstance(n, int) and n > 1 else 1
+
+
+def _opening(kind: Kind, body: Mapping[str, Any]) -> Iterable[str]:
+    if kind == "completion":
+        for prompt in _prompts(kind, body)[:1]:
+            yield prompt if isinstance(prompt, str) else " ".join(map(str, prompt[:OPENING_CHARS]))
+        return
+    if isinstance(body.get("instructions"), str):
+        yield body["instructions"]
+    for message in _messages(kind, body):
+        yield _content(message)
+        if isinstance(message, str) or message.get("role") == "user":
+            return
+
+
+def _prompts(kind: Kind, body: Mapping[str, Any]) -> list[str | list[Any]]:
+    """Texts, and lists of token ids; of a conversation, the text of each message."""
+    if kind == "completion":
+        return _split(body.get("prompt"))
+    instructions = body.get("instructions")
+    first = [instructions] if isinstance(instructions, str) else []
+    return [*first, *map(_content, _messages(kind, body))]
+
+
+def _split(prompt: Any) -> list[str | list[Any]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        return []
+    if isinstance(prompt[0], int):
+        return [prompt]
+    return [entry for entry in prompt if isinstance(entry, str | list)]
+
+
+def _messages(kind: Kind, body: Mapping[str, Any]) -> list[Any]:
+    given = body.get("messages" if kind == "chat" else "input")
+    if isinstance(given, str):
+        return [given]
+    return [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
+
+
+def _content(message: Any) -> str:
+    if isinstance(message, str):
+        return message
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = (part.get("text") if isinstance(part, dict) else part for part in content)
+        return "\n".join(part for part in parts if isinstance(part, str))
+    return content if isinstance(content, str) else ""

@@ -1,0 +1,83 @@
+"""`GET /kv/model`: from its card alone a router computes what the server itself would feed and store."""
+
+import pytest
+import pytest_asyncio
+from octavo_engine.wire.hashing import block_hashes, scoped_root, unnamed_tenant
+from octavo_server.kv.card import read_card
+from octavo_server.router.prompt_reader import PromptReader
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import MODEL, ScriptedClient, serving
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+KEY = {"Authorization": "Bearer k"}
+TENANT = unnamed_tenant("k")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory):
+    engine = ScriptedClient(write_byte_model(tmp_path_factory.mktemp("model")))
+    async with serving(engine) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def reader(server):
+    answer = await server.http.get("/kv/model")
+    assert answer.headers["content-type"] == "application/msgpack"
+    return PromptReader.from_card(read_card(answer.content))
+
+
+def numbers_of(root, token_ids, block_size):
+    return [int.from_bytes(h[:8], "little") for h in block_hashes(root, token_ids, block_size)]
+
+
+async def test_the_card_says_what_the_server_is(server, reader):
+    card = reader.card
+    assert card.models == (MODEL,)
+    assert (card.root, card.block_size) == (b"scripted", 16)
+    assert card.max_model_len == 512
+    assert len(card.fingerprint) == 32
+
+
+BODIES = {
+    "chat": ("chat", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a question " * 9}]}),
+    "completion": ("completion", "/v1/completions", {"prompt": "The quick brown fox. " * 5}),
+    "ids": ("completion", "/v1/completions", {"prompt": [*range(40)]}),
+    "responses": ("responses", "/v1/responses", {"input": "a question " * 9, "instructions": "be brief"}),
+    "salted": ("completion", "/v1/completions", {"prompt": "The quick brown fox. " * 5, "cache_salt": "mine"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "path", "body"), BODIES.values(), ids=BODIES.keys())
+async def test_a_router_reads_what_the_server_renders(server, reader, kind, path, body):
+    rendered = (await server.http.post(path + "/render", json=body)).json()
+    rendered = rendered[0] if isinstance(rendered, list) else rendered
+    prompt = reader.read(kind, body, "")
+    root = scoped_root(reader.card.root, "", rendered["cache_salt"] or "")
+    assert prompt.is_exact
+    assert prompt.num_tokens == len(rendered["token_ids"])
+    assert [*prompt.hashes] == numbers_of(root, rendered["token_ids"], 16) != []
+
+
+async def test_the_longest_of_several_prompts_counts(reader):
+    prompt = reader.read("completion", {"prompt": ["a" * 20, "b" * 70, "c"], "n": 2}, "")
+    assert (prompt.num_tokens, len(prompt.hashes), prompt.num_outputs) == (91, 4, 6)
+
+
+async def test_what_a_replica_would_refuse_is_estimated(reader):
+    for body in ({"messages": 5}, {"messages": []}, {}, {"messages": [{"role": "user", "content": 7}]}):
+        prompt = reader.read("chat", body, "")
+        assert (prompt.is_exact, prompt.hashes) == (False, ())
+        assert prompt.num_tokens > 0
+
+
+async def test_an_isolated_tenant_has_hashes_of_its_own(tmp_path):
+    body = {"prompt": "The quick brown fox. " * 5}
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=("k",), cache_isolation=True) as served:
+        assert (await served.http.get("/kv/model")).status_code == 401
+        reader = PromptReader.from_card(read_card((await served.http.get("/kv/model", headers=KEY)).content))
+        (rendered,) = (await served.http.post("/v1/completions/render", json=body, headers=KEY)).json()
+    root = scoped_root(reader.card.root, "", rendered["cache_salt"])
+    prompt = reader.read("completion", body, TENANT)
+    assert [*prompt.hashes] == numbers_of(root, rendered["token_ids"], 16)
+    assert prompt.root == root != reader.card.root
