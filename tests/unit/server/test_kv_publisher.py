@@ -1,7 +1,9 @@
 """The publisher alone: no engine, no HTTP. What a listener pieces together must be what the publisher keeps."""
 
+import asyncio
 from contextlib import aclosing
 
+import pytest
 from octavo_engine.config import EngineConfig
 from octavo_engine.wire.kv_stream import KVChange, KVSet, numbers, roll, run_together
 from octavo_engine.wire.records import EngineStats
@@ -134,3 +136,17 @@ async def test_a_copy_in_the_api_process_that_went_wrong_shows():
     for frame in publisher.snapshot():
         told.feed(frame)
     assert not told.set.is_exact
+
+
+async def test_a_listener_that_leaves_as_news_comes_leaves():
+    publisher, engine = made()
+    frames = publisher.frames()
+    told = Told()
+    await take(frames, told, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
+    waiting = asyncio.create_task(anext(frames))
+    await asyncio.sleep(0)
+    engine.step(stored=[1])
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert publisher.num_listeners == 0

@@ -9,6 +9,7 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from octavo_engine.wire.hashing import SHORT_BYTES
@@ -49,10 +50,10 @@ class Listener:
         self._news.set()
 
     async def wait(self, timeout_s: float) -> None:
-        try:
-            await asyncio.wait_for(self._news.wait(), timeout_s)
-        except TimeoutError:
-            return
+        """Not `wait_for`: in Python 3.11 it swallows a cancellation that comes together with the news."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
 
     def take(self) -> bytes:
         """Everything there is, which may be nothing."""

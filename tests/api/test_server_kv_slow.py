@@ -1,0 +1,98 @@
+"""A listener of the KV stream that doesn't read: it is let go, and neither the engine nor the others wait for it."""
+
+import asyncio
+import socket
+import urllib.parse
+
+import pytest
+from octavo_engine.wire.kv_stream import KVChange, roll, run_together
+from octavo_engine.wire.records import EngineStats
+from octavo_server.kv.frames import Bye, FrameReader, Snapshot, Step
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import ScriptedClient, serving
+
+BLOCKS_A_STEP = 4096
+
+
+@pytest.fixture
+def engine(tmp_path):
+    return ScriptedClient(write_byte_model(tmp_path))
+
+
+def stepper(engine):
+    """Each call is one step that stored many blocks, as the engine would tell it."""
+    digest, told = 0, 0
+
+    def step():
+        nonlocal digest, told
+        stored = range(told, told + BLOCKS_A_STEP)
+        told, digest = told + BLOCKS_A_STEP, roll(digest, "device", stored)
+        change = KVChange(stored=run_together(stored), digest=digest)
+        engine.on_kv(change, EngineStats())
+
+    return step
+
+
+async def not_reading(url):
+    """A listener that asks and then reads nothing; the system keeps as little for it as it can."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    address = urllib.parse.urlsplit(url)
+    sock.connect((address.hostname, address.port))
+    sock.sendall(b"GET /kv/events HTTP/1.1\r\nhost: octavo\r\n\r\n")
+    sock.setblocking(False)
+    return sock
+
+
+async def until(is_so):
+    async with asyncio.timeout(20):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+async def test_who_does_not_read_is_cut_off_and_nobody_else_waits(engine):
+    async with serving(engine, slow_client_timeout_s=0.2) as served:
+        publisher = served.server._context.kv
+        with await not_reading(served.url):
+            await until(lambda: publisher.num_listeners == 1)
+            step, reader = stepper(engine), FrameReader()
+            async with served.http.stream("GET", "/kv/events") as response, asyncio.timeout(20):
+                chunks, seq = response.aiter_raw(), 0
+                while seq < 300 or publisher.num_listeners > 1:
+                    step()
+                    while seq < publisher._seq:  # who reads has each step before the next is made
+                        seq = max([seq, *(f.seq for f in reader.feed(await anext(chunks)) if isinstance(f, Step))])
+
+
+async def test_who_reads_late_gets_what_was_sent_and_then_the_reason(engine):
+    async with serving(engine) as served:
+        publisher = served.server._context.kv
+        publisher.max_backlog_bytes = 2**20
+        with await not_reading(served.url) as slow:
+            await until(lambda: publisher.num_listeners == 1)
+            step = stepper(engine)
+            for _ in range(200):  # 6.5 MB: more than the system's buffers and the backlog together
+                step()
+            frames = await read_all(slow)
+        byes = [frame for frame in frames if isinstance(frame, Bye)]
+        assert "slow reader: more than 1048576 bytes behind" in byes[0].reason
+        assert frames[-1] is byes[0]
+        assert any(isinstance(frame, Snapshot) for frame in frames)
+        await until(lambda: publisher.num_listeners == 0)
+
+
+async def read_all(sock):
+    """The frames of the chunked response, to its end."""
+    loop, received = asyncio.get_running_loop(), bytearray()
+    async with asyncio.timeout(20):
+        while not received.endswith(b"\r\n0\r\n\r\n"):
+            data = await loop.sock_recv(sock, 2**16)
+            assert data, "the connection was cut"
+            received += data
+    body = bytes(received).partition(b"\r\n\r\n")[2]
+    reader, frames = FrameReader(), []
+    while body:
+        size, _, rest = body.partition(b"\r\n")
+        frames += reader.feed(rest[: int(size, 16)])
+        body = rest[int(size, 16) + 2 :]
+    return frames
