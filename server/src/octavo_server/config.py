@@ -47,6 +47,8 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = ("*",)
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     api_key_files: tuple[Path, ...] = ()
+    router_secrets: tuple[str, ...] = field(default=(), repr=False)
+    router_secret_file: Path | None = None
     cache_isolation: bool = False
     limits: RequestLimits = field(default_factory=RequestLimits)
     queue: QueueLimits = field(default_factory=QueueLimits)
@@ -72,6 +74,10 @@ class ServerConfig:
     @property
     def needs_key(self) -> bool:
         return bool(self.api_keys or self.api_key_files)
+
+    @property
+    def trusts_router(self) -> bool:
+        return bool(self.router_secrets or self.router_secret_file)
 
     @property
     def model_name(self) -> str:

@@ -30,11 +30,19 @@ class KeyRing:
     """Raises StartupError for files that can't be used; once it works, a broken change is logged and passed over."""
 
     def __init__(
-        self, keys: Iterable[str] = (), paths: Iterable[Path] = (), *, clock: Callable[[], float] = time.monotonic
+        self,
+        keys: Iterable[str] = (),
+        paths: Iterable[Path] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        read: Callable[[Path], dict[str, str]] | None = None,
+        what: str = "API keys",
     ) -> None:
         self._given = {unnamed_tenant(key): key for key in keys}
         self._paths = tuple(paths)
         self._clock = clock
+        self._read_path = read or read_keys
+        self._what = what
         self._signature = self._look()
         self._digests = self._read()
         self._looked_s = clock()
@@ -61,9 +69,9 @@ class KeyRing:
         try:
             self._digests = self._read()
         except StartupError as error:
-            logger.error("the API keys stay as they were: %s", error)
+            logger.error("the %s stay as they were: %s", self._what, error)
         else:
-            logger.info("read the API keys again: %d are valid", len(self._digests))
+            logger.info("read the %s again: %d are valid", self._what, len(self._digests))
 
     def _look(self) -> Signature:
         return tuple(entry for path in self._paths for entry in _signature(path))
@@ -71,8 +79,8 @@ class KeyRing:
     def _read(self) -> dict[str, bytes]:
         keys = dict(self._given)
         for path in self._paths:
-            for name, key in read_keys(path).items():
-                if name in keys:
+            for name, key in self._read_path(path).items():
+                if keys.get(name, key) != key:
                     raise StartupError(f"{path}: the name {name!r} is given twice: each key needs its own.")
                 keys[name] = key
         digests = {name: _digest(key.encode()) for name, key in keys.items()}

@@ -23,6 +23,7 @@ from octavo_server.config import ServerConfig
 from octavo_server.http.auth import BearerAuth
 from octavo_server.http.lifecycle import DrainGate
 from octavo_server.http.middleware import RequestId
+from octavo_server.http.trust import RouterTrust, router_secrets
 from octavo_server.http.watched import log_failure
 from octavo_server.http_metrics import HttpMetricsLayer
 from octavo_server.keys import KeyRing
@@ -90,6 +91,9 @@ def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> Non
     """The last one added is the outermost."""
     if config.needs_key:
         app.add_middleware(BearerAuth, ring=KeyRing(config.api_keys, config.api_key_files))
+    secrets = router_secrets(config.router_secrets, config.router_secret_file)
+    if secrets is not None:
+        app.add_middleware(RouterTrust, secrets=secrets)
     app.add_middleware(DrainGate, lifecycle=app.state.context.lifecycle)
     app.add_middleware(
         CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]

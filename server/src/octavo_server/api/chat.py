@@ -31,8 +31,8 @@ async def create_chat_completion(request: Request) -> Response:
     turn = await read_chat(request)
     writer = ChatWriter(context, turn.head, turn.body, turn.generation, reading=turn.reading)
     if turn.body.stream:
-        return EventStream(context.in_flight, turn.head.id, writer.frames())
-    return JsonReply(context.in_flight, turn.head.id, writer.body)
+        return EventStream(context.in_flight, turn.head.id, writer.frames(), writer.tally.headers)
+    return JsonReply(context.in_flight, turn.head.id, writer.body, writer.tally.headers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

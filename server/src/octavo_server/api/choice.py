@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from octavo_server.reading.parts import Part
 
 
+CACHED_TOKENS = b"x-octavo-cached-tokens"
+
+
 @dataclass(slots=True)
 class Choice:
     index: int
@@ -74,7 +77,7 @@ class Tally:
         self.latest = self.choices[0]
         self._n = n
         self._num_prompt_tokens = num_prompt_tokens
-        self._num_cached = [0] * num_prompts
+        self._num_cached: list[int | None] = [None] * num_prompts
 
     def add(self, delta: "Delta") -> list[Choice]:
         """The choices that advanced."""
@@ -91,11 +94,20 @@ class Tally:
             self.latest = choice
         return advanced
 
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What routers learn from: how much of the prompts was in the cache, once all of them have begun."""
+        if None in self._num_cached:
+            return []
+        return [(CACHED_TOKENS, str(self._sum_cached()).encode())]
+
     def usage(self) -> Usage:
         num_generated = sum(choice.num_tokens for choice in self.choices)
-        usage = count_usage(self._num_prompt_tokens, num_generated, sum(self._num_cached))
+        usage = count_usage(self._num_prompt_tokens, num_generated, self._sum_cached())
         reasoning = [c.reader.num_reasoning_tokens for c in self.choices if c.reader is not None]
         counts = [count for count in reasoning if count is not None]
         if counts:
             usage.completion_tokens_details = CompletionDetails(sum(counts))
         return usage
+
+    def _sum_cached(self) -> int:
+        return sum(count for count in self._num_cached if count is not None)

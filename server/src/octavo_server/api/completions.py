@@ -35,8 +35,8 @@ async def create_completion(request: Request) -> Response:
     head, body, generation = await read_completion(request)
     writer = CompletionWriter(context, head, body, generation)
     if body.stream:
-        return EventStream(context.in_flight, head.id, writer.frames())
-    return JsonReply(context.in_flight, head.id, writer.body)
+        return EventStream(context.in_flight, head.id, writer.frames(), writer.tally.headers)
+    return JsonReply(context.in_flight, head.id, writer.body, writer.tally.headers)
 
 
 async def read_completion(request: Request) -> tuple[Head, CompletionRequest, Generation]:

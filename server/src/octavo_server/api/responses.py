@@ -32,7 +32,7 @@ async def create_response(request: Request) -> Response:
     writer = ResponsesWriter(context, body, turn)
     if body.stream:
         return ResponseStream(context.in_flight, turn.head.id, writer)
-    return JsonReply(context.in_flight, turn.head.id, writer.body)
+    return JsonReply(context.in_flight, turn.head.id, writer.body, writer.tally.headers)
 
 
 async def read_response(request: Request) -> tuple[ResponsesRequest, ChatTurn]:
@@ -61,7 +61,7 @@ class ResponseStream(EventStream):
     """Ends without `[DONE]`; a failure is the last event of the stream's own kind."""
 
     def __init__(self, in_flight: InFlight, request_id: str, writer: ResponsesWriter) -> None:
-        super().__init__(in_flight, request_id, writer.frames())
+        super().__init__(in_flight, request_id, writer.frames(), writer.tally.headers)
         self._writer = writer
 
     def _ending(self, error: Exception | None) -> bytes:

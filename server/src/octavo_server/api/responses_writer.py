@@ -35,8 +35,8 @@ class ResponsesWriter:
         codec = context.client.tokenizer
         self._request = request
         self._turn = turn
-        self._tally = Tally(1, 1, turn.generation.num_prompt_tokens)
-        self._choice = self._tally.choices[0]
+        self.tally = Tally(1, 1, turn.generation.num_prompt_tokens)
+        self._choice = self.tally.choices[0]
         self._choice.reader = turn.reading.reader(codec.token_id)
         self._output = ResponseOutput(lambda kind: f"{kind}_{uuid.uuid4().hex}")
         self._logprobs = LogprobWriter(codec, num_top=request.top_logprobs or 0, as_ids=False)
@@ -45,7 +45,7 @@ class ResponsesWriter:
     async def body(self) -> bytes:
         async with aclosing(self._turn.generation.deltas()) as deltas:
             async for delta in deltas:
-                self._tally.add(delta)
+                self.tally.add(delta)
         self._advance()
         self._output.finish(is_complete=self._is_complete)
         return msgspec.json.encode(self._last())
@@ -55,7 +55,7 @@ class ResponsesWriter:
         opening = self._framed([self._about("response.created"), self._about("response.in_progress")])
         async with aclosing(self._turn.generation.deltas()) as deltas:
             async for delta in deltas:
-                self._tally.add(delta)
+                self.tally.add(delta)
                 written = opening + self._framed(self._advance())
                 if written:
                     yield written
@@ -130,7 +130,7 @@ class ResponsesWriter:
         )
 
     def _usage(self) -> ResponseUsage:
-        counted = self._tally.usage()
+        counted = self.tally.usage()
         details = counted.completion_tokens_details
         return ResponseUsage(
             counted.prompt_tokens,

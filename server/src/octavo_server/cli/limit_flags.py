@@ -5,6 +5,7 @@ from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
 from pathlib import Path
 from typing import Any
 
+from octavo_server.cli.secret_flags import add_secret_flags, secrets_of
 from octavo_server.cli.sizes import size, size_or_auto
 from octavo_server.config import QueueLimits, RequestLimits
 
@@ -47,6 +48,7 @@ def limits_of(args: Namespace) -> dict[str, Any]:
     return {
         "api_keys": tuple(dict.fromkeys(keys)),
         "api_key_files": tuple(args.api_key_file or ()),
+        **secrets_of(args),
         "cache_isolation": args.cache_isolation,
         "limits": RequestLimits(
             request_timeout_s=args.request_timeout, **{name: getattr(args, name) for name in LIMIT_HELP}
@@ -79,6 +81,7 @@ def _add_key_flags(parser: Any) -> None:
         help="named keys: a file of `name: key` lines, or a folder with one file a key, as Kubernetes mounts a Secret; "
         "read again when it changes (default: none)",
     )
+    add_secret_flags(group)
     group.add_argument(
         "--cache-isolation",
         action=BooleanOptionalAction,

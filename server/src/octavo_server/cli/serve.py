@@ -34,6 +34,7 @@ from octavo_server.cli.tool_flags import reasoning_parser_of, template_warning, 
 from octavo_server.config import ServerConfig
 from octavo_server.http.listener import allow_many_connections, bind, cannot_listen
 from octavo_server.http.server import SIGNALS
+from octavo_server.http.trust import router_secrets
 from octavo_server.keys import KeyRing
 
 if TYPE_CHECKING:
@@ -99,8 +100,12 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
 def check_keys(config: ServerConfig) -> None:
     """Raises StartupError before the model is loaded rather than after."""
     KeyRing(config.api_keys, config.api_key_files)
-    if config.cache_isolation and not config.needs_key:
-        raise StartupError("--cache-isolation tells tenants apart by their API keys: add --api-key or --api-key-file.")
+    router_secrets(config.router_secrets, config.router_secret_file)
+    if config.cache_isolation and not config.needs_key and not config.trusts_router:
+        raise StartupError(
+            "--cache-isolation tells tenants apart by their API keys: add --api-key, --api-key-file or, behind a "
+            "router that knows them, --router-secret."
+        )
 
 
 def _run(main: Coroutine[Any, Any, int]) -> int:

@@ -27,8 +27,8 @@ class BearerAuth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if scope["type"] == "http" and is_guarded(scope):
-                scope.setdefault("state", {})["tenant"] = self._tenant(scope)
+            if scope["type"] == "http" and is_guarded(scope) and not scope["state"].get("is_router"):
+                scope["state"]["tenant"] = self._tenant(scope)
         except (Unauthorized, Forbidden) as error:
             await error_reply(error)(scope, receive, send)
         else:

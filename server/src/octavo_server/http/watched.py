@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 JSON_TYPE = (b"content-type", b"application/json")
 
+Headers = list[tuple[bytes, bytes]]
+
 
 class Endable(Protocol):
     def end(self, error: Exception) -> None:
@@ -103,28 +105,44 @@ class WatchedResponse(Response):
             if not self._has_started:
                 await _send_error(send, describe(error))
 
-    async def _start(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    async def _start(self, send: Send, status: int, headers: Headers) -> None:
         self._has_started = True
         await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
 class JsonReply(WatchedResponse):
-    def __init__(self, in_flight: InFlight, request_id: str, body: Callable[[], Awaitable[bytes]]) -> None:
+    """`headers` is called when the body is there, as what they tell may be known only then."""
+
+    def __init__(
+        self,
+        in_flight: InFlight,
+        request_id: str,
+        body: Callable[[], Awaitable[bytes]],
+        headers: Callable[[], Headers],
+    ) -> None:
         super().__init__(in_flight, request_id)
         self._body = body
+        self._make_headers = headers
 
     async def _run(self, send: Send) -> None:
         body = await self._body()
-        await self._start(send, 200, [JSON_TYPE, _length(body)])
+        await self._start(send, 200, [JSON_TYPE, _length(body), *self._make_headers()])
         await send({"type": "http.response.body", "body": body})
 
 
 class EventStream(WatchedResponse):
-    """The first frame is awaited before the headers are sent."""
+    """The first frame is awaited before the headers are made and sent."""
 
-    def __init__(self, in_flight: InFlight, request_id: str, frames: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self,
+        in_flight: InFlight,
+        request_id: str,
+        frames: AsyncGenerator[bytes, None],
+        headers: Callable[[], Headers],
+    ) -> None:
         super().__init__(in_flight, request_id)
         self._frames = frames
+        self._make_headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Frames go past the layers between, which look at heads only: six calls less for each token."""
@@ -135,7 +153,7 @@ class EventStream(WatchedResponse):
         async with aclosing(self._frames) as frames:
             async for frame in frames:
                 if not self._has_started:
-                    await self._start(send, 200, sse.HEADERS)
+                    await self._start(send, 200, [*sse.HEADERS, *self._make_headers()])
                 await self._send_body({"type": "http.response.body", "body": frame, "more_body": True})
 
     async def _finish(self, send: Send, error: Exception | None) -> None:
