@@ -20,6 +20,7 @@ class Parts:
     def __init__(self):
         self.index = PrefixIndex(max_entries=1000)
         self.replicas = [exact_replica("a", self.index, epoch=2**63 + 1), exact_replica("b", self.index)]
+        self.replicas[1].state = "loading"
         self.telemetry = Telemetry()
         self.feed = StateFeed(self.whole_state, period_s=0.01, heartbeat_s=0.05)
         self.error = None
@@ -29,7 +30,7 @@ class Parts:
             raise self.error
 
     def state(self):
-        return router_state(self.replicas, self.replicas[:1], queue=3, held={"cold": 2})
+        return router_state(self.replicas, 0.0, queue=3, held={"cold": 2})
 
     async def whole_state(self):
         return self.state()
@@ -80,11 +81,12 @@ async def test_metrics_show_the_state_at_the_scrape():
     parts = Parts()
     async with parts.http() as http:
         found = parse_metrics((await http.get("/metrics")).text)
-    assert found['octavo_router_endpoints{state="exact"}'] == 2
+    assert found['octavo_router_endpoints{state="exact"}'] == 1
+    assert found['octavo_router_endpoints{state="loading"}'] == 1
     assert found['octavo_router_held_requests{model="cold"}'] == 2
     assert found["octavo_router_endpoints_admitted"] == 1
     assert found["octavo_router_queue_size"] == 3
-    assert found["octavo_router_index_divergence_ratio"] == 0
+    assert found["octavo_router_index_divergence_ratio"] == 0.5
 
 
 @pytest.mark.parametrize("path", ["/debug/decisions", "/debug/index", "/state/events"])

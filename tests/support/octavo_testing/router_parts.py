@@ -15,10 +15,12 @@ def exact_replica(name: str, index: PrefixIndex, *, epoch: int = 1, model: str =
     """One whose snapshot is there, with nothing in it."""
     replica = Replica(Endpoint(f"http://{name}:8000", name))
     replica.blocks = blocks = ReplicaBlocks(index)
-    blocks.feed(
-        Hello(version=1, epoch=epoch, block_size=16, root=b"r" * 32, max_model_len=512, models=[model], heartbeat_s=1.0)
+    replica.hello = Hello(
+        version=1, epoch=epoch, block_size=16, root=b"r" * 32, max_model_len=512, models=[model], heartbeat_s=1.0
     )
+    blocks.feed(replica.hello)
     blocks.feed(Snapshot(epoch=epoch, seq=0, digest=0, load=blocks.load))
+    replica.admitted_epoch = epoch
     replica.models = frozenset({model})
     replica.state = "exact"
     return replica

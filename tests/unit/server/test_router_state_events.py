@@ -18,7 +18,7 @@ class Router:
         self.queue = 0
 
     def state(self):
-        return router_state(self.replicas, self.replicas, queue=self.queue)
+        return router_state(self.replicas, 0.0, queue=self.queue)
 
     async def source(self):
         return self.state()
@@ -39,7 +39,7 @@ async def test_the_whole_state_comes_first_then_what_changed():
         ("a", True, "0000000000000001"),
         ("b", True, "0000000000000001"),
     ]
-    router.replicas[0].num_in_flight, router.queue = 3, 5
+    router.replicas[0].activity.num_in_flight, router.queue = 3, 5
     change = parsed(await anext(frames))
     assert change.keys() == {"type", "replicas", "queue"}
     assert [(r["name"], r["in_flight"]) for r in change["replicas"]] == [("a", 3)]
@@ -85,16 +85,16 @@ async def test_a_feed_that_is_closed_says_why():
 
 async def test_a_replica_counts_as_admitted_when_every_worker_sends_to_it():
     one, other = Router(), Router()
-    one.replicas[0].num_in_flight = other.replicas[0].num_in_flight = 2
-    other.replicas[1].state = "loading"
-    a, b = merged([one.state(), router_state(other.replicas, other.replicas[:1], queue=4)]).replicas
+    one.replicas[0].activity.num_in_flight = other.replicas[0].activity.num_in_flight = 2
+    other.replicas[1].state, other.replicas[1].admitted_epoch = "loading", None
+    a, b = merged([one.state(), other.state()]).replicas
     assert (a.admitted, a.withdrawn, a.acknowledged_epoch, a.in_flight) == (True, False, "0000000000000001", 4)
     assert (b.admitted, b.withdrawn, b.acknowledged_epoch, b.state) == (False, False, None, "loading")
-    del other.replicas[0]
+    other.replicas = [exact_replica("b", other.index)]
     assert [(r.name, r.admitted) for r in merged([one.state(), other.state()]).replicas] == [("a", False), ("b", True)]
 
 
 async def test_waiting_requests_of_all_workers_add_up():
-    states = [router_state((), (), queue=2, held={"m": 1}), router_state((), (), queue=3, held={"m": 2, "n": 1})]
+    states = [router_state((), 0.0, queue=2, held={"m": 1}), router_state((), 0.0, queue=3, held={"m": 2, "n": 1})]
     together = merged(states)
     assert (together.queue, together.held, together.workers) == (5, {"m": 3, "n": 1}, 2)

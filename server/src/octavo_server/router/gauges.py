@@ -36,13 +36,14 @@ def index_info(index: "PrefixIndex") -> IndexInfo:
 def gauges(state: RouterState, index: IndexInfo) -> "Gauges":
     by_state = Counter(replica.state for replica in state.replicas)
     followed = [replica for replica in state.replicas if replica.epoch is not None]
-    diverged = sum(replica.acknowledged_epoch is None for replica in followed)
+    diverged = sum(replica.state != "exact" for replica in followed)
     return {
         "inflight": {(): sum(replica.in_flight for replica in state.replicas)},
         "queue_size": {(): state.queue},
         "held_requests": {(model,): waiting for model, waiting in state.held.items()},
         "endpoints": {(name,): by_state[name] for name in ORDER if name != "gone"},
         "endpoints_admitted": {(): sum(replica.admitted for replica in state.replicas)},
+        "stream_faults_total": {(): sum(replica.faults for replica in state.replicas)},
         "index_blocks": {(): index.entries},
         "index_bytes": {(): index.bytes},
         "index_forgotten_total": {(): index.forgotten},

@@ -40,7 +40,6 @@ FAMILIES: tuple[Family, ...] = (
     Family("index_blocks", "gauge", "Blocks in the prefix index."),
     Family("index_bytes", "gauge", "Memory of the prefix index, about."),
     Family("index_forgotten_total", "counter", "Blocks that the index forgot because it was full."),
-    Family("index_lag_events", "gauge", "Frames of KV streams received and not yet in the index."),
-    Family("index_divergence_ratio", "gauge", "Share of followed replicas whose copy can't be trusted."),
-    Family("stream_breaks_total", "counter", "KV streams that ended or couldn't be believed.", ("reason",)),
+    Family("index_divergence_ratio", "gauge", "Share of the KV streams whose copy isn't exact."),
+    Family("stream_faults_total", "counter", "KV streams of present replicas that couldn't be believed."),
 )  # fmt: skip

@@ -74,10 +74,6 @@ class RouterMetrics:
         """A request came out of the queue."""
         self._observe("queue_seconds", (outcome,), wait_s)
 
-    def stream_broke(self, reason: str) -> None:
-        """A replica's KV stream ended or couldn't be believed."""
-        self._count("stream_breaks_total", (reason,))
-
     def observed(self) -> Observed:
         return Observed(
             {name: [*series.items()] for name, series in self._counts.items()},

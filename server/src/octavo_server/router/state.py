@@ -4,7 +4,7 @@ Numbers that may exceed 2^53 (epochs) are hexadecimal text, so that any JSON rea
 know is made one by `merged`: a replica is admitted when every worker sends to it, withdrawn when none does.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,11 +20,15 @@ ORDER: tuple[State, ...] = ("gone", "connecting", "loading", "blind", "exact")
 
 
 class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
-    """`epoch`: of the stream that is connected. `acknowledged_epoch`: the one whose whole snapshot this router has."""
+    """`epoch`: as the replica last said. `acknowledged_epoch`: the latest of which this router had an exact copy.
+
+    `worth_tokens`: prompt tokens that its blocks lately saved and no other replica's could have.
+    """
 
     name: str
     url: str
     state: State
+    why: str = ""
     models: tuple[str, ...] = ()
     epoch: str | None = None
     acknowledged_epoch: str | None = None
@@ -34,6 +38,7 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
     in_flight: int = 0
     blocks: int = 0
     worth_tokens: int = 0
+    faults: int = 0
 
 
 class RouterState(msgspec.Struct, kw_only=True, frozen=True):
@@ -46,35 +51,42 @@ class RouterState(msgspec.Struct, kw_only=True, frozen=True):
     workers: int = 1
 
 
-def replica_state(replica: "Replica", *, is_admitted: bool) -> ReplicaState:
-    blocks = replica.blocks
-    hello = blocks.hello if blocks is not None else None
-    epoch = None if hello is None else f"{hello.epoch:016x}"
+def replica_state(replica: "Replica", now: float) -> ReplicaState:
+    """`now`: by the clock of the router's picker."""
+    blocks, hello, epoch = replica.blocks, replica.hello, replica.admitted_epoch
+    is_admitted = replica.is_routable
     return ReplicaState(
         name=replica.name,
-        url=replica.endpoint.url,
+        url=replica.url,
         state=replica.state,
+        why=replica.why,
         models=tuple(sorted(replica.models)),
-        epoch=epoch,
-        acknowledged_epoch=epoch if replica.is_exact else None,
+        epoch=None if hello is None else _hex(hello.epoch),
+        acknowledged_epoch=None if epoch is None else _hex(epoch),
         admitted=is_admitted,
         withdrawn=not is_admitted,
         load=replica.load,
         in_flight=replica.num_in_flight,
         blocks=blocks.num_blocks if blocks is not None else 0,
+        worth_tokens=round(replica.activity.worth_tokens.at(now)),
+        faults=replica.num_faults,
     )
 
 
 def router_state(
-    replicas: Collection["Replica"], admitted: Collection["Replica"], *, queue: int = 0, held: Mapping[str, int] = {}
+    replicas: Iterable["Replica"], now: float, *, queue: int = 0, held: Mapping[str, int] | None = None
 ) -> RouterState:
-    states = [replica_state(replica, is_admitted=replica in admitted) for replica in replicas]
+    states = [replica_state(replica, now) for replica in replicas]
     return RouterState(
         replicas=tuple(sorted(states, key=lambda state: state.name)),
-        models=tuple(sorted({model for replica in replicas for model in replica.models})),
+        models=tuple(sorted({model for state in states for model in state.models})),
         queue=queue,
-        held=dict(held),
+        held=dict(held or {}),
     )
+
+
+def _hex(epoch: int) -> str:
+    return f"{epoch:016x}"
 
 
 def merged(states: Sequence[RouterState]) -> RouterState:
@@ -105,6 +117,7 @@ def _merged_replica(found: Sequence[ReplicaState], num_workers: int) -> ReplicaS
         name=worst.name,
         url=worst.url,
         state=worst.state,
+        why=worst.why,
         models=worst.models,
         epoch=worst.epoch,
         acknowledged_epoch=acknowledged.pop() if is_known_to_all and len(acknowledged) == 1 else None,
@@ -114,4 +127,5 @@ def _merged_replica(found: Sequence[ReplicaState], num_workers: int) -> ReplicaS
         in_flight=sum(state.in_flight for state in found),
         blocks=max(state.blocks for state in found),
         worth_tokens=sum(state.worth_tokens for state in found),
+        faults=sum(state.faults for state in found),
     )
