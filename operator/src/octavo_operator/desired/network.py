@@ -1,0 +1,184 @@
+"""How requests get in and who may reach whom: Services, Ingress or HTTPRoute, NetworkPolicies."""
+
+from typing import Any
+
+from octavo_operator.desired.objects import Manifest, child, without_nones
+from octavo_operator.names import (
+    COMPONENT_LABEL,
+    ENGINE,
+    ENGINE_PORT,
+    ROUTER,
+    ROUTER_PORT,
+    SERVICE_PORT,
+    behind_router,
+    engines_service,
+    router_selector,
+)
+from octavo_operator.service import Service, Settings
+from octavo_operator.spec.access import Gateway, Ingress
+
+MAX_BODY = "64m"
+READ_TIMEOUT_S = 3600
+#: What streaming needs, by IngressClass: no buffering, room for long prompts, patience between two tokens.
+INGRESS_ANNOTATIONS: dict[str, dict[str, str]] = {
+    "nginx": {
+        "nginx.ingress.kubernetes.io/proxy-buffering": "off",
+        "nginx.ingress.kubernetes.io/proxy-request-buffering": "off",
+        "nginx.ingress.kubernetes.io/proxy-body-size": MAX_BODY,
+        "nginx.ingress.kubernetes.io/proxy-read-timeout": str(READ_TIMEOUT_S),
+        "nginx.ingress.kubernetes.io/proxy-send-timeout": str(READ_TIMEOUT_S),
+    },
+    "haproxy": {"haproxy-ingress.github.io/timeout-server": f"{READ_TIMEOUT_S}s"},
+    "alb": {"alb.ingress.kubernetes.io/load-balancer-attributes": f"idle_timeout.timeout_seconds={READ_TIMEOUT_S}"},
+    "traefik": {},
+}
+MANAGER_SELECTOR: Manifest = {
+    "namespaceSelector": {},
+    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "octavo-operator"}},
+}
+
+
+def desired_network(service: Service, settings: Settings) -> list[Manifest]:
+    """Nothing for a service that shares another's router, but the Service under its own name."""
+    found = [_front(service)]
+    if service.owns_router:
+        found += [_engines(service), *_exposure(service, settings)]
+        if service.spec.network_policy.enabled is not False:
+            found += [_router_policy(service), _engine_policy(service)]
+    return found
+
+
+def internal_url(service: Service, settings: Settings) -> str:
+    return f"http://{service.name}.{service.namespace}.svc.{settings.cluster_domain}"
+
+
+def exposed_url(service: Service) -> str | None:
+    """None where nothing, or nothing that has a name, leads in from outside."""
+    exposure = service.spec.exposure
+    if exposure is None:
+        return None
+    if (ingress := exposure.ingress) is not None:
+        scheme = "http" if ingress.tls_secret is None else "https"
+        return f"{scheme}://{ingress.host}{(ingress.path or '/').rstrip('/')}"
+    hostnames = exposure.gateway.hostnames if exposure.gateway else ()
+    return f"http://{hostnames[0]}" if hostnames else None
+
+
+def _front(service: Service) -> Manifest:
+    return child(
+        service,
+        "v1",
+        "Service",
+        service.name,
+        component=ROUTER,
+        spec={
+            "selector": router_selector(service.router),
+            "ports": [{"name": "http", "port": SERVICE_PORT, "targetPort": "http", "protocol": "TCP"}],
+        },
+    )
+
+
+def _engines(service: Service) -> Manifest:
+    return child(
+        service,
+        "v1",
+        "Service",
+        engines_service(service.name),
+        component=ENGINE,
+        spec={
+            "clusterIP": "None",
+            "selector": behind_router(service.name),
+            "ports": [{"name": "http", "port": ENGINE_PORT, "targetPort": "http", "protocol": "TCP"}],
+        },
+    )
+
+
+def _exposure(service: Service, settings: Settings) -> list[Manifest]:
+    exposure = service.spec.exposure
+    if exposure is None:
+        return []
+    if exposure.ingress is not None:
+        return [_ingress(service, exposure.ingress)]
+    assert exposure.gateway is not None
+    return [_route(service, exposure.gateway)] if settings.has_gateway_api else []
+
+
+def _ingress(service: Service, wanted: Ingress) -> Manifest:
+    backend = {"service": {"name": service.name, "port": {"name": "http"}}}
+    paths = [{"path": wanted.path or "/", "pathType": "Prefix", "backend": backend}]
+    tls = None if wanted.tls_secret is None else [{"hosts": [wanted.host], "secretName": wanted.tls_secret}]
+    manifest = child(
+        service,
+        "networking.k8s.io/v1",
+        "Ingress",
+        service.name,
+        component=ROUTER,
+        spec=without_nones(
+            {
+                "ingressClassName": wanted.class_name,
+                "rules": [{"host": wanted.host, "http": {"paths": paths}}],
+                "tls": tls,
+            }
+        ),
+    )
+    if annotations := _annotations(wanted):
+        manifest["metadata"]["annotations"] = annotations
+    return manifest
+
+
+def _annotations(wanted: Ingress) -> dict[str, str]:
+    known = next((a for name, a in INGRESS_ANNOTATIONS.items() if name in (wanted.class_name or "")), {})
+    return known | wanted.annotations
+
+
+def _route(service: Service, wanted: Gateway) -> Manifest:
+    rule: dict[str, Any] = {
+        "backendRefs": [{"name": service.name, "port": SERVICE_PORT}],
+        "timeouts": {"request": "0s"},  # answers are streams: the engine's own limits end them
+    }
+    return child(
+        service,
+        "gateway.networking.k8s.io/v1",
+        "HTTPRoute",
+        service.name,
+        component=ROUTER,
+        spec=without_nones(
+            {
+                "parentRefs": [ref.model_dump(by_alias=True, exclude_none=True) for ref in wanted.parent_refs],
+                "hostnames": list(wanted.hostnames) or None,
+                "rules": [rule],
+            }
+        ),
+    )
+
+
+def _router_policy(service: Service) -> Manifest:
+    """The operator reads the router's state; who else may come in is the user's to say."""
+    peers = list(service.spec.network_policy.ingress_from)
+    allowed = [{"from": [*peers, MANAGER_SELECTOR]}] if peers else [{}]
+    return _policy(service, ROUTER, selector=router_selector(service.name), port=ROUTER_PORT, rules=allowed)
+
+
+def _engine_policy(service: Service) -> Manifest:
+    """Nobody reaches an engine but through the router."""
+    allowed = [{"from": [{"podSelector": {"matchLabels": router_selector(service.name)}}]}]
+    return _policy(service, ENGINE, selector=behind_router(service.name), port=ENGINE_PORT, rules=allowed)
+
+
+def _policy(
+    service: Service, component: str, *, selector: dict[str, str], port: int, rules: list[Manifest]
+) -> Manifest:
+    assert selector[COMPONENT_LABEL] == component
+    ports = [{"port": port, "protocol": "TCP"}]
+    return child(
+        service,
+        "networking.k8s.io/v1",
+        "NetworkPolicy",
+        f"{service.name}-{component}",
+        component=component,
+        spec={
+            "podSelector": {"matchLabels": selector},
+            "policyTypes": ["Ingress"],
+            "ingress": [rule | {"ports": ports} for rule in rules],
+        },
+    )

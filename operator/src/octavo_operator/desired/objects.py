@@ -1,0 +1,59 @@
+"""The frame of every object that is made for a service."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from octavo_operator.names import labels
+from octavo_operator.service import Service
+
+Manifest = dict[str, Any]
+
+
+def child(service: Service, api_version: str, kind: str, name: str, *, component: str, **content: Any) -> Manifest:
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": service.namespace,
+            "labels": labels(service.name, component),
+            "ownerReferences": [service.owner],
+        },
+        **content,
+    }
+
+
+def without_nones(fields: Mapping[str, Any]) -> Manifest:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+#: The user that our images have an entry for.
+USER_ID = 10001
+
+#: Of every container that we run.
+CONFINED: Manifest = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def pod_security() -> Manifest:
+    """What a namespace under the restricted Pod Security Standard asks for."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER_ID,
+        "runAsGroup": USER_ID,
+        "fsGroup": USER_ID,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def probe(path: str, *, period_s: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": "http"},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }

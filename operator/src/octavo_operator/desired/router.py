@@ -1,0 +1,185 @@
+"""The router's pods, and what they need: an identity that may read EndpointSlices, a budget."""
+
+from typing import Any
+
+from octavo_operator.desired.objects import CONFINED, Manifest, child, pod_security, probe, without_nones
+from octavo_operator.names import (
+    ENGINE,
+    ROUTER,
+    ROUTER_LABEL,
+    ROUTER_PORT,
+    engine_account,
+    engine_selector,
+    engines_service,
+    labels,
+    router_account,
+    router_deployment,
+    router_secret,
+    router_selector,
+)
+from octavo_operator.service import Service, Settings
+
+DEFAULT_REPLICAS = 2
+DEFAULT_RESOURCES: Manifest = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+KEYS_PATH = "/etc/octavo/keys"
+
+
+def desired_router(service: Service, settings: Settings) -> list[Manifest]:
+    """Nothing for a service that shares another's."""
+    if not service.owns_router:
+        return []
+    return [*_identity(service), _deployment(service, settings), _budget(service)]
+
+
+def num_routers(service: Service) -> int:
+    return service.spec.router.replicas or DEFAULT_REPLICAS
+
+
+def desired_engine_identity(service: Service) -> Manifest:
+    """An account that may do nothing: an engine never talks to the API server."""
+    return _account(service, engine_account(service.name), ENGINE)
+
+
+def desired_engine_budget(service: Service) -> Manifest:
+    limit = service.spec.disruption_budget.max_unavailable
+    return child(
+        service,
+        "policy/v1",
+        "PodDisruptionBudget",
+        f"{service.name}-engine",
+        component=ENGINE,
+        spec={
+            "maxUnavailable": 1 if limit is None else limit,
+            "selector": {"matchLabels": engine_selector(service.name)},
+        },
+    )
+
+
+def _budget(service: Service) -> Manifest:
+    return child(
+        service,
+        "policy/v1",
+        "PodDisruptionBudget",
+        router_deployment(service.name),
+        component=ROUTER,
+        spec={"maxUnavailable": 1, "selector": {"matchLabels": router_selector(service.name)}},
+    )
+
+
+def _identity(service: Service) -> list[Manifest]:
+    name = router_account(service.name)
+    role = child(
+        service,
+        "rbac.authorization.k8s.io/v1",
+        "Role",
+        name,
+        component=ROUTER,
+        rules=[{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}],
+    )
+    binding = child(
+        service,
+        "rbac.authorization.k8s.io/v1",
+        "RoleBinding",
+        name,
+        component=ROUTER,
+        roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        subjects=[{"kind": "ServiceAccount", "name": name, "namespace": service.namespace}],
+    )
+    return [_account(service, name, ROUTER), role, binding]
+
+
+def _account(service: Service, name: str, component: str) -> Manifest:
+    return child(service, "v1", "ServiceAccount", name, component=component, automountServiceAccountToken=False)
+
+
+def _deployment(service: Service, settings: Settings) -> Manifest:
+    given = service.spec.pod_metadata
+    pod_labels = dict(given.labels) | labels(service.name, ROUTER) | {ROUTER_LABEL: service.name}
+    metadata: Manifest = {"labels": pod_labels}
+    if given.annotations:
+        metadata["annotations"] = dict(given.annotations)
+    return child(
+        service,
+        "apps/v1",
+        "Deployment",
+        router_deployment(service.name),
+        component=ROUTER,
+        spec={
+            "replicas": num_routers(service),
+            "revisionHistoryLimit": 1,
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "selector": {"matchLabels": router_selector(service.name)},
+            "template": {"metadata": metadata, "spec": _pod(service, settings)},
+        },
+    )
+
+
+def _pod(service: Service, settings: Settings) -> Manifest:
+    spec, where = service.spec, service.spec.router.pod_template
+    placed: dict[str, Any] = {} if where is None else where.model_dump(by_alias=True, exclude_defaults=True)
+    volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
+    if keys := _keys_secret(service):
+        volumes.append({"name": "keys", "secret": {"secretName": keys}})
+    pod = {
+        "serviceAccountName": router_account(service.name),
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": service.drain_timeout_s + settings.lame_duck_s + 15,
+        "securityContext": pod_security(),
+        "imagePullSecrets": [{"name": ref.name} for ref in spec.image_pull_secrets] or None,
+        "topologySpreadConstraints": [_apart(service)],
+        "containers": [_container(service, settings)],
+        "volumes": volumes,
+    }
+    return without_nones(pod | placed)
+
+
+def _container(service: Service, settings: Settings) -> Manifest:
+    router = service.spec.router
+    mounts: list[Manifest] = [{"name": "tmp", "mountPath": "/tmp"}]
+    if _keys_secret(service):
+        mounts.append({"name": "keys", "mountPath": KEYS_PATH, "readOnly": True})
+    secret = {"secretKeyRef": {"name": router_secret(service.name), "key": "secret"}}
+    container = {
+        "name": ROUTER,
+        "image": router.image or settings.router_image,
+        "imagePullPolicy": router.image_pull_policy or settings.image_pull_policy,
+        "args": ["route", *_flags(service, settings)],
+        "env": [{"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret}],
+        "ports": [{"name": "http", "containerPort": ROUTER_PORT}],
+        "resources": DEFAULT_RESOURCES
+        if router.resources is None
+        else router.resources.model_dump(exclude_defaults=True),
+        "securityContext": CONFINED,
+        "startupProbe": probe("/health", period_s=1, failures=60),
+        "readinessProbe": probe("/ready", period_s=5, failures=2),
+        "livenessProbe": probe("/health", period_s=10, failures=6),
+        "volumeMounts": mounts,
+    }
+    return without_nones(container)
+
+
+def _flags(service: Service, settings: Settings) -> list[str]:
+    flags = [
+        f"--port={ROUTER_PORT}",
+        f"--kubernetes={engines_service(service.name)}",
+        f"--drain-timeout={service.drain_timeout_s}",
+        f"--shutdown-delay={settings.lame_duck_s}",
+        "--log-format=json",
+    ]
+    return [*flags, f"--api-key-file={KEYS_PATH}"] if _keys_secret(service) else flags
+
+
+def _keys_secret(service: Service) -> str | None:
+    auth = service.spec.auth
+    return None if auth is None or auth.api_keys_secret_ref is None else auth.api_keys_secret_ref.name
+
+
+def _apart(service: Service) -> Manifest:
+    """On different nodes, where there are some."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": router_selector(service.name)},
+    }

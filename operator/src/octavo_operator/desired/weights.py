@@ -1,0 +1,95 @@
+"""How a model's weights get into an engine pod: the volumes, the init container that fetches, what the engine is told.
+
+What has to be fetched is fetched by an init container with its own resources, into the cache volume, under the name
+that the engine looks for it by; what lies on a claim is mounted read-only.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from octavo_operator.desired.objects import CONFINED, Manifest, child, without_nones
+from octavo_operator.names import ENGINE, cache_claim
+from octavo_operator.service import Service, Settings
+
+CACHE_PATH = "/var/cache/octavo"
+CLAIM_PATH = "/models"
+FETCHED = ("hf", "s3")
+DEFAULT_PREFETCH: Manifest = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    model: str  # what `octavo serve` is asked for
+    volumes: tuple[Manifest, ...]
+    mounts: tuple[Manifest, ...]
+    init_containers: tuple[Manifest, ...]
+
+
+def weights_of(service: Service, settings: Settings) -> Weights:
+    model, cache = service.spec.model, _cache_volume(service)
+    cache_mount: Manifest = {"name": "cache", "mountPath": CACHE_PATH}
+    if model.scheme == "pvc":
+        claim, _, path = model.uri.removeprefix("pvc://").partition("/")
+        volume = {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        mount = {"name": "model", "mountPath": CLAIM_PATH, "readOnly": True}
+        location = f"{CLAIM_PATH}/{path}".rstrip("/")
+        return Weights(model=location, volumes=(cache, volume), mounts=(cache_mount, mount), init_containers=())
+    fetching = (_prefetch(service, settings, cache_mount),) if model.scheme in FETCHED else ()
+    return Weights(model=model.uri, volumes=(cache,), mounts=(cache_mount,), init_containers=fetching)
+
+
+def desired_claim(service: Service) -> list[Manifest]:
+    """The claim that is made for the cache, where one is asked for by its size."""
+    cache = service.spec.model.cache
+    if cache is None or cache.mode != "PVC" or cache.size is None:
+        return []
+    spec = without_nones(
+        {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": cache.storage_class_name,
+            "resources": {"requests": {"storage": cache.size}},
+        }
+    )
+    claim = child(service, "v1", "PersistentVolumeClaim", cache_claim(service.name), component=ENGINE, spec=spec)
+    return [claim]
+
+
+def model_environment() -> list[Manifest]:
+    """The hub's files and our own lie in one mounted folder."""
+    return [
+        {"name": "XDG_CACHE_HOME", "value": CACHE_PATH},
+        {"name": "HF_HOME", "value": f"{CACHE_PATH}/huggingface"},
+    ]
+
+
+def secret_environment(service: Service) -> list[Manifest]:
+    ref = service.spec.model.secret_ref
+    return [] if ref is None else [{"secretRef": {"name": ref.name}}]
+
+
+def _cache_volume(service: Service) -> Manifest:
+    cache = service.spec.model.cache
+    if cache is None or cache.mode == "EmptyDir":
+        limit = {} if cache is None or cache.size is None else {"sizeLimit": cache.size}
+        return {"name": "cache", "emptyDir": limit}
+    if cache.mode == "HostPath":
+        return {"name": "cache", "hostPath": {"path": cache.host_path, "type": "DirectoryOrCreate"}}
+    claim = cache.claim_name or cache_claim(service.name)
+    return {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}
+
+
+def _prefetch(service: Service, settings: Settings, cache_mount: Manifest) -> Manifest:
+    model, engine = service.spec.model, service.spec.engine
+    own = None if model.prefetch is None else model.prefetch.resources
+    container: dict[str, Any] = {
+        "name": "fetch",
+        "image": engine.image or settings.engine_image,
+        "imagePullPolicy": engine.image_pull_policy or settings.image_pull_policy,
+        "args": ["fetch", model.uri, *([] if model.revision is None else ["--revision", model.revision])],
+        "env": model_environment(),
+        "envFrom": secret_environment(service) or None,
+        "resources": DEFAULT_PREFETCH if own is None else own.model_dump(exclude_defaults=True),
+        "securityContext": CONFINED,
+        "volumeMounts": [cache_mount, {"name": "tmp", "mountPath": "/tmp"}],
+    }
+    return without_nones(container)

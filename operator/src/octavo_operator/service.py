@@ -1,0 +1,69 @@
+"""`Service`: one InferenceService, read and checked; `Settings`: what the operator was installed with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo_operator.spec.service import GROUP, KIND, VERSION, InferenceServiceSpec, read_spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    engine_image: str
+    router_image: str
+    image_pull_policy: str | None = None
+    cluster_domain: str = "cluster.local"
+    lame_duck_s: int = 15  # a pod that is told to end goes on answering while proxies learn of it
+    has_pod_monitors: bool = False
+    has_gateway_api: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    spec: InferenceServiceSpec
+
+    @property
+    def router(self) -> str:
+        """The name of the service whose router serves this one."""
+        ref = self.spec.router.ref
+        return self.name if ref is None else ref.name
+
+    @property
+    def owns_router(self) -> bool:
+        return self.spec.router.ref is None
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        return self.spec.model.served_names or (self.name,)
+
+    @property
+    def drain_timeout_s(self) -> int:
+        return self.spec.drain.timeout_seconds or 120
+
+    @property
+    def owner(self) -> dict[str, Any]:
+        """What makes Kubernetes delete children with the service."""
+        return {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": False,
+        }
+
+
+def read_service(manifest: Mapping[str, Any]) -> Service:
+    """Raises InvalidSpec: a CRD of another version may have let through what this operator can't serve."""
+    metadata = manifest["metadata"]
+    return Service(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        generation=metadata["generation"],
+        spec=read_spec(manifest),
+    )

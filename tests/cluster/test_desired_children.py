@@ -1,0 +1,58 @@
+"""Everything that is made for a service is taken by a real API server, and its pods by the strictest of namespaces."""
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+from kubernetes import client
+from kubernetes.dynamic import DynamicClient
+from octavo_operator.desired.children import desired_children
+from octavo_operator.desired.engine import desired_engine
+from octavo_operator.service import Service, Settings, read_service
+from octavo_testing.infsvc_cases import TAKEN, Case, stored
+
+SETTINGS = Settings(engine_image="engine:1", router_image="router:1")
+
+
+@pytest.fixture(scope="module")
+def strict_namespace(api: client.ApiClient) -> Iterator[str]:
+    core, name = client.CoreV1Api(api), f"octavo-test-{secrets.token_hex(4)}"
+    level = {"pod-security.kubernetes.io/enforce": "restricted"}
+    core.create_namespace({"metadata": {"name": name, "labels": level}})
+    yield name
+    core.delete_namespace(name)
+
+
+@pytest.fixture(scope="module")
+def objects(api: client.ApiClient) -> DynamicClient:
+    return DynamicClient(api)
+
+
+def _service(case: Case, namespace: str) -> Service:
+    return read_service(stored(case, namespace=namespace))
+
+
+@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
+def test_children_are_taken(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
+    service = _service(case, strict_namespace)
+    for made in [*desired_children(service, SETTINGS), desired_engine(service, SETTINGS, replicas=1)]:
+        kind = objects.resources.get(api_version=made["apiVersion"], kind=made["kind"])
+        answer = kind.server_side_apply(made, field_manager="octavo-tests", dry_run="All")
+        assert answer.metadata.name == made["metadata"]["name"]
+
+
+@pytest.mark.parametrize("case", [c for c in TAKEN if "HostPath" not in str(c.spec)], ids=lambda case: case.id)
+def test_pods_keep_to_the_restricted_standard(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
+    """All but those that mount a folder of the node, which the standard forbids."""
+    service, pods = _service(case, strict_namespace), objects.resources.get(api_version="v1", kind="Pod")
+    deployments = [d for d in desired_children(service, SETTINGS) if d["kind"] == "Deployment"]
+    for made in [*deployments, desired_engine(service, SETTINGS, replicas=1)]:
+        spec = made["spec"]["template"]["spec"]
+        meta = {"name": "pod", "namespace": strict_namespace}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": _without_other_objects(spec)}
+        assert pods.create(pod, dry_run="All").metadata.name == "pod"
+
+
+def _without_other_objects(spec: dict[str, object]) -> dict[str, object]:
+    """Accounts and classes that the admission of a pod looks up, and which aren't there."""
+    return {k: v for k, v in spec.items() if k not in ("serviceAccountName", "runtimeClassName", "priorityClassName")}

@@ -1,0 +1,152 @@
+"""What a service is made of: which changes make a new revision, how its parts find each other, what is left out."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from octavo_operator.desired.children import desired_children
+from octavo_operator.desired.engine import desired_engine, engine_revision, num_gpus
+from octavo_operator.desired.network import exposed_url, internal_url
+from octavo_operator.names import REVISION_LABEL
+from octavo_operator.service import Service, Settings, read_service
+from octavo_testing.infsvc_cases import HOST, KEYS, MINIMAL, OPEN, TAKEN, Case, stored
+
+SETTINGS = Settings(engine_image="engine:1", router_image="router:1", has_pod_monitors=True, has_gateway_api=True)
+
+
+def _service(spec: dict[str, Any] | None = None, name: str = "llm") -> Service:
+    return read_service(stored(Case("", spec or {}, name=name)))
+
+
+def _kinds(service: Service) -> list[str]:
+    return [f"{child['kind']}/{child['metadata']['name']}" for child in desired_children(service, SETTINGS)]
+
+
+def _find(service: Service, kind: str, name: str) -> dict[str, Any]:
+    (found,) = [c for c in desired_children(service, SETTINGS) if (c["kind"], c["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+@pytest.mark.parametrize(
+    "live",
+    [
+        {"replicas": 5},
+        {"exposure": HOST, "auth": KEYS},
+        {"auth": OPEN},
+        {"router": {"replicas": 3}},
+        {"disruptionBudget": {"maxUnavailable": "50%"}},
+        {"networkPolicy": {"enabled": False}},
+    ],
+    ids=str,
+)
+def test_what_engines_do_not_read_at_start_makes_no_new_revision(live: dict[str, Any]) -> None:
+    assert engine_revision(_service(live), SETTINGS) == engine_revision(_service(), SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "read_at_start",
+    [
+        {"model": MINIMAL["model"] | {"servedNames": ["x"]}},
+        {"engine": {"maxModelLen": 100}},
+        {"engine": {"env": [{"name": "A", "value": "1"}]}},
+        {"resources": {"limits": {"memory": "2Gi"}}},
+        {"drain": {"timeoutSeconds": 5}},
+        {"podMetadata": {"labels": {"team": "a"}}},
+        {"router": {"ref": {"name": "other"}}},
+    ],
+    ids=str,
+)
+def test_what_engines_read_at_start_makes_a_new_revision(read_at_start: dict[str, Any]) -> None:
+    assert engine_revision(_service(read_at_start), SETTINGS) != engine_revision(_service(), SETTINGS)
+
+
+def test_a_new_image_of_the_installation_makes_a_new_revision() -> None:
+    newer = replace(SETTINGS, engine_image="engine:2")
+    assert engine_revision(_service(), newer) != engine_revision(_service(), SETTINGS)
+
+
+def test_the_selector_of_a_deployment_finds_its_own_pods_only() -> None:
+    made = desired_engine(_service(), SETTINGS, replicas=2)
+    selector, template = made["spec"]["selector"]["matchLabels"], made["spec"]["template"]
+    assert selector.items() <= template["metadata"]["labels"].items()
+    assert selector[REVISION_LABEL] == engine_revision(_service(), SETTINGS)
+    assert made["spec"]["replicas"] == 2
+
+
+def test_users_labels_do_not_replace_ours() -> None:
+    """The CRD refuses those; an older one may not have."""
+    service = _service({"podMetadata": {"labels": {"team": "a"}}})
+    pod_labels = desired_engine(service, SETTINGS, replicas=1)["spec"]["template"]["metadata"]["labels"]
+    assert pod_labels["team"] == "a"
+    assert pod_labels["serving.octavo.dev/service"] == "llm"
+
+
+def test_a_service_on_a_shared_router_brings_no_router() -> None:
+    kinds = _kinds(_service({"router": {"ref": {"name": "other"}}}))
+    assert kinds == [
+        "ServiceAccount/llm-engine",
+        "Service/llm",
+        "PodDisruptionBudget/llm-engine",
+        "PodMonitor/llm-engine",
+    ]
+
+
+def test_its_service_leads_to_the_shared_router_and_its_pods_are_behind_it() -> None:
+    service = _service({"router": {"ref": {"name": "other"}}})
+    front = _find(service, "Service", "llm")["spec"]["selector"]
+    behind = _find(_service(name="other"), "Service", "other-engines")["spec"]["selector"]
+    engine_labels = desired_engine(service, SETTINGS, replicas=1)["spec"]["template"]["metadata"]["labels"]
+    router_labels = _find(_service(name="other"), "Deployment", "other-router")["spec"]["template"]["metadata"][
+        "labels"
+    ]
+    assert front.items() <= router_labels.items()
+    assert behind.items() <= engine_labels.items()
+
+
+def test_keys_are_mounted_into_the_router_only() -> None:
+    service = _service({"auth": KEYS})
+    router = _find(service, "Deployment", "llm-router")["spec"]["template"]["spec"]
+    assert {"name": "keys", "secret": {"secretName": "keys"}} in router["volumes"]
+    assert any(arg.startswith("--api-key-file=") for arg in router["containers"][0]["args"])
+    assert "keys" not in str(desired_engine(service, SETTINGS, replicas=1)["spec"]["template"]["spec"]["volumes"])
+
+
+def test_gpu_pods_get_shared_memory_and_cpu_pods_do_not() -> None:
+    gpu = _service({"resources": {"limits": {"nvidia.com/gpu": 1}}, "runtimeClassName": "nvidia"})
+    volumes = desired_engine(gpu, SETTINGS, replicas=1)["spec"]["template"]["spec"]["volumes"]
+    assert num_gpus(gpu) == 1
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in volumes
+    assert "shm" not in str(desired_engine(_service(), SETTINGS, replicas=1)["spec"]["template"])
+
+
+def test_a_claim_is_mounted_and_nothing_is_fetched() -> None:
+    pod = desired_engine(_service({"model": {"uri": "pvc://models/a/b"}}), SETTINGS, replicas=1)["spec"]["template"][
+        "spec"
+    ]
+    assert pod["containers"][0]["args"][:2] == ["serve", "/models/a/b"]
+    assert "initContainers" not in pod
+
+
+def test_known_ingress_classes_get_what_streaming_needs_and_the_user_wins() -> None:
+    wanted = {"host": "a.b", "className": "nginx", "annotations": {"nginx.ingress.kubernetes.io/proxy-body-size": "1m"}}
+    annotations = _find(_service({"exposure": {"ingress": wanted}, "auth": OPEN}), "Ingress", "llm")["metadata"][
+        "annotations"
+    ]
+    assert annotations["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
+    assert annotations["nginx.ingress.kubernetes.io/proxy-body-size"] == "1m"
+
+
+def test_urls() -> None:
+    exposed = _service({"exposure": {"ingress": {"host": "a.b", "path": "/x/", "tlsSecret": "t"}}, "auth": OPEN})
+    assert exposed_url(exposed) == "https://a.b/x"
+    assert exposed_url(_service()) is None
+    assert internal_url(_service(), SETTINGS) == "http://llm.default.svc.cluster.local"
+
+
+@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
+def test_every_child_is_owned_labelled_and_within_the_limits_of_names(case: Case) -> None:
+    service = read_service(stored(case))
+    for made in [*desired_children(service, SETTINGS), desired_engine(service, SETTINGS, replicas=1)]:
+        assert made["metadata"]["ownerReferences"] == [service.owner]
+        assert made["metadata"]["labels"]["serving.octavo.dev/service"] == service.name
+        assert len(made["metadata"]["name"]) <= 63
