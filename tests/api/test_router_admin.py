@@ -4,12 +4,14 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-from octavo_server.openai.errors import Forbidden
+from octavo_server.keys import KeyRing
 from octavo_server.router.admin import AdminContext, build_admin
+from octavo_server.router.operators import Operators
 from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.state import router_state
+from octavo_server.router.report import Reporter, Waiting
 from octavo_server.router.state_events import StateFeed
 from octavo_server.router.track import Telemetry
+from octavo_server.router.workers import Workers
 from octavo_testing.router_parts import PROMPT, decision, exact_replica
 from octavo_testing.server import parse_metrics
 
@@ -22,28 +24,22 @@ class Parts:
         self.replicas = [exact_replica("a", self.index, epoch=2**63 + 1), exact_replica("b", self.index)]
         self.replicas[1].state = "loading"
         self.telemetry = Telemetry()
-        self.feed = StateFeed(self.whole_state, period_s=0.01, heartbeat_s=0.05)
-        self.error = None
-
-    def authorize(self, scope):
-        if self.error is not None:
-            raise self.error
-
-    def state(self):
-        return router_state(self.replicas, 0.0, queue=3, held={"cold": 2})
-
-    async def whole_state(self):
-        return self.state()
+        self.keys = None
 
     @asynccontextmanager
     async def http(self):
-        context = AdminContext(
+        reporter = Reporter(
             telemetry=self.telemetry,
             index=self.index,
-            state=self.state,
-            feed=self.feed,
-            authorize=self.authorize,
+            replicas=lambda: self.replicas,
+            waiting=lambda: Waiting(3, {"cold": 2}),
+            clock=lambda: 0.0,
         )
+
+        async def state():
+            return reporter.state()
+
+        context = AdminContext(workers=Workers(reporter), feed=StateFeed(state), operators=Operators(keys=self.keys))
         transport = httpx.ASGITransport(build_admin(context))
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as http:
             yield http
@@ -92,11 +88,12 @@ async def test_metrics_show_the_state_at_the_scrape():
 @pytest.mark.parametrize("path", ["/debug/decisions", "/debug/index", "/state/events"])
 async def test_what_is_the_operators_needs_their_key(path):
     parts = Parts()
-    parts.error = Forbidden("this is the operator's")
+    parts.keys = KeyRing(["key"])
     async with parts.http() as http:
         answer = await http.get(path)
         assert (await http.get("/metrics")).status_code == 200
-    assert (answer.status_code, answer.json()["error"]["message"]) == (403, "this is the operator's")
+    assert answer.status_code == 401
+    assert "the operator's" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("n", ["0", "-1", "1001", "x"])

@@ -1,27 +1,23 @@
 """The routes for whoever runs the router: `/metrics`, `/debug/decisions`, `/debug/index`, `/state/events`.
 
-FastAPI: none of them is on the way of a request. `AdminContext` is what they look at; the composition makes it. Whoever
-may not read gets the error that `authorize` raises; `/metrics` is open, as it tells nothing of any request.
+FastAPI: none of them is on the way of a request. Each answers for all workers of the router. `/metrics` is open, as it
+tells nothing of any request; the others are the operator's.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
 from fastapi import APIRouter, FastAPI
 from octavo_engine.wire.errors import InvalidRequest, OctavoError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Scope
 
 from octavo_server.exposition import CONTENT_TYPE
-from octavo_server.openai.errors import describe
-from octavo_server.router.debug import Decisions, IndexDebug, decision_info
-from octavo_server.router.gauges import gauges, index_info
-from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.state import RouterState
+from octavo_server.replies import error_reply, json_reply
+from octavo_server.router.debug import Decisions, IndexDebug
+from octavo_server.router.operators import Operators
+from octavo_server.router.report import Ask, exposition, latest_decisions, whole_index, whole_state
 from octavo_server.router.state_events import StateFeed, StateStream
-from octavo_server.router.track import Telemetry
+from octavo_server.router.workers import Workers
 
 MAX_DECISIONS = 1000
 
@@ -30,13 +26,9 @@ router = APIRouter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminContext:
-    """`authorize`: raises Unauthorized or Forbidden for a request that may not read what is the operator's."""
-
-    telemetry: Telemetry
-    index: PrefixIndex
-    state: Callable[[], RouterState]
+    workers: Workers
     feed: StateFeed
-    authorize: Callable[[Scope], None]
+    operators: Operators
 
 
 def build_admin(context: AdminContext) -> FastAPI:
@@ -54,27 +46,26 @@ def _context(request: Request) -> AdminContext:
 
 def _operators(request: Request) -> AdminContext:
     context = _context(request)
-    context.authorize(request.scope)
+    context.operators.check(request.scope)
     return context
 
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    context = _context(request)
-    text = context.telemetry.metrics.text(gauges(context.state(), index_info(context.index)))
-    return Response(text, headers={"content-type": CONTENT_TYPE})
+    reports = await _context(request).workers.ask(Ask("metrics"))
+    return Response(exposition(reports), headers={"content-type": CONTENT_TYPE})
 
 
 @router.get("/debug/decisions")
 async def debug_decisions(request: Request, n: str = "20") -> Response:
-    log = _operators(request).telemetry.decisions
-    return _json(Decisions([decision_info(entry) for entry in log.latest(_number(n))]))
+    workers, number = _operators(request).workers, _number(n)
+    return json_reply(Decisions(latest_decisions(await workers.ask(Ask("decisions", number)), number)))
 
 
 @router.get("/debug/index")
 async def debug_index(request: Request) -> Response:
-    context = _operators(request)
-    return _json(IndexDebug(index_info(context.index), [*context.state().replicas]))
+    reports = await _operators(request).workers.ask(Ask("index"))
+    return json_reply(IndexDebug(whole_index(reports), [*whole_state(reports).replicas]))
 
 
 @router.get("/state/events")
@@ -88,10 +79,5 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _json(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")
-
-
 async def _refuse(_: Request, error: Exception) -> Response:
-    described = describe(error)
-    return Response(described.body(), described.status, described.headers, media_type="application/json")
+    return error_reply(error)

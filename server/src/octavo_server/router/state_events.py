@@ -8,7 +8,7 @@ together, and nothing piles up. One that takes nothing at all is cut off by the 
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TypeVar
 
 import msgspec
@@ -142,10 +142,9 @@ class StateStream(Response):
 
 
 async def _wait(news: asyncio.Event, timeout_s: float) -> None:
-    try:
-        await asyncio.wait_for(news.wait(), timeout_s)
-    except TimeoutError:
-        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await news.wait()
     news.clear()
 
 

@@ -1,0 +1,129 @@
+"""`Report`: what one worker knows when it is asked, in a form that can be sent to the worker that somebody asked."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from prometheus_client import ProcessCollector
+
+from octavo_server.exposition import family_text
+from octavo_server.router.debug import DecisionInfo, decision_info
+from octavo_server.router.gauges import IndexInfo, gauges, index_info
+from octavo_server.router.metrics import Observed, RouterMetrics
+from octavo_server.router.state import RouterState, merged, router_state
+
+if TYPE_CHECKING:
+    from octavo_server.router.prefix_index import PrefixIndex
+    from octavo_server.router.replica import Replica
+    from octavo_server.router.track import Telemetry
+
+
+class Ask(msgspec.Struct):
+    """`n`: how many decisions at most."""
+
+    what: Literal["state", "metrics", "decisions", "index"]
+    n: int = 0
+
+
+class Report(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`process`: Prometheus' own names -> values."""
+
+    state: RouterState = msgspec.field(default_factory=RouterState)
+    index: IndexInfo = msgspec.field(default_factory=IndexInfo)
+    observed: Observed | None = None
+    process: dict[str, float] = {}
+    decisions: list[DecisionInfo] = []
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """Requests that no replica has yet. `queue`: of models with replicas; `held`: model -> of those without."""
+
+    queue: int = 0
+    held: Mapping[str, int] = {}
+
+
+class Reporter:
+    """Of one worker. `clock`: that of its picker."""
+
+    def __init__(
+        self,
+        *,
+        telemetry: "Telemetry",
+        index: "PrefixIndex",
+        replicas: "Callable[[], Iterable[Replica]]",
+        waiting: Callable[[], Waiting],
+        clock: Callable[[], float],
+    ) -> None:
+        self._telemetry = telemetry
+        self._index = index
+        self._replicas = replicas
+        self._waiting = waiting
+        self._clock = clock
+        self._process = ProcessCollector(registry=None)
+
+    def state(self) -> RouterState:
+        waiting = self._waiting()
+        return router_state(self._replicas(), self._clock(), queue=waiting.queue, held=waiting.held)
+
+    def report(self, ask: Ask) -> Report:
+        match ask.what:
+            case "state":
+                return Report(state=self.state())
+            case "index":
+                return Report(state=self.state(), index=index_info(self._index))
+            case "decisions":
+                return Report(decisions=[decision_info(entry) for entry in self._telemetry.decisions.latest(ask.n)])
+            case "metrics":
+                return Report(
+                    state=self.state(),
+                    index=index_info(self._index),
+                    observed=self._telemetry.metrics.observed(),
+                    process={s.name: s.value for family in self._process.collect() for s in family.samples},
+                )
+
+
+def whole_state(reports: Sequence[Report]) -> RouterState:
+    return merged([report.state for report in reports])
+
+
+def whole_index(reports: Sequence[Report]) -> IndexInfo:
+    infos = [report.index for report in reports]
+    return IndexInfo(
+        entries=sum(info.entries for info in infos),
+        max_entries=sum(info.max_entries for info in infos),
+        bytes=sum(info.bytes for info in infos),
+        forgotten=sum(info.forgotten for info in infos),
+    )
+
+
+def latest_decisions(reports: Sequence[Report], n: int) -> list[DecisionInfo]:
+    """The newest first."""
+    every = [info for report in reports for info in report.decisions]
+    return sorted(every, key=lambda info: info.at_s, reverse=True)[:n]
+
+
+def exposition(reports: Sequence[Report]) -> str:
+    """`/metrics` of the router: all of its workers together."""
+    metrics = RouterMetrics()
+    for report in reports:
+        if report.observed is not None:
+            metrics.add(report.observed)
+    return metrics.text(gauges(whole_state(reports), whole_index(reports))) + _process_text(reports)
+
+
+def _process_text(reports: Sequence[Report]) -> str:
+    """Sums over the workers, as of one process; the start is that of the oldest."""
+    pieces = []
+    for name, (kind, help, combine) in _PROCESS.items():
+        values = [report.process[name] for report in reports if name in report.process]
+        if values:
+            pieces.append(family_text(name, kind, help, [f"{name} {combine(values)}\n"]))
+    return "".join(pieces)
+
+
+_PROCESS: dict[str, tuple[str, str, Callable[[Iterable[float]], float]]] = {
+    "process_cpu_seconds_total": ("counter", "CPU time, user and system.", sum),
+    "process_resident_memory_bytes": ("gauge", "Resident memory.", sum),
+    "process_open_fds": ("gauge", "Open file descriptors.", sum),
+    "process_start_time_seconds": ("gauge", "Start, since the epoch.", min),
+}

@@ -1,0 +1,96 @@
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+
+import pytest
+import pytest_asyncio
+from octavo_server.router import workers as workers_module
+from octavo_server.router.prefix_index import PrefixIndex
+from octavo_server.router.report import Ask, Reporter, Waiting, exposition, latest_decisions, whole_index, whole_state
+from octavo_server.router.track import Telemetry
+from octavo_server.router.workers import Workers
+from octavo_testing.router_parts import PROMPT, decision, exact_replica
+from octavo_testing.server import parse_metrics
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Worker:
+    def __init__(self, folder, number):
+        self.index = PrefixIndex(max_entries=100)
+        self.replicas = [exact_replica(name, self.index) for name in "ab"]
+        self.telemetry = Telemetry()
+        self.reporter = Reporter(
+            telemetry=self.telemetry,
+            index=self.index,
+            replicas=lambda: self.replicas,
+            waiting=lambda: Waiting(1),
+            clock=lambda: 0.0,
+        )
+        self.workers = Workers(self.reporter, folder, number)
+
+    def take_request(self, request_id):
+        track = self.telemetry.track(request_id, "tiny")
+        track.decided(PROMPT, decision(*self.replicas), 0.00001)
+        track.ended(200, "finished")
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def three(tmp_path):
+    async with AsyncExitStack() as stack:
+        started = [Worker(tmp_path, number) for number in range(3)]
+        for worker in started:
+            await worker.workers.start()
+            stack.push_async_callback(worker.workers.stop)
+        yield started
+
+
+async def test_whoever_is_asked_answers_for_all(three):
+    for number, worker in enumerate(three):
+        worker.take_request(f"r-{number}")
+        worker.index.store(worker.replicas[0].blocks.slot, range(number + 1))
+    for worker in three:
+        found = parse_metrics(exposition(await worker.workers.ask(Ask("metrics"))))
+        assert found['octavo_router_requests_total{model="tiny",code="200",reason="finished"}'] == 3
+        assert found["octavo_router_queue_size"] == 3
+        assert found["octavo_router_index_blocks"] == 6
+        assert found['octavo_router_endpoints{state="exact"}'] == 2
+        assert found["process_resident_memory_bytes"] > 0
+        decisions = latest_decisions(await worker.workers.ask(Ask("decisions", 2)), 2)
+        assert [info.request_id for info in decisions] == ["r-2", "r-1"]
+        assert whole_index(await worker.workers.ask(Ask("index"))).entries == 6
+
+
+async def test_a_worker_that_ended_is_no_longer_counted(three):
+    await three[2].workers.stop()
+    await three[2].workers.start()
+    assert whole_state(await three[0].workers.ask(Ask("state"))).workers == 3
+    await three[2].workers.stop()
+    assert whole_state(await three[0].workers.ask(Ask("state"))).workers == 2
+    three[2].workers._server = None
+
+
+async def test_one_that_hangs_is_counted_as_it_was(three, monkeypatch, caplog):
+    monkeypatch.setattr(workers_module, "ANSWER_S", 0.05)
+    three[1].replicas[0].activity.num_in_flight = 7
+    assert whole_state(await three[0].workers.ask(Ask("state"))).replicas[0].in_flight == 7
+    monkeypatch.setattr(workers_module, "_read", _never)
+    with caplog.at_level(logging.WARNING):
+        state = whole_state(await three[0].workers.ask(Ask("state")))
+    assert (state.workers, state.replicas[0].in_flight) == (3, 7)
+    assert "worker-1 doesn't answer" in caplog.text
+
+
+async def test_a_socket_that_a_killed_worker_left_is_taken_over(tmp_path):
+    killed, other = Worker(tmp_path, 0), Worker(tmp_path, 1)
+    (tmp_path / "worker-0.sock").touch()
+    await other.workers.start()
+    assert len(await other.workers.ask(Ask("state"))) == 1
+    await killed.workers.start()
+    assert len(await other.workers.ask(Ask("state"))) == 2
+    await killed.workers.stop()
+    await other.workers.stop()
+
+
+async def _never(*_):
+    await asyncio.Event().wait()
