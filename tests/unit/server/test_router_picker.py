@@ -1,7 +1,8 @@
 import pytest
 from octavo_server.kv.frames import Load
-from octavo_server.router.picker import BLIND_S, MIN_PREDICTED_S, Picker
+from octavo_server.router.picker import Picker
 from octavo_server.router.prefix_index import Match, PrefixIndex
+from octavo_server.router.ticket import BLIND_S, MIN_PREDICTED_S
 from octavo_testing.router_replicas import FedReplica, blind_replica, prompt_of
 
 

@@ -1,11 +1,11 @@
 import pytest
-from octavo_server.router.rates import Rates
+from octavo_server.router.rates import PRIOR_TOKEN_S, Rates
 
 
 def taught(steps):
     rates = Rates()
     for tokens, took_s in steps:
-        rates.learn(tokens, took_s)
+        rates.learn(tokens, took_s, PRIOR_TOKEN_S)
     return rates
 
 

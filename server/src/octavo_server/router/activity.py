@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 COLD_HALF_LIFE_S = 60.0
 WORTH_HALF_LIFE_S = 600.0
+_HOLD_SHARE = 0.1  # of the latest in the mean
 
 
 class Decayed:
@@ -38,6 +39,7 @@ class Activity:
         self.rates = Rates()
         self.num_in_flight = 0  # requests sent and not ended
         self.num_unanswered = 0  # of those, without a first byte
+        self.hold_s = 0.0  # from first byte to end, in the mean; 0: none has ended yet
         self.cold_tokens = Decayed(COLD_HALF_LIFE_S)  # sent without being expected in its cache
         self.worth_tokens = Decayed(WORTH_HALF_LIFE_S)  # saved here that no other replica could have saved
         self.predicted: Predicted | None = None
@@ -45,6 +47,7 @@ class Activity:
         self._latest_step = (0, 0.0)
         self._tokens = [0, 0]  # pending since the latest frame, and since the one before it
         self._requests = [0, 0]
+        self._cached_tokens = 0  # expected to be found by those without a first byte
 
     @property
     def pending_tokens(self) -> int:
@@ -54,25 +57,41 @@ class Activity:
     def num_pending(self) -> int:
         return self._requests[0] + self._requests[1]
 
-    def send(self, tokens: int) -> int:
-        """When that was, to be told to `settle`."""
-        self._tokens[0] += tokens
+    @property
+    def mean_cached_tokens(self) -> float:
+        return self._cached_tokens / self.num_unanswered if self.num_unanswered else 0.0
+
+    def send(self, compute_tokens: int, cached_tokens: int) -> int:
+        """When that was, to be told to `answered`."""
+        self.num_in_flight += 1
+        self.num_unanswered += 1
+        self._cached_tokens += cached_tokens
+        self._tokens[0] += compute_tokens
         self._requests[0] += 1
         return self._num_frames
 
-    def settle(self, tokens: int, sent: int) -> None:
-        """The request was heard of, once: it isn't pending any more, if it still was."""
+    def answered(self, compute_tokens: int, cached_tokens: int, sent: int) -> None:
+        """A request was heard of for the first time."""
+        self.num_unanswered -= 1
+        self._cached_tokens -= cached_tokens
         age = self._num_frames - sent
         if age < len(self._tokens):
-            self._tokens[age] -= tokens
+            self._tokens[age] -= compute_tokens
             self._requests[age] -= 1
 
-    def hear(self, load: "Load") -> None:
-        """A frame came. A heartbeat repeats the latest step, which isn't another one to learn from."""
+    def held(self, took_s: float) -> None:
+        self.hold_s += (_HOLD_SHARE if self.hold_s else 1.0) * (took_s - self.hold_s)
+
+    def hear(self, load: "Load", pool: Rates) -> None:
+        """A frame came. A heartbeat repeats the latest step, which isn't another one to learn from.
+
+        `pool`: the rates of all replicas alike, which learn from every one.
+        """
         self._num_frames += 1
         self._tokens = [0, self._tokens[0]]
         self._requests = [0, self._requests[0]]
         step = load.step_tokens, load.step_ms
         if step != self._latest_step and min(step) > 0:
             self._latest_step = step
-            self.rates.learn(load.step_tokens, load.step_ms / 1000)
+            pool.learn(load.step_tokens, load.step_ms / 1000, pool.token_s)
+            self.rates.learn(load.step_tokens, load.step_ms / 1000, pool.token_s)

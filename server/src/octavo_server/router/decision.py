@@ -6,7 +6,7 @@ that).
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from octavo_server.router.prefix_index import Match
@@ -16,8 +16,7 @@ Rung = Literal["exact", "predicted", "hash", "load"]
 RUNGS: tuple[Rung, ...] = ("exact", "predicted", "hash", "load")
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """One candidate. Seconds until its first token if it were chosen, by what they are spent on."""
 
     replica: "Replica"
@@ -41,3 +40,8 @@ class Decision:
     why: str  # "least cost", "tie: the coldest", "bounded load", …
     candidates: tuple[Terms, ...]
     expected_tokens: int
+
+    @property
+    def terms(self) -> Terms:
+        """Of the chosen one."""
+        return next(t for t in self.candidates if t.replica is self.chosen)

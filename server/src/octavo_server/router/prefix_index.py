@@ -14,6 +14,7 @@ looks up leaves it out of the slots that it asks for.
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 Slot = int
 
@@ -22,8 +23,7 @@ _BITS = 3
 _MAX_SHARED_MASKS = 65536
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """What a replica has of a prompt: `blocks` without a gap from its beginning, so many of them not on the device."""
 
     blocks: int
@@ -60,11 +60,14 @@ class PrefixIndex:
         self._sweeps.append(_Sweep(slot))
 
     def store(self, slot: Slot, hashes: Iterable[int], kind: int = DEVICE) -> None:
-        """What a replica says of a block replaces what was predicted of it."""
-        set_bits, clear = kind << slot * _BITS, ~(0 if kind == PREDICTED else PREDICTED << slot * _BITS)
+        """What a replica says of a block replaces what was predicted of it; one on the device isn't predicted."""
+        shift = slot * _BITS
+        set_bits, clear, known = kind << shift, ~(PREDICTED << shift), 0
+        if kind == PREDICTED:
+            clear, known = ~0, DEVICE << shift
         for block_hash in hashes:
             mask = self._take(block_hash)
-            self._put(block_hash, mask & clear | set_bits)
+            self._put(block_hash, mask if mask & known else mask & clear | set_bits)
 
     def remove(self, slot: Slot, hashes: Iterable[int], kind: int = DEVICE) -> None:
         clear = ~(kind << slot * _BITS)
@@ -74,29 +77,23 @@ class PrefixIndex:
                     _set(generation, block_hash, self._share(mask & clear))
 
     def match(self, hashes: Sequence[int], slots: Iterable[Slot]) -> dict[Slot, Match]:
-        """What each of `slots` has of a prompt with these block hashes; those that have nothing are left out."""
-        firsts = {1 << slot * _BITS: slot for slot in slots}
-        asked = sum(firsts)
-        alive = asked
-        found: dict[Slot, Match] = {}
-        elsewhere: dict[Slot, list[int]] = {}
-        for position, block_hash in enumerate(hashes):
-            mask = self._look_up(block_hash)
-            device, host, predicted = mask & alive, mask >> 1 & alive, mask >> 2 & alive
-            ended = alive & ~(device | host | predicted)
-            if ended:
-                for first in _ones(ended):
-                    found[firsts[first]] = _counted(position, elsewhere.get(firsts[first]))
-                alive &= ~ended
-                if not alive:
-                    break
-            if not_on_device := alive & ~device:
-                for first in _ones(not_on_device):
-                    counts = elsewhere.setdefault(firsts[first], [0, 0])
-                    counts[0 if host & first else 1] += 1
-        for first in _ones(alive):
-            found[firsts[first]] = _counted(len(hashes), elsewhere.get(firsts[first]))
-        return {slot: match for slot, match in found.items() if match.blocks}
+        """What each of `slots` has of a prompt with these block hashes; those that have nothing are left out.
+
+        Most neighbours have one mask between them, as a prompt's blocks come and go together: only where another begins
+        is there anything to do.
+        """
+        walk = _Walk({1 << slot * _BITS: slot for slot in slots})
+        last: int | None = -1
+        for position, mask in enumerate(map(self._young.get, hashes)):
+            if mask is last:
+                continue
+            if mask is None:
+                mask = self._rejuvenate(hashes[position])
+            if not walk.turn(mask, position):
+                return walk.found
+            last = mask
+        walk.end(len(hashes))
+        return walk.found
 
     def sweep(self, max_entries: int) -> int:
         """Look at so many entries for bits of slots that were given up; how many are still to be looked at."""
@@ -113,11 +110,8 @@ class PrefixIndex:
                 self._sweeps.popleft()
         return sum(len(self) if s.todo is None else len(s.todo) for s in self._sweeps)
 
-    def _look_up(self, block_hash: int) -> int:
-        mask = self._young.get(block_hash)
-        if mask is not None:
-            return mask
-        mask = self._old.pop(block_hash, 0)
+    def _rejuvenate(self, block_hash: int) -> int:
+        mask = self._take(block_hash)
         if mask:
             self._put(block_hash, mask)
         return mask
@@ -153,12 +147,55 @@ def _set(generation: dict[int, int], block_hash: int, mask: int) -> None:
         del generation[block_hash]
 
 
+class _Walk:
+    """Along one prompt: which slots have had every block so far. A slot is known here by its first bit."""
+
+    __slots__ = ("_alive", "_elsewhere", "_not_on_device", "_on_host", "_since", "_slots", "found")
+
+    def __init__(self, slots: dict[int, Slot]) -> None:
+        self.found: dict[Slot, Match] = {}
+        self._slots = slots
+        self._alive = sum(slots)
+        self._elsewhere: dict[int, list[int]] = {}  # blocks in host memory, predicted ones
+        self._not_on_device = self._on_host = self._since = 0  # as they are since that position
+
+    def turn(self, mask: int, position: int) -> bool:
+        """From here on blocks have this mask. False if no slot goes on."""
+        if self._not_on_device:
+            self._count(position)
+        alive = self._alive
+        device = mask & alive
+        self._not_on_device = alive ^ device
+        if self._not_on_device:
+            self._on_host = mask >> 1 & alive
+            there = (device | self._on_host | mask >> 2) & alive
+            if there != alive:
+                self._found(alive ^ there, position)
+                self._alive = there
+                self._not_on_device &= there
+            self._since = position
+        return self._alive != 0
+
+    def end(self, position: int) -> None:
+        if self._not_on_device:
+            self._count(position)
+        self._found(self._alive, position)
+
+    def _count(self, position: int) -> None:
+        for first in _ones(self._not_on_device):
+            counts = self._elsewhere.setdefault(first, [0, 0])
+            counts[0 if self._on_host & first else 1] += position - self._since
+
+    def _found(self, ended: int, position: int) -> None:
+        if position:
+            on_device = Match(position)
+            for first in _ones(ended):
+                elsewhere = self._elsewhere.get(first)
+                self.found[self._slots[first]] = Match(position, *elsewhere) if elsewhere else on_device
+
+
 def _ones(bits: int) -> Iterable[int]:
     while bits:
         lowest = bits & -bits
         yield lowest
         bits ^= lowest
-
-
-def _counted(blocks: int, elsewhere: list[int] | None) -> Match:
-    return Match(blocks) if elsewhere is None else Match(blocks, *elsewhere)

@@ -6,12 +6,11 @@ over for the next, which differs from conversation to conversation.
 """
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from octavo_server.router.replica import Replica
+from octavo_server.router.decision import Terms
+from octavo_server.router.score import num_requests
 
 _MASK = (1 << 64) - 1
 
@@ -24,11 +23,12 @@ def draw(affinity: int, name: str) -> int:
     return mixed ^ mixed >> 31
 
 
-def bounded(affinity: int, replicas: "Sequence[Replica]", num_requests: "Callable[[Replica], int]") -> "Replica":
+def bounded(affinity: int, terms: Sequence[Terms]) -> Terms:
     """The first in the order of their draws that isn't above its share; there always is one."""
-    counts = {replica: num_requests(replica) for replica in replicas}
-    limit = share(sum(counts.values()), len(replicas))
-    return max((r for r in replicas if counts[r] <= limit), key=lambda r: draw(affinity, r.name))
+    counts = [num_requests(t.replica) for t in terms]
+    limit = share(sum(counts), len(counts))
+    within = [t for t, count in zip(terms, counts, strict=True) if count <= limit]
+    return max(within, key=lambda t: draw(affinity, t.replica.name))
 
 
 def share(total: int, num_replicas: int) -> float:

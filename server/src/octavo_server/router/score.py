@@ -1,11 +1,10 @@
 """What sending a request to a replica would cost: seconds to its first token, by what they are spent on. Pure.
 
-No weights: prompt tokens not in the cache, tokens of others that come first, blocks that somebody would have to give
-up, and the decoding that shares the steps all become seconds by the rates learned of that replica. What every replica
-would need alike (the step of the first token itself) isn't counted, so that ties are ties of what differs.
+No weights: prompt tokens not in the cache, tokens of others that come first, blocks that others have to give back, and
+the decoding that shares the steps all become seconds by the rates learned of that replica. What every replica would
+need alike (the step of the first token itself) isn't counted, so that ties are ties of what differs.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo_server.router.decision import Terms
@@ -17,16 +16,8 @@ if TYPE_CHECKING:
 
 HOST_SHARE = 0.75  # of a block's prefill is saved by finding it in host memory
 EXPECTED_OUTPUT_TOKENS = 128
+CHUNK_TOKENS = 2048  # of prefill in a step; whoever decodes shares each of them
 TIE = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a replica has to do before a new request's turn."""
-
-    queued_tokens: float  # reported, and sent since
-    num_decoding: int
-    free_blocks: int | None  # None: not known
 
 
 def expected_tokens(prompt: "Prompt", match: "Match") -> int:
@@ -34,27 +25,67 @@ def expected_tokens(prompt: "Prompt", match: "Match") -> int:
     return max(min(match.blocks * prompt.block_size, prompt.num_tokens - 1), 0)
 
 
-def missing_blocks(prompt: "Prompt", match: "Match", free_blocks: int) -> int:
-    """Blocks that the request needs beyond those that nobody uses."""
+def terms(prompt: "Prompt", replica: "Replica", match: "Match", token_s: float) -> Terms:
+    compute: float = prompt.num_tokens - expected_tokens(prompt, match)
+    if match.host:
+        compute += (1 - HOST_SHARE) * match.host * prompt.block_size
+    queued = queued_tokens(replica)
+    num_steps = 1 + (queued + compute) // CHUNK_TOKENS
+    return Terms(
+        replica,
+        match,
+        compute * token_s,
+        queued * token_s,
+        _shortage_s(prompt, replica, match, token_s) if replica.is_exact else 0.0,
+        num_decoding(replica) * num_steps * token_s,
+    )
+
+
+def queued_tokens(replica: "Replica") -> float:
+    """To be computed before a new request's turn.
+
+    The reported backlog counts the whole prompt of one that waits; what they will find cached is known of our own.
+    """
+    activity = replica.activity
+    if not replica.is_exact:
+        return activity.pending_tokens
+    load = replica.load
+    queued: float = load.prefill_backlog_tokens
+    if load.waiting:
+        queued = max(queued - load.waiting * activity.mean_cached_tokens, load.waiting)
+    return queued + activity.pending_tokens
+
+
+def num_decoding(replica: "Replica") -> int:
+    """Of a blind one, those of our own that have begun to answer."""
+    activity = replica.activity
+    return replica.load.running if replica.is_exact else activity.num_in_flight - activity.num_unanswered
+
+
+def num_requests(replica: "Replica") -> int:
+    """That it has to do with; of a blind one only our own are known."""
+    activity, load = replica.activity, replica.load
+    if not replica.is_exact:
+        return activity.num_in_flight
+    return max(load.running + load.waiting + activity.num_pending, activity.num_in_flight)
+
+
+def _shortage_s(prompt: "Prompt", replica: "Replica", match: "Match", token_s: float) -> float:
+    """Until others have given back the blocks that the request needs and nobody has to spare.
+
+    Requests give back all that is in use once in the time that one of them takes; before one of ours has ended that
+    isn't known, and the blocks count as if they had to be computed anew.
+    """
+    load = replica.load
+    free = load.free_blocks + load.cached_blocks
     output = min(prompt.max_tokens or EXPECTED_OUTPUT_TOKENS, EXPECTED_OUTPUT_TOKENS) * prompt.num_outputs
     needed = -(-(prompt.num_tokens + output) // prompt.block_size) - match.device
-    return max(needed - free_blocks, 0)
-
-
-def is_tied(cost_s: float, best_s: float) -> bool:
-    return cost_s <= best_s * (1 + TIE)
-
-
-def terms(prompt: "Prompt", replica: "Replica", match: "Match", work: Work) -> Terms:
-    rates = replica.activity.rates
-    recalled = (1 - HOST_SHARE) * match.host * prompt.block_size
-    compute = prompt.num_tokens - expected_tokens(prompt, match) + recalled
-    missing = 0 if work.free_blocks is None else missing_blocks(prompt, match, work.free_blocks)
-    return Terms(
-        replica=replica,
-        match=match,
-        prefill_s=compute * rates.token_s,
-        queue_s=work.queued_tokens * rates.token_s,
-        evict_s=missing * prompt.block_size * rates.token_s,
-        decode_s=work.num_decoding * rates.token_s,
-    )
+    if needed <= free and not load.waiting:
+        return 0.0
+    needed += load.prefill_backlog_tokens // prompt.block_size
+    missing, in_use = needed - free, load.total_blocks - free
+    if missing <= 0:
+        return 0.0
+    if in_use > 0 and (hold_s := replica.activity.hold_s):
+        return missing * hold_s / in_use
+    return missing * prompt.block_size * token_s
