@@ -34,7 +34,7 @@ def test_a_field_that_the_reader_does_not_know_is_skipped():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (struct.pack("<I", 2**31), "a frame of 2147483648 bytes; the limit is 16777216"),
+        (struct.pack("<I", 2**31), "a frame of 2147483648 bytes; the limit is 262144"),
         (struct.pack("<I", 3) + b"\xff\xff\xff", "a frame that can't be read"),
         (b"HTTP/1.1 200 OK\r\n\r\n", "the limit is"),
     ],

@@ -150,3 +150,33 @@ async def test_a_listener_that_leaves_as_news_comes_leaves():
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert publisher.num_listeners == 0
+
+
+async def test_a_large_change_is_told_in_small_frames(monkeypatch):
+    monkeypatch.setattr(publishing, "PART_HASHES", 3)
+    for count in (1, 3, 4, 6, 7):
+        publisher, engine = made()
+        told = Told()
+        async with aclosing(publisher.frames()) as frames:
+            while not told.set.is_exact or not any(isinstance(f, Snapshot) for f in told.frames):
+                told.feed(await anext(frames))
+            engine.step(stored=range(1, count + 1), host_stored=range(100, 102))
+            engine.step(removed=range(1, count + 1))
+            while not told.set.host or told.set.device:
+                told.feed(await anext(frames))
+                assert told.set.is_exact
+        steps = [f for f in told.frames if isinstance(f, Step)]
+        assert [f.seq for f in steps] == [*range(1, 2 * -(-count // 3) + 1)]
+
+
+async def test_a_drain_is_told_at_once_and_stays_told():
+    publisher, engine = made()
+    told = Told()
+    async with aclosing(publisher.frames()) as frames:
+        told.feed(await anext(frames))
+        publisher.set_accepts(False)
+        publisher.set_accepts(False)
+        engine.step(stored=[1])
+        while not told.set.device:
+            told.feed(await anext(frames))
+    assert [f.load.accepts for f in told.frames if isinstance(f, Step)] == [False, False]

@@ -30,6 +30,11 @@ class KVChange:
     host_removed: bytes = b""
     digest: int = 0
 
+    def roll(self, digest: int) -> int:
+        """The digest after this change, from the one before."""
+        digest = roll(digest, "device", (*numbers(self.stored), *numbers(self.removed)))
+        return roll(digest, "host", (*numbers(self.host_stored), *numbers(self.host_removed)))
+
 
 @dataclass(slots=True)
 class KVSet:

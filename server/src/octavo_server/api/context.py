@@ -69,6 +69,7 @@ class ApiContext:
     def __post_init__(self) -> None:
         codec = self.client.tokenizer
         self.lifecycle = Lifecycle(self.in_flight, timeout_s=self.config.drain_timeout_s)
+        self.lifecycle.on_change = self.kv.set_accepts
         self.admission = Admission(
             self.config.queue,
             max_running=self.client.config.max_num_seqs,

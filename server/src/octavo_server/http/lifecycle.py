@@ -7,6 +7,7 @@ it counts a request from its first byte, so that one still being read or tokenis
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Literal
 
 from octavo_engine.wire.errors import Unavailable
@@ -27,7 +28,10 @@ RETRY_AFTER_S = 5.0
 
 
 class Lifecycle:
-    """Belongs to one event loop. `timeout_s`: what running requests have from the moment that draining begins."""
+    """Belongs to one event loop. `timeout_s`: what running requests have from the moment that draining begins.
+
+    `on_change` hears whether requests are taken, at each change.
+    """
 
     def __init__(self, in_flight: InFlight, *, timeout_s: float) -> None:
         self.state: State = "accepting"
@@ -37,15 +41,16 @@ class Lifecycle:
         self._ender: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
+        self.on_change: Callable[[bool], None] = lambda accepts: None
 
     def drain(self, *, for_good: bool = False) -> None:
         """Draining again doesn't give more time."""
         if for_good:
-            self.state = "stopping"
+            self._enter_state("stopping")
         if self._ender is not None:
             return
         if not for_good:
-            self.state = "draining"
+            self._enter_state("draining")
         logger.info("draining: %d requests have %g s to finish", self.num_requests, self._timeout_s)
         self._ender = asyncio.get_running_loop().call_later(self._timeout_s, self._end_all)
 
@@ -57,7 +62,7 @@ class Lifecycle:
             self._ender.cancel()
             self._ender = None
         self._in_flight.reopen()
-        self.state = "accepting"
+        self._enter_state("accepting")
         return True
 
     async def drained(self, *, at_least_s: float = 0.0) -> None:
@@ -85,6 +90,10 @@ class Lifecycle:
         self.num_requests -= 1
         if not self.num_requests:
             self._idle.set()
+
+    def _enter_state(self, state: State) -> None:
+        self.state = state
+        self.on_change(state == "accepting")
 
     def _end_all(self) -> None:
         self._in_flight.end_all(

@@ -11,7 +11,7 @@ import msgspec
 
 VERSION = 1
 MEDIA_TYPE = "application/x-octavo-kv"
-MAX_FRAME_BYTES = 16 * 1024 * 1024
+MAX_FRAME_BYTES = 256 * 1024
 _LENGTH = struct.Struct("<I")
 
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import msgspec
 from octavo_engine.wire.hashing import SHORT_BYTES
 from octavo_engine.wire.kv_stream import KVChange, KVSet, run_together
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from octavo_engine.config import ReadyInfo
     from octavo_engine.wire.records import EngineStats
 
-HEARTBEAT_S = 1.0
-PART_HASHES = 8192
+HEARTBEAT_S = 0.5
+PART_HASHES = 2048  # of a tier in one frame: a reader takes it in between two other things that it does
 MAX_BACKLOG_BYTES = 8 * 1024 * 1024
 _NO_CHANGE = KVChange()
 
@@ -92,16 +93,28 @@ class KVPublisher:
 
     def publish(self, change: KVChange | None, stats: "EngineStats") -> None:
         """One step. Goes out if blocks came or went, or there is other work to do than before."""
-        before, self._load = self._load, _load(stats)
+        before, self._load = self._load, _load(stats, self._load.accepts)
         if change is not None:
-            self.kept.apply(change)
+            for part in _parts(change, self._digest):
+                self.kept.apply(part)
+                self._tell(part)
+        elif _differs(before, self._load):
+            self._tell(_NO_CHANGE)
+
+    def set_accepts(self, accepts: bool) -> None:
+        """Whether new requests are taken: told at once."""
+        if self._load.accepts != accepts:
+            self._load = msgspec.structs.replace(self._load, accepts=accepts)
+            self._tell(_NO_CHANGE)
+
+    def _tell(self, change: KVChange) -> None:
+        self._seq += 1
+        if change is not _NO_CHANGE:
             self._digest = change.digest
-        if change is not None or _differs(before, self._load):
-            self._seq += 1
-            if self._listeners:
-                frame = self._step(change or _NO_CHANGE)
-                for listener in [*self._listeners]:
-                    listener.push(frame)
+        if self._listeners:
+            frame = self._step(change)
+            for listener in [*self._listeners]:
+                listener.push(frame)
 
     def close(self, reason: str) -> None:
         """Every listener is told why and let go."""
@@ -151,7 +164,29 @@ class KVPublisher:
         )
 
 
-def _load(stats: "EngineStats") -> Load:
+def _parts(change: KVChange, digest: int) -> Iterator[KVChange]:
+    """The same change in frames of the usual size: a reset of a large cache would be one of megabytes."""
+    width = PART_HASHES * SHORT_BYTES
+    rest = max(len(change.stored), len(change.removed), len(change.host_stored), len(change.host_removed))
+    for start in range(0, rest - width, width):
+        part = _cut(change, start, start + width)
+        digest = part.digest = part.roll(digest)
+        yield part
+    yield _cut(change, max(0, (rest - 1) // width * width), rest) if rest > width else change
+
+
+def _cut(change: KVChange, start: int, end: int) -> KVChange:
+    """With the digest after all of it."""
+    return KVChange(
+        stored=change.stored[start:end],
+        removed=change.removed[start:end],
+        host_stored=change.host_stored[start:end],
+        host_removed=change.host_removed[start:end],
+        digest=change.digest,
+    )
+
+
+def _load(stats: "EngineStats", accepts: bool) -> Load:
     return Load(
         running=stats.running,
         waiting=stats.waiting,
@@ -161,6 +196,7 @@ def _load(stats: "EngineStats") -> Load:
         prefill_backlog_tokens=stats.prefill_backlog_tokens,
         step_tokens=stats.batched_tokens,
         step_ms=stats.step_s * 1000,
+        accepts=accepts,
     )
 
 

@@ -26,7 +26,7 @@ from octavo_server.router.replica_blocks import ReplicaBlocks, StreamBroken
 logger = logging.getLogger(__name__)
 
 LARGE_BYTES = 4096
-MAX_SILENCE_S = 5.0
+MAX_SILENCE_S = 5.0  # whatever heartbeat a replica promises
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,9 @@ class FollowSettings:
     secret: str = ""
     key: str = ""
     answer_timeout_s: float = 2.0  # until the head of an answer is there
-    missed_heartbeats: int = 3
+    health_timeout_s: float = 1.0  # the same for /health of a replica that fell silent
+    missed_heartbeats: int = 2
+    reopen_after_s: float = 5.0  # a silent stream, though /health answers
     least_wait_s: float = 0.1
     most_wait_s: float = 2.0
 
@@ -107,7 +109,7 @@ class Follower:
     async def _follow(self, blocks: ReplicaBlocks) -> None:
         """Raises what ended the connection."""
         reader = FrameReader()
-        async with self._open("/kv/events") as response:
+        async with self._open("/kv/events", self._around.settings.answer_timeout_s) as response:
             if response.status != 200:
                 raise Lost(f"/kv/events answered {response.status}")
             while chunk := await self._read(response.content):
@@ -119,10 +121,10 @@ class Follower:
         raise Lost("the stream ended")
 
     @asynccontextmanager
-    async def _open(self, path: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        settings = self._around.settings
-        async with asyncio.timeout(settings.answer_timeout_s):
-            response = await self._around.session.get(self.replica.url + path, headers=settings.headers)
+    async def _open(self, path: str, timeout_s: float) -> AsyncIterator[aiohttp.ClientResponse]:
+        around = self._around
+        async with asyncio.timeout(timeout_s):
+            response = await around.session.get(self.replica.url + path, headers=around.settings.headers)
         async with response:
             yield response
 
@@ -135,14 +137,14 @@ class Follower:
                     return await content.readany()
             except TimeoutError:
                 silent_s += self._silence_s
-                if silent_s >= MAX_SILENCE_S or self.replica.state not in ("exact", "blind"):
+                if silent_s >= self._around.settings.reopen_after_s or self.replica.state not in ("exact", "blind"):
                     raise Lost(f"nothing was heard for {silent_s:g} s") from None
                 self._become("blind", f"nothing was heard for {silent_s:g} s")
                 await self._check_health()
 
     async def _check_health(self) -> None:
         try:
-            async with self._open("/health") as answer:
+            async with self._open("/health", self._around.settings.health_timeout_s) as answer:
                 if answer.status == 200:
                     return
                 why = f"/health answered {answer.status}"

@@ -1,0 +1,188 @@
+"""Every fault that a replica or the network can put between a fleet and its replicas, and what comes of it."""
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from octavo_server.kv import publisher as publishing
+from octavo_server.kv.frames import MAX_FRAME_BYTES
+from octavo_server.router.discovery.static import StaticDiscovery
+from octavo_server.router.fleet import Fleet
+from octavo_server.router.follower import FollowSettings
+from octavo_server.router.prefix_index import Match, PrefixIndex
+from octavo_testing.fake_replica import MODEL, FakeReplica, Lose, Reorder, Repeat, lie, twice
+from octavo_testing.fleets import until
+
+QUICK = FollowSettings(
+    answer_timeout_s=0.5, health_timeout_s=0.5, reopen_after_s=1.0, least_wait_s=0.01, most_wait_s=0.05
+)
+
+
+@asynccontextmanager
+async def followed(*fakes, settings=QUICK):
+    async with AsyncExitStack() as stack:
+        for fake in fakes:
+            await fake.start()
+            stack.push_async_callback(fake.stop)
+        fleet = Fleet(settings, StaticDiscovery([fake.url for fake in fakes]), PrefixIndex(max_entries=100_000))
+        await fleet.start()
+        stack.push_async_callback(fleet.stop)
+        yield fleet
+
+
+@asynccontextmanager
+async def exact_pair(**settings):
+    """A fake replica that has some blocks, the fleet that follows it, and its replica, exact."""
+    fake = FakeReplica(heartbeat_s=0.05)
+    fake.step(stored=[1, 2, 3])
+    async with followed(fake, **settings) as fleet:
+        await until(lambda: fleet.routable(MODEL))
+        yield fake, fleet, fleet.replicas[0]
+
+
+def states_of(fleet):
+    """As they change from now on, readiness changes left out."""
+    seen = []
+    fleet.on_change.append(lambda replica: seen.append(replica.state) if seen[-1:] != [replica.state] else None)
+    return seen
+
+
+def found(fleet, replica, hashes):
+    slot = replica.blocks.slot
+    return replica.is_exact and fleet.index.match(hashes, [slot]).get(slot) == Match(len(hashes))
+
+
+@pytest.mark.parametrize("spoiler", [Lose, Repeat, Reorder, lambda: lie], ids=["lost", "again", "order", "lie"])
+async def test_what_can_not_be_believed_is_not_and_a_new_snapshot_mends_it(spoiler):
+    async with exact_pair() as (fake, fleet, replica):
+        seen, slot = states_of(fleet), replica.blocks.slot
+        fake.spoil = spoiler()
+        fake.step(stored=[4])
+        fake.step(stored=[5])
+        await until(lambda: replica.num_faults)
+        assert seen == ["blind"], "it may be sent to all the while"
+        fake.spoil = None
+        await until(lambda: found(fleet, replica, [1, 2, 3, 4, 5]))
+        assert set(seen) == {"blind", "exact"}
+        assert replica.blocks.slot != slot
+
+
+async def test_a_frame_that_comes_twice_in_a_row_does_no_harm():
+    async with exact_pair() as (fake, fleet, replica):
+        fake.spoil = twice
+        fake.step(stored=[4])
+        fake.step(stored=[5], removed=[1])
+        await until(lambda: found(fleet, replica, [2, 3, 4, 5]))
+        assert (replica.num_faults, replica.blocks.num_blocks) == (0, 4)
+
+
+async def test_a_replica_that_always_lies_is_sent_to_but_never_believed_for_long():
+    async with exact_pair() as (fake, fleet, replica):
+        fake.spoil = lie
+        await until(lambda: replica.num_faults >= 4)
+        assert fleet.routable(MODEL) == [replica]
+
+
+async def test_a_killed_replica_is_not_sent_to_until_its_new_epoch_is_known():
+    async with exact_pair() as (fake, fleet, replica):
+        seen, epoch = states_of(fleet), replica.admitted_epoch
+        await fake.kill()
+        await until(lambda: replica.state == "connecting")
+        assert fleet.routable(MODEL) == []
+        assert fleet.models() == [MODEL], "a restart doesn't take the model away"
+        fake.begin()
+        fake.step(stored=[7])
+        await fake.start()
+        await until(lambda: found(fleet, replica, [7]))
+        assert seen == ["connecting", "loading", "exact"]
+        assert replica.admitted_epoch != epoch
+
+
+async def test_a_restart_under_the_same_address_leaves_nothing_of_the_old_epoch():
+    async with exact_pair() as (fake, fleet, replica):
+        epoch = replica.admitted_epoch
+        await fake.restart()
+        await until(lambda: replica.admitted_epoch != epoch)
+        assert fleet.index.match([1, 2, 3], [replica.blocks.slot]) == {}
+        await until(lambda: len(fleet.index) == 0)
+
+
+async def test_a_connection_that_breaks_alone_costs_no_admission():
+    """A proxy that went, say: the epoch is the same, so the replica is sent to as soon as it answers."""
+    async with exact_pair() as (fake, fleet, replica):
+        seen = states_of(fleet)
+        await fake.kill()
+        await fake.start()
+        await until(lambda: replica.num_faults == 0 and found(fleet, replica, [1, 2, 3]))
+        assert seen in (["connecting", "blind", "exact"], ["blind", "exact"])
+
+
+async def test_a_hung_replica_is_not_believed_and_not_sent_to_and_awakes():
+    async with exact_pair() as (fake, fleet, replica):
+        seen = states_of(fleet)
+        fake.hang()
+        await until(lambda: replica.state == "connecting")
+        assert seen == ["blind", "connecting"]
+        assert "/health" in fake.paths
+        fake.wake()
+        await until(lambda: found(fleet, replica, [1, 2, 3]))
+
+
+async def test_a_stream_that_pauses_while_the_replica_answers_goes_on_without_a_new_snapshot():
+    async with exact_pair() as (fake, fleet, replica):
+        seen = states_of(fleet)
+        pause = asyncio.Event()
+        fake.spoil = lambda frame: () if not pause.is_set() else (frame,)
+        await until(lambda: replica.state == "blind" and "/health" in fake.paths)
+        assert fleet.routable(MODEL) == [replica]
+        pause.set()
+        await until(lambda: found(fleet, replica, [1, 2, 3]))
+        assert (seen, fake.num_connections) == (["blind", "exact"], 1)
+
+
+async def test_a_silent_stream_of_a_replica_that_answers_is_opened_again():
+    async with exact_pair() as (fake, fleet, _):
+        seen = states_of(fleet)
+        fake.spoil = lambda frame: ()
+        await until(lambda: fake.num_connections > 1)
+        assert "exact" not in seen or seen[0] == "blind"
+
+
+async def test_draining_is_heard_at_once():
+    async with exact_pair() as (fake, fleet, replica):
+        fake.publisher.set_accepts(False)
+        await until(lambda: fleet.routable(MODEL) == [])
+        assert replica.is_exact
+        fake.publisher.set_accepts(True)
+        await until(lambda: fleet.routable(MODEL) == [replica])
+
+
+async def test_an_oversized_frame_ends_the_connection_not_the_router():
+    async with exact_pair() as (fake, fleet, replica):
+        for listener in fake.publisher._listeners:
+            listener.push((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
+        await until(lambda: replica.num_faults == 1)
+        await until(lambda: found(fleet, replica, [1, 2, 3]))
+
+
+async def test_a_hundred_replicas_that_join_at_once_are_all_admitted():
+    fakes = [FakeReplica(heartbeat_s=0.5) for _ in range(100)]
+    for number, fake in enumerate(fakes):
+        fake.step(stored=range(1 + 100 * number, 101 + 100 * number))
+    async with followed(*fakes, settings=FollowSettings()) as fleet:
+        await until(lambda: len(fleet.routable(MODEL)) == 100)
+        slots = {replica.blocks.slot for replica in fleet.replicas}
+        assert len(slots) == 100
+        assert len(fleet.index) == 100 * 100
+
+
+async def test_nothing_is_sent_before_the_snapshot_is_whole(monkeypatch):
+    monkeypatch.setattr(publishing, "PART_HASHES", 10)
+    fake = FakeReplica()
+    fake.step(stored=range(1, 1001))
+    async with followed(fake) as fleet:
+        early = []
+        fleet.on_heard.append(lambda replica: early.append(replica.is_routable) if not replica.is_exact else None)
+        await until(lambda: fleet.routable(MODEL))
+        assert len(early) > 100
+        assert not any(early)

@@ -1,0 +1,184 @@
+"""Replicas without an engine that speak the real KV stream, by the real publisher, and misbehave when told to.
+
+A `FakeReplica` lives in the caller's event loop, on a loopback port that it keeps when it is started again. What it has
+is set by `step`. `spoil` may lose, repeat, reorder or falsify the frames of later steps; `hang` leaves all connections
+open and silent; `kill` resets them and closes the port, as the death of a process does.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from octavo_engine.config import EngineConfig
+from octavo_engine.wire.kv_stream import KVChange, roll, run_together
+from octavo_engine.wire.records import EngineStats
+from octavo_server.kv.frames import MEDIA_TYPE, Frame, FrameReader, Step, write
+from octavo_server.kv.publisher import KVPublisher
+
+from octavo_testing.scripted import ready_info
+
+MODEL = "fake"
+
+#: What is sent in place of a step, heartbeats included.
+Spoiler = Callable[[Step], Sequence[Frame]]
+
+
+class FakeReplica:
+    def __init__(self, *, models: tuple[str, ...] = (MODEL,), heartbeat_s: float = 0.5) -> None:
+        self.models = models
+        self.heartbeat_s = heartbeat_s
+        self.port = 0
+        self.paths: list[str] = []  # that were asked for
+        self.status: dict[str, int] = {}  # path -> what it answers instead of 200
+        self.bodies: dict[str, bytes] = {}
+        self.spoil: Spoiler | None = None
+        self._awake = asyncio.Event()
+        self._awake.set()
+        self._runner: web.AppRunner | None = None
+        self._transports: set[asyncio.BaseTransport] = set()
+        self.begin()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def num_connections(self) -> int:
+        return self.paths.count("/kv/events")
+
+    def begin(self) -> None:
+        """As an engine that was just started: another epoch, nothing stored."""
+        self.publisher = KVPublisher(ready_info(EngineConfig()), self.models, heartbeat_s=self.heartbeat_s)
+        self.digest = 0
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_get("/kv/events", self._events)
+        app.router.add_get("/{path:.*}", self._others)
+        self._runner = web.AppRunner(app, handle_signals=False, handler_cancellation=True, shutdown_timeout=0.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def kill(self) -> None:
+        assert self._runner is not None
+        for transport in self._transports:
+            assert isinstance(transport, asyncio.Transport)
+            transport.abort()
+        runner, self._runner = self._runner, None
+        await runner.cleanup()
+
+    async def stop(self) -> None:
+        self.wake()
+        if self._runner is not None:
+            await self.kill()
+
+    async def restart(self) -> None:
+        """Under the same address, in a new epoch."""
+        await self.stop()
+        self.begin()
+        await self.start()
+
+    def hang(self) -> None:
+        self._awake.clear()
+
+    def wake(self) -> None:
+        self._awake.set()
+
+    def step(self, *, stored: Sequence[int] = (), removed: Sequence[int] = (), **stats: Any) -> None:
+        """What an engine core tells after a step."""
+        self.step_packed(run_together(stored), run_together(removed), roll(0, "device", (*stored, *removed)), **stats)
+
+    def step_packed(self, stored: bytes, removed: bytes, rolled: int, **stats: Any) -> None:
+        self.digest ^= rolled
+        change = KVChange(stored=stored, removed=removed, digest=self.digest) if stored or removed else None
+        self.publisher.publish(change, EngineStats(**stats))
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        self._note(request)
+        await self._awake.wait()
+        if status := self.status.get(request.path):
+            return web.Response(status=status)
+        response = web.StreamResponse(headers={"content-type": MEDIA_TYPE})
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            async with aclosing(self.publisher.frames()) as frames:
+                await self._send(frames, response)
+        return response
+
+    async def _send(self, frames: AsyncGenerator[bytes, None], response: web.StreamResponse) -> None:
+        reader = FrameReader()
+        async for data in frames:
+            await self._awake.wait()
+            if self.spoil is None:
+                await response.write(data)
+            else:
+                for frame in reader.feed(data):
+                    for sent in self.spoil(frame) if isinstance(frame, Step) else (frame,):
+                        await response.write(write(sent))
+
+    async def _others(self, request: web.Request) -> web.Response:
+        self._note(request)
+        await self._awake.wait()
+        return web.Response(status=self.status.get(request.path, 200), body=self.bodies.get(request.path, b""))
+
+    def _note(self, request: web.Request) -> None:
+        self.paths.append(request.path)
+        if request.transport is not None:
+            self._transports.add(request.transport)
+
+
+class Lose:
+    """The first step that changes something is lost."""
+
+    def __init__(self) -> None:
+        self._is_over = False
+
+    def __call__(self, frame: Step) -> Sequence[Frame]:
+        if not self._is_over and frame.stored:
+            self._is_over = True
+            return ()
+        return (frame,)
+
+
+class Repeat:
+    """The first step that changes something comes again after the next."""
+
+    def __init__(self) -> None:
+        self._kept: Step | None = None
+
+    def __call__(self, frame: Step) -> Sequence[Frame]:
+        if self._kept is None:
+            self._kept = frame if frame.stored else None
+            return (frame,)
+        return (frame, self._kept)
+
+
+def twice(frame: Step) -> Sequence[Frame]:
+    return (frame, frame)
+
+
+class Reorder:
+    """The first step that changes something comes after the next."""
+
+    def __init__(self) -> None:
+        self._held: Step | None = None
+        self._is_over = False
+
+    def __call__(self, frame: Step) -> Sequence[Frame]:
+        if self._is_over:
+            return (frame,)
+        if self._held is None:
+            self._held = frame if frame.stored else None
+            return () if frame.stored else (frame,)
+        self._is_over = True
+        return (frame, self._held)
+
+
+def lie(frame: Step) -> Sequence[Frame]:
+    """The digest is of something else."""
+    return (msgspec.structs.replace(frame, digest=frame.digest ^ 1),)
