@@ -3,7 +3,7 @@ import json
 
 import pytest
 from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.state import merged, router_state
+from octavo_server.router.state import merged, replica_state, router_state
 from octavo_server.router.state_events import StateFeed
 from octavo_testing.router_parts import exact_replica
 from octavo_testing.server import events
@@ -18,7 +18,7 @@ class Router:
         self.queue = 0
 
     def state(self):
-        return router_state(self.replicas, 0.0, queue=self.queue)
+        return router_state([replica_state(r, 0.0) for r in self.replicas], queue=self.queue)
 
     async def source(self):
         return self.state()
@@ -95,6 +95,6 @@ async def test_a_replica_counts_as_admitted_when_every_worker_sends_to_it():
 
 
 async def test_waiting_requests_of_all_workers_add_up():
-    states = [router_state((), 0.0, queue=2, held={"m": 1}), router_state((), 0.0, queue=3, held={"m": 2, "n": 1})]
+    states = [router_state((), queue=2, held={"m": 1}), router_state((), queue=3, held={"m": 2, "n": 1})]
     together = merged(states)
     assert (together.queue, together.held, together.workers) == (5, {"m": 3, "n": 1}, 2)

@@ -92,5 +92,17 @@ async def test_a_socket_that_a_killed_worker_left_is_taken_over(tmp_path):
     await other.workers.stop()
 
 
+async def test_a_fault_counts_once_and_stays_when_its_replica_is_gone(tmp_path):
+    worker = Worker(tmp_path, 0)
+    replica = worker.replicas[0]
+    for state, num_faults in (("blind", 1), ("exact", 1), ("blind", 3), ("gone", 3)):
+        replica.state, replica.num_faults = state, num_faults
+        worker.reporter.changed(replica)
+    worker.replicas.clear()
+    found = parse_metrics(exposition(await worker.workers.ask(Ask("metrics"))))
+    assert found["octavo_router_stream_faults_total"] == 3
+    assert worker.reporter._faults == {}
+
+
 async def _never(*_):
     await asyncio.Event().wait()

@@ -36,10 +36,11 @@ FAMILIES: tuple[Family, ...] = (
     Family("queue_seconds", "histogram", "Time in the queue.", ("outcome",), _SECONDS),
     Family("retries_total", "counter", "Requests sent anew, to another replica.", ("reason",)),
     Family("endpoints", "gauge", "Replicas by what the router knows of them.", ("state",)),
-    Family("endpoints_admitted", "gauge", "Replicas that are sent requests."),
+    Family("endpoints_admitted", "gauge", "Replicas that all workers may send requests to."),
+    Family("endpoints_cut_off", "gauge", "Replicas that aren't sent requests for a while, as they failed."),
     Family("index_blocks", "gauge", "Blocks in the prefix index."),
     Family("index_bytes", "gauge", "Memory of the prefix index, about."),
     Family("index_forgotten_total", "counter", "Blocks that the index forgot because it was full."),
     Family("index_divergence_ratio", "gauge", "Share of the KV streams whose copy isn't exact."),
-    Family("stream_faults_total", "counter", "KV streams of present replicas that couldn't be believed."),
+    Family("stream_faults_total", "counter", "KV streams that couldn't be believed."),
 )  # fmt: skip

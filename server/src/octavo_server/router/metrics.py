@@ -74,6 +74,9 @@ class RouterMetrics:
         """A request came out of the queue."""
         self._observe("queue_seconds", (outcome,), wait_s)
 
+    def streams_failed(self, times: int) -> None:
+        self._count("stream_faults_total", (), times)
+
     def observed(self) -> Observed:
         return Observed(
             {name: [*series.items()] for name, series in self._counts.items()},

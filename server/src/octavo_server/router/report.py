@@ -10,7 +10,7 @@ from octavo_server.exposition import family_text
 from octavo_server.router.debug import DecisionInfo, decision_info
 from octavo_server.router.gauges import IndexInfo, gauges, index_info
 from octavo_server.router.metrics import Observed, RouterMetrics
-from octavo_server.router.state import RouterState, merged, router_state
+from octavo_server.router.state import Breaker, RouterState, merged, replica_state, router_state
 
 if TYPE_CHECKING:
     from octavo_server.router.prefix_index import PrefixIndex
@@ -42,8 +42,12 @@ class Waiting(msgspec.Struct, frozen=True):
     held: Mapping[str, int] = {}
 
 
+def _closed(_: str) -> Breaker:
+    return "closed"
+
+
 class Reporter:
-    """Of one worker. `clock`: that of its picker."""
+    """Of one worker. `breaker`: the state of that of a replica by its name; `clock`: that of the picker."""
 
     def __init__(
         self,
@@ -52,18 +56,30 @@ class Reporter:
         index: "PrefixIndex",
         replicas: "Callable[[], Iterable[Replica]]",
         waiting: Callable[[], Waiting],
+        breaker: Callable[[str], Breaker] = _closed,
         clock: Callable[[], float],
     ) -> None:
         self._telemetry = telemetry
         self._index = index
         self._replicas = replicas
         self._waiting = waiting
+        self._breaker = breaker
         self._clock = clock
         self._process = ProcessCollector(registry=None)
+        self._faults: dict[Replica, int] = {}
+
+    def changed(self, replica: "Replica") -> None:
+        """To be told of every replica whose state changed."""
+        if replica.num_faults:
+            self._telemetry.metrics.streams_failed(replica.num_faults - self._faults.get(replica, 0))
+            self._faults[replica] = replica.num_faults
+        if replica.state == "gone":
+            self._faults.pop(replica, None)
 
     def state(self) -> RouterState:
-        waiting = self._waiting()
-        return router_state(self._replicas(), self._clock(), queue=waiting.queue, held=waiting.held)
+        waiting, now = self._waiting(), self._clock()
+        replicas = (replica_state(replica, now, self._breaker(replica.name)) for replica in self._replicas())
+        return router_state(replicas, queue=waiting.queue, held=waiting.held)
 
     def report(self, ask: Ask) -> Report:
         match ask.what:

@@ -5,7 +5,7 @@ know is made one by `merged`: a replica is admitted when every worker sends to i
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 #: From the worst to the best.
 ORDER: tuple[State, ...] = ("gone", "connecting", "loading", "blind", "exact")
+
+Breaker = Literal["closed", "half-open", "open"]
+BREAKERS: tuple[Breaker, ...] = get_args(Breaker)
 
 
 class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
@@ -39,6 +42,7 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
     blocks: int = 0
     worth_tokens: int = 0
     faults: int = 0
+    breaker: Breaker = "closed"
 
 
 class RouterState(msgspec.Struct, kw_only=True, frozen=True):
@@ -51,7 +55,7 @@ class RouterState(msgspec.Struct, kw_only=True, frozen=True):
     workers: int = 1
 
 
-def replica_state(replica: "Replica", now: float) -> ReplicaState:
+def replica_state(replica: "Replica", now: float, breaker: Breaker = "closed") -> ReplicaState:
     """`now`: by the clock of the router's picker."""
     blocks, hello, epoch = replica.blocks, replica.hello, replica.admitted_epoch
     is_admitted = replica.is_routable
@@ -70,15 +74,16 @@ def replica_state(replica: "Replica", now: float) -> ReplicaState:
         blocks=blocks.num_blocks if blocks is not None else 0,
         worth_tokens=round(replica.activity.worth_tokens.at(now)),
         faults=replica.num_faults,
+        breaker=breaker,
     )
 
 
 def router_state(
-    replicas: Iterable["Replica"], now: float, *, queue: int = 0, held: Mapping[str, int] | None = None
+    replicas: Iterable[ReplicaState], *, queue: int = 0, held: Mapping[str, int] | None = None
 ) -> RouterState:
-    states = [replica_state(replica, now) for replica in replicas]
+    states = sorted(replicas, key=lambda state: state.name)
     return RouterState(
-        replicas=tuple(sorted(states, key=lambda state: state.name)),
+        replicas=tuple(states),
         models=tuple(sorted({model for state in states for model in state.models})),
         queue=queue,
         held=dict(held or {}),
@@ -128,4 +133,5 @@ def _merged_replica(found: Sequence[ReplicaState], num_workers: int) -> ReplicaS
         blocks=max(state.blocks for state in found),
         worth_tokens=sum(state.worth_tokens for state in found),
         faults=sum(state.faults for state in found),
+        breaker=max((state.breaker for state in found), key=BREAKERS.index),
     )

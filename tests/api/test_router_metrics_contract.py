@@ -1,0 +1,81 @@
+"""What a router's `/metrics` shows, against `router_metrics.txt`: a change of it is a change for every dashboard."""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from octavo_server.router.decision import RUNGS
+from octavo_server.router.metric_list import FAMILIES, PREFIX
+from octavo_server.router.prefix_index import PrefixIndex
+from octavo_server.router.report import Ask, Reporter, Waiting, exposition
+from octavo_server.router.track import Telemetry
+from octavo_testing.router_parts import PROMPT, decision, exact_replica
+
+PAGE = Path(__file__).parents[2] / "docs" / "router.md"
+BEGIN, END = "--update-golden -->\n", "<!-- end of metrics -->"
+
+
+@pytest.fixture(scope="module")
+def text():
+    """Of a router to which everything has happened."""
+    index, telemetry = PrefixIndex(max_entries=100), Telemetry()
+    replicas = [exact_replica(name, index) for name in "ab"]
+    for rung in RUNGS:
+        track = telemetry.track("r", "tiny")
+        track.decided(PROMPT, decision(*replicas, rung=rung), 0.00001)
+        track.retried("connect")
+        track.decided(PROMPT, decision(*replicas, rung=rung), 0.00001)
+        track.first_byte(48 if rung == "exact" else 80)
+        track.ended(200, "finished")
+    telemetry.metrics.waited("sent", 0.1)
+    reporter = Reporter(
+        telemetry=telemetry,
+        index=index,
+        replicas=lambda: replicas,
+        waiting=lambda: Waiting(1, {"cold": 2}),
+        clock=lambda: 0.0,
+    )
+    return exposition([reporter.report(Ask("metrics"))])
+
+
+def test_names_types_labels_and_buckets_are_the_agreed_ones(text, golden):
+    golden("router_metrics.txt", "\n".join(families(text)) + "\n")
+
+
+def families(text):
+    """`name type label,label bound bound ...` for each family, in the order of exposure."""
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    labels, bounds = defaultdict(set), defaultdict(dict)
+    for name, inside in re.findall(r"^(\w+)(?:\{(.*)\})? \S+$", text, re.MULTILINE):
+        family = next(f for f in (name, re.sub("_(bucket|count|sum)$", "", name)) if f in kinds)
+        found = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', inside))
+        labels[family] |= found.keys() - {"le"}
+        if "le" in found:
+            bounds[family][found["le"]] = None
+    lines = ([name, kind, ",".join(sorted(labels[name])), *bounds[name]] for name, kind in kinds.items())
+    return [" ".join(part for part in line if part) for line in lines]
+
+
+def test_every_family_of_the_list_has_a_sample(text):
+    shown = {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+    assert [f.name for f in FAMILIES if not any(name.startswith(PREFIX + f.name) for name in shown)] == []
+
+
+def test_every_line_has_the_form_that_prometheus_reads(text):
+    line = re.compile(r'# (HELP|TYPE) \S+ .+|\w+(\{(\w+="([^"\\\n]|\\.)*",?)*\})? [-+.\de]+(inf|nan)?')
+    assert [found for found in text.splitlines() if not line.fullmatch(found)] == []
+    kinds = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+    assert len(kinds) == len(set(kinds))
+
+
+def test_the_table_in_the_guide_is_the_list(golden):
+    before, rest = PAGE.read_text().split(BEGIN)
+    after = rest.partition(END)[2]
+    rows = [
+        f"| `{PREFIX}{f.name}` | {f.kind} | {', '.join(f.labels) or ' '.join(f'{bound:g}' for bound in f.bounds)} "
+        f"| {f.help} |\n"
+        for f in FAMILIES
+    ]
+    table = "| name | type | labels or buckets | |\n|---|---|---|---|\n" + "".join(rows)
+    golden(str(PAGE), f"{before}{BEGIN}{table}{END}{after}")
