@@ -1,0 +1,116 @@
+"""From what is observed to the conditions of a service: what holds, and else what is in the way, in words."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from octavo_operator.observed import Observed, Pod, Trouble
+from octavo_operator.plan.conditions import Condition, ready
+from octavo_operator.plan.rollout import is_complete
+from octavo_operator.service import Service
+
+TOO_LARGE = "does not fit"  # in the engine's own message, which has the arithmetic
+#: Worst first: what a person must do something about comes before what only takes time.
+_TROUBLES: tuple[Trouble, ...] = (
+    "ConfigError",
+    "ImagePullError",
+    "OOMKilled",
+    "CrashLoop",
+    "StartFailed",
+    "Unschedulable",
+)
+
+
+def conditions_of(service: Service, observed: Observed, *, wanted: str) -> list[Condition]:
+    pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.is_terminating]
+    complete = is_complete(service, observed, wanted)
+    found = [
+        _accepted(service, observed),
+        _fits(pods),
+        _model(service, pods),
+        _workload(service, pods),
+        _router(observed),
+        _admitted(service, pods),
+        _progressing(service, observed, wanted=wanted, complete=complete),
+    ]
+    message = f"{sum(pod.serves for pod in pods)} replicas of revision {wanted} answer through the router"
+    return [*found, ready(found, message=message)]
+
+
+def refused(message: str) -> list[Condition]:
+    """Of a spec that can't be read: nothing is changed."""
+    accepted = Condition("Accepted", "InvalidSpec", message)
+    return [accepted, ready([accepted], message="")]
+
+
+def _accepted(service: Service, observed: Observed) -> Condition:
+    ref = service.spec.router.ref
+    if ref is not None and observed.router_owner is None:
+        what = f"spec.router.ref names {ref.name!r}, and there is no such InferenceService with a router of its own"
+        return Condition("Accepted", "RouterNotFound", f"{what} in this namespace: create it, or correct the name")
+    if observed.host_owner is not None:
+        what = f"the host and path of spec.exposure are {observed.host_owner}'s"
+        return Condition("Accepted", "HostTaken", f"{what}: choose others, or share its router (spec.router.ref.name)")
+    return Condition("Accepted", "Valid", "the spec can be served")
+
+
+def _fits(pods: Sequence[Pod]) -> Condition:
+    for pod in pods:
+        if TOO_LARGE in pod.message:
+            return Condition("FitsHardware", "TooLarge", pod.message)
+    if any(pod.is_ready for pod in pods):
+        return Condition("FitsHardware", "Fits", "the engine has room for its weights and KV cache")
+    return Condition("FitsHardware", "NotChecked", "no engine has started yet")
+
+
+def _model(service: Service, pods: Sequence[Pod]) -> Condition:
+    failed = next((pod for pod in pods if pod.trouble == "FetchFailed"), None)
+    if failed is not None:
+        return Condition("ModelReady", "FetchFailed", f"{failed.name}: {failed.message}")
+    if any(pod.is_fetching for pod in pods):
+        return Condition("ModelReady", "Fetching", f"{service.spec.model.uri} is being fetched")
+    if any(pod.is_ready or pod.restarts or pod.message for pod in pods) or not service.spec.replicas:
+        return Condition("ModelReady", "Fetched", f"{service.spec.model.uri} is where engines find it")
+    return Condition("ModelReady", "Waiting", "no pod has begun to fetch it")
+
+
+def _workload(service: Service, pods: Sequence[Pod]) -> Condition:
+    wanted = service.spec.replicas
+    if wanted == 0:
+        return Condition("WorkloadReady", "ScaledToZero", "spec.replicas is 0")
+    num_ready = sum(pod.is_ready for pod in pods)
+    if num_ready >= wanted:
+        return Condition("WorkloadReady", "PodsReady", f"{num_ready} of {wanted} engines answer")
+    counted = Counter(pod.trouble for pod in pods if pod.trouble is not None)
+    for trouble in _TROUBLES:
+        if counted[trouble]:
+            pod = next(pod for pod in pods if pod.trouble == trouble)
+            return Condition("WorkloadReady", trouble, f"{counted[trouble]} of {wanted}: {pod.name}: {pod.message}")
+    return Condition("WorkloadReady", "Starting", f"{num_ready} of {wanted} engines answer so far")
+
+
+def _router(observed: Observed) -> Condition:
+    if observed.routers:
+        return Condition("RouterReady", "RouterServes", f"{len(observed.routers)} routers answer")
+    if observed.router_trouble:
+        return Condition("RouterReady", "RouterFailed", observed.router_trouble)
+    return Condition("RouterReady", "RouterStarting", "no router answers yet")
+
+
+def _admitted(service: Service, pods: Sequence[Pod]) -> Condition:
+    serving, wanted = sum(pod.serves for pod in pods), service.spec.replicas
+    if wanted == 0:
+        return Condition("ReplicasAdmitted", "NoReplicas", "spec.replicas is 0: raise it to serve requests")
+    if serving >= wanted:
+        return Condition("ReplicasAdmitted", "AllAdmitted", f"{serving} of {wanted} engines get requests")
+    return Condition("ReplicasAdmitted", "WaitingForRouter", f"{serving} of {wanted} engines get requests so far")
+
+
+def _progressing(service: Service, observed: Observed, *, wanted: str, complete: bool) -> Condition:
+    others = sorted({s.revision for s in observed.engine_sets if s.revision != wanted})
+    if complete and not others:
+        return Condition("Progressing", "Complete", f"revision {wanted} is all there is")
+    if not complete and any(pod.revision == wanted and pod.trouble == "CrashLoop" for pod in observed.pods):
+        return Condition("Progressing", "RollingOut", f"revision {wanted} does not start; {others or 'nothing'} serves")
+    return Condition(
+        "Progressing", "RollingOut", f"revision {wanted} is coming up beside {', '.join(others) or 'none'}"
+    )

@@ -1,0 +1,81 @@
+"""The conditions of a service, and the closed list of reasons that they can have.
+
+A condition says one thing that must hold before the service is Ready, in the order in which they come true. Each
+reason is documented with what to do (docs/conditions.md); a test keeps the two lists equal.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Status = Literal["True", "False", "Unknown"]
+
+#: condition -> reason -> the status that goes with it
+REASONS: dict[str, dict[str, Status]] = {
+    "Accepted": {"Valid": "True", "InvalidSpec": "False", "RouterNotFound": "False", "HostTaken": "False"},
+    "FitsHardware": {"Fits": "True", "NotChecked": "Unknown", "TooLarge": "False"},
+    "ModelReady": {"Fetched": "True", "Fetching": "Unknown", "FetchFailed": "False", "Waiting": "Unknown"},
+    "WorkloadReady": {
+        "PodsReady": "True",
+        "ScaledToZero": "True",
+        "Starting": "Unknown",
+        "Unschedulable": "False",
+        "ImagePullError": "False",
+        "ConfigError": "False",
+        "CrashLoop": "False",
+        "OOMKilled": "False",
+        "StartFailed": "False",
+    },
+    "RouterReady": {"RouterServes": "True", "RouterStarting": "Unknown", "RouterFailed": "False"},
+    "ReplicasAdmitted": {"AllAdmitted": "True", "WaitingForRouter": "Unknown", "NoReplicas": "False"},
+    "Progressing": {"Complete": "False", "RollingOut": "True"},
+    "Ready": {"Serving": "True", "NotReady": "False"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    type: str
+    reason: str
+    message: str
+
+    def __post_init__(self) -> None:
+        known = REASONS[self.type]
+        inherited = self.type == "Ready" and any(self.reason in reasons for reasons in REASONS.values())
+        assert self.reason in known or inherited, f"{self.type} has no reason {self.reason}"
+
+    @property
+    def status(self) -> Status:
+        if self.type == "Ready":
+            return "True" if self.reason == "Serving" else "False"
+        return REASONS[self.type][self.reason]
+
+
+def ready(others: Iterable[Condition], *, message: str) -> Condition:
+    """Ready, or not for the reason of the first condition that isn't true."""
+    for condition in others:
+        if condition.type != "Progressing" and condition.status != "True" and condition.reason != "NotChecked":
+            return Condition("Ready", condition.reason, condition.message)
+    return Condition("Ready", "Serving", message)
+
+
+def written(
+    conditions: Iterable[Condition], before: Iterable[Mapping[str, Any]], *, generation: int, now: str
+) -> list[dict[str, Any]]:
+    """As status has them; a transition's time stays while the status of a condition does."""
+    known = {condition["type"]: condition for condition in before}
+    rows = []
+    for condition in conditions:
+        old = known.get(condition.type, {})
+        since = old.get("lastTransitionTime") if old.get("status") == condition.status else None
+        rows.append(
+            {
+                "type": condition.type,
+                "status": condition.status,
+                "reason": condition.reason,
+                "message": condition.message,
+                "lastTransitionTime": since or now,
+                "observedGeneration": generation,
+            }
+        )
+    return rows

@@ -1,0 +1,114 @@
+"""`plan`: what is to be done for one service, and what its status is to say. Pure: no client, no clock, no randomness.
+
+Every action is derived from the difference between what is wanted and what is observed, never from what happened
+before. So an operator that dies between any two of them, or acts on an old view, comes to the same end.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from octavo_operator.desired.children import desired_children
+from octavo_operator.desired.engine import engine_revision
+from octavo_operator.desired.network import exposed_url, internal_url
+from octavo_operator.desired.objects import child
+from octavo_operator.names import ROUTER, engine_selector, router_secret
+from octavo_operator.observed import Observed
+from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete
+from octavo_operator.plan.admission import gates
+from octavo_operator.plan.assess import conditions_of
+from octavo_operator.plan.conditions import written
+from octavo_operator.plan.rollout import rollout
+from octavo_operator.plan.same import is_applied, stamped
+from octavo_operator.service import Service, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`actions` in the order in which they are to be carried out."""
+
+    actions: tuple[Action, ...]
+    status: dict[str, Any]
+
+
+def plan(service: Service, observed: Observed, settings: Settings, *, now: str, new_secret: str) -> Plan:
+    """`now`: RFC 3339. `new_secret`: what to write if the router's secret has to be made."""
+    wanted = engine_revision(service, settings)
+    conditions = conditions_of(service, observed, wanted=wanted)
+    status = _status(service, observed, settings, wanted=wanted)
+    before = observed.status.get("conditions", ())
+    status["conditions"] = written(conditions, before, generation=service.generation, now=now)
+    if conditions[0].status != "True":  # it can't be served as it is: what there is goes on as before
+        return Plan((), status)
+    actions = [
+        *_secret(service, observed, new_secret),
+        *_children(service, observed, settings),
+        *rollout(service, observed, settings),
+        *gates(observed),
+    ]
+    return Plan(tuple(actions), status)
+
+
+def _secret(service: Service, observed: Observed, value: str) -> Iterator[Action]:
+    """Before anything that mounts it. Secrets aren't watched: that there is no router yet tells that it is time."""
+    name = router_secret(service.name)
+    if not service.owns_router or ("Deployment", f"{service.name}-router") in observed.children:
+        return
+    manifest = child(service, "v1", "Secret", name, component=ROUTER, type="Opaque", stringData={"secret": value})
+    yield CreateOnce(manifest, "routers and engines know each other by it")
+
+
+def _children(service: Service, observed: Observed, settings: Settings) -> Iterator[Action]:
+    wanted = [stamped(manifest) for manifest in desired_children(service, settings)]
+    for manifest in wanted:
+        ref = (manifest["kind"], manifest["metadata"]["name"])
+        live = observed.children.get(ref)
+        if not is_applied(manifest, live):
+            yield Apply(manifest, "it is missing" if live is None else "it differs from what the spec asks for")
+    refs = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted}
+    for (kind, name), live in observed.children.items():
+        if (kind, name) not in refs and kind != "PersistentVolumeClaim" and "deletionTimestamp" not in live["metadata"]:
+            yield Delete(kind, name, live["metadata"]["uid"], "the spec does not ask for it any more")
+
+
+def _status(service: Service, observed: Observed, settings: Settings, *, wanted: str) -> dict[str, Any]:
+    pods = [pod for pod in observed.pods if not pod.is_terminating]
+    serving = [pod for pod in pods if pod.serves]
+    num_ready, desired = len(serving), service.spec.replicas
+    current = wanted if any(p.revision == wanted for p in serving) else next((p.revision for p in serving), None)
+    internal, outside = internal_url(service, settings), exposed_url(service)
+    status: dict[str, Any] = {
+        "observedGeneration": service.generation,
+        "selector": ",".join(f"{key}={value}" for key, value in sorted(engine_selector(service.name).items())),
+        "url": outside or internal,
+        "addresses": [{"type": "Internal", "url": internal}, *_outside(service, outside)],
+        "replicas": {
+            "total": len(observed.pods),
+            "desired": desired,
+            "ready": num_ready,
+            "updated": sum(pod.revision == wanted for pod in pods),
+            "draining": len(observed.pods) - len(pods),
+            "summary": f"{num_ready}/{desired}",
+        },
+        "revision": {"updated": wanted} if current is None else {"current": current, "updated": wanted},
+    }
+    return status | _load(observed)
+
+
+def _outside(service: Service, url: str | None) -> list[dict[str, str]]:
+    exposure = service.spec.exposure
+    if url is None or exposure is None:
+        return []
+    return [{"type": "Ingress" if exposure.ingress else "Gateway", "url": url}]
+
+
+def _load(observed: Observed) -> dict[str, Any]:
+    reports = [report for report in observed.routers.values() if report is not None]
+    if not reports:
+        return {}
+    usage = [report.kv_usage for report in reports if report.kv_usage is not None]
+    load: dict[str, Any] = {
+        "running": max(report.running for report in reports),
+        "waiting": max(report.waiting for report in reports),
+    }
+    return {"load": load | ({"kvUsage": f"{max(usage):.0%}"} if usage else {})}

@@ -1,0 +1,152 @@
+"""Laws of the plan, over random histories of edits, pod deaths, drift, old views and operators that die half way."""
+
+import random
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from octavo_operator.desired.engine import engine_revision
+from octavo_operator.observed import Observed
+from octavo_operator.plan.plan import Plan, plan
+from octavo_operator.service import Service, Settings, read_service
+from octavo_testing.infsvc_cases import HOST, KEYS, OPEN, Case, stored
+from octavo_testing.plan_cluster import PlanCluster
+
+SETTINGS = Settings(engine_image="engine:1", router_image="router:1")
+SPECS: tuple[dict[str, Any], ...] = (
+    {},
+    {"replicas": 0},
+    {"replicas": 3},
+    {"engine": {"maxModelLen": 100}},
+    {"engine": {"maxModelLen": 200}, "replicas": 2},
+    {"exposure": HOST, "auth": KEYS},
+    {"auth": OPEN, "networkPolicy": {"enabled": False}},
+)
+ROUNDS = 30
+
+events = st.lists(
+    st.sampled_from(("edit", "kill", "restart", "drift", "pods", "pods", "operate", "operate", "die", "stale")),
+    max_size=40,
+)
+
+
+class World:
+    """A cluster, the spec as it is now, and an operator that acts on views of both."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.cluster = PlanCluster()
+        self.generation = 0
+        self.old_view: Observed | None = None
+        self.edit()
+
+    def edit(self) -> None:
+        self.generation += 1
+        self.service: Service = read_service(
+            stored(Case("", self.rng.choice(SPECS), name="llm"), generation=self.generation)
+        )
+
+    def planned(self, view: Observed | None = None) -> Plan:
+        seen = view or self.cluster.observe()
+        return plan(self.service, seen, SETTINGS, now="2026-01-01T00:00:00Z", new_secret=str(self.rng.random()))
+
+    def operate(self, *, view: Observed | None = None, dies: bool = False) -> None:
+        planned = self.planned(view)
+        end = self.rng.randint(0, len(planned.actions)) if dies else len(planned.actions)
+        for action in planned.actions[:end]:
+            self.cluster.carry_out(action)
+        if not dies:
+            self.cluster.status = planned.status
+
+    def happen(self, event: str) -> None:
+        cluster, rng = self.cluster, self.rng
+        match event:
+            case "edit":
+                self.edit()
+            case "kill" if cluster.pods:
+                cluster.kill_pod(rng.choice(sorted(cluster.pods)))
+            case "restart" if cluster.pods:
+                cluster.restart_engine(rng.choice(sorted(cluster.pods)))
+            case "drift" if cluster.objects:
+                cluster.edit(rng.choice(sorted(cluster.objects)), rng)
+            case "pods":
+                cluster.settle_pods(rng)
+            case "operate":
+                self.operate()
+            case "die":
+                self.operate(dies=True)
+            case "stale":
+                self.operate(view=self.old_view)
+                self.old_view = cluster.observe()
+
+    def converge(self) -> None:
+        for _ in range(ROUNDS):
+            self.operate()
+            self.cluster.settle_pods()
+            if not self.planned().actions:
+                return
+        raise AssertionError(f"still to do after {ROUNDS} rounds: {self.planned().actions}")
+
+
+@given(seed=st.integers(0, 2**32), history=events)
+def test_whatever_happens_it_ends_where_an_undisturbed_one_does(seed: int, history: list[str]) -> None:
+    world = World(random.Random(seed))
+    for event in history:
+        world.happen(event)
+    world.converge()
+    undisturbed = World(random.Random(seed))
+    undisturbed.service = world.service
+    undisturbed.converge()
+    assert _essence(world.cluster) == _essence(undisturbed.cluster)
+    assert world.cluster.num_serving == world.service.spec.replicas
+
+
+@given(seed=st.integers(0, 2**32), history=events)
+def test_once_it_is_there_nothing_is_written(seed: int, history: list[str]) -> None:
+    world = World(random.Random(seed))
+    for event in history:
+        world.happen(event)
+    world.converge()
+    world.operate()
+    before, status = world.cluster.num_writes, world.cluster.status
+    world.operate()
+    assert world.cluster.num_writes == before
+    assert world.cluster.status == status
+
+
+@given(seed=st.integers(0, 2**32), history=events)
+def test_what_serves_is_kept_until_the_new_revision_serves(seed: int, history: list[str]) -> None:
+    """As long as the number of replicas isn't lowered and nothing dies, a change of revision costs no serving pod."""
+    world = World(random.Random(seed))
+    for event in history:
+        world.happen(event)
+    world.converge()
+    serving, wanted = world.cluster.num_serving, world.service.spec.replicas
+    for length in (300, 301, 302):
+        spec = {"engine": {"maxModelLen": length}, "replicas": wanted}
+        world.service = read_service(stored(Case("", spec, name="llm"), generation=world.generation + 1))
+        for _ in range(world.rng.randint(1, 6)):
+            world.operate()
+            world.cluster.settle_pods(world.rng)
+            assert world.cluster.num_serving >= serving
+            assert len(world.cluster.engine_sets) <= 2
+    world.converge()
+    assert [s.revision for s in world.cluster.engine_sets.values()] == [engine_revision(world.service, SETTINGS)]
+
+
+@given(seed=st.integers(0, 2**32), history=events)
+def test_the_secret_is_drawn_once(seed: int, history: list[str]) -> None:
+    world = World(random.Random(seed))
+    world.operate()
+    first = dict(world.cluster.secrets)
+    for event in history:
+        world.happen(event)
+    world.converge()
+    assert world.cluster.secrets == first
+
+
+def _essence(cluster: PlanCluster) -> Any:
+    """Without what only tells of the way: names of pods, uids, times."""
+    objects = {ref: {k: v for k, v in made.items() if k != "metadata"} for ref, made in cluster.objects.items()}
+    sets = {s.name: s.replicas for s in cluster.engine_sets.values()}
+    return objects, sets, len(cluster.pods), cluster.num_serving

@@ -1,0 +1,138 @@
+"""`PlanCluster`: just enough of a cluster, in memory, to carry plans out: objects, Deployments' pods, routers.
+
+The API server's part is done as far as a plan can see it: fields are defaulted, pods follow their Deployment, a deleted
+object's pods end after a while. Whether a real API server takes what is applied is shown elsewhere.
+"""
+
+import copy
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from octavo_operator.names import REVISION_LABEL
+from octavo_operator.observed import EngineSet, Observed, Pod, RouterReport
+from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate
+
+
+@dataclass(slots=True)
+class LivePod:
+    pod: Pod
+    epoch: str = ""
+
+
+@dataclass(slots=True)
+class PlanCluster:
+    objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    engine_sets: dict[str, EngineSet] = field(default_factory=dict)
+    engine_manifests: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pods: dict[str, LivePod] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
+    num_writes: int = 0
+    status: dict[str, Any] = field(default_factory=dict)
+    _made: int = 0
+
+    def observe(self) -> Observed:
+        return copy.deepcopy(
+            Observed(
+                children=self.objects,
+                engine_sets=tuple(self.engine_sets.values()),
+                engine_manifests=self.engine_manifests,
+                pods=tuple(live.pod for live in self.pods.values()),
+                routers={"router-0": self._report()} if ("Deployment", "llm-router") in self.objects else {},
+                status=self.status,
+            )
+        )
+
+    def carry_out(self, action: Action) -> None:
+        self.num_writes += 1
+        match action:
+            case Apply(manifest):
+                self._apply(copy.deepcopy(dict(manifest)))
+            case CreateOnce(manifest):
+                self.secrets.setdefault(manifest["metadata"]["name"], manifest["stringData"]["secret"])
+            case Delete(kind, name, uid):
+                self._delete(kind, name, uid)
+            case SetGate(name, uid, epoch):
+                live = self.pods.get(name)
+                if live is not None and live.pod.uid == uid:
+                    live.pod = replace(live.pod, is_admitted=epoch is not None, admitted_epoch=epoch)
+
+    def settle_pods(self, rng: random.Random | None = None) -> None:
+        """Pods follow their Deployments; with `rng` only some of what is due happens."""
+        for engine_set in self.engine_sets.values():
+            mine = [p for p in self.pods.values() if p.pod.revision == engine_set.revision and not p.pod.is_terminating]
+            for _ in range(engine_set.replicas - len(mine)):
+                if _happens(rng):
+                    self._start_pod(engine_set.revision)
+            for live in mine[engine_set.replicas :]:
+                live.pod = replace(live.pod, is_terminating=True)
+        revisions = {s.revision for s in self.engine_sets.values()}
+        for name, live in [*self.pods.items()]:
+            if live.pod.revision not in revisions:
+                live.pod = replace(live.pod, is_terminating=True)
+            if live.pod.is_terminating and _happens(rng):
+                del self.pods[name]
+            elif not live.pod.is_ready and _happens(rng):
+                self._made += 1
+                live.epoch = f"epoch-{self._made}"
+                live.pod = replace(live.pod, is_ready=True)
+
+    def restart_engine(self, name: str) -> None:
+        self.pods[name].pod = replace(self.pods[name].pod, is_ready=False)
+
+    def kill_pod(self, name: str) -> None:
+        del self.pods[name]
+
+    def edit(self, ref: tuple[str, str], rng: random.Random) -> None:
+        """Somebody changes a child, or removes it."""
+        if rng.random() < 0.5:
+            del self.objects[ref]
+        else:
+            self.objects[ref]["metadata"]["labels"] = {"changed": "by hand"}
+
+    @property
+    def num_serving(self) -> int:
+        return sum(live.pod.serves for live in self.pods.values())
+
+    def _report(self) -> RouterReport:
+        ready = {name: live.epoch for name, live in self.pods.items() if live.pod.is_ready}
+        return RouterReport(pod="router-0", admitted=ready)
+
+    def _apply(self, manifest: dict[str, Any]) -> None:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        self._made += 1
+        revision = manifest["metadata"]["labels"].get(REVISION_LABEL)
+        if kind == "Deployment" and revision is not None:
+            before = self.engine_sets.get(name)
+            made = EngineSet(
+                name=name, uid=f"uid-{self._made}", revision=revision, replicas=0, created=f"{self._made:06}"
+            )
+            self.engine_sets[name] = replace(before or made, replicas=manifest["spec"]["replicas"])
+            self.engine_manifests[name] = _defaulted(manifest)
+            return
+        before_uid = self.objects.get((kind, name), {}).get("metadata", {}).get("uid")
+        manifest["metadata"]["uid"] = before_uid or f"uid-{self._made}"
+        self.objects[kind, name] = _defaulted(manifest)
+
+    def _delete(self, kind: str, name: str, uid: str) -> None:
+        if name in self.engine_sets and self.engine_sets[name].uid == uid:
+            del self.engine_sets[name], self.engine_manifests[name]
+        elif self.objects.get((kind, name), {}).get("metadata", {}).get("uid") == uid:
+            del self.objects[kind, name]
+
+    def _start_pod(self, revision: str) -> None:
+        self._made += 1
+        name = f"pod-{self._made}"
+        self.pods[name] = LivePod(Pod(name=name, uid=f"uid-{name}", revision=revision))
+
+
+def _happens(rng: random.Random | None) -> bool:
+    return rng is None or rng.random() < 0.5
+
+
+def _defaulted(manifest: dict[str, Any]) -> dict[str, Any]:
+    manifest["metadata"].setdefault("creationTimestamp", "2026-01-01T00:00:00Z")
+    if isinstance(manifest.get("spec"), dict):
+        manifest["spec"].setdefault("defaulted", True)
+    manifest["status"] = {}
+    return manifest

@@ -1,0 +1,186 @@
+"""The plan's parts: conditions and what they blame, gates, sameness of objects, the documented list of reasons."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from octavo_operator.desired.engine import engine_revision
+from octavo_operator.observed import EngineSet, Observed, Pod, RouterReport
+from octavo_operator.plan.actions import SetGate
+from octavo_operator.plan.admission import gates
+from octavo_operator.plan.assess import conditions_of, refused
+from octavo_operator.plan.conditions import REASONS, Condition, written
+from octavo_operator.plan.plan import plan
+from octavo_operator.plan.same import is_applied, stamped
+from octavo_operator.service import Service, Settings, read_service
+from octavo_testing.infsvc_cases import HOST, OPEN, Case, stored
+
+SETTINGS = Settings(engine_image="engine:1", router_image="router:1")
+DOCUMENT = Path(__file__).parents[3] / "docs" / "conditions.md"
+
+
+def _service(**spec: Any) -> Service:
+    return read_service(stored(Case("", spec, name="llm")))
+
+
+WANTED = engine_revision(_service(), SETTINGS)
+
+
+def _pod(**fields: Any) -> Pod:
+    return Pod(**({"name": "pod-0", "uid": "u0", "revision": WANTED} | fields))
+
+
+def _serving(**fields: Any) -> Pod:
+    return _pod(**({"is_ready": True, "is_admitted": True, "admitted_epoch": "e1"} | fields))
+
+
+def _report(**admitted: str) -> RouterReport:
+    return RouterReport(pod="r", admitted={name.replace("_", "-"): epoch for name, epoch in admitted.items()})
+
+
+def _of(type_: str, service: Service, observed: Observed) -> Condition:
+    wanted = engine_revision(service, SETTINGS)
+    return next(c for c in conditions_of(service, observed, wanted=wanted) if c.type == type_)
+
+
+def test_a_service_that_serves_is_ready() -> None:
+    seen = Observed(pods=(_serving(),), routers={"r": _report(pod_0="e1")})
+    assert {c.type: c.status for c in conditions_of(_service(), seen, wanted=WANTED)} == {
+        "Accepted": "True",
+        "FitsHardware": "True",
+        "ModelReady": "True",
+        "WorkloadReady": "True",
+        "RouterReady": "True",
+        "ReplicasAdmitted": "True",
+        "Progressing": "False",
+        "Ready": "True",
+    }
+
+
+@pytest.mark.parametrize(
+    ("observed", "reason"),
+    [
+        (Observed(), "Waiting"),
+        (Observed(pods=(_pod(is_fetching=True),)), "Fetching"),
+        (Observed(pods=(_pod(trouble="FetchFailed", message="404"),)), "FetchFailed"),
+        (Observed(pods=(_pod(trouble="Unschedulable", message="0/1 nodes: 1 Insufficient cpu"),)), "Unschedulable"),
+        (Observed(pods=(_pod(trouble="ImagePullError", message="not found"),)), "ImagePullError"),
+        (Observed(pods=(_pod(trouble="CrashLoop", message="octavo: no such file"),)), "CrashLoop"),
+        (Observed(pods=(_pod(trouble="OOMKilled", message="limit 1Gi"),)), "OOMKilled"),
+        (Observed(pods=(_pod(trouble="CrashLoop", message="the model does not fit: 14 GiB"),)), "TooLarge"),
+        (Observed(pods=(_pod(is_ready=True),)), "RouterStarting"),
+        (Observed(pods=(_pod(is_ready=True),), router_trouble="CrashLoop: …"), "RouterFailed"),
+        (Observed(pods=(_pod(is_ready=True),), routers={"r": None}), "WaitingForRouter"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_not_ready_has_the_reason_of_the_first_thing_in_the_way(observed: Observed, reason: str) -> None:
+    found = _of("Ready", _service(), observed)
+    assert (found.status, found.reason) == ("False", reason)
+    assert found.message
+
+
+def test_pods_of_an_older_revision_do_not_make_it_ready() -> None:
+    seen = Observed(pods=(_serving(revision="old"), _pod(name="pod-1")), routers={"r": _report(pod_0="e1")})
+    assert _of("Ready", _service(), seen).status == "False"
+
+
+def test_a_router_that_does_not_exist_is_named_and_nothing_is_changed() -> None:
+    service = _service(router={"ref": {"name": "other"}})
+    planned = plan(service, Observed(), SETTINGS, now="t", new_secret="s")
+    assert planned.actions == ()
+    assert planned.status["conditions"][0]["reason"] == "RouterNotFound"
+    assert "'other'" in planned.status["conditions"][0]["message"]
+
+
+def test_a_host_that_another_service_has_is_not_taken() -> None:
+    service = _service(exposure=HOST, auth=OPEN)
+    planned = plan(service, Observed(host_owner="team-a/first"), SETTINGS, now="t", new_secret="s")
+    assert planned.actions == ()
+    assert "team-a/first" in planned.status["conditions"][0]["message"]
+
+
+def test_a_spec_that_cannot_be_read_is_not_ready_for_that_reason() -> None:
+    assert [(c.type, c.reason) for c in refused("spec.x: no")] == [
+        ("Accepted", "InvalidSpec"),
+        ("Ready", "InvalidSpec"),
+    ]
+
+
+def test_a_transition_keeps_its_time_while_the_status_stays() -> None:
+    conditions = [Condition("Ready", "Serving", "2 replicas")]
+    before = [{"type": "Ready", "status": "True", "lastTransitionTime": "then"}]
+    assert written(conditions, before, generation=3, now="now")[0]["lastTransitionTime"] == "then"
+    before[0]["status"] = "False"
+    assert written(conditions, before, generation=3, now="now")[0]["lastTransitionTime"] == "now"
+
+
+def test_the_gate_opens_once_every_router_has_the_snapshot() -> None:
+    pod = _pod(is_ready=True)
+    half = Observed(pods=(pod,), routers={"a": _report(pod_0="e1"), "b": _report()})
+    both = Observed(pods=(pod,), routers={"a": _report(pod_0="e1"), "b": _report(pod_0="e1")})
+    assert list(gates(half)) == []
+    assert list(gates(Observed(pods=(pod,)))) == []
+    assert [(g.pod, g.epoch) for g in gates(both)] == [("pod-0", "e1")]
+
+
+def test_a_router_that_restarts_closes_no_gate() -> None:
+    for report in (None, _report()):
+        assert list(gates(Observed(pods=(_serving(),), routers={"a": report, "b": _report(pod_0="e1")}))) == []
+    assert list(gates(Observed(pods=(_serving(),)))) == []
+
+
+def test_an_engine_that_restarts_in_its_pod_is_admitted_anew() -> None:
+    known = Observed(pods=(_serving(),), routers={"a": _report(pod_0="e2")})
+    half = Observed(pods=(_serving(),), routers={"a": _report(pod_0="e2"), "b": _report(pod_0="e1")})
+    assert [g.epoch for g in gates(known)] == ["e2"]
+    assert [g.epoch for g in gates(half)] == [None]
+
+
+def test_a_pod_on_its_way_out_is_left_alone() -> None:
+    seen = Observed(pods=(_pod(is_ready=True, is_terminating=True),), routers={"a": _report(pod_0="e1")})
+    assert list(gates(seen)) == []
+
+
+def test_progress_names_the_revision_that_still_serves() -> None:
+    old = EngineSet(name="llm-engine-old", uid="u", revision="old", replicas=1, created="1")
+    found = _of("Progressing", _service(), Observed(engine_sets=(old,), pods=(_serving(revision="old"),)))
+    assert (found.reason, "old" in found.message) == ("RollingOut", True)
+
+
+def test_a_gate_is_set_after_what_it_needs() -> None:
+    seen = Observed(pods=(_pod(is_ready=True),), routers={"a": _report(pod_0="e1")})
+    assert isinstance(plan(_service(), seen, SETTINGS, now="t", new_secret="s").actions[-1], SetGate)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "live", "same"),
+    [
+        ({"spec": {"a": 1}}, {"spec": {"a": 1, "defaulted": 2}}, True),
+        ({"spec": {"a": 1}}, {"spec": {"a": 2}}, False),
+        ({"spec": {"list": [{"a": 1}]}}, {"spec": {"list": [{"a": 1, "b": 2}]}}, True),
+        ({"spec": {"list": [{"a": 1}]}}, {"spec": {"list": [{"a": 1}, {"a": 2}]}}, False),
+        ({"spec": {"cpu": "1000m"}}, {"spec": {"cpu": "1"}}, True),
+        ({"spec": {"cpu": "0.5"}}, {"spec": {"cpu": "500m"}}, True),
+        ({"spec": {"memory": "1Gi"}}, {"spec": {"memory": "1024Mi"}}, True),
+        ({"spec": {"memory": "1Gi"}}, {"spec": {"memory": "1G"}}, False),
+        ({"spec": {"on": True}}, {"spec": {"on": 1}}, True),
+        ({"spec": {"empty": {}}}, {"spec": {}}, True),
+        ({"spec": {"name": "a"}}, {"spec": {"name": "b"}}, False),
+    ],
+    ids=str,
+)
+def test_what_counts_as_the_same(wanted: dict[str, Any], live: dict[str, Any], same: bool) -> None:
+    assert is_applied(wanted, live) is same
+
+
+def test_what_is_no_longer_applied_shows_in_the_digest() -> None:
+    before = stamped({"metadata": {"name": "x"}, "spec": {"a": 1, "b": 2}})
+    assert is_applied(before, before)
+    assert not is_applied(stamped({"metadata": {"name": "x"}, "spec": {"a": 1}}), before)
+
+
+def test_every_reason_is_documented_with_what_to_do() -> None:
+    rows = [line.split("|")[1:4] for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
+    documented = {(condition.strip(" `"), reason.strip(" `")) for condition, reason, _ in rows}
+    assert documented == {(condition, reason) for condition, reasons in REASONS.items() for reason in reasons}
