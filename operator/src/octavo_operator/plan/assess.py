@@ -109,8 +109,6 @@ def _progressing(service: Service, observed: Observed, *, wanted: str, complete:
     others = sorted({s.revision for s in observed.engine_sets if s.revision != wanted})
     if complete and not others:
         return Condition("Progressing", "Complete", f"revision {wanted} is all there is")
-    if not complete and any(pod.revision == wanted and pod.trouble == "CrashLoop" for pod in observed.pods):
-        return Condition("Progressing", "RollingOut", f"revision {wanted} does not start; {others or 'nothing'} serves")
     return Condition(
         "Progressing", "RollingOut", f"revision {wanted} is coming up beside {', '.join(others) or 'none'}"
     )
