@@ -8,8 +8,8 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.ops.attention import LayerKVSpec
 from octavo_engine.runner.cgroup import CgroupLimits
 from octavo_engine.runner.cpu_threads import ThreadPlan, physical_cores, plan_threads
-from octavo_engine.runner.device import CpuDevice, host_memory, open_device
-from octavo_engine.runner.memory import GIB, MemoryInfo
+from octavo_engine.runner.device import CpuDevice, open_device
+from octavo_engine.runner.memory import GIB, MemoryInfo, host_memory
 from octavo_engine.wire.errors import StartupError
 
 BIND = "OCTAVO_CPU_OMP_THREADS_BIND"

@@ -13,7 +13,7 @@ from pathlib import Path
 from octavo_engine.runner.cgroup import CgroupLimits
 from octavo_engine.wire.errors import StartupError
 
-_BIND = ("OCTAVO_CPU_OMP_THREADS_BIND", "VLLM_CPU_OMP_THREADS_BIND")
+BIND_VARIABLES = ("OCTAVO_CPU_OMP_THREADS_BIND", "VLLM_CPU_OMP_THREADS_BIND")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ def plan_threads(
     root: Path = Path("/"),
 ) -> ThreadPlan:
     """`wanted`: the user's own number, which wins over everything but a bad binding."""
-    name, value = next(((n, env[n]) for n in _BIND if env.get(n)), ("", "auto"))
+    name, value = next(((n, env[n]) for n in BIND_VARIABLES if env.get(n)), ("", "auto"))
     if value not in ("auto", "nobind", "all"):
         cpus = parse_cpu_list(value.split("|")[0], name)
         if missing := cpus - affinity:

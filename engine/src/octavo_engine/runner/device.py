@@ -5,7 +5,6 @@ Nobody else asks what kind of device this is. An accelerator is another class wi
 """
 
 import os
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -15,15 +14,11 @@ from octavo_engine.config import EngineConfig, ModelConfig
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_backend import cpu_backend
 from octavo_engine.ops.cpu_cache import lazy_zeros
-from octavo_engine.runner.cgroup import CgroupLimits, read_limits
+from octavo_engine.runner.cgroup import read_limits
 from octavo_engine.runner.cpu_threads import bind, plan_threads
 from octavo_engine.runner.dtype import choose_cpu_dtype
-from octavo_engine.runner.memory import GIB, MemoryInfo
+from octavo_engine.runner.memory import GIB, KV_SPACE_VARIABLES, MemoryInfo, free_memory_for_kv, host_memory
 from octavo_engine.wire.errors import StartupError
-
-_KV_SPACE = ("OCTAVO_CPU_KVCACHE_SPACE", "VLLM_CPU_KVCACHE_SPACE")
-_CPU_KV_SHARE = 0.5  # of what is available once the weights are loaded
-_CPU_KV_MOST_BYTES = 4 * GIB
 
 
 class Device(Protocol):
@@ -74,33 +69,20 @@ class CpuDevice:
 
     def default_kv_bytes(self, memory: MemoryInfo, config: EngineConfig) -> int:
         """`*_CPU_KVCACHE_SPACE` GiB if set and not 0; else half of what is available, up to 4 GiB."""
-        name = next((n for n in _KV_SPACE if os.environ.get(n)), None)
+        name = next((n for n in KV_SPACE_VARIABLES if os.environ.get(n)), None)
         if name is None:
-            return min(_CPU_KV_MOST_BYTES, int(memory.available_bytes * _CPU_KV_SHARE))
+            return free_memory_for_kv(memory)
         try:
             wanted = float(os.environ[name])
         except ValueError:
             raise StartupError(f"{name}={os.environ[name]}: not a number of GiB.") from None
-        return int(wanted * GIB) or min(_CPU_KV_MOST_BYTES, int(memory.available_bytes * _CPU_KV_SHARE))
+        return int(wanted * GIB) or free_memory_for_kv(memory)
 
     def host_blocks(self, num_blocks: int, bytes_per_block: int) -> Tensor:
         return lazy_zeros((num_blocks, bytes_per_block), torch.uint8)
 
     def synchronize(self) -> None:
         """A CPU's work is done when a call returns."""
-
-
-def host_memory(limits: CgroupLimits, root: Path = Path("/")) -> MemoryInfo:
-    """The machine's memory, or the container's where that is less."""
-    fields = {}
-    for line in (root / "proc/meminfo").read_text().splitlines():
-        key, _, value = line.partition(":")
-        fields[key] = int(value.split()[0]) * 1024
-    total = min(fields["MemTotal"], limits.memory_bytes or fields["MemTotal"])
-    available = fields.get("MemAvailable", fields["MemFree"])
-    if limits.memory_available_bytes is not None:
-        available = min(available, limits.memory_available_bytes)
-    return MemoryInfo(total_bytes=total, available_bytes=available)
 
 
 def open_device(kind: str) -> Device:

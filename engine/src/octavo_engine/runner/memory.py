@@ -5,12 +5,17 @@ memory than that refuses to start and says what would help.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from octavo_engine.config import EngineConfig
+from octavo_engine.runner.cgroup import CgroupLimits
 from octavo_engine.wire.errors import StartupError
 
 GIB = 1 << 30
 MIB = 1 << 20
+KV_SPACE_VARIABLES = ("OCTAVO_CPU_KVCACHE_SPACE", "VLLM_CPU_KVCACHE_SPACE")
+_CPU_KV_SHARE = 0.5  # of what is available
+_CPU_KV_MOST_BYTES = 4 * GIB
 _MOST_BLOCKS = 1 << 16  # unless the flags or the running sequences ask for more: block tables cost memory too
 
 
@@ -25,6 +30,24 @@ class KVSize:
     num_blocks: int
     num_host_blocks: int
     kv_bytes: int
+
+
+def host_memory(limits: CgroupLimits, root: Path = Path("/")) -> MemoryInfo:
+    """The machine's memory, or the container's where that is less."""
+    fields = {}
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        fields[key] = int(value.split()[0]) * 1024
+    total = min(fields["MemTotal"], limits.memory_bytes or fields["MemTotal"])
+    available = fields.get("MemAvailable", fields["MemFree"])
+    if limits.memory_available_bytes is not None:
+        available = min(available, limits.memory_available_bytes)
+    return MemoryInfo(total_bytes=total, available_bytes=available)
+
+
+def free_memory_for_kv(memory: MemoryInfo, num_engines: int = 1) -> int:
+    """What the KV cache of each engine gets on a CPU when nobody says how much."""
+    return min(_CPU_KV_MOST_BYTES, int(memory.available_bytes * _CPU_KV_SHARE / num_engines))
 
 
 def size_kv(

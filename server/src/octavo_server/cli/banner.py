@@ -10,21 +10,26 @@ TRY_MAX_TOKENS = 32
 def banner(client: EngineClient, config: ServerConfig, port: int, start_s: float) -> list[str]:
     ready, name = client.ready_info, config.model_name
     num_tokens = ready.num_blocks * ready.block_size
-    url = f"http://{_reachable(config.host)}:{port}"
+    url = f"http://{reachable(config.host)}:{port}"
     names = "" if (name,) == config.served_model_names == (client.config.model,) else _served_as(config)
-    body = (
-        f'{{"model": "{name}", "max_tokens": {TRY_MAX_TOKENS}, "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    )
     return [
         f"model {client.config.model}{names}: {ready.dtype} on {ready.device}, {ready.weights_bytes / GIB:.2f} GiB",
         f"KV cache {num_tokens:,} tokens ({ready.kv_bytes / GIB:.2f} GiB, {ready.kv_dtype}): "
         f"{num_tokens / ready.max_model_len:.1f} requests of the full {ready.max_model_len:,} tokens at once",
         f"serving at {url}/v1 after {start_s:.1f} s; documentation at {url}/docs",
-        f"try: curl {url}/v1/chat/completions {_key_header(config)}-H 'Content-Type: application/json' -d '{body}'",
+        *([] if config.trusts_router else [try_it(config, url)]),  # behind a router, that is what to ask
     ]
 
 
-def _reachable(host: str | None) -> str:
+def try_it(config: ServerConfig, url: str) -> str:
+    body = (
+        f'{{"model": "{config.model_name}", "max_tokens": {TRY_MAX_TOKENS}, '
+        '"messages": [{"role": "user", "content": "Hello"}]}'
+    )
+    return f"try: curl {url}/v1/chat/completions {_key_header(config)}-H 'Content-Type: application/json' -d '{body}'"
+
+
+def reachable(host: str | None) -> str:
     """An address that a client on this machine can use."""
     if host in (None, "", "0.0.0.0", "::"):
         return "localhost"

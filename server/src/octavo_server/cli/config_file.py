@@ -25,7 +25,8 @@ def add_config_flag(parser: argparse.ArgumentParser) -> None:
 
 
 class ConfiguredParser(argparse.ArgumentParser):
-    """Reads the file of --config, for a command that has that flag."""
+    """Reads the file of --config, for a command that has that flag. `typed` among the parsed: every argument as it is
+    on the command line or would be, had the file's been typed."""
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -36,7 +37,9 @@ class ConfiguredParser(argparse.ArgumentParser):
                 given += self._from_file(Path(path), given)
             except ValueError as error:
                 self.error(f"{CONFIG_FLAG} {path}: {error}")
-        return super().parse_known_args(given, namespace)
+        parsed, unknown = super().parse_known_args(given, namespace)
+        parsed.typed = tuple(given)
+        return parsed, unknown
 
     def _from_file(self, path: Path, given: list[str]) -> Iterator[str]:
         taken = {action.dest for action in map(self._action, _flags(given)) if action is not None}

@@ -14,6 +14,7 @@ from octavo_server.cli.config_file import ConfiguredParser, add_config_flag
 from octavo_server.cli.dry_run_flags import add_dry_run_flags
 from octavo_server.cli.explain_flags import add_explain_flags
 from octavo_server.cli.flags import add_compatibility_flags, add_engine_flags, add_server_flags
+from octavo_server.cli.up_flags import add_up_flags
 
 
 class CommandSpec(NamedTuple):
@@ -45,6 +46,14 @@ COMMANDS: dict[str, CommandSpec] = {
         add_flags=_add_serve_flags,
         usage="octavo serve [MODEL] [options]",
         description="Serve a model behind an OpenAI-compatible API: a folder, a .gguf file, a hub id, or pkg://NAME.",
+    ),
+    "up": CommandSpec(
+        help="serve a model by several engines on this machine, behind the router",
+        run="octavo_server.cli.up:up",
+        add_flags=add_up_flags,
+        usage="octavo up [MODEL] [--replicas N] [options]",
+        description="Start several engines and the router before them; Ctrl-C stops all. Options of `octavo serve` "
+        "are for each engine.",
     ),
     "chat": CommandSpec(
         help="talk with a served model",

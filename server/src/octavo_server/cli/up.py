@@ -1,0 +1,150 @@
+"""`octavo up MODEL --replicas N`: several engines on this machine and the router before them, as one command.
+
+Engines listen on the loopback only and trust the router by a secret drawn at each start. Arguments are checked here,
+once, by the parser of `octavo serve`; then each engine gets them as they were typed.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+import uvloop
+from octavo_engine.log_format import JsonFormatter, TextFormatter
+from octavo_engine.runner.cgroup import read_limits
+from octavo_engine.runner.memory import host_memory
+from octavo_engine.wire.errors import StartupError
+
+from octavo_server.cli.banner import try_it
+from octavo_server.cli.config_file import CONFIG_FLAG
+from octavo_server.cli.serve import engine_config_of, server_config_of
+from octavo_server.cli.up_flags import add_platform_flags
+from octavo_server.config import ServerConfig
+from octavo_server.up.console import Console
+from octavo_server.up.plan import Plan, UpOptions, plan_children
+from octavo_server.up.ports import LOOPBACK, KeptPorts
+from octavo_server.up.shares import Given, Machine, Share, share_out
+from octavo_server.up.supervisor import Supervisor, UpLimits
+
+SECRET_BYTES = 32
+UP = "up"
+#: Beyond what draining may take, until a process is killed.
+STOP_MARGIN_S = 10.0
+
+logger = logging.getLogger("octavo.up")
+
+
+def up(args: argparse.Namespace) -> int:
+    try:
+        engine = engine_config_of(args)
+        config = server_config_of(args, engine)
+        check(args, config)
+        with KeptPorts() as ports:
+            plan = plan_children(_options(args, ports))
+            console = Console(sys.stderr, [*plan.names, UP], has_colour=has_colour())
+            _log_to(console, args)
+            return _run(plan, console, config, args)
+    except StartupError as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def check(args: argparse.Namespace, config: ServerConfig) -> None:
+    """Raises StartupError for what can't be the same for several engines."""
+    if config.router_secrets or config.router_secret_file is not None:
+        raise StartupError("octavo up draws the router's secret itself: leave out --router-secret and its variable.")
+    if args.trace is not None and args.replicas > 1:
+        raise StartupError("--trace: each replica would overwrite the file: trace one engine, with octavo serve.")
+
+
+def _options(args: argparse.Namespace, ports: KeptPorts) -> UpOptions:
+    """The ports are kept before anything is started, so that a busy one costs a moment."""
+    port = ports.keep(args.host, args.port)
+    return UpOptions(
+        serve_args=serve_args(args.typed),
+        route_args=(*route_args(args), *args.router_args),
+        host=args.host,
+        port=port,
+        replica_ports=tuple(ports.keep(LOOPBACK, 0) for _ in range(args.replicas)),
+        secret=secrets.token_urlsafe(SECRET_BYTES),
+        share=_share(args),
+    )
+
+
+def serve_args(typed: Sequence[str]) -> tuple[str, ...]:
+    """Without what is the platform's own. What --config said is among them already."""
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_platform_flags(own)
+    for flag in ("--host", "--port", CONFIG_FLAG):
+        own.add_argument(flag)
+    return tuple(own.parse_known_args(typed)[1])
+
+
+def route_args(args: argparse.Namespace) -> list[str]:
+    """What concerns whoever speaks with clients, and that is the router."""
+    found = ["--drain-timeout", str(args.drain_timeout), "--shutdown-delay", str(args.shutdown_delay)]
+    found += ["--log-format", args.log_format]
+    if args.disable_uvicorn_access_log:
+        found.append("--disable-uvicorn-access-log")
+    for flag, values in (("--api-key", args.api_key), ("--api-key-file", args.api_key_file)):
+        found += [flag, *map(str, values)] if values else []
+    return found
+
+
+def _share(args: argparse.Namespace) -> Share:
+    limits = read_limits()
+    machine = Machine(
+        env=os.environ, affinity=frozenset(os.sched_getaffinity(0)), limits=limits, memory=host_memory(limits)
+    )
+    given = Given(
+        num_threads=args.num_threads,
+        kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        num_gpu_blocks_override=args.num_gpu_blocks_override,
+    )
+    return share_out(given, machine, args.replicas)
+
+
+def has_colour() -> bool:
+    return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+
+
+class _OwnLines(logging.Handler):
+    """The supervisor's own, as one more source."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for line in self.format(record).splitlines():
+            self._console.show(UP, line)
+
+
+def _log_to(console: Console, args: argparse.Namespace) -> None:
+    handler = _OwnLines(console)
+    handler.setFormatter(JsonFormatter(UP) if args.log_format == "json" else TextFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+def _run(plan: Plan, console: Console, config: ServerConfig, args: argparse.Namespace) -> int:
+    started_s = time.monotonic()
+    logger.info("starting the router and %d replicas", len(plan.replicas))
+
+    def on_serving() -> None:
+        url = plan.router.url
+        took_s = time.monotonic() - started_s
+        logger.info("%d replicas serve %s at %s/v1 after %.1f s", len(plan.replicas), config.model_name, url, took_s)
+        logger.info(try_it(config, url))
+        logger.info("Ctrl-C stops all; where requests went and why: octavo explain decisions --url %s", url)
+
+    stop_s = max(args.drain_timeout, args.shutdown_delay) + STOP_MARGIN_S
+    supervisor = Supervisor(plan, console, UpLimits(stop_s=stop_s), on_serving=on_serving)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(supervisor.run())

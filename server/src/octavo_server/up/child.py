@@ -1,0 +1,96 @@
+"""`Child`: one process that `octavo up` started, with whatever that starts in turn: its output, its end, its signals.
+
+It has a process group of its own, so that Ctrl-C in the terminal reaches the supervisor alone, which decides who ends
+when; and so that killing it leaves nobody.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from octavo_server.up.console import Console, Lines
+
+COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "octavo_server.up.followed")
+NUM_LAST_LINES = 12
+READ_BYTES = 65536
+LAST_WORDS_S = 1.0  # after its end: somebody it started may still hold its output open
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """`args` of `octavo`; `env` is added to our own; `url`: where it answers."""
+
+    name: str
+    args: tuple[str, ...]
+    url: str
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+class Child:
+    def __init__(self, spec: ChildSpec, process: asyncio.subprocess.Process, console: Console) -> None:
+        self.spec = spec
+        self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
+        self._process = process
+        self._console = console
+        self.ended = asyncio.create_task(self._follow())
+
+    @classmethod
+    async def start(cls, spec: ChildSpec, console: Console) -> "Child":
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND,
+            str(os.getpid()),
+            *spec.args,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **spec.env},
+        )
+        return cls(spec, process, console)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def end_words(self) -> str:
+        code = self._process.returncode
+        assert code is not None, "it hasn't ended"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+    def signal(self, sig: int) -> None:
+        """To itself: it knows how to end what it started."""
+        if not self.ended.done():
+            with suppress(ProcessLookupError):
+                self._process.send_signal(sig)
+
+    def kill(self) -> None:
+        """With all of its group, at once."""
+        if not self.ended.done():
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    async def _follow(self) -> int:
+        output = asyncio.create_task(self._show_output())
+        code = await self._process.wait()
+        await asyncio.wait({output}, timeout=LAST_WORDS_S)
+        output.cancel()
+        return code
+
+    async def _show_output(self) -> None:
+        assert self._process.stdout is not None
+        lines = Lines()
+        while data := await self._process.stdout.read(READ_BYTES):
+            for line in lines.feed(data):
+                self._show(line)
+        for line in lines.rest():
+            self._show(line)
+
+    def _show(self, line: str) -> None:
+        self.last_lines.append(line)
+        self._console.show(self.spec.name, line)

@@ -1,0 +1,43 @@
+"""What the supervisor asks its children: whether they are ready, and of the router how many replicas it sends to."""
+
+import asyncio
+import re
+from types import TracebackType
+
+import aiohttp
+
+PERIOD_S = 0.1
+TIMEOUT_S = 5.0
+_EXACT = re.compile(r'^octavo_router_endpoints\{[^}]*state="exact"[^}]*\} (\d+)', re.MULTILINE)
+
+
+class Probe:
+    async def __aenter__(self) -> "Probe":
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def until_ready(self, url: str, path: str) -> None:
+        """Goes on until it is cancelled; whoever asks watches the process."""
+        while (await self._get(url + path))[0] != 200:
+            await asyncio.sleep(PERIOD_S)
+
+    async def until_admitted(self, router_url: str, num_replicas: int) -> None:
+        while _num_exact((await self._get(f"{router_url}/metrics"))[1]) < num_replicas:
+            await asyncio.sleep(PERIOD_S)
+
+    async def _get(self, url: str) -> tuple[int, str]:
+        try:
+            async with self._session.get(url) as answer:
+                return answer.status, await answer.text()
+        except (aiohttp.ClientError, TimeoutError):
+            return 0, ""
+
+
+def _num_exact(metrics: str) -> int:
+    return sum(int(count) for count in _EXACT.findall(metrics))
