@@ -56,7 +56,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def configure_logging(log_format: LogFormat, *, process: Literal["api", "core"]) -> None:
+def configure_logging(log_format: LogFormat, *, process: Literal["api", "core", "router"]) -> None:
     """The process's own lines, to standard error. Replaces what was configured before."""
     shown = "core" if process == "core" else ""
     handler = logging.StreamHandler(sys.stderr)

@@ -65,6 +65,8 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
 _ALIASES = {"dtype": ("half", "float")}
 _TYPES: dict[str, Any] = {"max_model_len": size_or_auto, "max_logprobs": int, "seed": int}
 
+UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -85,8 +87,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument("--host", help="address to listen on (default: all)")
     group.add_argument("--port", type=int, default=8000, help="port to listen on; 0: a free one (default: 8000)")
-    levels = ("critical", "error", "warning", "info", "debug", "trace")
-    group.add_argument("--uvicorn-log-level", choices=levels, default="info", help="(default: info)")
+    group.add_argument("--uvicorn-log-level", choices=UVICORN_LOG_LEVELS, default="info", help="(default: info)")
     group.add_argument("--root-path", default="", help="path prefix that a proxy strips (default: none)")
     group.add_argument("--allowed-origins", type=_json_list, default=["*"], help='CORS, as JSON (default: ["*"])')
     group.add_argument("--response-role", default="assistant", help="role of chat answers (default: assistant)")

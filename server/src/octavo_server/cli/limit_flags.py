@@ -35,20 +35,17 @@ QUEUE_HELP = {
 
 
 def add_limit_flags(parser: Any) -> None:
-    _add_key_flags(parser)
+    _add_isolation_flag(add_key_flags(parser))
     _add_request_flags(parser)
     _add_queue_flags(parser)
-    _add_connection_flags(parser)
-    _add_lifecycle_flags(parser)
+    add_connection_flags(parser)
+    add_lifecycle_flags(parser)
 
 
 def limits_of(args: Namespace) -> dict[str, Any]:
     """The fields of `ServerConfig` that these flags set."""
-    keys = args.api_key or [key for name in KEY_VARIABLES if (key := os.environ.get(name))]
     return {
-        "api_keys": tuple(dict.fromkeys(keys)),
-        "api_key_files": tuple(args.api_key_file or ()),
-        **secrets_of(args),
+        **keys_of(args),
         "cache_isolation": args.cache_isolation,
         "limits": RequestLimits(
             request_timeout_s=args.request_timeout, **{name: getattr(args, name) for name in LIMIT_HELP}
@@ -63,7 +60,17 @@ def limits_of(args: Namespace) -> dict[str, Any]:
     }
 
 
-def _add_key_flags(parser: Any) -> None:
+def keys_of(args: Namespace) -> dict[str, Any]:
+    keys = args.api_key or [key for name in KEY_VARIABLES if (key := os.environ.get(name))]
+    return {
+        "api_keys": tuple(dict.fromkeys(keys)),
+        "api_key_files": tuple(args.api_key_file or ()),
+        **secrets_of(args),
+    }
+
+
+def add_key_flags(parser: Any) -> Any:
+    """The group of flags."""
     group = parser.add_argument_group("API keys")
     group.add_argument(
         *("--api-key",),
@@ -82,6 +89,10 @@ def _add_key_flags(parser: Any) -> None:
         "read again when it changes (default: none)",
     )
     add_secret_flags(group)
+    return group
+
+
+def _add_isolation_flag(group: Any) -> None:
     group.add_argument(
         "--cache-isolation",
         action=BooleanOptionalAction,
@@ -108,7 +119,7 @@ def _add_request_flags(parser: Any) -> None:
     )
 
 
-def _add_connection_flags(parser: Any) -> None:
+def add_connection_flags(parser: Any) -> None:
     group = parser.add_argument_group("connections")
     group.add_argument(
         "--keep-alive-timeout",
@@ -142,7 +153,7 @@ def _add_queue_flags(parser: Any) -> None:
     )
 
 
-def _add_lifecycle_flags(parser: Any) -> None:
+def add_lifecycle_flags(parser: Any) -> None:
     group = parser.add_argument_group("shutdown")
     group.add_argument(
         "--drain-timeout",

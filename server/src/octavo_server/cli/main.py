@@ -14,6 +14,7 @@ from octavo_server.cli.config_file import ConfiguredParser, add_config_flag
 from octavo_server.cli.dry_run_flags import add_dry_run_flags
 from octavo_server.cli.explain_flags import add_explain_flags
 from octavo_server.cli.flags import add_compatibility_flags, add_engine_flags, add_server_flags
+from octavo_server.cli.route_flags import add_route_flags
 from octavo_server.cli.up_flags import add_up_flags
 
 
@@ -35,6 +36,11 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
     add_compatibility_flags(parser)
 
 
+def _add_route_flags(parser: argparse.ArgumentParser) -> None:
+    add_config_flag(parser)
+    add_route_flags(parser)
+
+
 def _add_replay_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="what `octavo serve --trace FILE` wrote")
 
@@ -54,6 +60,13 @@ COMMANDS: dict[str, CommandSpec] = {
         usage="octavo up [MODEL] [--replicas N] [options]",
         description="Start several engines and the router before them; Ctrl-C stops all. Options of `octavo serve` "
         "are for each engine.",
+    ),
+    "route": CommandSpec(
+        help="send requests to the replica that has most of their prompt",
+        run="octavo_server.cli.route:route",
+        add_flags=_add_route_flags,
+        description="A router before several `octavo serve`: each request goes to the replica that will begin to "
+        "answer it first, which is mostly the one that has its prompt's beginning in its cache.",
     ),
     "chat": CommandSpec(
         help="talk with a served model",

@@ -20,9 +20,7 @@ class RequestId:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        usable = 0 < len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable()
-        request_id = given if usable else uuid.uuid4().hex
+        request_id = usable_id(Headers(scope=scope).get("x-request-id", "")) or uuid.uuid4().hex
         scope.setdefault("state", {}).update(request_id=request_id, send_body=send)
         REQUEST_ID.set(request_id)
 
@@ -32,3 +30,8 @@ class RequestId:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+def usable_id(given: str) -> str:
+    """Empty for what a client's header shouldn't put into logs and answers."""
+    return given if len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable() else ""

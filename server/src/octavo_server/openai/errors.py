@@ -52,6 +52,14 @@ class GenerationFailed(OctavoError):
     """The engine ended a request with `error`: it may be sent again."""
 
 
+class ReplicaLost(OctavoError):
+    """The replica that a router had sent the request to is gone, or says what can't be understood."""
+
+
+class ReplicaTimeout(OctavoError):
+    """The replica that a router had sent the request to fell silent."""
+
+
 class ErrorInfo(BaseModel):
     message: str
     type: str
@@ -92,6 +100,8 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (Unavailable, 503, "ServiceUnavailableError"),
     (EngineDead, 503, "ServiceUnavailableError"),
     (GenerationFailed, 500, "InternalServerError"),
+    (ReplicaLost, 502, "BadGatewayError"),
+    (ReplicaTimeout, 504, "GatewayTimeoutError"),
 )
 
 

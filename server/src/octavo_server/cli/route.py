@@ -1,0 +1,85 @@
+"""`octavo route`: take the port, follow the replicas, send requests on until told to stop."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import socket
+import sys
+
+import uvicorn
+import uvloop
+from octavo_engine.log_format import configure_logging
+from octavo_engine.wire.errors import StartupError
+
+from octavo_server.access_log import skip_probes
+from octavo_server.cli.banner import reachable
+from octavo_server.cli.route_flags import settings_of
+from octavo_server.http.listener import allow_many_connections, bind, cannot_listen
+from octavo_server.http.protocol import patient
+from octavo_server.http.server import LAST_WORDS_S, DrainingServer
+from octavo_server.router.app import Router
+from octavo_server.router.discovery.static import StaticDiscovery
+from octavo_server.router.endpoint import Discovery
+from octavo_server.router.settings import RouterSettings
+
+logger = logging.getLogger("octavo")
+
+
+def route(args: argparse.Namespace) -> int:
+    configure_logging(args.log_format, process="router")
+    skip_probes()
+    try:
+        settings = settings_of(args)
+        discovery = discovery_of(args)
+        allow_many_connections()
+        with bind(settings.host, settings.port) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve_router(settings, discovery, sock))
+        return 0
+    except StartupError as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def discovery_of(args: argparse.Namespace) -> Discovery:
+    """Raises StartupError."""
+    if not args.replica:
+        raise StartupError("there is nothing to route to: name each replica with --replica URL.")
+    return StaticDiscovery(args.replica)
+
+
+async def serve_router(settings: RouterSettings, discovery: Discovery, sock: socket.socket) -> None:
+    router = Router(settings, discovery)
+    server = DrainingServer(
+        _uvicorn_config(router, settings), router.lifecycle, shutdown_delay_s=settings.shutdown_delay_s
+    )
+    await router.start()
+    try:
+        port = sock.getsockname()[1]
+        logger.info("routing at http://%s:%d/v1", reachable(settings.host), port)
+        await server.serve(sockets=[sock])
+    except OSError as error:
+        raise cannot_listen(settings.host, settings.port, error) from error
+    finally:
+        await router.stop()
+
+
+def _uvicorn_config(router: Router, settings: RouterSettings) -> uvicorn.Config:
+    return uvicorn.Config(
+        router,
+        interface="asgi3",
+        http=patient(
+            request_timeout_s=settings.limits.request_timeout_s, slow_client_timeout_s=settings.slow_client_timeout_s
+        ),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=settings.uvicorn_log_level,
+        access_log=settings.logs_access,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=settings.keep_alive_s,
+        timeout_graceful_shutdown=LAST_WORDS_S,
+    )

@@ -1,0 +1,66 @@
+"""Circuit breakers: a replica that failed several times in a row isn't sent to for a while. Pure, with a clock.
+
+States of one: closed (failures are counted), open (nothing is sent until its time has come; each time it opens again
+that is twice as long, up to a limit), half-open (one request is on its way to see). One success closes it. A replica
+without a failure has no breaker.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MOST_OPEN_S = 30.0
+#: A probe whose end nobody tells doesn't hold the next one up for longer.
+PROBE_S = 60.0
+
+
+@dataclass(slots=True)
+class _Breaker:
+    num_failures: int = 0
+    open_s: float = 0.0
+    open_until_s: float = 0.0
+
+
+class Breakers:
+    """By the names of replicas."""
+
+    def __init__(self, *, max_failures: int, open_s: float, clock: Callable[[], float]) -> None:
+        self._max_failures = max_failures
+        self._open_s = open_s
+        self._clock = clock
+        self._breakers: dict[str, _Breaker] = {}
+
+    def __bool__(self) -> bool:
+        """False while there is nothing to ask about."""
+        return bool(self._breakers)
+
+    def allows(self, name: str) -> bool:
+        breaker = self._breakers.get(name)
+        return breaker is None or breaker.open_until_s <= self._clock()
+
+    def sent(self, name: str) -> None:
+        """To one that is half-open this is the probe, and no other follows until its end is told."""
+        breaker = self._breakers.get(name)
+        if breaker is not None and breaker.open_s:
+            breaker.open_until_s = self._clock() + PROBE_S
+
+    def succeeded(self, name: str) -> None:
+        self._breakers.pop(name, None)
+
+    def untold(self, name: str) -> None:
+        """A request ended without saying anything of the replica: a probe may be sent again."""
+        breaker = self._breakers.get(name)
+        if breaker is not None and breaker.open_s:
+            breaker.open_until_s = min(breaker.open_until_s, self._clock())
+
+    def failed(self, name: str) -> None:
+        breaker = self._breakers.setdefault(name, _Breaker())
+        breaker.num_failures += 1
+        if breaker.num_failures >= self._max_failures:
+            breaker.open_s = min(MOST_OPEN_S, 2 * breaker.open_s or self._open_s)
+            breaker.open_until_s = self._clock() + breaker.open_s
+
+    def state(self, name: str) -> str:
+        breaker = self._breakers.get(name)
+        if breaker is None or not breaker.open_s:
+            return "closed"
+        return "half-open" if breaker.open_until_s <= self._clock() else "open"

@@ -1,0 +1,129 @@
+"""`Caller`: the client's side of one request, on bare ASGI: its body, its answer, and whether it is still there.
+
+States: waiting, started (the head is out), ended. One that leaves, and one that the server has to end, has its task
+cancelled, wherever that waits; `ended_by` then says why.
+"""
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+from octavo_engine.log_format import REQUEST_ID
+from octavo_engine.wire.errors import OctavoError
+from starlette.types import Message, Receive, Scope, Send
+
+from octavo_server.config import RequestLimits
+from octavo_server.http.middleware import usable_id
+from octavo_server.http.watched import JSON_TYPE
+from octavo_server.openai.errors import RequestTimeout, RequestTooLarge, describe
+from octavo_server.router.ending import Dialect, FrameGate
+from octavo_server.router.heads import Headers, value_of
+
+if TYPE_CHECKING:
+    from octavo_server.http.lifecycle import Lifecycle
+    from octavo_server.router.track import Track
+
+
+class ClientLeft(OctavoError):
+    """Nobody is there to be told anything."""
+
+
+class Caller:
+    __slots__ = (
+        *("_lifecycle", "_receive", "_send", "_task", "_watch", "dialect", "ended_by", "gate"),
+        *("has_started", "is_done", "request_id", "scope", "status", "track"),
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, lifecycle: "Lifecycle") -> None:
+        self.scope = scope
+        given = value_of(scope["headers"], b"x-request-id").decode("latin-1")
+        self.request_id = usable_id(given) or f"{random.getrandbits(128):032x}"
+        REQUEST_ID.set(self.request_id)
+        self.has_started = False
+        self.is_done = False
+        self.status = 0  # of the answer, once it has started
+        self.gate: FrameGate | None = None  # of an event stream
+        self.dialect: Dialect = "chunks"
+        self.track: Track | None = None
+        self.ended_by: Exception | None = None
+        self._lifecycle = lifecycle
+        self._receive = receive
+        self._send = send
+        self._task = asyncio.current_task()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def body(self, limits: RequestLimits) -> bytes:
+        """Raises RequestTooLarge, RequestTimeout, ClientLeft."""
+        declared = value_of(self.scope["headers"], b"content-length")
+        if declared.isdigit() and int(declared) > limits.max_request_bytes:
+            raise RequestTooLarge(limits.max_request_bytes)
+        message = await self._receive()
+        if message["type"] == "http.request" and not message["more_body"] and message["body"]:
+            body: bytes = message["body"]
+            if len(body) > limits.max_request_bytes:
+                raise RequestTooLarge(limits.max_request_bytes)
+            return body
+        try:
+            async with asyncio.timeout(limits.request_timeout_s):
+                return await self._rest(message, limits.max_request_bytes)
+        except TimeoutError:
+            raise RequestTimeout(
+                f"The request body was not complete after {limits.request_timeout_s:g} s (--request-timeout)."
+            ) from None
+
+    async def _rest(self, message: Message, max_bytes: int) -> bytes:
+        body = bytearray()
+        while True:
+            if message["type"] == "http.disconnect":
+                raise ClientLeft("The client left before the body was complete.")
+            body += message["body"]
+            if len(body) > max_bytes:
+                raise RequestTooLarge(max_bytes)
+            if not message["more_body"]:
+                return bytes(body)
+            message = await self._receive()
+
+    def watch(self) -> None:
+        """From now on a client that leaves ends the request at once."""
+        self._watch = asyncio.create_task(self._until_disconnect())
+
+    def end(self, error: Exception) -> None:
+        """Tell the client this, and end."""
+        if not self.is_done and self.ended_by is None:
+            self.ended_by = error
+            assert self._task is not None
+            self._task.cancel()
+
+    async def _until_disconnect(self) -> None:
+        """The server says this, too, when the answer is complete."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.end(ClientLeft("The client left."))
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self.has_started = True
+        self.status = status
+        if self._lifecycle.state != "accepting":
+            headers.append((b"connection", b"close"))
+        headers.append((b"x-request-id", self.request_id.encode("latin-1")))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def fail(self, error: Exception) -> None:
+        """The one answer to what went wrong. A connection that is cut says it where nothing else can."""
+        if isinstance(error, ClientLeft):
+            self.is_done = True
+        elif not self.has_started:
+            described = describe(error)
+            body = described.body()
+            extra = [(name.lower().encode(), value.encode("latin-1")) for name, value in described.headers.items()]
+            await self.start(described.status, [JSON_TYPE, (b"content-length", b"%d" % len(body)), *extra])
+            await self.finish(body)
+        elif self.gate is not None and not self.is_done:
+            await self.finish(b"" if self.gate.has_ended else self.gate.failure(error, self.dialect))
+
+    async def write(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self, data: bytes = b"") -> None:
+        self.is_done = True
+        await self._send({"type": "http.response.body", "body": data})

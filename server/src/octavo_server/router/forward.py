@@ -1,0 +1,198 @@
+"""`Forwarder`: one request to one replica after another until one answers, and that answer to the client.
+
+A request is sent anew, to another replica, only while nothing of an answer has gone out:
+- no connection, or the replica had none of it: to each replica that there is;
+- the connection broke, or the replica answers 502, 503, 504 or (it is full) 429: at most `max_retries` times. The last
+  such answer goes through as it came.
+A request whose answer doesn't begin in time ends with 504: sent anew it would take as long again. 500 goes through: the
+request itself may be why. An answer that isn't a stream goes out when it is complete, so it can be had elsewhere until
+then; one that outgrows its buffer goes out as it comes.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo_engine.wire.errors import OctavoError
+
+from octavo_server.openai.errors import ReplicaLost, ReplicaTimeout
+from octavo_server.router.ending import FrameGate
+from octavo_server.router.exchange import NotReached
+from octavo_server.router.heads import answer_headers, request_head, value_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from octavo_server.router.breaker import Breakers
+    from octavo_server.router.caller import Caller
+    from octavo_server.router.decision import Decision
+    from octavo_server.router.exchange import Exchange
+    from octavo_server.router.fleet import Fleet
+    from octavo_server.router.picker import Picker
+    from octavo_server.router.prompt import Prompt
+    from octavo_server.router.replica import Replica
+    from octavo_server.router.settings import ForwardLimits
+    from octavo_server.router.ticket import Ticket
+    from octavo_server.router.track import Track
+    from octavo_server.router.upstream import Upstream
+    from octavo_server.router.waiting_room import WaitingRoom
+
+ELSEWHERE = frozenset({429, 502, 503, 504})
+EVENT_STREAM = b"text/event-stream"
+CACHED_TOKENS = b"x-octavo-cached-tokens"
+#: Between rounds: a replica that isn't there any more is soon known not to be.
+ROUND_PAUSE_S = 0.05
+
+
+class Refused(OctavoError):
+    """A replica answered that it can't take the request."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the replica answered {status}")
+        self.status = status
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One request as it is sent on. `more`: header lines that only a router may send."""
+
+    caller: "Caller"
+    track: "Track"
+    model: str
+    body: bytes
+    prompt: "Prompt"
+    more: bytes
+    without: "Collection[bytes]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forwarder:
+    fleet: "Fleet"
+    picker: "Picker"
+    upstream: "Upstream"
+    breakers: "Breakers"
+    room: "WaitingRoom"
+    limits: "ForwardLimits"
+
+    async def forward(self, job: Job) -> None:
+        """Returns when the answer is out. Raises what the client is to be told."""
+        tried: list[Replica] = []
+        num_lost = 0
+        until_s = asyncio.get_running_loop().time() + self.limits.max_hold_s
+        while True:
+            candidates = self._candidates(job.model)
+            if tried:
+                candidates = [replica for replica in candidates if replica not in tried]
+            if not candidates or (self.room and not tried):
+                if tried:
+                    await asyncio.sleep(ROUND_PAUSE_S)
+                    tried.clear()
+                await self._wait(job.model, until_s)
+                continue
+            decision = self._decide(job, candidates)
+            can_retry = num_lost < self.limits.max_retries
+            try:
+                await self._attempt(job, decision, takes_any=not can_retry or len(candidates) == 1)
+                return
+            except (ReplicaLost, Refused) as error:
+                if not isinstance(error, NotReached):
+                    num_lost += 1
+                if job.caller.has_started or not can_retry:
+                    raise
+                job.track.retried(_reason(error))
+                tried.append(decision.chosen)
+
+    def _decide(self, job: Job, candidates: "Sequence[Replica]") -> "Decision":
+        started_s = time.perf_counter()
+        decision = self.picker.pick(job.prompt, candidates)
+        job.track.decided(job.prompt, decision, time.perf_counter() - started_s)
+        return decision
+
+    def _candidates(self, model: str) -> "Sequence[Replica]":
+        replicas = self.fleet.routable(model)
+        most = self.limits.max_requests_per_replica
+        if most is None and not self.breakers:
+            return replicas
+        return [
+            replica
+            for replica in replicas
+            if self.breakers.allows(replica.name) and (most is None or replica.num_in_flight < most)
+        ]
+
+    async def _wait(self, model: str, until_s: float) -> None:
+        why = f"no replica of the model `{model}` takes requests now"
+        if self.fleet.routable(model):
+            why = f"all replicas of the model `{model}` are busy or failing"
+        try:
+            await self.room.wait(model, lambda: bool(self._candidates(model)), until_s=until_s, why=why)
+        finally:
+            asyncio.get_running_loop().call_soon(self.room.poke)
+
+    async def _attempt(self, job: Job, decision: "Decision", *, takes_any: bool) -> None:
+        replica = decision.chosen
+        ticket = self.picker.sent(decision, job.prompt)
+        self.breakers.sent(replica.name)
+        origin = self.upstream.origin(replica.url)
+        caller = job.caller
+        head = request_head(caller.scope, origin.host, len(job.body), without=job.without, more=job.more)
+        exchange: Exchange | None = None
+        is_ok = False
+        try:
+            exchange = await origin.fetch(head + job.body, self.limits.first_byte_timeout_s)
+            if exchange.status in ELSEWHERE and not takes_any:
+                raise Refused(exchange.status)
+            await self._answer(job, exchange, ticket)
+            is_ok = exchange.status < 500
+        except (ReplicaLost, ReplicaTimeout):
+            self.breakers.failed(replica.name)
+            raise
+        finally:
+            if exchange is not None:
+                exchange.close()
+            ticket.ended(is_ok)
+
+    async def _answer(self, job: Job, exchange: "Exchange", ticket: "Ticket") -> None:
+        caller, headers = job.caller, exchange.headers
+        is_stream = value_of(headers, b"content-type").startswith(EVENT_STREAM)
+        exchange.limit_s = self.limits.idle_timeout_s
+        if not is_stream:
+            await exchange.gathered()
+        if self.breakers and exchange.status < 500:
+            self.breakers.succeeded(ticket.decision.chosen.name)
+        cached = value_of(headers, CACHED_TOKENS)
+        num_cached = int(cached) if cached.isdigit() else None
+        ticket.first_byte(num_cached)
+        job.track.first_byte(num_cached)
+        whole = exchange.take() if exchange.is_complete else None
+        out = answer_headers(headers, whole_bytes=None if whole is None else len(whole))
+        out.append((b"x-octavo-rung", ticket.decision.rung.encode()))
+        out.append((b"x-octavo-replica", ticket.decision.chosen.name.encode("latin-1", "replace")))
+        if is_stream:
+            caller.gate = FrameGate()
+        await caller.start(exchange.status, out)
+        if whole is not None:
+            await caller.finish(whole)
+        else:
+            await _pass_on(caller, exchange)
+
+
+async def _pass_on(caller: "Caller", exchange: "Exchange") -> None:
+    gate = caller.gate
+    while True:
+        await exchange.news()
+        is_complete = exchange.is_complete
+        data = exchange.take()
+        if gate is not None:
+            data = gate.feed(data)
+        if is_complete:
+            await caller.finish(data if gate is None else data + gate.rest())
+            return
+        if data:
+            await caller.write(data)
+
+
+def _reason(error: ReplicaLost | Refused) -> str:
+    if isinstance(error, Refused):
+        return f"status {error.status}"
+    return "not reached" if isinstance(error, NotReached) else "lost"

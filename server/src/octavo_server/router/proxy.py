@@ -1,0 +1,194 @@
+"""`Proxy`: what happens to a request that is sent on to a replica, from its head to its one terminal event.
+
+Bare ASGI: no framework is on this way. The prompt is read as the replicas would read it, so that its blocks are known;
+what can't be read here goes to a replica anyway, which says what is wrong with it. This is the request boundary:
+nothing is raised past it, and each request is counted once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from octavo_engine.wire.errors import ModelNotFound, Overloaded, Unavailable
+from starlette.types import Receive, Scope, Send
+
+from octavo_server.http.body import discard_body
+from octavo_server.http.lifecycle import RETRY_AFTER_S
+from octavo_server.http.watched import log_failure
+from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout, Unauthorized, describe
+from octavo_server.router.caller import Caller, ClientLeft
+from octavo_server.router.forward import Forwarder, Job
+from octavo_server.router.heads import NOT_SENT_ON, value_of
+from octavo_server.router.prompt import Prompt
+from octavo_server.router.prompt_estimate import Kind, estimate
+
+if TYPE_CHECKING:
+    from octavo_server.http.lifecycle import Lifecycle
+    from octavo_server.http.watched import InFlight
+    from octavo_server.keys import KeyRing
+    from octavo_server.router.fleet import Fleet
+    from octavo_server.router.prompt_reader import PromptReader
+    from octavo_server.router.settings import RouterSettings
+    from octavo_server.router.track import Telemetry
+
+logger = logging.getLogger(__name__)
+
+KINDS: Mapping[str, Kind] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completion",
+    "/v1/responses": "responses",
+}
+#: Sent on by their model alone.
+OTHERS = frozenset(
+    {"/tokenize", "/detokenize", "/v1/chat/completions/render", "/v1/completions/render", "/v1/embeddings"}
+)
+UNREAD = Prompt(num_tokens=1, affinity=0)
+#: Longer bodies are read in a thread, so that the streams of others go on.
+INLINE_BYTES = 16 * 1024
+CLIENT_LEFT = 499
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proxy:
+    """`ring`: None where no key is needed. `secret`: what replicas believe this router by; empty without one."""
+
+    settings: "RouterSettings"
+    fleet: "Fleet"
+    readers: "Callable[[str], PromptReader | None]"
+    forwarder: Forwarder
+    telemetry: "Telemetry"
+    lifecycle: "Lifecycle"
+    in_flight: "InFlight"
+    ring: "KeyRing | None"
+    secret: str = field(repr=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = Caller(scope, receive, send, self.lifecycle)
+        self.lifecycle.enter()
+        self.in_flight.add(caller)
+        try:
+            await self._serve(caller, receive)
+            _count(caller, None)
+        except asyncio.CancelledError:
+            if caller.ended_by is None:
+                raise
+            await self._fail(caller, caller.ended_by)
+        except Exception as error:  # noqa: BLE001  the request boundary
+            await self._fail(caller, error)
+        finally:
+            self.in_flight.discard(caller)
+            self.lifecycle.leave()
+
+    async def _serve(self, caller: Caller, receive: Receive) -> None:
+        if self.lifecycle.state != "accepting":
+            await discard_body(receive)
+            raise Unavailable("The router is draining: ask another one.", retry_after_s=RETRY_AFTER_S)
+        tenant = "" if self.ring is None else tenant_of(caller.scope, self.ring)
+        raw = await caller.body(self.settings.limits)
+        caller.watch()
+        path = caller.scope["path"]
+        kind = KINDS.get(path)
+        caller.dialect = "events" if kind == "responses" else "chunks"
+        body = _read(raw)
+        model = self._model(body)
+        caller.track = track = self.telemetry.track(caller.request_id, model)
+        prompt = UNREAD if kind is None else await self._prompt(kind, model, raw, body, tenant)
+        without, more = self._said(tenant, caller.request_id)
+        await self.forwarder.forward(
+            Job(caller=caller, track=track, model=model, body=raw, prompt=prompt, more=more, without=without)
+        )
+
+    def _model(self, body: Mapping[str, Any]) -> str:
+        """Raises ModelNotFound; not while there are replicas of which it isn't known yet what they serve."""
+        model = body.get("model")
+        known = self.fleet.models()
+        if isinstance(model, str) and model:
+            if model not in known and self.fleet.replicas and all(replica.models for replica in self.fleet.replicas):
+                raise ModelNotFound(model)
+            return model
+        if not known:
+            raise Unavailable("No replica is there yet. Send the request again later.", retry_after_s=RETRY_AFTER_S)
+        if len({replica.models for replica in self.fleet.replicas if replica.models}) > 1:
+            raise MalformedRequest(f"`model` has to say which one: {', '.join(known)}.", param="model")
+        return known[0]
+
+    async def _prompt(self, kind: Kind, model: str, raw: bytes, body: Mapping[str, Any], tenant: str) -> Prompt:
+        reader = self.readers(model)
+        if reader is None:
+            return estimate(kind, body)
+        if len(raw) <= INLINE_BYTES:
+            return reader.read(kind, body, tenant)
+        return await asyncio.to_thread(reader.read, kind, body, tenant)
+
+    def _said(self, tenant: str, request_id: str) -> tuple[frozenset[bytes], bytes]:
+        """What is left out of the client's headers, and the lines that are added."""
+        without = NOT_SENT_ON
+        more = b"x-request-id: %b\r\n" % request_id.encode("latin-1")
+        settings = self.settings
+        if self.secret:
+            more += b"x-octavo-secret: %b\r\nx-octavo-tenant: %b\r\n" % (self.secret.encode(), tenant.encode())
+        if settings.replica_key:
+            more += b"authorization: Bearer %b\r\n" % settings.replica_key.encode()
+        if settings.replica_key or self.ring is not None:
+            without |= {b"authorization"}
+        return without, more
+
+    async def _fail(self, caller: Caller, error: Exception) -> None:
+        _count(caller, error)
+        if isinstance(error, ClientLeft):
+            logger.info("request %s: the client left, aborting", caller.request_id)
+        else:
+            log_failure(error, caller.request_id)
+        await caller.fail(error)
+
+
+def tenant_of(scope: Scope, ring: "KeyRing") -> str:
+    """Raises Unauthorized."""
+    scheme, _, key = value_of(scope["headers"], b"authorization").partition(b" ")
+    tenant = ring.tenant_of(key.strip())
+    if tenant is None or scheme.lower() != b"bearer":
+        raise Unauthorized("Missing or wrong API key: send 'Authorization: Bearer KEY'.")
+    return tenant
+
+
+def _read(raw: bytes) -> Mapping[str, Any]:
+    """Empty for what is no JSON object: a replica says what is wrong with it."""
+    try:
+        body = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _count(caller: Caller, error: Exception | None) -> None:
+    track = caller.track
+    if track is not None:
+        caller.track = None
+        track.ended(_code(caller, error), _how(error))
+
+
+def _code(caller: Caller, error: Exception | None) -> int:
+    if caller.status:
+        return caller.status
+    return CLIENT_LEFT if error is None or isinstance(error, ClientLeft) else describe(error).status
+
+
+def _how(error: Exception | None) -> str:
+    """One of few words: it is a label."""
+    match error:
+        case None:
+            return "finished"
+        case ClientLeft():
+            return "client left"
+        case ReplicaLost():
+            return "replica lost"
+        case ReplicaTimeout():
+            return "replica silent"
+        case Overloaded():
+            return "overloaded"
+        case Unavailable():
+            return "unavailable"
+    return "refused" if describe(error).status < 500 else "error"

@@ -1,0 +1,50 @@
+"""What a router may be told, resolved and frozen. What it needs to know of models it learns from the replicas."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from octavo_engine.log_format import LogFormat
+
+from octavo_server.config import RequestLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardLimits:
+    """How long each wait for a replica may be, and how often a request is sent anew. Each field is a flag."""
+
+    connect_timeout_s: float = 2.0
+    first_byte_timeout_s: float = 600.0
+    idle_timeout_s: float = 120.0
+    max_retries: int = 2
+    max_requests_per_replica: int | None = None
+    max_queued_requests: int = 1024
+    max_hold_s: float = 50.0
+    breaker_failures: int = 3
+    breaker_open_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSettings:
+    """`router_secrets` (the first of them) and `replica_key`: what replicas know this router by."""
+
+    host: str | None = None
+    port: int = 8000
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_key_files: tuple[Path, ...] = ()
+    router_secrets: tuple[str, ...] = field(default=(), repr=False)
+    router_secret_file: Path | None = None
+    replica_key: str = field(default="", repr=False)
+    max_index_entries: int = 4_000_000
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    forward: ForwardLimits = field(default_factory=ForwardLimits)
+    log_format: LogFormat = "text"
+    logs_access: bool = True
+    uvicorn_log_level: str = "info"
+    drain_timeout_s: float = 30.0
+    shutdown_delay_s: float = 0.0
+    keep_alive_s: int = 120
+    slow_client_timeout_s: float = 60.0
+
+    @property
+    def needs_key(self) -> bool:
+        return bool(self.api_keys or self.api_key_files)

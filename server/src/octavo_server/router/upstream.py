@@ -1,0 +1,126 @@
+"""The pools of connections to all replicas, and the one clock that ends exchanges which have been silent for too long.
+
+Our own and not a client library's, as what an exchange costs here is added to every answer (docs/router.md has both
+figures). Connections that have been idle for `KEEP_IDLE_S` are closed, before the replica does.
+"""
+
+import asyncio
+import ssl
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from octavo_server.openai.errors import ReplicaLost, ReplicaTimeout
+from octavo_server.router.exchange import Connection, Exchange, NotReached, StaleConnection
+
+KEEP_IDLE_S = 60.0
+LOOK_EVERY_S = 0.1
+
+
+class Origin:
+    """One replica's connections. The latest that became idle is used first."""
+
+    def __init__(self, url: str, *, connect_timeout_s: float) -> None:
+        parts = urlsplit(url)
+        self.host = parts.netloc.encode("ascii")
+        self.active: set[Connection] = set()
+        self.idle: list[Connection] = []
+        self._address = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._connect_timeout_s = connect_timeout_s
+
+    async def fetch(self, request: bytes, limit_s: float) -> Exchange:
+        """The head of the answer is there. Raises ReplicaLost or ReplicaTimeout."""
+        if self.idle:
+            with suppress(StaleConnection):
+                return await self._exchange(self.idle.pop(), request, limit_s)
+        return await self._exchange(await self._connect(), request, limit_s)
+
+    def lost(self, begun_limit_s: float) -> None:
+        """It doesn't answer any more: whoever has nothing yet needn't wait, and a begun answer only for so long."""
+        for connection in [*self.active]:
+            exchange = connection.exchange
+            if exchange is not None and exchange.status:
+                exchange.limit_s = min(exchange.limit_s, begun_limit_s)
+            elif exchange is not None:
+                exchange.fail(ReplicaLost("it doesn't answer any more"))
+
+    def look(self, now: float) -> None:
+        for connection in [*self.active]:
+            exchange = connection.exchange
+            if exchange is not None and now - exchange.heard_s > exchange.limit_s:
+                exchange.fail(ReplicaTimeout(f"it has been silent for {exchange.limit_s:g} s"))
+        for connection in [c for c in self.idle if now - c.idle_since_s > KEEP_IDLE_S]:
+            self.idle.remove(connection)
+            connection.transport.close()
+
+    def close(self) -> None:
+        for connection in (*self.idle, *self.active):
+            connection.transport.abort()
+        self.idle.clear()
+
+    async def _exchange(self, connection: Connection, request: bytes, limit_s: float) -> Exchange:
+        self.active.add(connection)
+        exchange = connection.start(request, limit_s)
+        try:
+            await exchange.begun()
+        except BaseException:
+            exchange.close()
+            raise
+        return exchange
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        host, port = self._address
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await loop.create_connection(self._new, host, port, ssl=self._tls)
+        except TimeoutError:
+            raise NotReached(f"no connection within {self._connect_timeout_s:g} s") from None
+        except OSError as error:
+            raise NotReached(f"no connection: {error.strerror or error}") from None
+        return connection
+
+    def _new(self) -> Connection:
+        return Connection(asyncio.get_running_loop(), on_idle=self._on_idle, on_lost=self._on_lost)
+
+    def _on_idle(self, connection: Connection) -> None:
+        self.active.discard(connection)
+        connection.idle_since_s = connection.loop.time()
+        self.idle.append(connection)
+
+    def _on_lost(self, connection: Connection) -> None:
+        self.active.discard(connection)
+        if connection in self.idle:
+            self.idle.remove(connection)
+
+
+class Upstream:
+    """Belongs to one event loop."""
+
+    def __init__(self, *, connect_timeout_s: float) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._origins: dict[str, Origin] = {}
+
+    def origin(self, url: str) -> Origin:
+        found = self._origins.get(url)
+        if found is None:
+            found = self._origins[url] = Origin(url, connect_timeout_s=self._connect_timeout_s)
+        return found
+
+    def forget(self, url: str) -> None:
+        """Nothing new is sent there; what runs may end."""
+        origin = self._origins.get(url)
+        for connection in origin.idle if origin else ():
+            connection.transport.close()
+
+    async def watch(self) -> None:
+        """Goes on until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            for origin in self._origins.values():
+                origin.look(loop.time())
+
+    def close(self) -> None:
+        for origin in self._origins.values():
+            origin.close()
