@@ -58,13 +58,14 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Lets other threads run meanwhile. Text of special tokens (`<|im_end|>`) becomes those tokens."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            where = f"a lone surrogate at position {error.start}"
-            raise InvalidRequest(f"The text holds {where}, which no UTF-8 can carry.", param="prompt") from error
-        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        return ids
+        return self.encode_each([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_each(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Each on its own."""
+        for text in texts:
+            _check_encodable(text)
+        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         data = b"".join(self.visible_bytes(ids, skip_special_tokens=skip_special_tokens))
@@ -102,6 +103,14 @@ class Tokenizer:
             return b""
         spell = self._alphabet.added_token_bytes if token_id in self._added else self._alphabet.token_bytes
         return spell(token)
+
+
+def _check_encodable(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        where = f"a lone surrogate at position {error.start}"
+        raise InvalidRequest(f"The text holds {where}, which no UTF-8 can carry.", param="prompt") from error
 
 
 def load_tokenizer(files: ModelFiles) -> Tokenizer:

@@ -73,9 +73,14 @@ def next_hash(prev: bytes, tokens: Sequence[int], extra: bytes = b"") -> bytes:
 
 def block_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
     """Hashes of the full blocks of a sequence; a partly filled last block has none."""
-    data, width = _token_bytes(token_ids), 4 * block_size
+    return chained_hashes(root, _token_bytes(token_ids), block_size)
+
+
+def chained_hashes(prev: bytes, data: bytes, block_size: int) -> list[bytes]:
+    """Of the full blocks in `data`, tokens as little-endian u32, that follow the block whose hash is `prev`."""
+    width = 4 * block_size
     middle, no_extra = _u32(width), _u32(0)
-    hashes, prev = [], root
+    hashes = []
     for start in range(0, len(data) - width + 1, width):
         prev = sha256(_HASH_HEAD + prev + middle + data[start : start + width] + no_extra).digest()
         hashes.append(prev)

@@ -1,6 +1,7 @@
 """A chat request to the text of its prompt. Replicas and routers both render here, so their prompts can't differ."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from octavo_engine.text.template import NO_TEMPLATE
@@ -30,18 +31,46 @@ class ChatRenderer(Protocol):
     ) -> str: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderOptions:
+    """What a prompt depends on besides the conversation."""
+
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool = False
+
+
+def render_options(body: ChatCompletionRequest) -> RenderOptions:
+    """Raises InvalidRequest."""
+    continues = bool(body.continue_final_message)
+    return RenderOptions(
+        tools=body.described_tools(),
+        add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
+        continue_final_message=continues,
+        kwargs=_template_kwargs(body),
+        add_special_tokens=bool(body.add_special_tokens),
+    )
+
+
 def render_messages(template: ChatRenderer | None, body: ChatCompletionRequest) -> str:
+    """Raises InvalidRequest."""
+    return render_conversation(template, body.conversation(), render_options(body))
+
+
+def render_conversation(
+    template: ChatRenderer | None, conversation: list[dict[str, Any]], options: RenderOptions
+) -> str:
     """Raises InvalidRequest."""
     if template is None:
         raise InvalidRequest(NO_TEMPLATE, param="messages")
-    continues = bool(body.continue_final_message)
-    generates = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     return template.render(
-        body.conversation(),
-        tools=body.described_tools(),
-        add_generation_prompt=generates,
-        continue_final_message=continues,
-        **_template_kwargs(body),
+        conversation,
+        tools=options.tools,
+        add_generation_prompt=options.add_generation_prompt,
+        continue_final_message=options.continue_final_message,
+        **options.kwargs,
     )
 
 

@@ -5,31 +5,47 @@ can't be read here (the replica will say what is wrong with it) becomes an estim
 calls itself exact.
 """
 
+import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from octavo_engine.text.template import ChatTemplate
 from octavo_engine.text.tokenizer import Tokenizer
-from octavo_engine.wire.errors import OctavoError
-from octavo_engine.wire.hashing import SHORT_BYTES, block_hashes, scoped_root, tenant_salt
+from octavo_engine.wire.errors import InvalidRequest, OctavoError
+from octavo_engine.wire.hashing import scoped_root, tenant_salt
 from pydantic import ValidationError
 
 from octavo_server.kv.card import ModelCard
-from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.completion import CompletionRequest
-from octavo_server.openai.rendering import render_messages
+from octavo_server.openai.rendering import RenderOptions, render_conversation, render_options
 from octavo_server.openai.responses import ResponsesRequest
 from octavo_server.router.prompt import Prompt
 from octavo_server.router.prompt_estimate import Kind, affinity_of, estimate, num_chars, num_outputs, output_limit
+from octavo_server.router.text.chains import PromptChains
+from octavo_server.router.text.chat_fields import ChatFields
+from octavo_server.router.text.cuts import Cuts
+
+MAX_BYTES = 64 * 1024 * 1024
+#: A text of more characters per token of the context can't fit: it isn't worth reading.
+MAX_CHARS_PER_TOKEN = 32
+_PROBE = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"})
+
+Blocks = tuple[Sequence[int], int]
 
 
 class PromptReader:
-    """`read` may be called from several threads."""
+    """`read` may be called from several threads. `max_bytes`: of everything kept of earlier prompts, about."""
 
-    def __init__(self, card: ModelCard, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(
+        self, card: ModelCard, tokenizer: Tokenizer, template: ChatTemplate | None, *, max_bytes: int = MAX_BYTES
+    ) -> None:
         self.card = card
-        self._tokenizer = tokenizer
         self._template = template
+        self._max_chars = card.max_model_len * MAX_CHARS_PER_TOKEN
+        self._fields = ChatFields(max_bytes=max_bytes // 16)
+        cuts = Cuts.of(card.tokenizer, _with_special_tokens(card, template))
+        self._chains = PromptChains(tokenizer, cuts, block_size=card.block_size, max_bytes=max_bytes)
 
     @classmethod
     def from_card(cls, card: ModelCard) -> "PromptReader":
@@ -38,18 +54,23 @@ class PromptReader:
         template = None if card.chat_template is None else ChatTemplate(card.chat_template, card.special_tokens)
         return cls(card, tokenizer, template)
 
+    def cost_chars(self, kind: Kind, body: Mapping[str, Any]) -> int:
+        """How much text `read` might have to tokenise: above some 20 000 it is better called in a thread."""
+        return num_chars(kind, body)
+
     def read(self, kind: Kind, body: Mapping[str, Any], tenant: str) -> Prompt:
+        root = self._root(body, tenant)
         try:
-            prompts = self._prompts(kind, body)
-        except (OctavoError, ValidationError):
+            prompts = self._prompts(kind, body, root)
+        except (OctavoError, ValidationError, struct.error):
             return estimate(kind, body)
-        salt = tenant_salt(tenant if self.card.cache_isolation else "", body.get("cache_salt") or "")
-        root = scoped_root(self.card.root, self.card.adapters.get(body.get("model") or "", ""), salt)
-        longest = max(prompts, key=len)
+        hashes, num_tokens = prompts[0] if len(prompts) == 1 else max(prompts, key=_num_tokens)
+        if len(prompts) > 1:
+            num_tokens = sum(map(_num_tokens, prompts))
         return Prompt(
-            num_tokens=sum(map(len, prompts)),
+            num_tokens=num_tokens,
             affinity=affinity_of(kind, body),
-            hashes=self._hashes(root, longest) if _reads_cache(body) else (),
+            hashes=hashes if self.card.root and _reads_cache(body) else (),
             block_size=self.card.block_size,
             root=root,
             is_exact=True,
@@ -57,34 +78,52 @@ class PromptReader:
             num_outputs=num_outputs(body) * len(prompts),
         )
 
-    def cost_chars(self, kind: Kind, body: Mapping[str, Any]) -> int:
-        """How much text `read` might have to tokenise: above some 20 000 it is better called in a thread."""
-        return num_chars(kind, body)
+    def _root(self, body: Mapping[str, Any], tenant: str) -> bytes:
+        card, own_salt, adapter = self.card, body.get("cache_salt"), ""
+        if card.adapters and isinstance(model := body.get("model"), str):
+            adapter = card.adapters.get(model, "")
+        salt = tenant_salt(tenant if card.cache_isolation else "", own_salt if isinstance(own_salt, str) else "")
+        return scoped_root(card.root, adapter, salt)
 
-    def _prompts(self, kind: Kind, body: Mapping[str, Any]) -> list[list[int]]:
-        """Raises OctavoError or ValidationError."""
-        if kind == "completion":
-            return self._completion(CompletionRequest.model_validate(body))
+    def _prompts(self, kind: Kind, body: Mapping[str, Any], root: bytes) -> list[Blocks]:
+        """Raises OctavoError, ValidationError or struct.error for what a replica would refuse."""
         if kind == "chat":
-            return [self._chat(ChatCompletionRequest.model_validate(body))]
-        return [self._chat(ResponsesRequest.model_validate(body).as_chat())]
+            return [self._chat(self._fields.conversation(body.get("messages")), self._fields.options(body), root)]
+        if kind == "completion":
+            return self._completion(body, root)
+        chat = ResponsesRequest.model_validate(body).as_chat()
+        return [self._chat(chat.conversation(), render_options(chat), root)]
 
-    def _completion(self, body: CompletionRequest) -> list[list[int]]:
-        special = True if body.add_special_tokens is None else body.add_special_tokens
+    def _chat(self, conversation: list[dict[str, Any]], options: RenderOptions, root: bytes) -> Blocks:
+        text = render_conversation(self._template, conversation, options)
+        return self._text(text, root, add_special_tokens=options.add_special_tokens)
+
+    def _completion(self, body: Mapping[str, Any], root: bytes) -> list[Blocks]:
+        asked = CompletionRequest.model_validate({name: body.get(name) for name in ("prompt", "add_special_tokens")})
+        special = True if asked.add_special_tokens is None else asked.add_special_tokens
         return [
-            self._tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
-            for prompt in body.prompts()
+            self._text(prompt, root, add_special_tokens=special)
+            if isinstance(prompt, str)
+            else self._chains.hashes_of_ids(root, prompt)
+            for prompt in asked.prompts()
         ]
 
-    def _chat(self, body: ChatCompletionRequest) -> list[int]:
-        text = render_messages(self._template, body)
-        return self._tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    def _text(self, text: str, root: bytes, *, add_special_tokens: bool) -> Blocks:
+        if len(text) > self._max_chars:
+            raise InvalidRequest(f"{len(text)} characters don't fit the context.", param="prompt")
+        return self._chains.hashes(root, text, add_special_tokens=add_special_tokens)
 
-    def _hashes(self, root: bytes, token_ids: list[int]) -> Sequence[int]:
-        if not self.card.root:
-            return ()
-        hashes = block_hashes(root, token_ids, self.card.block_size)
-        return [int.from_bytes(block_hash[:SHORT_BYTES], "little") for block_hash in hashes]
+
+def _with_special_tokens(card: ModelCard, template: ChatTemplate | None) -> str:
+    """A text that has the special tokens which prompts of this model are full of."""
+    texts = [card.chat_template or "", *card.special_tokens.values()]
+    with suppress(InvalidRequest):
+        texts.append(render_conversation(template, [*_PROBE], RenderOptions()))
+    return "\n".join(texts)
+
+
+def _num_tokens(blocks: Blocks) -> int:
+    return blocks[1]
 
 
 def _reads_cache(body: Mapping[str, Any]) -> bool:

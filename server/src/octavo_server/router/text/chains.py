@@ -1,0 +1,111 @@
+"""`PromptChains`: a text to the hashes of its blocks; what begins like an earlier text is not tokenised again.
+
+A text is cut into pieces where cutting is safe, and each piece leads from one node to the next. Known pieces cost a
+look-up. The last piece of a prompt ends where the text does, not at a cut: a longer prompt has another piece there, so
+it isn't kept, and requests that differ in their last message only leave nothing behind.
+"""
+
+from collections.abc import Sequence
+
+from octavo_engine.text.tokenizer import Tokenizer
+
+from octavo_server.router.text.chain import Node, extended, root_node
+from octavo_server.router.text.cuts import Cuts
+from octavo_server.router.text.recency import RecencyCache
+
+#: Of a node, per block that it completes: a number and its place in a tuple.
+BLOCK_BYTES = 44
+SHORT_CHARS = 256
+MAX_KNOWN_PARTS = 4096
+
+
+class PromptChains:
+    def __init__(self, tokenizer: Tokenizer, cuts: Cuts, *, block_size: int, max_bytes: int) -> None:
+        self._tokenizer = tokenizer
+        self._cuts = cuts
+        self._block_size = block_size
+        self._nodes: RecencyCache[tuple[int, str], Node] = RecencyCache(max_bytes)
+        self._roots: RecencyCache[bytes, Node] = RecencyCache(max_bytes // 16)
+        self._known_parts: dict[str, list[int]] = {}
+        self._frame = _frame_of(tokenizer)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._nodes.num_bytes
+
+    def hashes(self, root: bytes, text: str, *, add_special_tokens: bool) -> tuple[Sequence[int], int]:
+        """The short hashes of the full blocks, and the number of tokens."""
+        node, hashes = self._root(root), list[int]()
+        if not add_special_tokens:
+            node = self._follow(node, text, hashes)
+        elif self._frame is None:
+            ids = self._tokenizer.encode(text)
+            node = self._step(node, ids, hashes)
+        else:
+            before, after = self._frame
+            node = self._step(node, before, hashes) if before else node
+            node = self._follow(node, text, hashes)
+            node = self._step(node, after, hashes) if after else node
+        return hashes, node.num_tokens
+
+    def hashes_of_ids(self, root: bytes, token_ids: Sequence[int]) -> tuple[Sequence[int], int]:
+        node = extended(self._root(root), token_ids, self._block_size)
+        return node.hashes, node.num_tokens
+
+    def _root(self, root: bytes) -> Node:
+        node = self._roots.get(root)
+        if node is None:
+            node = root_node(root)
+            self._roots.put(root, node, len(root))
+        return node
+
+    def _follow(self, node: Node, text: str, hashes: list[int]) -> Node:
+        pieces = self._cuts.split(text)
+        num_known = 0
+        for piece in pieces:
+            known = self._nodes.get((node.id, piece))
+            if known is None:
+                break
+            node = known
+            hashes += node.hashes
+            num_known += 1
+        new = pieces[num_known:]
+        for i, ids in enumerate(self._token_ids(new)):
+            parent, node = node, self._step(node, ids, hashes)
+            if i < len(new) - 1:
+                self._nodes.put((parent.id, new[i]), node, len(new[i]) + BLOCK_BYTES * len(node.hashes))
+        return node
+
+    def _token_ids(self, pieces: list[str]) -> list[list[int]]:
+        if len(pieces) == 1 and len(pieces[0]) <= SHORT_CHARS:
+            return [self._short_ids(pieces[0])]
+        return self._tokenizer.encode_each(pieces, add_special_tokens=False) if pieces else []
+
+    def _short_ids(self, text: str) -> list[int]:
+        """What stands around each message is the same again and again."""
+        parts, known = self._cuts.parts(text), self._known_parts
+        new = [part for part in parts if part not in known]
+        if len(known) > MAX_KNOWN_PARTS:
+            self._known_parts = known = {part: known[part] for part in parts if part in known}
+        known |= zip(new, self._tokenizer.encode_each(new, add_special_tokens=False), strict=True)
+        return [token_id for part in parts for token_id in known[part]]
+
+    def _step(self, node: Node, token_ids: Sequence[int], hashes: list[int]) -> Node:
+        node = extended(node, token_ids, self._block_size)
+        hashes += node.hashes
+        return node
+
+
+def _frame_of(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """The tokens that a tokenizer puts before and behind each text; None where that isn't all it does."""
+    frames = [
+        _around(tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)) for text in ("a", "b c")
+    ]
+    return frames[0] if frames[0] == frames[1] else None
+
+
+def _around(whole: list[int], inner: list[int]) -> tuple[list[int], list[int]] | None:
+    for start in range(len(whole) - len(inner) + 1):
+        if whole[start : start + len(inner)] == inner:
+            return whole[:start], whole[start + len(inner) :]
+    return None

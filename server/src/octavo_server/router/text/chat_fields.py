@@ -1,0 +1,62 @@
+"""What a chat request's prompt is made of, from its body: the conversation, and the options of the rendering.
+
+The schema (`openai.chat`) says what a field means. It is asked once for each message or set of options that isn't
+plain; what it said is kept under the JSON that was asked about. A message of a role and a text is what it looks like.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from octavo_engine.wire.errors import InvalidRequest
+
+from octavo_server.openai.chat import ChatCompletionRequest, ChatMessage
+from octavo_server.openai.rendering import TEMPLATE_FIELDS, RenderOptions, render_options
+from octavo_server.router.text.recency import RecencyCache
+
+_OPTIONS = frozenset(
+    {"tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "add_special_tokens"}
+).union(TEMPLATE_FIELDS)
+_PLAIN = RenderOptions()
+_to_json = msgspec.json.Encoder().encode
+
+
+class ChatFields:
+    def __init__(self, *, max_bytes: int) -> None:
+        self._messages: RecencyCache[bytes, dict[str, Any]] = RecencyCache(max_bytes)
+        self._options: RecencyCache[bytes, RenderOptions] = RecencyCache(max_bytes)
+
+    def options(self, body: Mapping[str, Any]) -> RenderOptions:
+        """Raises InvalidRequest or ValidationError."""
+        if _OPTIONS.isdisjoint(body):
+            return _PLAIN
+        asked = {name: body[name] for name in _OPTIONS if name in body}
+        key = _to_json(asked)
+        known = self._options.get(key)
+        if known is None:
+            known = render_options(ChatCompletionRequest.model_validate({"messages": [], **asked}))
+            self._options.put(key, known, 8 * len(key))
+        return known
+
+    def conversation(self, messages: object) -> list[dict[str, Any]]:
+        """Raises InvalidRequest or ValidationError."""
+        if not isinstance(messages, list):
+            raise InvalidRequest("messages must be a list.", param="messages")
+        return [plain if (plain := _plain(message)) else self._read(message) for message in messages]
+
+    def _read(self, message: object) -> dict[str, Any]:
+        key = _to_json(message)
+        known = self._messages.get(key)
+        if known is None:
+            known = ChatMessage.model_validate(message).model_dump(exclude_none=True)
+            self._messages.put(key, known, 8 * len(key))
+        return known
+
+
+def _plain(message: object) -> dict[str, Any] | None:
+    """A role and a text, in the schema's order; None for whatever else there may be."""
+    if type(message) is dict and len(message) == 2:
+        role, content = message.get("role"), message.get("content")
+        if type(role) is str and type(content) is str and role:
+            return {"role": role, "content": content}
+    return None

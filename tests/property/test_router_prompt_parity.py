@@ -1,0 +1,250 @@
+"""The router's block hashes are those that the engine stores, whatever the template, tokenizer, tools and salts.
+
+The engine's side is its own code: the body is read by the API's schema, rendered and encoded whole, and a real
+scheduler stores the blocks. The router's side is a `PromptReader` that has read many other prompts before.
+"""
+
+import functools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from octavo_engine.core.scheduler import Scheduler
+from octavo_engine.text.template import ChatTemplate
+from octavo_engine.wire.hashing import root_hash, tenant_salt
+from octavo_engine.wire.kv_stream import numbers
+from octavo_engine.wire.records import EngineRequest
+from octavo_engine.wire.sampling import SamplingParams
+from octavo_server.kv.card import ModelCard, read_card, write_card
+from octavo_server.openai.chat import ChatCompletionRequest
+from octavo_server.openai.completion import CompletionRequest
+from octavo_server.openai.rendering import render_messages
+from octavo_server.openai.responses import ResponsesRequest
+from octavo_server.router.prompt_reader import PromptReader
+from octavo_testing.chat_shapes import SPECIAL, TEMPLATES, TOKENIZERS, TOKENS
+from octavo_testing.simulation import Simulation, sim_config
+
+BLOCK = 4
+ROOT = root_hash("weights", "float32", BLOCK)
+ADAPTERS = {"tuned": "sha256:1", "other": "sha256:2"}
+CONTEXT = 8192
+
+
+@functools.cache
+def tokenizer_of(name):
+    return TOKENIZERS[name]()
+
+
+@functools.cache
+def template_of(name):
+    return ChatTemplate(TEMPLATES[name], SPECIAL)
+
+
+@functools.cache
+def reader_of(tokenizer_name, template_name, isolated):
+    """By way of the wire."""
+    tokenizer, template = tokenizer_of(tokenizer_name), template_of(template_name)
+    card = ModelCard(
+        models=("m", *ADAPTERS),
+        root=ROOT,
+        block_size=BLOCK,
+        max_model_len=CONTEXT,
+        tokenizer=tokenizer.to_json(),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        chat_template=template.source,
+        special_tokens=template.special_tokens,
+        cache_isolation=isolated,
+        adapters=ADAPTERS,
+    )
+    return PromptReader.from_card(read_card(write_card(card)))
+
+
+def stored(token_ids, salt, adapter):
+    """What a replica's KV stream tells after the prompt has run."""
+    config = sim_config(
+        block_size=BLOCK,
+        num_blocks=CONTEXT,
+        max_model_len=CONTEXT + 1,
+        max_num_batched_tokens=CONTEXT,
+        hash_root=ROOT,
+        debug_invariants=False,
+    )
+    simulation = Simulation(scheduler=Scheduler(config, kv_events=True))
+    request = EngineRequest(
+        request_id="r", prompt_token_ids=token_ids, params=SamplingParams(max_tokens=1, temperature=0.0),
+        cache_salt=salt, adapter=adapter,
+    )  # fmt: skip
+    simulation.scheduler.add(request, 0.0)
+    plan = simulation.scheduler.step(1.0, simulation.costs)
+    simulation.scheduler.commit(simulation.executor.run(plan), 2.0)
+    change = simulation.scheduler.take_kv_delta().change()
+    return set(numbers(change.stored)) if change else set()
+
+
+def engine_prompts(kind, raw, template, tokenizer):
+    if kind == "completion":
+        body = CompletionRequest.model_validate_json(raw)
+        body.check()
+        special = True if body.add_special_tokens is None else body.add_special_tokens
+        prompts = body.prompts()
+        return [tokenizer.encode(p, add_special_tokens=special) if isinstance(p, str) else p for p in prompts]
+    if kind == "chat":
+        body = ChatCompletionRequest.model_validate_json(raw)
+    else:
+        asked = ResponsesRequest.model_validate_json(raw)
+        asked.check()
+        body = asked.as_chat()
+    body.check()
+    text = render_messages(template, body)
+    return [tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))]
+
+
+def check(kind, body, *, tokenizer="byte level", template="chatml", tenant="", isolated=False):
+    raw = json.dumps(body)
+    prompts = engine_prompts(kind, raw, template_of(template), tokenizer_of(tokenizer))
+    salt = tenant_salt(tenant if isolated else "", body.get("cache_salt") or "")
+    longest = max(prompts, key=len)
+    prompt = reader_of(tokenizer, template, isolated).read(kind, json.loads(raw), tenant)
+    assert prompt.is_exact
+    assert prompt.num_tokens == sum(map(len, prompts))
+    assert len(prompt.hashes) == len(longest) // BLOCK
+    assert set(prompt.hashes) == stored(longest, salt, ADAPTERS.get(body.get("model"), ""))
+
+
+FRAGMENTS = (
+    *(
+        "a",
+        "b",
+        " ",
+        "  ",
+        "\n",
+        "\n\n",
+        "é",
+        "e\u0301",
+        "日",
+        "1",
+        "23",
+        ".",
+        "'s",
+        "\t",
+        "ab a",
+        "word and more words ",
+    ),
+    *TOKENS,
+    *("<|im_start", "<|im_end|>\n", "<think>", "\ue0f0"),
+)
+TEXT = st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join)
+LONG = st.tuples(st.sampled_from(FRAGMENTS), st.integers(1, 90), TEXT).map(lambda t: f"{t[0]} a b" * t[1] + t[2])
+CONTENT = TEXT | LONG
+PARTS = st.lists(st.builds(lambda text: {"type": "text", "text": text}, TEXT) | TEXT, max_size=3)
+CALLS = st.lists(
+    st.builds(
+        lambda arguments: {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}},
+        st.sampled_from(['{"a": 1, "b": null}', "{}", '{"é": [1.0, "x"]}', "3"]),
+    ),
+    max_size=2,
+)
+ROLES = st.sampled_from(["user", "assistant", "system", "tool", "developer"])
+PLAIN = st.fixed_dictionaries({"role": ROLES, "content": CONTENT})
+SWAPPED = st.builds(lambda content, role: {"content": content, "role": role}, TEXT, ROLES)
+ODD = st.fixed_dictionaries(
+    {"role": ROLES, "content": PARTS | TEXT | st.none()},
+    optional={
+        "tool_calls": CALLS | st.none(), "name": TEXT, "reasoning": TEXT, "tool_call_id": st.just("c"),
+        "extra": st.none() | st.integers() | TEXT,
+    },
+)  # fmt: skip
+MESSAGES = st.lists(PLAIN | PLAIN | SWAPPED | ODD, min_size=1, max_size=6)
+TOOL = {"type": "function", "function": {"name": "add", "description": None, "parameters": {"type": "object"}}}
+ODD_TOOL = {"function": {"name": "b", "strict": True, "extra": [1.5, None], "parameters": {"a": None}}, "more": None}
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "tools": st.sampled_from([None, [], [TOOL], [TOOL, ODD_TOOL]]),
+        "tool_choice": st.sampled_from([None, "none", "auto", {"type": "function", "function": {"name": "add"}}]),
+        "add_generation_prompt": st.sampled_from([None, True, False, "false"]),
+        "add_special_tokens": st.sampled_from([None, True, False]),
+        "chat_template_kwargs": st.sampled_from([None, {}, {"enable_thinking": False}, {"bos_token": "x"}]),
+        "reasoning_effort": st.sampled_from([None, "low", 3]),
+        "documents": st.sampled_from([None, [], [{"title": "t"}]]),
+        "cache_salt": st.sampled_from([None, "s", "é"]),
+        "model": st.sampled_from([None, "m", *ADAPTERS]),
+        "max_tokens": st.just(5),
+    },
+)
+PLACE = st.fixed_dictionaries(
+    {"tokenizer": st.sampled_from([*TOKENIZERS]), "template": st.sampled_from([*TEMPLATES])},
+    optional={"tenant": st.sampled_from(["alice", "bob"]), "isolated": st.booleans()},
+)
+
+
+@given(messages=MESSAGES, options=OPTIONS, place=PLACE)
+def test_each_turn_of_a_conversation_has_the_hashes_that_the_engine_stores(messages, options, place):
+    for turn in range(1, len(messages) + 1):
+        check("chat", {"messages": messages[:turn], **options}, **place)
+
+
+@given(messages=MESSAGES, last=TEXT, place=PLACE)
+def test_an_answer_that_is_continued(messages, last, place):
+    spoken = [*messages, {"role": "assistant", "content": "so" + last}]
+    if place["template"] not in ("printed", "qwen"):
+        check("chat", {"messages": spoken, "continue_final_message": True}, **place)
+
+
+@given(messages=st.lists(PLAIN, min_size=1, max_size=5), place=PLACE, cut=st.integers(0, 200))
+def test_conversations_that_part_anywhere(messages, place, cut):
+    check("chat", {"messages": messages}, **place)
+    for other in (*messages[:-1], {"role": "user", "content": messages[-1]["content"][:cut] + "b a"}), messages[1:]:
+        if other:
+            check("chat", {"messages": [*other]}, **place)
+
+
+PROMPTS = (
+    CONTENT.filter(bool)
+    | st.lists(st.integers(0, 200), min_size=1, max_size=20)
+    | st.lists(CONTENT.filter(bool), min_size=1, max_size=3)
+    | st.lists(st.lists(st.integers(0, 200), min_size=1, max_size=9), min_size=1, max_size=3)
+)
+
+
+@given(prompt=PROMPTS, special=st.sampled_from([None, True, False]), place=PLACE, salt=st.sampled_from([None, "s"]))
+def test_prompts_as_text_and_as_ids(prompt, special, place, salt):
+    check("completion", {"prompt": prompt, "add_special_tokens": special, "cache_salt": salt}, **place)
+
+
+ITEM = (
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system", "developer"]), "content": TEXT})
+    | st.builds(lambda t: {"type": "message", "role": "user", "content": [{"type": "input_text", "text": t}]}, TEXT)
+    | st.just({"type": "function_call", "call_id": "c", "name": "add", "arguments": '{"a": 1}'})
+    | st.builds(lambda t: {"type": "function_call_output", "call_id": "c", "output": t}, TEXT)
+)
+
+
+@given(
+    given_input=TEXT.filter(bool) | st.lists(ITEM, min_size=1, max_size=5),
+    place=PLACE,
+    fields=st.fixed_dictionaries(
+        {},
+        optional={
+            "instructions": TEXT,
+            "reasoning": st.sampled_from([None, {"effort": "low"}]),
+            "tools": st.just([{"type": "function", "name": "add", "parameters": {"type": "object"}}]),
+        },
+    ),
+)
+def test_responses(given_input, place, fields):
+    check("responses", {"input": given_input, **fields}, **place)
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_long_conversation_turn_by_turn(tokenizer, template):
+    """Long enough that it is cut, in every combination, and so that most of it is known."""
+    messages = []
+    for turn in range(4):
+        messages.append(
+            {"role": ("user", "assistant")[turn % 2], "content": f"word a b {turn} ab. And more words " * 24}
+        )
+        check("chat", {"messages": messages}, tokenizer=tokenizer, template=template)
