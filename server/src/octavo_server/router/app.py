@@ -28,8 +28,8 @@ from octavo_server.router.forward import Forwarder
 from octavo_server.router.operators import Operators
 from octavo_server.router.picker import Picker
 from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.prompt_reader import PromptReader
 from octavo_server.router.proxy import KINDS, OTHERS, Proxy
+from octavo_server.router.readers import Readers
 from octavo_server.router.replica import Replica
 from octavo_server.router.report import Reporter, Waiting
 from octavo_server.router.settings import RouterSettings
@@ -57,7 +57,9 @@ class Router:
         self.telemetry = Telemetry()
         self.picker = Picker(self.index, clock=time.monotonic)
         self.upstream = Upstream(connect_timeout_s=settings.forward.connect_timeout_s)
-        self.fleet = Fleet(FollowSettings(secret=self._secret, key=settings.replica_key), discovery, self.index)
+        follow = FollowSettings(secret=self._secret, key=settings.replica_key)
+        self.fleet = Fleet(follow, discovery, self.index)
+        self.readers = Readers(self.fleet, follow.headers)
         self.fleet.on_change.append(self._changed)
         self.fleet.on_heard.append(self.picker.heard)
         forward = settings.forward
@@ -91,6 +93,7 @@ class Router:
 
     async def start(self) -> None:
         await self.workers.start()
+        await self.readers.start()
         await self.fleet.start()
         self._tasks = [asyncio.create_task(self.upstream.watch()), asyncio.create_task(self._poke())]
 
@@ -100,6 +103,7 @@ class Router:
             with suppress(asyncio.CancelledError):
                 await task
         await self.fleet.stop()
+        await self.readers.stop()
         await self.workers.stop()
         self.upstream.close()
 
@@ -115,7 +119,7 @@ class Router:
         return Proxy(
             settings=self.settings,
             fleet=self.fleet,
-            readers=self._reader,
+            readers=self.readers.of,
             forwarder=forwarder,
             telemetry=self.telemetry,
             lifecycle=self.lifecycle,
@@ -134,9 +138,6 @@ class Router:
         app.include_router(service.router)
         app.add_exception_handler(HTTPException, _answer_error)
         return _layered(app, ring)
-
-    def _reader(self, model: str) -> PromptReader | None:
-        return None
 
     def _changed(self, replica: Replica) -> None:
         origin = self.upstream.origin(replica.url)

@@ -1,0 +1,96 @@
+"""`Readers`: how prompts are read for each model, as the replicas themselves say (`GET /kv/model`).
+
+A replica is asked when it has begun a new epoch; replicas with one fingerprint share one reader, whose caches are then
+warm for all of them. A replica that can't say (no KV stream, another server) has none: its prompts are estimated.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import aiohttp
+import msgspec
+from octavo_engine.wire.errors import OctavoError
+
+from octavo_server.kv.card import ModelCard
+from octavo_server.router.fleet import Fleet
+from octavo_server.router.prompt_reader import PromptReader
+from octavo_server.router.replica import Replica
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 10.0
+AGAIN_S = 5.0
+
+_read_card = msgspec.msgpack.Decoder(ModelCard).decode
+
+
+class Readers:
+    """Belongs to one event loop, from `start` to `stop`."""
+
+    def __init__(self, fleet: Fleet, headers: Mapping[str, str]) -> None:
+        self._fleet = fleet
+        self._headers = headers
+        self._asked: dict[str, int] = {}  # a replica's name -> the epoch of which it was asked
+        self._fingerprints: dict[str, str] = {}  # a replica's name -> that of its card
+        self._readers: dict[str, PromptReader] = {}  # by fingerprint
+        self._by_model: dict[str, PromptReader | None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        fleet.on_change.append(self._look)
+
+    async def start(self) -> None:
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._session.close()
+
+    def of(self, model: str) -> PromptReader | None:
+        """Of several, that of most replicas that can be sent to."""
+        if model not in self._by_model:
+            known = [self._fingerprints[r.name] for r in self._fleet.routable(model) if r.name in self._fingerprints]
+            self._by_model[model] = self._readers[max(known, key=known.count)] if known else None
+        return self._by_model[model]
+
+    def _look(self, replica: Replica) -> None:
+        self._by_model.clear()
+        if replica.state == "gone":
+            self._asked.pop(replica.name, None)
+            self._fingerprints.pop(replica.name, None)
+        elif replica.hello is not None and self._asked.get(replica.name) != replica.hello.epoch:
+            self._asked[replica.name] = replica.hello.epoch
+            task = asyncio.create_task(self._ask(replica, replica.hello.epoch))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, replica: Replica, epoch: int) -> None:
+        while self._asked.get(replica.name) == epoch:
+            try:
+                card = await self._card(replica)
+                await self._keep(replica, card)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                logger.info("replica %s doesn't say how it reads prompts: %s", replica.name, error)
+                await asyncio.sleep(AGAIN_S)
+            except (OctavoError, msgspec.MsgspecError) as error:
+                logger.warning("prompts for replica %s are estimated: %s", replica.name, error)
+                return
+            else:
+                return
+
+    async def _card(self, replica: Replica) -> ModelCard:
+        async with self._session.get(replica.url + "/kv/model", headers=self._headers) as answer:
+            answer.raise_for_status()
+            data = await answer.read()
+        return await asyncio.to_thread(_read_card, data)
+
+    async def _keep(self, replica: Replica, card: ModelCard) -> None:
+        """Raises OctavoError for a card that can't be used."""
+        if card.fingerprint not in self._readers:
+            reader = await asyncio.to_thread(PromptReader.from_card, card)
+            self._readers.setdefault(card.fingerprint, reader)
+        self._fingerprints[replica.name] = card.fingerprint
+        for gone in self._readers.keys() - set(self._fingerprints.values()):
+            del self._readers[gone]
+        self._by_model.clear()
