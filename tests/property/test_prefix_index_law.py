@@ -2,7 +2,7 @@
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from octavo_server.router.prefix_index import DEVICE, HOST, PREDICTED, Match, PrefixIndex
 
 HASHES = st.integers(1, 12)
@@ -16,6 +16,10 @@ class IndexMachine(RuleBasedStateMachine):
         super().__init__()
         self.index = PrefixIndex(max_entries=1000)
         self.model = {}
+
+    @initialize(max_entries=st.sampled_from([1000, 100_000]))
+    def one_table_or_many(self, max_entries):
+        self.index = PrefixIndex(max_entries=max_entries)
 
     @precondition(lambda self: len(self.model) < 5)
     @rule()

@@ -7,13 +7,14 @@ so that an entry costs its key and its place in the table.
 Memory is capped: the table is kept in two generations, and when they are full the older one goes at once. What goes is
 forgotten, not wrong: the router then expects less to be found than there is. Looking up keeps an entry young.
 
+The table is many small dictionaries, by the low bits of the hash (hashes are as good as random): to grow, drop or sweep
+one of millions of entries would hold up everything else for a good part of a second.
+
 A slot that is given up can be used again when `sweep` has taken its bits out, a piece at a time; until then whoever
 looks up leaves it out of the slots that it asks for.
 """
 
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 Slot = int
@@ -21,6 +22,8 @@ Slot = int
 DEVICE, HOST, PREDICTED = 0b001, 0b010, 0b100
 _BITS = 3
 _MAX_SHARED_MASKS = 65536
+_SHARD_ENTRIES = 16384
+_MAX_SHARD_BITS = 12
 
 
 class Match(NamedTuple):
@@ -39,15 +42,21 @@ class PrefixIndex:
     def __init__(self, *, max_entries: int) -> None:
         self.max_entries = max_entries
         self.num_forgotten = 0  # entries that went because the table was full
-        self._young: dict[int, int] = {}
-        self._old: dict[int, int] = {}
+        num_shards = 1 << min(_MAX_SHARD_BITS, max(0, (max_entries // _SHARD_ENTRIES).bit_length()))
+        self._low = num_shards - 1
+        self._shard_entries = max(1, max_entries // num_shards // 2)  # of one generation
+        self._young: list[dict[int, int]] = [{} for _ in range(num_shards)]
+        self._old: list[dict[int, int]] = [{} for _ in range(num_shards)]
         self._shared: dict[int, int] = {}
         self._num_slots = 0
         self._free_slots: list[Slot] = []
-        self._sweeps: deque[_Sweep] = deque()
+        self._used_slots: set[Slot] = set()
+        self._given_up: list[Slot] = []  # after the sweep that is on began
+        self._sweeping: list[Slot] = []
+        self._unswept: list[int] = []  # shards
 
     def __len__(self) -> int:
-        return len(self._young) + len(self._old)
+        return sum(map(len, self._young)) + sum(map(len, self._old))
 
     def take_slot(self) -> Slot:
         if self._free_slots:
@@ -57,7 +66,11 @@ class PrefixIndex:
 
     def give_up_slot(self, slot: Slot) -> None:
         """Its entries mean nothing any more; `sweep` takes them out."""
-        self._sweeps.append(_Sweep(slot))
+        if slot in self._used_slots:
+            self._used_slots.remove(slot)
+            self._given_up.append(slot)
+        else:
+            self._free_slots.append(slot)
 
     def store(self, slot: Slot, hashes: Iterable[int], kind: int = DEVICE) -> None:
         """What a replica says of a block replaces what was predicted of it; one on the device isn't predicted."""
@@ -65,16 +78,27 @@ class PrefixIndex:
         set_bits, clear, known = kind << shift, ~(PREDICTED << shift), 0
         if kind == PREDICTED:
             clear, known = ~0, DEVICE << shift
+        young, low, entries, share = self._young, self._low, self._shard_entries, self._sharing()
+        self._used_slots.add(slot)
         for block_hash in hashes:
-            mask = self._take(block_hash)
-            self._put(block_hash, mask if mask & known else mask & clear | set_bits)
+            generation = young[block_hash & low]
+            mask = generation.get(block_hash)
+            if mask is None:
+                mask = self._old[block_hash & low].pop(block_hash, 0)
+                if len(generation) >= entries:
+                    generation = self._turn_over(block_hash & low)
+            new = mask if mask & known else mask & clear | set_bits
+            generation[block_hash] = share(new, new)
 
     def remove(self, slot: Slot, hashes: Iterable[int], kind: int = DEVICE) -> None:
-        clear = ~(kind << slot * _BITS)
-        for generation in (self._young, self._old):
-            for block_hash in hashes if generation else ():
+        clear, low, share = ~(kind << slot * _BITS), self._low, self._sharing()
+        for block_hash in hashes:
+            for generation in (self._young[block_hash & low], self._old[block_hash & low]):
                 if (mask := generation.get(block_hash)) is not None:
-                    _set(generation, block_hash, self._share(mask & clear))
+                    if left := mask & clear:
+                        generation[block_hash] = share(left, left)
+                    else:
+                        del generation[block_hash]
 
     def match(self, hashes: Sequence[int], slots: Iterable[Slot]) -> dict[Slot, Match]:
         """What each of `slots` has of a prompt with these block hashes; those that have nothing are left out.
@@ -84,7 +108,8 @@ class PrefixIndex:
         """
         walk = _Walk({1 << slot * _BITS: slot for slot in slots})
         last: int | None = -1
-        for position, mask in enumerate(map(self._young.get, hashes)):
+        young, low = self._young, self._low
+        for position, mask in enumerate([young[h & low].get(h) for h in hashes]):
             if mask is last:
                 continue
             if mask is None:
@@ -96,55 +121,53 @@ class PrefixIndex:
         return walk.found
 
     def sweep(self, max_entries: int) -> int:
-        """Look at so many entries for bits of slots that were given up; how many are still to be looked at."""
-        while self._sweeps and max_entries > 0:
-            sweep = self._sweeps[0]
-            if sweep.todo is None:
-                sweep.todo = [*self._young, *self._old]
-            part = sweep.todo[-max_entries:]
-            del sweep.todo[-max_entries:]
-            self.remove(sweep.slot, part, DEVICE | HOST | PREDICTED)
-            max_entries -= len(part)
-            if not sweep.todo:
-                self._free_slots.append(sweep.slot)
-                self._sweeps.popleft()
-        return sum(len(self) if s.todo is None else len(s.todo) for s in self._sweeps)
+        """Look at some `max_entries` for bits of slots that were given up; how many are still to be looked at."""
+        while max_entries > 0 and (self._unswept or self._given_up):
+            if not self._unswept:
+                self._sweeping, self._given_up = self._given_up, []
+                self._unswept = [*range(len(self._young))]
+            max_entries -= max(1, self._sweep_shard(self._unswept.pop()))
+            if not self._unswept:
+                self._free_slots += self._sweeping
+        left = sum(len(self._young[shard]) + len(self._old[shard]) for shard in self._unswept)
+        return left + (len(self) if self._given_up else 0)
+
+    def _sweep_shard(self, shard: int) -> int:
+        """How many entries were looked at."""
+        gone = sum((DEVICE | HOST | PREDICTED) << slot * _BITS for slot in self._sweeping)
+        share, looked = self._sharing(), 0
+        for generations in (self._young, self._old):
+            generation = generations[shard]
+            looked += len(generation)
+            if any(mask & gone for mask in generation.values()):
+                generations[shard] = {
+                    block_hash: share(left, left) for block_hash, mask in generation.items() if (left := mask & ~gone)
+                }
+        return looked
 
     def _rejuvenate(self, block_hash: int) -> int:
-        mask = self._take(block_hash)
+        shard = block_hash & self._low
+        if (known := self._young[shard].get(block_hash)) is not None:
+            return known
+        mask = self._old[shard].pop(block_hash, 0)
         if mask:
-            self._put(block_hash, mask)
+            generation = self._young[shard]
+            if len(generation) >= self._shard_entries:
+                generation = self._turn_over(shard)
+            generation[block_hash] = mask
         return mask
 
-    def _take(self, block_hash: int) -> int:
-        mask = self._young.get(block_hash)
-        return self._old.pop(block_hash, 0) if mask is None else mask
+    def _turn_over(self, shard: int) -> dict[int, int]:
+        """The old generation goes, the young one is the old one now; the new young one."""
+        self.num_forgotten += len(self._old[shard])
+        self._old[shard], self._young[shard] = self._young[shard], {}
+        return self._young[shard]
 
-    def _put(self, block_hash: int, mask: int) -> None:
-        if block_hash not in self._young and len(self._young) >= self.max_entries // 2:
-            self.num_forgotten += len(self._old)
-            self._old, self._young = self._young, {}
-        self._young[block_hash] = self._share(mask)
-
-    def _share(self, mask: int) -> int:
+    def _sharing(self) -> Callable[[int, int], int]:
+        """To be called with a mask, twice: the one object there is of it."""
         if len(self._shared) > _MAX_SHARED_MASKS:
-            self._shared.clear()
-        return self._shared.setdefault(mask, mask)
-
-
-@dataclass(slots=True)
-class _Sweep:
-    """`todo`: hashes to look at, once it has begun. What is stored meanwhile can't have the slot's bits."""
-
-    slot: Slot
-    todo: list[int] | None = None
-
-
-def _set(generation: dict[int, int], block_hash: int, mask: int) -> None:
-    if mask:
-        generation[block_hash] = mask
-    else:
-        del generation[block_hash]
+            self._shared = {}
+        return self._shared.setdefault
 
 
 class _Walk:
