@@ -1,6 +1,8 @@
-"""`Gate`: holds a scripted executor in another process inside a step until the test opens it, without a race.
+"""Holding a scripted executor in another process inside a step, without a race.
 
-A file lock: the test takes it first, the executor's step waits for it, and it is free once `open` was called.
+`Gate`: a file lock. The test takes it first, the executor's step waits for it, and it is free once `open` was called.
+`Valve`: a FIFO of which each step takes a byte. The engine does as many steps as the test says, and runs freely once
+`open` was called.
 """
 
 import fcntl
@@ -30,3 +32,31 @@ def pass_gate(path: str) -> None:
     fd = os.open(path, os.O_RDWR)
     fcntl.flock(fd, fcntl.LOCK_EX)
     os.close(fd)
+
+
+class Valve:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        os.mkfifo(path)
+        self._fd = os.open(path, os.O_RDWR)
+
+    def step(self, times: int = 1) -> None:
+        os.write(self._fd, bytes(times))
+
+    def open(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+class ValveReader:
+    """The executor's side; None: no valve."""
+
+    def __init__(self, path: str | None) -> None:
+        self._fd = None if path is None else os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        if self._fd is not None:
+            os.set_blocking(self._fd, True)
+
+    def take_step(self) -> None:
+        if self._fd is not None:
+            os.read(self._fd, 1)

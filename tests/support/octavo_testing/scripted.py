@@ -20,12 +20,13 @@ from octavo_engine.wire.plan import NewSeq, SeqResult, SeqStep, StepPlan, StepRe
 from octavo_engine.wire.records import TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
 
-from octavo_testing.gate import pass_gate
+from octavo_testing.gate import ValveReader, pass_gate
 
 EOS = 256
 VOCAB_SIZE = 259
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LOADER = "octavo_testing.scripted:load"
+VALVE = "OCTAVO_TEST_VALVE"  # in the environment: the valve that lets steps through
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -46,6 +47,7 @@ class ScriptedExecutor:
     """Keeps per sequence what a runner keeps, and checks that plans refer to sequences it knows."""
 
     def __init__(self) -> None:
+        self._valve = ValveReader(os.environ.get(VALVE))
         self._seqs: dict[int, NewSeq] = {}
         self.plans: list[StepPlan] = []
         self.preparing: dict[str, Future[object]] = {}
@@ -67,6 +69,7 @@ class ScriptedExecutor:
         self.is_shut_down = True
 
     def _run(self, plan: StepPlan) -> StepResult:
+        self._valve.take_step()
         self.plans.append(plan)
         for seq_id in plan.dropped_seqs:
             self._seqs.pop(seq_id, None)

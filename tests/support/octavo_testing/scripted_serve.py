@@ -1,4 +1,7 @@
-"""`octavo serve` over the scripted engine in a core process of its own: a real command that compiles nothing."""
+"""`octavo serve` over the scripted engine in a core process of its own: a real command that compiles nothing.
+
+Where the environment names a valve (`VALVE`), the engine does as many steps as it lets through.
+"""
 
 import sys
 from typing import Any

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,12 +47,18 @@ class ServeProcess:
 
 
 @contextmanager
-def octavo_serve(folder: Path, *flags: str, module: tuple[str, ...] = OCTAVO) -> Iterator[ServeProcess]:
+def octavo_serve(
+    folder: Path,
+    *flags: str,
+    module: tuple[str, ...] = OCTAVO,
+    port: int | None = None,
+    env: Mapping[str, str] = os.environ,
+) -> Iterator[ServeProcess]:
     """`folder` gets the log. Afterwards neither the server nor its engine core is left."""
-    port = free_port()
+    port = port or free_port()
     log = folder / "serve.log"
     with log.open("wb") as output:
-        process = subprocess.Popen([*module, "--port", str(port), *flags], stdout=output, stderr=output, env=os.environ)
+        process = subprocess.Popen([*module, "--port", str(port), *flags], stdout=output, stderr=output, env=env)
     serving = ServeProcess(process, port, log)
     family: list[psutil.Process] = []
     try:

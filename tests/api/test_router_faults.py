@@ -1,0 +1,215 @@
+"""Replicas that die, hang, come back or leave under a router: what becomes of whose requests. Real processes.
+
+The engines are scripted and step only as the test lets them, so that every stream is in its middle when it happens.
+"""
+
+import asyncio
+import json
+import signal
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+from octavo_testing.fleets import until
+from octavo_testing.route_command import octavo_route, served_replicas
+from octavo_testing.server import events
+
+pytestmark = pytest.mark.timeout(120)
+
+NUM_STREAMS = 50
+TEXT = "/v1/completions"
+
+
+@dataclass
+class Stream:
+    replica: str = ""
+    text: str = ""
+    is_over: bool = False
+
+    @property
+    def events(self):
+        return events(self.text)
+
+    @property
+    def finish_reason(self):
+        return json.loads(self.events[-2])["choices"][0]["finish_reason"]
+
+
+def asked(number, **fields):
+    return {"model": "tiny", "prompt": f"{number} is my number", "max_tokens": 40, "ignore_eos": True, **fields}
+
+
+async def read(http, stream, body):
+    async with http.stream("POST", TEXT, json={**body, "stream": True}) as answer:
+        stream.replica = answer.headers["x-octavo-replica"]
+        async for part in answer.aiter_text():
+            stream.text += part
+    stream.is_over = True
+
+
+@dataclass
+class Under:
+    """50 streams that have begun, on three replicas."""
+
+    http: httpx.AsyncClient
+    streams: list[Stream] = field(default_factory=list)
+    tasks: list[asyncio.Task] = field(default_factory=list)
+
+    async def begin(self, replicas):
+        self.streams = [Stream() for _ in range(NUM_STREAMS)]
+        self.tasks = [asyncio.create_task(read(self.http, s, asked(i))) for i, s in enumerate(self.streams)]
+        while not all(stream.text for stream in self.streams):
+            for replica in replicas:
+                replica.valve.step()
+            await asyncio.sleep(0.02)
+        assert not any(stream.is_over for stream in self.streams)
+        assert {stream.replica for stream in self.streams} == {replica.name for replica in replicas}
+
+    def on(self, replica):
+        return [stream for stream in self.streams if stream.replica == replica.name]
+
+    async def ask(self, number, **fields):
+        return await self.http.post(TEXT, json=asked(number, max_tokens=2, **fields))
+
+
+def client(route):
+    return httpx.AsyncClient(base_url=route.url, timeout=60, limits=httpx.Limits(max_connections=None))
+
+
+@pytest.fixture
+def three(tmp_path):
+    """Replicas with valves and a router that knows all that they have."""
+    with served_replicas(tmp_path, 3, has_valves=True) as replicas:
+        flags = [word for replica in replicas for word in ("--replica", replica.url)]
+        with octavo_route(tmp_path, *flags) as route:
+            route.wait_until_exact(3)
+            yield replicas, route
+
+
+def test_a_killed_replica_ends_its_own_streams_and_nothing_else(three):
+    (killed, *others), route = three
+
+    async def run():
+        async with client(route) as http:
+            under = Under(http)
+            await under.begin([killed, *others])
+            killed.kill()
+            racing = [asyncio.create_task(under.ask(f"racing {i}")) for i in range(20)]
+            await until(lambda: all(stream.is_over for stream in under.on(killed)))
+            await asyncio.to_thread(route.wait_until, lambda found: not found[killed.url]["admitted"])
+            for replica in others:
+                replica.valve.open()
+            later = await asyncio.gather(*(under.ask(f"later {i}") for i in range(30)))
+            await asyncio.gather(*under.tasks)
+            return under, await asyncio.gather(*racing), later
+
+    under, racing, later = asyncio.run(run())
+    for stream in under.streams:
+        assert stream.events[-1] == "[DONE]"
+        if stream.replica == killed.name:
+            assert json.loads(stream.events[-2])["error"]["code"] in (502, 503)
+        else:
+            assert stream.finish_reason == "length"
+    assert [answer.status_code for answer in (*racing, *later)] == [200] * 50
+    assert killed.name not in {answer.headers["x-octavo-replica"] for answer in (*racing, *later)}
+
+
+def test_a_replica_that_was_started_anew_gets_requests_when_its_new_cache_is_known(three):
+    (restarted, *others), route = three
+    for replica in (restarted, *others):
+        replica.valve.open()
+    before = route.replicas()[restarted.url]["acknowledged_epoch"]
+    restarted.kill()
+    route.wait_until(lambda found: not found[restarted.url]["admitted"])
+    restarted.stop()
+    restarted.start()
+    route.wait_until_exact(3)
+    found = route.replicas()[restarted.url]
+    assert found["acknowledged_epoch"] == found["epoch"] != before
+
+    async def run():
+        async with client(route) as http:
+            return await asyncio.gather(*(Under(http).ask(i) for i in range(30)))
+
+    answers = asyncio.run(run())
+    assert {answer.status_code for answer in answers} == {200}
+    assert restarted.name in {answer.headers["x-octavo-replica"] for answer in answers}
+
+
+def test_a_hung_replica_is_left_alone_and_its_streams_end(three):
+    (hung, *others), route = three
+
+    async def run():
+        async with client(route) as http:
+            under = Under(http)
+            await under.begin([hung, *others])
+            hung.signal(signal.SIGSTOP)
+            try:
+                racing = [asyncio.create_task(under.ask(f"racing {i}")) for i in range(20)]
+                for replica in others:
+                    replica.valve.open()
+                await asyncio.to_thread(route.wait_until, lambda found: not found[hung.url]["admitted"])
+                later = await asyncio.gather(*(under.ask(f"later {i}") for i in range(30)))
+                await asyncio.gather(*under.tasks)
+                return under, await asyncio.gather(*racing), later
+            finally:
+                hung.signal(signal.SIGCONT)
+
+    under, racing, later = asyncio.run(run())
+    for stream in under.streams:
+        assert stream.events[-1] == "[DONE]"
+        assert ("error" in json.loads(stream.events[-2])) == (stream.replica == hung.name)
+    assert [answer.status_code for answer in (*racing, *later)] == [200] * 50
+    assert hung.name not in {answer.headers["x-octavo-replica"] for answer in later}
+    hung.valve.open()
+    route.wait_until_exact(3)
+
+
+def test_a_replica_that_leaves_in_order_costs_no_request(three):
+    (leaving, *others), route = three
+
+    async def run():
+        async with client(route) as http:
+            under = Under(http)
+            await under.begin([leaving, *others])
+            leaving.signal(signal.SIGTERM)
+            await asyncio.to_thread(route.wait_until, lambda found: not found[leaving.url]["admitted"])
+            for replica in (leaving, *others):
+                replica.valve.open()
+            later = await asyncio.gather(*(under.ask(f"later {i}") for i in range(30)))
+            await asyncio.gather(*under.tasks)
+            return under, later
+
+    under, later = asyncio.run(run())
+    assert {stream.finish_reason for stream in under.streams} == {"length"}
+    assert {answer.status_code for answer in later} == {200}
+    assert leaving.name not in {answer.headers["x-octavo-replica"] for answer in later}
+
+
+def test_clients_that_leave_free_their_replica_streamed_or_not(three):
+    replicas, route = three
+
+    async def run():
+        async with client(route) as http:
+            tasks = [asyncio.create_task(read(http, Stream(), asked(i))) for i in range(6)]
+            tasks += [asyncio.create_task(http.post(TEXT, json=asked(i + 100))) for i in range(6)]
+            async with httpx.AsyncClient(timeout=60) as direct:
+
+                async def loads():
+                    answers = [await direct.get(f"{replica.url}/load") for replica in replicas]
+                    return sum(answer.json()["server_load"] for answer in answers)
+
+                while await loads() < 12:
+                    await asyncio.sleep(0.01)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                while await loads():
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    for replica in replicas:
+        replica.valve.open()
+    metrics = httpx.get(f"{route.url}/metrics").text
+    assert 'octavo_router_requests_total{model="tiny",code="499"' in metrics
+    assert "octavo_router_inflight 0" in metrics

@@ -1,0 +1,155 @@
+"""What clients send that no router wants, and a router that is killed or told to stop. Real processes."""
+
+import asyncio
+import json
+import signal
+import socket
+
+import httpx
+import pytest
+from octavo_testing.route_command import octavo_route, served_replicas
+from octavo_testing.server import events
+
+pytestmark = pytest.mark.timeout(120)
+
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+SMALL = {"model": "tiny", "prompt": "abc", "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def routed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("routed")
+    with served_replicas(folder, 2) as replicas:
+        flags = [word for replica in replicas for word in ("--replica", replica.url)]
+        with octavo_route(folder, *flags) as route:
+            route.wait_until_exact(2)
+            yield replicas, route
+
+
+@pytest.fixture
+def http(routed):
+    with httpx.Client(base_url=routed[1].url, timeout=60) as client:
+        yield client
+
+
+def direct(routed, path, **options):
+    return httpx.post(routed[0][0].url + path, timeout=60, **options)
+
+
+def test_a_prompt_of_a_megabyte_is_refused_in_the_replicas_words(routed, http):
+    for path, body in (
+        (TEXT, {**SMALL, "prompt": "a b " * 262_144}),
+        (CHAT, {"model": "tiny", "messages": [{"role": "user", "content": "a b " * 262_144}]}),
+    ):
+        answer = http.post(path, json=body)
+        assert (answer.status_code, answer.json()) == (400, direct(routed, path, json=body).json())
+        assert http.post(TEXT, json=SMALL).status_code == 200
+
+
+def test_requests_beside_large_prompts_go_on(routed):
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "a b " * 262_144}]}
+
+    async def run():
+        async with httpx.AsyncClient(base_url=routed[1].url, timeout=60) as http:
+            large = [asyncio.create_task(http.post(CHAT, json=body)) for _ in range(4)]
+            small = [(await http.post(TEXT, json=SMALL)).status_code for _ in range(20)]
+            return small, [(await task).status_code for task in large]
+
+    small, large = asyncio.run(run())
+    assert (set(small), set(large)) == ({200}, {400})
+
+
+def test_a_body_above_the_limit_is_refused_with_the_limit(http):
+    answer = http.post(TEXT, content=b" " * (16 * 2**20 + 1))
+    assert answer.status_code == 413
+    assert str(16 * 2**20) in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"model": 1}', b"[" * 5000, b"\xff\xfe"])
+def test_what_is_no_request_is_refused_as_a_replica_refuses_it(routed, http, content):
+    answer = http.post(TEXT, content=content)
+    assert (answer.status_code, answer.json()) == (400, direct(routed, TEXT, content=content).json())
+
+
+def test_an_unknown_model_is_not_found(routed, http):
+    answer = http.post(TEXT, json={**SMALL, "model": "other"})
+    assert (answer.status_code, answer.json()) == (404, direct(routed, TEXT, json={**SMALL, "model": "other"}).json())
+
+
+def said(route, data):
+    """What comes back for raw bytes, until the router closes the connection or has answered."""
+    with socket.create_connection(("127.0.0.1", route.port), timeout=60) as sock:
+        sock.sendall(data)
+        return sock.recv(65536)
+
+
+def test_a_head_that_never_ends_is_cut_off(routed):
+    _, route = routed
+    with socket.create_connection(("127.0.0.1", route.port), timeout=60) as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+        line = b"X-Filler: " + b"x" * 8192 + b"\r\n"
+        with pytest.raises(ConnectionError):
+            sock.sendall(line * 8192)
+    assert httpx.post(route.url + TEXT, json=SMALL).status_code == 200
+
+
+def test_large_headers_of_a_whole_request_do_not_harm(routed):
+    _, route = routed
+    body = json.dumps(SMALL).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Filler: %s\r\nContent-Length: %d\r\n\r\n"
+    status = said(route, head % (b"x" * 16384, len(body)) + body).split(b"\r\n")[0]
+    assert status.split()[1] in (b"200", b"431")
+
+
+def test_headers_that_only_a_router_may_send_are_not_passed_on(routed, http):
+    headers = {"x-octavo-tenant": "somebody", "x-octavo-secret": "guess", "x-octavo-salt": "y"}
+    assert http.post(TEXT, json=SMALL, headers=headers).status_code == 200
+
+
+def test_a_killed_router_comes_back_and_knows_everything_again(routed):
+    _, route = routed
+    route.kill()
+    route.start()
+    route.wait_until_exact(2)
+    answer = httpx.post(route.url + TEXT, json=SMALL)
+    assert (answer.status_code, answer.headers["x-octavo-rung"]) == (200, "exact")
+
+
+def test_a_router_that_is_told_to_stop_lets_its_streams_finish(tmp_path):
+    with (
+        served_replicas(tmp_path, 1, has_valves=True) as (replica,),
+        octavo_route(tmp_path, "--replica", replica.url) as route,
+    ):
+        route.wait_until_exact(1)
+        assert asyncio.run(_stopped_in_the_middle(route, replica)) == (503, "length", "bye")
+        assert route.stop() == 0
+
+
+async def _stopped_in_the_middle(route, replica):
+    """The status of a late request, how the stream ended, and the last of the state's stream."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=route.url, timeout=60, limits=limits) as http:
+        state = asyncio.create_task(_read_all(http, "GET", "/state/events"))
+        body = {**SMALL, "max_tokens": 20, "ignore_eos": True, "stream": True}
+        begun = asyncio.Event()
+        stream = asyncio.create_task(_read_all(http, "POST", TEXT, begun, json=body))
+        while not begun.is_set():
+            replica.valve.step()
+            await asyncio.sleep(0.02)
+        route.process.send_signal(signal.SIGTERM)
+        while (await http.get("/ready")).status_code == 200:
+            await asyncio.sleep(0.01)
+        late = await http.post(TEXT, json=SMALL)
+        replica.valve.open()
+        finish = json.loads(events(await stream)[-2])["choices"][0]["finish_reason"]
+        return late.status_code, finish, json.loads(events(await state)[-1])["type"]
+
+
+async def _read_all(http, method, path, begun=None, **options):
+    text = ""
+    async with http.stream(method, path, **options) as answer:
+        async for part in answer.aiter_text():
+            text += part
+            if begun is not None:
+                begun.set()
+    return text
