@@ -35,11 +35,8 @@ class Parts:
             waiting=lambda: Waiting(3, {"cold": 2}),
             clock=lambda: 0.0,
         )
-
-        async def state():
-            return reporter.state()
-
-        context = AdminContext(workers=Workers(reporter), feed=StateFeed(state), operators=Operators(keys=self.keys))
+        workers = Workers(reporter)
+        context = AdminContext(workers=workers, feed=StateFeed(workers.state), operators=Operators(keys=self.keys))
         transport = httpx.ASGITransport(build_admin(context))
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as http:
             yield http

@@ -76,14 +76,27 @@ def client(route):
     return httpx.AsyncClient(base_url=route.url, timeout=60, limits=httpx.Limits(max_connections=None))
 
 
-@pytest.fixture
-def three(tmp_path):
-    """Replicas with valves and a router that knows all that they have."""
-    with served_replicas(tmp_path, 3, has_valves=True) as replicas:
+@pytest.fixture(scope="module")
+def routed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("routed")
+    with served_replicas(folder, 3, has_valves=True) as replicas:
         flags = [word for replica in replicas for word in ("--replica", replica.url)]
-        with octavo_route(tmp_path, *flags) as route:
-            route.wait_until_exact(3)
+        with octavo_route(folder, *flags) as route:
             yield replicas, route
+
+
+@pytest.fixture
+def three(routed):
+    """Replicas with their valves shut, and a router that knows all that they have."""
+    replicas, route = routed
+    for replica in replicas:
+        if not replica.is_running:
+            replica.start()
+        replica.valve.shut()
+    route.wait_until_exact(3)
+    yield routed
+    for replica in replicas:
+        replica.valve.open()
 
 
 def test_a_killed_replica_ends_its_own_streams_and_nothing_else(three):
@@ -121,7 +134,6 @@ def test_a_replica_that_was_started_anew_gets_requests_when_its_new_cache_is_kno
     before = route.replicas()[restarted.url]["acknowledged_epoch"]
     restarted.kill()
     route.wait_until(lambda found: not found[restarted.url]["admitted"])
-    restarted.stop()
     restarted.start()
     route.wait_until_exact(3)
     found = route.replicas()[restarted.url]
@@ -181,6 +193,7 @@ def test_a_replica_that_leaves_in_order_costs_no_request(three):
             return under, later
 
     under, later = asyncio.run(run())
+    assert leaving.serving.exit_code() == 0
     assert {stream.finish_reason for stream in under.streams} == {"length"}
     assert {answer.status_code for answer in later} == {200}
     assert leaving.name not in {answer.headers["x-octavo-replica"] for answer in later}
@@ -208,8 +221,6 @@ def test_clients_that_leave_free_their_replica_streamed_or_not(three):
                     await asyncio.sleep(0.01)
 
     asyncio.run(run())
-    for replica in replicas:
-        replica.valve.open()
     metrics = httpx.get(f"{route.url}/metrics").text
     assert 'octavo_router_requests_total{model="tiny",code="499"' in metrics
     assert "octavo_router_inflight 0" in metrics

@@ -37,8 +37,9 @@ def pass_gate(path: str) -> None:
 class Valve:
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._fd = -1
         os.mkfifo(path)
-        self._fd = os.open(path, os.O_RDWR)
+        self.shut()
 
     def step(self, times: int = 1) -> None:
         os.write(self._fd, bytes(times))
@@ -47,6 +48,10 @@ class Valve:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
+
+    def shut(self) -> None:
+        if self._fd < 0:
+            self._fd = os.open(self.path, os.O_RDWR)
 
 
 class ValveReader:

@@ -20,6 +20,7 @@ from octavo_testing.serve_command import ServeProcess, free_port, octavo_serve
 
 LIMIT_S = 60.0
 ROUTE = (sys.executable, "-m", "octavo_server.cli.main", "route", "--host", "127.0.0.1")
+QUIET = "--disable-uvicorn-access-log"
 SERVE_FLAGS = ("--load-format", "dummy", "--dtype", "float32", "--max-model-len", "4096", "--served-model-name", "tiny")
 
 
@@ -35,7 +36,7 @@ class RouteProcess:
 
     def start(self) -> None:
         with self.log.open("ab") as output:
-            command = [*ROUTE, "--port", str(self.port), *self._flags]
+            command = [*ROUTE, QUIET, "--port", str(self.port), *self._flags]
             self.process = subprocess.Popen(command, stdout=output, stderr=output)
 
     def kill(self) -> None:
@@ -100,6 +101,8 @@ class ServedReplica:
         self.serving: ServeProcess | None = None
 
     def start(self) -> None:
+        """Again, too, when it has ended."""
+        self._running.close()
         env = {**os.environ, **({VALVE: str(self.valve.path)} if self.valve else {})}
         flags = (self._model, *SERVE_FLAGS, *self._flags)
         self.serving = self._running.enter_context(
@@ -110,8 +113,14 @@ class ServedReplica:
         assert self.serving is not None
         self.serving.process.send_signal(number)
 
+    @property
+    def is_running(self) -> bool:
+        return self.serving is not None and self.serving.process.poll() is None
+
     def kill(self) -> None:
-        self.signal(signal.SIGKILL)
+        assert self.serving is not None
+        self.serving.process.kill()
+        self.serving.process.wait()
 
     def stop(self) -> None:
         if self.valve is not None:

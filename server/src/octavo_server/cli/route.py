@@ -52,9 +52,7 @@ def discovery_of(args: argparse.Namespace) -> Discovery:
 
 async def serve_router(settings: RouterSettings, discovery: Discovery, sock: socket.socket) -> None:
     router = Router(settings, discovery)
-    server = DrainingServer(
-        _uvicorn_config(router, settings), router.lifecycle, shutdown_delay_s=settings.shutdown_delay_s
-    )
+    server = RouterServer(router, settings)
     await router.start()
     try:
         port = sock.getsockname()[1]
@@ -64,6 +62,17 @@ async def serve_router(settings: RouterSettings, discovery: Discovery, sock: soc
         raise cannot_listen(settings.host, settings.port, error) from error
     finally:
         await router.stop()
+
+
+class RouterServer(DrainingServer):
+    def __init__(self, router: Router, settings: RouterSettings) -> None:
+        config = _uvicorn_config(router, settings)
+        super().__init__(config, router.lifecycle, shutdown_delay_s=settings.shutdown_delay_s)
+        self._feed = router.feed
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._feed.close("the router is shutting down")
+        await super().shutdown(sockets)
 
 
 def _uvicorn_config(router: Router, settings: RouterSettings) -> uvicorn.Config:

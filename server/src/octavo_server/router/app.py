@@ -33,7 +33,6 @@ from octavo_server.router.readers import Readers
 from octavo_server.router.replica import Replica
 from octavo_server.router.report import Reporter, Waiting
 from octavo_server.router.settings import RouterSettings
-from octavo_server.router.state import RouterState
 from octavo_server.router.state_events import StateFeed
 from octavo_server.router.track import Telemetry
 from octavo_server.router.upstream import Upstream
@@ -72,14 +71,12 @@ class Router:
             index=self.index,
             replicas=lambda: self.fleet.replicas,
             waiting=self._waiting,
+            breaker=self.breakers.state,
             clock=time.monotonic,
         )
+        self.fleet.on_change.append(reporter.changed)
         self.workers = Workers(reporter)
-
-        async def state() -> RouterState:
-            return reporter.state()
-
-        self.feed = StateFeed(state)
+        self.feed = StateFeed(self.workers.state)
         ring = KeyRing(settings.api_keys, settings.api_key_files) if settings.needs_key else None
         self._proxy = self._proxied(ring)
         self._rest = self._admin(ring)

@@ -7,6 +7,10 @@ without a failure has no breaker.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, get_args
+
+BreakerState = Literal["closed", "half-open", "open"]
+BREAKER_STATES: tuple[BreakerState, ...] = get_args(BreakerState)
 
 MOST_OPEN_S = 30.0
 #: A probe whose end nobody tells doesn't hold the next one up for longer.
@@ -59,7 +63,7 @@ class Breakers:
             breaker.open_s = min(MOST_OPEN_S, 2 * breaker.open_s or self._open_s)
             breaker.open_until_s = self._clock() + breaker.open_s
 
-    def state(self, name: str) -> str:
+    def state(self, name: str) -> BreakerState:
         breaker = self._breakers.get(name)
         if breaker is None or not breaker.open_s:
             return "closed"

@@ -7,10 +7,11 @@ import msgspec
 from prometheus_client import ProcessCollector
 
 from octavo_server.exposition import family_text
+from octavo_server.router.breaker import BreakerState
 from octavo_server.router.debug import DecisionInfo, decision_info
 from octavo_server.router.gauges import IndexInfo, gauges, index_info
 from octavo_server.router.metrics import Observed, RouterMetrics
-from octavo_server.router.state import Breaker, RouterState, merged, replica_state, router_state
+from octavo_server.router.state import RouterState, merged, replica_state, router_state
 
 if TYPE_CHECKING:
     from octavo_server.router.prefix_index import PrefixIndex
@@ -42,7 +43,7 @@ class Waiting(msgspec.Struct, frozen=True):
     held: Mapping[str, int] = {}
 
 
-def _closed(_: str) -> Breaker:
+def _closed(_: str) -> BreakerState:
     return "closed"
 
 
@@ -56,7 +57,7 @@ class Reporter:
         index: "PrefixIndex",
         replicas: "Callable[[], Iterable[Replica]]",
         waiting: Callable[[], Waiting],
-        breaker: Callable[[str], Breaker] = _closed,
+        breaker: Callable[[str], BreakerState] = _closed,
         clock: Callable[[], float],
     ) -> None:
         self._telemetry = telemetry

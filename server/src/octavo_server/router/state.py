@@ -5,11 +5,12 @@ know is made one by `merged`: a replica is admitted when every worker sends to i
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from octavo_server.kv.frames import Load
+from octavo_server.router.breaker import BREAKER_STATES, BreakerState
 from octavo_server.router.replica import State
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
 #: From the worst to the best.
 ORDER: tuple[State, ...] = ("gone", "connecting", "loading", "blind", "exact")
-
-Breaker = Literal["closed", "half-open", "open"]
-BREAKERS: tuple[Breaker, ...] = get_args(Breaker)
 
 
 class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
@@ -42,7 +40,7 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
     blocks: int = 0
     worth_tokens: int = 0
     faults: int = 0
-    breaker: Breaker = "closed"
+    breaker: BreakerState = "closed"
 
 
 class RouterState(msgspec.Struct, kw_only=True, frozen=True):
@@ -55,7 +53,7 @@ class RouterState(msgspec.Struct, kw_only=True, frozen=True):
     workers: int = 1
 
 
-def replica_state(replica: "Replica", now: float, breaker: Breaker = "closed") -> ReplicaState:
+def replica_state(replica: "Replica", now: float, breaker: BreakerState = "closed") -> ReplicaState:
     """`now`: by the clock of the router's picker."""
     blocks, hello, epoch = replica.blocks, replica.hello, replica.admitted_epoch
     is_admitted = replica.is_routable
@@ -133,5 +131,5 @@ def _merged_replica(found: Sequence[ReplicaState], num_workers: int) -> ReplicaS
         blocks=max(state.blocks for state in found),
         worth_tokens=sum(state.worth_tokens for state in found),
         faults=sum(state.faults for state in found),
-        breaker=max((state.breaker for state in found), key=BREAKERS.index),
+        breaker=max((state.breaker for state in found), key=BREAKER_STATES.index),
     )

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from octavo_server.router.report import Ask, Report, Reporter
+from octavo_server.router.report import Ask, Report, Reporter, whole_state
+from octavo_server.router.state import RouterState
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,9 @@ class Workers:
         )
         answers = await asyncio.gather(*(self._ask_other(path, ask) for path in others))
         return [self._reporter.report(ask), *(answer for answer in answers if answer is not None)]
+
+    async def state(self) -> RouterState:
+        return whole_state(await self.ask(Ask("state")))
 
     async def _ask_other(self, path: Path, ask: Ask) -> Report | None:
         key = path, ask.what
