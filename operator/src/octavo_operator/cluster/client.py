@@ -1,0 +1,159 @@
+"""The few calls that the operator makes to the API server, over the official client's connection and credentials.
+
+All writes of fields are server-side apply under our own field manager; what others manage stays theirs. A delete names
+the uid that was observed, so that it can't hit a successor of the same name.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from kubernetes.aio.client import ApiClient
+
+from octavo_operator.names import ADMITTED_GATE, MANAGER
+from octavo_operator.spec.service import GROUP, KIND, VERSION
+
+Raw = dict[str, Any]
+TIMEOUT_S = 30.0
+APPLY = "application/apply-patch+yaml"
+STRATEGIC = "application/strategic-merge-patch+json"
+
+#: kind -> group and version, plural
+KINDS: dict[str, tuple[str, str]] = {
+    "ConfigMap": ("v1", "configmaps"),
+    "Secret": ("v1", "secrets"),
+    "Service": ("v1", "services"),
+    "ServiceAccount": ("v1", "serviceaccounts"),
+    "PersistentVolumeClaim": ("v1", "persistentvolumeclaims"),
+    "Pod": ("v1", "pods"),
+    "Event": ("v1", "events"),
+    "Deployment": ("apps/v1", "deployments"),
+    "Role": ("rbac.authorization.k8s.io/v1", "roles"),
+    "RoleBinding": ("rbac.authorization.k8s.io/v1", "rolebindings"),
+    "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets"),
+    "Ingress": ("networking.k8s.io/v1", "ingresses"),
+    "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
+    "HTTPRoute": ("gateway.networking.k8s.io/v1", "httproutes"),
+    "PodMonitor": ("monitoring.coreos.com/v1", "podmonitors"),
+    "Lease": ("coordination.k8s.io/v1", "leases"),
+    KIND: (f"{GROUP}/{VERSION}", "inferenceservices"),
+}
+
+
+@dataclass(slots=True)
+class ApiError(Exception):
+    """The API server's refusal."""
+
+    status: int
+    reason: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.status} {self.reason}: {self.message}"
+
+    @property
+    def is_gone(self) -> bool:
+        return self.status == HTTPStatus.NOT_FOUND
+
+    @property
+    def is_conflict(self) -> bool:
+        return self.status == HTTPStatus.CONFLICT
+
+
+class Cluster:
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
+
+    async def apply(self, manifest: Mapping[str, Any]) -> Raw:
+        """Ours wins over what others wrote into fields that we apply."""
+        path = path_of(manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+        return await self._call("PATCH", path, manifest, kind=APPLY, query=_OURS)
+
+    async def apply_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> Raw:
+        path = path_of(KIND, namespace, name) + "/status"
+        body = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "metadata": {"name": name, "namespace": namespace},
+            "status": status,
+        }
+        return await self._call("PATCH", path, body, kind=APPLY, query=_OURS)
+
+    async def create(self, manifest: Mapping[str, Any]) -> bool:
+        """False if there is one of this name."""
+        try:
+            await self._call("POST", path_of(manifest["kind"], manifest["metadata"]["namespace"]), manifest)
+        except ApiError as error:
+            if not error.is_conflict:
+                raise
+            return False
+        return True
+
+    async def replace(self, manifest: Mapping[str, Any]) -> Raw:
+        """Fails with a conflict if it was written since the manifest was read."""
+        path = path_of(manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+        return await self._call("PUT", path, manifest)
+
+    async def read(self, kind: str, namespace: str, name: str) -> Raw:
+        return await self._call("GET", path_of(kind, namespace, name))
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str) -> bool:
+        """False if it is gone already, or another one has its name."""
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        try:
+            await self._call("DELETE", path_of(kind, namespace, name), body)
+        except ApiError as error:
+            if not error.is_gone and not error.is_conflict:
+                raise
+            return False
+        return True
+
+    async def set_gate(self, namespace: str, pod: str, uid: str, *, epoch: str | None, reason: str, now: str) -> bool:
+        """False if the pod is gone. The condition's message is the epoch that it holds for."""
+        condition = {
+            "type": ADMITTED_GATE,
+            "status": "False" if epoch is None else "True",
+            "reason": "Withdrawn" if epoch is None else "Admitted",
+            "message": reason if epoch is None else epoch,
+            "lastTransitionTime": now,
+        }
+        body = {"metadata": {"uid": uid}, "status": {"conditions": [condition]}}
+        try:
+            await self._call("PATCH", path_of("Pod", namespace, pod) + "/status", body, kind=STRATEGIC)
+        except ApiError as error:
+            if not error.is_gone and not error.is_conflict:
+                raise
+            return False
+        return True
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        kind: str = "application/json",
+        query: str = "",
+    ) -> Raw:
+        headers = {"Content-Type": kind, "Accept": "application/json"}
+        _, url, headers, _, _ = await self._api.param_serialize(
+            method, path + query, header_params=headers, auth_settings=["BearerToken"]
+        )
+        answer = await self._api.call_api(method, url, headers, body, _request_timeout=TIMEOUT_S)
+        data: bytes = await answer.response.read()
+        content = json.loads(data or b"{}")
+        if answer.status >= HTTPStatus.BAD_REQUEST:
+            raise ApiError(answer.status, content.get("reason", ""), content.get("message", ""))
+        found: Raw = content
+        return found
+
+
+_OURS = f"?fieldManager={MANAGER}&force=true"
+
+
+def path_of(kind: str, namespace: str, name: str = "") -> str:
+    version, plural = KINDS[kind]
+    root = "/api" if "/" not in version else "/apis"
+    return f"{root}/{version}/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")

@@ -1,0 +1,130 @@
+"""`Leadership`: one operator acts, the others watch and wait, by a Lease (coordination.k8s.io/v1), as in client-go.
+
+A Lease can't stop whoever lost it without knowing. So the holder itself counts, by its own monotonic clock, from before
+it asked for each renewal, and asks `may_write` before each write: past the deadline, which is earlier than the time at
+which another one may take over, it doesn't.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from octavo_operator.cluster.client import ApiError, Cluster
+
+logger = logging.getLogger(__name__)
+
+DURATION_S = 15
+DEADLINE_S = 10
+RETRY_S = 2.0
+
+
+class Leadership:
+    """`clock`: monotonic seconds."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._name = name
+        self._identity = identity
+        self._clock = clock
+        self._writes_until = float("-inf")
+        self._seen: tuple[str, float] = ("", 0.0)  # the holder's last renewal, and when it was first seen here
+        self.gained = asyncio.Event()
+
+    @property
+    def may_write(self) -> bool:
+        return self._clock() < self._writes_until
+
+    async def run(self) -> None:
+        """Until it is cancelled; then the Lease is given up at once."""
+        try:
+            while True:
+                await self._try_once()
+                await asyncio.sleep(RETRY_S)
+        finally:
+            if self.may_write:
+                self._writes_until = float("-inf")
+                await asyncio.shield(self._give_up())
+
+    async def _try_once(self) -> None:
+        asked = self._clock()
+        try:
+            held = await self._take_or_renew()
+        except (ApiError, OSError, TimeoutError) as error:
+            logger.warning("the lease %s/%s can't be renewed: %s", self._namespace, self._name, error)
+            held = False
+        if held:
+            self._writes_until = asked + DEADLINE_S
+            if not self.gained.is_set():
+                logger.info("%s leads from now on", self._identity)
+                self.gained.set()
+        elif not self.may_write and self.gained.is_set():
+            logger.warning("%s leads no longer", self._identity)
+            self.gained.clear()
+
+    async def _take_or_renew(self) -> bool:
+        try:
+            lease = await self._cluster.read("Lease", self._namespace, self._name)
+        except ApiError as error:
+            if not error.is_gone:
+                raise
+            return await self._cluster.create(self._manifest({}, transitions=0))
+        spec = lease.get("spec") or {}
+        holder, transitions = spec.get("holderIdentity") or "", spec.get("leaseTransitions") or 0
+        if holder != self._identity:
+            if holder and not self._is_expired(spec):
+                return False
+            transitions += 1
+        lease["spec"] = self._spec(spec if holder == self._identity else {}, transitions=transitions)
+        try:
+            await self._cluster.replace(lease)
+        except ApiError as error:
+            if not error.is_conflict:
+                raise
+            return False
+        return True
+
+    def _is_expired(self, spec: dict[str, Any]) -> bool:
+        """By our own clock: how long ago we first saw the latest renewal. Clocks of machines aren't compared."""
+        renewal = f"{spec.get('holderIdentity')} {spec.get('renewTime')}"
+        if self._seen[0] != renewal:
+            self._seen = (renewal, self._clock())
+        return self._clock() - self._seen[1] > float(spec.get("leaseDurationSeconds") or DURATION_S)
+
+    async def _give_up(self) -> None:
+        try:
+            lease = await self._cluster.read("Lease", self._namespace, self._name)
+            if (lease.get("spec") or {}).get("holderIdentity") == self._identity:
+                lease["spec"]["holderIdentity"] = ""
+                await self._cluster.replace(lease)
+        except (ApiError, OSError, TimeoutError) as error:
+            logger.warning("the lease could not be given up: %s", error)
+
+    def _manifest(self, before: dict[str, Any], *, transitions: int) -> dict[str, Any]:
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self._name, "namespace": self._namespace},
+            "spec": self._spec(before, transitions=transitions),
+        }
+
+    def _spec(self, before: dict[str, Any], *, transitions: int) -> dict[str, Any]:
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        return {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": DURATION_S,
+            "acquireTime": before.get("acquireTime") or now,
+            "renewTime": now,
+            "leaseTransitions": transitions,
+        }

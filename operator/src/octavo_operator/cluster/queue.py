@@ -1,0 +1,72 @@
+"""`WorkQueue`: which services to look at next. A key that is added twice is looked at once; one that failed comes back
+later each time, and others don't wait for it.
+"""
+
+import asyncio
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+FIRST_RETRY_S = 0.5
+LAST_RETRY_S = 60.0
+
+
+class WorkQueue(Generic[K]):
+    """A key is given to one worker at a time; added meanwhile, it is given out again afterwards."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[K, None] = {}  # in the order of adding
+        self._busy: set[K] = set()
+        self._again: set[K] = set()
+        self._failures: dict[K, int] = {}
+        self._timers: dict[K, asyncio.TimerHandle] = {}
+        self._news = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._again)
+
+    def add(self, key: K) -> None:
+        if (timer := self._timers.pop(key, None)) is not None:
+            timer.cancel()
+        if key in self._busy:
+            self._again.add(key)
+        else:
+            self._waiting[key] = None
+            self._news.set()
+
+    def add_later(self, key: K, delay_s: float) -> None:
+        """Sooner if it is added before."""
+        if key not in self._timers and key not in self._waiting:
+            self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self._due, key)
+
+    async def take(self) -> K:
+        while not self._waiting:
+            self._news.clear()
+            await self._news.wait()
+        key = next(iter(self._waiting))
+        del self._waiting[key]
+        self._busy.add(key)
+        return key
+
+    def done(self, key: K) -> None:
+        self._failures.pop(key, None)
+        self._release(key)
+
+    def failed(self, key: K) -> float:
+        """When it will be given out again."""
+        count = self._failures[key] = self._failures.get(key, 0) + 1
+        delay_s = min(FIRST_RETRY_S * 2.0 ** (count - 1), LAST_RETRY_S)
+        self._release(key)
+        self.add_later(key, delay_s)
+        return delay_s
+
+    def _release(self, key: K) -> None:
+        self._busy.discard(key)
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key)
+
+    def _due(self, key: K) -> None:
+        self._timers.pop(key, None)
+        self.add(key)

@@ -1,0 +1,110 @@
+"""`RouterReports`: what each router pod says of its replicas, from its `GET /state/events` (docs/router.md).
+
+One connection per router pod, opened when the pod is seen and closed when it is gone. Nothing is polled: whoever
+depends on a router is told when its report changes.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import aiohttp
+
+from octavo_operator.names import ROUTER_PORT
+from octavo_operator.observed import RouterReport
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[str, str]  # namespace, name of a pod
+SILENCE_S = 5.0  # a heartbeat comes every second
+RETRY_S = 1.0
+
+
+class RouterReports:
+    """`on_change` is called with the pod's key whenever its report is another."""
+
+    def __init__(self, session: aiohttp.ClientSession, on_change: Callable[[Key], None], *, port: int = ROUTER_PORT):
+        self._session = session
+        self._on_change = on_change
+        self._port = port
+        self._followers: dict[Key, tuple[str, asyncio.Task[None]]] = {}
+        self._reports: dict[Key, RouterReport] = {}
+
+    def of(self, namespace: str, pods: Iterable[str]) -> dict[str, RouterReport]:
+        return {pod: report for pod in pods if (report := self._reports.get((namespace, pod))) is not None}
+
+    def follow(self, key: Key, address: str, secret: str = "") -> None:
+        """`address`: the pod's IP. Another one than before is another pod."""
+        known = self._followers.get(key)
+        if known is None or known[0] != address:
+            self.forget(key)
+            task = asyncio.create_task(self._keep_following(key, address, secret))
+            self._followers[key] = (address, task)
+
+    def forget(self, key: Key) -> None:
+        if (known := self._followers.pop(key, None)) is not None:
+            known[1].cancel()
+        self._reports.pop(key, None)
+
+    async def close(self) -> None:
+        tasks = [task for _, task in self._followers.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep_following(self, key: Key, address: str, secret: str) -> None:
+        host = f"[{address}]" if ":" in address else address
+        while True:
+            try:
+                await self._follow_once(key, f"http://{host}:{self._port}/state/events", secret)
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                logger.info("router %s/%s can't be followed: %s", *key, error)
+            if self._reports.pop(key, None) is not None:
+                self._on_change(key)
+            await asyncio.sleep(RETRY_S)
+
+    async def _follow_once(self, key: Key, url: str, secret: str) -> None:
+        headers = {"x-octavo-secret": secret} if secret else {}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
+        replicas: dict[str, Mapping[str, Any]] = {}
+        async with self._session.get(url, headers=headers, timeout=timeout) as answer:
+            answer.raise_for_status()
+            async for line in answer.content:
+                if line.startswith(b"data:") and _take(json.loads(line[5:]), replicas):
+                    report = report_of(key[1], replicas.values())
+                    if self._reports.get(key) != report:
+                        self._reports[key] = report
+                        self._on_change(key)
+
+
+def _take(event: Mapping[str, Any], replicas: dict[str, Mapping[str, Any]]) -> bool:
+    """Whether it says something new."""
+    match event.get("type"):
+        case "state":
+            replicas.clear()
+            replicas.update({replica["name"]: replica for replica in event["state"]["replicas"]})
+        case "change":
+            replicas.update({replica["name"]: replica for replica in event.get("replicas", ())})
+            for name in event.get("gone", ()):
+                replicas.pop(name, None)
+        case _:
+            return False
+    return True
+
+
+def report_of(pod: str, replicas: Iterable[Mapping[str, Any]]) -> RouterReport:
+    """Use of KV blocks counts those that running requests hold, not those that are only cached."""
+    known = list(replicas)
+    loads = [replica.get("load") or {} for replica in known]
+    total = sum(load.get("total_blocks", 0) for load in loads)
+    free = sum(load.get("free_blocks", 0) + load.get("cached_blocks", 0) for load in loads)
+    return RouterReport(
+        pod=pod,
+        admitted={r["name"]: r["acknowledged_epoch"] for r in known if r.get("acknowledged_epoch")},
+        models=frozenset(model for replica in known for model in replica.get("models", ())),
+        running=sum(load.get("running", 0) for load in loads),
+        waiting=sum(load.get("waiting", 0) for load in loads),
+        kv_usage=1 - free / total if total else None,
+    )

@@ -1,0 +1,49 @@
+"""What the operator is told when it is started."""
+
+import argparse
+import os
+from pathlib import Path
+
+from octavo_operator.service import Settings
+
+DEFAULT_WORKERS = 16
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="octavo-operator", description="Keeps InferenceServices as their specs say.", allow_abbrev=False
+    )
+    add = parser.add_argument
+    add(
+        "--namespace",
+        action="append",
+        dest="namespaces",
+        help="watch this namespace; may be given again (default: all)",
+    )
+    add("--engine-image", required=True, help="image of engine pods whose spec names none")
+    add("--router-image", required=True, help="image of router pods whose spec names none")
+    add("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), help="of those images")
+    add("--cluster-domain", default="cluster.local", help="(default: %(default)s)")
+    add("--lame-duck", type=int, default=15, metavar="S", help="seconds that ending pods go on answering (default: 15)")
+    add("--pod-monitors", action="store_true", help="the cluster has the Prometheus operator's PodMonitors")
+    add("--gateway-api", action="store_true", help="the cluster has the Gateway API's HTTPRoutes")
+    add("--lease-namespace", default=os.environ.get("POD_NAMESPACE", "default"), help="where the Lease is")
+    add("--lease-name", default="octavo-operator", help="(default: %(default)s)")
+    add("--identity", default=os.environ.get("POD_NAME") or os.uname().nodename, help="who holds it (default: the pod)")
+    add("--key-file", type=Path, required=True, help="file with the key that secrets are derived from")
+    add("--workers", type=int, default=DEFAULT_WORKERS, metavar="N", help="services at once (default: %(default)s)")
+    add("--liveness", metavar="URL", default="http://0.0.0.0:8080/healthz", help="(default: %(default)s)")
+    add("--log-format", choices=("json", "text"), default="json", help="(default: %(default)s)")
+    return parser
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    return Settings(
+        engine_image=args.engine_image,
+        router_image=args.router_image,
+        image_pull_policy=args.image_pull_policy,
+        cluster_domain=args.cluster_domain,
+        lame_duck_s=args.lame_duck,
+        has_pod_monitors=args.pod_monitors,
+        has_gateway_api=args.gateway_api,
+    )

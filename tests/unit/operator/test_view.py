@@ -1,0 +1,143 @@
+"""What is made of watched objects: pods and their troubles, which services a change concerns, what one service has."""
+
+from typing import Any
+
+import pytest
+from octavo_operator.cluster.pods import pod_of, router_trouble
+from octavo_operator.cluster.reports import report_of
+from octavo_operator.cluster.view import View
+from octavo_operator.names import ADMITTED_GATE, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
+from octavo_operator.observed import RouterReport
+from octavo_operator.service import read_service
+from octavo_testing.infsvc_cases import HOST, OPEN, Case, stored
+
+
+def _pod(*, component: str = "engine", service: str = "llm", router: str = "llm", **status: Any) -> dict[str, Any]:
+    labels = {SERVICE_LABEL: service, ROUTER_LABEL: router, REVISION_LABEL: "r1"}
+    labels["app.kubernetes.io/component"] = component
+    metadata = {"name": f"{service}-{component}-0", "namespace": "default", "uid": "u", "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}
+
+
+def _condition(type_: str, status: str, message: str = "") -> dict[str, str]:
+    return {"type": type_, "status": status, "message": message}
+
+
+def _container(name: str = "engine", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "restartCount": 0, "state": {}} | fields
+
+
+def _service(name: str, created: str = "2026-01-01T00:00:00Z", **spec: Any) -> dict[str, Any]:
+    raw = stored(Case("", spec, name=name))
+    raw["metadata"]["creationTimestamp"] = created
+    return raw
+
+
+BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+FAILED = {"terminated": {"exitCode": 1, "message": "loading\noctavo: /models/x: no such file or folder.\n"}}
+KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+
+
+@pytest.mark.parametrize(
+    ("status", "trouble", "says"),
+    [
+        ({}, None, ""),
+        ({"conditions": [_condition("PodScheduled", "False", "0/1 nodes")]}, "Unschedulable", "0/1 nodes"),
+        (
+            {"containerStatuses": [_container(state={"waiting": {"reason": "ErrImagePull", "message": "no host"}})]},
+            "ImagePullError",
+            "no host",
+        ),
+        (
+            {"containerStatuses": [_container(state={"waiting": {"reason": "CreateContainerConfigError"}})]},
+            "ConfigError",
+            "",
+        ),
+        ({"containerStatuses": [_container(state=BACK_OFF, lastState=FAILED)]}, "CrashLoop", "no such file or folder"),
+        ({"containerStatuses": [_container(state=BACK_OFF, lastState=KILLED)]}, "OOMKilled", "more memory"),
+        ({"initContainerStatuses": [_container("fetch", state=FAILED)]}, "FetchFailed", "no such file"),
+        (
+            {
+                "initContainerStatuses": [_container("fetch", state={"terminated": {"exitCode": 0}})],
+                "containerStatuses": [_container(state={"waiting": {"reason": "PodInitializing"}})],
+            },
+            None,
+            "",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_wrong_with_a_pod(status: dict[str, Any], trouble: str | None, says: str) -> None:
+    found = pod_of(_pod(**status))
+    assert (found.trouble, says in found.message) == (trouble, True)
+
+
+def test_a_pod_that_answers_has_no_trouble_of_the_past() -> None:
+    container = _container(state={"running": {}}, lastState=FAILED, restartCount=1)
+    conditions = [_condition("ContainersReady", "True"), _condition(ADMITTED_GATE, "True", "00ff")]
+    found = pod_of(_pod(conditions=conditions, containerStatuses=[container]))
+    assert (found.trouble, found.message, found.restarts) == (None, "", 1)
+    assert (found.serves, found.admitted_epoch, found.revision) == (True, "00ff", "r1")
+
+
+def test_a_router_pod_says_why_it_does_not_come_up() -> None:
+    assert router_trouble(_pod(component="router")) == ""
+    image = _container("router", state={"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
+    assert "no such image" in router_trouble(_pod(component="router", containerStatuses=[image]))
+
+
+def test_a_change_concerns_its_service_and_a_routers_all_behind_it() -> None:
+    view = View()
+    view.see(_service("llm"))
+    view.see(_service("other", router={"ref": {"name": "llm"}}))
+    assert view.see(_pod()) == {("default", "llm")}
+    assert view.see(_pod(component="router")) == {("default", "llm"), ("default", "other")}
+    assert view.served_by(("default", "llm-router-0")) == {("default", "llm"), ("default", "other")}
+    assert view.see(_service("llm"), is_gone=True) == {("default", "llm"), ("default", "other")}
+
+
+def test_who_had_a_host_first_keeps_it_and_the_next_gets_it_when_it_goes() -> None:
+    view = View()
+    first = _service("zz", "2026-01-01T00:00:00Z", exposure=HOST, auth=OPEN)
+    second = _service("aa", "2026-01-02T00:00:00Z", exposure=HOST, auth=OPEN)
+    view.see(first)
+    assert view.see(second) == {("default", "zz"), ("default", "aa")}
+    assert view.observed(read_service(second), {}).host_owner == "default/zz"
+    assert view.observed(read_service(first), {}).host_owner is None
+    assert ("default", "aa") in view.see(first, is_gone=True)
+    assert view.observed(read_service(second), {}).host_owner is None
+
+
+def test_a_shared_router_must_be_one_that_is_there() -> None:
+    view = View()
+    sharing = _service("a", router={"ref": {"name": "b"}})
+    view.see(sharing)
+    assert view.observed(read_service(sharing), {}).router_owner is None
+    view.see(_service("b", router={"ref": {"name": "c"}}))
+    assert view.observed(read_service(sharing), {}).router_owner is None
+    view.see(_service("b"))
+    assert view.observed(read_service(sharing), {}).router_owner == "b"
+
+
+def test_what_is_observed_of_a_service() -> None:
+    view = View()
+    view.see(_service("llm"))
+    ready = [_condition("Ready", "True")]
+    view.see(_pod())
+    view.see(_pod(component="router", conditions=ready))
+    seen = view.observed(read_service(_service("llm")), {"llm-router-0": RouterReport(pod="llm-router-0")})
+    assert [pod.name for pod in seen.pods] == ["llm-engine-0"]
+    assert list(seen.routers) == ["llm-router-0"]
+    view.see(_pod(), is_gone=True)
+    assert view.observed(read_service(_service("llm")), {}).pods == ()
+
+
+def test_a_report_counts_blocks_that_are_held_not_those_that_are_only_cached() -> None:
+    load = {"total_blocks": 100, "free_blocks": 50, "cached_blocks": 30, "running": 2, "waiting": 1}
+    replicas = [
+        {"name": "a", "acknowledged_epoch": "01", "models": ["m"], "load": load},
+        {"name": "b", "acknowledged_epoch": None, "models": [], "load": {}},
+    ]
+    report = report_of("router", replicas)
+    assert report.admitted == {"a": "01"}
+    assert (report.kv_usage, report.running, report.waiting) == (pytest.approx(0.2), 2, 1)
