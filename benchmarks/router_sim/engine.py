@@ -1,0 +1,157 @@
+"""`SimEngine`: a replica without a model. The scheduler and its block pool are the real ones; only a step's duration is
+made up, and each request's answer is known beforehand.
+
+As the real one, it takes in new requests between two steps and tells what changed in one frame after each.
+"""
+
+from dataclasses import dataclass
+
+from octavo_engine.core.scheduler import Scheduler
+from octavo_engine.wire.kv_stream import numbers
+from octavo_engine.wire.plan import SeqResult, StepPlan, StepResult
+from octavo_engine.wire.records import EngineRequest, EngineStats, SeqOutput
+from octavo_engine.wire.sampling import SamplingParams
+from octavo_server.kv.frames import VERSION, Frame, Hello, Load, Snapshot, Step
+
+from router_sim.hardware import Hardware
+from router_sim.workloads import Request
+
+
+@dataclass(slots=True)
+class _Answer:
+    """`start`: how long the prompt is, so where in the sequence the answer begins."""
+
+    start: int
+    tokens: bytes
+
+
+class SimEngine:
+    def __init__(self, hardware: Hardware, epoch: int) -> None:
+        self.scheduler = Scheduler(hardware.scheduler_config(), kv_events=True)
+        self.busy_s = 0.0
+        self.num_requests = 0  # that haven't ended
+        self.ends_s = 0.0  # of the step that runs
+        self.cached: set[int] = set()  # short hashes, with no delay
+        self._hardware = hardware
+        self._epoch = epoch
+        self._seq = 0
+        self._digest = 0
+        self._load = Load()
+        self._answers: dict[int, _Answer] = {}  # by seed, then by sequence, as the plan names them
+        self._plan: StepPlan | None = None
+        self._step_s = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        return self._plan is None
+
+    @property
+    def is_full(self) -> bool:
+        return self.num_requests >= self._hardware.max_queued
+
+    @property
+    def num_running(self) -> int:
+        return self._load.running
+
+    def hello(self) -> list[Frame]:
+        config = self.scheduler.config
+        self._load = _load(self.scheduler.stats(), 0.0)
+        hello = Hello(
+            version=VERSION,
+            epoch=self._epoch,
+            block_size=config.block_size,
+            root=config.hash_root,
+            max_model_len=config.max_model_len,
+            models=["sim"],
+            heartbeat_s=1.0,
+        )
+        return [hello, Snapshot(epoch=self._epoch, seq=0, digest=0, load=self._load)]
+
+    def add(self, request: Request, now: float) -> None:
+        self.num_requests += 1
+        self._answers[-1 - request.number] = _Answer(len(request.prompt), request.answer)
+        self.scheduler.add(
+            EngineRequest(
+                request_id=str(request.number),
+                prompt_token_ids=list(request.prompt),
+                params=SamplingParams(seed=request.number, max_tokens=len(request.answer), ignore_eos=True),
+                arrival_s=now,
+            ),
+            now,
+        )
+
+    def begin(self, now: float) -> bool:
+        """Start a step; False if there is nothing to do. It ends at `ends_s`."""
+        plan = self.scheduler.step(now)
+        for new in plan.new_seqs:
+            self._answers[new.seq_id] = self._answers[-1 - new.seed]
+        if plan.is_empty:
+            return False
+        prefill = sum(step.num_tokens for step in plan.seqs if step.num_tokens > 1)
+        decodes = sum(step.num_tokens == 1 for step in plan.seqs)
+        self._step_s = self._hardware.duration_s(prefill, decodes) if plan.seqs else 0.0
+        self.busy_s += self._step_s
+        self.ends_s = now + self._step_s
+        self._plan = plan
+        return True
+
+    def finish(self) -> tuple[list[SeqOutput], Step | None]:
+        """The step that began is over: what it brought, and the frame about it if there is any news."""
+        plan = self._plan
+        assert plan is not None
+        self._plan = None
+        outputs = self.scheduler.commit(self._result(plan), self.ends_s)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self.num_requests -= 1
+                del self._answers[-1 - int(output.request_id)]
+        for seq_id in plan.dropped_seqs:
+            self._answers.pop(seq_id, None)
+        return outputs, self._frame()
+
+    def _result(self, plan: StepPlan) -> StepResult:
+        results = []
+        for step in plan.seqs:
+            if step.sample:
+                answer = self._answers[step.seq_id]
+                token = answer.tokens[step.start + step.num_tokens - answer.start]
+                results.append(SeqResult(seq_id=step.seq_id, token_ids=[token]))
+        return StepResult(step_id=plan.step_id, seqs=results)
+
+    def _frame(self) -> Step | None:
+        change = self.scheduler.take_kv_delta().change()
+        before, self._load = self._load, _load(self.scheduler.stats(), self._step_s)
+        if change is None and _work(before) == _work(self._load):
+            return None
+        self._seq += 1
+        if change is None:
+            return Step(epoch=self._epoch, seq=self._seq, digest=self._digest, load=self._load)
+        self._digest = change.digest
+        self.cached.update(numbers(change.stored))
+        self.cached.difference_update(numbers(change.removed))
+        return Step(
+            epoch=self._epoch,
+            seq=self._seq,
+            digest=change.digest,
+            load=self._load,
+            stored=change.stored,
+            removed=change.removed,
+        )
+
+
+def _load(stats: EngineStats, step_s: float) -> Load:
+    return Load(
+        running=stats.running,
+        waiting=stats.waiting,
+        free_blocks=stats.free_blocks,
+        cached_blocks=stats.cached_blocks,
+        total_blocks=stats.total_blocks,
+        prefill_backlog_tokens=stats.prefill_backlog_tokens,
+        step_tokens=stats.batched_tokens,
+        step_ms=1000 * step_s,
+    )
+
+
+def _work(load: Load) -> tuple[int, int, int]:
+    """What the publisher finds worth a frame."""
+    return load.running, load.waiting, load.prefill_backlog_tokens

@@ -1,0 +1,92 @@
+"""`Figures`: what one run is judged by.
+
+Rates are per second of the time in which requests arrived; the requests that came last are waited for, and counted.
+Latencies are of those that were answered: read them beside `errors` and `goodput`, as who refuses half is fast.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+
+from router_sim.hardware import Hardware
+from router_sim.world import Outcome, World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """`skew`: the most loaded replica's mean requests in flight over the mean of all; `busy_skew`: of time in steps."""
+
+    requests: int
+    offered_rate: float
+    finished_rate: float
+    goodput: float
+    errors: int
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tpot_mean_s: float
+    hit_rate: float  # of prompt tokens
+    oracle_rate: float
+    skew: float
+    busy_skew: float
+    replica_use: float  # time in steps over time
+    expected_tokens: int  # by the router, where it tells
+    cached_tokens: int
+
+    @property
+    def hits_of_oracle(self) -> float:
+        return self.hit_rate / self.oracle_rate if self.oracle_rate else 1.0
+
+    def as_json(self) -> dict[str, float]:
+        return {**asdict(self), "hits_of_oracle": self.hits_of_oracle}
+
+
+def figures(world: World) -> Figures:
+    outcomes = [*world.outcomes.values()]
+    answered = [o for o in outcomes if not o.is_refused]
+    duration_s = max(o.asked_s for o in outcomes)
+    ttft = sorted(_ttft_s(o) for o in answered) or [0.0]
+    prompt_tokens = sum(o.prompt_tokens for o in outcomes)
+    cached_tokens = sum(o.cached_tokens for o in outcomes)
+    return Figures(
+        requests=len(outcomes),
+        offered_rate=len(outcomes) / duration_s,
+        finished_rate=sum((o.ended_s or 0.0) <= duration_s for o in answered) / duration_s,
+        goodput=sum(is_good(o, world.site.hardware) for o in answered) / duration_s,
+        errors=len(outcomes) - len(answered),
+        ttft_mean_s=fmean(ttft),
+        ttft_p50_s=_percentile(ttft, 50),
+        ttft_p99_s=_percentile(ttft, 99),
+        tpot_mean_s=fmean([_tpot_s(o) for o in answered] or [0.0]),
+        hit_rate=cached_tokens / prompt_tokens,
+        oracle_rate=sum(o.oracle_tokens for o in outcomes) / prompt_tokens,
+        skew=_skew([held.total_s for held in world.held]),
+        busy_skew=_skew([engine.busy_s for engine in world.engines]),
+        replica_use=fmean(engine.busy_s for engine in world.engines) / world.now,
+        expected_tokens=sum(o.expected_tokens for o in outcomes),
+        cached_tokens=cached_tokens,
+    )
+
+
+def is_good(outcome: Outcome, hardware: Hardware) -> bool:
+    return _ttft_s(outcome) <= hardware.ttft_s and _tpot_s(outcome) <= hardware.tpot_s
+
+
+def _ttft_s(outcome: Outcome) -> float:
+    assert outcome.first_byte_s is not None
+    return outcome.first_byte_s - outcome.asked_s
+
+
+def _tpot_s(outcome: Outcome) -> float:
+    assert outcome.first_byte_s is not None
+    assert outcome.ended_s is not None
+    return (outcome.ended_s - outcome.first_byte_s) / max(outcome.output_tokens - 1, 1)
+
+
+def _percentile(ordered: Sequence[float], percent: float) -> float:
+    return ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
+
+
+def _skew(values: Sequence[float]) -> float:
+    mean = fmean(values)
+    return max(values) / mean if mean else 1.0

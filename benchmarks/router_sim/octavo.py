@@ -1,0 +1,41 @@
+"""`Octavo`: the router's own classes, as they run in production, behind the simulator's interface."""
+
+from octavo_server.router.picker import Picker, Ticket
+from octavo_server.router.prompt import Prompt
+
+from router_sim.site import BLOCK_SIZE, Asked, Site
+
+AFFINITY_BLOCKS = 16
+
+
+class Octavo:
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._picker = Picker(site.index, clock=site.clock)
+        self._number = {replica.name: i for i, replica in enumerate(site.replicas)}
+        self._tickets: dict[int, Ticket] = {}
+
+    def pick(self, asked: Asked) -> int:
+        prompt = Prompt(
+            num_tokens=asked.num_tokens,
+            affinity=asked.hashes[min(AFFINITY_BLOCKS, len(asked.hashes)) - 1] if asked.hashes else 1,
+            hashes=asked.hashes,
+            block_size=BLOCK_SIZE,
+            is_exact=True,
+            max_tokens=asked.max_tokens,
+        )
+        decision = self._picker.pick(prompt, self._site.replicas)
+        self._tickets[asked.number] = self._picker.sent(decision, prompt)
+        return self._number[decision.chosen.name]
+
+    def expected_tokens(self, number: int) -> int:
+        return self._tickets[number].decision.expected_tokens
+
+    def heard(self, replica: int) -> None:
+        self._picker.heard(self._site.replicas[replica])
+
+    def first_byte(self, asked: Asked, replica: int, cached_tokens: int) -> None:
+        self._tickets[asked.number].first_byte(cached_tokens)
+
+    def ended(self, asked: Asked, replica: int, *, ok: bool) -> None:
+        self._tickets.pop(asked.number).ended(ok)

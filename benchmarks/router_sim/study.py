@@ -1,0 +1,120 @@
+"""Runs policies over workloads, loads and numbers of replicas, some runs at once.
+
+Load is a share of *capacity*: the rate at which requests are finished when more arrive than can be, under the policy
+that finishes most of `SATURATED_BY`. It is found anew for each workload and number of replicas.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from typing import TypeVar
+
+from router_sim.figures import Figures, figures
+from router_sim.hardware import HARDWARE, Hardware
+from router_sim.oracle import Oracle
+from router_sim.policies import POLICIES
+from router_sim.workloads import WORKLOADS, Request
+from router_sim.world import World, asked_of
+
+SATURATED_BY = ("aware", "loadaware")
+OVERLOAD = 1.3
+SATURATED_S = 20.0  # at least, that is several times what an answer takes
+WARM = 0.3  # of the time in which requests arrive; what finishes before isn't counted
+
+_Job = TypeVar("_Job")
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a capacity is measured of. `requests` is roughly how many come."""
+
+    workload: str
+    replicas: int
+    hardware: str
+    requests: int
+    seed: int
+
+    def made(self, rate: float, *, for_s: float = 0.0) -> list[Request]:
+        count = max(self.requests, round(rate * for_s))
+        workload = WORKLOADS[self.workload]
+        return workload.requests(rate=rate, count=count, replicas=self.replicas, seed=self.seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One run. `load`: of the capacity."""
+
+    setting: Setting
+    policy: str
+    load: float
+    rate: float
+
+
+def run(case: Case) -> Figures:
+    world = _world(case.setting, HARDWARE[case.setting.hardware], case.policy)
+    world.run(case.setting.made(case.rate))
+    world.check()
+    return figures(world)
+
+
+def capacity(setting: Setting) -> float:
+    """Requests a second."""
+    requests = setting.made(OVERLOAD * ideal_capacity(setting), for_s=SATURATED_S)
+    unbounded = replace(HARDWARE[setting.hardware], max_queued=len(requests))
+    return max(_finished_rate(setting, unbounded, policy, requests) for policy in SATURATED_BY)
+
+
+def ideal_capacity(setting: Setting) -> float:
+    """If every batch were full and all found that the oracle finds: how far off capacity can't be."""
+    hardware, oracle = HARDWARE[setting.hardware], Oracle()
+    requests = setting.made(10.0 * setting.replicas)
+    decode_s = hardware.duration_s(0, hardware.max_num_seqs) / hardware.max_num_seqs
+    total_s = 0.0
+    for request in requests:
+        missing = len(request.prompt) - oracle.ask(asked_of(request))
+        total_s += missing * hardware.prefill_token_s + len(request.answer) * decode_s
+        oracle.answered(request)
+    return setting.replicas * len(requests) / total_s
+
+
+def capacities(settings: list[Setting], *, jobs: int, on_done: Callable[[], object]) -> dict[Setting, float]:
+    return dict(_each(capacity, settings, jobs=jobs, on_done=on_done))
+
+
+def run_all(cases: list[Case], *, jobs: int, on_done: Callable[[], object]) -> Iterator[tuple[Case, Figures]]:
+    return _each(run, cases, jobs=jobs, on_done=on_done)
+
+
+def as_json(case: Case, found: Figures) -> dict[str, object]:
+    flat = asdict(case)
+    return {**flat.pop("setting"), **flat, **found.as_json()}
+
+
+def _finished_rate(setting: Setting, hardware: Hardware, policy: str, requests: list[Request]) -> float:
+    world = _world(setting, hardware, policy)
+    world.run(requests)
+    duration_s = requests[-1].at_s
+    ends = [outcome.ended_s or 0.0 for outcome in world.outcomes.values()]
+    return sum(WARM * duration_s < end <= duration_s for end in ends) / ((1 - WARM) * duration_s)
+
+
+def _world(setting: Setting, hardware: Hardware, policy: str) -> World:
+    return World(hardware, setting.replicas, POLICIES[policy], seed=setting.seed)
+
+
+def _each(
+    work: Callable[[_Job], _Found], todo: list[_Job], *, jobs: int, on_done: Callable[[], object]
+) -> Iterator[tuple[_Job, _Found]]:
+    if jobs == 1:
+        for job in todo:
+            found = work(job)
+            on_done()
+            yield job, found
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(work, job): job for job in todo}
+        for done in as_completed(running):
+            on_done()
+            yield running[done], done.result()

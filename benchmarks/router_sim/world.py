@@ -1,0 +1,205 @@
+"""`World`: requests, a router and replicas in one queue of events, in virtual time.
+
+A request is decided on when it arrives, reaches its replica `ROUTE_S` later, and is refused there (429) if the replica
+has too many. The router sees answers `REPLY_S` and frames `FRAME_S` after the step that made them. Each request ends
+once: finished or refused.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from octavo_server.kv.frames import Step
+from octavo_server.router.endpoint import Endpoint
+from octavo_server.router.prefix_index import PrefixIndex
+from octavo_server.router.replica import Replica
+from octavo_server.router.replica_blocks import ReplicaBlocks
+
+from router_sim.engine import SimEngine
+from router_sim.hardware import Hardware
+from router_sim.oracle import Oracle, hashes_of
+from router_sim.site import Asked, Policy, Site
+from router_sim.workloads import Request
+
+ROUTE_S, REPLY_S, FRAME_S = 0.001, 0.001, 0.002
+MAX_ENTRIES = 4_000_000
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a request. Times are the router's; `oracle_tokens`: the most that could have been found."""
+
+    replica: int
+    asked_s: float
+    prompt_tokens: int
+    oracle_tokens: int
+    expected_tokens: int = 0
+    cached_tokens: int = 0
+    first_byte_s: float | None = None
+    ended_s: float | None = None
+    output_tokens: int = 0
+    is_refused: bool = False
+
+
+@dataclass(slots=True)
+class _Held:
+    """Requests in a replica, over time: their mean is its load."""
+
+    now: int = 0
+    since_s: float = 0.0
+    total_s: float = 0.0
+
+    def change(self, by: int, now: float) -> None:
+        self.total_s += self.now * (now - self.since_s)
+        self.now += by
+        self.since_s = now
+
+
+class World:
+    """`on_end` is called whenever a request has ended."""
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        num_replicas: int,
+        make_policy: Callable[[Site], Policy],
+        *,
+        seed: int = 0,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.now = 0.0
+        self.outcomes: dict[int, Outcome] = {}
+        self.engines = [SimEngine(hardware, epoch=i) for i in range(num_replicas)]
+        self.held = [_Held() for _ in self.engines]
+        index = PrefixIndex(max_entries=MAX_ENTRIES)
+        self.site = Site(
+            clock=lambda: self.now,
+            rng=Random(seed),
+            hardware=hardware,
+            index=index,
+            replicas=[_replica(i, engine, index) for i, engine in enumerate(self.engines)],
+            engines=self.engines,
+        )
+        self.policy = make_policy(self.site)
+        self._on_end = on_end
+        self._oracle = Oracle()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._num_events = 0
+        self._asked: dict[int, Asked] = {}
+        self._answering: dict[int, Request] = {}
+        self._followers: dict[int, Request] = {}
+
+    def run(self, requests: list[Request]) -> None:
+        """Until every request has ended."""
+        self._followers = {request.after: request for request in requests if request.after is not None}
+        for request in requests:
+            if request.after is None:
+                self._at(request.at_s, partial(self._arrive, request))
+        while self._events:
+            self.now, _, happen = heapq.heappop(self._events)
+            happen()
+        assert len(self.outcomes) == len(requests)
+
+    def _at(self, at_s: float, happen: Callable[[], None]) -> None:
+        self._num_events += 1
+        heapq.heappush(self._events, (at_s, self._num_events, happen))
+
+    def _arrive(self, request: Request) -> None:
+        asked = asked_of(request)
+        replica = self.policy.pick(asked)
+        self._asked[request.number] = asked
+        self.outcomes[request.number] = Outcome(
+            replica=replica,
+            asked_s=self.now,
+            prompt_tokens=asked.num_tokens,
+            oracle_tokens=self._oracle.ask(asked),
+            expected_tokens=self.policy.expected_tokens(asked.number),
+        )
+        self.held[replica].change(1, self.now)
+        self._at(self.now + ROUTE_S, partial(self._reach, request, replica))
+
+    def _reach(self, request: Request, replica: int) -> None:
+        engine = self.engines[replica]
+        if engine.is_full:
+            self.outcomes[request.number].is_refused = True
+            self._at(self.now + REPLY_S, partial(self._end, request, replica))
+            return
+        self._answering[request.number] = request
+        engine.add(request, self.now)
+        if engine.is_idle:
+            self._step(replica)
+
+    def _step(self, replica: int) -> None:
+        if self.engines[replica].begin(self.now):
+            self._at(self.engines[replica].ends_s, partial(self._finish_step, replica))
+
+    def _finish_step(self, replica: int) -> None:
+        outputs, frame = self.engines[replica].finish()
+        for output in outputs:
+            number = int(output.request_id)
+            outcome = self.outcomes[number]
+            outcome.output_tokens += len(output.token_ids)
+            if outcome.first_byte_s is None:
+                outcome.first_byte_s = self.now + REPLY_S
+                outcome.cached_tokens = output.num_cached_tokens
+                self._at(self.now + REPLY_S, partial(self._first_byte, number, replica))
+            if output.finish_reason is not None:
+                request = self._answering.pop(number)
+                self._at(self.now + REPLY_S, partial(self._end, request, replica))
+        if frame is not None:
+            self._at(self.now + FRAME_S, partial(self._hear, replica, frame))
+        self._step(replica)
+
+    def _first_byte(self, number: int, replica: int) -> None:
+        self.policy.first_byte(self._asked[number], replica, self.outcomes[number].cached_tokens)
+
+    def _end(self, request: Request, replica: int) -> None:
+        outcome, asked = self.outcomes[request.number], self._asked.pop(request.number)
+        assert outcome.ended_s is None, "a request that ended twice"
+        outcome.ended_s = self.now
+        self.held[replica].change(-1, self.now)
+        self.policy.ended(asked, replica, ok=not outcome.is_refused)
+        if not outcome.is_refused:
+            self._oracle.answered(request)
+        if (follower := self._followers.pop(request.number, None)) is not None:
+            at_s = follower.at_s if outcome.is_refused else max(follower.at_s, self.now + follower.pause_s)
+            self._at(max(at_s, self.now), partial(self._arrive, follower))
+        self._on_end()
+
+    def _hear(self, replica: int, frame: Step) -> None:
+        heard = self.site.replicas[replica]
+        assert heard.blocks is not None
+        heard.blocks.feed(frame)
+        heard.load = frame.load
+        self.policy.heard(replica)
+
+    def check(self) -> None:
+        """The laws that hold at the end."""
+        assert not self._asked
+        assert not self._answering
+        assert not self._followers
+        assert all(outcome.ended_s is not None for outcome in self.outcomes.values())
+        replicas_used = Counter(outcome.replica for outcome in self.outcomes.values())
+        assert replicas_used.total() == len(self.outcomes)
+        for engine in self.engines:
+            stats = engine.scheduler.stats()
+            assert engine.num_requests == stats.in_use_blocks == stats.running == stats.waiting == 0
+            engine.scheduler.check()
+
+
+def asked_of(request: Request) -> Asked:
+    hashes = hashes_of(request.prompt)
+    return Asked(number=request.number, text=request.prompt, hashes=hashes, max_tokens=len(request.answer))
+
+
+def _replica(number: int, engine: SimEngine, index: PrefixIndex) -> Replica:
+    replica = Replica(Endpoint(url=f"http://r{number}", name=f"r{number}", is_ready=True))
+    replica.blocks = ReplicaBlocks(index)
+    for frame in engine.hello():
+        replica.blocks.feed(frame)
+    replica.load = replica.blocks.load
+    replica.state, replica.models = "exact", frozenset({"sim"})
+    return replica

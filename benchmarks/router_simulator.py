@@ -1,0 +1,103 @@
+"""Routing policies compared in virtual time: real schedulers and the real router, no model (docs/routing.md).
+
+Example: router_simulator.py --workload chat hot --replicas 8 --load 0.3 0.7 1.0 --plot results/routing
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from router_sim.figures import Figures
+from router_sim.hardware import HARDWARE
+from router_sim.policies import POLICIES
+from router_sim.study import Case, Setting, as_json, capacities, run_all
+from router_sim.workloads import WORKLOADS
+from table import number, print_table, save_json
+from tqdm import tqdm
+
+HEADER = (
+    *("policy", "load %", "goodput/s", "of offered %", "errors", "TTFT ms", "p50", "p99"),
+    *("hits %", "of oracle", "skew", "busy skew"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse(arguments)
+    settings = [
+        Setting(
+            workload=workload,
+            replicas=replicas,
+            hardware=args.hardware,
+            requests=args.requests or requests_for(replicas),
+            seed=args.seed,
+        )
+        for workload in args.workload
+        for replicas in args.replicas
+    ]
+    with tqdm(total=len(settings), desc="capacities", disable=args.quiet) as bar:
+        found = capacities(settings, jobs=args.jobs, on_done=bar.update)
+    cases = [
+        Case(setting=setting, policy=policy, load=load, rate=load * found[setting])
+        for setting in settings
+        for load in args.load
+        for policy in args.policy
+    ]
+    with tqdm(total=len(cases), desc="runs", disable=args.quiet) as bar:
+        results = dict(run_all(cases, jobs=args.jobs, on_done=bar.update))
+    results = {case: results[case] for case in cases}
+    for setting in settings:
+        title = (
+            f"{setting.workload}, {setting.replicas} replicas ({args.hardware}), capacity {number(found[setting])}/s"
+        )
+        rows = [row(case, figures) for case, figures in results.items() if case.setting == setting]
+        print_table(f"{title}: {WORKLOADS[setting.workload].what}", HEADER, rows)
+    save_json(args.json, {"runs": [as_json(case, figures) for case, figures in results.items()]})
+    if args.plot:
+        from router_sim.charts import save_charts  # matplotlib is slow to import
+
+        for path in save_charts(args.plot, results):
+            print(f"saved: {path}")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", nargs="+", choices=[*WORKLOADS], default=[*WORKLOADS], metavar="NAME",
+                        help=f"of {', '.join(WORKLOADS)} (default: all)")  # fmt: skip
+    parser.add_argument("--policy", nargs="+", choices=[*POLICIES], default=[*POLICIES], metavar="NAME",
+                        help=f"of {', '.join(POLICIES)} (default: all)")  # fmt: skip
+    parser.add_argument("--load", nargs="+", type=float, default=[0.3, 0.6, 0.9, 1.2], help="shares of capacity")
+    parser.add_argument("--replicas", nargs="+", type=int, default=[8])
+    parser.add_argument(
+        "--requests", type=int, help="about so many in each run (default: 1000 and 125 for each replica)"
+    )
+    parser.add_argument("--hardware", choices=[*HARDWARE], default="a10g-7b", help="what a replica is like")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--plot", type=Path, help="folder for a PNG and an SVG of each workload and number of replicas")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    return parser.parse_args(arguments)
+
+
+def requests_for(replicas: int) -> int:
+    return 1000 + 125 * replicas
+
+
+def row(case: Case, found: Figures) -> list[str]:
+    milliseconds = [number(1000 * s) for s in (found.ttft_mean_s, found.ttft_p50_s, found.ttft_p99_s)]
+    return [
+        case.policy,
+        f"{100 * case.load:.0f}",
+        number(found.goodput),
+        f"{100 * found.goodput / found.offered_rate:.0f}",
+        str(found.errors),
+        *milliseconds,
+        f"{100 * found.hit_rate:.1f}",
+        f"{found.hits_of_oracle:.3f}",
+        f"{found.skew:.2f}",
+        f"{found.busy_skew:.2f}",
+    ]
+
+
+if __name__ == "__main__":
+    main()

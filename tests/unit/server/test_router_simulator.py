@@ -1,0 +1,92 @@
+"""The router's simulator, small: its laws hold under every policy, runs repeat, and our policy finds what there is."""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def load() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module
+        for name in [n for n in sys.modules if n.partition(".")[0] in ("router_sim", "router_simulator", "table")]:
+            del sys.modules[name]
+
+
+def case(load: Any, policy: str, workload: str, *, rate: float = 12.0, replicas: int = 3, seed: int = 0) -> Any:
+    study = load("router_sim.study")
+    setting = study.Setting(workload=workload, replicas=replicas, hardware="a10g-7b", requests=150, seed=seed)
+    return study.Case(setting=setting, policy=policy, load=0.5, rate=rate)
+
+
+def policies() -> list[str]:
+    names = ["octavo", "random", "round-robin", "least-load", "chwbl", "sglang", "llm-d", "llm-d-exact"]
+    return [*names, "loadaware", "dynamo", "aware"]
+
+
+def test_every_policy_is_tested(load: Any) -> None:
+    assert policies() == [*load("router_sim.policies").POLICIES]
+
+
+@pytest.mark.parametrize("policy", policies())
+def test_every_request_ends_once_and_frees_its_blocks(load: Any, policy: str) -> None:
+    found = load("router_sim.study").run(case(load, policy, "chat"))  # checks the laws itself
+    assert found.errors == 0
+    assert 0 < found.hit_rate <= found.oracle_rate
+
+
+@pytest.mark.parametrize("workload", ["shared", "chat", "agents", "unshared", "hot", "siblings"])
+def test_our_policy_finds_no_less_than_round_robin(load: Any, workload: str) -> None:
+    run = load("router_sim.study").run
+    ours, other = run(case(load, "octavo", workload)), run(case(load, "round-robin", workload))
+    assert ours.requests == other.requests
+    assert ours.hit_rate >= other.hit_rate
+
+
+def test_equal_seeds_give_equal_runs(load: Any) -> None:
+    run = load("router_sim.study").run
+    assert run(case(load, "octavo", "agents")) == run(case(load, "octavo", "agents"))
+    assert run(case(load, "octavo", "agents")) != run(case(load, "octavo", "agents", seed=1))
+
+
+def test_full_replicas_refuse_and_every_request_still_ends(load: Any) -> None:
+    found = load("router_sim.study").run(case(load, "random", "unshared", rate=3000.0, replicas=1))
+    assert found.errors == found.requests - 128
+    assert found.goodput < found.offered_rate
+
+
+def test_the_oracle_counts_answers_only_once_they_have_ended(load: Any) -> None:
+    oracle_of, world = load("router_sim.oracle"), load("router_sim.world")
+    request_of = load("router_sim.workloads").Request
+
+    def request(number: int, prompt: bytes, answer: bytes = b"") -> Any:
+        return request_of(number=number, at_s=0.0, prompt=prompt, answer=answer, after=None, pause_s=0.0)
+
+    oracle = oracle_of.Oracle()
+    first, second = request(0, bytes(range(40)), bytes(24)), request(1, bytes(range(40)) + bytes(40))
+    assert oracle.ask(world.asked_of(first)) == 0
+    assert oracle.ask(world.asked_of(second)) == 32
+    oracle.answered(first)
+    assert oracle.ask(world.asked_of(request(2, bytes(range(40)) + bytes(23) + b"x" * 40))) == 48
+    assert oracle.ask(world.asked_of(request(3, bytes(range(32))))) == 31  # the last token is always computed
+
+
+def test_the_command_tells_and_saves_what_it_found(
+    load: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "--workload siblings --policy octavo random --load 0.5 --replicas 2 --requests 64 --quiet"
+    saved = tmp_path / "found.json"
+    load("router_simulator").main([*command.split(), "--json", str(saved), "--plot", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "siblings, 2 replicas" in shown
+    runs = json.loads(saved.read_text())["runs"]
+    assert [run["policy"] for run in runs] == ["octavo", "random"]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".png", ".svg"}
