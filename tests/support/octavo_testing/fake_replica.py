@@ -98,6 +98,15 @@ class FakeReplica:
         change = KVChange(stored=stored, removed=removed, digest=self.digest) if stored or removed else None
         self.publisher.publish(change, EngineStats(**stats))
 
+    def set_vllm_load(self, running: int, waiting: int) -> None:
+        lines = [
+            "# TYPE vllm:num_requests_running gauge",
+            f'vllm:num_requests_running{{engine="0",model_name="a b}}"}} {running}.0',
+            f'vllm:num_requests_waiting{{engine="0"}} {waiting}.0',
+            'vllm:num_requests_waiting_by_reason{engine="0"} 77.0',
+        ]
+        self.bodies["/metrics"] = "\n".join(lines).encode()
+
     async def _events(self, request: web.Request) -> web.StreamResponse:
         self._note(request)
         await self._awake.wait()
@@ -130,6 +139,15 @@ class FakeReplica:
         self.paths.append(request.path)
         if request.transport is not None:
             self._transports.add(request.transport)
+
+
+def vllm(*models: str, running: int = 0, waiting: int = 0) -> FakeReplica:
+    """What a vLLM server has of what a router asks for."""
+    fake = FakeReplica()
+    fake.status["/kv/events"] = 404
+    fake.bodies["/v1/models"] = msgspec.json.encode({"object": "list", "data": [{"id": m} for m in models]})
+    fake.set_vllm_load(running, waiting)
+    return fake
 
 
 class Lose:

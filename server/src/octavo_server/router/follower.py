@@ -11,14 +11,14 @@ once don't hold up requests. No clock of a replica is ever compared with the rou
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import aiohttp
 
 from octavo_server.kv.frames import Frame, FrameError, FrameReader, Hello, Step
 from octavo_server.router.backoff import Backoff
+from octavo_server.router.blind import Streamless
 from octavo_server.router.prefix_index import PrefixIndex
 from octavo_server.router.replica import Replica, State
 from octavo_server.router.replica_blocks import ReplicaBlocks, StreamBroken
@@ -26,6 +26,8 @@ from octavo_server.router.replica_blocks import ReplicaBlocks, StreamBroken
 logger = logging.getLogger(__name__)
 
 LARGE_BYTES = 4096
+NO_STREAM = (400, 404, 405, 501)
+HINTS = {401: ": it wants --replica-key or --router-secret", 403: ": it wants --replica-key or --router-secret"}
 MAX_SILENCE_S = 5.0  # whatever heartbeat a replica promises
 
 
@@ -39,6 +41,10 @@ class FollowSettings:
     health_timeout_s: float = 1.0  # the same for /health of a replica that fell silent
     missed_heartbeats: int = 2
     reopen_after_s: float = 5.0  # a silent stream, though /health answers
+    look_every_s: float = 1.0  # at the health of a replica without a stream
+    looks_at_health: int = 30  # then at its models, and whether it has a stream by now
+    looks_at_metrics: int = 5  # one look in so many
+    reads_metrics: bool = True
     least_wait_s: float = 0.1
     most_wait_s: float = 2.0
 
@@ -60,6 +66,10 @@ class Surroundings:
     large: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+class NoStream(Exception):
+    """The server knows no /kv/events, or was told to have none."""
+
+
 class Lost(Exception):
     """The connection is gone; the message says how."""
 
@@ -69,6 +79,7 @@ class Follower:
         self.replica = replica
         self._around = around
         settings = around.settings
+        self._server = Streamless(around.session, replica.url, settings.headers)
         self._backoff = Backoff(least_s=settings.least_wait_s, most_s=settings.most_wait_s)
         self._exact_since_s: float | None = None
         self._silence_s = settings.answer_timeout_s
@@ -99,7 +110,11 @@ class Follower:
     async def _try(self, blocks: ReplicaBlocks) -> None:
         """One connection, from its beginning to its end."""
         try:
-            await self._follow(blocks)
+            while True:
+                try:
+                    await self._follow(blocks)
+                except NoStream:
+                    await self._watch()
         except (StreamBroken, FrameError) as error:
             self.replica.num_faults += 1
             self._become("blind" if self.replica.state in ("exact", "blind") else "connecting", str(error))
@@ -109,9 +124,11 @@ class Follower:
     async def _follow(self, blocks: ReplicaBlocks) -> None:
         """Raises what ended the connection."""
         reader = FrameReader()
-        async with self._open("/kv/events", self._around.settings.answer_timeout_s) as response:
+        async with self._server.open("/kv/events", self._around.settings.answer_timeout_s) as response:
+            if response.status in NO_STREAM:
+                raise NoStream
             if response.status != 200:
-                raise Lost(f"/kv/events answered {response.status}")
+                raise Lost(f"/kv/events answered {response.status}{HINTS.get(response.status, '')}")
             while chunk := await self._read(response.content):
                 if len(chunk) < LARGE_BYTES:
                     for frame in reader.feed(chunk):
@@ -120,13 +137,20 @@ class Follower:
                     await self._take_large(blocks, reader, chunk)
         raise Lost("the stream ended")
 
-    @asynccontextmanager
-    async def _open(self, path: str, timeout_s: float) -> AsyncIterator[aiohttp.ClientResponse]:
-        around = self._around
-        async with asyncio.timeout(timeout_s):
-            response = await around.session.get(self.replica.url + path, headers=around.settings.headers)
-        async with response:
-            yield response
+    async def _watch(self) -> None:
+        """A server without a stream, until it is time to look again whether it has one. Raises if it doesn't answer."""
+        settings, replica = self._around.settings, self.replica
+        replica.hello = None
+        models = await self._server.models(settings.answer_timeout_s)
+        if models != replica.models:
+            replica.models = models
+            self._around.changed(replica)
+        for look in range(settings.looks_at_health):
+            if settings.reads_metrics and look % settings.looks_at_metrics == 0:
+                replica.load = await self._server.load(settings.answer_timeout_s)
+            self._become("blind", "it has no KV stream")
+            await asyncio.sleep(settings.look_every_s)
+            await self._check_health()
 
     async def _read(self, content: aiohttp.StreamReader) -> bytes:
         """Empty at the end. Raises Lost for a silence that /health doesn't explain."""
@@ -144,13 +168,12 @@ class Follower:
 
     async def _check_health(self) -> None:
         try:
-            async with self._open("/health", self._around.settings.health_timeout_s) as answer:
-                if answer.status == 200:
-                    return
-                why = f"/health answered {answer.status}"
+            async with self._server.open("/health", self._around.settings.health_timeout_s) as answer:
+                status = answer.status
         except (aiohttp.ClientError, TimeoutError, OSError):
-            why = "/health didn't answer"
-        raise Lost(f"it fell silent, and {why}")
+            raise Lost("/health didn't answer") from None
+        if status >= 500:
+            raise Lost(f"/health answered {status}")
 
     async def _take_large(self, blocks: ReplicaBlocks, reader: FrameReader, chunk: bytes) -> None:
         async with self._around.large:

@@ -1,0 +1,119 @@
+"""Replicas without a KV stream, as plain vLLM: they are sent to, by what can be learned by asking them."""
+
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from octavo_server.kv.frames import Load
+from octavo_server.router.blind import load_of
+from octavo_server.router.discovery.static import StaticDiscovery
+from octavo_server.router.fleet import Fleet
+from octavo_server.router.follower import FollowSettings
+from octavo_server.router.prefix_index import PrefixIndex
+from octavo_testing.fake_replica import MODEL, FakeReplica, vllm
+from octavo_testing.fleets import until
+
+QUICK = FollowSettings(
+    answer_timeout_s=0.5, health_timeout_s=0.3, look_every_s=0.02, looks_at_health=2, looks_at_metrics=1,
+    least_wait_s=0.01, most_wait_s=0.05,
+)  # fmt: skip
+
+
+@asynccontextmanager
+async def followed(*fakes, settings=QUICK):
+    async with AsyncExitStack() as stack:
+        for fake in fakes:
+            await fake.start()
+            stack.push_async_callback(fake.stop)
+        fleet = Fleet(settings, StaticDiscovery([fake.url for fake in fakes]), PrefixIndex(max_entries=100_000))
+        await fleet.start()
+        stack.push_async_callback(fleet.stop)
+        await until(lambda: len(fleet.replicas) == len(fakes))
+        yield fleet
+
+
+async def test_names_and_load_are_learned_by_asking():
+    fake = vllm("llama", "adapter", running=3, waiting=2)
+    async with followed(fake) as fleet:
+        await until(lambda: fleet.routable("adapter"))
+        (replica,) = fleet.routable("llama")
+        assert (replica.state, replica.admitted_epoch) == ("blind", None)
+        assert replica.load == Load(running=3, waiting=2)
+        fake.bodies["/v1/models"] = b'{"data": [{"id": "llama"}]}'
+        await until(lambda: fleet.models() == ["llama"] and not fleet.routable("adapter"))
+        fake.set_vllm_load(5, 0)
+        await until(lambda: replica.load == Load(running=5))
+
+
+async def test_metrics_are_left_alone_if_so_set():
+    fake = vllm("llama", running=3)
+    settings = FollowSettings(look_every_s=0.01, reads_metrics=False)
+    async with followed(fake, settings=settings) as fleet:
+        await until(lambda: fake.paths.count("/health") > 3)
+        assert fleet.replicas[0].load == Load()
+        assert "/metrics" not in fake.paths
+
+
+async def test_a_server_without_metrics_serves_all_the_same():
+    fake = vllm("llama")
+    fake.status["/metrics"] = 404
+    async with followed(fake) as fleet:
+        await until(lambda: fleet.routable("llama"))
+
+
+async def test_it_stands_beside_one_that_has_a_stream():
+    async with followed(vllm(MODEL), FakeReplica()) as fleet:
+        await until(lambda: len(fleet.routable(MODEL)) == 2)
+        assert sorted(replica.state for replica in fleet.replicas) == ["blind", "exact"]
+
+
+@pytest.mark.parametrize("ends", ["kill", "hang", "sick"])
+async def test_one_that_does_not_answer_is_not_sent_to_until_it_does(ends):
+    fake = vllm("llama")
+    async with followed(fake) as fleet:
+        await until(lambda: fleet.routable("llama"))
+        if ends == "kill":
+            await fake.kill()
+        elif ends == "hang":
+            fake.hang()
+        else:
+            fake.status["/health"] = 503
+        await until(lambda: not fleet.routable("llama"))
+        assert fleet.models() == ["llama"]
+        if ends == "kill":
+            await fake.start()
+        fake.wake()
+        fake.status.pop("/health", None)
+        await until(lambda: fleet.routable("llama"))
+
+
+async def test_one_that_is_replaced_by_a_replica_with_a_stream_is_followed():
+    fake = vllm("llama")
+    async with followed(fake) as fleet:
+        await until(lambda: fleet.routable("llama"))
+        await fake.kill()
+        fake.status.clear()
+        await fake.start()
+        await until(lambda: fleet.routable(MODEL))
+        assert (fleet.replicas[0].state, fleet.models()) == ("exact", [MODEL])
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b'{"data": [{"name": "llama"}]}', b"[" * 10_000])
+async def test_what_is_no_list_of_models_is_not_sent_to(body):
+    fake = vllm()
+    fake.bodies["/v1/models"] = body
+    async with followed(fake) as fleet:
+        await until(lambda: fleet.replicas[0].why.startswith("/v1/models"))
+        assert (fleet.replicas[0].state, fleet.models()) == ("connecting", [])
+
+
+async def test_a_key_that_is_missing_is_named():
+    fake = FakeReplica()
+    fake.status["/kv/events"] = 401
+    async with followed(fake) as fleet:
+        await until(lambda: "--replica-key" in fleet.replicas[0].why)
+
+
+def test_odd_metrics_are_passed_over():
+    lines = ["vllm:num_requests_running 2", "vllm:num_requests_running{a=\"b\"} 1e3 17", "vllm:num_requests_running{",
+             "vllm:num_requests_waiting{} NaN", "vllm:num_requests_waiting", "", "{} 3"]  # fmt: skip
+    assert load_of("\n".join(lines)) == Load(running=1002)
