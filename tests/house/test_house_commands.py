@@ -27,7 +27,7 @@ def heading_anchor(line: str) -> str:
 def test_make_lists_every_target() -> None:
     listing = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert set(re.findall(r"^  make ([a-z-]+)", listing.stdout, re.MULTILINE)) == targets()
-    assert {"help", "setup", "serve", "test", "lint", "bench"} <= targets()
+    assert {"help", "setup", "up", "serve", "test", "lint", "bench"} <= targets()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
@@ -43,13 +43,13 @@ def test_document_names_existing_things(document: Path) -> None:
             assert anchor in map(heading_anchor, headings), f"{document} links to {target}#{anchor}"
 
 
-def test_readme_fits_one_screen_and_names_both_commands() -> None:
+def test_readme_fits_one_screen_and_names_the_commands() -> None:
     text = (ROOT / "README.md").read_text()
-    assert {"serve", "test"} <= set(MAKE_COMMAND.findall(text))
+    assert {"up", "serve", "test"} <= set(MAKE_COMMAND.findall(text))
     assert text.count("\n") <= 85
 
 
-@pytest.mark.parametrize("target", ["setup", "serve", "test", "lint", "bench", "fmt"])
+@pytest.mark.parametrize("target", ["setup", "up", "serve", "test", "lint", "bench", "fmt"])
 def test_target_expands(target: str) -> None:
     """`make -n`: every rule on the way exists, and no variable is missing."""
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -60,3 +60,9 @@ def test_serve_passes_its_settings_on() -> None:
     command = ["make", "-n", "serve", "MODEL=a/b", "PORT=81", "ARGS=--seed 1"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "octavo serve a/b --port 81 --seed 1" in shown
+
+
+def test_up_passes_its_settings_on() -> None:
+    command = ["make", "-n", "up", "MODEL=a/b", "PORT=81", "REPLICAS=3", "ARGS=--seed 1"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "octavo up a/b --replicas 3 --port 81 --seed 1" in shown

@@ -1,7 +1,8 @@
 """`octavo up MODEL --replicas N`: several engines on this machine and the router before them, as one command.
 
-Engines listen on the loopback only and trust the router by a secret drawn at each start. Arguments are checked here,
-once, by the parser of `octavo serve`; then each engine gets them as they were typed.
+Engines listen on the loopback only; where API keys are asked for, they believe the router whose a request is, by a
+secret drawn at each start. Arguments are checked here, once, by the parser of `octavo serve`; then each engine gets
+them as they were typed.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def up(args: argparse.Namespace) -> int:
         config = server_config_of(args, engine)
         check(args, config)
         with KeptPorts() as ports:
-            plan = plan_children(_options(args, ports))
+            plan = plan_children(_options(args, ports, needs_key=config.needs_key))
             console = Console(sys.stderr, [*plan.names, UP], has_colour=has_colour())
             _log_to(console, args)
             return _run(plan, console, config, args)
@@ -64,7 +65,7 @@ def check(args: argparse.Namespace, config: ServerConfig) -> None:
         raise StartupError("--trace: each replica would overwrite the file: trace one engine, with octavo serve.")
 
 
-def _options(args: argparse.Namespace, ports: KeptPorts) -> UpOptions:
+def _options(args: argparse.Namespace, ports: KeptPorts, *, needs_key: bool) -> UpOptions:
     """The ports are kept before anything is started, so that a busy one costs a moment."""
     port = ports.keep(args.host, args.port)
     return UpOptions(
@@ -73,7 +74,7 @@ def _options(args: argparse.Namespace, ports: KeptPorts) -> UpOptions:
         host=args.host,
         port=port,
         replica_ports=tuple(ports.keep(LOOPBACK, 0) for _ in range(args.replicas)),
-        secret=secrets.token_urlsafe(SECRET_BYTES),
+        secret=secrets.token_urlsafe(SECRET_BYTES) if needs_key else "",
         share=_share(args),
     )
 
@@ -135,7 +136,8 @@ def _log_to(console: Console, args: argparse.Namespace) -> None:
 
 def _run(plan: Plan, console: Console, config: ServerConfig, args: argparse.Namespace) -> int:
     started_s = time.monotonic()
-    logger.info("starting the router and %d replicas", len(plan.replicas))
+    addresses = ", ".join(f"{replica.name} will be {replica.url.partition('//')[2]}" for replica in plan.replicas)
+    logger.info("starting the router and %d replicas: %s", len(plan.replicas), addresses)
 
     def on_serving() -> None:
         url = plan.router.url

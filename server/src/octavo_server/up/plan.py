@@ -14,7 +14,8 @@ ROUTER = "router"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """`serve_args` and `route_args`: as they were typed."""
+    """`serve_args` and `route_args`: as they were typed. `secret`: empty where no API key is asked for, as then the
+    engines answer everybody on this machine, and nobody is anybody's tenant."""
 
     serve_args: tuple[str, ...]
     route_args: tuple[str, ...]
@@ -44,7 +45,7 @@ def plan_children(options: UpOptions) -> Plan:
         name=ROUTER,
         args=(*args, *options.route_args),
         url=f"http://{reachable(options.host)}:{options.port}",
-        env={SECRET_VARIABLE: options.secret},
+        env=_secret_env(options),
     )
     return Plan(router, replicas)
 
@@ -57,8 +58,12 @@ def _replica(options: UpOptions, position: int) -> ChildSpec:
         name=f"replica-{position}",
         args=("serve", *own, *options.serve_args),
         url=f"http://{LOOPBACK}:{port}",
-        env={SECRET_VARIABLE: options.secret, **share.env(position)},
+        env={**_secret_env(options), **share.env(position)},
     )
+
+
+def _secret_env(options: UpOptions) -> dict[str, str]:
+    return {SECRET_VARIABLE: options.secret} if options.secret else {}
 
 
 def _each(flag: str, values: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ import aiohttp
 
 PERIOD_S = 0.1
 TIMEOUT_S = 5.0
-_EXACT = re.compile(r'^octavo_router_endpoints\{[^}]*state="exact"[^}]*\} (\d+)', re.MULTILINE)
+_ADMITTED = re.compile(r"^octavo_router_endpoints_admitted (\d+)", re.MULTILINE)
 
 
 class Probe:
@@ -28,7 +28,7 @@ class Probe:
             await asyncio.sleep(PERIOD_S)
 
     async def until_admitted(self, router_url: str, num_replicas: int) -> None:
-        while _num_exact((await self._get(f"{router_url}/metrics"))[1]) < num_replicas:
+        while _num_admitted((await self._get(f"{router_url}/metrics"))[1]) < num_replicas:
             await asyncio.sleep(PERIOD_S)
 
     async def _get(self, url: str) -> tuple[int, str]:
@@ -39,5 +39,6 @@ class Probe:
             return 0, ""
 
 
-def _num_exact(metrics: str) -> int:
-    return sum(int(count) for count in _EXACT.findall(metrics))
+def _num_admitted(metrics: str) -> int:
+    found = _ADMITTED.search(metrics)
+    return int(found[1]) if found else 0

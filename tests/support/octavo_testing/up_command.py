@@ -1,0 +1,87 @@
+"""`octavo up` as a process of its own, over scripted engines, with everything that it starts."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.serve_command import free_port
+
+TIMEOUT_S = 60
+SCRIPTED_UP = (sys.executable, "-P", "-m", "octavo_testing.scripted_up", "up")
+SERVING = "replicas serve"
+
+
+class UpProcess:
+    def __init__(self, process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+        self.process = process
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Fails with the log if it isn't so in time, or the process has ended."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert self.process.poll() is None, f"ended before {what}:\n{self.log}"
+            assert time.monotonic() < deadline, f"not within {TIMEOUT_S} s: {what}\n{self.log}"
+            time.sleep(0.02)
+
+    def until_said(self, text: str) -> None:
+        self.until(lambda: text in self.log, f"{text!r} is said")
+
+    def metric(self, name: str) -> float:
+        found = re.search(rf"^{name}(?:{{.*}})? (\S+)$", httpx.get(f"{self.url}/metrics").text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    @property
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def child(self, name: str) -> psutil.Process:
+        """`router` or `replica-N`: by its place in the order in which they were started."""
+        children = sorted(psutil.Process(self.process.pid).children(), key=lambda child: child.create_time())
+        routers = [child for child in children if "route" in child.cmdline()]
+        replicas = [child for child in children if child not in routers]
+        return routers[0] if name == "router" else replicas[int(name.removeprefix("replica-"))]
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def exit_code(self) -> int:
+        return self.process.wait(TIMEOUT_S)
+
+
+@contextmanager
+def octavo_up(folder: Path, *flags: str) -> Iterator[UpProcess]:
+    """`folder` gets model and log. Afterwards nothing that it started is left; a failure leaves nothing either."""
+    model = folder / "model"
+    if not model.exists():
+        model.mkdir()
+        write_byte_model(model)
+    port, log = free_port(), folder / "up.log"
+    argv = [*SCRIPTED_UP, str(model), "--load-format", "dummy", "--host", "127.0.0.1", "--port", str(port), *flags]
+    with log.open("wb") as output:
+        process = subprocess.Popen(argv, stdout=output, stderr=output, env=os.environ, start_new_session=True)
+    try:
+        yield UpProcess(process, port, log)
+    finally:
+        if process.poll() is None:
+            process.kill()  # its children follow
+        process.wait(TIMEOUT_S)
+
+
+def none_left(family: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(family, timeout=10)[1]
