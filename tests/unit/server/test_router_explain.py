@@ -21,7 +21,7 @@ def infos(monkeypatch):
         if number == 0:
             track.first_byte(48)
             track.ended(200, "finished")
-    return [decision_info(entry) for entry in telemetry.decisions.latest(10)][::-1]
+    return [decision_info(entry, 1e9) for entry in telemetry.decisions.latest(10)][::-1]
 
 
 def cells(line):

@@ -1,5 +1,6 @@
 import pytest
 from octavo_server.router.decision_log import DecisionLog
+from octavo_server.router.metric_text import MetricText
 from octavo_server.router.metrics import MAX_VALUES, RouterMetrics
 from octavo_server.router.prefix_index import PrefixIndex
 from octavo_server.router.track import Telemetry
@@ -13,8 +14,8 @@ def replicas():
     return exact_replica("a", index), exact_replica("b", index)
 
 
-def shown(metrics, gauges=None):
-    found = parse_metrics(metrics.text(gauges or {}))
+def shown(*metrics, gauges=None):
+    found = parse_metrics(str(MetricText([one.observed() for one in metrics], gauges or {})))
     return {name.removeprefix("octavo_router_"): value for name, value in found.items() if value}
 
 
@@ -43,7 +44,7 @@ def test_a_request_that_is_sent_anew_has_two_decisions_and_one_end(replicas):
 
 
 def test_the_log_keeps_the_latest_and_tells_the_newest_first(replicas):
-    log = DecisionLog(2, clock=lambda: 1.0)
+    log = DecisionLog(2)
     telemetry = Telemetry(decisions=log)
     for number in range(4):
         telemetry.track(f"r-{number}", "tiny").decided(PROMPT, decision(*replicas), 0.0)
@@ -56,10 +57,7 @@ def test_what_workers_counted_adds_up():
     for duration_s, metrics in zip((0.02, 3.0), parts, strict=True):
         metrics.ended(model="tiny", code=200, reason="finished", duration_s=duration_s)
         metrics.waited("sent", duration_s)
-    together = RouterMetrics()
-    for metrics in parts:
-        together.add(metrics.observed())
-    found = shown(together)
+    found = shown(*parts)
     assert found['requests_total{model="tiny",code="200",reason="finished"}'] == 2
     assert found['request_duration_seconds_sum{model="tiny"}'] == 3.02
     assert found['request_duration_seconds_bucket{model="tiny",le="0.025"}'] == 1
@@ -76,7 +74,7 @@ def test_names_of_models_are_bounded():
 
 
 def test_gauges_come_from_whoever_asks():
-    assert shown(RouterMetrics(), {"endpoints": {("exact",): 3}, "queue_size": {(): 2}}) == {
+    assert shown(RouterMetrics(), gauges={"endpoints": {("exact",): 3}, "queue_size": {(): 2}}) == {
         'endpoints{state="exact"}': 3,
         "queue_size": 2,
     }

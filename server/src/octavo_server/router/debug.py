@@ -59,10 +59,11 @@ class IndexDebug(msgspec.Struct):
     replicas: list[ReplicaState]
 
 
-def decision_info(entry: "Entry") -> DecisionInfo:
+def decision_info(entry: "Entry", at_s: float) -> DecisionInfo:
+    """`at_s`: seconds since the epoch."""
     decision = entry.decision
     return DecisionInfo(
-        at_s=entry.at_s,
+        at_s=at_s,
         request_id=entry.request_id,
         attempt=entry.attempt,
         model=entry.model,

@@ -1,8 +1,7 @@
 """`DecisionLog`: the latest decisions, and what became of them. Kept as they are; rendered only when somebody asks."""
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,24 +12,25 @@ KEPT = 256
 
 
 class Entry:
-    """One decision; a request that is sent anew has several. Holds numbers of the prompt, never its text or hashes."""
+    """One decision; a request that is sent anew has several. `decided_s`: by the clock of the tracks.
+
+    Holds numbers of the prompt, never its text or hashes: decisions outlive requests.
+    """
 
     __slots__ = (
-        *("at_s", "attempt", "block_size", "cached_tokens", "code", "decision", "decision_s", "is_exact", "model"),
+        *("attempt", "cached_tokens", "code", "decided_s", "decision", "decision_s", "is_exact", "model"),
         *("num_prompt_blocks", "num_prompt_tokens", "reason", "request_id", "ttft_s"),
     )
 
-    def __init__(self, request_id: str, model: str, prompt: "Prompt", decision: "Decision") -> None:
+    def __init__(self, request_id: str, model: str, attempt: int, prompt: "Prompt", decision: "Decision") -> None:
         self.request_id = request_id
         self.model = model
+        self.attempt = attempt
         self.decision = decision
         self.num_prompt_tokens = prompt.num_tokens
         self.num_prompt_blocks = len(prompt.hashes)
-        self.block_size = prompt.block_size
         self.is_exact = prompt.is_exact
-        self.at_s = 0.0
-        self.attempt = 1
-        self.decision_s = 0.0
+        self.decided_s = self.decision_s = 0.0
         self.cached_tokens: int | None = None  # as the engine reported
         self.ttft_s: float | None = None
         self.code: int | None = None
@@ -38,13 +38,9 @@ class Entry:
 
 
 class DecisionLog:
-    def __init__(self, max_entries: int = KEPT, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, max_entries: int = KEPT) -> None:
         self._entries: deque[Entry] = deque(maxlen=max_entries)
-        self._clock = clock
-
-    def add(self, entry: Entry) -> None:
-        entry.at_s = self._clock()
-        self._entries.append(entry)
+        self.add = self._entries.append
 
     def latest(self, limit: int) -> Iterator[Entry]:
         """The newest first."""

@@ -8,7 +8,7 @@ import msgspec
 from octavo_server.router.state import ORDER, RouterState
 
 if TYPE_CHECKING:
-    from octavo_server.router.metrics import Gauges
+    from octavo_server.router.metric_text import Gauges
     from octavo_server.router.prefix_index import PrefixIndex
 
 #: Measured: a hash and its place in a dictionary, masks being shared (benchmarks/prefix_index.py).

@@ -44,3 +44,5 @@ FAMILIES: tuple[Family, ...] = (
     Family("index_divergence_ratio", "gauge", "Share of the KV streams whose copy isn't exact."),
     Family("stream_faults_total", "counter", "KV streams that couldn't be believed."),
 )  # fmt: skip
+
+BY_NAME = {family.name: family for family in FAMILIES}

@@ -1,142 +1,142 @@
-"""`RouterMetrics`: what requests and decisions show, counted as it happens; a few dictionary entries per request.
+"""`RouterMetrics`: what requests and decisions show one worker, counted as it happens: a few additions per request.
 
-Two halves. Counters and histograms are kept here and add up over workers (`observed`, `add`). Gauges are read from the
-router's state when somebody scrapes, as are totals that others keep. The list is in `metric_list.py`; nothing else is
-exposed, and no label takes more than `MAX_VALUES` values: models beyond count as "other".
+What of it is exposed, and under which names, is `metric_list.py`'s affair; what several workers counted is added up and
+written by `metric_text.py`. Gauges aren't here: they are read from the router's state when somebody scrapes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo_server.exposition import Histogram, family_text, label_text
-from octavo_server.router.metric_list import FAMILIES, PREFIX, Family
+from octavo_server.exposition import Histogram
+from octavo_server.router.decision import RUNGS
+from octavo_server.router.metric_list import BY_NAME
 
 if TYPE_CHECKING:
     from octavo_server.router.decision import Decision
     from octavo_server.router.prompt import Prompt
 
+#: No label takes more values: models beyond count as "other".
 MAX_VALUES = 1000
 OTHER = "other"
 
 Labels = tuple[str, ...]
-Gauges = Mapping[str, Mapping[Labels, float]]
 
 
 class Observed(msgspec.Struct):
-    """The counters and histograms of one worker."""
+    """Family -> its series: labels and value, or labels, bucket counts and sum."""
 
     counts: dict[str, list[tuple[Labels, float]]]
     histograms: dict[str, list[tuple[Labels, list[int], float]]]
 
 
+class _Times:
+    """Of one model."""
+
+    __slots__ = ("duration", "ttft")
+
+    def __init__(self) -> None:
+        self.duration = _histogram("request_duration_seconds")
+        self.ttft = _histogram("ttft_seconds")
+
+
 class RouterMetrics:
     def __init__(self) -> None:
-        self._counts: dict[str, dict[Labels, float]] = {f.name: {} for f in FAMILIES if f.kind == "counter"}
-        self._histograms: dict[str, dict[Labels, Histogram]] = {f.name: {} for f in FAMILIES if f.kind == "histogram"}
-        self._models: set[str] = set()
-        for family in FAMILIES:
-            if not family.labels:
-                self._start(family)
+        self._requests: dict[tuple[str, int, str], int] = {}
+        self._times: dict[str, _Times] = {}
+        self._decisions: dict[str, int] = dict.fromkeys(RUNGS, 0)
+        self._overlap_tokens: dict[str, int] = dict.fromkeys(RUNGS[:2], 0)
+        self._decision_s = _histogram("decision_seconds")
+        self._match_ratio = _histogram("prefix_match_ratio")
+        self._prompt_tokens = self._cached_tokens = self._over_tokens = self._under_tokens = 0
+        self._retries: dict[str, int] = {}
+        self._waits: dict[str, Histogram] = {}
+        self._stream_faults = 0
 
     def decided(self, prompt: "Prompt", decision: "Decision", decision_s: float) -> None:
         """Once for each attempt: a retry is decided anew."""
-        self._count("decisions_total", (decision.rung,))
-        self._observe("decision_seconds", (), decision_s)
-        if prompt.num_tokens:
-            self._observe("prefix_match_ratio", (), decision.expected_tokens / prompt.num_tokens)
-        if decision.rung == "exact" or decision.rung == "predicted":
-            self._count("overlap_tokens_total", (decision.rung,), decision.expected_tokens)
-        self._count("prompt_tokens_total", (), prompt.num_tokens)
+        rung, expected, num_tokens = decision.rung, decision.expected_tokens, prompt.num_tokens
+        self._decisions[rung] += 1
+        self._decision_s.observe(decision_s)
+        self._prompt_tokens += num_tokens
+        if rung in self._overlap_tokens:
+            self._overlap_tokens[rung] += expected
+        if num_tokens:
+            self._match_ratio.observe(expected / num_tokens)
 
     def reported(self, expected_tokens: int, cached_tokens: int) -> None:
         """What the engine then said of the prompt: the proof, or not, of what the router believed."""
-        self._count("cached_tokens_total", (), cached_tokens)
+        self._cached_tokens += cached_tokens
         if expected_tokens > cached_tokens:
-            self._count("prediction_error_tokens_total", ("over",), expected_tokens - cached_tokens)
+            self._over_tokens += expected_tokens - cached_tokens
         elif expected_tokens < cached_tokens:
-            self._count("prediction_error_tokens_total", ("under",), cached_tokens - expected_tokens)
+            self._under_tokens += cached_tokens - expected_tokens
 
     def first_byte(self, model: str, ttft_s: float) -> None:
-        self._observe("ttft_seconds", (self._model(model),), ttft_s)
+        self._of_model(model).ttft.observe(ttft_s)
 
     def ended(self, *, model: str, code: int, reason: str, duration_s: float) -> None:
         """Once for each request, whatever became of it. `code`: of the answer; 499: the client left before it."""
-        name = self._model(model)
-        self._count("requests_total", (name, str(code), reason))
-        self._observe("request_duration_seconds", (name,), duration_s)
+        times = self._times.get(model)
+        if times is None:
+            model, times = (model if len(self._times) < MAX_VALUES else OTHER), self._of_model(model)
+        times.duration.observe(duration_s)
+        key = model, code, reason
+        self._requests[key] = self._requests.get(key, 0) + 1
 
     def retried(self, reason: str) -> None:
-        self._count("retries_total", (reason,))
+        self._retries[reason] = self._retries.get(reason, 0) + 1
 
     def waited(self, outcome: str, wait_s: float) -> None:
         """A request came out of the queue."""
-        self._observe("queue_seconds", (outcome,), wait_s)
+        found = self._waits.get(outcome)
+        if found is None:
+            found = self._waits[outcome] = _histogram("queue_seconds")
+        found.observe(wait_s)
 
     def streams_failed(self, times: int) -> None:
-        self._count("stream_faults_total", (), times)
+        self._stream_faults += times
 
     def observed(self) -> Observed:
+        totals = {
+            "prompt_tokens_total": self._prompt_tokens,
+            "cached_tokens_total": self._cached_tokens,
+            "stream_faults_total": self._stream_faults,
+        }
+        by_label = {
+            "decisions_total": self._decisions,
+            "overlap_tokens_total": self._overlap_tokens,
+            "prediction_error_tokens_total": {"over": self._over_tokens, "under": self._under_tokens},
+            "retries_total": self._retries,
+        }
         return Observed(
-            {name: [*series.items()] for name, series in self._counts.items()},
-            {name: [(k, *h.observed()) for k, h in series.items()] for name, series in self._histograms.items()},
+            {
+                "requests_total": [((model, str(code), why), n) for (model, code, why), n in self._requests.items()],
+                **{name: [((), value)] for name, value in totals.items()},
+                **{name: [((label,), value) for label, value in found.items()] for name, found in by_label.items()},
+            },
+            {
+                "request_duration_seconds": _series((model, times.duration) for model, times in self._times.items()),
+                "ttft_seconds": _series((model, times.ttft) for model, times in self._times.items()),
+                "queue_seconds": _series(self._waits.items()),
+                "decision_seconds": [((), *self._decision_s.observed())],
+                "prefix_match_ratio": [((), *self._match_ratio.observed())],
+            },
         )
 
-    def add(self, other: Observed) -> None:
-        for name, series in other.counts.items():
-            for labels, value in series:
-                self._count(name, labels, value)
-        for name, found in other.histograms.items():
-            for labels, counts, total in found:
-                self._histogram(name, labels).add(counts, total)
-
-    def text(self, gauges: Gauges) -> str:
-        return "".join(
-            family_text(PREFIX + family.name, family.kind, family.help, self._series(family, gauges))
-            for family in FAMILIES
-        )
-
-    def _series(self, family: Family, gauges: Gauges) -> Iterable[str]:
-        name = PREFIX + family.name
-        if family.kind == "histogram":
-            return (histogram.text(name) for histogram in self._histograms[family.name].values())
-        samples = gauges.get(family.name) or self._counts.get(family.name, {})
-        return (_sample(family, labels, value) for labels, value in samples.items())
-
-    def _start(self, family: Family) -> None:
-        """What has no labels is shown from the beginning, as 0."""
-        if family.kind == "counter":
-            self._count(family.name, (), 0)
-        elif family.kind == "histogram":
-            self._histogram(family.name, ())
-
-    def _count(self, name: str, labels: Labels, times: float = 1) -> None:
-        series = self._counts[name]
-        series[labels] = series.get(labels, 0) + times
-
-    def _observe(self, name: str, labels: Labels, value: float) -> None:
-        self._histogram(name, labels).observe(value)
-
-    def _histogram(self, name: str, labels: Labels) -> Histogram:
-        found = self._histograms[name].get(labels)
+    def _of_model(self, name: str) -> _Times:
+        found = self._times.get(name)
         if found is None:
-            family = _BY_NAME[name]
-            text = label_text(dict(zip(family.labels, labels, strict=True)))
-            found = self._histograms[name][labels] = Histogram((PREFIX + name,), family.bounds, text)
+            name = name if len(self._times) < MAX_VALUES else OTHER
+            found = self._times[name] = self._times.get(name) or _Times()
         return found
 
-    def _model(self, name: str) -> str:
-        if name not in self._models:
-            if len(self._models) >= MAX_VALUES:
-                return OTHER
-            self._models.add(name)
-        return name
+
+def _histogram(name: str) -> Histogram:
+    """Of this process only: it is never written under this name, so it needs no labels."""
+    return Histogram((), BY_NAME[name].bounds)
 
 
-def _sample(family: Family, labels: Labels, value: float) -> str:
-    text = label_text(dict(zip(family.labels, labels, strict=True)))
-    return f"{PREFIX}{family.name}{f'{{{text}}}' if text else ''} {value}\n"
-
-
-_BY_NAME = {family.name: family for family in FAMILIES}
+def _series(found: Iterable[tuple[str, Histogram]]) -> list[tuple[Labels, list[int], float]]:
+    return [((label,), *histogram.observed()) for label, histogram in found]

@@ -10,7 +10,8 @@ from octavo_server.exposition import family_text
 from octavo_server.router.breaker import BreakerState
 from octavo_server.router.debug import DecisionInfo, decision_info
 from octavo_server.router.gauges import IndexInfo, gauges, index_info
-from octavo_server.router.metrics import Observed, RouterMetrics
+from octavo_server.router.metric_text import MetricText
+from octavo_server.router.metrics import Observed
 from octavo_server.router.state import RouterState, merged, replica_state, router_state
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Reporter:
             case "index":
                 return Report(state=self.state(), index=index_info(self._index))
             case "decisions":
-                return Report(decisions=[decision_info(entry) for entry in self._telemetry.decisions.latest(ask.n)])
+                return Report(decisions=self._decisions(ask.n))
             case "metrics":
                 return Report(
                     state=self.state(),
@@ -97,6 +98,10 @@ class Reporter:
                     observed=self._telemetry.metrics.observed(),
                     process={s.name: s.value for family in self._process.collect() for s in family.samples},
                 )
+
+    def _decisions(self, n: int) -> list[DecisionInfo]:
+        telemetry = self._telemetry
+        return [decision_info(e, telemetry.time_of(e.decided_s)) for e in telemetry.decisions.latest(n)]
 
 
 def whole_state(reports: Sequence[Report]) -> RouterState:
@@ -121,11 +126,9 @@ def latest_decisions(reports: Sequence[Report], n: int) -> list[DecisionInfo]:
 
 def exposition(reports: Sequence[Report]) -> str:
     """`/metrics` of the router: all of its workers together."""
-    metrics = RouterMetrics()
-    for report in reports:
-        if report.observed is not None:
-            metrics.add(report.observed)
-    return metrics.text(gauges(whole_state(reports), whole_index(reports))) + _process_text(reports)
+    observed = [report.observed for report in reports if report.observed is not None]
+    text = MetricText(observed, gauges(whole_state(reports), whole_index(reports)))
+    return f"{text}{_process_text(reports)}"
 
 
 def _process_text(reports: Sequence[Report]) -> str:

@@ -26,6 +26,10 @@ class Telemetry:
         self.decisions = decisions or DecisionLog()
         self.clock = clock
 
+    def time_of(self, moment_s: float) -> float:
+        """Of a moment by `clock`, in seconds since the epoch."""
+        return time.time() - (self.clock() - moment_s)
+
     def track(self, request_id: str, model: str) -> "Track":
         """When a request's head is there and its model is known to be served."""
         return Track(self, request_id, model)
@@ -46,11 +50,12 @@ class Track:
         self._is_ended = False
 
     def decided(self, prompt: "Prompt", decision: "Decision", decision_s: float) -> None:
+        telemetry = self._telemetry
         self._num_attempts += 1
-        entry = self._entry = Entry(self.request_id, self.model, prompt, decision)
-        entry.attempt, entry.decision_s = self._num_attempts, decision_s
-        self._telemetry.decisions.add(entry)
-        self._telemetry.metrics.decided(prompt, decision, decision_s)
+        entry = self._entry = Entry(self.request_id, self.model, self._num_attempts, prompt, decision)
+        entry.decided_s, entry.decision_s = telemetry.clock(), decision_s
+        telemetry.decisions.add(entry)
+        telemetry.metrics.decided(prompt, decision, decision_s)
 
     def retried(self, reason: str) -> None:
         """The attempt failed before its first byte; another one follows."""
