@@ -44,7 +44,8 @@ class Parts:
 
 async def test_decisions_show_each_candidate_and_what_the_engine_found():
     parts = Parts()
-    track = parts.telemetry.track("r-1", "tiny")
+    track = parts.telemetry.track("r-1")
+    track.model = "tiny"
     track.decided(PROMPT, decision(*parts.replicas), 0.00002)
     track.first_byte(48)
     track.ended(200, "finished")

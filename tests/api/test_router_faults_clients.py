@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import socket
+import time
 
 import httpx
 import pytest
@@ -76,6 +77,15 @@ def test_an_unknown_model_is_not_found(routed, http):
     assert (answer.status_code, answer.json()) == (404, direct(routed, TEXT, json={**SMALL, "model": "other"}).json())
 
 
+def test_what_was_refused_is_counted_without_the_names_that_clients_made_up(routed, http):
+    http.post(TEXT, json={**SMALL, "model": "made up"})
+    http.post(TEXT, content=b" " * (16 * 2**20 + 1))
+    metrics = http.get("/metrics").text
+    assert "made up" not in metrics
+    for code in (404, 413):
+        assert f'octavo_router_requests_total{{model="",code="{code}",reason="refused"}}' in metrics
+
+
 def said(route, data):
     """What comes back for raw bytes, until the router closes the connection or has answered."""
     with socket.create_connection(("127.0.0.1", route.port), timeout=60) as sock:
@@ -111,7 +121,11 @@ def test_a_killed_router_comes_back_and_knows_everything_again(routed):
     route.kill()
     route.start()
     route.wait_until_exact(2)
-    assert httpx.post(route.url + TEXT, json=SMALL).status_code == 200
+    body = {**SMALL, "prompt": "of some blocks, so that there is something to know"}
+    deadline = time.monotonic() + 30
+    while (answer := httpx.post(route.url + TEXT, json=body)).headers["x-octavo-rung"] != "exact":
+        assert answer.status_code == 200
+        assert time.monotonic() < deadline
 
 
 def test_a_router_that_is_told_to_stop_lets_its_streams_finish(tmp_path):

@@ -22,7 +22,8 @@ def text():
     index, telemetry = PrefixIndex(max_entries=100), Telemetry()
     replicas = [exact_replica(name, index) for name in "ab"]
     for rung in RUNGS:
-        track = telemetry.track("r", "tiny")
+        track = telemetry.track("r")
+        track.model = "tiny"
         track.decided(PROMPT, decision(*replicas, rung=rung), 0.00001)
         track.retried("connect")
         track.decided(PROMPT, decision(*replicas, rung=rung), 0.00001)

@@ -16,7 +16,8 @@ def infos(monkeypatch):
     index = PrefixIndex(max_entries=100)
     replicas = [exact_replica(f"pod-{letter}", index) for letter in "abc"]
     for number in range(2):
-        track = telemetry.track(f"r-{number}", "tiny")
+        track = telemetry.track(f"r-{number}")
+        track.model = "tiny"
         track.decided(PROMPT, decision(*replicas), 0.00002)
         if number == 0:
             track.first_byte(48)

@@ -22,7 +22,8 @@ def shown(*metrics, gauges=None):
 def test_a_request_that_is_sent_anew_has_two_decisions_and_one_end(replicas):
     now = [10.0]
     telemetry = Telemetry(clock=lambda: now[0])
-    track = telemetry.track("r-1", "tiny")
+    track = telemetry.track("r-1")
+    track.model = "tiny"
     track.decided(PROMPT, decision(*replicas), 0.00002)
     track.retried("connect")
     track.decided(PROMPT, decision(replicas[1], expected_tokens=0), 0.00002)
@@ -47,7 +48,7 @@ def test_the_log_keeps_the_latest_and_tells_the_newest_first(replicas):
     log = DecisionLog(2)
     telemetry = Telemetry(decisions=log)
     for number in range(4):
-        telemetry.track(f"r-{number}", "tiny").decided(PROMPT, decision(*replicas), 0.0)
+        telemetry.track(f"r-{number}").decided(PROMPT, decision(*replicas), 0.0)
     assert [entry.request_id for entry in log.latest(10)] == ["r-3", "r-2"]
     assert [entry.request_id for entry in log.latest(1)] == ["r-3"]
 

@@ -30,7 +30,8 @@ class Worker:
         self.workers = Workers(self.reporter, folder, number)
 
     def take_request(self, request_id):
-        track = self.telemetry.track(request_id, "tiny")
+        track = self.telemetry.track(request_id)
+        track.model = "tiny"
         track.decided(PROMPT, decision(*self.replicas), 0.00001)
         track.ended(200, "finished")
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from octavo_server.router.fleet import Fleet
     from octavo_server.router.prompt_reader import PromptReader
     from octavo_server.router.settings import RouterSettings
-    from octavo_server.router.track import Telemetry
+    from octavo_server.router.track import Telemetry, Track
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class Proxy:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = Caller(scope, receive, send, self.lifecycle)
+        caller.track = self.telemetry.track(caller.request_id)
         self.lifecycle.enter()
         self.in_flight.add(caller)
         try:
@@ -93,26 +94,29 @@ class Proxy:
         kind = KINDS.get(path)
         caller.dialect = "events" if kind == "responses" else "chunks"
         body = _read(raw)
-        model = self._model(body)
-        caller.track = track = self.telemetry.track(caller.request_id, model)
+        track = caller.track
+        assert track is not None
+        model = self._model(body, track)
         prompt = UNREAD if kind is None else await self._prompt(kind, model, raw, body, tenant)
         without, more = self._said(tenant, caller.request_id)
         await self.forwarder.forward(
             Job(caller=caller, track=track, model=model, body=raw, prompt=prompt, more=more, without=without)
         )
 
-    def _model(self, body: Mapping[str, Any]) -> str:
+    def _model(self, body: Mapping[str, Any], track: "Track") -> str:
         """Raises ModelNotFound; not while there are replicas of which it isn't known yet what they serve."""
         model = body.get("model")
         known = self.fleet.models()
         if isinstance(model, str) and model:
             if model not in known and self.fleet.replicas and all(replica.models for replica in self.fleet.replicas):
                 raise ModelNotFound(model)
+            track.model = model if model in known else ""
             return model
         if not known:
             raise Unavailable("No replica is there yet. Send the request again later.", retry_after_s=RETRY_AFTER_S)
         if len({replica.models for replica in self.fleet.replicas if replica.models}) > 1:
             raise MalformedRequest(f"`model` has to say which one: {', '.join(known)}.", param="model")
+        track.model = known[0]
         return known[0]
 
     async def _prompt(self, kind: Kind, model: str, raw: bytes, body: Mapping[str, Any], tenant: str) -> Prompt:

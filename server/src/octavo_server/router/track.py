@@ -30,19 +30,20 @@ class Telemetry:
         """Of a moment by `clock`, in seconds since the epoch."""
         return time.time() - (self.clock() - moment_s)
 
-    def track(self, request_id: str, model: str) -> "Track":
-        """When a request's head is there and its model is known to be served."""
-        return Track(self, request_id, model)
+    def track(self, request_id: str) -> "Track":
+        """When a request's head is there."""
+        return Track(self, request_id)
 
 
 class Track:
-    """In this order: (decided, retried)*, first_byte, ended."""
+    """In this order: (decided, retried)*, first_byte, ended. `model`: empty until it is known to be a served one, as
+    clients may name anything."""
 
     __slots__ = ("_entry", "_is_ended", "_num_attempts", "_started_s", "_telemetry", "model", "request_id")
 
-    def __init__(self, telemetry: Telemetry, request_id: str, model: str) -> None:
+    def __init__(self, telemetry: Telemetry, request_id: str) -> None:
         self.request_id = request_id
-        self.model = model
+        self.model = ""
         self._telemetry = telemetry
         self._started_s = telemetry.clock()
         self._entry: Entry | None = None
