@@ -6,7 +6,7 @@ that a bad one costs a request, not the server. Its text is for a model, not for
 
 import json
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateRuntimeError
@@ -43,10 +43,15 @@ class RangeBudget:
         return items
 
 
+Kind = TypeVar("Kind", bound=ImmutableSandboxedEnvironment)
+
+
 def template_environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
-    )
+    return environment_of(ImmutableSandboxedEnvironment)
+
+
+def environment_of(kind: type[Kind]) -> Kind:
+    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
     environment.filters["tojson"] = _to_json
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     return environment

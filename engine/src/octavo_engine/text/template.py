@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 
 from octavo_engine.sources.model_files import ModelFiles
@@ -34,9 +35,12 @@ _END_MARK = "\ue0f0octavo\ue0f1"
 class ChatTemplate:
     """`special_tokens` are names that the template may use, e.g. `bos_token`. Safe to use from several threads."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str] | None = None, *, environment: Environment | None = None
+    ) -> None:
+        environment = environment or template_environment()
         try:
-            self._template = template_environment().from_string(source)
+            self._template = environment.from_string(environment.parse(source))
         except TemplateSyntaxError as error:
             message = f"The chat template is not valid Jinja: line {error.lineno}: {error.message}"
             raise InvalidRequest(message, param="chat_template") from error

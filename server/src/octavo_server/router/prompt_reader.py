@@ -18,13 +18,14 @@ from pydantic import ValidationError
 
 from octavo_server.kv.card import ModelCard
 from octavo_server.openai.completion import CompletionRequest
-from octavo_server.openai.rendering import RenderOptions, render_conversation, render_options
+from octavo_server.openai.rendering import RenderOptions, render_conversation, render_messages
 from octavo_server.openai.responses import ResponsesRequest
 from octavo_server.router.prompt import Prompt
 from octavo_server.router.prompt_estimate import Kind, affinity_of, estimate, num_chars, num_outputs, output_limit
 from octavo_server.router.text.chains import PromptChains
-from octavo_server.router.text.chat_fields import ChatFields
+from octavo_server.router.text.chat_fields import ChatFields, spoken
 from octavo_server.router.text.cuts import Cuts
+from octavo_server.router.text.skeletons import Skeletons
 
 MAX_BYTES = 64 * 1024 * 1024
 #: A text of more characters per token of the context can't fit: it isn't worth reading.
@@ -44,6 +45,7 @@ class PromptReader:
         self._template = template
         self._max_chars = card.max_model_len * MAX_CHARS_PER_TOKEN
         self._fields = ChatFields(max_bytes=max_bytes // 16)
+        self._skeletons = Skeletons(template, max_bytes=max_bytes // 16)
         cuts = Cuts.of(card.tokenizer, _with_special_tokens(card, template))
         self._chains = PromptChains(tokenizer, cuts, block_size=card.block_size, max_bytes=max_bytes)
 
@@ -88,14 +90,21 @@ class PromptReader:
     def _prompts(self, kind: Kind, body: Mapping[str, Any], root: bytes) -> list[Blocks]:
         """Raises OctavoError, ValidationError or struct.error for what a replica would refuse."""
         if kind == "chat":
-            return [self._chat(self._fields.conversation(body.get("messages")), self._fields.options(body), root)]
+            options_key, options = self._fields.options(body)
+            return [self._chat(body.get("messages"), options_key, options, root)]
         if kind == "completion":
             return self._completion(body, root)
-        chat = ResponsesRequest.model_validate(body).as_chat()
-        return [self._chat(chat.conversation(), render_options(chat), root)]
+        asked = ResponsesRequest.model_validate(body).as_chat()
+        return [
+            self._text(render_messages(self._template, asked), root, add_special_tokens=bool(asked.add_special_tokens))
+        ]
 
-    def _chat(self, conversation: list[dict[str, Any]], options: RenderOptions, root: bytes) -> Blocks:
-        text = render_conversation(self._template, conversation, options)
+    def _chat(self, messages: object, options_key: bytes, options: RenderOptions, root: bytes) -> Blocks:
+        text = None
+        if (said := spoken(messages)) is not None:
+            text = self._skeletons.text(*said, options=options, options_key=options_key)
+        if text is None:
+            text = render_conversation(self._template, self._fields.conversation(messages), options)
         return self._text(text, root, add_special_tokens=options.add_special_tokens)
 
     def _completion(self, body: Mapping[str, Any], root: bytes) -> list[Blocks]:

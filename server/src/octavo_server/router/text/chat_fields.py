@@ -26,23 +26,23 @@ class ChatFields:
         self._messages: RecencyCache[bytes, dict[str, Any]] = RecencyCache(max_bytes)
         self._options: RecencyCache[bytes, RenderOptions] = RecencyCache(max_bytes)
 
-    def options(self, body: Mapping[str, Any]) -> RenderOptions:
-        """Raises InvalidRequest or ValidationError."""
+    def options(self, body: Mapping[str, Any]) -> tuple[bytes, RenderOptions]:
+        """With a key under which equal options are known. Raises InvalidRequest or ValidationError."""
         if _OPTIONS.isdisjoint(body):
-            return _PLAIN
+            return b"", _PLAIN
         asked = {name: body[name] for name in _OPTIONS if name in body}
         key = _to_json(asked)
         known = self._options.get(key)
         if known is None:
             known = render_options(ChatCompletionRequest.model_validate({"messages": [], **asked}))
             self._options.put(key, known, 8 * len(key))
-        return known
+        return key, known
 
     def conversation(self, messages: object) -> list[dict[str, Any]]:
         """Raises InvalidRequest or ValidationError."""
         if not isinstance(messages, list):
             raise InvalidRequest("messages must be a list.", param="messages")
-        return [plain if (plain := _plain(message)) else self._read(message) for message in messages]
+        return [self._read(message) for message in messages]
 
     def _read(self, message: object) -> dict[str, Any]:
         key = _to_json(message)
@@ -53,10 +53,29 @@ class ChatFields:
         return known
 
 
-def _plain(message: object) -> dict[str, Any] | None:
-    """A role and a text, in the schema's order; None for whatever else there may be."""
-    if type(message) is dict and len(message) == 2:
-        role, content = message.get("role"), message.get("content")
-        if type(role) is str and type(content) is str and role:
-            return {"role": role, "content": content}
-    return None
+def spoken(messages: object) -> tuple[tuple[str, ...], list[str]] | None:
+    """Roles and texts, if that is all there is to the messages."""
+    if type(messages) is not list or not messages:
+        return None
+    roles, texts = [], []
+    for message in messages:
+        if type(message) is not dict or len(message) != 2:
+            return None
+        role, text = message.get("role"), message.get("content")
+        if type(text) is list:
+            text = _joined(text)
+        if type(role) is not str or type(text) is not str or not role:
+            return None
+        roles.append(role)
+        texts.append(text)
+    return tuple(roles), texts
+
+
+def _joined(parts: list[object]) -> str | None:
+    """As `text.messages.content_text` joins them."""
+    texts = []
+    for part in parts:
+        if type(part) is not dict or len(part) != 2 or part.get("type") != "text" or type(part.get("text")) is not str:
+            return None
+        texts.append(part["text"])
+    return "\n".join(texts)
