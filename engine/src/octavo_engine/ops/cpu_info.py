@@ -16,5 +16,14 @@ def cpu_signature() -> str:
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(_LINES)))
 
 
+def cpu_features() -> frozenset[str]:
+    """As Linux names them, e.g. `avx512_bf16`; empty where it doesn't say."""
+    for line in cpu_signature().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
 def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"

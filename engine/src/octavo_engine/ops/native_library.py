@@ -2,8 +2,8 @@
 
 The file's name is a hash of source, flags, compiler and CPU, so nothing stale is ever loaded, and a shared home folder
 may serve different machines. It is written beside and renamed: no lock files, and two processes that compile at once
-do no harm. Without a compiler, with OCTAVO_NATIVE=0, or when anything fails, there is no library, and the callers use
-torch.
+do no harm. Where libraries were made ahead (`prebuilt`), one of those is taken. With OCTAVO_NATIVE=0, without a
+compiler, or when anything fails, there is no library, and the callers use torch.
 """
 
 import contextlib
@@ -16,16 +16,19 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch  # loads the OpenMP runtime that the kernels must share with it
 
 from octavo_engine.ops.cpu_info import cache_folder, cpu_signature
+from octavo_engine.ops.prebuilt import prebuilt_library
 
 _LOGGER = logging.getLogger(__name__)
 _FOLDER = Path(__file__).parent / "native"
 _SOURCES = sorted(_FOLDER.glob("*.cpp"))
-_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-fopenmp")
+_FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-fopenmp")
+_THIS_MACHINE: tuple[str, ...] = ("-march=native",)
 _TIMEOUT_S = 120
 
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -43,12 +46,13 @@ def native_library() -> ctypes.CDLL | None:
     """Loaded once per process; None where there is none."""
     if os.environ.get("OCTAVO_NATIVE", "1") == "0":
         return None
+    ready = prebuilt_library()
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
+    if ready is None and compiler is None:
         _LOGGER.warning("no C++ compiler (g++): torch computes everything, which is slower")
         return None
     try:
-        return load_library(compiler)
+        return _open(ready) if ready is not None else load_library(compiler or "c++")
     except (OSError, subprocess.SubprocessError) as error:
         _LOGGER.warning("the native kernels are not available, torch computes everything: %s", _reason(error))
         return None
@@ -60,7 +64,7 @@ def kernels_for(x: torch.Tensor) -> ctypes.CDLL | None:
 
 
 def load_library(compiler: str) -> ctypes.CDLL:
-    command = [compiler, *_FLAGS, *map(str, _SOURCES), *_openmp_runtime()]
+    command = compile_command(compiler, _THIS_MACHINE)
     path = cache_folder() / f"kernels-{_key(command)}.so"
     with contextlib.suppress(OSError):  # absent, or broken: made again
         return _open(path)
@@ -73,6 +77,11 @@ def load_library(compiler: str) -> ctypes.CDLL:
             path = Path(folder) / path.name
             _compile(command, path)
             return _open(path)
+
+
+def compile_command(compiler: str, machine: Sequence[str]) -> list[str]:
+    """Without the name of what it makes."""
+    return [compiler, *machine, *_FLAGS, *map(str, _SOURCES), *_openmp_runtime()]
 
 
 def _open(path: Path) -> ctypes.CDLL:

@@ -1,0 +1,88 @@
+"""Native kernels compiled ahead, for machines without a compiler: one library for each level of CPU.
+
+`python -m octavo_engine.ops.prebuilt DIR` makes them where there is a compiler (when a container image is built); the
+engine then takes from `OCTAVO_PREBUILT=DIR` the one for the highest level that this CPU has all features of.
+"""
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo_engine.ops.cpu_info import cpu_features
+
+_V3 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
+_V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    name: str
+    machine: str
+    flags: tuple[str, ...]
+    needs: tuple[str, ...]
+
+
+#: From the highest to the lowest.
+LEVELS = (
+    Level("sapphirerapids", "x86_64", ("-march=sapphirerapids",), (*_V4, "avx512_bf16", "avx512_fp16", "amx_bf16")),
+    Level("x86-64-v4-bf16", "x86_64", ("-march=x86-64-v4", "-mavx512bf16"), (*_V4, "avx512_bf16")),
+    Level("x86-64-v4", "x86_64", ("-march=x86-64-v4",), _V4),
+    Level("x86-64-v3", "x86_64", ("-march=x86-64-v3",), _V3),
+    Level("armv8.6-a", "aarch64", ("-march=armv8.6-a",), ("bf16", "i8mm")),
+    Level("armv8-a", "aarch64", ("-march=armv8-a",), ()),
+)
+
+
+def prebuilt_library(features: frozenset[str] | None = None) -> Path | None:
+    """The best there is for this CPU, None where there is none."""
+    folder = os.environ.get("OCTAVO_PREBUILT")
+    if not folder:
+        return None
+    has = cpu_features() if features is None else features
+    fitting = [level for level in _levels_here() if has.issuperset(level.needs)]
+    paths = [path_of(Path(folder), level) for level in fitting]
+    return next((path for path in paths if path.is_file()), None)
+
+
+def path_of(folder: Path, level: Level) -> Path:
+    return folder / f"kernels-{level.name}.so"
+
+
+def _levels_here() -> list[Level]:
+    return [level for level in LEVELS if level.machine == platform.machine()]
+
+
+def build(folder: Path, compiler: str) -> list[Path]:
+    """Raises CalledProcessError."""
+    from octavo_engine.ops.native_library import compile_command
+
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for level in _levels_here():
+        path = path_of(folder, level)
+        subprocess.run([*compile_command(compiler, level.flags), "-o", str(path)], check=True)
+        made.append(path)
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Compile the native kernels for every level of this kind of CPU.")
+    parser.add_argument("folder", type=Path)
+    args = parser.parse_args(argv)
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        print("no C++ compiler (g++) was found", file=sys.stderr)
+        return 1
+    for path in build(args.folder, compiler):
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
