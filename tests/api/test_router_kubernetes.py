@@ -1,0 +1,193 @@
+"""Discovery by EndpointSlices, against a server that speaks the real API's JSON."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from octavo_engine.wire.errors import StartupError
+from octavo_server.router.backoff import Backoff
+from octavo_server.router.discovery.endpoint_slices import EndpointSlice, endpoints_of
+from octavo_server.router.discovery.kubernetes import ClusterAccess, KubernetesDiscovery
+from octavo_server.router.endpoint import Endpoint
+from octavo_testing.fake_kubernetes import FakeKubernetes
+from octavo_testing.fleets import until
+
+
+def pod(number, is_ready=True, port=8000):
+    return Endpoint(f"http://10.0.0.{number}:{port}", f"pod-{number}", is_ready)
+
+
+@asynccontextmanager
+async def watching(api, service="engine:http", **access):
+    """All that discovery told so far, the latest last."""
+    await api.start()
+    told = []
+    where = ClusterAccess(url=api.url, namespace="default", **access)
+    discovery = KubernetesDiscovery(service, where, backoff=Backoff(least_s=0.01, most_s=0.02))
+
+    async def listen():
+        async for endpoints in discovery.watch():
+            told.append(endpoints)
+
+    task = asyncio.create_task(listen())
+    try:
+        yield told
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await api.stop()
+
+
+async def told_lately(told, *pods):
+    await until(lambda: told and told[-1] == frozenset(pods))
+
+
+async def test_pods_are_named_ready_or_not_and_every_change_is_told():
+    api = FakeKubernetes()
+    await api.put("a", {"10.0.0.1": True, "10.0.0.2": False, "10.0.0.3": None})
+    await api.put("other", {"10.0.9.9": True}, service="another")
+    async with watching(api) as told:
+        await told_lately(told, pod(1), pod(2, False), pod(3))
+        await api.put("a", {"10.0.0.1": True, "10.0.0.2": True})
+        await told_lately(told, pod(1), pod(2))
+        await api.put("b", {"10.0.0.4": True})
+        await told_lately(told, pod(1), pod(2), pod(4))
+        await api.put("other", {"10.0.9.9": False}, service="another")
+        await api.delete("a")
+        await told_lately(told, pod(4))
+        await api.put("b", {})
+        await told_lately(told)
+        assert (api.num_lists, api.num_watches) == (1, 1)
+
+
+async def test_a_service_that_has_no_pods_yet_is_told_as_such():
+    api = FakeKubernetes()
+    async with watching(api) as told:
+        await told_lately(told)
+        await api.put("a", {"10.0.0.1": True})
+        await told_lately(told, pod(1))
+
+
+async def test_a_watch_that_ends_goes_on_where_it_was():
+    api = FakeKubernetes()
+    api.watch_s = 0.05
+    async with watching(api) as told:
+        await until(lambda: api.num_watches > 2)
+        await api.put("a", {"10.0.0.1": True})
+        await told_lately(told, pod(1))
+        assert api.num_lists == 1
+        assert api.queries[1]["allowWatchBookmarks"] == "true"
+
+
+async def test_a_bookmark_spares_a_list():
+    api = FakeKubernetes()
+    async with watching(api) as told:
+        await until(lambda: api.num_watches == 1)
+        await api.bookmark()
+        newest = str(api._version)
+        api.watch_s = 0.05
+        await api.stop()
+        await api.start()
+        await until(lambda: api.queries[-1].get("resourceVersion") == newest)
+        await api.put("a", {"10.0.0.1": True})
+        await told_lately(told, pod(1))
+        assert api.num_lists == 1
+
+
+@pytest.mark.parametrize("tell", [True, False], ids=["in the watch", "of a new watch"])
+async def test_gone_means_to_list_again_and_what_went_meanwhile_is_missed_by_nobody(tell):
+    api = FakeKubernetes()
+    await api.put("a", {"10.0.0.1": True})
+    await api.put("b", {"10.0.0.2": True})
+    async with watching(api) as told:
+        await told_lately(told, pod(1), pod(2))
+        await until(lambda: api.num_watches == 1)
+        if not tell:
+            await api.stop()
+        api._slices.pop("a")
+        await api.compact(tell=tell)
+        if not tell:
+            await api.start()
+        await told_lately(told, pod(2))
+        assert api.num_lists == 2
+
+
+async def test_an_api_server_that_is_away_takes_no_replica_away():
+    api = FakeKubernetes()
+    await api.put("a", {"10.0.0.1": True})
+    async with watching(api) as told:
+        await told_lately(told, pod(1))
+        await api.stop()
+        await api.put("a", {"10.0.0.1": True, "10.0.0.2": True})
+        await api.start()
+        await told_lately(told, pod(1), pod(2))
+        assert told == [frozenset([pod(1)]), frozenset([pod(1), pod(2)])]
+
+
+async def test_the_token_is_read_anew(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("old\n")
+    api = FakeKubernetes("old")
+    await api.put("a", {"10.0.0.1": True})
+    async with watching(api, token_file=token) as told:
+        await told_lately(told, pod(1))
+        api.token = "new"
+        await api.stop()
+        await api.start()
+        await until(lambda: len(api.queries) > 3)
+        token.write_text("new\n")
+        await api.put("a", {"10.0.0.1": False})
+        await told_lately(told, pod(1, False))
+
+
+async def test_what_is_not_allowed_is_logged_with_the_remedy_and_tried_again(caplog):
+    api = FakeKubernetes()
+    api.refusal = 403, 'endpointslices.discovery.k8s.io is forbidden: User "x" cannot list resource'
+    await api.put("a", {"10.0.0.1": True})
+    async with watching(api) as told:
+        await until(lambda: "needs list and watch of endpointslices" in caplog.text)
+        assert "cannot list resource" in caplog.text
+        assert told == []
+        api.refusal = None
+        await told_lately(told, pod(1))
+
+
+@pytest.mark.parametrize(("port", "number"), [("", 9000), ("http", 8000), ("8000", 8000), ("metrics", 9000)])
+async def test_the_port_is_chosen_by_name_or_number(port, number):
+    api = FakeKubernetes()
+    await api.put("a", {"10.0.0.1": True})
+    async with watching(api, f"default/engine:{port}") as told:
+        await told_lately(told, pod(1, port=number))
+
+
+def sliced(name, addresses, *, kind="IPv4", ready=True):
+    endpoints = [{"addresses": [a], "conditions": {"ready": ready}, "targetRef": {"name": "pod"}} for a in addresses]
+    body = {"metadata": {"name": name}, "addressType": kind, "endpoints": endpoints, "ports": [{"port": 80}]}
+    return msgspec.convert(body, EndpointSlice)
+
+
+def test_a_pod_in_several_slices_counts_once():
+    moved = [sliced("a", ["10.0.0.1"], ready=False), sliced("b", ["10.0.0.1"])]
+    assert endpoints_of(moved, port="") == {Endpoint("http://10.0.0.1:80", "pod", True)}
+    both = [sliced("b", ["fd00::1"], kind="IPv6"), sliced("a", ["10.0.0.1"])]
+    assert endpoints_of(both, port="") == {Endpoint("http://10.0.0.1:80", "pod", True)}
+    assert endpoints_of(both[:1], port="") == {Endpoint("http://[fd00::1]:80", "pod", True)}
+    assert endpoints_of(both, port="http") == frozenset()
+
+
+def test_a_pod_knows_its_cluster(tmp_path):
+    environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    with pytest.raises(StartupError, match="--kubernetes-api"):
+        ClusterAccess.in_cluster(environ, tmp_path)
+    (tmp_path / "namespace").write_text("models\n")
+    with pytest.raises(StartupError, match="--kubernetes-api"):
+        ClusterAccess.in_cluster({}, tmp_path)
+    access = ClusterAccess.in_cluster(environ, tmp_path)
+    assert (access.url, access.namespace, access.token_file) == ("https://[fd00::1]:443", "models", tmp_path / "token")
+
+
+@pytest.mark.parametrize("service", ["", "a/b/c", "/", "ns/", ":8000"])
+def test_what_names_no_service_is_refused(service):
+    with pytest.raises(StartupError, match=r"\[NAMESPACE/\]SERVICE"):
+        KubernetesDiscovery(service, ClusterAccess(url="http://x", namespace="default"))

@@ -1,0 +1,90 @@
+"""Discovery by a list and by DNS."""
+
+import asyncio
+import socket
+
+import pytest
+from octavo_engine.wire.errors import StartupError
+from octavo_server.router.discovery.dns import DnsDiscovery
+from octavo_server.router.discovery.static import StaticDiscovery
+from octavo_server.router.endpoint import Endpoint
+
+
+class Resolver:
+    """Answers each look-up with the next of `answers`: addresses, or what is raised."""
+
+    def __init__(self, *answers):
+        self.answers = [*answers]
+        self.asked = []
+
+    async def __call__(self, host, port):
+        self.asked.append((host, port))
+        if not self.answers:
+            await asyncio.Event().wait()
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+async def told_by(resolver, service="engine:8000", count=1):
+    watch = DnsDiscovery(service, interval_s=0, resolve=resolver).watch()
+    async with asyncio.timeout(5):
+        return [await anext(watch) for _ in range(count)]
+
+
+def at(*places):
+    return frozenset(Endpoint(f"http://{place}", place) for place in places)
+
+
+NOTHING = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+AWAY = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+
+async def test_every_address_is_a_replica_and_changes_are_told():
+    resolver = Resolver(["10.0.0.1", "fd00::1", "10.0.0.1"], ["fd00::1", "10.0.0.1"], ["10.0.0.2"])
+    assert await told_by(resolver, count=2) == [at("10.0.0.1:8000", "[fd00::1]:8000"), at("10.0.0.2:8000")]
+    assert resolver.asked == [("engine", 8000)] * 3
+
+
+async def test_a_resolver_that_is_away_takes_no_replica_away():
+    resolver = Resolver(["10.0.0.1"], *[AWAY] * 5, OSError("no route"), TimeoutError(), ["10.0.0.1"], ["10.0.0.2"])
+    assert await told_by(resolver, count=2) == [at("10.0.0.1:8000"), at("10.0.0.2:8000")]
+
+
+async def test_no_address_is_believed_when_told_again():
+    resolver = Resolver(["10.0.0.1"], NOTHING, NOTHING, ["10.0.0.1"], NOTHING, [], NOTHING, ["10.0.0.2"])
+    assert await told_by(resolver, count=3) == [at("10.0.0.1:8000"), at(), at("10.0.0.2:8000")]
+
+
+async def test_the_resolver_of_the_machine():
+    watch = DnsDiscovery("https://localhost:8443", interval_s=60).watch()
+    found = await anext(watch)
+    assert found & {Endpoint("https://127.0.0.1:8443", "127.0.0.1:8443"), Endpoint("https://[::1]:8443", "[::1]:8443")}
+
+
+@pytest.mark.parametrize("service", ["engine", "engine:http", "ftp://engine:1", "http://engine:80/v1", "", ":80"])
+def test_what_is_no_service_is_refused(service):
+    with pytest.raises(StartupError, match="--service"):
+        DnsDiscovery(service, interval_s=1)
+
+
+async def test_a_list_is_told_once_and_does_not_change():
+    watch = StaticDiscovery(["http://a:1", "https://b", "http://[::1]:3/"]).watch()
+    assert await anext(watch) == {
+        Endpoint("http://a:1", "a:1"),
+        Endpoint("https://b", "b:443"),
+        Endpoint("http://[::1]:3", "[::1]:3"),
+    }
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await anext(watch)
+
+
+@pytest.mark.parametrize(
+    "urls",
+    [["a:1"], ["http://a:b"], ["http://a:1/v1"], ["http://a:1?x"], ["http://u:p@a:1"], [""], ["http://a:1"] * 2],
+)
+def test_what_is_no_list_of_replicas_is_refused(urls):
+    with pytest.raises(StartupError, match="--replica"):
+        StaticDiscovery(urls)
