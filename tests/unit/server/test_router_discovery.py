@@ -1,11 +1,15 @@
 """Discovery by a list and by DNS."""
 
+import argparse
 import asyncio
 import socket
 
 import pytest
 from octavo_engine.wire.errors import StartupError
+from octavo_server.cli.discovery import discovery_of
+from octavo_server.cli.discovery_flags import add_discovery_flags
 from octavo_server.router.discovery.dns import DnsDiscovery
+from octavo_server.router.discovery.kubernetes import KubernetesDiscovery
 from octavo_server.router.discovery.static import StaticDiscovery
 from octavo_server.router.endpoint import Endpoint
 
@@ -88,3 +92,30 @@ async def test_a_list_is_told_once_and_does_not_change():
 def test_what_is_no_list_of_replicas_is_refused(urls):
     with pytest.raises(StartupError, match="--replica"):
         StaticDiscovery(urls)
+
+
+def parsed(*flags):
+    parser = argparse.ArgumentParser()
+    add_discovery_flags(parser)
+    return parser.parse_args(flags)
+
+
+def test_flags_say_where_replicas_are():
+    assert isinstance(discovery_of(parsed("--replica", "http://a:1")), StaticDiscovery)
+    assert isinstance(discovery_of(parsed("--service", "engine:8000")), DnsDiscovery)
+    at_proxy = parsed("--kubernetes", "ns/engine", "--kubernetes-api", "http://127.0.0.1:8001/")
+    assert isinstance(discovery_of(at_proxy), KubernetesDiscovery)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ([], "nothing to route to"),
+        (["--replica", "http://a:1", "--service", "b:1"], "--replica and --service"),
+        (["--kubernetes", "engine"], "--kubernetes-api"),
+    ],
+)
+def test_flags_that_say_nothing_or_too_much(flags, reason, monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(StartupError, match=reason):
+        discovery_of(parsed(*flags))

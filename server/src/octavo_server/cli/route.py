@@ -14,12 +14,12 @@ from octavo_engine.wire.errors import StartupError
 
 from octavo_server.access_log import skip_probes
 from octavo_server.cli.banner import reachable
+from octavo_server.cli.discovery import discovery_of
 from octavo_server.cli.route_flags import settings_of
 from octavo_server.http.listener import allow_many_connections, bind, cannot_listen
 from octavo_server.http.protocol import patient
 from octavo_server.http.server import LAST_WORDS_S, DrainingServer
 from octavo_server.router.app import Router
-from octavo_server.router.discovery.static import StaticDiscovery
 from octavo_server.router.endpoint import Discovery
 from octavo_server.router.settings import RouterSettings
 
@@ -41,13 +41,6 @@ def route(args: argparse.Namespace) -> int:
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-
-
-def discovery_of(args: argparse.Namespace) -> Discovery:
-    """Raises StartupError."""
-    if not args.replica:
-        raise StartupError("there is nothing to route to: name each replica with --replica URL.")
-    return StaticDiscovery(args.replica)
 
 
 async def serve_router(settings: RouterSettings, discovery: Discovery, sock: socket.socket) -> None:

@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from octavo_engine.log_format import LogFormat
 
+from octavo_server.cli.discovery_flags import add_discovery_flags
 from octavo_server.cli.flags import UVICORN_LOG_LEVELS
 from octavo_server.cli.limit_flags import (
     LIMIT_HELP,
@@ -34,6 +35,7 @@ FORWARD: dict[str, tuple[str, Any, str]] = {
 
 def add_route_flags(parser: argparse.ArgumentParser) -> None:
     _add_server_flags(parser)
+    add_discovery_flags(parser)
     _add_replica_flags(parser)
     add_key_flags(parser)
     _add_forward_flags(parser)
@@ -78,9 +80,6 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_replica_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("replicas")
-    group.add_argument(
-        *("--replica",), action="append", default=[], metavar="URL", help="http://HOST:PORT of a replica; once for each"
-    )
     group.add_argument("--replica-key", default="", metavar="KEY", help="API key that replicas want (default: none)")
     entries = RouterSettings().max_index_entries
     group.add_argument(
