@@ -71,7 +71,7 @@ class Rig:
         )
         host = torch.zeros(4, 8, dtype=torch.uint8)
         self.compiler = GrammarCompiler(no_vocabulary)
-        masks = GrammarMasks(self.compiler, vocab_size=VOCAB, device=torch.device("cpu"))
+        masks = GrammarMasks(self.compiler, vocab_size=VOCAB)
         self.runner = Runner(self.model, self.backend, self.batch, masks, host=host)  # type: ignore[arg-type]
 
     def run(self, *steps: SeqStep, **plan: Any) -> StepResult:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from llguidance import LLMatcher
 
 from octavo_engine.grammar.state import GrammarState, Words, set_bit
 
@@ -20,6 +21,7 @@ class ReasonedState:
         self._state = state
         self._start_id = start_id
         self._end_id = end_id
+        self._num_before: int | None = None  # see `_begin`, of what was followed last
 
     def fill(self, rows: Words, output: npt.NDArray[np.int32], drafts: Sequence[int] = ()) -> str | None:
         """As `GrammarState.fill`; drafts before the grammar begins are not taken."""
@@ -32,6 +34,24 @@ class ReasonedState:
         if len(output) == 0 and self._start_id is not None:
             set_bit(rows[0], self._start_id, on=True)
         return error
+
+    def follow(self, output: npt.NDArray[np.int32]) -> LLMatcher | None:
+        """As `GrammarState.follow`; None, too, while it is still reasoning."""
+        self._num_before = self._begin(output)
+        return None if self._num_before is None else self._state.follow(output[self._num_before :])
+
+    def finish(self, row: Words, num_output: int) -> str | None:
+        """As `GrammarState.finish`, for the output that was followed last."""
+        if self._num_before is None:
+            self._state.fill_any(row)
+            return None
+        error = self._state.finish(row, num_output - self._num_before)
+        if num_output == 0 and self._start_id is not None:
+            set_bit(row, self._start_id, on=True)
+        return error
+
+    def is_end(self, token_id: int) -> bool:
+        return self._state.is_end(token_id)
 
     def _begin(self, output: npt.NDArray[np.int32]) -> int | None:
         """How many tokens of the output stand before the grammar; None while they are still reasoning."""

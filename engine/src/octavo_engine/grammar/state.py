@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from llguidance import LLMatcher
 
 from octavo_engine.grammar.compiler import CompiledGrammar
 from octavo_engine.wire.errors import UNSATISFIABLE
@@ -36,13 +37,14 @@ class GrammarState:
 
         Why the sequence can't go on, if so. The drafts are forgotten again.
         """
-        if not self._follow(output):
-            return self._failure()
         accepted = 0
         for row in range(1 + len(drafts)):
-            self._fill_row(rows[row], len(output) + row)
-            if self._matcher.is_error():
-                return self._failure()
+            matcher = self.follow(output) if row == 0 else self._matcher
+            if matcher is not None:
+                matcher.unsafe_compute_mask_ptr(rows[row].ctypes.data, rows[row].nbytes)
+            error = self.finish(rows[row], len(output) + row)
+            if error is not None:
+                return error
             if row == len(drafts):
                 break
             if self._matcher.try_consume_tokens([drafts[row]]) != 1:
@@ -52,6 +54,26 @@ class GrammarState:
         if accepted:
             self._matcher.rollback(accepted)
         return None
+
+    def follow(self, output: npt.NDArray[np.int32]) -> LLMatcher | None:
+        """What works out which tokens may come after `output`; None where the grammar doesn't reach so far."""
+        return self._matcher if self._follow(output) else None
+
+    def finish(self, row: Words, num_output: int) -> str | None:
+        """Adds to the library's mask what may end the sequence. Why the sequence can't go on, if so."""
+        if self._matcher.is_error():
+            return self._failure()
+        set_bit(row, self._compiled.eos_token_id, on=False)
+        may_stop = self._matcher.is_accepting()
+        if may_stop and (self._ignore_eos or num_output < self._min_tokens):
+            may_stop = not row.any()
+        if may_stop:
+            for stop_id in self._stop_ids:
+                set_bit(row, stop_id, on=True)
+        return None
+
+    def is_end(self, token_id: int) -> bool:
+        return token_id in self._stop_ids
 
     def fill_any(self, row: Words) -> None:
         """Anything but an end."""
@@ -77,18 +99,6 @@ class GrammarState:
         self._matcher.rollback(len(self._tokens) - same)
         del self._tokens[same:]
         return same
-
-    def _fill_row(self, row: Words, num_output: int) -> None:
-        """`row` is contiguous."""
-        matcher = self._matcher
-        matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        set_bit(row, self._compiled.eos_token_id, on=False)
-        may_stop = matcher.is_accepting()
-        if may_stop and (self._ignore_eos or num_output < self._min_tokens):
-            may_stop = not row.any()
-        if may_stop:
-            for stop_id in self._stop_ids:
-                set_bit(row, stop_id, on=True)
 
     def _failure(self) -> str:
         """The library's word and first line; "NoExtension" is a grammar that no text can complete."""

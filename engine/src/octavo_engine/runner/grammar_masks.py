@@ -1,57 +1,93 @@
-"""Which tokens the grammars of a step's sequences allow, worked out on a thread while the forward pass runs.
+"""Which tokens the grammars of a step's sequences allow, worked out beside everything else that the engine does.
 
-The runner says what a step will sample before it computes, and asks for the masks when it has the logits. Sequences
-without a grammar cost nothing.
+A step's masks are begun as soon as the tokens before them are sampled: until the next forward pass, which needs every
+core, there is one to spare. What the next step samples then finds its masks under way; the others' are begun with it.
+Only the library's own work is done on a thread, in one call that lets others run; states are touched by the runner's
+thread alone. Sequences without a grammar cost nothing.
 """
 
+import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from octavo_engine.grammar.compiler import GrammarCompiler
+from octavo_engine.grammar.mask_worker import MaskWorker
 from octavo_engine.grammar.reasoned import ReasonedState
-from octavo_engine.grammar.state import GrammarState
+from octavo_engine.grammar.state import GrammarState, Words
+from octavo_engine.ops.token_bits import WORD_BITS, keep_tokens
 from octavo_engine.wire.plan import NewSeq, SeqId, SeqStep
 
-_NEVER = float("-inf")
+State = GrammarState | ReasonedState
+Output = npt.NDArray[np.int32]  # what a sequence has generated
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarRows:
-    """`blocked[i]` is about row `rows[i]` of the logits; `errors`: rows that their grammar can't continue."""
+    """`words[i]`, a bit for each token, is about row `rows[i]` of the logits; `errors`: rows that can't go on."""
 
     rows: list[int]
-    blocked: Bool[Tensor, "shaped vocab"]
+    words: Int[Tensor, "shaped words"]
     errors: dict[int, str]
 
-    def apply(self, logits: Float[Tensor, "rows vocab"]) -> None:
-        if len(self.rows) == len(logits):
-            logits.masked_fill_(self.blocked, _NEVER)
-            return
-        for row, blocked in zip(self.rows, self.blocked, strict=True):
-            logits[row].masked_fill_(blocked, _NEVER)
+    def apply(self, logits: Float[Tensor, "rows vocab"]) -> list[int]:
+        """In place; the rows that are left without a token."""
+        has_token = keep_tokens(logits, torch.tensor(self.rows, dtype=torch.int64), self.words).tolist()
+        return [row for row, has_one in zip(self.rows, has_token, strict=True) if not has_one]
 
 
 @dataclass(frozen=True, slots=True)
-class _Computed:
-    place: dict[SeqId, int]
-    blocked: Tensor
-    errors: dict[SeqId, str]
+class _Place:
+    row: int
+    state: State
+    output: Output
+
+    def is_for(self, output: Output) -> bool:
+        """As a state does, it looks at the length and the last token."""
+        return len(output) == len(self.output) and (not len(output) or output[-1] == self.output[-1])
+
+
+@dataclass(slots=True)
+class _Masks:
+    """Those of some sequences. Bits are the library's until `finish`, which adds what only the states know."""
+
+    words: Words
+    places: dict[SeqId, _Place]
+    done: Future[None] | None  # None: there was nothing to work out
+    errors: dict[SeqId, str] = field(default_factory=dict)
+    is_finished: bool = False
+
+    def wait(self) -> None:
+        """Until no thread has to do with the states."""
+        if self.done is not None:
+            self.done.result()
+
+    def finish(self) -> None:
+        if self.is_finished:
+            return
+        self.is_finished = True
+        self.wait()
+        for seq_id, place in self.places.items():
+            error = place.state.finish(self.words[place.row], len(place.output))
+            if error is not None:
+                self.errors[seq_id] = error
 
 
 class GrammarMasks:
-    def __init__(self, compiler: GrammarCompiler, *, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, compiler: GrammarCompiler, *, vocab_size: int) -> None:
         self._compiler = compiler
-        self._vocab_size = vocab_size
-        self._device = device
-        self._states: dict[SeqId, GrammarState | ReasonedState] = {}
+        self._num_words = -(-vocab_size // WORD_BITS)
+        self._states: dict[SeqId, State] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._step: Future[_Computed] | None = None
+        self._worker = MaskWorker()
+        self._ahead: _Masks | None = None
+        self._step: list[_Masks] = []
 
     def drop(self, seq_ids: list[SeqId]) -> None:
         for seq_id in seq_ids:
@@ -71,37 +107,62 @@ class GrammarMasks:
         start_id, end_id = params.reasoning_start_token_id, params.reasoning_end_token_id
         self._states[new.seq_id] = state if end_id is None else ReasonedState(state, start_id=start_id, end_id=end_id)
 
-    def begin(self, outputs: dict[SeqId, npt.NDArray[np.int32]]) -> None:
+    def begin(self, outputs: Mapping[SeqId, Output]) -> None:
         """`outputs`: what the sequences that this step samples have generated so far."""
-        shaped = [(seq_id, self._states[seq_id], out) for seq_id, out in outputs.items() if seq_id in self._states]
-        self._step = self._thread.submit(self._compute, shaped) if shaped else None
+        self._wait()
+        shaped = {seq_id: output for seq_id, output in outputs.items() if seq_id in self._states}
+        ahead, self._ahead, self._step = self._ahead, None, []
+        if ahead is not None:
+            ready = {
+                i: place for i, place in ahead.places.items() if i in shaped and self._is_ready(i, place, shaped[i])
+            }
+            shaped = {seq_id: output for seq_id, output in shaped.items() if seq_id not in ready}
+            if not shaped.keys().isdisjoint(ahead.places):
+                ahead.wait()  # their states are about to be moved
+            ahead.places = ready
+            self._step.append(ahead)
+        if shaped:
+            self._step.append(self._start(shaped))
+
+    def begin_next(self, outputs: Mapping[SeqId, Output]) -> None:
+        """`outputs`: with the tokens of this step, of the sequences that may go on."""
+        going_on = {
+            seq_id: output.copy()
+            for seq_id, output in outputs.items()
+            if seq_id in self._states and not self._states[seq_id].is_end(int(output[-1]))
+        }
+        if going_on:
+            self._wait()
+            self._ahead = self._start(going_on)
+            time.sleep(0)  # lets the thread have the interpreter now, which it gives back at once
 
     def rows(self, steps: list[SeqStep]) -> GrammarRows | None:
         """For logits that have a row for each of `steps`; waits for the thread."""
-        if self._step is None:
+        if not self._step:
             return None
-        computed = self._step.result()
-        rows = [row for row, step in enumerate(steps) if step.seq_id in computed.place]
+        for masks in self._step:
+            masks.finish()
+        found = {seq_id: masks for masks in self._step for seq_id in masks.places}
+        rows = [row for row, step in enumerate(steps) if step.seq_id in found]
         if not rows:
             return None
-        places = [computed.place[steps[row].seq_id] for row in rows]
-        in_order = places == list(range(len(computed.place)))
-        return GrammarRows(
-            rows=rows,
-            blocked=computed.blocked if in_order else computed.blocked[places],
-            errors={row: error for row in rows if (error := computed.errors.get(steps[row].seq_id))},
-        )
+        seq_ids = [steps[row].seq_id for row in rows]
+        words = np.stack([found[seq_id].words[found[seq_id].places[seq_id].row] for seq_id in seq_ids])
+        errors = {row: found[i].errors[i] for row, i in zip(rows, seq_ids, strict=True) if i in found[i].errors}
+        return GrammarRows(rows=rows, words=torch.from_numpy(words), errors=errors)
 
-    def _compute(self, shaped: list[tuple[SeqId, GrammarState | ReasonedState, npt.NDArray[np.int32]]]) -> _Computed:
-        words = np.zeros((len(shaped), 1, -(-self._vocab_size // 32)), dtype=np.int32)
-        errors: dict[SeqId, str] = {}
-        for row, (seq_id, state, output) in enumerate(shaped):
-            error = state.fill(words[row], output)
-            if error is not None:
-                errors[seq_id] = error
-        allowed = np.unpackbits(words[:, 0].view(np.uint8), axis=1, bitorder="little", count=self._vocab_size)
-        return _Computed(
-            place={seq_id: row for row, (seq_id, _, _) in enumerate(shaped)},
-            blocked=torch.from_numpy(allowed == 0).to(self._device),
-            errors=errors,
-        )
+    def _wait(self) -> None:
+        """A step that failed may have left its masks under way."""
+        for masks in self._step:
+            masks.wait()
+
+    def _is_ready(self, seq_id: SeqId, place: _Place, output: Output) -> bool:
+        return self._states[seq_id] is place.state and place.is_for(output)
+
+    def _start(self, shaped: Mapping[SeqId, Output]) -> _Masks:
+        words = np.zeros((len(shaped), self._num_words), dtype=np.int32)
+        places = {
+            seq_id: _Place(row, self._states[seq_id], output) for row, (seq_id, output) in enumerate(shaped.items())
+        }
+        work = [(matcher, p.row) for p in places.values() if (matcher := p.state.follow(p.output)) is not None]
+        return _Masks(words, places, self._thread.submit(self._worker.fill, work, words) if work else None)

@@ -133,5 +133,5 @@ def make_runner(
     _LOGGER.info(
         "KV cache: %d blocks of %d tokens, %d on the host", kv.num_blocks, config.block_size, kv.num_host_blocks
     )
-    grammars = GrammarMasks(compiler, vocab_size=batch.vocab_size, device=device.torch_device)
+    grammars = GrammarMasks(compiler, vocab_size=batch.vocab_size)
     return Runner(loaded.model, backend, batch, grammars, host=host), kv

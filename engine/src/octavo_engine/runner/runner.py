@@ -80,7 +80,7 @@ class Runner:
         inputs = self._batch.inputs(plan)
         if inputs is None:
             return []
-        self._grammars.begin(self._outputs(plan))
+        self._grammars.begin(self._outputs([s for s in plan.seqs if s.sample], num_new=0))
         self._backend.begin_step(inputs.attention)
         context = ForwardContext(batch=inputs.attention, backend=self._backend)
         hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
@@ -119,15 +119,13 @@ class Runner:
         for step in sampling:
             for token in results[step.seq_id].token_ids:
                 self._batch.append(step.seq_id, step.start + step.num_tokens, token)
+        self._grammars.begin_next(self._outputs([s for s in sampling if results[s.seq_id].token_ids], num_new=1))
         return results
 
-    def _outputs(self, plan: StepPlan) -> dict[SeqId, npt.NDArray[np.int32]]:
-        """What the sequences that this step samples have generated before it."""
-        return {
-            step.seq_id: self._batch.seqs[step.seq_id].output(step.start + step.num_tokens)
-            for step in plan.seqs
-            if step.sample
-        }
+    def _outputs(self, sampling: list[SeqStep], *, num_new: int) -> dict[SeqId, npt.NDArray[np.int32]]:
+        """What these sequences have generated, up to `num_new` tokens of this step."""
+        seqs = self._batch.seqs
+        return {s.seq_id: seqs[s.seq_id].output(s.start + s.num_tokens + num_new) for s in sampling}
 
     def _sample_rows(self, steps: list[SeqStep]) -> SampleRows:
         seq_ids = [step.seq_id for step in steps]

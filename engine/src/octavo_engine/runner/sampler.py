@@ -7,6 +7,7 @@ nothing is sorted unless top-k or top-p asks for it. A row's token depends on it
 position, never on its neighbours.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,11 +73,10 @@ class Sampler:
         """One result per row. Overwrites the logits."""
         errors = dict.fromkeys(_rows_not_finite(logits), NOT_FINITE)
         if grammar is not None:
-            grammar.apply(logits)
-            errors = grammar.errors | errors
+            errors = dict.fromkeys(grammar.apply(logits), NO_TOKEN_IN_GRAMMAR) | grammar.errors | errors
         wanting = np.flatnonzero(self._columns.wants_logprobs[rows.slots])
         raw = logits[torch.from_numpy(wanting)] if len(wanting) else None
-        errors = self._edit(logits, rows, [] if grammar is None else grammar.rows) | errors
+        errors = self._edit(logits, rows, () if grammar is None else grammar.rows) | errors
         if errors:
             logits[[*errors]] = 0.0  # nothing that follows meets NaN or a row of -inf
         chosen = self._choose(logits, rows)
@@ -91,7 +91,7 @@ class Sampler:
                 results[row].logprobs = None if row in errors else [entry]
         return results
 
-    def _edit(self, logits: Tensor, rows: SampleRows, shaped_rows: list[int]) -> dict[int, str]:
+    def _edit(self, logits: Tensor, rows: SampleRows, shaped_rows: Collection[int]) -> dict[int, str]:
         """Apply masks, bias and penalties in place; the rows that are left without a token."""
         editing = np.flatnonzero(self._columns.edits_logits[rows.slots]).tolist()
         counts, counted_rows, masked_rows = [], [], []
@@ -106,11 +106,14 @@ class Sampler:
                 counted_rows.append(row)
         if counts:
             apply_penalties(logits, counted_rows, counts)
-        reasons = dict.fromkeys(masked_rows, NO_TOKEN_LEFT) | dict.fromkeys(shaped_rows, NO_TOKEN_IN_GRAMMAR)
-        if not reasons:
+        if not masked_rows:
             return {}
-        empty = (logits[[*reasons]].amax(-1) == float("-inf")).tolist()
-        return {row: reason for (row, reason), is_empty in zip(reasons.items(), empty, strict=True) if is_empty}
+        empty = (logits[masked_rows].amax(-1) == float("-inf")).tolist()
+        return {
+            row: NO_TOKEN_IN_GRAMMAR if row in shaped_rows else NO_TOKEN_LEFT
+            for row, is_empty in zip(masked_rows, empty, strict=True)
+            if is_empty
+        }
 
     def _choose(self, logits: Tensor, rows: SampleRows) -> Int[Tensor, " rows"]:
         temperature = self._columns.temperature[rows.slots]

@@ -1,0 +1,148 @@
+"""Masks that are begun a step ahead are those that the step would have worked out itself, or are left aside."""
+
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from octavo_engine.grammar.source import GrammarSource
+from octavo_engine.runner.grammar_masks import GrammarMasks
+from octavo_engine.wire.plan import NewSeq, SeqStep
+from octavo_engine.wire.sampling import SamplingParams
+from octavo_engine.wire.structured import StructuredOutputs
+from octavo_testing.grammars import BOUNDS, COMPILER, EOS, VOCAB_SIZE
+
+A, B, C = b"abc"
+
+
+class Counted:
+    """Stands before the worker, and counts the rows that it fills."""
+
+    def __init__(self, masks: GrammarMasks) -> None:
+        self._worker, self.num_rows = masks._worker, 0
+        masks._worker = self  # type: ignore[assignment]
+
+    def fill(self, work: list[Any], words: Any) -> None:
+        self.num_rows += len(work)
+        self._worker.fill(work, words)
+
+
+@pytest.fixture
+def masks() -> GrammarMasks:
+    return GrammarMasks(COMPILER, vocab_size=VOCAB_SIZE)
+
+
+def new(seq_id: int, regex: str | None, **params: Any) -> NewSeq:
+    grammar = None if regex is None else GrammarSource(BOUNDS).of(StructuredOutputs(regex=regex))
+    return NewSeq(
+        seq_id=seq_id, token_ids=[1], num_prompt_tokens=1, params=SamplingParams(**params), seed=0, grammar=grammar,
+        eos_token_id=EOS,
+    )  # fmt: skip
+
+
+def outputs(**texts: str) -> dict[int, np.ndarray]:
+    return {int(name[1:]): np.array(list(text.encode()), dtype=np.int32) for name, text in texts.items()}
+
+
+def allowed(masks: GrammarMasks, *seq_ids: int) -> list[set[int] | str | None]:
+    """For logits with a row for each of the sequences: what may be chosen, or the error; None: anything."""
+    rows = masks.rows([SeqStep(seq_id=i, start=0, num_tokens=1, sample=True) for i in seq_ids])
+    found: list[set[int] | str | None] = [None] * len(seq_ids)
+    if rows is not None:
+        logits = torch.zeros(len(seq_ids), VOCAB_SIZE)
+        rows.apply(logits)
+        for row in rows.rows:
+            found[row] = rows.errors.get(row) or set(torch.isfinite(logits[row]).nonzero()[:, 0].tolist())
+    return found
+
+
+def test_what_the_next_step_samples_finds_its_masks(masks: GrammarMasks) -> None:
+    worker = Counted(masks)
+    masks.add(new(1, "abc"))
+    masks.add(new(2, None))
+    masks.add(new(3, "c(a|b)"))
+    masks.begin(outputs(s1="", s2="", s3=""))
+    assert allowed(masks, 1, 2, 3)[1:] == [None, {C}]
+    masks.begin_next(outputs(s1="a", s2="x", s3="c"))
+    masks.begin(outputs(s3="c", s1="a"))
+    assert allowed(masks, 1, 3) == [{B}, {A, B}]
+    assert allowed(masks, 3, 2, 1) == [{A, B}, None, {B}]
+    assert worker.num_rows == 4
+
+
+def test_what_was_not_foreseen_is_worked_out_with_the_step(masks: GrammarMasks) -> None:
+    worker = Counted(masks)
+    for seq_id in (1, 2):
+        masks.add(new(seq_id, "[ab]{4}c"))
+    masks.begin(outputs(s1="", s2=""))
+    masks.begin_next(outputs(s1="a", s2="b"))
+    masks.add(new(3, "c+"))
+    masks.begin(outputs(s3="", s1="a"))
+    assert allowed(masks, 1, 3)[1] == {C}
+    assert worker.num_rows == 5
+    masks.begin(outputs(s2="b"))
+    assert allowed(masks, 2) == [{A, B, 258}]
+
+
+@pytest.mark.parametrize("actual", ["a", "abb", "ac", ""])
+def test_an_output_that_turned_out_otherwise_is_followed_anew(masks: GrammarMasks, actual: str) -> None:
+    masks.add(new(1, "a(b{3}|c{3})?"))
+    masks.begin(outputs(s1=""))
+    masks.begin_next(outputs(s1="ab"))
+    masks.begin(outputs(s1=actual))
+    expected = {"": {A, 258}, "a": {B, C, EOS}, "abb": {B}, "ac": {C}}
+    assert allowed(masks, 1) == [expected[actual]]
+
+
+def test_a_sequence_that_came_back_has_a_state_of_its_own(masks: GrammarMasks) -> None:
+    masks.add(new(1, "ab"))
+    masks.begin(outputs(s1=""))
+    masks.begin_next(outputs(s1="a"))
+    masks.drop([1])
+    masks.add(new(1, "ac"))
+    masks.begin(outputs(s1="a"))
+    assert allowed(masks, 1) == [{C}]
+
+
+def test_nothing_is_begun_for_a_sequence_that_has_ended(masks: GrammarMasks) -> None:
+    worker = Counted(masks)
+    masks.add(new(1, "a"))
+    masks.begin(outputs(s1="a"))
+    assert allowed(masks, 1) == [{EOS}]
+    masks.begin_next({1: np.array([A, EOS], dtype=np.int32)})
+    assert worker.num_rows == 1
+
+
+def test_an_error_is_that_sequence_s_and_stays(masks: GrammarMasks) -> None:
+    masks.add(new(1, "abc"))
+    masks.add(new(2, "abc"))
+    masks.begin(outputs(s1="", s2=""))
+    masks.begin_next(outputs(s1="c", s2="a"))
+    for _ in range(2):
+        masks.begin(outputs(s1="c", s2="a"))
+        wrong, right = allowed(masks, 1, 2)
+        assert "can't follow its grammar" in str(wrong)
+        assert right == {B}
+
+
+def test_reasoning_is_free_and_then_the_grammar_holds(masks: GrammarMasks) -> None:
+    masks.add(new(1, "ab", reasoning_end_token_id=C))
+    masks.begin(outputs(s1=""))
+    assert len(allowed(masks, 1)[0] or ()) == VOCAB_SIZE - 1
+    for text, expected in (("c", {A}), ("ca", {B}), ("cab", {EOS})):
+        masks.begin_next(outputs(s1=text))
+        masks.begin(outputs(s1=text))
+        assert allowed(masks, 1) == [expected]
+
+
+def test_no_state_is_moved_while_the_worker_has_it(masks: GrammarMasks) -> None:
+    """A step that failed before its masks were asked for leaves them behind."""
+    masks.add(new(1, "abc"))
+    masks.begin(outputs(s1=""))
+    late: Future[None] = Future()
+    masks._step[0].done = late
+    masks._thread.submit(late.set_result, None)
+    masks.begin(outputs(s1="a"))
+    assert late.done()
+    assert allowed(masks, 1) == [{B}]
