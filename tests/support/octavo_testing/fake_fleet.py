@@ -1,0 +1,133 @@
+"""Many fake replicas as a process: `python -m octavo_testing.fake_fleet --replicas 100 --rate 20`.
+
+Prints a line of JSON with their URLs. Each then takes `rate` steps a second, spread evenly, that store and remove
+`--blocks` blocks, of the `--stored` that it always has. Reads commands, a line each (`FAULT REPLICA_IDX`: lose, repeat,
+reorder, lie, restart, digest), and answers each with a line of JSON once it is done.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from octavo_engine.wire.kv_stream import numbers, roll
+from octavo_server.kv.frames import Frame, Step
+
+from octavo_testing.fake_replica import FakeReplica, Lose, Reorder, Repeat, Spoiler, lie
+
+SPOILERS: dict[str, Callable[[], Spoiler]] = {"lose": Lose, "reorder": Reorder, "repeat": Repeat, "lie": lambda: lie}
+
+
+class Busy:
+    """One replica with what it has, in the order of its coming."""
+
+    def __init__(self, seed: int, *, stored: int, blocks: int, heartbeat_s: float) -> None:
+        self.fake = FakeReplica(heartbeat_s=heartbeat_s)
+        self._dice = random.Random(seed)
+        self._blocks = blocks
+        self._has: deque[bytes] = deque()
+        self.spoiled_at: float | None = None
+        for start in range(0, stored, 4096):
+            self._store(min(4096, stored - start))
+
+    @property
+    def count(self) -> int:
+        return sum(len(part) // 8 for part in self._has)
+
+    def step(self) -> None:
+        blocks = self._blocks
+        oldest = self._has.popleft()
+        gone, left = oldest[: 8 * blocks], oldest[8 * blocks :]
+        if left:
+            self._has.appendleft(left)
+        new = self._dice.randbytes(len(gone))
+        self._has.append(new)
+        rolled = roll(0, "device", (*numbers(new), *numbers(gone)))
+        backlog = self._dice.randrange(1000)
+        self.fake.step_packed(new, gone, rolled, running=8, prefill_backlog_tokens=backlog, batched_tokens=64)
+
+    async def fault(self, kind: str) -> None:
+        if kind == "restart":
+            self.spoiled_at = time.monotonic()
+            await self.fake.stop()
+            self.fake.begin()
+            for part in self._has:
+                self.fake.step_packed(part, b"", roll(0, "device", numbers(part)))
+            await self.fake.start()
+        else:
+            self.fake.spoil = self._noting(SPOILERS[kind]())
+
+    def _noting(self, spoiler: Spoiler) -> Spoiler:
+        """`spoiler`, for a single time."""
+
+        def spoil(frame: Step) -> Sequence[Frame]:
+            sent = [*spoiler(frame)]
+            if sent != [frame]:
+                self.spoiled_at = self.spoiled_at or time.monotonic()
+                if sent:
+                    self.fake.spoil = None
+            return sent
+
+        self.spoiled_at = None
+        return spoil
+
+    def _store(self, count: int) -> None:
+        part = self._dice.randbytes(8 * count)
+        self._has.append(part)
+        self.fake.step_packed(part, b"", roll(0, "device", numbers(part)))
+
+
+async def run(args: argparse.Namespace) -> None:
+    fleet = [
+        Busy(seed, stored=args.stored, blocks=args.blocks, heartbeat_s=args.heartbeat) for seed in range(args.replicas)
+    ]
+    for busy in fleet:
+        await busy.fake.start()
+    _say({"urls": [busy.fake.url for busy in fleet]})
+    work = asyncio.create_task(_work(fleet, args.rate)) if args.rate else None
+    commands = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
+    while line := (await commands.readline()).split():
+        busy = fleet[int(line[1])]
+        if line[0] != b"digest":
+            await busy.fault(line[0].decode())
+        while busy.spoiled_at is None:
+            await asyncio.sleep(0.001)
+        _say({"at": busy.spoiled_at, "digest": busy.fake.digest, "count": busy.count})
+    if work is not None:
+        work.cancel()
+    for busy in fleet:
+        await busy.fake.stop()
+
+
+async def _work(fleet: list[Busy], rate: float) -> None:
+    clock = asyncio.get_running_loop().time
+    began, done = clock(), 0
+    while True:
+        due = int((clock() - began) * rate * len(fleet))
+        for number in range(done, due):
+            fleet[number % len(fleet)].step()
+        done = due
+        await asyncio.sleep(0.001)
+
+
+def _say(content: object) -> None:
+    print(json.dumps(content), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=0.0, help="steps a second of each replica")
+    parser.add_argument("--stored", type=int, default=1000, help="blocks that each has")
+    parser.add_argument("--blocks", type=int, default=4, help="that each step stores, and removes")
+    parser.add_argument("--heartbeat", type=float, default=0.5, help="seconds")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
