@@ -54,9 +54,7 @@ class Busy:
         if kind == "restart":
             self.spoiled_at = time.monotonic()
             await self.fake.stop()
-            self.fake.begin()
-            for part in self._has:
-                self.fake.step_packed(part, b"", roll(0, "device", numbers(part)))
+            self.fake.begin_with_all()
             await self.fake.start()
         else:
             self.fake.spoil = self._noting(SPOILERS[kind]())

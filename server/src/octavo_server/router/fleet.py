@@ -42,6 +42,7 @@ class Fleet:
         self._tasks: dict[Endpoint, asyncio.Task[None]] = {}
         self._routable: dict[str, list[Replica]] = {}
         self._left_behind = asyncio.Event()
+        index.on_given_up = self._left_behind.set
 
     @property
     def replicas(self) -> list[Replica]:
@@ -94,7 +95,6 @@ class Fleet:
 
     def _changed(self, replica: Replica) -> None:
         self._routable.clear()
-        self._left_behind.set()
         for listener in self.on_change:
             listener(replica)
 

@@ -165,6 +165,8 @@ class Follower:
                     raise Lost(f"nothing was heard for {silent_s:g} s") from None
                 self._become("blind", f"nothing was heard for {silent_s:g} s")
                 await self._check_health()
+            except aiohttp.ClientPayloadError:
+                raise Lost("the connection broke") from None
 
     async def _check_health(self) -> None:
         try:

@@ -50,6 +50,7 @@ class PrefixIndex:
         self._shared: dict[int, int] = {}
         self._num_slots = 0
         self._free_slots: list[Slot] = []
+        self.on_given_up: Callable[[], None] = lambda: None  # there is something to sweep
         self._used_slots: set[Slot] = set()
         self._given_up: list[Slot] = []  # after the sweep that is on began
         self._sweeping: list[Slot] = []
@@ -69,6 +70,7 @@ class PrefixIndex:
         if slot in self._used_slots:
             self._used_slots.remove(slot)
             self._given_up.append(slot)
+            self.on_given_up()
         else:
             self._free_slots.append(slot)
 
