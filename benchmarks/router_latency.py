@@ -124,8 +124,8 @@ async def _answers(port: int, process: asyncio.subprocess.Process, log: Path) ->
     raise RuntimeError(f"it doesn't answer; its log:\n{log.read_text()[-3000:]}")
 
 
-async def wrk(port: int, connections: int, seconds: float, router: psutil.Process | None) -> Reading:
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--latency", "-s", str(HERE / "chat.lua")]
+async def wrk(port: int, connections: int, seconds: int, router: psutil.Process | None) -> Reading:
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "-s", str(HERE / "chat.lua")]
     before_s = cpu_s(router)
     process = await asyncio.create_subprocess_exec(*command, f"http://127.0.0.1:{port}", stdout=asyncio.subprocess.PIPE)
     text = (await process.communicate())[0].decode()
@@ -251,7 +251,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peers", type=Path, help="folder of install_peers.sh DIR router (default: no peers)")
     parser.add_argument("--only", help="one router")
     parser.add_argument("--workers", type=int, default=1, help="of octavo route")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of one reading")
+    parser.add_argument("--seconds", type=int, default=5, help="of one reading")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--json", type=Path, help="file to save all samples to")
     return parser.parse_args()
