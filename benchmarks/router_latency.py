@@ -1,7 +1,7 @@
 """What a router adds to an answer, and how many it passes on: wrk -> router -> nginx, which answers at once.
 
 Two replicas, whose completions come from nginx and whose KV streams and model cards are real, so that `octavo route`
-routes by exact blocks: the prompt's beginning is in one replica's cache, and each request has a last message of its own.
+routes by exact blocks: the prompt's beginning is in one replica's cache, and each last message is new.
 The peers (`install_peers.sh DIR router`) see the same nginx in the same run. CPU is the router's own, user and system.
 """
 

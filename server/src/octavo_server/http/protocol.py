@@ -5,18 +5,26 @@
   A head of endless size is refused (431).
 - A client that doesn't read what it asked for is cut off. Meanwhile nothing piles up: uvicorn holds a response back
   while the socket's buffer is full, and a generation keeps one copy of its text however slowly it is read.
+- What one turn of the event loop writes goes out in one piece (`Cork`).
+- Who wants to know at once that the client left can be told without a task that waits for it (`watch`).
 - A peer that vanished without a word (no FIN ever came) is found by TCP keep-alive.
 """
 
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
+from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from octavo_server.http.cork import Cork
 from octavo_server.openai.errors import ApiError
 
 logger = logging.getLogger(__name__)
+
+#: In the state of a request's scope: the `PatientProtocol` that it came by.
+CONNECTION = "connection"
 
 #: Of the URL and the headers together.
 MAX_HEAD_BYTES = 64 * 1024
@@ -38,10 +46,11 @@ class PatientProtocol(HttpToolsProtocol):
     _reading: asyncio.TimerHandle | None = None  # our response
     _unread_bytes = 0
     _is_in_head = False
+    _on_gone: Callable[[], None] | None = None
     _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, Cork(transport, self.loop)))
         _keep_alive(transport.get_extra_info("socket"))
         self._expect(self.timeout_keep_alive)
 
@@ -59,7 +68,16 @@ class PatientProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)
         self._watch_reader(None)
+        on_gone, self._on_gone = self._on_gone, None
         super().connection_lost(exc)
+        if on_gone is not None:
+            on_gone()
+
+    def watch(self, on_gone: Callable[[], None] | None) -> None:
+        """Called once if the client leaves before this is called anew. Reads on meanwhile, else it wouldn't be seen."""
+        self._on_gone = on_gone
+        if on_gone is not None:
+            self.flow.resume_reading()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -68,6 +86,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
+        self.scope["state"][CONNECTION] = self
         self._is_in_head = False
         self._expect(self.request_timeout_s + BODY_GRACE_S)
 

@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from octavo_server.config import RequestLimits
 from octavo_server.http.middleware import usable_id
+from octavo_server.http.protocol import CONNECTION, PatientProtocol
 from octavo_server.http.watched import JSON_TYPE
 from octavo_server.openai.errors import RequestTimeout, RequestTooLarge, describe
 from octavo_server.router.ending import Dialect, FrameGate
@@ -30,7 +31,7 @@ class ClientLeft(OctavoError):
 
 class Caller:
     __slots__ = (
-        *("_lifecycle", "_receive", "_send", "_task", "_watch", "dialect", "ended_by", "gate"),
+        *("_lifecycle", "_receive", "_send", "_task", "dialect", "ended_by", "gate"),
         *("has_started", "is_done", "request_id", "scope", "status", "track"),
     )
 
@@ -50,7 +51,6 @@ class Caller:
         self._receive = receive
         self._send = send
         self._task = asyncio.current_task()
-        self._watch: asyncio.Task[None] | None = None
 
     async def body(self, limits: RequestLimits) -> bytes:
         """Raises RequestTooLarge, RequestTimeout, ClientLeft."""
@@ -84,8 +84,15 @@ class Caller:
             message = await self._receive()
 
     def watch(self) -> None:
-        """From now on a client that leaves ends the request at once."""
-        self._watch = asyncio.create_task(self._until_disconnect())
+        """From now on a client that leaves ends the request at once.
+
+        Told by the connection: a task that waits for `receive` would cost as much as all else here.
+        """
+        connection: PatientProtocol = self.scope["state"][CONNECTION]
+        connection.watch(self._leave)
+
+    def _leave(self) -> None:
+        self.end(ClientLeft("The client left."))
 
     def end(self, error: Exception) -> None:
         """Tell the client this, and end."""
@@ -93,12 +100,6 @@ class Caller:
             self.ended_by = error
             assert self._task is not None
             self._task.cancel()
-
-    async def _until_disconnect(self) -> None:
-        """The server says this, too, when the answer is complete."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.end(ClientLeft("The client left."))
 
     async def start(self, status: int, headers: Headers) -> None:
         self.has_started = True

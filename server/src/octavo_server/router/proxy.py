@@ -49,6 +49,8 @@ UNREAD = Prompt(num_tokens=1, affinity=0)
 #: Longer bodies are read in a thread, so that the streams of others go on.
 INLINE_BYTES = 16 * 1024
 CLIENT_LEFT = 499
+#: Where clients' keys are the router's own.
+KEYED = NOT_SENT_ON | {b"authorization"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,8 @@ class Proxy:
     def _model(self, body: Mapping[str, Any], track: "Track") -> str:
         """Raises ModelNotFound; not while there are replicas of which it isn't known yet what they serve."""
         model = body.get("model")
+        if isinstance(model, str) and self.fleet.routable(model):
+            return model
         known = self.fleet.models()
         if isinstance(model, str) and model:
             if model not in known and self.fleet.replicas and all(replica.models for replica in self.fleet.replicas):
@@ -129,16 +133,13 @@ class Proxy:
 
     def _said(self, tenant: str, request_id: str) -> tuple[frozenset[bytes], bytes]:
         """What is left out of the client's headers, and the lines that are added."""
-        without = NOT_SENT_ON
-        more = b"x-request-id: %b\r\n" % request_id.encode("latin-1")
-        settings = self.settings
+        more = f"x-request-id: {request_id}\r\n"
+        replica_key = self.settings.replica_key
         if self.secret:
-            more += b"x-octavo-secret: %b\r\nx-octavo-tenant: %b\r\n" % (self.secret.encode(), tenant.encode())
-        if settings.replica_key:
-            more += b"authorization: Bearer %b\r\n" % settings.replica_key.encode()
-        if settings.replica_key or self.ring is not None:
-            without |= {b"authorization"}
-        return without, more
+            more += f"x-octavo-secret: {self.secret}\r\nx-octavo-tenant: {tenant}\r\n"
+        if replica_key:
+            more += f"authorization: Bearer {replica_key}\r\n"
+        return NOT_SENT_ON if self.ring is None and not replica_key else KEYED, more.encode("latin-1")
 
     async def _fail(self, caller: Caller, error: Exception) -> None:
         _count(caller, error)
