@@ -1,6 +1,7 @@
 """Every fault that a replica or the network can put between a fleet and its replicas, and what comes of it."""
 
 import asyncio
+import time
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -186,3 +187,25 @@ async def test_nothing_is_sent_before_the_snapshot_is_whole(monkeypatch):
         await until(lambda: fleet.routable(MODEL))
         assert len(early) > 100
         assert not any(early)
+
+
+async def test_a_slow_reader_is_told_so_and_comes_back():
+    async with exact_pair() as (fake, fleet, replica):
+        seen = states_of(fleet)
+        fake.publisher.close("slow reader")
+        await until(lambda: fake.num_connections == 2 and found(fleet, replica, [1, 2, 3]))
+        assert seen == ["blind", "exact"]
+
+
+async def test_clocks_may_jump_as_they_like(monkeypatch):
+    """Frames carry no time, and no wall clock is looked at: neither a skew nor a step of one means anything."""
+    async with exact_pair() as (fake, fleet, replica):
+        seen, heard = states_of(fleet), []
+        fleet.on_heard.append(heard.append)
+        for days in (-400, 400, 0):
+            monkeypatch.setattr(time, "time", lambda days=days: 1e9 + 86_400 * days)
+            heard.clear()
+            await until(lambda: len(heard) > 3)
+        fake.step(stored=[4])
+        await until(lambda: found(fleet, replica, [1, 2, 3, 4]))
+        assert seen == []

@@ -6,9 +6,8 @@ a piece in each turn of the event loop.
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
@@ -68,7 +67,7 @@ class Fleet:
         self._around = Surroundings(
             session=self._session, index=self.index, settings=self._settings, changed=self._changed, heard=self._heard
         )
-        self._own = [asyncio.create_task(self._discover()), asyncio.create_task(self._sweep())]
+        self._own = [_supervised(self._discover()), _supervised(self._sweep())]
 
     async def stop(self) -> None:
         await _end(self._own)
@@ -88,7 +87,7 @@ class Fleet:
             replica = self._followed.get(known)
             if replica is None:
                 replica = self._followed[known] = Replica(endpoint)
-                self._tasks[known] = asyncio.create_task(Follower(replica, self._around).run())
+                self._tasks[known] = _supervised(Follower(replica, self._around).run())
             elif replica.endpoint != endpoint:
                 replica.endpoint = endpoint
                 self._changed(replica)
@@ -110,10 +109,20 @@ class Fleet:
                 await asyncio.sleep(0)
 
 
+def _supervised(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    """What ends it unasked is our bug: it is logged at once, and whatever it did is missing from then on."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(_report)
+    return task
+
+
+def _report(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.critical("following the replicas: an unexpected end", exc_info=error)
+
+
 async def _end(tasks: "Iterable[asyncio.Task[None]]") -> None:
     tasks = [*tasks]
     for task in tasks:
         task.cancel()
-    for task in tasks:
-        with suppress(asyncio.CancelledError):
-            await task
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -161,10 +161,11 @@ class Follower:
                     return await content.readany()
             except TimeoutError:
                 silent_s += self._silence_s
-                if silent_s >= self._around.settings.reopen_after_s or self.replica.state not in ("exact", "blind"):
+                if silent_s >= self._around.settings.reopen_after_s:
                     raise Lost(f"nothing was heard for {silent_s:g} s") from None
-                self._become("blind", f"nothing was heard for {silent_s:g} s")
-                await self._check_health()
+                if self.replica.state in ("exact", "blind"):
+                    self._become("blind", f"nothing was heard for {silent_s:g} s")
+                    await self._check_health()
             except aiohttp.ClientPayloadError:
                 raise Lost("the connection broke") from None
 
