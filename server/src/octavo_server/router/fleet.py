@@ -65,7 +65,7 @@ class Fleet:
         timeout = aiohttp.ClientTimeout(total=None)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=READ_BUFFER_BYTES)
         self._around = Surroundings(
-            session=self._session, index=self.index, settings=self._settings, changed=self._changed, heard=self._heard
+            session=self._session, index=self.index, settings=self._settings, changed=self.changed, heard=self._heard
         )
         self._own = [_supervised(self._discover()), _supervised(self._sweep())]
 
@@ -90,9 +90,9 @@ class Fleet:
                 self._tasks[known] = _supervised(Follower(replica, self._around).run())
             elif replica.endpoint != endpoint:
                 replica.endpoint = endpoint
-                self._changed(replica)
+                self.changed(replica)
 
-    def _changed(self, replica: Replica) -> None:
+    def changed(self, replica: Replica) -> None:
         self._routable.clear()
         for listener in self.on_change:
             listener(replica)

@@ -61,6 +61,7 @@ class Readers:
             self._fingerprints.pop(replica.name, None)
         elif replica.hello is not None and self._asked.get(replica.name) != replica.hello.epoch:
             self._asked[replica.name] = replica.hello.epoch
+            replica.is_described = False
             task = asyncio.create_task(self._ask(replica, replica.hello.epoch))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -70,14 +71,21 @@ class Readers:
             try:
                 card = await self._card(replica)
                 await self._keep(replica, card)
+                return
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 logger.info("replica %s doesn't say how it reads prompts: %s", replica.name, error)
-                await asyncio.sleep(AGAIN_S)
             except (OctavoError, msgspec.MsgspecError) as error:
                 logger.warning("prompts for replica %s are estimated: %s", replica.name, error)
                 return
-            else:
-                return
+            finally:
+                self._described(replica)
+            await asyncio.sleep(AGAIN_S)
+
+    def _described(self, replica: Replica) -> None:
+        """As well as it can be: requests needn't wait any longer."""
+        if not replica.is_described:
+            replica.is_described = True
+            self._fleet.changed(replica)
 
     async def _card(self, replica: Replica) -> ModelCard:
         async with self._session.get(replica.url + "/kv/model", headers=self._headers) as answer:

@@ -4,8 +4,9 @@ States: connecting (no stream, and it isn't known to answer), loading (the snaps
 what it has), blind (it answers, but what it has isn't known: a stream that broke or fell silent, or a server without
 one, such as vLLM), gone (discovery doesn't name it any more; final). The follower alone changes the state.
 
-A replica is admitted when it is exact for the first time in an epoch (one without a stream: when it answers); until
-then nothing is sent to it. What comes after may be of a lower rung, but it is sent to.
+A replica is admitted when it is exact for the first time in an epoch (one without a stream: when it answers) and has
+said, or couldn't, how its prompts are read; until then nothing is sent to it. What comes after may be of a lower rung,
+but it is sent to.
 """
 
 from typing import Literal
@@ -28,6 +29,7 @@ class Replica:
         self.hello: Hello | None = None  # the latest
         self.admitted_epoch: int | None = None  # of the latest copy that was exact
         self.models: frozenset[str] = frozenset()
+        self.is_described = True  # False while it is being asked how its prompts are read
         self.load = Load()
         self.activity = Activity()
 
@@ -50,4 +52,5 @@ class Replica:
 
     @property
     def is_routable(self) -> bool:
-        return self.state in ("exact", "blind") and self.load.accepts and self.endpoint.is_ready is not False
+        is_in_use = self.state in ("exact", "blind") and self.is_described
+        return is_in_use and self.load.accepts and self.endpoint.is_ready is not False

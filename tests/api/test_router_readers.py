@@ -1,0 +1,54 @@
+"""How a router learns to read prompts: before it sends a replica anything, unless that can't be said."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+from octavo_server.router.discovery.static import StaticDiscovery
+from octavo_server.router.fleet import Fleet
+from octavo_server.router.follower import FollowSettings
+from octavo_server.router.prefix_index import PrefixIndex
+from octavo_server.router.readers import Readers
+from octavo_testing.fake_replica import MODEL, FakeReplica
+from octavo_testing.fleets import until
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import MODEL as SCRIPTED
+from octavo_testing.server import ScriptedClient, serving
+
+
+@asynccontextmanager
+async def reading(url):
+    fleet = Fleet(FollowSettings(), StaticDiscovery([url]), PrefixIndex(max_entries=1000))
+    readers = Readers(fleet, {})
+    await readers.start()
+    await fleet.start()
+    try:
+        yield fleet, readers
+    finally:
+        await fleet.stop()
+        await readers.stop()
+
+
+@pytest.fixture
+async def fake():
+    replica = FakeReplica()
+    await replica.start()
+    yield replica
+    await replica.stop()
+
+
+async def test_the_first_request_is_read_as_the_replica_would(tmp_path):
+    async with serving(ScriptedClient(write_byte_model(tmp_path))) as served, reading(served.url) as (fleet, readers):
+        unread = []
+        fleet.on_change.append(lambda replica: unread.append(replica.is_routable and readers.of(SCRIPTED) is None))
+        await until(lambda: fleet.routable(SCRIPTED))
+        assert readers.of(SCRIPTED) is not None
+        assert True not in unread
+
+
+@pytest.mark.parametrize("status", [404, 500, 200], ids=["no card", "an error", "no card that can be read"])
+async def test_a_replica_that_cannot_say_is_sent_to_all_the_same(fake, status):
+    fake.status["/kv/model"] = status
+    async with reading(fake.url) as (fleet, readers):
+        await until(lambda: fleet.routable(MODEL))
+        assert "/kv/model" in fake.paths
+        assert readers.of(MODEL) is None
