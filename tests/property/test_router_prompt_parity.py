@@ -65,7 +65,7 @@ def stored(token_ids, salt, adapter):
     """What a replica's KV stream tells after the prompt has run."""
     config = sim_config(
         block_size=BLOCK,
-        num_blocks=CONTEXT,
+        num_blocks=len(token_ids) // BLOCK + 2,
         max_model_len=CONTEXT + 1,
         max_num_batched_tokens=CONTEXT,
         hash_root=ROOT,

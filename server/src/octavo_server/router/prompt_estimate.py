@@ -32,11 +32,6 @@ def estimate(kind: Kind, body: Mapping[str, Any]) -> Prompt:
     )
 
 
-def num_chars(kind: Kind, body: Mapping[str, Any]) -> int:
-    """Of the text that would have to be tokenised, if nothing of it were known."""
-    return sum(len(prompt) for prompt in _prompts(kind, body) if isinstance(prompt, str))
-
-
 def affinity_of(kind: Kind, body: Mapping[str, Any]) -> int:
     """Of the first characters, up to the first user message's end: the same in every turn of a conversation."""
     opening: list[str] = []

@@ -18,13 +18,14 @@ from pydantic import ValidationError
 
 from octavo_server.kv.card import ModelCard
 from octavo_server.openai.completion import CompletionRequest
-from octavo_server.openai.rendering import RenderOptions, render_conversation, render_messages
+from octavo_server.openai.rendering import RenderOptions, render_conversation
 from octavo_server.openai.responses import ResponsesRequest
 from octavo_server.router.prompt import Prompt
-from octavo_server.router.prompt_estimate import Kind, affinity_of, estimate, num_chars, num_outputs, output_limit
+from octavo_server.router.prompt_estimate import Kind, affinity_of, estimate, num_outputs, output_limit
 from octavo_server.router.text.chains import PromptChains
 from octavo_server.router.text.chat_fields import ChatFields, spoken
 from octavo_server.router.text.cuts import Cuts
+from octavo_server.router.text.opaque import draws_lots
 from octavo_server.router.text.skeletons import Skeletons
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -36,7 +37,9 @@ Blocks = tuple[Sequence[int], int]
 
 
 class PromptReader:
-    """`read` may be called from several threads. `max_bytes`: of everything kept of earlier prompts, about."""
+    """`read` may be called from several threads: a long text that isn't known is better read in one, as the tokenizer
+    lets others run. `max_bytes`: of everything kept of earlier prompts, about.
+    """
 
     def __init__(
         self, card: ModelCard, tokenizer: Tokenizer, template: ChatTemplate | None, *, max_bytes: int = MAX_BYTES
@@ -45,6 +48,7 @@ class PromptReader:
         self._template = template
         self._max_chars = card.max_model_len * MAX_CHARS_PER_TOKEN
         self._fields = ChatFields(max_bytes=max_bytes // 16)
+        self._draws_lots = template is not None and draws_lots(template.source)
         self._skeletons = Skeletons(template, max_bytes=max_bytes // 16)
         cuts = Cuts.of(card.tokenizer, _with_special_tokens(card, template))
         self._chains = PromptChains(tokenizer, cuts, block_size=card.block_size, max_bytes=max_bytes)
@@ -55,10 +59,6 @@ class PromptReader:
         tokenizer = Tokenizer.from_json(card.tokenizer, bos_token_id=card.bos_token_id, eos_token_id=card.eos_token_id)
         template = None if card.chat_template is None else ChatTemplate(card.chat_template, card.special_tokens)
         return cls(card, tokenizer, template)
-
-    def cost_chars(self, kind: Kind, body: Mapping[str, Any]) -> int:
-        """How much text `read` might have to tokenise: above some 20 000 it is better called in a thread."""
-        return num_chars(kind, body)
 
     def read(self, kind: Kind, body: Mapping[str, Any], tenant: str) -> Prompt:
         root = self._root(body, tenant)
@@ -89,19 +89,18 @@ class PromptReader:
 
     def _prompts(self, kind: Kind, body: Mapping[str, Any], root: bytes) -> list[Blocks]:
         """Raises OctavoError, ValidationError or struct.error for what a replica would refuse."""
-        if kind == "chat":
-            options_key, options = self._fields.options(body)
-            return [self._chat(body.get("messages"), options_key, options, root)]
         if kind == "completion":
             return self._completion(body, root)
-        asked = ResponsesRequest.model_validate(body).as_chat()
-        return [
-            self._text(render_messages(self._template, asked), root, add_special_tokens=bool(asked.add_special_tokens))
-        ]
+        if kind == "responses":
+            asked = ResponsesRequest.model_validate(body).as_chat()
+            return [self._chat(asked.conversation(), *self._fields.options_of(asked), root)]
+        return [self._chat(body.get("messages"), *self._fields.options(body), root)]
 
     def _chat(self, messages: object, options_key: bytes, options: RenderOptions, root: bytes) -> Blocks:
-        text = None
-        if (said := spoken(messages)) is not None:
+        if self._draws_lots:
+            raise InvalidRequest("The chat template draws lots.", param="messages")
+        text, said = None, spoken(messages)
+        if said is not None:
             text = self._skeletons.text(*said, options=options, options_key=options_key)
         if text is None:
             text = render_conversation(self._template, self._fields.conversation(messages), options)

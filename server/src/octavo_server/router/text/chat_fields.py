@@ -38,6 +38,10 @@ class ChatFields:
             self._options.put(key, known, 8 * len(key))
         return key, known
 
+    def options_of(self, body: ChatCompletionRequest) -> tuple[bytes, RenderOptions]:
+        options = render_options(body)
+        return b"" if options == _PLAIN else b"responses" + _to_json(options), options
+
     def conversation(self, messages: object) -> list[dict[str, Any]]:
         """Raises InvalidRequest or ValidationError."""
         if not isinstance(messages, list):

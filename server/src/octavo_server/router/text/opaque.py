@@ -18,7 +18,7 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
-from octavo_engine.text.sandbox import environment_of
+from octavo_engine.text.sandbox import environment_of, template_environment
 
 OPEN, CLOSE = "\ue0f2", "\ue0f3"
 #: Stands for white space that a content may begin or end with.
@@ -113,6 +113,8 @@ def _mod(left: Any, right: Any) -> Any:
 
 _OPERATORS = {"octavo_joined": _joined, "octavo_in": _in, "octavo_mod": _mod}
 _TAKE_ANYTHING = (*_OPERATORS.values(), Namespace, dict)
+#: What Jinja itself adds to a call, for functions that ask for it.
+_SCOPE = ("_loop_vars", "_block_vars")
 
 
 class _OperatorsAsCalls(NodeTransformer):
@@ -170,11 +172,17 @@ class OpaqueEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     def call(self, context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
-        if _holds(args) or _holds(kwargs):
-            is_known = any(function is known for known in _TAKE_ANYTHING)
-            if not is_known and not isinstance(function, Macro):
-                raise LooksInside
+        given = [*args, *(value for name, value in kwargs.items() if name not in _SCOPE)]
+        if _holds(given) and not isinstance(function, Macro) and not any(function is one for one in _TAKE_ANYTHING):
+            raise LooksInside
         return _marked(super().call(context, function, *args, **kwargs))
+
+
+def draws_lots(source: str) -> bool:
+    """Whether a template gives another text each time: no two of its prompts are the same."""
+    tree = template_environment().parse(source)
+    filters, names = tree.find_all(nodes.Filter), tree.find_all(nodes.Name)
+    return any(node.name == "random" for node in filters) or any(node.name == "lipsum" for node in names)
 
 
 def opaque_environment() -> OpaqueEnvironment:

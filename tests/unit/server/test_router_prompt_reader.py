@@ -1,0 +1,214 @@
+"""What reading prompts costs and keeps, and what it makes of bodies that it can't read."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from octavo_engine.config import EngineConfig
+from octavo_engine.frontend import Frontend
+from octavo_engine.text.template import ChatTemplate
+from octavo_engine.wire.hashing import block_hashes, root_hash
+from octavo_server.kv.card import ModelCard
+from octavo_server.openai.rendering import RenderOptions, render_conversation
+from octavo_server.router.prompt_estimate import estimate
+from octavo_server.router.prompt_reader import PromptReader
+from octavo_testing.chat_shapes import SPECIAL, TEMPLATES, TOKENIZERS
+
+BLOCK = 16
+ROOT = root_hash("weights", "float32", BLOCK)
+SYSTEM = {"role": "system", "content": "You are a helpful assistant that answers briefly and well. " * 40}
+
+
+class CountingTokenizer:
+    """`num_chars`: how much text was tokenised."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self.num_chars = 0
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+    def encode_each(self, texts, *, add_special_tokens=True):
+        self.num_chars += sum(map(len, texts))
+        return self._tokenizer.encode_each(texts, add_special_tokens=add_special_tokens)
+
+
+def card_of(tokenizer, **fields):
+    known = {"root": ROOT, "block_size": BLOCK, "max_model_len": 65536, "chat_template": TEMPLATES["chatml"]}
+    return ModelCard(models=("m",), tokenizer=tokenizer.to_json(), special_tokens=SPECIAL, **{**known, **fields})
+
+
+def reader_with(max_bytes=1 << 22, **fields):
+    tokenizer = CountingTokenizer(TOKENIZERS["byte level"]())
+    card = card_of(tokenizer, **fields)
+    template = None if card.chat_template is None else ChatTemplate(card.chat_template, SPECIAL)
+    return PromptReader(card, tokenizer, template, max_bytes=max_bytes), tokenizer
+
+
+def ask(text):
+    return {"messages": [SYSTEM, {"role": "user", "content": text}]}
+
+
+def test_of_a_known_beginning_only_the_last_message_is_tokenised():
+    reader, tokenizer = reader_with()
+    for number in range(3):
+        reader.read("chat", ask(f"question {number}"), "")
+    before = tokenizer.num_chars
+    reader.read("chat", ask("question 4"), "")
+    assert tokenizer.num_chars - before < 64
+
+
+def test_a_growing_conversation_costs_its_new_part():
+    reader, tokenizer = reader_with()
+    messages, new = [SYSTEM], []
+    for turn in range(40):
+        messages += [{"role": "user", "content": f"{turn} and a b? " * 20}]
+        before = tokenizer.num_chars
+        reader.read("chat", {"messages": messages}, "")
+        new.append(tokenizer.num_chars - before)
+        messages += [{"role": "assistant", "content": f"{turn} a b. " * 20}]
+    assert max(new[2:]) < 1500
+
+
+def test_one_long_message_that_ends_differently():
+    reader, tokenizer = reader_with()
+    document = "word and more words of a b " * 2000
+    for number in range(2):
+        reader.read("chat", ask(f"{document} question {number}"), "")
+    before = tokenizer.num_chars
+    reader.read("chat", ask(f"{document} question 3"), "")
+    assert tokenizer.num_chars - before < 1500
+
+
+def test_memory_is_bounded_and_a_flood_leaves_what_is_in_use():
+    reader, tokenizer = reader_with(max_bytes=1 << 20)
+    for number in range(2):
+        reader.read("chat", ask(f"question {number}"), "")
+    for number in range(50):
+        reader.read("chat", {"messages": [{"role": "user", "content": f"{number} a word of a b " * 4000}]}, "")
+    assert reader._chains.num_bytes <= 1 << 20
+    before = tokenizer.num_chars
+    reader.read("chat", ask("question 3"), "")
+    assert tokenizer.num_chars - before < 64
+
+
+def test_distinct_last_messages_leave_nothing_behind():
+    reader, _ = reader_with()
+    for number in range(2):
+        reader.read("chat", ask(f"question {number}"), "")
+    before = reader._chains.num_bytes
+    for number in range(500):
+        reader.read("chat", ask(f"question {number}"), "")
+    assert reader._chains.num_bytes == before
+
+
+def test_threads_read_alike():
+    reader, _ = reader_with(max_bytes=1 << 18)
+    bodies = [ask(f"{number % 7} a b " * (number % 50)) for number in range(200)]
+    alone = [PromptReader.from_card(reader.card).read("chat", body, "") for body in bodies[:14]]
+    with ThreadPoolExecutor(4) as pool:
+        prompts = [*pool.map(lambda body: reader.read("chat", body, ""), bodies)]
+    assert [p.hashes for p in prompts[:14]] == [p.hashes for p in alone]
+
+
+def test_a_body_is_as_good_as_any_other_of_its_meaning():
+    reader, _ = reader_with()
+    parts = [{"type": "text", "text": SYSTEM["content"]}, {"type": "text", "text": "x"}]
+    as_parts = {"messages": [{"content": parts, "role": "user"}], "tools": None, "chat_template_kwargs": {}}
+    as_text = {"messages": [{"role": "user", "content": SYSTEM["content"] + "\nx"}]}
+    assert reader.read("chat", as_parts, "").hashes == reader.read("chat", as_text, "").hashes != ()
+    responses = reader.read("responses", {"input": SYSTEM["content"] + "\nx"}, "")
+    assert responses.hashes == reader.read("chat", as_text, "").hashes
+
+
+def test_limits_and_outputs_are_told():
+    reader, _ = reader_with()
+    prompt = reader.read("chat", {**ask("a"), "max_completion_tokens": 7, "max_tokens": 9, "n": 3}, "")
+    assert (prompt.max_tokens, prompt.num_outputs) == (7, 3)
+    assert reader.read("completion", {"prompt": "a"}, "").max_tokens == 16
+    assert reader.read("responses", {"input": "a", "max_output_tokens": 5}, "").max_tokens == 5
+    assert reader.read("chat", ask("a"), "").max_tokens is None
+
+
+@pytest.mark.parametrize("field", [{"skip_reading_prefix_cache": True}, {"prompt_logprobs": 0}])
+def test_a_request_that_reads_no_cache_will_find_nothing(field):
+    prompt = reader_with()[0].read("chat", {**ask("a"), **field}, "")
+    assert (prompt.is_exact, prompt.hashes) == (True, ())
+    assert prompt.num_tokens > 100
+
+
+def test_a_replica_without_a_prefix_cache_has_no_blocks():
+    prompt = reader_with(root=b"")[0].read("chat", ask("a"), "")
+    assert (prompt.is_exact, prompt.hashes) == (True, ())
+
+
+UNREADABLE = {
+    "nothing": ("chat", {}),
+    "no list": ("chat", {"messages": {"role": "user"}}),
+    "no messages": ("chat", {"messages": []}),
+    "an image": ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
+    "ill-typed tools": ("chat", {**ask("a"), "tools": [{"type": "function"}]}),
+    "arguments that are no JSON": (
+        "chat",
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+    ),
+    "taken template arguments": ("chat", {**ask("a"), "chat_template_kwargs": {"messages": []}}),
+    "a prompt that is a number": ("completion", {"prompt": 5}),
+    "no prompt": ("completion", {"prompt": ""}),
+    "tokens that can't be": ("completion", {"prompt": [1, -1]}),
+    "tokens too large": ("completion", {"prompt": [2**33]}),
+    "a lone surrogate": ("completion", {"prompt": "a\ud800"}),
+    "an earlier response": ("responses", {"input": [{"type": "item_reference", "id": "x"}]}),
+    "too long": ("chat", ask("a" * 3_000_000)),
+}
+
+
+@pytest.mark.parametrize(("kind", "body"), UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_what_cannot_be_read_is_estimated(kind, body):
+    prompt = reader_with()[0].read(kind, body, "")
+    assert prompt == estimate(kind, body)
+    assert (prompt.is_exact, prompt.hashes) == (False, ())
+    assert prompt.num_tokens >= 1
+
+
+@pytest.mark.parametrize("template", [None, "{{ messages[0].content }}{{ [1, 2] | random }}"])
+def test_a_conversation_without_a_fixed_prompt_is_estimated(template):
+    reader, _ = reader_with(chat_template=template)
+    assert not reader.read("chat", ask("a"), "").is_exact
+    assert reader.read("completion", {"prompt": "a"}, "").is_exact
+
+
+def test_turns_of_a_conversation_have_one_affinity_and_others_another():
+    turn = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]}
+    more = [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "and now?"}]
+    first = estimate("chat", turn).affinity
+    assert estimate("chat", {"messages": turn["messages"] + more}).affinity == first
+    assert estimate("chat", {"messages": [turn["messages"][0], more[1]]}).affinity != first
+    assert estimate("chat", {**turn, "cache_salt": "s"}).affinity != first
+    long = "x" * 1000
+    assert estimate("completion", {"prompt": long + "a"}).affinity == estimate("completion", {"prompt": long}).affinity
+    assert reader_with()[0].read("chat", turn, "").affinity == first
+
+
+def test_estimates_are_about_right():
+    assert estimate("chat", ask("a")).num_tokens == pytest.approx(600, rel=0.1)
+    assert estimate("completion", {"prompt": [[1, 2], [3]], "n": 2}).num_tokens == 3
+    assert estimate("completion", {"prompt": [[1, 2], [3]], "n": 2}).num_outputs == 4
+    assert estimate("chat", {"messages": [7, None], "n": "x"}).num_tokens == 1
+
+
+@pytest.mark.real_model
+def test_the_real_model_s_prompts():
+    frontend = Frontend.load(EngineConfig())
+    tokenizer, template = frontend.tokenizer, frontend.chat_template
+    card = card_of(tokenizer, chat_template=template.source)
+    reader = PromptReader.from_card(ModelCard(**{**{f: getattr(card, f) for f in card.__struct_fields__},
+                                                 "special_tokens": template.special_tokens}))  # fmt: skip
+    messages = [SYSTEM]
+    for turn in range(12):
+        said = f"Tell me  about {turn}\n\nthe café's 12345 ways, it's <|im_end|> what I'd like. "
+        messages.append({"role": ("user", "assistant")[turn % 2], "content": said * (1 + turn % 5 * 12)})
+        ids = tokenizer.encode(render_conversation(template, messages, RenderOptions()), add_special_tokens=False)
+        expected = [int.from_bytes(block_hash[:8], "little") for block_hash in block_hashes(ROOT, ids, BLOCK)]
+        prompt = reader.read("chat", {"messages": messages}, "")
+        assert (prompt.num_tokens, [*prompt.hashes]) == (len(ids), expected)
