@@ -51,6 +51,25 @@ def test_a_queue_that_costs_more_than_the_prefix_sends_it_elsewhere(index, picke
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
 
 
+def test_a_prefix_is_worth_more_where_computing_it_holds_others_up(index, picker):
+    warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold")
+    replicas = [warm.replica, cold.replica]
+    warm.tell(load(prefill_backlog_tokens=600, running=8))
+    assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
+    cold.tell(load(running=8))
+    assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is warm.replica
+    warm.tell(load(prefill_backlog_tokens=9000, running=8))
+    assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
+
+
+def test_of_equals_the_one_with_the_fewest_requests(index, picker):
+    fed = [FedReplica(index, name) for name in "ab"]
+    for replica, running in zip(fed, (2, 1), strict=True):
+        replica.tell(load(running=running, prefill_backlog_tokens=5000))
+    decision = picker.pick(prompt_of(range(1, 11)), [f.replica for f in fed])
+    assert (decision.chosen, decision.why) == (fed[1].replica, "tie: least load, coldest")
+
+
 def test_what_was_just_sent_counts_until_the_second_frame(index, picker):
     fed = FedReplica(index, "a")
     prompt = prompt_of(range(1, 11))
@@ -87,7 +106,7 @@ def test_siblings_follow_what_was_predicted_until_it_expires(index, picker, cloc
     replicas = [FedReplica(index, name).replica for name in "abcd"]
     prompt = prompt_of(range(1, 31))
     first = picker.pick(prompt, replicas)
-    assert (first.rung, first.why) == ("exact", "tie: the coldest")
+    assert (first.rung, first.why) == ("exact", "tie: least load, coldest")
     picker.sent(first, prompt).first_byte(0)
     second = picker.pick(prompt_of([*range(1, 31), 99]), replicas)
     assert second.chosen is first.chosen

@@ -17,7 +17,10 @@ RUNGS: tuple[Rung, ...] = ("exact", "predicted", "hash", "load")
 
 
 class Terms(NamedTuple):
-    """One candidate. Seconds until its first token if it were chosen, by what they are spent on."""
+    """One candidate. Seconds until its first token if it were chosen, by what they are spent on.
+
+    `decode_s`: sharing steps with those who decode there; how it delays us, and how we delay them.
+    """
 
     replica: "Replica"
     match: "Match"
@@ -37,7 +40,7 @@ class Decision:
 
     chosen: "Replica"
     rung: Rung
-    why: str  # "least cost", "tie: the coldest", "bounded load", …
+    why: str  # "least cost", "tie: least load, coldest", "bounded load", …
     candidates: tuple[Terms, ...]
     expected_tokens: int
 

@@ -75,11 +75,13 @@ def _least_cost(prompt: "Prompt", terms: tuple[Terms, ...], now: float) -> tuple
     tied = [t for t, cost_s in zip(terms, costs, strict=True) if cost_s <= limit_s]
     if len(tied) == 1:
         return tied[0], "least cost"
-    return min(tied, key=lambda t: _coldness(t, prompt, now)), "tie: the coldest"
+    return min(tied, key=lambda t: _least(t, prompt, now)), "tie: least load, coldest"
 
 
-def _coldness(terms: Terms, prompt: "Prompt", now: float) -> tuple[float, int]:
-    return terms.replica.activity.cold_tokens.at(now), rendezvous.draw(prompt.affinity, terms.replica.name)
+def _least(terms: Terms, prompt: "Prompt", now: float) -> tuple[int, float, int]:
+    replica = terms.replica
+    cold_tokens = replica.activity.cold_tokens.at(now)
+    return score.num_requests(replica), cold_tokens, rendezvous.draw(prompt.affinity, replica.name)
 
 
 def _load(replica: "Replica", now: float) -> tuple[int, float, str]:

@@ -1,8 +1,11 @@
 """What sending a request to a replica would cost: seconds to its first token, by what they are spent on. Pure.
 
-No weights: prompt tokens not in the cache, tokens of others that come first, blocks that others have to give back, and
-the decoding that shares the steps all become seconds by the rates learned of that replica. What every replica would
-need alike (the step of the first token itself) isn't counted, so that ties are ties of what differs.
+Prompt tokens not in the cache, tokens of others that come first, blocks that others have to give back, and the decoding
+that shares the steps all become seconds by the rates learned of that replica. What every replica would need alike (the
+step of the first token itself) isn't counted, so that ties are ties of what differs.
+
+The one weight: who is computed holds up those who decode there, who is waited for holds up only us. Without it a full
+fleet computes the same prefixes over and over, each request having saved itself a little.
 """
 
 from typing import TYPE_CHECKING
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 HOST_SHARE = 0.75  # of a block's prefill is saved by finding it in host memory
 EXPECTED_OUTPUT_TOKENS = 128
 CHUNK_TOKENS = 2048  # of prefill in a step; whoever decodes shares each of them
+DELAYED_SHARE = 0.25  # of a second for the first token: what a second's delay of one that decodes counts as
+MAX_DELAYED = 12  # who count: beyond, a full cache would outweigh any queue
 TIE = 0.05
 
 
@@ -31,13 +36,15 @@ def terms(prompt: "Prompt", replica: "Replica", match: "Match", token_s: float) 
         compute += (1 - HOST_SHARE) * match.host * prompt.block_size
     queued = queued_tokens(replica)
     num_steps = 1 + (queued + compute) // CHUNK_TOKENS
+    decoding = num_decoding(replica)
+    delayed = DELAYED_SHARE * min(decoding, MAX_DELAYED)
     return Terms(
         replica,
         match,
         compute * token_s,
         queued * token_s,
         _shortage_s(prompt, replica, match, token_s) if replica.is_exact else 0.0,
-        num_decoding(replica) * num_steps * token_s,
+        (decoding * num_steps + delayed * compute) * token_s,
     )
 
 
