@@ -1,0 +1,71 @@
+"""How a router reads prompts is asked of each replica, and understood once."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from types import SimpleNamespace
+
+import pytest
+from octavo_server.kv.frames import Hello
+from octavo_server.router import readers as readers_module
+from octavo_server.router.endpoint import Endpoint
+from octavo_server.router.prompt_reader import PromptReader
+from octavo_server.router.readers import Readers
+from octavo_server.router.replica import Replica
+from octavo_testing.fake_replica import FakeReplica
+from octavo_testing.fleets import until
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import MODEL, ScriptedClient, serving
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NUM_REPLICAS = 20
+
+
+class Counted(PromptReader):
+    num_made = 0
+
+    @classmethod
+    def from_card(cls, card):
+        Counted.num_made += 1
+        return super().from_card(card)
+
+
+@pytest.fixture
+def fleet():
+    replicas = []
+    return SimpleNamespace(on_change=[], changed=lambda _: None, replicas=replicas, routable=lambda _: replicas)
+
+
+def joined(url, name):
+    replica = Replica(Endpoint(url, name))
+    replica.hello = Hello(
+        version=1, epoch=1, block_size=16, root=b"", max_model_len=512, models=[MODEL], heartbeat_s=1.0
+    )
+    replica.state = "exact"
+    return replica
+
+
+async def test_many_replicas_that_say_the_same_are_understood_once(fleet, tmp_path, monkeypatch):
+    monkeypatch.setattr(readers_module, "PromptReader", Counted)
+    async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
+        card = (await served.http.get("/kv/model")).content
+    readers = Readers(fleet, {})
+    async with AsyncExitStack() as stack:
+        await readers.start()
+        stack.push_async_callback(readers.stop)
+        for number in range(NUM_REPLICAS):
+            fake = FakeReplica()
+            fake.bodies["/kv/model"] = card
+            await fake.start()
+            stack.push_async_callback(fake.stop)
+            fleet.replicas.append(joined(fake.url, f"r{number}"))
+        for replica in fleet.replicas:
+            readers._look(replica)
+        await until(lambda: len(readers._fingerprints) == NUM_REPLICAS)
+        assert Counted.num_made == 1
+        assert isinstance(readers.of(MODEL), Counted)
+        for replica in fleet.replicas:
+            replica.state = "gone"
+            readers._look(replica)
+        assert readers.of(MODEL) is None
+        await asyncio.gather(*readers._tasks)
