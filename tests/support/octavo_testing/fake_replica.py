@@ -6,7 +6,7 @@ open and silent; `kill` resets them and closes the port, as the death of a proce
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -34,6 +34,7 @@ class FakeReplica:
         self.paths: list[str] = []  # that were asked for
         self.status: dict[str, int] = {}  # path -> what it answers instead of 200
         self.bodies: dict[str, bytes] = {}
+        self.answers: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = {}  # before all else
         self.spoil: Spoiler | None = None
         self._awake = asyncio.Event()
         self._awake.set()
@@ -65,7 +66,7 @@ class FakeReplica:
     async def start(self) -> None:
         app = web.Application()
         app.router.add_get("/kv/events", self._events)
-        app.router.add_get("/{path:.*}", self._others)
+        app.router.add_route("*", "/{path:.*}", self._others)
         self._runner = web.AppRunner(app, handle_signals=False, handler_cancellation=True, shutdown_timeout=0.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
@@ -138,9 +139,11 @@ class FakeReplica:
                     for sent in self.spoil(frame) if isinstance(frame, Step) else (frame,):
                         await response.write(write(sent))
 
-    async def _others(self, request: web.Request) -> web.Response:
+    async def _others(self, request: web.Request) -> web.StreamResponse:
         self._note(request)
         await self._awake.wait()
+        if answer := self.answers.get(request.path):
+            return await answer(request)
         return web.Response(status=self.status.get(request.path, 200), body=self.bodies.get(request.path, b""))
 
     def _note(self, request: web.Request) -> None:

@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 
-import uvicorn
 import uvloop
 from octavo_engine.log_format import configure_logging
 from octavo_engine.wire.errors import StartupError
@@ -18,10 +17,9 @@ from octavo_server.cli.banner import reachable
 from octavo_server.cli.discovery import discovery_of
 from octavo_server.cli.route_flags import settings_of
 from octavo_server.http.listener import allow_many_connections, bind, cannot_listen
-from octavo_server.http.protocol import patient
-from octavo_server.http.server import LAST_WORDS_S, DrainingServer
 from octavo_server.router.app import Router
 from octavo_server.router.endpoint import Discovery
+from octavo_server.router.server import RouterServer
 from octavo_server.router.settings import RouterSettings
 
 logger = logging.getLogger("octavo")
@@ -46,7 +44,7 @@ def route(args: argparse.Namespace) -> int:
 
 async def serve_router(settings: RouterSettings, discovery: Discovery, sock: socket.socket) -> None:
     router = Router(settings, discovery)
-    server = RouterServer(router, settings)
+    server = RouterServer(router)
     await router.start()
     _settle_memory()
     try:
@@ -59,38 +57,8 @@ async def serve_router(settings: RouterSettings, discovery: Discovery, sock: soc
         await router.stop()
 
 
-class RouterServer(DrainingServer):
-    def __init__(self, router: Router, settings: RouterSettings) -> None:
-        config = _uvicorn_config(router, settings)
-        super().__init__(config, router.lifecycle, shutdown_delay_s=settings.shutdown_delay_s)
-        self._feed = router.feed
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._feed.close("the router is shutting down")
-        await super().shutdown(sockets)
-
-
 def _settle_memory() -> None:
     """What is there by now stays: the collector needn't look at it again, and at requests only now and then."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-
-
-def _uvicorn_config(router: Router, settings: RouterSettings) -> uvicorn.Config:
-    return uvicorn.Config(
-        router,
-        interface="asgi3",
-        http=patient(
-            request_timeout_s=settings.limits.request_timeout_s, slow_client_timeout_s=settings.slow_client_timeout_s
-        ),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level=settings.uvicorn_log_level,
-        access_log=settings.logs_access,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=settings.keep_alive_s,
-        timeout_graceful_shutdown=LAST_WORDS_S,
-    )

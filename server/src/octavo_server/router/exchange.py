@@ -99,17 +99,14 @@ class Exchange:
         self._wake()
 
     async def _change(self) -> None:
-        self._raise_error()
+        """Raises what ended it."""
+        if self.error is not None:
+            raise self.error
         self._waiter = self._connection.loop.create_future()
         try:
             await self._waiter
         finally:
             self._waiter = None
-        self._raise_error()
-
-    def _raise_error(self) -> None:
-        if self.error is not None and not self._chunks:
-            raise self.error
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

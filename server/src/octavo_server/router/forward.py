@@ -81,9 +81,7 @@ class Forwarder:
         num_lost = 0
         until_s = asyncio.get_running_loop().time() + self.limits.max_hold_s
         while True:
-            candidates = self._candidates(job.model)
-            if tried:
-                candidates = [replica for replica in candidates if replica not in tried]
+            candidates = self._candidates(job.model) if not tried else self._others(job.model, tried)
             if not candidates or (self.room and not tried):
                 if tried:
                     await asyncio.sleep(ROUND_PAUSE_S)
@@ -119,6 +117,11 @@ class Forwarder:
             for replica in replicas
             if self.breakers.allows(replica.name) and (most is None or replica.num_in_flight < most)
         ]
+
+    def _others(self, model: str, tried: "Collection[Replica]") -> "Sequence[Replica]":
+        """For another attempt: one that failed lately is still better than one that failed just now."""
+        allowed = [replica for replica in self._candidates(model) if replica not in tried]
+        return allowed or [replica for replica in self.fleet.routable(model) if replica not in tried]
 
     async def _wait(self, model: str, until_s: float) -> None:
         why = f"no replica of the model `{model}` takes requests now"

@@ -1,0 +1,388 @@
+"""Requests through a real router to replicas that a test plays: where they go, what comes back, what failures cost."""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+
+import pytest
+from aiohttp import web
+from octavo_testing.fake_replica import MODEL, FakeReplica
+from octavo_testing.fleets import until
+from octavo_testing.routing import routing
+from octavo_testing.server import events
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+FRAMES = [b'data: {"n": %d}\n\n' % n for n in range(3)]
+DONE = b"data: [DONE]\n\n"
+STREAM = {"content-type": "text/event-stream; charset=utf-8"}
+
+
+class Parts:
+    """Replicas that are all told to answer alike, and a router before them."""
+
+    def __init__(self, stack):
+        self.stack = stack
+        self.replicas = []
+
+    async def replica(self, answer, path=CHAT):
+        replica = FakeReplica()
+        replica.answers[path] = answer
+        await replica.start()
+        self.stack.push_async_callback(replica.stop)
+        self.replicas.append(replica)
+        return replica
+
+    async def route(self, **settings):
+        routed = await self.stack.enter_async_context(routing(*(r.url for r in self.replicas), **settings))
+        await routed.routable(MODEL, len(self.replicas))
+        return routed
+
+
+@pytest.fixture
+async def parts():
+    async with AsyncExitStack() as stack:
+        yield Parts(stack)
+
+
+async def fine(request):
+    return web.json_response({"said": "fine"}, headers={"x-octavo-cached-tokens": "7"})
+
+
+def status(code, **headers):
+    async def answer(request):
+        return web.json_response({"error": {"message": f"my own {code}"}}, status=code, headers=headers)
+
+    return answer
+
+
+async def cut(request):
+    request.transport.abort()
+    return web.Response()
+
+
+async def begin(request, **headers):
+    response = web.StreamResponse(headers={**STREAM, **headers})
+    await response.prepare(request)
+    return response
+
+
+def pieces(*data, then=None):
+    async def answer(request):
+        response = await begin(request)
+        for piece in data:
+            await response.write(piece)
+            await asyncio.sleep(0)
+        if then is not None:
+            await then(request)
+        return response
+
+    return answer
+
+
+async def test_an_answer_comes_back_as_it_is_and_says_where_it_was_made(parts):
+    replica = await parts.replica(fine)
+    routed = await parts.route()
+    answer = await routed.http.post(CHAT, json=BODY, headers={"x-request-id": "mine"})
+    assert (answer.status_code, answer.json()) == (200, {"said": "fine"})
+    assert answer.headers["x-request-id"] == "mine"
+    assert answer.headers["x-octavo-replica"] == replica.url.removeprefix("http://")
+    assert answer.headers["x-octavo-rung"] in ("hash", "exact")
+    (entry,) = routed.router.telemetry.decisions.latest(5)
+    assert (entry.cached_tokens, entry.code, entry.reason) == (7, 200, "finished")
+
+
+async def test_headers_go_on_but_not_those_of_the_connection_or_the_router(parts):
+    seen = {}
+
+    async def answer(request):
+        seen.update(request.headers)
+        return web.json_response({})
+
+    await parts.replica(answer)
+    routed = await parts.route(api_keys=("k",), router_secrets=("s3cret",))
+    sent = {
+        "authorization": "Bearer k",
+        "traceparent": "00-1-2-01",
+        "x-octavo-tenant": "other",
+        "x-octavo-salt": "z",
+        "connection": "keep-alive, x-hop",
+        "x-hop": "1",
+        "x-own": "kept",
+    }
+    assert (await routed.http.post(CHAT, json=BODY, headers=sent)).status_code == 200
+    seen = {name.lower(): value for name, value in seen.items()}
+    assert (seen["traceparent"], seen["x-own"], seen["x-octavo-secret"]) == ("00-1-2-01", "kept", "s3cret")
+    assert seen["x-octavo-tenant"].startswith("key-")
+    assert seen.keys().isdisjoint({"authorization", "x-octavo-salt", "x-hop"})
+
+
+async def test_keys_are_asked_for(parts):
+    await parts.replica(fine)
+    routed = await parts.route(api_keys=("k",))
+    for headers in ({}, {"authorization": "Bearer x"}, {"authorization": "Basic k"}):
+        answer = await routed.http.post(CHAT, json=BODY, headers=headers)
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert (await routed.http.get("/v1/models", headers=headers)).status_code == 401
+    assert (await routed.http.post(CHAT, json=BODY, headers={"authorization": "Bearer k"})).status_code == 200
+
+
+async def test_a_stream_comes_back_byte_for_byte(parts):
+    whole = b"".join(FRAMES) + b": a comment\n\n" + DONE
+    cuts = [whole[i : i + 7] for i in range(0, len(whole), 7)]
+    await parts.replica(pieces(*cuts))
+    routed = await parts.route()
+    answer = await routed.http.post(CHAT, json=BODY)
+    assert answer.content == whole
+    assert answer.headers["content-type"] == STREAM["content-type"]
+
+
+async def test_each_event_goes_out_when_it_is_complete(parts):
+    go_on = asyncio.Event()
+
+    async def answer(request):
+        response = await begin(request)
+        await response.write(FRAMES[0] + FRAMES[1][:5])
+        await go_on.wait()
+        await response.write(FRAMES[1][5:] + DONE)
+        return response
+
+    await parts.replica(answer)
+    routed = await parts.route()
+    async with routed.http.stream("POST", CHAT, json=BODY) as got:
+        chunks = got.aiter_raw()
+        assert await anext(chunks) == FRAMES[0]
+        go_on.set()
+        assert b"".join([chunk async for chunk in chunks]) == FRAMES[1] + DONE
+
+
+@pytest.mark.parametrize("failure", [cut, status(502), status(503), status(504), status(429)])
+async def test_a_failure_before_the_first_byte_is_made_good_elsewhere(parts, failure):
+    for _ in range(2):
+        await parts.replica(fine)
+    routed = await parts.route()
+    for replica in parts.replicas:
+        for other in parts.replicas:
+            other.answers[CHAT] = fine
+        replica.answers[CHAT] = failure
+        for _ in range(3):
+            assert (await routed.http.post(CHAT, json=BODY)).json() == {"said": "fine"}
+    assert "octavo_router_retries_total{" in (await routed.http.get("/metrics")).text
+
+
+async def test_500_and_400_go_through_and_are_not_tried_elsewhere(parts):
+    for code in (500, 400):
+        for _ in range(2):
+            await parts.replica(status(code))
+    routed = await parts.route()
+    answer = await routed.http.post(CHAT, json=BODY)
+    assert answer.json()["error"]["message"] == f"my own {answer.status_code}"
+    assert sum(replica.paths.count(CHAT) for replica in parts.replicas) == 1
+
+
+async def test_when_all_refuse_the_last_refusal_goes_through(parts):
+    for _ in range(2):
+        await parts.replica(status(503, **{"Retry-After": "9"}))
+    routed = await parts.route()
+    answer = await routed.http.post(CHAT, json=BODY)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "9")
+    assert answer.json()["error"]["message"] == "my own 503"
+    assert [replica.paths.count(CHAT) for replica in parts.replicas] == [1, 1]
+
+
+async def test_a_request_is_sent_anew_only_so_often(parts):
+    for _ in range(4):
+        await parts.replica(cut)
+    routed = await parts.route(forward={"max_retries": 2})
+    answer = await routed.http.post(CHAT, json=BODY)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (502, "BadGatewayError")
+    assert sum(replica.paths.count(CHAT) for replica in parts.replicas) == 3
+
+
+async def test_an_answer_that_breaks_before_its_end_is_had_elsewhere(parts):
+    async def half(request):
+        response = web.StreamResponse(headers={"content-type": "application/json", "content-length": "100"})
+        await response.prepare(request)
+        await response.write(b"{")
+        return await cut(request)
+
+    for _ in range(2):
+        await parts.replica(fine)
+    routed = await parts.route()
+    for replica in parts.replicas:
+        for other in parts.replicas:
+            other.answers[CHAT] = half if other is replica else fine
+        assert (await routed.http.post(CHAT, json=BODY)).json() == {"said": "fine"}
+
+
+async def test_a_replica_that_dies_in_mid_stream_ends_it_with_an_error_event(parts):
+    await parts.replica(pieces(FRAMES[0], FRAMES[1][:5], then=cut))
+    routed = await parts.route()
+    answer = await routed.http.post(CHAT, json=BODY)
+    first, error, done = events(answer.text)
+    assert (json.loads(first), done) == ({"n": 0}, "[DONE]")
+    assert json.loads(error)["error"]["code"] == 502
+    (entry,) = routed.router.telemetry.decisions.latest(5)
+    assert (entry.code, entry.reason) == (200, "replica lost")
+
+
+async def test_a_stream_that_was_complete_is_not_called_broken(parts):
+    await parts.replica(pieces(*FRAMES, DONE, then=cut))
+    routed = await parts.route()
+    assert (await routed.http.post(CHAT, json=BODY)).content == b"".join(FRAMES) + DONE
+
+
+async def test_the_responses_api_has_an_error_event_of_its_own(parts):
+    path, event = "/v1/responses", b'event: response.created\ndata: {"sequence_number": 4}\n\n'
+    await parts.replica(pieces(event, then=cut), path)
+    routed = await parts.route()
+    answer = await routed.http.post(path, json={"model": MODEL, "input": "hi"})
+    name, data = answer.text.removeprefix(event.decode()).strip().split("\n")
+    assert name == "event: error"
+    said = json.loads(data.removeprefix("data: "))
+    assert (said["type"], said["sequence_number"], said["code"]) == ("error", 5, "server_error")
+
+
+async def never(request):
+    await asyncio.Event().wait()
+
+
+async def test_silence_before_an_answer_ends_with_504(parts):
+    await parts.replica(never)
+    routed = await parts.route(forward={"first_byte_timeout_s": 0.2})
+    answer = await routed.http.post(CHAT, json=BODY)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (504, "GatewayTimeoutError")
+
+
+async def test_silence_within_a_stream_ends_it_with_an_error_event(parts):
+    await parts.replica(pieces(FRAMES[0], then=never))
+    routed = await parts.route(forward={"idle_timeout_s": 0.2})
+    first, error, done = events((await routed.http.post(CHAT, json=BODY)).text)
+    assert (json.loads(first), json.loads(error)["error"]["code"], done) == ({"n": 0}, 504, "[DONE]")
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_client_that_leaves_is_passed_on_at_once(parts, is_stream):
+    reached, left = asyncio.Event(), asyncio.Event()
+
+    async def answer(request):
+        response = await begin(request) if is_stream else None
+        if response is not None:
+            await response.write(FRAMES[0])
+        reached.set()
+        try:
+            await never(request)
+        finally:
+            left.set()
+
+    await parts.replica(answer)
+    routed = await parts.route()
+    asking = asyncio.create_task(routed.http.post(CHAT, json=BODY))
+    await reached.wait()
+    asking.cancel()
+    async with asyncio.timeout(5):
+        await left.wait()
+    await until(lambda: not routed.router.lifecycle.num_requests)
+    (entry,) = routed.router.telemetry.decisions.latest(5)
+    assert (entry.code, entry.reason) == (200 if is_stream else 499, "client left")
+    assert routed.router.fleet.replicas[0].num_in_flight == 0
+
+
+async def test_a_request_waits_for_the_first_replica(parts):
+    replica = await parts.replica(fine)
+    await replica.kill()
+    routed = await parts.stack.enter_async_context(routing(replica.url))
+    asking = asyncio.create_task(routed.http.post(CHAT, json=BODY))
+    await until(lambda: len(routed.router.room) == 1)
+    assert not asking.done()
+    await replica.start()
+    assert (await asking).json() == {"said": "fine"}
+
+
+async def test_a_request_that_has_waited_long_enough_is_told_when_to_come_back(parts):
+    replica = await parts.replica(fine)
+    await replica.kill()
+    routed = await parts.stack.enter_async_context(routing(replica.url, forward={"max_hold_s": 0.1}))
+    answer = await routed.http.post(CHAT, json=BODY)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "--max-hold-time" in answer.json()["error"]["message"]
+
+
+async def test_beyond_its_bounds_the_queue_refuses(parts):
+    go_on = asyncio.Event()
+
+    async def answer(request):
+        await go_on.wait()
+        return await fine(request)
+
+    await parts.replica(answer)
+    routed = await parts.route(forward={"max_requests_per_replica": 1, "max_queued_requests": 2})
+    asking = [asyncio.create_task(routed.http.post(CHAT, json=BODY)) for _ in range(3)]
+    await until(lambda: len(routed.router.room) == 2)
+    refused = await routed.http.post(CHAT, json=BODY)
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert "--max-queued-reqs" in refused.json()["error"]["message"]
+    go_on.set()
+    assert [(await task).status_code for task in asking] == [200, 200, 200]
+    assert len(routed.router.room) == 0
+
+
+async def test_a_client_that_leaves_the_queue_is_forgotten(parts):
+    await parts.replica(never)
+    routed = await parts.route(forward={"max_requests_per_replica": 1})
+    asking = [asyncio.create_task(routed.http.post(CHAT, json=BODY)) for _ in range(2)]
+    await until(lambda: len(routed.router.room) == 1)
+    for task in asking:
+        task.cancel()
+    await until(lambda: not len(routed.router.room) and not routed.router.lifecycle.num_requests)
+
+
+async def test_draining_lets_streams_finish_and_refuses_the_rest(parts):
+    go_on = asyncio.Event()
+
+    async def answer(request):
+        response = await begin(request)
+        await response.write(FRAMES[0])
+        await go_on.wait()
+        await response.write(DONE)
+        return response
+
+    await parts.replica(answer)
+    routed = await parts.route()
+    async with routed.http.stream("POST", CHAT, json=BODY) as got:
+        chunks = got.aiter_raw()
+        await anext(chunks)
+        assert (await routed.http.post("/drain")).json()["running"] == 1
+        refused = await routed.http.post(CHAT, json=BODY)
+        assert (refused.status_code, refused.headers["connection"]) == (503, "close")
+        assert (await routed.http.get("/ready")).status_code == 503
+        go_on.set()
+        assert b"".join([chunk async for chunk in chunks]) == DONE
+    assert (await routed.http.delete("/drain")).json()["state"] == "accepting"
+    assert (await routed.http.get("/ready")).status_code == 200
+
+
+async def test_what_outlasts_draining_ends_with_an_error_event(parts):
+    await parts.replica(pieces(FRAMES[0], then=never))
+    routed = await parts.route(drain_timeout_s=0.1)
+    async with routed.http.stream("POST", CHAT, json=BODY) as got:
+        chunks = got.aiter_text()
+        first = await anext(chunks)
+        await routed.http.post("/drain")
+        _, error, done = events(first + "".join([chunk async for chunk in chunks]))
+    assert (json.loads(error)["error"]["code"], done) == (503, "[DONE]")
+
+
+async def test_models_are_the_union_and_others_are_not_found(parts):
+    await parts.replica(fine)
+    other = FakeReplica(models=("other",))
+    await other.start()
+    parts.stack.push_async_callback(other.stop)
+    routed = await parts.stack.enter_async_context(routing(parts.replicas[0].url, other.url))
+    await routed.routable(MODEL, 1)
+    await routed.routable("other", 1)
+    listed = (await routed.http.get("/v1/models")).json()["data"]
+    assert [card["id"] for card in listed] == [MODEL, "other"]
+    assert (await routed.http.post(CHAT, json={**BODY, "model": "third"})).status_code == 404
+    unnamed = await routed.http.post(CHAT, json={"messages": []})
+    assert (unnamed.status_code, unnamed.json()["error"]["param"]) == (400, "model")

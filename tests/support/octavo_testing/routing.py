@@ -1,0 +1,48 @@
+"""A real router inside the test's event loop, over replicas at given addresses, on a loopback port of its own."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from octavo_server.router.app import Router
+from octavo_server.router.discovery.static import StaticDiscovery
+from octavo_server.router.server import RouterServer
+from octavo_server.router.settings import ForwardLimits, RouterSettings
+from openai import AsyncOpenAI
+
+from octavo_testing.fleets import until
+
+
+class Routed:
+    def __init__(self, url: str, router: Router, server: RouterServer, http: httpx.AsyncClient) -> None:
+        self.url = url
+        self.router = router
+        self.server = server
+        self.http = http
+        self.openai = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)
+
+    async def routable(self, model: str, count: int) -> None:
+        await until(lambda: len(self.router.fleet.routable(model)) == count)
+
+
+@asynccontextmanager
+async def routing(*urls: str, forward: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[Routed]:
+    sock = socket.socket(proto=socket.IPPROTO_TCP)
+    sock.bind(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    limits = ForwardLimits(**{"max_hold_s": 10.0, "connect_timeout_s": 5.0, **(forward or {})})
+    router = Router(RouterSettings(**{"drain_timeout_s": 5.0, "forward": limits, **settings}), StaticDiscovery(urls))
+    server = RouterServer(router)
+    await router.start()
+    running = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        await until(lambda: server.started)
+        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+            yield Routed(url, router, server, http)
+    finally:
+        server.should_exit = True
+        await running
+        await router.stop()
