@@ -1,7 +1,7 @@
 """`octavo explain decisions`: a router's latest decisions as a table, the oldest first, or as lines of JSON.
 
 A decision's first row is the replica that was chosen; the others that were looked at follow, the cheapest first.
-Costs are milliseconds to the first token.
+Costs are milliseconds: to the first token, and "delay" that of others.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from octavo_server.router.debug import Candidate, DecisionInfo, Decisions
 FOLLOW_EVERY_S = 0.5
 MOST = 1000  # that a router tells at once
 _HEAD = ("time", "request", "model", "prompt", "rung", "replica", "blocks", "cost", "prefill", "queue", "evict")
-HEAD = (*_HEAD, "decode", "expected", "cached", "first byte", "end", "why")
+HEAD = (*_HEAD, "decode", "delay", "expected", "cached", "first byte", "end", "why")
 _LEFT = frozenset({"time", "request", "model", "rung", "replica", "end", "why"})
 _MAX_CHARS = 24
 
@@ -110,7 +110,7 @@ def _rows(info: DecisionInfo, max_candidates: int) -> Iterator[tuple[str, ...]]:
         _cut(info.model),
         str(info.prompt_tokens),
         info.rung,
-        *(_terms(chosen) if chosen is not None else (_cut(info.chosen), *[""] * 6)),
+        *(_terms(chosen) if chosen is not None else (_cut(info.chosen), *[""] * 7)),
         str(info.expected_tokens),
         found,
         first_byte,
@@ -120,7 +120,7 @@ def _rows(info: DecisionInfo, max_candidates: int) -> Iterator[tuple[str, ...]]:
     for candidate in others[: max_candidates - 1]:
         yield (*[""] * 5, *_terms(candidate), *[""] * 5)
     if len(others) > max(max_candidates - 1, 0) and max_candidates > 1:
-        yield (*[""] * 5, f"(and {len(others) - max_candidates + 1} more)", *[""] * 11)
+        yield (*[""] * 5, f"(and {len(others) - max_candidates + 1} more)", *[""] * 12)
 
 
 def _ordered(info: DecisionInfo) -> tuple[Candidate | None, list[Candidate]]:
@@ -130,7 +130,7 @@ def _ordered(info: DecisionInfo) -> tuple[Candidate | None, list[Candidate]]:
 
 def _terms(candidate: Candidate) -> tuple[str, ...]:
     c = candidate
-    costs = (c.cost_s, c.prefill_s, c.queue_s, c.evict_s, c.decode_s)
+    costs = (c.cost_s, c.prefill_s, c.queue_s, c.evict_s, c.decode_s, c.delay_s)
     return _cut(c.replica), _blocks(c), *(f"{cost * 1000:.1f}" for cost in costs)
 
 

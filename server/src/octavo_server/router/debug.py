@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Candidate(msgspec.Struct, kw_only=True):
-    """`cost_s` is the sum of the four terms: seconds to the first token, if this one were chosen."""
+    """`cost_s` is the sum of the terms: seconds to the first token if this one were chosen, `delay_s` of others."""
 
     replica: str
     matched_blocks: int
@@ -23,6 +23,7 @@ class Candidate(msgspec.Struct, kw_only=True):
     queue_s: float
     evict_s: float
     decode_s: float
+    delay_s: float
     cost_s: float
 
 
@@ -94,5 +95,6 @@ def _candidate(terms: "Terms") -> Candidate:
         queue_s=terms.queue_s,
         evict_s=terms.evict_s,
         decode_s=terms.decode_s,
+        delay_s=terms.delay_s,
         cost_s=terms.cost_s,
     )

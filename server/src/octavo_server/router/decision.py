@@ -17,9 +17,8 @@ RUNGS: tuple[Rung, ...] = ("exact", "predicted", "hash", "load")
 
 
 class Terms(NamedTuple):
-    """One candidate. Seconds until its first token if it were chosen, by what they are spent on.
-
-    `decode_s`: sharing steps with those who decode there; how it delays us, and how we delay them.
+    """One candidate. Seconds until its first token if it were chosen, by what they are spent on; and seconds by which
+    others would be held up.
     """
 
     replica: "Replica"
@@ -28,10 +27,15 @@ class Terms(NamedTuple):
     queue_s: float
     evict_s: float
     decode_s: float
+    delay_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        return self.prefill_s + self.queue_s + self.evict_s + self.decode_s
 
     @property
     def cost_s(self) -> float:
-        return self.prefill_s + self.queue_s + self.evict_s + self.decode_s
+        return self.prefill_s + self.queue_s + self.evict_s + self.decode_s + self.delay_s
 
 
 @dataclass(frozen=True, slots=True)

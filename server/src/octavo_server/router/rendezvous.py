@@ -25,14 +25,14 @@ def draw(affinity: int, name: str) -> int:
 
 def bounded(affinity: int, terms: Sequence[Terms]) -> Terms:
     """The first in the order of their draws that isn't above its share; there always is one."""
-    counts = [num_requests(t.replica) for t in terms]
-    limit = share(sum(counts), len(counts))
-    within = [t for t, count in zip(terms, counts, strict=True) if count <= limit]
+    limit = share(terms)
+    within = [t for t in terms if num_requests(t.replica) <= limit]
     return max(within, key=lambda t: draw(affinity, t.replica.name))
 
 
-def share(total: int, num_replicas: int) -> float:
-    return 1.25 * total / num_replicas + 1
+def share(terms: Sequence[Terms]) -> float:
+    """The most requests that a replica may have to be given another one for no other reason than its draw."""
+    return 1.25 * sum([num_requests(t.replica) for t in terms]) / len(terms) + 1
 
 
 @lru_cache(maxsize=4096)

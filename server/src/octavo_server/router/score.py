@@ -1,11 +1,11 @@
 """What sending a request to a replica would cost: seconds to its first token, by what they are spent on. Pure.
 
 Prompt tokens not in the cache, tokens of others that come first, blocks that others have to give back, and the decoding
-that shares the steps all become seconds by the rates learned of that replica. What every replica would need alike (the
-step of the first token itself) isn't counted, so that ties are ties of what differs.
+that shares the steps all become seconds by the rate learned of that replica. Whoever waits for a token waits alone, but
+a token that is computed holds up everybody there: so that delay of others is a cost, too. Without it each request
+would leave its prefix for a shorter queue, and all would wait longer for what is then computed twice.
 
-The one weight: who is computed holds up those who decode there, who is waited for holds up only us. Without it a full
-fleet computes the same prefixes over and over, each request having saved itself a little.
+What every replica would need alike (the step of the first token itself) isn't counted: ties are ties of what differs.
 """
 
 from typing import TYPE_CHECKING
@@ -37,14 +37,14 @@ def terms(prompt: "Prompt", replica: "Replica", match: "Match", token_s: float) 
     queued = queued_tokens(replica)
     num_steps = 1 + (queued + compute) // CHUNK_TOKENS
     decoding = num_decoding(replica)
-    delayed = DELAYED_SHARE * min(decoding, MAX_DELAYED)
     return Terms(
         replica,
         match,
         compute * token_s,
         queued * token_s,
         _shortage_s(prompt, replica, match, token_s) if replica.is_exact else 0.0,
-        (decoding * num_steps + delayed * compute) * token_s,
+        decoding * num_steps * token_s,
+        DELAYED_SHARE * min(decoding, MAX_DELAYED) * compute * token_s,
     )
 
 

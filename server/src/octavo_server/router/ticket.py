@@ -77,7 +77,7 @@ class Ticket:
         new = prompt.hashes[match.blocks - match.predicted :]
         if not new:
             return None
-        lasts_s = max(2 * terms.cost_s, MIN_PREDICTED_S) if terms.replica.is_exact else BLIND_S
+        lasts_s = max(2 * terms.ttft_s, MIN_PREDICTED_S) if terms.replica.is_exact else BLIND_S
         return self._predictions.add(terms.replica, new, now + lasts_s)
 
 
