@@ -386,3 +386,44 @@ async def test_models_are_the_union_and_others_are_not_found(parts):
     assert (await routed.http.post(CHAT, json={**BODY, "model": "third"})).status_code == 404
     unnamed = await routed.http.post(CHAT, json={"messages": []})
     assert (unnamed.status_code, unnamed.json()["error"]["param"]) == (400, "model")
+
+
+async def test_a_large_answer_waits_for_a_slow_client_and_no_memory_fills(parts):
+    size, told = 8 * 2**20, []
+
+    async def answer(request):
+        response = web.StreamResponse(headers={"content-type": "application/octet-stream"})
+        await response.prepare(request)
+        for _ in range(size // 2**16):
+            await response.write(b"x" * 2**16)
+            told.append(1)
+        return response
+
+    await parts.replica(answer)
+    routed = await parts.route()
+    async with routed.http.stream("POST", CHAT, json=BODY) as got:
+        await until(lambda: routed.router.upstream.origin(parts.replicas[0].url).active)
+        (connection,) = routed.router.upstream.origin(parts.replicas[0].url).active
+        exchange = connection.exchange
+        assert exchange is not None
+        length = 0
+        async for chunk in got.aiter_raw():
+            assert exchange.num_waiting < 2 * 2**20
+            length += len(chunk)
+    assert length == size == 2**16 * len(told)
+
+
+async def test_a_failing_replica_is_left_alone_until_a_probe_succeeds(parts):
+    for _ in range(2):
+        await parts.replica(fine)
+    routed = await parts.route(forward={"breaker_failures": 2, "breaker_open_s": 60.0})
+    asked = await routed.http.post(CHAT, json=BODY)
+    (bad,) = [r for r in parts.replicas if r.url.endswith(asked.headers["x-octavo-replica"])]
+    bad.answers[CHAT] = cut
+    while routed.router.breakers.state(bad.url.removeprefix("http://")) == "closed":
+        assert (await routed.http.post(CHAT, json=BODY)).status_code == 200
+    num_asked = bad.paths.count(CHAT)
+    for _ in range(4):
+        assert (await routed.http.post(CHAT, json=BODY)).status_code == 200
+    assert bad.paths.count(CHAT) == num_asked
+    assert routed.router.breakers.state(bad.url.removeprefix("http://")) == "open"

@@ -56,7 +56,7 @@ class Exchange:
 
     async def gathered(self) -> None:
         """Until it is complete, or too long to be held. Raises what ended it before."""
-        while not self.is_complete and self.num_waiting <= MAX_WAITING_BYTES:
+        while not self.is_complete and not self.is_held_up:
             await self._change()
 
     async def news(self) -> None:
@@ -64,10 +64,15 @@ class Exchange:
         while not self._chunks and not self.is_complete:
             await self._change()
 
+    @property
+    def is_held_up(self) -> bool:
+        """The client is behind, so the replica isn't read."""
+        return self.num_waiting > MAX_WAITING_BYTES
+
     def take(self) -> bytes:
         """Everything there is, which may be nothing."""
         chunks, self._chunks = self._chunks, []
-        if self.num_waiting > MAX_WAITING_BYTES and not self.is_complete:
+        if self.is_held_up and not self.is_complete:
             self._connection.transport.resume_reading()
         self.num_waiting = 0
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -88,9 +93,9 @@ class Exchange:
 
     def feed(self, data: bytes) -> None:
         self._chunks.append(data)
-        was_below = self.num_waiting <= MAX_WAITING_BYTES
+        was_held_up = self.is_held_up
         self.num_waiting += len(data)
-        if was_below and self.num_waiting > MAX_WAITING_BYTES:
+        if self.is_held_up and not was_held_up:
             self._connection.transport.pause_reading()
         self._wake()
 
@@ -204,7 +209,7 @@ class Connection(asyncio.Protocol):
         if exchange is None or not exchange.status:
             return
         self.exchange = None
-        if exchange.num_waiting > MAX_WAITING_BYTES:
+        if exchange.is_held_up:
             self.transport.resume_reading()
         exchange.complete()
         if self._parser.should_keep_alive() and not self.transport.get_write_buffer_size():

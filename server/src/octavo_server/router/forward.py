@@ -12,6 +12,7 @@ then; one that outgrows its buffer goes out as it comes.
 import asyncio
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from octavo_engine.wire.errors import OctavoError
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from octavo_server.router.waiting_room import WaitingRoom
 
 ELSEWHERE = frozenset({429, 502, 503, 504})
+#: Of these, the ones that speak against the replica. Being full doesn't.
+FAILURES = ELSEWHERE - {429}
 EVENT_STREAM = b"text/event-stream"
 CACHED_TOKENS = b"x-octavo-cached-tokens"
 #: Between rounds: a replica that isn't there any more is soon known not to be.
@@ -79,19 +82,21 @@ class Forwarder:
         """Returns when the answer is out. Raises what the client is to be told."""
         tried: list[Replica] = []
         num_lost = 0
-        until_s = asyncio.get_running_loop().time() + self.limits.max_hold_s
+        wait = Wait(self, job.model)
+        if self.room.is_asked_for(job.model):
+            await wait.turn()
         while True:
-            candidates = self._candidates(job.model) if not tried else self._others(job.model, tried)
-            if not candidates or (self.room and not tried):
+            candidates = self.candidates(job.model) if not tried else self._others(job.model, tried)
+            if not candidates:
                 if tried:
                     await asyncio.sleep(ROUND_PAUSE_S)
                     tried.clear()
-                await self._wait(job.model, until_s)
+                await wait.turn()
                 continue
             decision = self._decide(job, candidates)
             can_retry = num_lost < self.limits.max_retries
             try:
-                await self._attempt(job, decision, takes_any=not can_retry or len(candidates) == 1)
+                await self._attempt(job, decision, tried if can_retry else None)
                 return
             except (ReplicaLost, Refused) as error:
                 if not isinstance(error, NotReached):
@@ -107,7 +112,7 @@ class Forwarder:
         job.track.decided(job.prompt, decision, time.perf_counter() - started_s)
         return decision
 
-    def _candidates(self, model: str) -> "Sequence[Replica]":
+    def candidates(self, model: str) -> "Sequence[Replica]":
         replicas = self.fleet.routable(model)
         most = self.limits.max_requests_per_replica
         if most is None and not self.breakers:
@@ -120,19 +125,11 @@ class Forwarder:
 
     def _others(self, model: str, tried: "Collection[Replica]") -> "Sequence[Replica]":
         """For another attempt: one that failed lately is still better than one that failed just now."""
-        allowed = [replica for replica in self._candidates(model) if replica not in tried]
+        allowed = [replica for replica in self.candidates(model) if replica not in tried]
         return allowed or [replica for replica in self.fleet.routable(model) if replica not in tried]
 
-    async def _wait(self, model: str, until_s: float) -> None:
-        why = f"no replica of the model `{model}` takes requests now"
-        if self.fleet.routable(model):
-            why = f"all replicas of the model `{model}` are busy or failing"
-        try:
-            await self.room.wait(model, lambda: bool(self._candidates(model)), until_s=until_s, why=why)
-        finally:
-            asyncio.get_running_loop().call_soon(self.room.poke)
-
-    async def _attempt(self, job: Job, decision: "Decision", *, takes_any: bool) -> None:
+    async def _attempt(self, job: Job, decision: "Decision", tried: "Sequence[Replica] | None") -> None:
+        """`tried`: before this one; None for the last attempt, which takes any answer."""
         replica = decision.chosen
         ticket = self.picker.sent(decision, job.prompt)
         self.breakers.sent(replica.name)
@@ -140,20 +137,25 @@ class Forwarder:
         caller = job.caller
         head = request_head(caller.scope, origin.host, len(job.body), without=job.without, more=job.more)
         exchange: Exchange | None = None
-        is_ok = False
+        is_ok = has_failed = False
         try:
             exchange = await origin.fetch(head + job.body, self.limits.first_byte_timeout_s)
-            if exchange.status in ELSEWHERE and not takes_any:
+            if exchange.status in ELSEWHERE and tried is not None and self._others(job.model, (*tried, replica)):
                 raise Refused(exchange.status)
             await self._answer(job, exchange, ticket)
             is_ok = exchange.status < 500
         except (ReplicaLost, ReplicaTimeout):
-            self.breakers.failed(replica.name)
+            has_failed = True
             raise
         finally:
+            ticket.ended(is_ok)
             if exchange is not None:
                 exchange.close()
-            ticket.ended(is_ok)
+                has_failed = has_failed or exchange.status in FAILURES
+            if has_failed:
+                self.breakers.failed(replica.name)
+            elif self.breakers:
+                self.breakers.untold(replica.name)
 
     async def _answer(self, job: Job, exchange: "Exchange", ticket: "Ticket") -> None:
         caller, headers = job.caller, exchange.headers
@@ -193,6 +195,32 @@ async def _pass_on(caller: "Caller", exchange: "Exchange") -> None:
             return
         if data:
             await caller.write(data)
+
+
+class Wait:
+    """One request's time in the waiting room: all its turns together may take `max_hold_s`."""
+
+    def __init__(self, forwarder: Forwarder, model: str) -> None:
+        self._forwarder = forwarder
+        self._model = model
+        self._until_s: float | None = None
+
+    async def turn(self) -> None:
+        """Returns at once where there is a place and nobody waits for it. Raises Overloaded or Unavailable."""
+        forwarder, model, loop = self._forwarder, self._model, asyncio.get_running_loop()
+        self._until_s = self._until_s or loop.time() + forwarder.limits.max_hold_s
+        why = f"no replica of the model `{model}` takes requests now"
+        if forwarder.fleet.routable(model):
+            why = f"all replicas of the model `{model}` are busy or failing"
+        try:
+            has_place = partial(_has_place, forwarder, model)
+            await forwarder.room.wait(model, has_place, until_s=self._until_s, why=why)
+        finally:
+            loop.call_soon(forwarder.room.poke)  # the next one's turn, when this one has taken its place
+
+
+def _has_place(forwarder: Forwarder, model: str) -> bool:
+    return bool(forwarder.candidates(model))
 
 
 def _reason(error: ReplicaLost | Refused) -> str:

@@ -47,7 +47,11 @@ class Origin:
     def look(self, now: float) -> None:
         for connection in [*self.active]:
             exchange = connection.exchange
-            if exchange is not None and now - exchange.heard_s > exchange.limit_s:
+            if exchange is None:
+                continue
+            if exchange.is_held_up:
+                exchange.heard_s = now
+            elif now - exchange.heard_s > exchange.limit_s:
                 exchange.fail(ReplicaTimeout(f"it has been silent for {exchange.limit_s:g} s"))
         for connection in [c for c in self.idle if now - c.idle_since_s > KEEP_IDLE_S]:
             self.idle.remove(connection)

@@ -30,16 +30,24 @@ class WaitingRoom:
         self._max_waiting = max_waiting
         self._observe = observe
         self._waiting: deque[_Waiting] = deque()
+        self._of_model: Counter[str] = Counter()
         self._exits: deque[float] = deque(maxlen=NUM_EXITS)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def of_model(self) -> Counter[str]:
-        return Counter(waiting.model for waiting in self._waiting)
+        return self._of_model
+
+    def is_asked_for(self, model: str) -> bool:
+        """Somebody waits already: who comes now has to get in line."""
+        return model in self._of_model
 
     async def wait(self, model: str, has_place: Callable[[], bool], *, until_s: float, why: str) -> None:
-        """Until `has_place`. Raises Overloaded at once where the room is full, Unavailable at `until_s`."""
+        """Until there is a place and it is this one's turn. Raises Overloaded at once where the room is full, and
+        Unavailable at `until_s`."""
+        if not self.is_asked_for(model) and has_place():
+            return
         loop = asyncio.get_running_loop()
         now = loop.time()
         if len(self._waiting) >= self._max_waiting:
@@ -50,6 +58,7 @@ class WaitingRoom:
             )
         waiting = _Waiting(model, has_place, loop.create_future())
         self._waiting.append(waiting)
+        self._of_model[model] += 1
         outcome = "left"
         try:
             async with asyncio.timeout_at(until_s):
@@ -62,8 +71,7 @@ class WaitingRoom:
                 retry_after_s=self._retry_after_s(),
             ) from None
         finally:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
+            self._leave(waiting)
             self._exits.append(loop.time())
             self._observe(outcome, loop.time() - now)
 
@@ -74,8 +82,15 @@ class WaitingRoom:
             if waiting.model not in looked_at and not waiting.future.done():
                 looked_at.add(waiting.model)
                 if waiting.has_place():
-                    self._waiting.remove(waiting)
+                    self._leave(waiting)
                     waiting.future.set_result(None)
+
+    def _leave(self, waiting: _Waiting) -> None:
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)
+            self._of_model[waiting.model] -= 1
+            if not self._of_model[waiting.model]:
+                del self._of_model[waiting.model]
 
     def _retry_after_s(self) -> float:
         """How long those that wait will take to go on, at the rate of the latest."""

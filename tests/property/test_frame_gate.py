@@ -1,0 +1,55 @@
+"""Whatever pieces an event stream comes in, it goes out byte for byte, frame by frame, and never in half frames."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+from octavo_server.openai.errors import ReplicaLost
+from octavo_server.router.ending import FrameGate
+
+LINES = st.lists(st.sampled_from([b"data: {}", b"event: x", b": hm", b"data: \xc3\xa9", b"id: 1"]), min_size=1)
+NEWLINES = st.sampled_from([b"\n", b"\r\n"])
+
+
+@st.composite
+def streams(draw):
+    newline = draw(NEWLINES)
+    frames = draw(st.lists(LINES, min_size=1, max_size=5))
+    return b"".join(newline.join(lines) + newline * 2 for lines in frames)
+
+
+def cut(data, places):
+    edges = [0, *sorted({place % (len(data) + 1) for place in places}), len(data)]
+    return [data[a:b] for a, b in pairwise(edges)]
+
+
+def is_whole(data):
+    return data == b"" or data.endswith((b"\n\n", b"\r\n\r\n"))
+
+
+@given(stream=streams(), places=st.lists(st.integers(0, 500)), tail=st.sampled_from([b"", b"data: {", b"data: x\n"]))
+def test_bytes_are_the_same_and_frames_are_whole(stream, places, tail):
+    gate, out = FrameGate(), b""
+    for piece in cut(stream + tail, places):
+        out += gate.feed(piece)
+        assert is_whole(out)
+        assert (stream + tail).startswith(out)
+    assert out == stream
+    assert out + gate.rest() == stream + tail
+
+
+@given(stream=streams(), places=st.lists(st.integers(0, 500)))
+def test_only_a_last_event_is_an_end(stream, places):
+    gate = FrameGate()
+    for piece in cut(stream, places):
+        gate.feed(piece)
+    assert not gate.has_ended
+    gate.feed(b"data: [DONE]\n\n")
+    assert gate.has_ended
+
+
+def test_an_error_event_is_of_the_dialect_that_the_stream_speaks():
+    gate, error = FrameGate(), ReplicaLost("it broke")
+    gate.feed(b'event: response.created\ndata: {"sequence_number":7}\n\n')
+    assert gate.failure(error, "chunks").endswith(b'"code":502}}\n\ndata: [DONE]\n\n')
+    assert b'"sequence_number":8' in gate.failure(error, "events")
