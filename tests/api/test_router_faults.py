@@ -99,14 +99,15 @@ def three(routed):
         replica.valve.open()
 
 
-def test_a_killed_replica_ends_its_own_streams_and_nothing_else(three):
+@pytest.mark.parametrize("what", ["replica", "core"])
+def test_a_killed_replica_ends_its_own_streams_and_nothing_else(three, what):
     (killed, *others), route = three
 
     async def run():
         async with client(route) as http:
             under = Under(http)
             await under.begin([killed, *others])
-            killed.kill()
+            killed.serving.core.kill() if what == "core" else killed.kill()
             racing = [asyncio.create_task(under.ask(f"racing {i}")) for i in range(20)]
             await until(lambda: all(stream.is_over for stream in under.on(killed)))
             await asyncio.to_thread(route.wait_until, lambda found: not found[killed.url]["admitted"])

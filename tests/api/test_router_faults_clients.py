@@ -103,12 +103,11 @@ def test_a_head_that_never_ends_is_cut_off(routed):
     assert httpx.post(route.url + TEXT, json=SMALL).status_code == 200
 
 
-def test_large_headers_of_a_whole_request_do_not_harm(routed):
+def test_large_headers_are_passed_on(routed):
     _, route = routed
     body = json.dumps(SMALL).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Filler: %s\r\nContent-Length: %d\r\n\r\n"
-    status = said(route, head % (b"x" * 16384, len(body)) + body).split(b"\r\n")[0]
-    assert status.split()[1] in (b"200", b"431")
+    assert said(route, head % (b"x" * 16384, len(body)) + body).startswith(b"HTTP/1.1 200 ")
 
 
 def test_headers_that_only_a_router_may_send_are_not_passed_on(routed, http):
