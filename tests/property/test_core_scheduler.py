@@ -8,10 +8,11 @@ that every output ended exactly once with exactly its tokens.
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from octavo_engine.core.events import KVDelta
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.sequence import Sequence
 from octavo_engine.wire.errors import InvalidRequest
-from octavo_engine.wire.hashing import short_hash
+from octavo_engine.wire.hashing import next_hash, scoped_root, short_hash
 from octavo_engine.wire.kv_stream import KVSet, numbers
 from octavo_engine.wire.plan import StepCosts
 from octavo_testing.sim_executor import VOCAB
@@ -56,9 +57,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, config: dict[str, object], costs: StepCosts) -> None:
         if not config["enable_chunked_prefill"]:
             config["max_num_batched_tokens"] = config["max_model_len"]
-        scheduler = Scheduler(sim_config(debug_invariants=False, **config), kv_events=True)
+        scheduler = Scheduler(sim_config(debug_invariants=False, **config), kv_events=True, kv_tokens=True)
         self.sim = Simulation(scheduler=scheduler, costs=costs)
         self.told = KVSet()
+        self.full_hashes: dict[bytes, bytes] = {}  # by the short ones
 
     @rule(family=st.integers(0, 1), length=st.integers(1, 20), fields=requests, data=st.data())
     def add(self, family: int, length: int, fields: dict[str, object], data: st.DataObject) -> None:
@@ -124,9 +126,21 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.sim.scheduler.check()
             self.check_told()
 
+    def check_blocks(self, delta: KVDelta) -> None:
+        """Whoever knows the root can compute the hash of each block from what is told of it."""
+        stored = [block_hash for tier, block_hash in delta.stored if tier == "device"]
+        assert [block.hash for block in delta.blocks] == [short_hash(h) for h in stored]
+        for block, block_hash in zip(delta.blocks, stored, strict=True):
+            root = scoped_root(self.sim.config.hash_root, "", block.salt)
+            parent = root if block.parent is None else self.full_hashes[block.parent]
+            assert next_hash(parent, block.token_ids) == block_hash
+            self.full_hashes[block.hash] = block_hash
+
     def check_told(self) -> None:
         """Whoever listened from the start knows exactly what a new request would find."""
-        change = self.sim.scheduler.take_kv_delta().change()
+        delta = self.sim.scheduler.take_kv_delta()
+        self.check_blocks(delta)
+        change = delta.change()
         if change is not None:
             self.told.apply(change)
         assert self.told.is_exact

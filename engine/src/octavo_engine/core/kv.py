@@ -44,6 +44,7 @@ class KVCache:
         self.host = HostTier(config.num_host_blocks, deltas=deltas) if config.num_host_blocks else None
         spill = self._spill if self.host else None
         self.lives = lives
+        self._deltas = deltas
         self.pool = (
             BlockPool(config.num_blocks, evicted=spill, deltas=deltas)
             if lives is None
@@ -106,7 +107,7 @@ class KVCache:
         seq.num_registered = hit.num_hashed - hit.rewrites_last
         for position, _ in hit.loads:
             if position < seq.num_registered:
-                self.pool.register(seq.table[position], seq.hashes[position])
+                self._register(seq, position)
         if copies_last:
             self._replace(seq, len(seq.table) - 1, fresh.pop())
         seq.table += fresh
@@ -146,9 +147,8 @@ class KVCache:
             return
         self._hash_full_blocks(seq, num_full)
         for position in range(seq.num_registered, num_full):
-            block = seq.table[position]
-            self.pool.register(block, seq.hashes[position])
-            self._filled[block] = self._plan.step_id
+            self._register(seq, position)
+            self._filled[seq.table[position]] = self._plan.step_id
         seq.num_registered = num_full
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
@@ -251,6 +251,14 @@ class KVCache:
         hit.blocks.pop()
         hit.num_hashed -= 1
         hit.tokens -= self.block_size
+
+    def _register(self, seq: Sequence, position: int) -> None:
+        block_hash, size = seq.hashes[position], self.block_size
+        if self._deltas.tells_tokens:
+            parent = seq.hashes[position - 1] if position else None
+            token_ids = seq.token_ids[position * size : (position + 1) * size]
+            self._deltas.describe(block_hash, parent, token_ids, seq.group.request.cache_salt)
+        self.pool.register(seq.table[position], block_hash)
 
     def _replace(self, seq: Sequence, position: int, fresh: BlockId) -> None:
         source = seq.table[position]

@@ -26,10 +26,10 @@ NO_COSTS = StepCosts()
 class Scheduler:
     """Raises StartupError for a configuration under which some request could never run."""
 
-    def __init__(self, config: SchedulerConfig, *, kv_events: bool = False) -> None:
+    def __init__(self, config: SchedulerConfig, *, kv_events: bool = False, kv_tokens: bool = False) -> None:
         self.config = config
         self._limits = Limits(config)
-        self._deltas = KVDeltas(enabled=kv_events)
+        self._deltas = KVDeltas(enabled=kv_events or kv_tokens, tells_tokens=kv_tokens)
         self._state = State(config, self._deltas)
         self._planner = Planner(self._state)
         self._committer = Committer(self._state)
@@ -189,7 +189,7 @@ class Scheduler:
         return lives.take_ended() if lives is not None else []
 
     def take_kv_delta(self) -> KVDelta:
-        """What changed in the caches since the last call; always empty without `kv_events`."""
+        """What changed in the caches since the last call; always empty without `kv_events` or `kv_tokens`."""
         return self._deltas.drain()
 
     def cached_hashes(self) -> list[tuple[Tier, bytes]]:

@@ -24,8 +24,15 @@ _REQUEST = EngineRequest(request_id="", prompt_token_ids=[], params=_PARAMS)
 
 
 class TracingScheduler(Scheduler):
-    def __init__(self, config: SchedulerConfig, write: Callable[[str], object], *, kv_events: bool = False) -> None:
-        super().__init__(config, kv_events=kv_events)
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        write: Callable[[str], object],
+        *,
+        kv_events: bool = False,
+        kv_tokens: bool = False,
+    ) -> None:
+        super().__init__(config, kv_events=kv_events, kv_tokens=kv_tokens)
         self._write = write
         self._line(trace=TRACE_VERSION, config=asdict(config) | {"hash_root": config.hash_root.hex()})
 

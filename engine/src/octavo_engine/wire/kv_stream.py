@@ -20,15 +20,29 @@ Tier = Literal["device", "host"]
 _LOW_32 = 0xFFFF_FFFF
 
 
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """What only the events for others' routers tell of a block that came to the device. Hashes are short."""
+
+    hash: bytes
+    parent: bytes | None  # None: the first block of a prompt
+    token_ids: list[int]
+    salt: str = ""
+
+
 @dataclass(slots=True, kw_only=True)
 class KVChange:
-    """The net change of one step, as short hashes run together, and the digest of both sets after it."""
+    """The net change of one step, as short hashes run together, and the digest of both sets after it.
+
+    `blocks`: those in `stored`, in an order in which a parent comes before its child; empty unless asked for.
+    """
 
     stored: bytes = b""
     removed: bytes = b""
     host_stored: bytes = b""
     host_removed: bytes = b""
     digest: int = 0
+    blocks: list[StoredBlock] = field(default_factory=list)
 
     def roll(self, digest: int) -> int:
         """The digest after this change, from the one before."""

@@ -40,6 +40,7 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "swap_space": "GiB of CPU memory for KV blocks that were swapped out",
         "enable_prefix_caching": "share the KV of equal prefixes",
         "kv_stream": "tell routers which blocks are cached: GET /kv/events",
+        "kv_events_config": "JSON: tell others' routers, too, by vLLM's ZeroMQ events, tokens of prompts included",
     },
     "scheduling": {
         "max_num_seqs": "sequences per step",

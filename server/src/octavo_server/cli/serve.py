@@ -36,6 +36,7 @@ from octavo_server.http.listener import allow_many_connections, bind, cannot_lis
 from octavo_server.http.server import SIGNALS
 from octavo_server.http.trust import router_secrets
 from octavo_server.keys import KeyRing
+from octavo_server.kv.zmq_events import zmq_events
 
 if TYPE_CHECKING:
     from octavo_server.tracing import RequestTracer
@@ -117,30 +118,33 @@ async def _serve(
     engine_config: EngineConfig, config: ServerConfig, sock: socket.socket, tracer: "RequestTracer | None"
 ) -> int:
     started_s = time.monotonic()
-    engine = await _start_unless_stopped(engine_config, config.log_format)
-    if engine is None:
-        return 0
-    reporter: asyncio.Task[None] | None = None
-    try:
-        if not config.disable_log_stats:
-            reporter = asyncio.create_task(log_stats(lambda: engine.stats))
-        server = ApiServer(build_app(engine, config, tracer), config)
-        settle_memory()
-        for line in banner(engine, config, sock.getsockname()[1], time.monotonic() - started_s):
-            logger.info(line)
-        if warning := template_warning(config.tools.parser, engine.chat_template):
-            logger.warning(warning)
+    async with zmq_events(engine_config.kv_events_config) as events:
+        engine = await _start_unless_stopped(engine_config, config.log_format)
+        if engine is None:
+            return 0
+        reporter: asyncio.Task[None] | None = None
         try:
-            await server.serve(sockets=[sock])
-        except OSError as error:
-            raise cannot_listen(config.host, config.port, error) from error
-        return 1 if server.engine_died else 0
-    finally:
-        if reporter is not None:
-            reporter.cancel()
-        await engine.shutdown()
-        if tracer is not None:
-            await asyncio.to_thread(tracer.shutdown)
+            if not config.disable_log_stats:
+                reporter = asyncio.create_task(log_stats(lambda: engine.stats))
+            server = ApiServer(build_app(engine, config, tracer), config)
+            if events is not None:
+                events.attach(engine)
+            settle_memory()
+            for line in banner(engine, config, sock.getsockname()[1], time.monotonic() - started_s):
+                logger.info(line)
+            if warning := template_warning(config.tools.parser, engine.chat_template):
+                logger.warning(warning)
+            try:
+                await server.serve(sockets=[sock])
+            except OSError as error:
+                raise cannot_listen(config.host, config.port, error) from error
+            return 1 if server.engine_died else 0
+        finally:
+            if reporter is not None:
+                reporter.cancel()
+            await engine.shutdown()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.shutdown)
 
 
 async def _start_unless_stopped(config: EngineConfig, log_format: LogFormat) -> AsyncLLM | None:

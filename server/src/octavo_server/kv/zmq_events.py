@@ -1,0 +1,164 @@
+"""KV events as vLLM sends them, over ZeroMQ, for routers made for it (docs/kv-events-zmq.md).
+
+Unlike the KV stream they hold tokens, say nothing of what came before, and can't be checked for being whole; a bounded
+number of past batches is sent again to who asks. Sending never waits: ZeroMQ drops what a slow subscriber doesn't take.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+from octavo_engine.config import KVEventsConfig
+from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.kv_stream import KVChange, StoredBlock, numbers
+
+if TYPE_CHECKING:
+    from octavo_engine.wire.records import EngineStats
+
+    from octavo_server.api.client import EngineClient
+
+logger = logging.getLogger(__name__)
+
+MEDIUM = "GPU"  # vLLM's word for the memory that attention reads
+RANK = 0
+SEQ_BYTES = 8
+END_OF_REPLAY = (-1).to_bytes(SEQ_BYTES, "big", signed=True)
+REPLAY_TIMEOUT_S = 5.0  # for a client to take a batch that it has asked for
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class ZmqEvents:
+    """Lives in one event loop. Raises StartupError for an endpoint that can't be used."""
+
+    def __init__(self, config: KVEventsConfig) -> None:
+        self._topic = config.topic.encode()
+        self._context = zmq.Context()
+        self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
+        self._seq = 0
+        self._num_stored = 0
+        self._publisher = self._context.socket(zmq.PUB)
+        self._router = zmq.asyncio.Context.shadow(self._context).socket(zmq.ROUTER)
+        self._router.router_mandatory = True  # waits for a slow client, in place of dropping what it asked for
+        self._replaying: asyncio.Task[None] | None = None
+        try:
+            _open(self._publisher, config.endpoint, hwm=config.hwm, binds=_is_bound(config.endpoint))
+            if config.replay_endpoint is not None:
+                _open(self._router, config.replay_endpoint, hwm=config.hwm, binds=True)
+                self._replaying = asyncio.create_task(self._replay())
+        except StartupError:
+            self._close_sockets()
+            raise
+
+    def attach(self, client: "EngineClient") -> None:
+        """Beside whoever listens to its KV changes already."""
+        other, block_size = client.on_kv, client.ready_info.block_size
+
+        def tell(change: KVChange | None, stats: "EngineStats") -> None:
+            if other is not None:
+                other(change, stats)
+            if change is not None:
+                self.publish(change, block_size)
+
+        client.on_kv = tell
+
+    def publish(self, change: KVChange, block_size: int) -> None:
+        events = [*self._removed(change), *(_stored(run, block_size) for run in _runs(change.blocks))]
+        if not events:
+            return
+        seq, payload = self._seq.to_bytes(SEQ_BYTES, "big"), _encode([time.time(), events, RANK])
+        self._seq += 1
+        self._sent.append((seq, payload))
+        self._publisher.send_multipart([self._topic, seq, payload], zmq.NOBLOCK)
+
+    async def close(self) -> None:
+        if self._replaying is not None:
+            self._replaying.cancel()
+            await asyncio.gather(self._replaying, return_exceptions=True)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        self._router.close(linger=0)
+        self._publisher.close(linger=0)
+        self._context.term()
+
+    def _removed(self, change: KVChange) -> Iterator[list[Any]]:
+        removed = numbers(change.removed)
+        self._num_stored -= len(removed)
+        if removed:
+            yield ["BlockRemoved", [*removed], MEDIUM] if self._num_stored else ["AllBlocksCleared"]
+        self._num_stored += len(numbers(change.stored))
+
+    async def _replay(self) -> None:
+        """Each request by itself: the sequence number from which on to send again, in the last frame."""
+        while True:
+            client, *rest = await self._router.recv_multipart()
+            start = rest[-1] if rest else b""
+            if len(start) != SEQ_BYTES:
+                logger.warning("a request to replay KV events holds %d bytes in place of %d", len(start), SEQ_BYTES)
+                continue
+            wanted = [batch for batch in self._sent if batch[0] >= start]
+            with suppress(TimeoutError, zmq.ZMQError):  # the client is too slow, or gone
+                for seq, payload in [*wanted, (END_OF_REPLAY, b"")]:
+                    async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                        await self._router.send_multipart([client, b"", seq, payload])
+
+
+@asynccontextmanager
+async def zmq_events(config: KVEventsConfig | None) -> AsyncIterator[ZmqEvents | None]:
+    """Raises StartupError."""
+    events = None if config is None else ZmqEvents(config)
+    try:
+        yield events
+    finally:
+        if events is not None:
+            await events.close()
+
+
+def _open(opened: "zmq.Socket[bytes] | zmq.asyncio.Socket", endpoint: str, *, hwm: int, binds: bool) -> None:
+    opened.set_hwm(hwm)
+    try:
+        if binds:
+            opened.bind(endpoint)
+        else:
+            opened.connect(endpoint)
+    except zmq.ZMQError as error:
+        raise StartupError(f"--kv-events-config: cannot use the endpoint {endpoint!r}: {error}.") from None
+
+
+def _is_bound(endpoint: str) -> bool:
+    """vLLM's rule."""
+    return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+
+
+def _runs(blocks: list[StoredBlock]) -> Iterator[list[StoredBlock]]:
+    """Blocks that follow each other in one prompt are told together."""
+    start = 0
+    for end in range(1, len(blocks) + 1):
+        if end == len(blocks) or blocks[end].parent != blocks[end - 1].hash:
+            yield blocks[start:end]
+            start = end
+
+
+def _stored(run: list[StoredBlock], block_size: int) -> list[Any]:
+    """vLLM tells a salt with the first block of a prompt only, as it is in the hashes of all that follow."""
+    first = run[0]
+    is_salted = first.parent is None and bool(first.salt)
+    return [
+        "BlockStored",
+        [numbers(block.hash)[0] for block in run],
+        None if first.parent is None else numbers(first.parent)[0],
+        [token for block in run for token in block.token_ids],
+        block_size,
+        None,
+        MEDIUM,
+        None,
+        [[first.salt], *[None] * (len(run) - 1)] if is_salted else None,
+    ]
