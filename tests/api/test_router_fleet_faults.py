@@ -192,9 +192,20 @@ async def test_nothing_is_sent_before_the_snapshot_is_whole(monkeypatch):
 async def test_a_slow_reader_is_told_so_and_comes_back():
     async with exact_pair() as (fake, fleet, replica):
         seen = states_of(fleet)
-        fake.publisher.close("slow reader")
+        for listener in fake.publisher._listeners:
+            listener.push(bytes(listener._max_backlog_bytes + 1))
         await until(lambda: fake.num_connections == 2 and found(fleet, replica, [1, 2, 3]))
         assert seen == ["blind", "exact"]
+
+
+async def test_one_that_says_it_ends_is_not_sent_to():
+    async with exact_pair() as (fake, fleet, replica):
+        seen = states_of(fleet)
+        fake.status["/kv/events"] = 503
+        fake.publisher.close("the replica is shutting down")
+        await until(lambda: seen)
+        assert (seen, replica.why) == (["connecting"], "the replica is shutting down")
+        assert fleet.routable(MODEL) == []
 
 
 async def test_clocks_may_jump_as_they_like(monkeypatch):

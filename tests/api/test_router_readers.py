@@ -1,8 +1,9 @@
 """How a router learns to read prompts: before it sends a replica anything, unless that can't be said."""
 
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from octavo_server.kv.card import model_card, write_card
 from octavo_server.router.discovery.static import StaticDiscovery
 from octavo_server.router.fleet import Fleet
 from octavo_server.router.follower import FollowSettings
@@ -16,8 +17,8 @@ from octavo_testing.server import ScriptedClient, serving
 
 
 @asynccontextmanager
-async def reading(url):
-    fleet = Fleet(FollowSettings(), StaticDiscovery([url]), PrefixIndex(max_entries=1000))
+async def reading(*urls):
+    fleet = Fleet(FollowSettings(), StaticDiscovery(urls), PrefixIndex(max_entries=1000))
     readers = Readers(fleet, {})
     await readers.start()
     await fleet.start()
@@ -52,3 +53,18 @@ async def test_a_replica_that_cannot_say_is_sent_to_all_the_same(fake, status):
         await until(lambda: fleet.routable(MODEL))
         assert "/kv/model" in fake.paths
         assert readers.of(MODEL) is None
+
+
+async def test_a_hundred_replicas_with_one_card_are_asked_for_it_once(tmp_path):
+    client = ScriptedClient(write_byte_model(tmp_path))
+    card = model_card(client, (MODEL,), cache_isolation=False)
+    async with AsyncExitStack() as stack:
+        fakes = [FakeReplica(card=card.fingerprint) for _ in range(100)]
+        for fake in fakes:
+            fake.bodies["/kv/model"] = write_card(card)
+            await fake.start()
+            stack.push_async_callback(fake.stop)
+        fleet, readers = await stack.enter_async_context(reading(*[fake.url for fake in fakes]))
+        await until(lambda: len(fleet.routable(MODEL)) == 100)
+        assert sum(fake.paths.count("/kv/model") for fake in fakes) == 1
+        assert readers.of(MODEL) is not None

@@ -27,8 +27,9 @@ Spoiler = Callable[[Step], Sequence[Frame]]
 
 
 class FakeReplica:
-    def __init__(self, *, models: tuple[str, ...] = (MODEL,), heartbeat_s: float = 0.5) -> None:
+    def __init__(self, *, models: tuple[str, ...] = (MODEL,), heartbeat_s: float = 0.5, card: str = "") -> None:
         self.models = models
+        self.card = card  # its fingerprint
         self.heartbeat_s = heartbeat_s
         self.port = 0
         self.paths: list[str] = []  # that were asked for
@@ -52,7 +53,8 @@ class FakeReplica:
 
     def begin(self) -> None:
         """As an engine that was just started: another epoch, nothing stored."""
-        self.publisher = KVPublisher(ready_info(EngineConfig()), self.models, heartbeat_s=self.heartbeat_s)
+        ready = ready_info(EngineConfig())
+        self.publisher = KVPublisher(ready, self.models, heartbeat_s=self.heartbeat_s, card=self.card)
         self.digest = 0
 
     def begin_with_all(self) -> None:

@@ -69,7 +69,7 @@ class ApiContext:
     def __post_init__(self) -> None:
         codec = self.client.tokenizer
         self.lifecycle = Lifecycle(self.in_flight, timeout_s=self.config.drain_timeout_s)
-        self.lifecycle.on_change = self.kv.set_accepts
+        self.lifecycle.on_change = self.tell_routers
         self.admission = Admission(
             self.config.queue,
             max_running=self.client.config.max_num_seqs,
@@ -82,6 +82,10 @@ class ApiContext:
         client = self.client
         pulse = Pulse(num_unfinished=client.num_unfinished, stats=client.stats, cpu_s=client.core_cpu_s())
         self.stall.look(pulse, time.monotonic())
+        self.tell_routers()
+
+    def tell_routers(self) -> None:
+        self.kv.set_accepts(self.lifecycle.state == "accepting" and self.unhealthy_reason is None)
 
     @property
     def unhealthy_reason(self) -> str | None:

@@ -30,7 +30,7 @@ RETRY_AFTER_S = 5.0
 class Lifecycle:
     """Belongs to one event loop. `timeout_s`: what running requests have from the moment that draining begins.
 
-    `on_change` hears whether requests are taken, at each change.
+    `on_change` hears of each new state.
     """
 
     def __init__(self, in_flight: InFlight, *, timeout_s: float) -> None:
@@ -41,7 +41,7 @@ class Lifecycle:
         self._ender: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self.on_change: Callable[[bool], None] = lambda accepts: None
+        self.on_change: Callable[[], None] = lambda: None
 
     def drain(self, *, for_good: bool = False) -> None:
         """Draining again doesn't give more time."""
@@ -93,7 +93,7 @@ class Lifecycle:
 
     def _enter_state(self, state: State) -> None:
         self.state = state
-        self.on_change(state == "accepting")
+        self.on_change()
 
     def _end_all(self) -> None:
         self._in_flight.end_all(

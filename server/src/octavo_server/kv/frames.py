@@ -73,10 +73,11 @@ class Step(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
     host_removed: bytes = b""
 
 
-class Bye(msgspec.Struct, tag="bye"):
-    """Last: why the replica ends the stream."""
+class Bye(msgspec.Struct, tag="bye", omit_defaults=True):
+    """Last: why the replica ends the stream. `again`: whoever connects again gets a snapshot."""
 
     reason: str
+    again: bool = True
 
 
 Frame = Hello | Part | Snapshot | Step | Bye

@@ -32,7 +32,7 @@ class Listener:
     """The frames that one reader still has to get; `wait` ends when there are some, or the heartbeat is due."""
 
     def __init__(self, max_backlog_bytes: int) -> None:
-        self.dropped_because: str | None = None
+        self.bye: Bye | None = None  # once it is dropped
         self._max_backlog_bytes = max_backlog_bytes
         self._frames: deque[bytes] = deque()
         self._backlog_bytes = 0
@@ -43,10 +43,10 @@ class Listener:
         self._backlog_bytes += len(frame)
         self._news.set()
         if self._backlog_bytes > self._max_backlog_bytes:
-            self.drop(f"slow reader: more than {self._max_backlog_bytes} bytes behind; connect again")
+            self.drop(Bye(f"slow reader: more than {self._max_backlog_bytes} bytes behind; connect again"))
 
-    def drop(self, reason: str) -> None:
-        self.dropped_because = reason
+    def drop(self, bye: Bye) -> None:
+        self.bye = bye
         self._frames.clear()
         self._news.set()
 
@@ -117,9 +117,9 @@ class KVPublisher:
                 listener.push(frame)
 
     def close(self, reason: str) -> None:
-        """Every listener is told why and let go."""
+        """The replica ends: every listener is told why and let go."""
         for listener in self._listeners:
-            listener.drop(reason)
+            listener.drop(Bye(reason, again=False))
 
     def snapshot(self) -> Iterator[bytes]:
         """The frames of the set as it is now, whatever happens until they are all taken."""
@@ -135,10 +135,11 @@ class KVPublisher:
         try:
             for frame in snapshot:
                 yield frame
-            while listener.dropped_because is None:
-                await listener.wait(self._heartbeat_s)
+            await listener.wait(self._heartbeat_s)
+            while listener.bye is None:
                 yield listener.take() or self._step(_NO_CHANGE)
-            yield write(Bye(listener.dropped_because))
+                await listener.wait(self._heartbeat_s)
+            yield write(listener.bye)
         finally:
             self._listeners.discard(listener)
 

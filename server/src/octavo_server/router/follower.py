@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from octavo_server.kv.frames import Frame, FrameError, FrameReader, Hello, Step
+from octavo_server.kv.frames import Bye, Frame, FrameError, FrameReader, Hello, Step
 from octavo_server.router.backoff import Backoff
 from octavo_server.router.blind import Streamless
 from octavo_server.router.prefix_index import PrefixIndex
@@ -187,6 +187,8 @@ class Follower:
     def _take(self, blocks: ReplicaBlocks, frame: Frame) -> None:
         replica = self.replica
         accepted = replica.load.accepts
+        if type(frame) is Bye and not frame.again:
+            raise Lost(frame.reason)
         blocks.feed(frame)
         if type(frame) is Step and replica.state == "exact":
             replica.load = frame.load

@@ -1,15 +1,14 @@
 """`Readers`: how prompts are read for each model, as the replicas themselves say (`GET /kv/model`).
 
 A replica is asked when it has begun a new epoch; replicas with one fingerprint share one reader, whose caches are then
-warm for all of them. Cards are megabytes: few are fetched at once, one is read at a time, and what says the same as one
-before isn't read again, so that a hundred replicas cost little more than one. A replica that can't say (no KV stream,
-another server) has none: its prompts are estimated.
+warm for all of them. Cards are megabytes: of replicas whose streams name the same one, one is asked, however many begin
+at once. A replica that can't say (no KV stream, another server) has none: its prompts are estimated.
 """
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Mapping
+from weakref import WeakValueDictionary
 
 import aiohttp
 import msgspec
@@ -24,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
 AGAIN_S = 5.0
-FETCHED_AT_ONCE = 16
 
 _read_card = msgspec.msgpack.Decoder(ModelCard).decode
 
@@ -37,12 +35,10 @@ class Readers:
         self._headers = headers
         self._asked: dict[str, int] = {}  # a replica's name -> the epoch of which it was asked
         self._fingerprints: dict[str, str] = {}  # a replica's name -> that of its card
-        self._known: dict[bytes, str] = {}  # the digest of a card's bytes -> its fingerprint
         self._readers: dict[str, PromptReader] = {}  # by fingerprint
         self._by_model: dict[str, PromptReader | None] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._fetching = asyncio.Semaphore(FETCHED_AT_ONCE)
-        self._reading = asyncio.Lock()
         fleet.on_change.append(self._look)
 
     async def start(self) -> None:
@@ -76,10 +72,7 @@ class Readers:
     async def _ask(self, replica: Replica, epoch: int) -> None:
         while self._asked.get(replica.name) == epoch:
             try:
-                async with self._fetching:
-                    card = await self._card(replica)
-                async with self._reading:
-                    await self._keep(replica, card)
+                await self._learn(replica)
                 return
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 logger.info("replica %s doesn't say how it reads prompts: %s", replica.name, error)
@@ -89,6 +82,20 @@ class Readers:
             finally:
                 self._described(replica)
             await asyncio.sleep(AGAIN_S)
+
+    async def _learn(self, replica: Replica) -> None:
+        """Raises OctavoError or MsgspecError for a card that can't be used."""
+        fingerprint = replica.hello.card if replica.hello else ""
+        async with self._turns.setdefault(fingerprint or replica.name, asyncio.Lock()):
+            if fingerprint not in self._readers:
+                card = await asyncio.to_thread(_read_card, await self._card(replica))
+                fingerprint = card.fingerprint
+                self._readers.setdefault(fingerprint, await asyncio.to_thread(PromptReader.from_card, card))
+        if replica.name in self._asked:
+            self._fingerprints[replica.name] = fingerprint
+        kept = set(self._fingerprints.values())
+        self._readers = {name: reader for name, reader in self._readers.items() if name in kept}
+        self._by_model.clear()
 
     def _described(self, replica: Replica) -> None:
         """As well as it can be: requests needn't wait any longer."""
@@ -100,20 +107,3 @@ class Readers:
         async with self._session.get(replica.url + "/kv/model", headers=self._headers) as answer:
             answer.raise_for_status()
             return await answer.read()
-
-    async def _keep(self, replica: Replica, data: bytes) -> None:
-        """Raises OctavoError or MsgspecError for a card that can't be used."""
-        digest = hashlib.sha256(data).digest()
-        fingerprint = self._known.get(digest)
-        if fingerprint not in self._readers:
-            card = await asyncio.to_thread(_read_card, data)
-            fingerprint = self._known[digest] = card.fingerprint
-            if fingerprint not in self._readers:
-                self._readers[fingerprint] = await asyncio.to_thread(PromptReader.from_card, card)
-        assert fingerprint is not None
-        if replica.name in self._asked:
-            self._fingerprints[replica.name] = fingerprint
-        kept = set(self._fingerprints.values())
-        self._readers = {name: reader for name, reader in self._readers.items() if name in kept}
-        self._known = {known: name for known, name in self._known.items() if name in kept}
-        self._by_model.clear()
