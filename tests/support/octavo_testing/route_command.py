@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ SERVE_FLAGS = ("--load-format", "dummy", "--dtype", "float32", "--max-model-len"
 class RouteProcess:
     """`start` may be called again after `kill`: the address stays."""
 
-    def __init__(self, folder: Path, flags: Sequence[str]) -> None:
+    def __init__(self, folder: Path, flags: Sequence[str], headers: Mapping[str, str] | None = None) -> None:
+        self.headers = headers  # of the operator
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / "route.log"
@@ -53,7 +54,7 @@ class RouteProcess:
     def replicas(self) -> dict[str, Any]:
         """URL -> what the router says of it; empty while it doesn't answer."""
         try:
-            answer = httpx.get(f"{self.url}/debug/index")
+            answer = httpx.get(f"{self.url}/debug/index", headers=self.headers)
         except httpx.TransportError:
             return {}
         return {found["url"]: found for found in answer.json()["replicas"]}
@@ -75,9 +76,9 @@ class RouteProcess:
 
 
 @contextmanager
-def octavo_route(folder: Path, *flags: str) -> Iterator[RouteProcess]:
+def octavo_route(folder: Path, *flags: str, headers: Mapping[str, str] | None = None) -> Iterator[RouteProcess]:
     """Afterwards nothing of it is left."""
-    route = RouteProcess(folder, flags)
+    route = RouteProcess(folder, flags, headers)
     route.start()
     try:
         yield route

@@ -109,6 +109,7 @@ class Proxy:
         """Raises ModelNotFound; not while there are replicas of which it isn't known yet what they serve."""
         model = body.get("model")
         if isinstance(model, str) and self.fleet.routable(model):
+            track.model = model
             return model
         known = self.fleet.models()
         if isinstance(model, str) and model:
