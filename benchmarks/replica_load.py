@@ -55,6 +55,12 @@ class Outcome:
         return sum(record.cached_tokens for record in self.finished)
 
     @property
+    def computed_blocks(self) -> int:
+        """Full ones, about: the last token of an answer is never stored."""
+        stored = [(r.prompt_tokens + r.output_tokens - 1) // BLOCK_SIZE for r in self.finished]
+        return sum(stored) - self.cached_tokens // BLOCK_SIZE
+
+    @property
     def prompt_tokens(self) -> int:
         return sum(record.prompt_tokens for record in self.finished)
 

@@ -83,7 +83,7 @@ SHARED = Workload(
 )  # fmt: skip
 HOT = Workload(name="hot prefix", load=1.5, active=1, turns=1, num_systems=1, system_words=500, user_words=40)
 PRESSURE = Workload(
-    name="eviction pressure", load=0.9, active=20, turns=6, num_systems=1, system_words=60, user_words=70,
+    name="eviction pressure", load=0.9, active=20, turns=6, num_systems=1, system_words=60, user_words=100,
     blocks=128, policies=("octavo",),
 )  # fmt: skip
 WORKLOADS = (MULTI_TURN, SHARED, HOT, PRESSURE)
