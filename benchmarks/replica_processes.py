@@ -1,16 +1,17 @@
 """The processes of `router_replicas.py`: engines with one thread each, and the routers before them."""
 
 import asyncio
-import sys
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+from octavo_server.up.child import COMMAND
 from octavo_server.up.ports import LOOPBACK, KeptPorts
 
 START_TIMEOUT_S = 180
-OCTAVO = (sys.executable, "-m", "octavo_server.cli.main")
+OCTAVO = (*COMMAND, str(os.getpid()))  # ends with this process, however that ends
 
 
 @asynccontextmanager

@@ -34,6 +34,10 @@ class Result:
     expected_error: float | None = None
     rungs: dict[str, int] | None = None
 
+    def line(self) -> str:
+        figures = zip(HEADER[1:], self.row()[1:], strict=True)
+        return f"{self.policy}: " + ", ".join(f"{name} {value}" for name, value in figures)
+
     def row(self) -> tuple[str, ...]:
         times = (self.ttft_mean_s, self.ttft_p50_s, self.ttft_p99_s, self.goodput)
         counts = (str(self.num_errors), f"{self.skew:.2f}", str(self.evicted_blocks))

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import itertools
 import re
+import signal
 import statistics
 import tempfile
 import time
@@ -163,7 +164,9 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> tuple[Capacity
             capacity = capacity or await bench.calibrate()
             for workload in workloads:
                 for policy in bench.policies(workload):
-                    results.setdefault(workload.name, {})[policy] = await bench.run(workload, policy, capacity)
+                    result = await bench.run(workload, policy, capacity)
+                    results.setdefault(workload.name, {})[policy] = result
+                    tqdm.write(f"{workload.name}: {result.line()}")
     assert capacity is not None, "there is a workload"
     return capacity, results
 
@@ -183,6 +186,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a timeout, too, ends what was started
     with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
         capacity, results = asyncio.run(measure(arguments, Path(folder)))
     report(capacity, results)

@@ -133,14 +133,18 @@ class Supervisor:
         children = [child for child in self._children.values() if not child.ended.done()]
         if children and self._told:
             logger.info("stopping: running requests may finish; again: at once")
-        sig = self._told[0] if self._told and self._told[0] == signal.SIGINT else signal.SIGTERM
         routers = [child for child in children if child.spec is self._plan.router]
-        await self._end(routers, sig)
-        await self._end([child for child in children if child not in routers], sig)
+        await self._end(routers)
+        await self._end([child for child in children if child not in routers])
 
-    async def _end(self, children: Sequence[Child], sig: signal.Signals) -> None:
+    def _end_signal(self, child: Child) -> signal.Signals:
+        """Ctrl-C waits for no proxies to notice; but what is still starting would take it for a failure."""
+        is_ctrl_c = bool(self._told) and self._told[0] == signal.SIGINT
+        return signal.SIGINT if is_ctrl_c and self._ready[child.spec.name].is_set() else signal.SIGTERM
+
+    async def _end(self, children: Sequence[Child]) -> None:
         for child in children:
-            child.signal(sig)
+            child.signal(self._end_signal(child))
         if not children:
             return
         ended, twice = asyncio.create_task(_ended(children)), asyncio.create_task(self._told_twice.wait())
