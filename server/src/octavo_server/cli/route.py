@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 import sys
+from pathlib import Path
 
 import uvloop
 from octavo_engine.log_format import configure_logging
@@ -16,11 +17,13 @@ from octavo_server.access_log import skip_probes
 from octavo_server.cli.banner import reachable
 from octavo_server.cli.discovery import discovery_of
 from octavo_server.cli.route_flags import settings_of
+from octavo_server.cli.route_workers import Place, Supervisor, take_place, worker_command
 from octavo_server.http.listener import allow_many_connections, bind, cannot_listen
 from octavo_server.router.app import Router
 from octavo_server.router.endpoint import Discovery
 from octavo_server.router.server import RouterServer
 from octavo_server.router.settings import RouterSettings
+from octavo_server.router.team import Team
 
 logger = logging.getLogger("octavo")
 
@@ -32,8 +35,14 @@ def route(args: argparse.Namespace) -> int:
         settings = settings_of(args)
         discovery = discovery_of(args)
         allow_many_connections()
-        with bind(settings.host, settings.port) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve_router(settings, discovery, sock))
+        place = take_place()
+        is_shared, port = args.workers > 1, place.port if place else settings.port
+        with bind(settings.host, port, shared=is_shared) as sock, _runner() as runner:
+            if is_shared and place is None:  # it only holds the port
+                logger.info("routing with %d workers", args.workers)
+                port = sock.getsockname()[1]
+                return runner.run(_supervise(args.workers, port))
+            runner.run(serve_router(settings, discovery, sock, place))
         return 0
     except StartupError as error:
         print(f"octavo: {error}", file=sys.stderr)
@@ -42,8 +51,19 @@ def route(args: argparse.Namespace) -> int:
         return 128 + signal.SIGINT
 
 
-async def serve_router(settings: RouterSettings, discovery: Discovery, sock: socket.socket) -> None:
-    router = Router(settings, discovery)
+def _runner() -> asyncio.Runner:
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+async def _supervise(num_workers: int, port: int) -> int:
+    return await Supervisor(worker_command(), num_workers=num_workers, port=port).run()
+
+
+async def serve_router(
+    settings: RouterSettings, discovery: Discovery, sock: socket.socket, place: Place | None = None
+) -> None:
+    team = Team() if place is None else Team(Path(place.folder), place.number)
+    router = Router(settings, discovery, team)
     server = RouterServer(router)
     await router.start()
     _settle_memory()

@@ -67,6 +67,13 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument("--host", metavar="HOST", help="address to listen on (default: all)")
     group.add_argument("--port", type=int, default=defaults.port, metavar="N", help="(default: 8000)")
+    group.add_argument(
+        "--workers",
+        type=size,
+        default=1,
+        metavar="N",
+        help="processes on this port, each with an index of its own; limits count for each (default: 1)",
+    )
     level = defaults.uvicorn_log_level
     group.add_argument("--uvicorn-log-level", choices=UVICORN_LOG_LEVELS, default=level, help="(default: info)")
     group.add_argument("--log-format", choices=get_args(LogFormat), default=defaults.log_format, help="(default: text)")

@@ -34,6 +34,7 @@ from octavo_server.router.replica import Replica
 from octavo_server.router.report import Reporter, Waiting
 from octavo_server.router.settings import RouterSettings
 from octavo_server.router.state_events import StateFeed
+from octavo_server.router.team import Team
 from octavo_server.router.track import Telemetry
 from octavo_server.router.upstream import Upstream
 from octavo_server.router.waiting_room import WaitingRoom
@@ -47,7 +48,8 @@ LOST_STREAM_S = 5.0
 class Router:
     """An ASGI application. Belongs to one event loop, from `start` to `stop`."""
 
-    def __init__(self, settings: RouterSettings, discovery: Discovery) -> None:
+    def __init__(self, settings: RouterSettings, discovery: Discovery, team: Team | None = None) -> None:
+        self.team = team or Team()
         self.settings = settings
         self._secret = _secret(settings)
         self.in_flight = InFlight()
@@ -75,7 +77,7 @@ class Router:
             clock=time.monotonic,
         )
         self.fleet.on_change.append(reporter.changed)
-        self.workers = Workers(reporter)
+        self.workers = Workers(reporter, self.team.folder, self.team.number)
         self.feed = StateFeed(self.workers.state)
         ring = KeyRing(settings.api_keys, settings.api_key_files) if settings.needs_key else None
         self._proxy = self._proxied(ring)
@@ -130,7 +132,11 @@ class Router:
         operators = Operators(keys=ring, secrets=secrets)
         app = build_admin(AdminContext(workers=self.workers, feed=self.feed, operators=operators))
         app.state.service = service.ServiceContext(
-            fleet=self.fleet, lifecycle=self.lifecycle, operators=operators, created=int(time.time())
+            fleet=self.fleet,
+            lifecycle=self.lifecycle,
+            team=self.team,
+            operators=operators,
+            created=int(time.time()),
         )
         app.include_router(service.router)
         app.add_exception_handler(HTTPException, _answer_error)
@@ -148,10 +154,18 @@ class Router:
         self.feed.poke()
 
     async def _poke(self) -> None:
-        """For what comes with time alone: a breaker that lets a probe through."""
+        """For what comes with time alone: a breaker that lets a probe through, a drain that another worker was told."""
         while True:
             await asyncio.sleep(POKE_EVERY_S)
             self.room.poke()
+            self._drain_with_others()
+
+    def _drain_with_others(self) -> None:
+        drains = self.team.is_draining
+        if drains and self.lifecycle.state == "accepting":
+            self.lifecycle.drain()
+        elif drains is False and self.lifecycle.state == "draining":
+            self.lifecycle.resume()
 
     def _waiting(self) -> Waiting:
         counts = self.room.of_model()

@@ -19,6 +19,7 @@ from octavo_server.openai.models import ModelCard, ModelList, permission
 from octavo_server.replies import json_reply
 from octavo_server.router.fleet import Fleet
 from octavo_server.router.operators import Operators
+from octavo_server.router.team import Team
 
 router = APIRouter()
 
@@ -27,6 +28,7 @@ router = APIRouter()
 class ServiceContext:
     fleet: Fleet
     lifecycle: Lifecycle
+    team: Team
     operators: Operators
     created: int
 
@@ -101,6 +103,7 @@ async def drain(request: Request) -> Response:
     context = _context(request)
     context.operators.check(request.scope)
     context.lifecycle.drain()
+    context.team.drain()
     return _drain_state(context)
 
 
@@ -109,6 +112,7 @@ async def resume(request: Request) -> Response:
     """Take requests again; 409 for a router that was told to end."""
     context = _context(request)
     context.operators.check(request.scope)
+    context.team.resume()
     return _drain_state(context, 200 if context.lifecycle.resume() else 409)
 
 

@@ -1,0 +1,117 @@
+"""`octavo route --workers N`: N processes on one port, each with an index of its own, and one that looks after them.
+
+The kernel spreads connections over them (SO_REUSEPORT). A worker that ends is started anew; when the first ones don't
+even start, all of it ends. Workers don't hear Ctrl-C themselves: whatever the supervisor is told, it passes on once.
+When the supervisor dies, however that happens, they end.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from octavo_engine.process.lifeline import follow_parent
+
+from octavo_server.http.server import SIGNALS
+
+logger = logging.getLogger("octavo")
+
+VARIABLE = "OCTAVO_ROUTER_WORKER"
+AGAIN_S = 1.0
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What a worker is told. `folder`: where the workers of one router find each other."""
+
+    number: int
+    folder: str
+    port: int
+    pipe_fd: int
+    parent_pid: int
+
+
+def take_place() -> Place | None:
+    """None for a process that is no worker. From here on a worker ends with its supervisor."""
+    told = os.environ.pop(VARIABLE, None)
+    if told is None:
+        return None
+    place = msgspec.json.decode(told, type=Place)
+    follow_parent(place.pipe_fd, place.parent_pid, lambda: None)
+    return place
+
+
+class Supervisor:
+    """`command`: what starts one worker, but for its place."""
+
+    def __init__(self, command: Sequence[str], *, num_workers: int, port: int) -> None:
+        self._command = command
+        self._num_workers = num_workers
+        self._port = port
+        self._processes: set[asyncio.subprocess.Process] = set()
+        self._stopping = asyncio.Event()
+        self._has_started = False
+        self._code = 0
+
+    async def run(self) -> int:
+        """The exit code, when all workers have ended."""
+        loop = asyncio.get_running_loop()
+        for sig in SIGNALS:
+            loop.add_signal_handler(sig, partial(self._pass_on, sig))
+        read_fd, write_fd = os.pipe()
+        try:
+            with tempfile.TemporaryDirectory(prefix="octavo-router-") as folder:
+                workers = (self._keep(number, Path(folder), read_fd) for number in range(self._num_workers))
+                await asyncio.gather(*workers)
+        finally:
+            os.close(read_fd)
+            os.close(write_fd)
+        return self._code
+
+    async def _keep(self, number: int, folder: Path, pipe_fd: int) -> None:
+        while not self._stopping.is_set():
+            code = await self._run_once(Place(number, str(folder), self._port, pipe_fd, os.getpid()))
+            self._has_started = self._has_started or any(folder.glob("*.sock"))
+            if self._stopping.is_set():
+                return
+            if not self._has_started:
+                self._code = code or 1
+                self._pass_on(SIGNALS[0])
+                return
+            logger.error("worker %d ended with code %d: starting another", number, code)
+            await self._pause()
+
+    async def _run_once(self, place: Place) -> int:
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            env={**os.environ, VARIABLE: msgspec.json.encode(place).decode()},
+            pass_fds=(place.pipe_fd,),
+            start_new_session=True,
+        )
+        self._processes.add(process)
+        try:
+            return await process.wait()
+        finally:
+            self._processes.discard(process)
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(AGAIN_S):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    def _pass_on(self, sig: int) -> None:
+        self._stopping.set()
+        for process in self._processes:
+            if process.returncode is None:
+                process.send_signal(sig)
+
+
+def worker_command() -> list[str]:
+    """This very command, for a process of its own."""
+    return [sys.executable, "-m", "octavo_server.cli.main", *sys.argv[1:]]
