@@ -77,7 +77,7 @@ async def test_metrics_show_the_state_at_the_scrape():
         found = parse_metrics((await http.get("/metrics")).text)
     assert found['octavo_router_endpoints{state="exact"}'] == 1
     assert found['octavo_router_endpoints{state="loading"}'] == 1
-    assert found['octavo_router_held_requests{model="cold"}'] == 2
+    assert found['octavo_router_held_requests{model=""}'] == 2
     assert found["octavo_router_endpoints_admitted"] == 1
     assert found["octavo_router_queue_size"] == 3
     assert found["octavo_router_index_divergence_ratio"] == 0.5

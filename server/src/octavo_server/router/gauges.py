@@ -40,7 +40,7 @@ def gauges(state: RouterState, index: IndexInfo) -> "Gauges":
     return {
         "inflight": {(): sum(replica.in_flight for replica in state.replicas)},
         "queue_size": {(): state.queue},
-        "held_requests": {(model,): waiting for model, waiting in state.held.items()},
+        "held_requests": _held(state),
         "endpoints": {(name,): by_state[name] for name in ORDER if name != "gone"},
         "endpoints_cut_off": {(): sum(replica.breaker == "open" for replica in state.replicas)},
         "endpoints_admitted": {(): sum(replica.admitted for replica in state.replicas)},
@@ -49,3 +49,11 @@ def gauges(state: RouterState, index: IndexInfo) -> "Gauges":
         "index_forgotten_total": {(): index.forgotten},
         "index_divergence_ratio": {(): diverged / len(followed) if followed else 0.0},
     }
+
+
+def _held(state: RouterState) -> dict[tuple[str, ...], float]:
+    """Clients may ask for any name: those that no replica has are one label."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    for model, waiting in state.held.items():
+        counts[(model if model in state.models else "",)] += waiting
+    return dict(counts)

@@ -1,0 +1,97 @@
+"""`GET /state/events` of a real router: what an operator and an autoscaler are told, and who is told no more."""
+
+import asyncio
+import json
+import socket
+from contextlib import aclosing
+
+import httpx
+from aiohttp import web
+from octavo_server.router.state import ReplicaState, RouterState
+from octavo_testing.fake_replica import MODEL, FakeReplica
+from octavo_testing.fleets import until
+from octavo_testing.routing import routing
+from octavo_testing.server import parse_metrics
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+
+
+class Listener:
+    """Keeps the state as a reader of the stream would."""
+
+    def __init__(self, url):
+        self._url = url
+        self.replicas = {}
+        self.rest = {}
+        self.types = []
+
+    async def run(self):
+        async with (
+            httpx.AsyncClient(timeout=30) as http,
+            http.stream("GET", f"{self._url}/state/events") as answer,
+            aclosing(answer.aiter_lines()) as lines,
+        ):
+            async for line in lines:
+                if line:
+                    self._take(json.loads(line.removeprefix("data: ")))
+
+    def _take(self, event):
+        self.types.append(event.pop("type"))
+        event = event.get("state", event)
+        self.replicas |= {replica["name"]: replica for replica in event.pop("replicas", ())}
+        for name in event.pop("gone", ()):
+            del self.replicas[name]
+        self.rest |= event
+
+
+async def test_requests_that_wait_for_a_first_replica_and_its_admission_are_told():
+    async def fine(_):
+        return web.json_response({})
+
+    replica = FakeReplica()
+    replica.answers[CHAT] = fine
+    await replica.start()
+    await replica.kill()
+    async with routing(replica.url) as routed:
+        listener = Listener(routed.url)
+        listening = asyncio.create_task(listener.run())
+        asking = asyncio.create_task(routed.http.post(CHAT, json=BODY))
+        await until(lambda: listener.rest.get("held") == {MODEL: 1})
+        (seen,) = listener.replicas.values()
+        assert (seen["admitted"], seen["withdrawn"], seen["acknowledged_epoch"]) == (False, True, None)
+        metrics = parse_metrics((await routed.http.get("/metrics")).text)
+        assert metrics['octavo_router_held_requests{model=""}'] == 1, "a name that no replica has is no label"
+
+        await replica.start()
+        assert (await asking).status_code == 200
+        await until(lambda: listener.rest["held"] == {} and listener.rest["models"] == [MODEL])
+        (seen,) = listener.replicas.values()
+        assert seen["admitted"]
+        assert seen["acknowledged_epoch"] == seen["epoch"]
+
+        replica.publisher.set_accepts(False)
+        await until(lambda: next(iter(listener.replicas.values()))["withdrawn"])
+        routed.server.should_exit = True
+        await listening
+        assert listener.types[-1] == "bye"
+    await replica.stop()
+
+
+async def test_a_reader_that_takes_nothing_is_cut_off_and_nothing_piles_up():
+    numbers = iter(range(10**9))
+
+    async def large():
+        replicas = (ReplicaState(name=f"{i}", url="u" * 1000, state="exact", blocks=next(numbers)) for i in range(500))
+        return RouterState(replicas=tuple(replicas))
+
+    async with routing(slow_client_timeout_s=0.3) as routed:
+        feed = routed.router.feed
+        feed._source, feed._period_s = large, 0.001
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", int(routed.url.rpartition(":")[2])))
+            await asyncio.get_running_loop().sock_sendall(sock, b"GET /state/events HTTP/1.1\r\nHost: x\r\n\r\n")
+            await until(lambda: feed.num_readers == 1)
+            await until(lambda: feed.num_readers == 0)
