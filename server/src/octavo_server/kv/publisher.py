@@ -123,7 +123,7 @@ class KVPublisher:
 
     def snapshot(self) -> Iterator[bytes]:
         """The frames of the set as it is now, whatever happens until they are all taken."""
-        device, host = run_together(self.kept.device), run_together(self.kept.host)
+        device, host = [*self.kept.device], [*self.kept.host]
         end = Snapshot(epoch=self._hello.epoch, seq=self._seq, digest=self._digest, load=self._load)
         return self._snapshot(device, host, end)
 
@@ -143,11 +143,12 @@ class KVPublisher:
         finally:
             self._listeners.discard(listener)
 
-    def _snapshot(self, device: bytes, host: bytes, end: Snapshot) -> Iterator[bytes]:
+    def _snapshot(self, device: list[int], host: list[int], end: Snapshot) -> Iterator[bytes]:
+        """Parts are packed as they are taken: a million hashes at once would hold up the streams of requests."""
         yield write(self._hello)
-        width = PART_HASHES * SHORT_BYTES
-        for start in range(0, max(len(device), len(host)), width):
-            yield write(Part(device=device[start : start + width], host=host[start : start + width]))
+        for start in range(0, max(len(device), len(host)), PART_HASHES):
+            part = slice(start, start + PART_HASHES)
+            yield write(Part(device=run_together(device[part]), host=run_together(host[part])))
         yield write(end)
 
     def _step(self, change: KVChange) -> bytes:

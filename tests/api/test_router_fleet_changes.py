@@ -1,0 +1,125 @@
+"""What discovery names, comes and goes: the fleet follows it."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from octavo_server.router.endpoint import Endpoint
+from octavo_server.router.fleet import Fleet
+from octavo_server.router.follower import FollowSettings
+from octavo_server.router.prefix_index import PrefixIndex
+from octavo_testing.fake_replica import MODEL, FakeReplica
+from octavo_testing.fleets import until
+
+
+class Named:
+    """A discovery that is told what to tell."""
+
+    def __init__(self):
+        self._told = asyncio.Queue()
+
+    def tell(self, *endpoints):
+        self._told.put_nowait(frozenset(endpoints))
+
+    async def watch(self):
+        while True:
+            yield await self._told.get()
+
+
+@asynccontextmanager
+async def fleet_of(*names):
+    """Fake replicas by name, each with three blocks of its own, of which none is named yet."""
+    fakes = {name: FakeReplica(heartbeat_s=0.05) for name in names}
+    for number, fake in enumerate(fakes.values()):
+        fake.step(stored=[10 * number + k for k in (1, 2, 3)])
+        await fake.start()
+    named = Named()
+    fleet = Fleet(FollowSettings(least_wait_s=0.01), named, PrefixIndex(max_entries=1000))
+    await fleet.start()
+    try:
+        yield fakes, named, fleet
+    finally:
+        await fleet.stop()
+        for fake in fakes.values():
+            await fake.stop()
+
+
+def at(fake, name, is_ready=None):
+    return Endpoint(fake.url, name, is_ready)
+
+
+def names(replicas):
+    return sorted(replica.name for replica in replicas)
+
+
+async def test_replicas_come_and_go_and_leave_nothing():
+    async with fleet_of("a", "b") as (fakes, named, fleet):
+        named.tell(at(fakes["a"], "a"), at(fakes["b"], "b"))
+        await until(lambda: names(fleet.routable(MODEL)) == ["a", "b"])
+        (gone,) = [replica for replica in fleet.replicas if replica.name == "b"]
+        named.tell(at(fakes["a"], "a"))
+        await until(lambda: gone.state == "gone" and len(fleet.index) == 3)
+        assert names(fleet.replicas) == names(fleet.routable(MODEL)) == ["a"]
+        await until(lambda: fakes["b"].publisher.num_listeners == 0)
+        named.tell()
+        await until(lambda: not fleet.replicas)
+        assert fleet.models() == []
+
+
+async def test_a_pod_that_is_not_ready_is_followed_but_not_sent_to():
+    async with fleet_of("a") as (fakes, named, fleet):
+        named.tell(at(fakes["a"], "a", is_ready=False))
+        await until(lambda: fleet.replicas and fleet.replicas[0].is_exact)
+        (replica,) = fleet.replicas
+        assert fleet.routable(MODEL) == []
+        named.tell(at(fakes["a"], "a", is_ready=True))
+        await until(lambda: fleet.routable(MODEL) == [replica])
+        named.tell(at(fakes["a"], "a", is_ready=False))
+        await until(lambda: fleet.routable(MODEL) == [])
+        assert fakes["a"].num_connections == 1
+
+
+async def test_a_pod_that_moved_is_another_replica():
+    async with fleet_of("a", "b") as (fakes, named, fleet):
+        named.tell(at(fakes["a"], "pod-0"))
+        await until(lambda: fleet.routable(MODEL))
+        (before,) = fleet.replicas
+        named.tell(at(fakes["b"], "pod-0"))
+        await until(lambda: before.state == "gone" and fleet.routable(MODEL))
+        assert [replica.url for replica in fleet.replicas] == [fakes["b"].url]
+
+
+@pytest.mark.parametrize("rounds", [20])
+async def test_slots_are_used_again(rounds):
+    async with fleet_of("a") as (fakes, named, fleet):
+        slots = set()
+        for _ in range(rounds):
+            named.tell(at(fakes["a"], "a"))
+            await until(lambda: fleet.routable(MODEL))
+            slots.add(fleet.replicas[0].blocks.slot)
+            named.tell()
+            await until(lambda: not fleet.replicas and not len(fleet.index))
+        assert len(slots) <= 4
+
+
+async def test_models_have_groups_of_their_own():
+    async with fleet_of("a", "b") as (fakes, named, fleet):
+        fakes["b"].models = ("other", MODEL)
+        fakes["b"].begin()
+        named.tell(at(fakes["a"], "a"), at(fakes["b"], "b"))
+        await until(lambda: names(fleet.routable(MODEL)) == ["a", "b"])
+        assert names(fleet.routable("other")) == ["b"]
+        assert fleet.routable("unknown") == []
+        assert fleet.models() == [MODEL, "other"]
+
+
+async def test_what_ends_following_unasked_is_logged(caplog):
+    class Broken:
+        async def watch(self):
+            yield frozenset()
+            raise ZeroDivisionError
+
+    fleet = Fleet(FollowSettings(), Broken(), PrefixIndex(max_entries=1000))
+    await fleet.start()
+    await until(lambda: "an unexpected end" in caplog.text)
+    await fleet.stop()
