@@ -106,6 +106,16 @@ async def test_what_is_no_list_of_models_is_not_sent_to(body):
         assert (fleet.replicas[0].state, fleet.models()) == ("connecting", [])
 
 
+async def test_a_page_for_every_path_is_no_stream_and_a_redirect_is_not_followed():
+    elsewhere, fake = FakeReplica(), vllm("llama")
+    fake.status["/kv/events"] = 200
+    async with followed(fake, elsewhere) as fleet:
+        await until(lambda: fleet.routable("llama"))
+        fake.status["/v1/models"] = 302
+        await until(lambda: not fleet.routable("llama"))
+        assert "302" in next(replica.why for replica in fleet.replicas if replica.url == fake.url)
+
+
 async def test_a_key_that_is_missing_is_named():
     fake = FakeReplica()
     fake.status["/kv/events"] = 401

@@ -39,7 +39,8 @@ class Streamless:
     async def open(self, path: str, timeout_s: float) -> AsyncIterator[aiohttp.ClientResponse]:
         """The head of the answer, in time. Its end waits for nothing: what follows from it is decided at once."""
         async with asyncio.timeout(timeout_s):
-            response = await self._session.get(self._url + path, headers=self._headers)
+            # A redirect would take the secret elsewhere.
+            response = await self._session.get(self._url + path, headers=self._headers, allow_redirects=False)
         try:
             yield response
         finally:
@@ -63,7 +64,8 @@ class Streamless:
 
     async def _read(self, path: str, timeout_s: float) -> bytes:
         async with asyncio.timeout(timeout_s), self.open(path, timeout_s) as response:
-            response.raise_for_status()
+            if response.status != 200:
+                raise aiohttp.ClientPayloadError(f"{path} answered {response.status}")
             body = b""
             while len(body) <= MAX_ANSWER_BYTES and (more := await response.content.readany()):
                 body += more

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from octavo_server.kv.frames import Bye, Frame, FrameError, FrameReader, Hello, Step
+from octavo_server.kv.frames import MEDIA_TYPE, Bye, Frame, FrameError, FrameReader, Hello, Step
 from octavo_server.router.backoff import Backoff
 from octavo_server.router.blind import Streamless
 from octavo_server.router.prefix_index import PrefixIndex
@@ -125,7 +125,7 @@ class Follower:
         """Raises what ended the connection."""
         reader = FrameReader()
         async with self._server.open("/kv/events", self._around.settings.answer_timeout_s) as response:
-            if response.status in NO_STREAM:
+            if response.status in NO_STREAM or (response.status == 200 and response.content_type != MEDIA_TYPE):
                 raise NoStream
             if response.status != 200:
                 raise Lost(f"/kv/events answered {response.status}{HINTS.get(response.status, '')}")

@@ -104,6 +104,7 @@ class Readers:
             self._fleet.changed(replica)
 
     async def _card(self, replica: Replica) -> bytes:
-        async with self._session.get(replica.url + "/kv/model", headers=self._headers) as answer:
+        url = replica.url + "/kv/model"
+        async with self._session.get(url, headers=self._headers, allow_redirects=False) as answer:
             answer.raise_for_status()
             return await answer.read()

@@ -159,6 +159,7 @@ class KubernetesDiscovery:
             access.url + self._path,
             params={"labelSelector": f"{SERVICE_LABEL}={self._service}", **query},
             headers={"accept": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {}),
+            allow_redirects=False,
             ssl=ssl.create_default_context(cafile=access.ca_file) if access.ca_file else True,
         )
 
