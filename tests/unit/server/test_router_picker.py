@@ -192,6 +192,17 @@ def test_without_any_knowledge_the_least_load(index, picker):
     assert [r.num_in_flight for r in replicas] == [2, 2, 2]
 
 
+def test_what_a_blind_replica_says_of_its_load_counts(index, picker):
+    busy, idle = blind_replica("a"), blind_replica("b")
+    busy.load = load(running=3, waiting=1)
+    prompt = prompt_of([], affinity=0)
+    for _ in range(4):
+        decision = picker.pick(prompt, [busy, idle])
+        assert decision.chosen is idle
+        picker.sent(decision, prompt)
+    assert picker.pick(prompt, [busy, idle]).chosen is busy
+
+
 def test_tokens_that_only_this_replica_could_save_are_its_worth(index, picker, clock):
     a, b = FedReplica(index, "a", device=range(1, 31)), FedReplica(index, "b", device=range(1, 11))
     prompt = prompt_of(range(1, 31))

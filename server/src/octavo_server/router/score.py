@@ -70,11 +70,10 @@ def num_decoding(replica: "Replica") -> int:
 
 
 def num_requests(replica: "Replica") -> int:
-    """That it has to do with; of a blind one only our own are known."""
+    """That it has to do with. What a blind one says of its load is seconds old: ours may be in it or not."""
     activity, load = replica.activity, replica.load
-    if not replica.is_exact:
-        return activity.num_in_flight
-    return max(load.running + load.waiting + activity.num_pending, activity.num_in_flight)
+    pending = activity.num_pending if replica.is_exact else 0
+    return max(load.running + load.waiting + pending, activity.num_in_flight)
 
 
 def _shortage_s(prompt: "Prompt", replica: "Replica", match: "Match", token_s: float) -> float:
