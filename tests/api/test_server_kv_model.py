@@ -2,13 +2,20 @@
 
 import pytest
 import pytest_asyncio
+from octavo_engine.config import EngineConfig
 from octavo_engine.wire.hashing import block_hashes, scoped_root, unnamed_tenant
+from octavo_engine.wire.kv_stream import numbers
 from octavo_server.kv.card import read_card
+from octavo_server.kv.frames import FrameReader, Part, Step
 from octavo_server.router.prompt_reader import PromptReader
+from octavo_server.tools.use import ToolSettings
+from octavo_testing.chat_shapes import QWEN, TOKENS
+from octavo_testing.core_process import running, scripted_environment
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+HERMES = ToolSettings(parser="hermes", allows_auto=True)
 KEY = {"Authorization": "Bearer k"}
 TENANT = unnamed_tenant("k")
 
@@ -81,3 +88,65 @@ async def test_an_isolated_tenant_has_hashes_of_its_own(tmp_path):
     prompt = reader.read("completion", body, TENANT)
     assert [*prompt.hashes] == numbers_of(root, rendered["token_ids"], 16)
     assert prompt.root == root != reader.card.root
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(tmp_path_factory):
+    """A real scheduler and block pool in a process of their own."""
+    folder = write_byte_model(tmp_path_factory.mktemp("model"), more_special_tokens=TOKENS[-3:])
+    config = EngineConfig(
+        model=str(folder), load_format="dummy", max_model_len=4096, chat_template=QWEN, num_gpu_blocks_override=1024
+    )
+    with scripted_environment():
+        async with running(config) as llm, serving(llm, tools=HERMES) as started:
+            yield started
+
+
+async def stored_since(chunks, frames, wanted):
+    """Reads the stream until all of `wanted` is there; everything that was stored on the way."""
+    stored = set()
+    async for chunk in chunks:
+        for frame in frames.feed(chunk):
+            if isinstance(frame, Part):
+                stored.update(numbers(frame.device))
+            elif isinstance(frame, Step):
+                stored.update(numbers(frame.stored))
+        if wanted <= stored:
+            return stored
+    raise AssertionError("the stream ended")
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+SAID = [
+    {"role": "system", "content": "You answer briefly and well. " * 8},
+    {"role": "user", "content": [{"type": "text", "text": "What is one and one, I would like to know? " * 2}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": "2"},
+    {"role": "user", "content": "And now?"},
+]
+TURNS = {
+    "plain": {"messages": SAID[:1] + SAID[4:]},
+    "with parts": {"messages": SAID[:2]},
+    "with tools": {"messages": SAID, "tools": [TOOL]},
+    "salted": {"messages": SAID[:2], "cache_salt": "mine"},
+    "quiet": {"messages": SAID[:2], "chat_template_kwargs": {"enable_thinking": False}},
+}
+
+
+@pytest.mark.parametrize("body", TURNS.values(), ids=TURNS.keys())
+async def test_the_engine_stores_and_finds_what_a_router_reads(engine, body):
+    reader = PromptReader.from_card(read_card((await engine.http.get("/kv/model")).content))
+    prompt = reader.read("chat", body, "")
+    wanted = set(prompt.hashes)
+    assert prompt.is_exact
+    assert len(wanted) > 10
+    await engine.http.post("/reset_prefix_cache")
+    async with engine.http.stream("GET", "/kv/events") as response:
+        answers = [await engine.http.post("/v1/chat/completions", json={**body, "max_tokens": 1}) for _ in range(2)]
+        usage = [answer.json()["usage"] for answer in answers]
+        stored = await stored_since(response.aiter_raw(), FrameReader(), wanted)
+    assert stored == wanted
+    assert [one["prompt_tokens"] for one in usage] == [prompt.num_tokens] * 2
+    assert usage[0]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert usage[1]["prompt_tokens_details"]["cached_tokens"] == min(len(wanted) * 16, prompt.num_tokens - 1)

@@ -132,7 +132,7 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
         byte_level_tokenizer(), _pre({**BYTES, "add_prefix_space": True, "use_regex": True})
     ),
     "unknown words": lambda: _remade(
-        byte_level_tokenizer(), _pre({**SPLIT, "pattern": {"Regex": r"\w+ \w+|."}}, BYTES)
+        byte_level_tokenizer(), _pre({**SPLIT, "pattern": {"Regex": r"\w+\s\w+|."}}, BYTES)
     ),
     "strips right": lambda: _remade(byte_level_tokenizer(), _flag("rstrip")),
     "strips left": lambda: _remade(byte_level_tokenizer(), _flag("lstrip")),

@@ -38,8 +38,8 @@ def card_of(tokenizer, **fields):
     return ModelCard(models=("m",), tokenizer=tokenizer.to_json(), special_tokens=SPECIAL, **{**known, **fields})
 
 
-def reader_with(max_bytes=1 << 22, **fields):
-    tokenizer = CountingTokenizer(TOKENIZERS["byte level"]())
+def reader_with(max_bytes=1 << 22, tokenizer="byte level", **fields):
+    tokenizer = CountingTokenizer(TOKENIZERS[tokenizer]())
     card = card_of(tokenizer, **fields)
     template = None if card.chat_template is None else ChatTemplate(card.chat_template, SPECIAL)
     return PromptReader(card, tokenizer, template, max_bytes=max_bytes), tokenizer
@@ -78,6 +78,17 @@ def test_one_long_message_that_ends_differently():
     before = tokenizer.num_chars
     reader.read("chat", ask(f"{document} question 3"), "")
     assert tokenizer.num_chars - before < 1500
+
+
+@pytest.mark.parametrize("tokenizer", ["byte level", "byte level, bos", "byte level, bos and eos"])
+def test_a_known_text_that_goes_on(tokenizer):
+    reader, counted = reader_with(tokenizer=tokenizer)
+    text = "word and more words of a b " * 400
+    for number in range(2):
+        reader.read("completion", {"prompt": f"{text} {number}"}, "")
+    before = counted.num_chars
+    reader.read("completion", {"prompt": f"{text} and {text}"}, "")
+    assert counted.num_chars - before < len(text) + 1500
 
 
 def test_memory_is_bounded_and_a_flood_leaves_what_is_in_use():

@@ -25,7 +25,7 @@ class PromptChains:
         self._cuts = cuts
         self._block_size = block_size
         self._nodes: RecencyCache[tuple[int, str], Node] = RecencyCache(max_bytes)
-        self._roots: RecencyCache[bytes, Node] = RecencyCache(max_bytes // 16)
+        self._roots: RecencyCache[tuple[bytes, bool], Node] = RecencyCache(max_bytes // 16)
         self._known_parts: dict[str, list[int]] = {}
         self._frame = _frame_of(tokenizer)
 
@@ -35,28 +35,33 @@ class PromptChains:
 
     def hashes(self, root: bytes, text: str, *, add_special_tokens: bool) -> tuple[Sequence[int], int]:
         """The short hashes of the full blocks, and the number of tokens."""
-        node, hashes = self._root(root), list[int]()
+        hashes: list[int] = []
         if not add_special_tokens:
-            node = self._follow(node, text, hashes)
+            node = self._follow(self._root(root), text, hashes)
         elif self._frame is None:
-            ids = self._tokenizer.encode(text)
-            node = self._step(node, ids, hashes)
+            node = self._step(self._root(root), self._tokenizer.encode(text), hashes)
         else:
             before, after = self._frame
-            node = self._step(node, before, hashes) if before else node
+            node = self._root(root, before)
+            hashes += node.hashes
             node = self._follow(node, text, hashes)
             node = self._step(node, after, hashes) if after else node
         return hashes, node.num_tokens
 
     def hashes_of_ids(self, root: bytes, token_ids: Sequence[int]) -> tuple[Sequence[int], int]:
-        node = extended(self._root(root), token_ids, self._block_size)
+        """Raises struct.error for what is no token."""
+        (node,) = extended(self._root(root), [token_ids], self._block_size)
         return node.hashes, node.num_tokens
 
-    def _root(self, root: bytes) -> Node:
-        node = self._roots.get(root)
+    def _root(self, root: bytes, first: Sequence[int] = ()) -> Node:
+        """Or the node after it, where prompts have some tokens `first`."""
+        key = (root, bool(first))
+        node = self._roots.get(key)
         if node is None:
             node = root_node(root)
-            self._roots.put(root, node, len(root))
+            if first:
+                (node,) = extended(node, [first], self._block_size)
+            self._roots.put(key, node, len(root))
         return node
 
     def _follow(self, node: Node, text: str, hashes: list[int]) -> Node:
@@ -70,16 +75,17 @@ class PromptChains:
             hashes += node.hashes
             num_known += 1
         new = pieces[num_known:]
-        for i, ids in enumerate(self._token_ids(new)):
-            parent, node = node, self._step(node, ids, hashes)
-            if i < len(new) - 1:
-                self._nodes.put((parent.id, new[i]), node, len(new[i]) + BLOCK_BYTES * len(node.hashes))
-        return node
+        steps = extended(node, self._token_ids(new), self._block_size) if new else []
+        for piece, parent, child in zip(new, (node, *steps), steps, strict=False):
+            hashes += child.hashes
+            if child is not steps[-1]:
+                self._nodes.put((parent.id, piece), child, len(piece) + BLOCK_BYTES * len(child.hashes))
+        return steps[-1] if steps else node
 
     def _token_ids(self, pieces: list[str]) -> list[list[int]]:
         if len(pieces) == 1 and len(pieces[0]) <= SHORT_CHARS:
             return [self._short_ids(pieces[0])]
-        return self._tokenizer.encode_each(pieces, add_special_tokens=False) if pieces else []
+        return self._tokenizer.encode_each(pieces, add_special_tokens=False)
 
     def _short_ids(self, text: str) -> list[int]:
         """What stands around each message is the same again and again."""
@@ -91,7 +97,7 @@ class PromptChains:
         return [token_id for part in parts for token_id in known[part]]
 
     def _step(self, node: Node, token_ids: Sequence[int], hashes: list[int]) -> Node:
-        node = extended(node, token_ids, self._block_size)
+        (node,) = extended(node, [token_ids], self._block_size)
         hashes += node.hashes
         return node
 

@@ -22,7 +22,7 @@ from octavo_engine.text.pre_tokenizers import PRE_TOKENIZERS
 
 MIN_CHARS = 64
 #: A stretch without special tokens is cut between words after so many characters.
-LONG_CHARS = 512
+LONG_CHARS = 1024
 _NEVER = re.compile(r"(?!)")
 _WORD_GAP = re.compile(r"(?<=[a-z]) (?=[A-Za-z])")
 
