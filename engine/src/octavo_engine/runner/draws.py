@@ -6,6 +6,8 @@ the rows whose top-k or top-p reaches further; only values are sorted, the token
 Either way a row's result depends on that row alone, and equal logits are ordered by id.
 """
 
+import math
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -13,12 +15,13 @@ from torch import Tensor
 
 _CHUNK = 256
 _FIRST_LOOK = 64
+_LOG2_E = 1 / math.log(2)
 
 
 def draw(logits: Float[Tensor, "rows vocab"], uniform: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
     """`uniform` in [0, 1), float64. A token of zero probability is never drawn. Overwrites the logits."""
     rows, vocab = logits.shape
-    weights = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+    weights = _weights_(logits, logits.amax(-1, keepdim=True))
     whole = vocab // _CHUNK * _CHUNK
     sums = weights[:, :whole].view(rows, -1, _CHUNK).sum(-1)
     sums = torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True)], dim=1).double()  # [rows, chunks]
@@ -41,7 +44,7 @@ def draw_filtered(
     """`top_k` 0: off. Top-p applies to the distribution renormalised after top-k. Rows have a finite maximum."""
     rows, vocab = logits.shape
     best = logits.amax(-1, keepdim=True)
-    total = torch.exp(logits - best).sum(-1).double()
+    total = _weights_(logits.clone(), best).sum(-1).double()
     value = best.clone()  # the drawn logit, and how many of its equals come before it
     offset = torch.zeros(rows, 1, dtype=torch.int64, device=logits.device)
     pending = torch.arange(rows, device=logits.device)
@@ -87,7 +90,7 @@ def _nucleus(
     values: Tensor, best: Tensor, total: Tensor, top_k: Tensor, top_p: Tensor, vocab: int
 ) -> tuple[Float[Tensor, "rows candidates"], Int[Tensor, "rows 1"]]:
     """Cumulative weights of the sorted `values`, and how many of them may be drawn (at least one)."""
-    weights = torch.exp(values - best)
+    weights = _weights_(values.clone(), best)
     rank = torch.arange(values.shape[1], device=values.device)
     limit = torch.where(top_k > 0, top_k, values.shape[1])[:, None]
     weights = weights.masked_fill_(rank >= limit, 0.0)
@@ -106,6 +109,11 @@ def _nth_equal(logits: Tensor, value: Float[Tensor, "rows 1"], n: Int[Tensor, " 
     rows, ids = (logits == value).nonzero().unbind(1)
     first = torch.searchsorted(rows, torch.arange(len(logits), device=logits.device))
     return ids[first + n]
+
+
+def _weights_(logits: Tensor, best: Float[Tensor, "rows 1"]) -> Tensor:
+    """exp(logits - best), in place. By way of exp2: on CPUs torch's exp takes thrice as long, ten times for -inf."""
+    return logits.sub_(best).mul_(_LOG2_E).exp2_()
 
 
 def _first_above(cumulative: Tensor, target: Tensor) -> Int[Tensor, "rows 1"]:
