@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 ENGINES = Path(__file__).parent / "engines"
 SERVE = {"real": ("-m", "octavo_server.cli.main"), "paced": (str(ENGINES / "paced.py"),)}
@@ -42,6 +43,12 @@ class Killable:
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+
+    def cpu_s(self) -> float:
+        """Of all its life."""
+        assert self._process is not None
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
 
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
