@@ -8,7 +8,7 @@ from contextlib import aclosing
 import httpx
 from aiohttp import web
 from octavo_server.router.state import ReplicaState, RouterState
-from octavo_testing.fake_replica import MODEL, FakeReplica
+from octavo_testing.fake_replica import MODEL, FakeReplica, lie
 from octavo_testing.fleets import until
 from octavo_testing.routing import routing
 from octavo_testing.server import parse_metrics
@@ -75,6 +75,37 @@ async def test_requests_that_wait_for_a_first_replica_and_its_admission_are_told
         routed.server.should_exit = True
         await listening
         assert listener.types[-1] == "bye"
+    await replica.stop()
+
+
+class LieOnce:
+    def __init__(self):
+        self.is_over = False
+
+    def __call__(self, frame):
+        if self.is_over or not frame.stored:
+            return (frame,)
+        self.is_over = True
+        return lie(frame)
+
+
+async def test_a_lie_is_counted_once_and_seen_until_it_is_mended():
+    replica = FakeReplica()
+    await replica.start()
+    async with routing(replica.url) as routed:
+        listener = Listener(routed.url)
+        listening = asyncio.create_task(listener.run())
+        await until(lambda: [r["state"] for r in listener.replicas.values()] == ["exact"])
+        seen, replica.spoil = [], LieOnce()
+        routed.router.fleet.on_change.append(lambda changed: seen.append(changed.state))
+        replica.step(stored=[1, 2, 3])
+        await until(lambda: [(r["state"], r["faults"]) for r in listener.replicas.values()] == [("exact", 1)])
+        assert "blind" in seen
+        found = parse_metrics((await routed.http.get("/metrics")).text)
+        assert found["octavo_router_stream_faults_total"] == 1
+        assert found["octavo_router_index_divergence_ratio"] == 0
+        routed.server.should_exit = True
+        await listening
     await replica.stop()
 
 
