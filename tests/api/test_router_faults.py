@@ -14,7 +14,7 @@ from octavo_testing.fleets import until
 from octavo_testing.route_command import octavo_route, served_replicas
 from octavo_testing.server import events
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 
 NUM_STREAMS = 50
 TEXT = "/v1/completions"

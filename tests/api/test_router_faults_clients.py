@@ -11,7 +11,7 @@ import pytest
 from octavo_testing.route_command import octavo_route, served_replicas
 from octavo_testing.server import events
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 SMALL = {"model": "tiny", "prompt": "abc", "max_tokens": 2}

@@ -8,7 +8,7 @@ from octavo_server.cli.main import main
 from octavo_testing.route_command import octavo_route, served_replicas
 from octavo_testing.server import parse_metrics
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 
 ADMIN = {"Authorization": "Bearer boss"}
 TEAM = {"Authorization": "Bearer k1"}
