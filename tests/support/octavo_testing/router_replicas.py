@@ -18,7 +18,11 @@ class FedReplica:
 
     def __init__(self, index: PrefixIndex, name: str, *, device: Iterable[int] = (), host: Iterable[int] = ()) -> None:
         self.replica = Replica(Endpoint(url=f"http://{name}", name=name))
-        self.blocks = self.replica.blocks = ReplicaBlocks(index)
+        self._index = index
+        self.connect(device=device, host=host)
+
+    def connect(self, *, device: Iterable[int] = (), host: Iterable[int] = ()) -> None:
+        self.blocks = self.replica.blocks = ReplicaBlocks(self._index)
         self._digest = self._seq = 0
         part = Part(device=run_together(device), host=run_together(host))
         self._roll(device=part.device, host=part.host)
