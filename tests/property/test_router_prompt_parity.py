@@ -7,6 +7,7 @@ scheduler stores the blocks. The router's side is a `PromptReader` that has read
 import functools
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,12 +102,17 @@ def engine_prompts(kind, raw, template, tokenizer):
     return [tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))]
 
 
-def check(kind, body, *, tokenizer="byte level", template="chatml", tenant="", isolated=False):
-    raw = json.dumps(body)
+def check(kind, body, **place):
+    check_raw(kind, json.dumps(body).encode(), **place)
+
+
+def check_raw(kind, raw, *, tokenizer="byte level", template="chatml", tenant="", isolated=False):
+    """The proxy's way of decoding a body, against the engine's."""
+    body = msgspec.json.decode(raw)
     prompts = engine_prompts(kind, raw, template_of(template), tokenizer_of(tokenizer))
     salt = tenant_salt(tenant if isolated else "", body.get("cache_salt") or "")
     longest = max(prompts, key=len)
-    prompt = reader_of(tokenizer, template, isolated).read(kind, json.loads(raw), tenant)
+    prompt = reader_of(tokenizer, template, isolated).read(kind, body, tenant)
     assert prompt.is_exact
     assert prompt.num_tokens == sum(map(len, prompts))
     assert len(prompt.hashes) == len(longest) // BLOCK
@@ -248,3 +254,27 @@ def test_a_long_conversation_turn_by_turn(tokenizer, template):
             {"role": ("user", "assistant")[turn % 2], "content": f"word a b {turn} ab. And more words " * 24}
         )
         check("chat", {"messages": messages}, tokenizer=tokenizer, template=template)
+
+
+SPELLINGS = (
+    *(
+        "-0",
+        "-0.0",
+        "1E2",
+        "1e-7",
+        "0.1",
+        "1e22",
+        "123456789012345678901234567890",
+        "9007199254740993.0",
+        "5e-324",
+        "4.35",
+    ),
+    *(r'"\ud83d\ude00"', r'"a\u0000b\/"', '{"a":1,"b":2,"a":3}', "[null,true]", '"\u2028\x7f"'),
+)
+
+
+@pytest.mark.parametrize("value", SPELLINGS)
+def test_a_value_in_any_spelling(value):
+    raw = f'{{"documents":[{value}],"messages":[{{"role":"user","content":"a","x":{value}}}]}}'.encode()
+    for template in ("counted", "printed"):
+        check_raw("chat", raw, template=template)

@@ -139,6 +139,8 @@ def test_limits_and_outputs_are_told():
     assert reader.read("completion", {"prompt": "a"}, "").max_tokens == 16
     assert reader.read("responses", {"input": "a", "max_output_tokens": 5}, "").max_tokens == 5
     assert reader.read("chat", ask("a"), "").max_tokens is None
+    senseless = reader.read("chat", {**ask("a"), "max_tokens": 10**400, "n": 10**400}, "")
+    assert (senseless.max_tokens, senseless.num_outputs) == (2**31 - 1, 2**31 - 1)
 
 
 @pytest.mark.parametrize("field", [{"skip_reading_prefix_cache": True}, {"prompt_logprobs": 0}])

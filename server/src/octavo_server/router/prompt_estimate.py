@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from octavo_server.openai.completion import DEFAULT_MAX_TOKENS
+from octavo_server.openai.fields import INT32_MAX
 from octavo_server.router.prompt import Prompt
 
 Kind = Literal["chat", "completion", "responses"]
@@ -49,13 +50,13 @@ def output_limit(kind: Kind, body: Mapping[str, Any]) -> int | None:
     names = {"chat": ("max_completion_tokens", "max_tokens"), "responses": ("max_output_tokens",)}
     for name in names.get(kind, ("max_tokens",)):
         if isinstance(limit := body.get(name), int):
-            return limit
+            return max(0, min(limit, INT32_MAX))
     return DEFAULT_MAX_TOKENS if kind == "completion" else None
 
 
 def num_outputs(body: Mapping[str, Any]) -> int:
     n = body.get("n")
-    return n if isinstance(n, int) and n > 1 else 1
+    return max(1, min(n, INT32_MAX)) if isinstance(n, int) else 1
 
 
 def _opening(kind: Kind, body: Mapping[str, Any]) -> Iterable[str]:
