@@ -79,6 +79,18 @@ async def test_a_pod_that_is_not_ready_is_followed_but_not_sent_to():
         assert fakes["a"].num_connections == 1
 
 
+async def test_a_router_waits_for_replicas_that_take_requests_not_for_pods_that_wait_for_it():
+    async with fleet_of("a") as (fakes, named, fleet):
+        assert "where replicas are" in fleet.missing
+        named.tell(at(fakes["a"], "a", is_ready=False))
+        await until(lambda: fleet.missing is None)
+        assert fleet.routable(MODEL) == []
+        named.tell(at(fakes["a"], "a", is_ready=False), Endpoint("http://127.0.0.1:9", "b", is_ready=True))
+        await until(lambda: fleet.missing == "none of 1 replicas takes requests")
+        named.tell(at(fakes["a"], "a", is_ready=True))
+        await until(lambda: fleet.missing is None and fleet.routable(MODEL))
+
+
 async def test_a_pod_that_moved_is_another_replica():
     async with fleet_of("a", "b") as (fakes, named, fleet):
         named.tell(at(fakes["a"], "pod-0"))

@@ -40,6 +40,7 @@ class Fleet:
         self._followed: dict[Endpoint, Replica] = {}  # by the endpoint without its readiness
         self._tasks: dict[Endpoint, asyncio.Task[None]] = {}
         self._routable: dict[str, list[Replica]] = {}
+        self._has_met = False
         self._left_behind = asyncio.Event()
         index.on_given_up = self._left_behind.set
 
@@ -60,6 +61,20 @@ class Fleet:
                 self._routable[model] = found
         return found
 
+    @property
+    def missing(self) -> str | None:
+        """What there must be before requests are sent here; None once there is a replica to send them to.
+
+        Pods that aren't ready themselves are not waited for: they become ready when this router follows them, and until
+        then requests wait here.
+        """
+        if any(replica.is_routable for replica in self._followed.values()):
+            return None
+        if not self._has_met:
+            return "it isn't known yet where replicas are"
+        expected = [replica for replica in self._followed.values() if replica.endpoint.is_ready is not False]
+        return f"none of {len(expected)} replicas takes requests" if expected else None
+
     async def start(self) -> None:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         timeout = aiohttp.ClientTimeout(total=None)
@@ -79,6 +94,7 @@ class Fleet:
             self._meet(endpoints)
 
     def _meet(self, endpoints: frozenset[Endpoint]) -> None:
+        self._has_met = True
         now = {Endpoint(e.url, e.name): e for e in endpoints}
         for known in self._followed.keys() - now.keys():
             self._followed.pop(known)

@@ -48,12 +48,9 @@ async def health() -> Response:
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """200 while requests are taken and there is a replica to send them to."""
+    """200 while requests are taken, and sent on or held for replicas that are still to come."""
     context = _context(request)
-    state = context.lifecycle.state
-    replicas = context.fleet.replicas
-    num_routable = sum(replica.is_routable for replica in replicas)
-    reason = None if num_routable else f"none of {len(replicas)} replicas takes requests"
+    state, reason = context.lifecycle.state, context.fleet.missing
     is_ready = state == "accepting" and reason is None
     return JSONResponse({"ready": is_ready, "state": state, "reason": reason}, 200 if is_ready else 503)
 
