@@ -23,7 +23,7 @@ MANIFESTS := engine/pyproject.toml server/pyproject.toml operator/pyproject.toml
 export TORCH_INDEX TORCH_SPEC
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up serve test lint fmt bench clean
+.PHONY: help setup setup-dev up serve test lint fmt crds bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts, sizes of files and 
 fmt: $(VENV)/.dev ## format the code and apply the safe fixes of the linter
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+crds: ## copy the CRDs into the Helm chart
+	cp crds/*.yaml charts/octavo/files/
 
 bench: $(VENV)/.dev ## run the benchmarks, alone or beside other engines: PEERS=DIR (docs/benchmarks.md)
 	mkdir -p results

@@ -20,7 +20,7 @@ from octavo_operator.cluster.reconciler import Reconciler
 from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.handlers import Watching
-from octavo_operator.secret import derived_secret
+from octavo_operator.secret import derived_secret, operator_key
 from octavo_operator.settings_flags import build_parser, settings_of
 
 logger = logging.getLogger("octavo_operator")
@@ -38,10 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _run(args: argparse.Namespace) -> None:
     settings, view, queue = settings_of(args), View(), WorkQueue[Key]()
-    operator_key = args.key_file.read_bytes().strip()
-
-    def secret_of(router: Key) -> str:
-        return derived_secret(operator_key, *router)
 
     def reported(pod: Key) -> None:
         for service in view.served_by(pod):
@@ -49,6 +45,11 @@ async def _run(args: argparse.Namespace) -> None:
 
     async with ApiClient(await _configuration()) as api, aiohttp.ClientSession() as session:
         cluster, reports = Cluster(api), RouterReports(session, reported)
+        key = await _key(cluster, args)
+
+        def secret_of(router: Key) -> str:
+            return derived_secret(key, *router)
+
         leadership = Leadership(cluster, namespace=args.lease_namespace, name=args.lease_name, identity=args.identity)
         reconciler = Reconciler(
             cluster, view, settings=settings, leadership=leadership, reports=reports, queue=queue, secret_of=secret_of
@@ -74,13 +75,22 @@ async def _run(args: argparse.Namespace) -> None:
                 await reports.close()
 
 
+async def _key(cluster: Cluster, args: argparse.Namespace) -> bytes:
+    if args.key_file is not None:
+        content: bytes = args.key_file.read_bytes()
+        return content.strip()
+    return await operator_key(cluster, namespace=args.lease_namespace, name=args.key_secret)
+
+
 async def _resync(view: View, queue: WorkQueue[Key], leadership: Leadership) -> None:
     """Everything when this operator begins to lead, and from time to time: what no watch has told comes to light."""
     while True:
         await leadership.gained.wait()
         for key in view.services:
             queue.add(key)
-        await asyncio.sleep(RESYNC_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RESYNC_S):
+                await leadership.lost.wait()
 
 
 async def _configuration() -> Configuration:

@@ -3,9 +3,38 @@
 HMAC-SHA256 (RFC 2104) of the router's place under the operator's own key.
 """
 
+import base64
 import hashlib
 import hmac
+import secrets
+
+from octavo_operator.cluster.client import ApiError, Cluster
+
+KEY_BYTES = 32
 
 
 def derived_secret(operator_key: bytes, namespace: str, router: str) -> str:
     return hmac.new(operator_key, f"{namespace}/{router}".encode(), hashlib.sha256).hexdigest()
+
+
+async def operator_key(cluster: Cluster, *, namespace: str, name: str) -> bytes:
+    """Of the Secret of this name; drawn by whichever operator comes first."""
+    try:
+        return await _read_key(cluster, namespace, name)
+    except ApiError as error:
+        if not error.is_gone:
+            raise
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "namespace": namespace},
+        "type": "Opaque",
+        "stringData": {"key": secrets.token_hex(KEY_BYTES)},
+    }
+    await cluster.create(manifest)
+    return await _read_key(cluster, namespace, name)
+
+
+async def _read_key(cluster: Cluster, namespace: str, name: str) -> bytes:
+    found = await cluster.read("Secret", namespace, name)
+    return base64.b64decode(found["data"]["key"])

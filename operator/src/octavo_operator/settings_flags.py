@@ -30,7 +30,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--lease-namespace", default=os.environ.get("POD_NAMESPACE", "default"), help="where the Lease is")
     add("--lease-name", default="octavo-operator", help="(default: %(default)s)")
     add("--identity", default=os.environ.get("POD_NAME") or os.uname().nodename, help="who holds it (default: the pod)")
-    add("--key-file", type=Path, required=True, help="file with the key that secrets are derived from")
+    key = parser.add_mutually_exclusive_group(required=True)
+    key.add_argument(
+        "--key-secret",
+        metavar="NAME",
+        help="Secret, beside the Lease, with the key that routers' secrets are derived from; made if it is not there",
+    )
+    key.add_argument("--key-file", type=Path, help="file with that key")
     add("--workers", type=int, default=DEFAULT_WORKERS, metavar="N", help="services at once (default: %(default)s)")
     add("--liveness", metavar="URL", default="http://0.0.0.0:8080/healthz", help="(default: %(default)s)")
     add("--log-format", choices=("json", "text"), default="json", help="(default: %(default)s)")

@@ -113,3 +113,8 @@ def _rules(schema: dict[str, Any]) -> list[dict[str, Any]]:
         if isinstance(inner, dict):
             found += _rules(inner)
     return found
+
+
+def test_the_chart_brings_the_crd_as_it_is() -> None:
+    copy = CRD.parents[1] / "charts" / "octavo" / "files" / CRD.name
+    assert copy.read_text() == CRD.read_text(), "run: make crds"

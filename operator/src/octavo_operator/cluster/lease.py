@@ -41,6 +41,7 @@ class Leadership:
         self._writes_until = float("-inf")
         self._seen: tuple[str, float] = ("", 0.0)  # the holder's last renewal, and when it was first seen here
         self.gained = asyncio.Event()
+        self.lost = asyncio.Event()
 
     @property
     def may_write(self) -> bool:
@@ -50,14 +51,14 @@ class Leadership:
         """Until it is cancelled; then the Lease is given up at once."""
         try:
             while True:
-                await self._try_once()
+                await self.try_once()
                 await asyncio.sleep(RETRY_S)
         finally:
             if self.may_write:
                 self._writes_until = float("-inf")
                 await asyncio.shield(self._give_up())
 
-    async def _try_once(self) -> None:
+    async def try_once(self) -> None:
         asked = self._clock()
         try:
             held = await self._take_or_renew()
@@ -68,10 +69,12 @@ class Leadership:
             self._writes_until = asked + DEADLINE_S
             if not self.gained.is_set():
                 logger.info("%s leads from now on", self._identity)
+                self.lost.clear()
                 self.gained.set()
         elif not self.may_write and self.gained.is_set():
             logger.warning("%s leads no longer", self._identity)
             self.gained.clear()
+            self.lost.set()
 
     async def _take_or_renew(self) -> bool:
         try:

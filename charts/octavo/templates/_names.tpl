@@ -1,0 +1,20 @@
+{{- define "octavo.name" -}}
+{{- if contains "octavo" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-octavo" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "octavo.operator" -}}
+{{ include "octavo.name" . }}-operator
+{{- end }}
+
+{{- define "octavo.selector" -}}
+app.kubernetes.io/name: octavo-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "octavo.labels" -}}
+{{ include "octavo.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: octavo
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}

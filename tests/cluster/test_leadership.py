@@ -1,0 +1,74 @@
+"""Leadership over a real API server: one leads, the other takes over; whoever can't renew stops writing first."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+
+import pytest
+from kubernetes import client
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+from octavo_operator.cluster.client import Cluster
+from octavo_operator.cluster.lease import DEADLINE_S, DURATION_S, Leadership
+from octavo_testing.cluster import kubeconfig
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def cluster(api: client.ApiClient) -> AsyncIterator[Cluster]:
+    """`api`: says whether there is a cluster at all."""
+    found = Configuration()
+    await config.load_kube_config(config_file=str(kubeconfig()), client_configuration=found)
+    async with ApiClient(found) as connected:
+        yield Cluster(connected)
+
+
+def _candidate(cluster: Cluster, namespace: str, lease: str, identity: str, clock: Clock) -> Leadership:
+    return Leadership(cluster, namespace=namespace, name=lease, identity=identity, clock=clock)
+
+
+async def test_the_second_waits_until_the_first_has_not_renewed_for_the_lease_s_duration(
+    cluster: Cluster, namespace: str
+) -> None:
+    lease, clock = f"lease-{secrets.token_hex(4)}", Clock()
+    first, second = (_candidate(cluster, namespace, lease, name, clock) for name in ("first", "second"))
+    await first.try_once()
+    await second.try_once()
+    assert (first.may_write, second.may_write) == (True, False)
+    clock.now += DURATION_S
+    await second.try_once()
+    assert not second.may_write
+    clock.now += 1
+    await second.try_once()
+    assert (first.may_write, second.may_write) == (False, True)
+    await first.try_once()
+    assert not first.may_write
+
+
+async def test_a_holder_that_cannot_renew_stops_before_another_may_begin(cluster: Cluster, namespace: str) -> None:
+    clock = Clock()
+    holder = _candidate(cluster, namespace, f"lease-{secrets.token_hex(4)}", "holder", clock)
+    await holder.try_once()
+    clock.now += DEADLINE_S
+    assert not holder.may_write
+    assert DEADLINE_S < DURATION_S
+
+
+async def test_who_ends_gives_it_up_and_the_next_need_not_wait(cluster: Cluster, namespace: str) -> None:
+    lease, clock = f"lease-{secrets.token_hex(4)}", Clock()
+    first, second = (_candidate(cluster, namespace, lease, name, clock) for name in ("first", "second"))
+    running = asyncio.create_task(first.run())
+    async with asyncio.timeout(30):
+        await first.gained.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await second.try_once()
+    assert (first.may_write, second.may_write) == (False, True)
