@@ -121,3 +121,15 @@ async def test_a_listener_is_told_why_the_stream_ends_and_holds_up_no_shutdown(f
         await stream.until(lambda f: isinstance(f, Snapshot))
         await started.stop()
         assert (await stream.until(lambda f: isinstance(f, Bye))).reason == "the replica is shutting down"
+
+
+async def test_a_drain_and_its_end_are_told_at_once(server):
+    async with server.http.stream("GET", "/kv/events") as response:
+        stream = Stream(response)
+        snapshot = await stream.until(lambda f: isinstance(f, Snapshot))
+        assert snapshot.load.accepts
+        await server.http.post("/drain")
+        told = await stream.until(lambda f: isinstance(f, Step) and f.seq > snapshot.seq)
+        assert not told.load.accepts
+        await server.http.delete("/drain")
+        assert (await stream.until(lambda f: isinstance(f, Step) and f.seq > told.seq)).load.accepts

@@ -160,6 +160,8 @@ class Follower:
                 async with asyncio.timeout(self._silence_s):
                     return await content.readany()
             except TimeoutError:
+                if chunk := content.read_nowait():  # this process was held up, not the replica
+                    return chunk
                 silent_s += self._silence_s
                 if silent_s >= self._around.settings.reopen_after_s:
                     raise Lost(f"nothing was heard for {silent_s:g} s") from None
