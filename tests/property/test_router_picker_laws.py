@@ -87,7 +87,7 @@ class PickerMachine(RuleBasedStateMachine):
         sent.ticket.ended(ok)
         sent.ticket.ended(not ok)
         if not ok and not sent.has_begun:
-            self.predicting.remove(sent)
+            self.predicting = [s for s in self.predicting if s is not sent]
 
     @rule(data=st.data(), load=LOADS, stored=PREFIXES)
     def hear(self, data, load, stored):

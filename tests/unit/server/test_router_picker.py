@@ -210,3 +210,51 @@ def test_tokens_that_only_this_replica_could_save_are_its_worth(index, picker, c
     assert a.replica.activity.worth_tokens.at(clock.now) == 20 * 16
     assert b.replica.activity.worth_tokens.at(clock.now) == 0
     assert a.replica.activity.worth_tokens.at(clock.now + 600) == pytest.approx(160)
+
+
+def test_a_blind_replica_is_taken_to_be_as_fast_as_one_that_tells(index, picker):
+    fed, blind = FedReplica(index, "a"), blind_replica("b")
+    for tokens in [1, 500] * 20:
+        fed.tell(load(step_tokens=tokens, step_ms=tokens * 1.0))
+        picker.heard(fed.replica)
+    told, unknown = picker.pick(prompt_of(range(1, 11)), [fed.replica, blind]).candidates
+    assert told.prefill_s == pytest.approx(165 * 0.001, rel=0.05)
+    assert unknown.prefill_s == told.prefill_s
+
+
+def test_tokens_that_those_who_wait_will_find_cached_are_no_queue(index, picker):
+    warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold")
+    prompt = prompt_of(range(1, 31))
+    for _ in range(4):
+        picker.sent(picker.pick(prompt, [warm.replica]), prompt)
+    warm.tell(load(waiting=4, prefill_backlog_tokens=4 * 484))
+    picker.heard(warm.replica)
+    picker.heard(warm.replica)
+    decision = picker.pick(prompt, [warm.replica, cold.replica])
+    assert decision.chosen is warm.replica
+    assert decision.terms.queue_s == pytest.approx(4 * 4 * warm.replica.activity.rates.token_s)
+
+
+def test_without_free_blocks_it_takes_until_others_give_theirs_back(index, picker, clock):
+    full, free = FedReplica(index, "full"), FedReplica(index, "free")
+    prompt = prompt_of(range(1, 31), max_tokens=16)
+    ticket = picker.sent(picker.pick(prompt, [full.replica]), prompt)
+    clock.now += 10
+    ticket.ended(ok=True)
+    full.tell(Load(running=4, free_blocks=0, cached_blocks=12, total_blocks=112))
+    free.tell(load(running=4))
+    decision = picker.pick(prompt, [full.replica, free.replica])
+    assert decision.chosen is free.replica
+    assert decision.candidates[0].evict_s == pytest.approx(20 / 100 * 10, rel=0.02)
+    assert decision.candidates[1].evict_s == 0
+
+
+def test_what_is_predicted_has_a_limit(index, picker, clock, monkeypatch):
+    monkeypatch.setattr("octavo_server.router.predictions.MAX_BLOCKS", 25)
+    replica = blind_replica("a")
+    for first in (100, 200, 300):
+        prompt = prompt_of(range(first, first + 10))
+        picker.sent(picker.pick(prompt, [replica]), prompt)
+        clock.now += 1
+    found = [picker.pick(prompt_of(range(first, first + 10)), [replica]).expected_tokens for first in (100, 200, 300)]
+    assert found == [0, 160, 160]

@@ -39,7 +39,7 @@ class Activity:
         self.rates = Rates()
         self.num_in_flight = 0  # requests sent and not ended
         self.num_unanswered = 0  # of those, without a first byte
-        self.hold_s = 0.0  # from first byte to end, in the mean; 0: none has ended yet
+        self.hold_s = 0.0  # that an answer takes after its first token, in the mean; 0: none has ended yet
         self.cold_tokens = Decayed(COLD_HALF_LIFE_S)  # sent without being expected in its cache
         self.worth_tokens = Decayed(WORTH_HALF_LIFE_S)  # saved here that no other replica could have saved
         self.predicted: Predicted | None = None

@@ -2,7 +2,8 @@
 
 A block that the replica's stream then names is no longer predicted (the index sees to that). The others go when the
 last request that predicted them has expired or failed. A replica without a stream has a slot of its own here, and what
-was sent there is believed for longer, as nothing will ever confirm it.
+was sent there is believed for longer, as nothing will ever confirm it. There is a limit to how much is predicted at
+once: beyond it what would expire first goes early.
 """
 
 import heapq
@@ -15,6 +16,9 @@ from octavo_server.router.prefix_index import PREDICTED, PrefixIndex, Slot
 if TYPE_CHECKING:
     from octavo_server.router.replica import Replica
     from octavo_server.router.replica_blocks import ReplicaBlocks
+
+
+MAX_BLOCKS = 250_000  # some 30 MB
 
 
 class Predicted:
@@ -50,6 +54,7 @@ class Predictions:
         self._order = count()
         self._expiring: list[tuple[float, int, Prediction]] = []
         self._blind: dict[Replica, Predicted] = {}
+        self._num_blocks = 0  # of all predictions that aren't over
 
     def slot(self, replica: "Replica") -> Slot:
         """Where the index has what this replica has, as far as that can be known now."""
@@ -62,6 +67,9 @@ class Predictions:
             counts[block_hash] = counts.get(block_hash, 0) + 1
         self._index.store(prediction.of.slot, hashes, PREDICTED)
         heapq.heappush(self._expiring, (expires_at, next(self._order), prediction))
+        self._num_blocks += len(hashes)
+        while self._num_blocks > MAX_BLOCKS:
+            self.end(heapq.heappop(self._expiring)[2])
         return prediction
 
     def end(self, prediction: Prediction) -> None:
@@ -76,6 +84,8 @@ class Predictions:
             if not counts[block_hash]:
                 del counts[block_hash]
                 gone.append(block_hash)
+        self._num_blocks -= len(prediction.hashes)
+        prediction.hashes = ()
         if prediction.of.is_believed:
             self._index.remove(prediction.of.slot, gone, PREDICTED)
 

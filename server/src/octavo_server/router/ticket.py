@@ -18,13 +18,14 @@ BLIND_S = 120.0  # what was sent to a replica without a stream is believed to be
 
 class Ticket:
     __slots__ = (
-        "_began_at",
         "_clock",
         "_compute_tokens",
+        "_has_begun",
         "_has_ended",
         "_prediction",
         "_predictions",
         "_sent",
+        "_sent_at",
         "cached_tokens",
         "decision",
     )
@@ -37,8 +38,8 @@ class Ticket:
         self.cached_tokens: int | None = None  # as the replica reported
         self._predictions = predictions
         self._clock = clock
-        self._began_at: float | None = None
-        self._has_ended = False
+        self._sent_at = now
+        self._has_begun = self._has_ended = False
         self._compute_tokens = prompt.num_tokens - decision.expected_tokens
         activity = decision.chosen.activity
         activity.cold_tokens.add(self._compute_tokens, now)
@@ -48,8 +49,8 @@ class Ticket:
         self._prediction = self._predict(prompt, now)
 
     def first_byte(self, cached_tokens: int | None) -> None:
-        if self._began_at is None and not self._has_ended:
-            self._began_at = self._clock()
+        if not self._has_begun and not self._has_ended:
+            self._has_begun = True
             self.cached_tokens = cached_tokens
             self._answered()
 
@@ -60,8 +61,9 @@ class Ticket:
         self._has_ended = True
         activity = self.decision.chosen.activity
         activity.num_in_flight -= 1
-        if self._began_at is not None:
-            activity.held(self._clock() - self._began_at)
+        if ok:  # the first byte of an answer that isn't streamed is its end, so what was expected has to do
+            activity.held(max(self._clock() - self._sent_at - self.decision.terms.ttft_s, 0.0))
+        if self._has_begun:
             return
         self._answered()
         if self._prediction is not None and not ok:
