@@ -84,6 +84,18 @@ async def test_a_replica_that_always_lies_is_sent_to_but_never_believed_for_long
         assert fleet.routable(MODEL) == [replica]
 
 
+async def test_a_replica_that_was_well_for_a_while_is_come_back_to_at_once():
+    """Else the tenth fault of a long life would cost the wait of ten in a row: 2^9 times 10 ms."""
+    settings = FollowSettings(least_wait_s=0.01, most_wait_s=60, stable_s=1e-6)
+    async with exact_pair(settings=settings) as (fake, fleet, replica):
+        for block in range(10, 20):
+            fake.spoil = lie
+            await until(lambda: replica.num_faults)
+            fake.spoil, replica.num_faults = None, 0
+            fake.step(stored=[block])
+            await until(lambda block=block: found(fleet, replica, [block]), limit_s=2.0)
+
+
 async def test_a_killed_replica_is_not_sent_to_until_its_new_epoch_is_known():
     async with exact_pair() as (fake, fleet, replica):
         seen, epoch = states_of(fleet), replica.admitted_epoch

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from octavo_server.kv.frames import MEDIA_TYPE, Bye, Frame, FrameError, FrameReader, Hello, Step
+from octavo_server.kv.frames import MEDIA_TYPE, Bye, Frame, FrameError, FrameReader, Hello, Load, Step
 from octavo_server.router.backoff import Backoff
 from octavo_server.router.blind import Streamless
 from octavo_server.router.prefix_index import PrefixIndex
@@ -47,6 +47,7 @@ class FollowSettings:
     reads_metrics: bool = True
     least_wait_s: float = 0.1
     most_wait_s: float = 2.0
+    stable_s: float = 5.0  # exact for so long, a replica is waited for as if it were new
 
     @property
     def headers(self) -> dict[str, str]:
@@ -80,7 +81,7 @@ class Follower:
         self._around = around
         settings = around.settings
         self._server = Streamless(around.session, replica.url, settings.headers)
-        self._backoff = Backoff(least_s=settings.least_wait_s, most_s=settings.most_wait_s)
+        self._backoff = Backoff(least_s=settings.least_wait_s, most_s=settings.most_wait_s, stable_s=settings.stable_s)
         self._exact_since_s: float | None = None
         self._silence_s = settings.answer_timeout_s
 
@@ -90,9 +91,10 @@ class Follower:
         try:
             while True:
                 await self._try(blocks)
+                wait_s = self._backoff.ended(lasted_s=self._exact_s())
                 blocks.give_up()
                 blocks = self._renew()
-                await asyncio.sleep(self._backoff.ended(lasted_s=self._exact_s()))
+                await asyncio.sleep(wait_s)
         finally:
             blocks.give_up()
             self.replica.blocks = None
@@ -140,7 +142,7 @@ class Follower:
     async def _watch(self) -> None:
         """A server without a stream, until it is time to look again whether it has one. Raises if it doesn't answer."""
         settings, replica = self._around.settings, self.replica
-        replica.hello = None
+        replica.hello, replica.load = None, Load()
         models = await self._server.models(settings.answer_timeout_s)
         if models != replica.models:
             replica.models = models
