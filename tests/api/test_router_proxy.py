@@ -427,3 +427,54 @@ async def test_a_failing_replica_is_left_alone_until_a_probe_succeeds(parts):
         assert (await routed.http.post(CHAT, json=BODY)).status_code == 200
     assert bad.paths.count(CHAT) == num_asked
     assert routed.router.breakers.state(bad.url.removeprefix("http://")) == "open"
+
+
+async def test_a_page_in_a_browser_may_read_answers_and_errors(parts):
+    await parts.replica(fine)
+    routed = await parts.route()
+    origin = {"origin": "http://page"}
+    refused = await routed.http.post(CHAT, json={**BODY, "model": "other"}, headers=origin)
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (404, "*")
+    asks = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    assert (await routed.http.options(CHAT, headers=asks)).headers["access-control-allow-origin"] == "*"
+
+
+async def test_connections_are_kept_and_used_again(parts):
+    peers = set()
+
+    async def answer(request):
+        peers.add(request.transport.get_extra_info("peername"))
+        return await fine(request)
+
+    await parts.replica(answer)
+    routed = await parts.route()
+    for _ in range(5):
+        assert (await routed.http.post(CHAT, json=BODY)).status_code == 200
+    assert len(peers) == 1
+
+
+async def test_a_connection_that_the_replica_closed_meanwhile_is_no_failure(parts):
+    replica = await parts.replica(fine)
+    routed = await parts.route()
+    assert (await routed.http.post(CHAT, json=BODY)).status_code == 200
+    (idle,) = routed.router.upstream.origin(replica.url).idle
+
+    async def answer(request):
+        if request.transport.get_extra_info("peername") == idle.transport.get_extra_info("sockname"):
+            return await cut(request)
+        return await fine(request)
+
+    replica.answers[CHAT] = answer
+    assert (await routed.http.post(CHAT, json=BODY)).status_code == 200
+    assert not routed.router.breakers
+
+
+@pytest.mark.parametrize("answer", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000])
+async def test_what_is_no_http_is_a_lost_replica(parts, answer):
+    async def talk(request):
+        request.transport.write(answer)
+        await never(request)
+
+    await parts.replica(talk)
+    routed = await parts.route(forward={"max_retries": 0})
+    assert (await routed.http.post(CHAT, json=BODY)).status_code == 502

@@ -150,6 +150,7 @@ class Router:
             self.breakers.succeeded(replica.name)
         elif replica.state == "gone":
             self.upstream.forget(replica.url)
+            self.breakers.succeeded(replica.name)
         self.room.poke()
         self.feed.poke()
 

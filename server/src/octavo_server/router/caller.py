@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from octavo_server.router.track import Track
 
 
+#: A page in a browser may read what went wrong, too; answers of replicas say so themselves.
+ANY_ORIGIN = (b"access-control-allow-origin", b"*")
+
+
 class ClientLeft(OctavoError):
     """Nobody is there to be told anything."""
 
@@ -116,7 +120,8 @@ class Caller:
         elif not self.has_started:
             described = describe(error)
             body = described.body()
-            extra = [(name.lower().encode(), value.encode("latin-1")) for name, value in described.headers.items()]
+            extra = [ANY_ORIGIN] if value_of(self.scope["headers"], b"origin") else []
+            extra += [(name.lower().encode(), value.encode("latin-1")) for name, value in described.headers.items()]
             await self.start(described.status, [JSON_TYPE, (b"content-length", b"%d" % len(body)), *extra])
             await self.finish(body)
         elif self.gate is not None and not self.is_done:

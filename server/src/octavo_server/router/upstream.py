@@ -104,6 +104,7 @@ class Upstream:
     def __init__(self, *, connect_timeout_s: float) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._origins: dict[str, Origin] = {}
+        self._leaving: list[Origin] = []
 
     def origin(self, url: str) -> Origin:
         found = self._origins.get(url)
@@ -113,18 +114,25 @@ class Upstream:
 
     def forget(self, url: str) -> None:
         """Nothing new is sent there; what runs may end."""
-        origin = self._origins.get(url)
-        for connection in origin.idle if origin else ():
-            connection.transport.close()
+        origin = self._origins.pop(url, None)
+        if origin is not None:
+            self._leaving.append(origin)
 
     async def watch(self) -> None:
         """Goes on until it is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            for origin in self._origins.values():
+            for origin in (*self._origins.values(), *self._leaving):
                 origin.look(loop.time())
+            self._leave()
 
     def close(self) -> None:
-        for origin in self._origins.values():
+        for origin in (*self._origins.values(), *self._leaving):
             origin.close()
+
+    def _leave(self) -> None:
+        for origin in self._leaving:
+            for connection in origin.idle:
+                connection.transport.close()
+        self._leaving = [origin for origin in self._leaving if origin.active or origin.idle]
