@@ -84,6 +84,12 @@ LOOKS = {
     "looped over with a memory": "{{ loop.changed(m.content) }}",
     "multiplied": "{{ m.content * 2 }}",
     "ordered": "{{ m.content < 'b' }}",
+    "escaped": "{{ m.content | e }}",
+    "escaped by what is safe": "{{ ('<b>' | safe) + m.content }}",
+    "escaped when joined": "{{ ('<b>' | safe).join(messages | map(attribute='content')) }}",
+    "escaped in a block": "{% autoescape true %}{{ m.content }}{% endautoescape %}",
+    "compared as a message": "{{ m == messages[-1] }}",
+    "looked for": "{{ m in messages[1:] }}",
     "drawn": "{{ [m.content, 'a'] | random }}",
 }
 
@@ -117,6 +123,8 @@ def test_marks_in_roles_or_options_are_not_taken_for_contents():
     skeletons = skeletons_of(TEMPLATES["chatml"])
     assert skeletons.text(("\ue0f20\ue0f3",), ["a"], options=PLAIN, options_key=b"") is None
     assert skeletons.text(("user",), ["a"], options=PLAIN, options_key='{"documents":"\ue0f2"}'.encode()) is None
+    assert skeletons.text(("user",), ["a"], options=PLAIN, options_key=rb'{"documents":"\u001f"}') is None
+    assert skeletons_of(r"{{ '\x1f' + messages[0].content }}").text(ROLES, SAID, options=PLAIN, options_key=b"") is None
 
 
 def test_options_have_skeletons_of_their_own():

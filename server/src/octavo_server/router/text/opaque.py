@@ -67,7 +67,7 @@ class Opaque(str):
 
 
 _HARMLESS = {"__new__", "__doc__", "__getattribute__", "__sizeof__"}
-for _name in {*vars(str), "__hash__", "__rmod__"} - _HARMLESS:
+for _name in {*vars(str), "__hash__", "__rmod__", "__html__"} - _HARMLESS:
     if _name not in vars(Opaque) or _name == "__hash__":  # which a class with __eq__ has, as None
         setattr(Opaque, _name, _refuse)
 
@@ -140,6 +140,7 @@ class _OperatorsAsCalls(NodeTransformer):
         raise LooksInside
 
     visit_CallBlock = visit_FilterBlock  # noqa: N815
+    visit_ScopedEvalContextModifier = visit_FilterBlock  # noqa: N815
 
     def _call(self, name: str, *arguments: nodes.Expr) -> nodes.Expr:
         known = [self.visit(argument) for argument in arguments]

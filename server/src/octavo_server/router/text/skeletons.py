@@ -20,7 +20,8 @@ from octavo_server.router.text.opaque import CLOSE, EDGE, OPEN, LooksInside, con
 from octavo_server.router.text.recency import RecencyCache
 
 _MARK = re.compile(f"({EDGE}?){OPEN}([0-9]+){CLOSE}({EDGE}?)")
-_STRANGE = re.compile(f"[{EDGE}{OPEN}{CLOSE}]")
+#: Of which the text around contents must hold none; the last as JSON and Jinja spell the first.
+_STRANGE = re.compile(rf"[{EDGE}{OPEN}{CLOSE}]|\\u001f|\\x1f", re.IGNORECASE)
 #: By whether the edges are there: what the template did to the ends of a content.
 _STRIPS: dict[tuple[bool, bool], Callable[[str], str]] = {
     (True, True): str,
@@ -62,7 +63,7 @@ class Skeletons:
         self._lock = threading.Lock()
         self._known: RecencyCache[Key, list[Skeleton | None]] = RecencyCache(max_bytes)
         self._template: ChatTemplate | None = None
-        if template is not None:
+        if template is not None and _STRANGE.search(template.source) is None:
             try:
                 self._template = ChatTemplate(template.source, template.special_tokens, environment=self._environment)
             except LooksInside:
