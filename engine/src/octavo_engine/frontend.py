@@ -98,7 +98,7 @@ class Frontend:
         clamp_max_tokens: bool = False,
     ) -> EngineRequest:
         """`clamp_max_tokens`: cut `max_tokens` to the context instead of refusing it (offline use)."""
-        resolved = self.resolve(prompt.token_ids, params, priority=priority, clamp_max_tokens=clamp_max_tokens)
+        resolved, grammar = self._check(prompt.token_ids, params, priority=priority, clamp=clamp_max_tokens)
         if resolved.seed is None and not resolved.is_greedy:
             resolved.seed = self._seeds.getrandbits(62)
         return EngineRequest(
@@ -110,7 +110,7 @@ class Frontend:
             priority=priority,
             turn=turn,
             cache_salt=prompt.cache_salt,
-            grammar=self.grammar(params),
+            grammar=grammar,
         )
 
     def grammar(self, params: SamplingParams) -> str | None:
@@ -122,10 +122,14 @@ class Frontend:
             raise InvalidRequest(message, param="structured_outputs")
         return self._grammars.of(params.structured_outputs)
 
-    def resolve(
-        self, token_ids: list[int], params: SamplingParams, *, priority: int = 0, clamp_max_tokens: bool = False
-    ) -> SamplingParams:
+    def resolve(self, token_ids: list[int], params: SamplingParams, *, priority: int = 0) -> SamplingParams:
         """What `build` gives to the engine, but for the seed that it draws. Raises whatever `build` raises."""
+        return self._check(token_ids, params, priority=priority)[0]
+
+    def _check(
+        self, token_ids: list[int], params: SamplingParams, *, priority: int, clamp: bool = False
+    ) -> tuple[SamplingParams, str | None]:
+        """The parameters as they are run, and the grammar."""
         self._check_prompt(token_ids)
         if priority and self.config.scheduling_policy != "priority":
             raise InvalidRequest(f"priority={priority} needs --scheduling-policy priority.", param="priority")
@@ -135,8 +139,8 @@ class Frontend:
                 f"--max-num-seqs.",
                 param="n",
             )
-        self.grammar(params)
-        return self._resolve(fit_to_context(params, len(token_ids), self.max_model_len, clamp=clamp_max_tokens))
+        grammar = self.grammar(params)
+        return self._resolve(fit_to_context(params, len(token_ids), self.max_model_len, clamp=clamp)), grammar
 
     def assemble(self, request: EngineRequest, prompt: TokenizedPrompt, *, request_id: str) -> RequestAssembly:
         return RequestAssembly(request_id=request_id, prompt=prompt.text, request=request, tokenizer=self.tokenizer)
