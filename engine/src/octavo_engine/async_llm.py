@@ -68,8 +68,8 @@ class AsyncLLM:
         self.ready_info = ready
         self.stats = EngineStats(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)
         self.on_stats: Callable[[EngineStats], None] | None = None  # called with each step's
-        self.on_block_lives: Callable[[list[BlockLife]], None] | None = None  # with --kv-cache-metrics
         self.on_kv: Callable[[KVChange | None, EngineStats], None] | None = None  # the same, with what blocks changed
+        self.on_block_lives: Callable[[list[BlockLife]], None] | None = None  # with --kv-cache-metrics
         self.dead_error: EngineDead | None = None
         self._frontend = frontend
         self._core = core

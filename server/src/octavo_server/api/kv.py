@@ -16,10 +16,11 @@ from octavo_server.api.openapi import answers
 from octavo_server.http.watched import InFlight, WatchedResponse
 from octavo_server.kv import card
 from octavo_server.kv.frames import MEDIA_TYPE
+from octavo_server.openai.sse import UNBUFFERED
 
 router = APIRouter()
 
-HEADERS = [(b"content-type", MEDIA_TYPE.encode()), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+HEADERS = [(b"content-type", MEDIA_TYPE.encode()), *UNBUFFERED]
 
 
 @router.get(

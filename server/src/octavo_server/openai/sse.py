@@ -7,11 +7,8 @@ import msgspec
 
 from octavo_server.openai.errors import describe
 
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]  # for proxies on the way
+HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), *UNBUFFERED]
 DONE = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.Encoder().encode
