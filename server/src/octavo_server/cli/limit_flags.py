@@ -109,14 +109,8 @@ def _add_request_flags(parser: Any) -> None:
         group.add_argument(
             "--" + name.replace("_", "-"), type=size, default=default, metavar="N", help=f"{text} (default: {default})"
         )
-    group.add_argument(
-        "--request-timeout",
-        type=seconds,
-        default=defaults.request_timeout_s,
-        metavar="S",
-        help="seconds for a client to send the head of a request, and again for its body "
-        f"(default: {defaults.request_timeout_s:g})",
-    )
+    text = "seconds for a client to send the head of a request, and again for its body"
+    add_seconds(group, "--request-timeout", text, default=defaults.request_timeout_s)
 
 
 def add_connection_flags(parser: Any) -> None:
@@ -128,13 +122,8 @@ def add_connection_flags(parser: Any) -> None:
         metavar="S",
         help="seconds that an idle connection stays open: more than proxies keep theirs (default: 120)",
     )
-    group.add_argument(
-        "--slow-client-timeout",
-        type=seconds,
-        default=60.0,
-        metavar="S",
-        help="seconds after which a client that doesn't read its answer is cut off (default: 60)",
-    )
+    text = "seconds after which a client that doesn't read its answer is cut off"
+    add_seconds(group, "--slow-client-timeout", text, default=60.0)
 
 
 def _add_queue_flags(parser: Any) -> None:
@@ -145,31 +134,24 @@ def _add_queue_flags(parser: Any) -> None:
         shown = "none" if default is None else default
         flag = "--" + name.replace("_", "-")
         group.add_argument(flag, type=size_or_auto, default=default, metavar="N", help=f"{text} (default: {shown})")
-    group.add_argument(
-        "--max-queue-time",
-        type=seconds,
-        metavar="S",
-        help="seconds that a request may wait to be started, else it ends with 503 (default: none)",
-    )
+    text = "seconds that a request may wait to be started, else it ends with 503"
+    add_seconds(group, "--max-queue-time", text, default=None)
 
 
 def add_lifecycle_flags(parser: Any) -> None:
     group = parser.add_argument_group("shutdown")
-    group.add_argument(
-        "--drain-timeout",
-        type=seconds,
-        default=30.0,
-        metavar="S",
-        help="seconds that running requests have to finish after SIGTERM or POST /drain (default: 30)",
+    text = "seconds that running requests have to finish after SIGTERM or POST /drain"
+    add_seconds(group, "--drain-timeout", text, default=30.0)
+    text = (
+        "seconds to go on answering 503 after SIGTERM though nothing runs, until proxies have noticed; Ctrl-C doesn't "
+        "wait"
     )
-    group.add_argument(
-        "--shutdown-delay",
-        type=seconds,
-        default=0.0,
-        metavar="S",
-        help="seconds to go on answering 503 after SIGTERM though nothing runs, until proxies have noticed; "
-        "Ctrl-C doesn't wait (default: 0)",
-    )
+    add_seconds(group, "--shutdown-delay", text, default=0.0)
+
+
+def add_seconds(group: Any, flag: str, text: str, *, default: float | None) -> None:
+    shown = "none" if default is None else f"{default:g}"
+    group.add_argument(flag, type=seconds, default=default, metavar="S", help=f"{text} (default: {shown})")
 
 
 def seconds(text: str) -> float:

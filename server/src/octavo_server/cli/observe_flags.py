@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from octavo_engine.log_format import LogFormat
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.limit_flags import seconds
+from octavo_server.cli.limit_flags import add_seconds
 from octavo_server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -16,13 +16,8 @@ if TYPE_CHECKING:
 
 def add_observability_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("observability")
-    group.add_argument(
-        "--health-stall-timeout",
-        type=seconds,
-        default=60.0,
-        metavar="X",
-        help="seconds without progress, work at hand, after which /health answers 503; 0: never (default: 60)",
-    )
+    text = "seconds without progress, work at hand, after which /health answers 503; 0: never"
+    add_seconds(group, "--health-stall-timeout", text, default=60.0)
     group.add_argument("--log-format", choices=get_args(LogFormat), default="text", help="(default: text)")
     group.add_argument(
         "--disable-uvicorn-access-log",
