@@ -1,7 +1,12 @@
-"""A scripted server, one a module, as most modules want it; a module that needs another defines its own `server`."""
+"""A scripted server, one a module, as most modules want it; a module that needs another defines its own `server`.
+
+`llm` is an engine in a process of its own, for a module's own `config`.
+"""
 
 import pytest
 import pytest_asyncio
+from octavo_testing.core_process import running
+from octavo_testing.gate import Gate
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import ScriptedClient, serving
 
@@ -16,3 +21,16 @@ async def server(tmp_path_factory):
 def served(server):
     server.engine.reset()
     return server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def llm(config):
+    async with running(config) as started:
+        yield started
+
+
+@pytest.fixture
+def gate(tmp_path):
+    gate = Gate(tmp_path / "gate")
+    yield gate
+    gate.open()

@@ -9,12 +9,10 @@ from contextlib import aclosing
 
 import psutil
 import pytest
-import pytest_asyncio
 from octavo_engine.config import EngineConfig
 from octavo_engine.wire.errors import ContextLengthExceeded, EngineDead, InvalidRequest, StartupError
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.core_process import collect, joined_text, running, scripted_environment
-from octavo_testing.gate import Gate
 from octavo_testing.scripted import EOS, scripted, text_ids, write_byte_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -31,19 +29,6 @@ def workplace(tmp_path_factory):
 def config(tmp_path_factory, workplace):
     folder = write_byte_model(tmp_path_factory.mktemp("model"))
     return EngineConfig(model=str(folder), load_format="dummy", max_model_len=512, debug_invariants=True)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def llm(config):
-    async with running(config) as started:
-        yield started
-
-
-@pytest.fixture
-def gate(tmp_path):
-    gate = Gate(tmp_path / "gate")
-    yield gate
-    gate.open()
 
 
 async def until_idle(llm):

@@ -6,13 +6,11 @@ import signal
 from contextlib import aclosing
 
 import pytest
-import pytest_asyncio
 from octavo_engine.config import EngineConfig
 from octavo_engine.llm import LLM
 from octavo_engine.process.client import CoreProcess
 from octavo_engine.wire.errors import EngineDead
 from octavo_testing.core_process import collect, running, scripted_environment
-from octavo_testing.gate import Gate
 from octavo_testing.scripted import LOADER, scripted, write_byte_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -27,27 +25,15 @@ def config(tmp_path_factory):
         yield EngineConfig(model=str(folder), load_format="dummy", max_model_len=512, max_num_seqs=2)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def llm(config):
-    async with running(config) as started:
-        yield started
-
-
-@pytest.fixture
-def gate(tmp_path):
-    gate = Gate(tmp_path / "gate")
-    yield gate
-    gate.open()
-
-
 async def test_an_idle_core_answers_with_nothing(llm):
     assert await llm.debug_requests() == []
 
 
 async def test_what_runs_and_what_waits_is_told_by_the_callers_names(llm, gate):
-    """Both are in the core when it is asked, as it takes messages in order; the gate keeps the first one running."""
+    """The core takes messages in order, and the first one runs on for long: they may be on their way for a while."""
+    unending = scripted("a", eos=False, max_tokens=400, extra_args=gate.at(3))
     async with (
-        aclosing(llm.generate(LONG_PROMPT, scripted("abcdef", extra_args=gate.at(3)), "first")) as first,
+        aclosing(llm.generate(LONG_PROMPT, unending, "first")) as first,
         aclosing(llm.generate("second", scripted("x", n=2), "second")) as second,
     ):
         await anext(first)
@@ -59,9 +45,10 @@ async def test_what_runs_and_what_waits_is_told_by_the_callers_names(llm, gate):
         states = {info.request_id: info for info in await asking}
         assert {name: info.state for name, info in states.items()} == {"first": "running", "second": "waiting"}
         assert states["second"].waiting_reason is not None
-        async for _ in first:
-            pass
+        await first.aclose()
         await reading
+        async for _ in second:
+            pass
     assert await llm.debug_requests() == []
 
 

@@ -6,7 +6,6 @@ import pytest
 from octavo_engine.config import EngineConfig
 from octavo_server.config import QueueLimits
 from octavo_testing.core_process import collect, running, scripted_environment
-from octavo_testing.gate import Gate
 from octavo_testing.scripted import scripted, write_byte_model
 from octavo_testing.server import ScriptedClient, serving
 
@@ -65,13 +64,6 @@ async def one_place(tmp_path):
         config = EngineConfig(model=str(write_byte_model(folder)), load_format="dummy", max_num_seqs=1)
         async with running(config) as llm:
             yield llm
-
-
-@pytest.fixture
-def gate(tmp_path):
-    gate = Gate(tmp_path / "gate")
-    yield gate
-    gate.open()
 
 
 def occupied(llm, gate):
