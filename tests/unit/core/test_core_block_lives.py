@@ -3,14 +3,8 @@ from octavo_engine.core.block_lives import BlockLives, FollowedBlockPool
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.engine import EngineCore
 from octavo_engine.wire.records import BlockLife, EngineRequest
+from octavo_testing.clock import Clock
 from octavo_testing.scripted import EOS, ScriptedExecutor, scripted, text_ids
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def make_pool(num_blocks, every=1):

@@ -3,14 +3,8 @@ from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.engine import EngineCore
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.records import EngineRequest
+from octavo_testing.clock import Clock
 from octavo_testing.scripted import EOS, ScriptedExecutor, scripted, text_ids
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def test_each_sequence_is_described_in_order_of_service():

@@ -4,14 +4,7 @@ import pytest
 from octavo_engine.wire.errors import Overloaded
 from octavo_server.api.admission import Admission
 from octavo_server.config import QueueLimits
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
+from octavo_testing.clock import Clock
 
 
 @pytest.fixture
@@ -129,7 +122,7 @@ def test_when_to_come_back_follows_the_rate_of_ends(admission, clock):
     assert queue.retry_after_s() == 1.0
     done = [enter(queue) for _ in range(10)]
     for ticket in done:
-        clock.now += 3.0
+        clock.now_s += 3.0
         leave(ticket)
     assert queue.retry_after_s() == pytest.approx(2.7)
     for _ in range(7):
