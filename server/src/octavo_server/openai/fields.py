@@ -1,4 +1,4 @@
-"""The body fields that chat and text completions share, and how they become `SamplingParams`.
+"""The body fields that generating endpoints share, and how those of chat and text completions become `SamplingParams`.
 
 Every field is optional and null means unset: clients send nulls for what they don't use. What is unset comes from the
 model's generation_config.json, else from the defaults of `SamplingParams` (which are vLLM's). Unknown fields are
@@ -35,9 +35,10 @@ class StreamOptions(Lenient):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationFields(StructuredFields, Lenient):
+class SamplingFields(Lenient):
+    """What every generating endpoint takes, the responses API included."""
+
     model: str | None = Field(None, description="A served name; the first one if left out.")
-    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = Field(None, le=INT32_MAX)
@@ -48,27 +49,31 @@ class GenerationFields(StructuredFields, Lenient):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    ignore_eos: bool | None = None
-    max_tokens: int | None = None
     min_tokens: int | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = None
+    priority: int | None = Field(None, ge=-INT32_MAX, le=INT32_MAX)
+    cache_salt: str | None = None
+    request_id: str | None = Field(None, max_length=256)
+    user: str | None = None
+
+
+class GenerationFields(StructuredFields, SamplingFields):
+    n: int | None = None
+    bad_words: list[str] | None = None
+    max_tokens: int | None = None
+    allowed_token_ids: list[int] | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_reading_prefix_cache: bool | None = None
     prompt_logprobs: int | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
-    priority: int | None = Field(None, ge=-INT32_MAX, le=INT32_MAX)
-    cache_salt: str | None = None
-    request_id: str | None = Field(None, max_length=256)
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    user: str | None = None
 
     def check(self) -> None:
         """Rules between fields. Raises InvalidRequest."""

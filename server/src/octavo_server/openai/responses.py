@@ -10,16 +10,11 @@ from octavo_engine.wire.errors import InvalidRequest
 from pydantic import BaseModel, ConfigDict, Field
 
 from octavo_server.openai.chat import ChatCompletionRequest
-from octavo_server.openai.fields import INT32_MAX, Lenient
+from octavo_server.openai.fields import SamplingFields
 from octavo_server.openai.responses_input import InputItem, conversation
 
 #: Fields that a chat request has under the same name.
-_SAME_NAME = (
-    *("model", "temperature", "top_p", "stream", "parallel_tool_calls", "user"),
-    *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop"),
-    *("stop_token_ids", "min_tokens", "ignore_eos", "skip_special_tokens", "logit_bias", "chat_template_kwargs"),
-    *("priority", "cache_salt", "request_id"),
-)
+_SAME_NAME = (*SamplingFields.model_fields, "parallel_tool_calls", "chat_template_kwargs")
 #: Include values that ask for something we have.
 LOGPROBS = "message.output_text.logprobs"
 
@@ -74,8 +69,7 @@ class AnyToolChoice(BaseModel):
     name: str | None = None
 
 
-class ResponsesRequest(Lenient):
-    model: str | None = Field(None, description="A served name; the first one if left out.")
+class ResponsesRequest(SamplingFields):
     input: str | list[InputItem]
     instructions: str | None = None
     tools: list[AnyTool] | None = None
@@ -84,33 +78,14 @@ class ResponsesRequest(Lenient):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     max_output_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
-    stream: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    user: str | None = None
     previous_response_id: str | None = None
     background: bool | None = None
-    top_k: int | None = Field(None, le=INT32_MAX)
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    logit_bias: dict[str, float] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    priority: int | None = Field(None, ge=-INT32_MAX, le=INT32_MAX)
-    cache_salt: str | None = None
-    request_id: str | None = Field(None, max_length=256)
 
     def echoed(self) -> dict[str, Any]:
         """What a response tells of its request."""
