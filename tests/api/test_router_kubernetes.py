@@ -10,7 +10,11 @@ from octavo_server.router.backoff import Backoff
 from octavo_server.router.discovery.endpoint_slices import EndpointSlice, endpoints_of
 from octavo_server.router.discovery.kubernetes import ClusterAccess, KubernetesDiscovery
 from octavo_server.router.endpoint import Endpoint
+from octavo_server.router.fleet import Fleet
+from octavo_server.router.follower import FollowSettings
+from octavo_server.router.prefix_index import PrefixIndex
 from octavo_testing.fake_kubernetes import FakeKubernetes
+from octavo_testing.fake_replica import MODEL, FakeReplica
 from octavo_testing.fleets import until
 
 
@@ -191,3 +195,26 @@ def test_a_pod_knows_its_cluster(tmp_path):
 def test_what_names_no_service_is_refused(service):
     with pytest.raises(StartupError, match=r"\[NAMESPACE/\]SERVICE"):
         KubernetesDiscovery(service, ClusterAccess(url="http://x", namespace="default"))
+
+
+async def test_a_pod_is_known_before_it_is_ready_and_sent_to_as_soon_as_it_is():
+    """As a readiness gate needs it that waits for routers."""
+    api, fake = FakeKubernetes(), FakeReplica()
+    fake.step(stored=[1, 2, 3])
+    await fake.start()
+    await api.start()
+    await api.put("a", {"127.0.0.1": False}, port=fake.port)
+    discovery = KubernetesDiscovery("engine:http", ClusterAccess(url=api.url, namespace="default"))
+    fleet = Fleet(FollowSettings(), discovery, PrefixIndex(max_entries=1000))
+    await fleet.start()
+    try:
+        await until(lambda: fleet.replicas and fleet.replicas[0].is_exact)
+        (replica,) = fleet.replicas
+        assert (replica.name, fleet.routable(MODEL)) == ("pod-1", [])
+        await api.put("a", {"127.0.0.1": True}, port=fake.port)
+        await until(lambda: fleet.routable(MODEL) == [replica])
+        assert fake.num_connections == 1
+    finally:
+        await fleet.stop()
+        await api.stop()
+        await fake.stop()
