@@ -9,6 +9,7 @@ Under eviction pressure, what our router expected to be cached is set against wh
 import argparse
 import asyncio
 import itertools
+import json
 import re
 import signal
 import statistics
@@ -90,6 +91,8 @@ class Bench:
             pick = itertools.cycle(urls).__next__
             outcome = await run_load(turns, MODEL, pick, f"{workload.name}, {policy}")
             decisions = [decision for url in urls for decision in await _decisions(url)] if is_ours else []
+        log = self._folder / f"{workload.name}, {policy}.json"
+        log.write_text(json.dumps({"records": [asdict(r) for r in outcome.records], "decisions": decisions}))
         counts = [after - begun for after, begun in zip(await self._each(REQUESTS), before, strict=True)]
         evicted = outcome.computed_blocks - sum(await self._each(CACHED_BLOCKS))
         oracle = await oracle_tokens(outcome, self.replicas[0])
@@ -179,6 +182,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", choices=[workload.name for workload in WORKLOADS], help="one of the workloads")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, help="some of them (default: all)")
     parser.add_argument("--peers", type=Path, help="folder of install_peers.sh: sglang-router is compared, too")
+    parser.add_argument("--logs", type=Path, help="folder to keep requests, decisions and the processes' logs in")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file to save the figures to")
     return parser.parse_args()
@@ -187,8 +191,10 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a timeout, too, ends what was started
-    with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
-        capacity, results = asyncio.run(measure(arguments, Path(folder)))
+    with tempfile.TemporaryDirectory(prefix="octavo-bench-") as temporary:
+        folder = arguments.logs or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        capacity, results = asyncio.run(measure(arguments, folder))
     report(capacity, results)
     saved = {name: {policy: asdict(result) for policy, result in of.items()} for name, of in results.items()}
     save_json(arguments.json, {"capacity": asdict(capacity), "results": saved, "verdicts": verdicts(results)})
