@@ -26,6 +26,16 @@ def test_never_negative(steps):
     assert rates.step_s >= 0
 
 
+def test_prefill_never_looks_free():
+    rates = taught([(1, 0.9), (160, 0.7), (1, 0.8)])  # on a machine with something else to do
+    assert 2048 * rates.token_s >= 0.99 * rates.step_s > 0.3
+
+
+def test_a_slope_of_ones_own_needs_steps_of_several_sizes():
+    assert not taught([(1, 0.05)] * 50).is_own
+    assert taught([(1, 0.05), (160, 0.7)]).is_own
+
+
 def test_one_long_step_does_not_throw_it_off():
     usual = [(n, 0.005 + 0.0001 * n) for n in [1, 512] * 30]
     rates = taught([*usual, (4, 60.0), *usual[:10]])

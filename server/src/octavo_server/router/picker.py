@@ -56,13 +56,14 @@ class Picker:
         replica.activity.hear(replica.load, pool)
 
     def _look(self, prompt: "Prompt", candidates: "Sequence[Replica]") -> tuple[Terms, ...]:
-        """A replica that tells nothing of its steps is taken to be as fast as one that does."""
+        """A replica that tells little of its steps is taken to be as fast as those that do."""
         slots = [self._predictions.slot(r) for r in candidates]
         found = self._index.match(prompt.hashes, slots) if prompt.hashes else {}
-        usual_s = next((r.activity.rates.token_s for r in candidates if r.activity.rates.num_steps), PRIOR_TOKEN_S)
+        pools = (self._pools.get(r.models) for r in candidates)
+        usual_s = next((pool.token_s for pool in pools if pool is not None and pool.num_steps), PRIOR_TOKEN_S)
         return tuple(
             [
-                score.terms(prompt, r, found.get(slot, NOTHING), rates.token_s if rates.num_steps else usual_s)
+                score.terms(prompt, r, found.get(slot, NOTHING), rates.token_s if rates.is_own else usual_s)
                 for r, slot in zip(candidates, slots, strict=True)
                 for rates in (r.activity.rates,)
             ]

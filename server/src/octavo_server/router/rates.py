@@ -1,7 +1,8 @@
 """`Rates`: how long a replica's steps take, by the tokens computed in them: a line, fitted as its frames come in.
 
 Exponentially weighted least squares, drawn towards the slope of all replicas alike as long as a replica's own steps say
-little (none yet, or all of one size). The line can't get a negative slope or intercept, and a step that took far longer
+little (none yet, or all of one size). A full chunk takes at least as long again as a step without tokens: on a busy
+machine a short step may have taken longer than a long one, and prefill would look free. A step that took far longer
 than expected (a compilation, say) counts as a few times the expected: a lasting change comes through after a few steps.
 """
 
@@ -9,16 +10,20 @@ PRIOR_TOKEN_S = 0.0002
 _FORGET = 0.98
 _HELD = 2000.0  # tokens squared: as if so much variance had been seen along the slope drawn to
 _OUTLIER = 4.0
-_MIN_TOKEN_S = 1e-7
+_CHUNK_TOKENS = 2048
 
 
 class Rates:
-    __slots__ = ("_count", "_pairs", "_squares", "_times", "_tokens", "num_steps", "step_s", "token_s")
+    """`is_own`: the slope rests on the replica's own steps more than on others'. Until then theirs is the better one:
+    this was drawn to it when the replica last made a step, which may be long ago."""
+
+    __slots__ = ("_count", "_pairs", "_squares", "_times", "_tokens", "is_own", "num_steps", "step_s", "token_s")
 
     def __init__(self) -> None:
         self.step_s = 0.0  # of a step without tokens
         self.token_s = PRIOR_TOKEN_S  # more for each token
         self.num_steps = 0
+        self.is_own = False
         self._count = self._tokens = self._times = self._squares = self._pairs = 0.0
 
     def learn(self, tokens: int, took_s: float, usual_token_s: float) -> None:
@@ -36,8 +41,8 @@ class Rates:
         mean_tokens, mean_s = self._tokens / self._count, self._times / self._count
         variance = self._squares - self._tokens * mean_tokens
         covariance = self._pairs - self._tokens * mean_s
-        slope = max((covariance + _HELD * usual_token_s) / (variance + _HELD), _MIN_TOKEN_S)
+        slope = max((covariance + _HELD * usual_token_s) / (variance + _HELD), mean_s / (_CHUNK_TOKENS + mean_tokens))
         intercept = mean_s - slope * mean_tokens
         if intercept < 0:
-            slope, intercept = max(self._pairs / self._squares, _MIN_TOKEN_S), 0.0
-        self.token_s, self.step_s = slope, intercept
+            slope, intercept = self._pairs / self._squares, 0.0
+        self.token_s, self.step_s, self.is_own = slope, intercept, variance >= _HELD
