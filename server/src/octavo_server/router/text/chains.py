@@ -17,6 +17,8 @@ from octavo_server.router.text.recency import RecencyCache
 BLOCK_BYTES = 44
 SHORT_CHARS = 256
 MAX_KNOWN_PARTS = 4096
+#: The tokenizer lets other threads run while it works, but not while its results are taken over.
+BATCH_PIECES = 256
 
 
 class PromptChains:
@@ -85,7 +87,10 @@ class PromptChains:
     def _token_ids(self, pieces: list[str]) -> list[list[int]]:
         if len(pieces) == 1 and len(pieces[0]) <= SHORT_CHARS:
             return [self._short_ids(pieces[0])]
-        return self._tokenizer.encode_each(pieces, add_special_tokens=False)
+        ids: list[list[int]] = []
+        for start in range(0, len(pieces), BATCH_PIECES):
+            ids += self._tokenizer.encode_each(pieces[start : start + BATCH_PIECES], add_special_tokens=False)
+        return ids
 
     def _short_ids(self, text: str) -> list[int]:
         """What stands around each message is the same again and again."""
