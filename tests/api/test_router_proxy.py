@@ -478,3 +478,23 @@ async def test_what_is_no_http_is_a_lost_replica(parts, answer):
     await parts.replica(talk)
     routed = await parts.route(forward={"max_retries": 0})
     assert (await routed.http.post(CHAT, json=BODY)).status_code == 502
+
+
+async def test_a_compressed_stream_goes_through_as_it_comes(parts):
+    go_on = asyncio.Event()
+
+    async def answer(request):
+        response = await begin(request, **{"content-encoding": "br"})
+        await response.write(b"no frame")
+        await go_on.wait()
+        await response.write(b" at all")
+        return response
+
+    await parts.replica(answer)
+    routed = await parts.route()
+    async with routed.http.stream("POST", CHAT, json=BODY) as got:
+        assert (got.headers["content-encoding"], got.headers["x-accel-buffering"]) == ("br", "no")
+        chunks = got.aiter_raw()
+        assert await anext(chunks) == b"no frame"
+        go_on.set()
+        assert b"".join([chunk async for chunk in chunks]) == b" at all"

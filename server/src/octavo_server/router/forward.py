@@ -43,6 +43,8 @@ ELSEWHERE = frozenset({429, 502, 503, 504})
 #: Of these, the ones that speak against the replica. Being full doesn't.
 FAILURES = ELSEWHERE - {429}
 EVENT_STREAM = b"text/event-stream"
+#: nginx before the router would hold a stream back.
+UNBUFFERED = (b"x-accel-buffering", b"no")
 CACHED_TOKENS = b"x-octavo-cached-tokens"
 #: Between rounds: a replica that isn't there any more is soon known not to be.
 ROUND_PAUSE_S = 0.05
@@ -173,8 +175,10 @@ class Forwarder:
         out = answer_headers(headers, whole_bytes=None if whole is None else len(whole))
         out.append((b"x-octavo-rung", ticket.decision.rung.encode()))
         out.append((b"x-octavo-replica", ticket.decision.chosen.name.encode("latin-1", "replace")))
-        if is_stream:
+        if is_stream and not value_of(headers, b"content-encoding"):
             caller.gate = FrameGate()
+        if is_stream and not value_of(headers, UNBUFFERED[0]):
+            out.append(UNBUFFERED)
         await caller.start(exchange.status, out)
         if whole is not None:
             await caller.finish(whole)
