@@ -48,7 +48,8 @@ class IndexMachine(RuleBasedStateMachine):
             kinds = self.model[slot].setdefault(block_hash, set())
             if kind != PREDICTED:
                 kinds.discard(PREDICTED)
-            kinds.add(kind)
+            if kind != PREDICTED or DEVICE not in kinds:
+                kinds.add(kind)
 
     @precondition(lambda self: self.model)
     @rule(data=st.data(), hashes=st.lists(HASHES, max_size=6), kind=KINDS)

@@ -63,8 +63,11 @@ class Predictions:
     def add(self, replica: "Replica", hashes: Sequence[int], expires_at: float) -> Prediction:
         prediction = Prediction(self._of(replica), hashes)
         counts = prediction.of.counts
-        for block_hash in hashes:
-            counts[block_hash] = counts.get(block_hash, 0) + 1
+        if counts.keys().isdisjoint(hashes):
+            counts.update(dict.fromkeys(hashes, 1))
+        else:
+            for block_hash in hashes:
+                counts[block_hash] = counts.get(block_hash, 0) + 1
         self._index.store(prediction.of.slot, hashes, PREDICTED)
         heapq.heappush(self._expiring, (expires_at, next(self._order), prediction))
         self._num_blocks += len(hashes)
@@ -80,9 +83,9 @@ class Predictions:
         counts = prediction.of.counts
         gone: list[int] = []
         for block_hash in prediction.hashes:
-            counts[block_hash] -= 1
-            if not counts[block_hash]:
-                del counts[block_hash]
+            if (left := counts.pop(block_hash) - 1) > 0:
+                counts[block_hash] = left
+            else:
                 gone.append(block_hash)
         self._num_blocks -= len(prediction.hashes)
         prediction.hashes = ()

@@ -108,9 +108,11 @@ class PrefixIndex:
         Most neighbours have one mask between them, as a prompt's blocks come and go together: only where another begins
         is there anything to do.
         """
+        young, low = self._young, self._low
+        if not hashes or not self._has(hashes[0]):
+            return {}
         walk = _Walk({1 << slot * _BITS: slot for slot in slots})
         last: int | None = -1
-        young, low = self._young, self._low
         for position, mask in enumerate([young[h & low].get(h) for h in hashes]):
             if mask is last:
                 continue
@@ -146,6 +148,10 @@ class PrefixIndex:
                     block_hash: share(left, left) for block_hash, mask in generation.items() if (left := mask & ~gone)
                 }
         return looked
+
+    def _has(self, block_hash: int) -> bool:
+        shard = block_hash & self._low
+        return block_hash in self._young[shard] or block_hash in self._old[shard]
 
     def _rejuvenate(self, block_hash: int) -> int:
         shard = block_hash & self._low
