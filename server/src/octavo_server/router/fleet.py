@@ -76,7 +76,7 @@ class Fleet:
         return f"none of {len(expected)} replicas takes requests" if expected else None
 
     async def start(self) -> None:
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        connector = aiohttp.TCPConnector(limit=0, force_close=True, use_dns_cache=False)  # a name may have moved
         timeout = aiohttp.ClientTimeout(total=None)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=READ_BUFFER_BYTES)
         self._around = Surroundings(
