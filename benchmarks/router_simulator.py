@@ -4,15 +4,16 @@ Example: router_simulator.py --workload chat hot --replicas 8 --load 0.3 0.7 1.0
 """
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from router_sim.figures import Figures
 from router_sim.hardware import HARDWARE
 from router_sim.policies import POLICIES
-from router_sim.study import Case, Setting, as_json, capacities, run_all
+from router_sim.study import Case, Setting, as_json, capacities, from_json, run_all
 from router_sim.workloads import WORKLOADS
-from table import number, print_table, save_json
+from table import number, print_table
 from tqdm import tqdm
 
 HEADER = (
@@ -42,8 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for load in args.load
         for policy in args.policy
     ]
-    with tqdm(total=len(cases), desc="runs", disable=args.quiet) as bar:
-        results = dict(run_all(cases, jobs=args.jobs, on_done=bar.update))
+    results = saved_in(args.json)
+    todo = [case for case in cases if case not in results]
+    with tqdm(total=len(todo), desc="runs", disable=args.quiet) as bar:
+        for case, figures in run_all(todo, jobs=args.jobs, on_done=bar.update):
+            results[case] = figures
+            save(args.json, results)
     results = {case: results[case] for case in cases}
     for setting in settings:
         title = (
@@ -51,12 +56,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         rows = [row(case, figures) for case, figures in results.items() if case.setting == setting]
         print_table(f"{title}: {WORKLOADS[setting.workload].what}", HEADER, rows)
-    save_json(args.json, {"runs": [as_json(case, figures) for case, figures in results.items()]})
     if args.plot:
         from router_sim.charts import save_charts  # matplotlib is slow to import
 
         for path in save_charts(args.plot, results):
             print(f"saved: {path}")
+
+
+def saved_in(path: Path | None) -> dict[Case, Figures]:
+    """Runs that needn't be made again: they would come to the same."""
+    if path is None or not path.exists():
+        return {}
+    return dict(map(from_json, json.loads(path.read_text())["runs"]))
+
+
+def save(path: Path | None, results: dict[Case, Figures]) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"runs": [as_json(*result) for result in results.items()]}, indent=1) + "\n")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -73,7 +90,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--hardware", choices=[*HARDWARE], default="a10g-7b", help="what a replica is like")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="runs at once")
-    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--json", type=Path, help="file for all figures; runs that it has aren't made again")
     parser.add_argument("--plot", type=Path, help="folder for a PNG and an SVG of each workload and number of replicas")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser.parse_args(arguments)

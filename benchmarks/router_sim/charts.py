@@ -57,6 +57,8 @@ def draw(setting: Setting, results: Results) -> Figure:
     for panel, (title, value_of, scale) in zip(panels.flat, _PANELS, strict=True):
         panel.set_title(title, loc="left")
         panel.set_yscale(scale)
+        panel.yaxis.set_major_formatter("{x:g}")
+        panel.yaxis.set_minor_formatter("{x:g}" if scale == "log" else "")
         panel.set_xlabel("offered load, % of capacity")
         for i, policy in enumerate(dict.fromkeys(case.policy for case in results)):
             points = [(100 * c.load, value_of(found)) for c, found in results.items() if c.policy == policy]

@@ -5,7 +5,7 @@ Latencies are of those that were answered: read them beside `errors` and `goodpu
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 
 from router_sim.hardware import Hardware
@@ -36,9 +36,6 @@ class Figures:
     @property
     def hits_of_oracle(self) -> float:
         return self.hit_rate / self.oracle_rate if self.oracle_rate else 1.0
-
-    def as_json(self) -> dict[str, float]:
-        return {**asdict(self), "hits_of_oracle": self.hits_of_oracle}
 
 
 def figures(world: World) -> Figures:

@@ -1,14 +1,14 @@
 """Runs policies over workloads, loads and numbers of replicas, some runs at once.
 
 Load is a share of *capacity*: the rate at which requests are finished when more arrive than can be, under the policy
-that finishes most of `SATURATED_BY`. It is found anew for each workload and number of replicas.
+that finishes most of `SATURATED_BY`. It is found for each workload with at most `SATURATED_REPLICAS`, and scaled.
 """
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from router_sim.figures import Figures, figures
 from router_sim.hardware import HARDWARE, Hardware
@@ -18,6 +18,7 @@ from router_sim.workloads import WORKLOADS, Request
 from router_sim.world import World, asked_of
 
 SATURATED_BY = ("aware", "loadaware")
+SATURATED_REPLICAS = 8
 OVERLOAD = 1.3
 SATURATED_S = 20.0  # at least, that is several times what an answer takes
 WARM = 0.3  # of the time in which requests arrive; what finishes before isn't counted
@@ -69,7 +70,7 @@ def capacity(setting: Setting) -> float:
 def ideal_capacity(setting: Setting) -> float:
     """If every batch were full and all found that the oracle finds: how far off capacity can't be."""
     hardware, oracle = HARDWARE[setting.hardware], Oracle()
-    requests = setting.made(10.0 * setting.replicas)
+    requests = setting.made(10.0 * setting.replicas, for_s=SATURATED_S)
     decode_s = hardware.duration_s(0, hardware.max_num_seqs) / hardware.max_num_seqs
     total_s = 0.0
     for request in requests:
@@ -80,16 +81,26 @@ def ideal_capacity(setting: Setting) -> float:
 
 
 def capacities(settings: list[Setting], *, jobs: int, on_done: Callable[[], object]) -> dict[Setting, float]:
-    return dict(_each(capacity, settings, jobs=jobs, on_done=on_done))
+    smaller = {setting: _smaller(setting) for setting in settings}
+    found = dict(_each(capacity, [*dict.fromkeys(smaller.values())], jobs=jobs, on_done=on_done))
+    return {large: found[small] * large.replicas / small.replicas for large, small in smaller.items()}
+
+
+def _smaller(setting: Setting) -> Setting:
+    return replace(setting, replicas=min(setting.replicas, SATURATED_REPLICAS), requests=0)
 
 
 def run_all(cases: list[Case], *, jobs: int, on_done: Callable[[], object]) -> Iterator[tuple[Case, Figures]]:
     return _each(run, cases, jobs=jobs, on_done=on_done)
 
 
-def as_json(case: Case, found: Figures) -> dict[str, object]:
-    flat = asdict(case)
-    return {**flat.pop("setting"), **flat, **found.as_json()}
+def as_json(case: Case, found: Figures) -> dict[str, Any]:
+    return {"case": asdict(case), "figures": asdict(found), "hits_of_oracle": found.hits_of_oracle}
+
+
+def from_json(saved: dict[str, Any]) -> tuple[Case, Figures]:
+    case = {**saved["case"], "setting": Setting(**saved["case"]["setting"])}
+    return Case(**case), Figures(**saved["figures"])
 
 
 def _finished_rate(setting: Setting, hardware: Hardware, policy: str, requests: list[Request]) -> float:

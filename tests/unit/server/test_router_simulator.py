@@ -90,5 +90,5 @@ def test_the_command_tells_and_saves_what_it_found(
     shown = capsys.readouterr().out
     assert "siblings, 2 replicas" in shown
     runs = json.loads(saved.read_text())["runs"]
-    assert [run["policy"] for run in runs] == ["octavo", "random"]
+    assert [run["case"]["policy"] for run in runs] == ["octavo", "random"]
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".png", ".svg"}
