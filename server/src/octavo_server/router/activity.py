@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 COLD_HALF_LIFE_S = 60.0
 WORTH_HALF_LIFE_S = 600.0
+MAX_STEP_MS = 600_000.0  # what says more is no step, nor is what isn't a number
 _HOLD_SHARE = 0.1  # of the latest in the mean
 
 
@@ -91,7 +92,7 @@ class Activity:
         self._tokens = [0, self._tokens[0]]
         self._requests = [0, self._requests[0]]
         step = load.step_tokens, load.step_ms
-        if step != self._latest_step and min(step) > 0:
+        if step != self._latest_step and load.step_tokens > 0 and 0 < load.step_ms < MAX_STEP_MS:
             self._latest_step = step
             pool.learn(load.step_tokens, load.step_ms / 1000, pool.token_s)
             self.rates.learn(load.step_tokens, load.step_ms / 1000, pool.token_s)

@@ -11,6 +11,7 @@ _FORGET = 0.98
 _HELD = 2000.0  # tokens squared: as if so much variance had been seen along the slope drawn to
 _OUTLIER = 4.0
 _CHUNK_TOKENS = 2048
+_MIN_TOKEN_S = 1e-9
 
 
 class Rates:
@@ -45,4 +46,4 @@ class Rates:
         intercept = mean_s - slope * mean_tokens
         if intercept < 0:
             slope, intercept = self._pairs / self._squares, 0.0
-        self.token_s, self.step_s, self.is_own = slope, intercept, variance >= _HELD
+        self.token_s, self.step_s, self.is_own = max(slope, _MIN_TOKEN_S), intercept, variance >= _HELD
