@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import support_path  # noqa: F401  (makes octavo_testing importable)
+
 SUPPORT = Path(__file__).parent.parent / "tests" / "support"
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import support_path  # noqa: F401  (makes octavo_testing importable)
 from octavo_server.router.picker import Picker
 from octavo_server.router.prefix_index import PrefixIndex
 from octavo_server.router.prompt import Prompt

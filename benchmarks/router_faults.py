@@ -18,6 +18,7 @@ from operator import xor
 from pathlib import Path
 from typing import Any
 
+import support_path  # noqa: F401  (makes octavo_testing importable)
 import uvloop
 from fake_fleets import FakeFleet, fake_fleet
 from octavo_server.router.discovery.static import StaticDiscovery

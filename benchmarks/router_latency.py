@@ -19,6 +19,7 @@ from pathlib import Path
 
 import aiohttp
 import psutil
+import support_path  # noqa: F401  (makes octavo_testing importable)
 from octavo_engine.config import EngineConfig
 from octavo_engine.frontend import Frontend
 from octavo_server.kv.card import ModelCard, write_card

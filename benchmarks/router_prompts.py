@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import support_path  # noqa: F401  (makes octavo_testing importable)
 from octavo_engine.config import EngineConfig
 from octavo_engine.frontend import Frontend
 from octavo_engine.text.template import ChatTemplate
