@@ -185,3 +185,15 @@ def test_stats_of_used_slots() -> None:
     stats = sim.scheduler.stats()
     assert (stats.in_use_blocks, stats.kv_used_slots) == (3, 10)
     assert (stats.prompt_tokens, stats.generation_tokens, stats.steps) == (6, 4, 2)
+
+
+def test_what_a_waiting_request_will_find_is_evicted_last() -> None:
+    sim = Simulation(num_blocks=8, max_num_seqs=1)
+    for name, first in (("older", 10), ("younger", 30)):
+        sim.add(name, [*range(first, first + 8)], max_tokens=1)
+        sim.drain()
+    sim.add("grows", [1, 2, 3, 4], max_tokens=18)
+    sim.tick()
+    sim.add("waits", [*range(10, 18), 9], max_tokens=1)
+    sim.drain()
+    assert sim.received["waits", 0].last.num_cached_tokens == 8

@@ -83,6 +83,13 @@ class KVCache:
             self._leave_one_token(hit)
         return hit
 
+    def touch(self, seq: Sequence) -> None:
+        """What a request that begins to wait would find now is evicted after all that nobody has asked for since."""
+        limit = self._readable_tokens(seq) // self.block_size
+        if self.pool.num_cached and limit:
+            self._hash_full_blocks(seq, limit)
+            self.pool.release(self.pool.share_prefix(seq.hashes[:limit]), spill=None)
+
     def cancel(self, hit: Hit) -> None:
         self.pool.release(hit.on_device, spill=None)
 

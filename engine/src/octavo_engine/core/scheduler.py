@@ -55,6 +55,7 @@ class Scheduler:
             state.defer(seq)
         else:
             state.enter_waiting(seq)
+        state.kv.touch(seq)
 
     def prepared(self, request_id: str, now: float, *, error: str | None = None) -> list[SeqOutput]:
         """What a deferred request waited for is there, or failed, which ends it. An unknown id is ignored."""
