@@ -51,7 +51,7 @@ def crd(api: client.ApiClient) -> str:
     raise AssertionError(f"{name} was not established within {PATIENCE_S} s")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def namespace(api: client.ApiClient) -> Iterator[str]:
     core, name = client.CoreV1Api(api), f"octavo-test-{secrets.token_hex(4)}"
     core.create_namespace({"metadata": {"name": name}}, _request_timeout=PATIENCE_S)

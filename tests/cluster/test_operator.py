@@ -96,7 +96,11 @@ def test_children_are_made_and_their_trouble_is_told(
     found = _until(custom, namespace, name, lambda status: _reason(status, "Ready") == "ImagePullError")
     assert found["status"]["replicas"]["summary"] == "0/1"
     assert found["status"]["url"] == f"http://made.{namespace}.svc.cluster.local"
-    deployments = client.AppsV1Api(api).list_namespaced_deployment(namespace).items
+    deployments = (
+        client.AppsV1Api(api)
+        .list_namespaced_deployment(namespace, label_selector=f"serving.octavo.dev/service={name}")
+        .items
+    )
     assert {d.metadata.name.rsplit("-", 1)[0] for d in deployments} == {"made-engine", "made"}
     assert "applies Deployment made-router" in operator.read_text()
 
