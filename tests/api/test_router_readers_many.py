@@ -4,7 +4,9 @@ import asyncio
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
 
+import msgspec
 import pytest
+from octavo_server.kv.card import ModelCard
 from octavo_server.kv.frames import Hello
 from octavo_server.router import readers as readers_module
 from octavo_server.router.endpoint import Endpoint
@@ -36,10 +38,17 @@ def fleet():
     return SimpleNamespace(on_change=[], changed=lambda _: None, replicas=replicas, routable=lambda _: replicas)
 
 
-def joined(url, name):
+def joined(url, name, fingerprint):
     replica = Replica(Endpoint(url, name))
     replica.hello = Hello(
-        version=1, epoch=1, block_size=16, root=b"", max_model_len=512, models=[MODEL], heartbeat_s=1.0
+        version=1,
+        epoch=1,
+        block_size=16,
+        root=b"",
+        max_model_len=512,
+        models=[MODEL],
+        heartbeat_s=1.0,
+        card=fingerprint,
     )
     replica.state = "exact"
     return replica
@@ -49,6 +58,7 @@ async def test_many_replicas_that_say_the_same_are_understood_once(fleet, tmp_pa
     monkeypatch.setattr(readers_module, "PromptReader", Counted)
     async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
         card = (await served.http.get("/kv/model")).content
+    fingerprint = msgspec.msgpack.decode(card, type=ModelCard).fingerprint
     readers = Readers(fleet, {})
     async with AsyncExitStack() as stack:
         await readers.start()
@@ -58,7 +68,7 @@ async def test_many_replicas_that_say_the_same_are_understood_once(fleet, tmp_pa
             fake.bodies["/kv/model"] = card
             await fake.start()
             stack.push_async_callback(fake.stop)
-            fleet.replicas.append(joined(fake.url, f"r{number}"))
+            fleet.replicas.append(joined(fake.url, f"r{number}", fingerprint))
         for replica in fleet.replicas:
             readers._look(replica)
         await until(lambda: len(readers._fingerprints) == NUM_REPLICAS)
