@@ -38,19 +38,35 @@ class QueueLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    served_model_names: tuple[str, ...]
+class HttpSettings:
+    """What an engine's server and a router are told alike."""
+
     host: str | None = None
     port: int = 8000
     uvicorn_log_level: str = "info"
-    root_path: str = ""
-    allowed_origins: tuple[str, ...] = ("*",)
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     api_key_files: tuple[Path, ...] = ()
     router_secrets: tuple[str, ...] = field(default=(), repr=False)
     router_secret_file: Path | None = None
-    cache_isolation: bool = False
     limits: RequestLimits = field(default_factory=RequestLimits)
+    log_format: LogFormat = "text"
+    logs_access: bool = True
+    drain_timeout_s: float = 30.0
+    shutdown_delay_s: float = 0.0
+    keep_alive_s: int = 120
+    slow_client_timeout_s: float = 60.0
+
+    @property
+    def needs_key(self) -> bool:
+        return bool(self.api_keys or self.api_key_files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(HttpSettings):
+    served_model_names: tuple[str, ...]
+    root_path: str = ""
+    allowed_origins: tuple[str, ...] = ("*",)
+    cache_isolation: bool = False
     queue: QueueLimits = field(default_factory=QueueLimits)
     response_role: str = "assistant"
     enable_force_include_usage: bool = False
@@ -61,19 +77,9 @@ class ServerConfig:
     disable_log_stats: bool = False
     disable_fastapi_docs: bool = False
     metrics_prefix: str = "vllm:"
-    log_format: LogFormat = "text"
-    logs_access: bool = True
     enable_per_request_metrics: bool = False
     otlp_traces_endpoint: str | None = None
     health_stall_timeout_s: float = 60.0
-    drain_timeout_s: float = 30.0
-    shutdown_delay_s: float = 0.0
-    keep_alive_s: int = 120
-    slow_client_timeout_s: float = 60.0
-
-    @property
-    def needs_key(self) -> bool:
-        return bool(self.api_keys or self.api_key_files)
 
     @property
     def trusts_router(self) -> bool:

@@ -11,10 +11,14 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
+from octavo_server.config import HttpSettings
 from octavo_server.http.lifecycle import Lifecycle
+from octavo_server.http.protocol import patient
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 TICKS_PER_S = 10  # uvicorn's
@@ -23,10 +27,11 @@ LAST_WORDS_S = 5
 
 
 class DrainingServer(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle, *, shutdown_delay_s: float) -> None:
-        super().__init__(config)
+    def __init__(self, app: ASGIApp, settings: HttpSettings, lifecycle: Lifecycle, **more: Any) -> None:
+        """`more`: what uvicorn is told besides."""
+        super().__init__(_uvicorn_config(app, settings, more))
         self._lifecycle = lifecycle
-        self._shutdown_delay_s = shutdown_delay_s
+        self._shutdown_delay_s = settings.shutdown_delay_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Task[None] | None = None
 
@@ -72,3 +77,21 @@ class DrainingServer(uvicorn.Server):
             async with asyncio.timeout(max(delay_s, lifecycle.remaining_s or 0.0) + LAST_WORDS_S):
                 await lifecycle.drained(at_least_s=delay_s)
         self.should_exit = True
+
+
+def _uvicorn_config(app: ASGIApp, settings: HttpSettings, more: dict[str, Any]) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=patient(
+            request_timeout_s=settings.limits.request_timeout_s, slow_client_timeout_s=settings.slow_client_timeout_s
+        ),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=settings.uvicorn_log_level,
+        access_log=settings.logs_access,
+        server_header=False,
+        timeout_keep_alive=settings.keep_alive_s,
+        timeout_graceful_shutdown=LAST_WORDS_S,
+        **more,
+    )

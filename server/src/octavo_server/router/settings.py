@@ -1,11 +1,8 @@
 """What a router may be told, resolved and frozen. What it needs to know of models it learns from the replicas."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from octavo_engine.log_format import LogFormat
-
-from octavo_server.config import RequestLimits
+from octavo_server.config import HttpSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,27 +21,9 @@ class ForwardLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterSettings:
+class RouterSettings(HttpSettings):
     """`router_secrets` (the first of them) and `replica_key`: what replicas know this router by."""
 
-    host: str | None = None
-    port: int = 8000
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    api_key_files: tuple[Path, ...] = ()
-    router_secrets: tuple[str, ...] = field(default=(), repr=False)
-    router_secret_file: Path | None = None
     replica_key: str = field(default="", repr=False)
     max_index_entries: int = 4_000_000
-    limits: RequestLimits = field(default_factory=RequestLimits)
     forward: ForwardLimits = field(default_factory=ForwardLimits)
-    log_format: LogFormat = "text"
-    logs_access: bool = True
-    uvicorn_log_level: str = "info"
-    drain_timeout_s: float = 30.0
-    shutdown_delay_s: float = 0.0
-    keep_alive_s: int = 120
-    slow_client_timeout_s: float = 60.0
-
-    @property
-    def needs_key(self) -> bool:
-        return bool(self.api_keys or self.api_key_files)
