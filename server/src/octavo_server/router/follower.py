@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
+from octavo_server.http.trust import SECRET_HEADER
 from octavo_server.kv.frames import MEDIA_TYPE, Bye, Frame, FrameError, FrameReader, Hello, Load, Step
 from octavo_server.router.backoff import Backoff
 from octavo_server.router.blind import Streamless
@@ -51,7 +52,7 @@ class FollowSettings:
 
     @property
     def headers(self) -> dict[str, str]:
-        headers = {"x-octavo-secret": self.secret} if self.secret else {}
+        headers = {SECRET_HEADER: self.secret} if self.secret else {}
         return headers | ({"authorization": f"Bearer {self.key}"} if self.key else {})
 
 

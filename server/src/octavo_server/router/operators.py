@@ -10,10 +10,9 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from octavo_server.http.auth import ADMIN
+from octavo_server.http.trust import SECRET_HEADER
 from octavo_server.keys import KeyRing
 from octavo_server.openai.errors import Forbidden, Unauthorized
-
-SECRET_HEADER = "x-octavo-secret"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

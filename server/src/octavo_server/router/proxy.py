@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo_server.http.body import discard_body
 from octavo_server.http.lifecycle import RETRY_AFTER_S
+from octavo_server.http.trust import SECRET_HEADER, TENANT_HEADER
 from octavo_server.http.watched import log_failure
 from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout, Unauthorized, describe
 from octavo_server.router.caller import Caller, ClientLeft
@@ -137,7 +138,7 @@ class Proxy:
         more = f"x-request-id: {request_id}\r\n"
         replica_key = self.settings.replica_key
         if self.secret:
-            more += f"x-octavo-secret: {self.secret}\r\nx-octavo-tenant: {tenant}\r\n"
+            more += f"{SECRET_HEADER}: {self.secret}\r\n{TENANT_HEADER}: {tenant}\r\n"
         if replica_key:
             more += f"authorization: Bearer {replica_key}\r\n"
         return NOT_SENT_ON if self.ring is None and not replica_key else KEYED, more.encode("latin-1")
