@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.wire.kv_stream import numbers
 from octavo_engine.wire.plan import SeqResult, StepPlan, StepResult
-from octavo_engine.wire.records import EngineRequest, EngineStats, SeqOutput
+from octavo_engine.wire.records import EngineRequest, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_server.kv.frames import VERSION, Frame, Hello, Load, Snapshot, Step
+from octavo_server.kv.publisher import is_news, load_of
 
 from router_sim.hardware import Hardware
 from router_sim.workloads import Request
@@ -55,7 +56,7 @@ class SimEngine:
 
     def hello(self) -> list[Frame]:
         config = self.scheduler.config
-        self._load = _load(self.scheduler.stats(), 0.0)
+        self._load = self._load_now()
         hello = Hello(
             version=VERSION,
             epoch=self._epoch,
@@ -120,8 +121,8 @@ class SimEngine:
 
     def _frame(self) -> Step | None:
         change = self.scheduler.take_kv_delta().change()
-        before, self._load = self._load, _load(self.scheduler.stats(), self._step_s)
-        if change is None and _work(before) == _work(self._load):
+        before, self._load = self._load, self._load_now()
+        if change is None and not is_news(before, self._load):
             return None
         self._seq += 1
         if change is None:
@@ -138,20 +139,7 @@ class SimEngine:
             removed=change.removed,
         )
 
-
-def _load(stats: EngineStats, step_s: float) -> Load:
-    return Load(
-        running=stats.running,
-        waiting=stats.waiting,
-        free_blocks=stats.free_blocks,
-        cached_blocks=stats.cached_blocks,
-        total_blocks=stats.total_blocks,
-        prefill_backlog_tokens=stats.prefill_backlog_tokens,
-        step_tokens=stats.batched_tokens,
-        step_ms=1000 * step_s,
-    )
-
-
-def _work(load: Load) -> tuple[int, int, int]:
-    """What the publisher finds worth a frame."""
-    return load.running, load.waiting, load.prefill_backlog_tokens
+    def _load_now(self) -> Load:
+        stats = self.scheduler.stats()
+        stats.step_s = self._step_s
+        return load_of(stats)

@@ -93,12 +93,12 @@ class KVPublisher:
 
     def publish(self, change: KVChange | None, stats: "EngineStats") -> None:
         """One step. Goes out if blocks came or went, or there is other work to do than before."""
-        before, self._load = self._load, _load(stats, self._load.accepts)
+        before, self._load = self._load, load_of(stats, accepts=self._load.accepts)
         if change is not None:
             for part in _parts(change, self._digest):
                 self.kept.apply(part)
                 self._tell(part)
-        elif _differs(before, self._load):
+        elif is_news(before, self._load):
             self._tell(_NO_CHANGE)
 
     def set_accepts(self, accepts: bool) -> None:
@@ -166,6 +166,26 @@ class KVPublisher:
         )
 
 
+def load_of(stats: "EngineStats", *, accepts: bool = True) -> Load:
+    return Load(
+        running=stats.running,
+        waiting=stats.waiting,
+        free_blocks=stats.free_blocks,
+        cached_blocks=stats.cached_blocks,
+        total_blocks=stats.total_blocks,
+        prefill_backlog_tokens=stats.prefill_backlog_tokens,
+        step_tokens=stats.batched_tokens,
+        step_ms=stats.step_s * 1000,
+        accepts=accepts,
+    )
+
+
+def is_news(before: Load, now: Load) -> bool:
+    """What a router would decide by; the number of the next token and its time are no news."""
+    old = (before.running, before.waiting, before.prefill_backlog_tokens)
+    return old != (now.running, now.waiting, now.prefill_backlog_tokens)
+
+
 def _parts(change: KVChange, digest: int) -> Iterator[KVChange]:
     """The same change in frames of the usual size: a reset of a large cache would be one of megabytes."""
     width = PART_HASHES * SHORT_BYTES
@@ -186,23 +206,3 @@ def _cut(change: KVChange, start: int, end: int) -> KVChange:
         host_removed=change.host_removed[start:end],
         digest=change.digest,
     )
-
-
-def _load(stats: "EngineStats", accepts: bool) -> Load:
-    return Load(
-        running=stats.running,
-        waiting=stats.waiting,
-        free_blocks=stats.free_blocks,
-        cached_blocks=stats.cached_blocks,
-        total_blocks=stats.total_blocks,
-        prefill_backlog_tokens=stats.prefill_backlog_tokens,
-        step_tokens=stats.batched_tokens,
-        step_ms=stats.step_s * 1000,
-        accepts=accepts,
-    )
-
-
-def _differs(before: Load, now: Load) -> bool:
-    """What a router would decide by; the number of the next token and its time are no news."""
-    old = (before.running, before.waiting, before.prefill_backlog_tokens)
-    return old != (now.running, now.waiting, now.prefill_backlog_tokens)
