@@ -119,6 +119,13 @@ def test_gpu_pods_get_shared_memory_and_cpu_pods_do_not() -> None:
     assert "shm" not in str(desired_engine(_service(), SETTINGS, replicas=1)["spec"]["template"])
 
 
+@pytest.mark.parametrize(("given", "mode"), [({}, "ReadWriteOnce"), ({"accessMode": "ReadWriteMany"}, "ReadWriteMany")])
+def test_a_made_claim_asks_for_what_every_storage_class_has_unless_told(given: dict[str, Any], mode: str) -> None:
+    cache = {"mode": "PVC", "size": "40Gi"} | given
+    service = _service({"model": {"uri": "hf://Qwen/Qwen3-0.6B", "cache": cache}})
+    assert _find(service, "PersistentVolumeClaim", "llm-models")["spec"]["accessModes"] == [mode]
+
+
 def test_a_claim_is_mounted_and_nothing_is_fetched() -> None:
     pod = desired_engine(_service({"model": {"uri": "pvc://models/a/b"}}), SETTINGS, replicas=1)["spec"]["template"][
         "spec"

@@ -22,13 +22,12 @@ STRATEGIC = "application/strategic-merge-patch+json"
 
 #: kind -> group and version, plural
 KINDS: dict[str, tuple[str, str]] = {
-    "ConfigMap": ("v1", "configmaps"),
     "Secret": ("v1", "secrets"),
     "Service": ("v1", "services"),
     "ServiceAccount": ("v1", "serviceaccounts"),
     "PersistentVolumeClaim": ("v1", "persistentvolumeclaims"),
     "Pod": ("v1", "pods"),
-    "Event": ("v1", "events"),
+    "Event": ("events.k8s.io/v1", "events"),
     "Deployment": ("apps/v1", "deployments"),
     "Role": ("rbac.authorization.k8s.io/v1", "roles"),
     "RoleBinding": ("rbac.authorization.k8s.io/v1", "rolebindings"),

@@ -10,7 +10,17 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from octavo_operator.desired.objects import CONFINED, Manifest, child, pod_security, probe, without_nones
+from octavo_operator.desired.objects import (
+    CONFINED,
+    Manifest,
+    child,
+    dumped,
+    pod_metadata,
+    pod_security,
+    probe,
+    resources,
+    without_nones,
+)
 from octavo_operator.desired.weights import model_environment, secret_environment, weights_of
 from octavo_operator.names import (
     ADMITTED_GATE,
@@ -21,7 +31,6 @@ from octavo_operator.names import (
     engine_account,
     engine_deployment,
     engine_selector,
-    labels,
     router_secret,
 )
 from octavo_operator.service import Service, Settings
@@ -70,11 +79,6 @@ def num_gpus(service: Service) -> int:
 
 def _template(service: Service, settings: Settings) -> Manifest:
     spec, weights = service.spec, weights_of(service, settings)
-    given = spec.pod_metadata
-    pod_labels = dict(given.labels) | labels(service.name, ENGINE) | {ROUTER_LABEL: service.router}
-    metadata: Manifest = {"labels": pod_labels}
-    if given.annotations:
-        metadata["annotations"] = dict(given.annotations)
     pod = {
         "serviceAccountName": engine_account(service.name),
         "automountServiceAccountToken": False,
@@ -82,9 +86,9 @@ def _template(service: Service, settings: Settings) -> Manifest:
         "readinessGates": [{"conditionType": ADMITTED_GATE}],
         "terminationGracePeriodSeconds": service.drain_timeout_s + settings.lame_duck_s + 15,
         "securityContext": pod_security(),
-        "imagePullSecrets": _dumped(spec.image_pull_secrets) or None,
+        "imagePullSecrets": dumped(spec.image_pull_secrets) or None,
         "nodeSelector": spec.node_selector,
-        "tolerations": _dumped(spec.tolerations) or None,
+        "tolerations": dumped(spec.tolerations) or None,
         "affinity": spec.affinity,
         "topologySpreadConstraints": [_about_engines(c, service) for c in spec.topology_spread_constraints] or None,
         "runtimeClassName": spec.runtime_class_name,
@@ -93,7 +97,7 @@ def _template(service: Service, settings: Settings) -> Manifest:
         "containers": [_container(service, settings)],
         "volumes": [*weights.volumes, {"name": "tmp", "emptyDir": {}}, *_shared_memory_volume(service)],
     }
-    return {"metadata": metadata, "spec": without_nones(pod)}
+    return {"metadata": pod_metadata(service, ENGINE), "spec": without_nones(pod)}
 
 
 def _container(service: Service, settings: Settings) -> Manifest:
@@ -106,10 +110,10 @@ def _container(service: Service, settings: Settings) -> Manifest:
         "image": spec.engine.image or settings.engine_image,
         "imagePullPolicy": spec.engine.image_pull_policy or settings.image_pull_policy,
         "args": ["serve", weights.model, *_flags(service, settings)],
-        "env": [*_environment(service), *_dumped(spec.engine.env)],
+        "env": [*_environment(service), *dumped(spec.engine.env)],
         "envFrom": secret_environment(service) or None,
         "ports": [{"name": "http", "containerPort": ENGINE_PORT}],
-        "resources": None if spec.resources is None else spec.resources.model_dump(exclude_defaults=True),
+        "resources": resources(spec.resources),
         "securityContext": CONFINED,
         "startupProbe": probe("/health", period_s=2, failures=STARTUP_S // 2),
         "readinessProbe": probe("/ready", period_s=5, failures=2),
@@ -162,7 +166,3 @@ def _shared_memory_volume(service: Service) -> list[Manifest]:
 
 def _about_engines(constraint: dict[str, Any], service: Service) -> dict[str, Any]:
     return {"labelSelector": {"matchLabels": engine_selector(service.name)}} | constraint
-
-
-def _dumped(parts: Any) -> list[Manifest]:
-    return [part.model_dump(by_alias=True, exclude_none=True) for part in parts]

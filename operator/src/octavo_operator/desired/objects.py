@@ -1,10 +1,11 @@
 """The frame of every object that is made for a service."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from octavo_operator.names import labels
+from octavo_operator.names import ROUTER_LABEL, labels
 from octavo_operator.service import Service
+from octavo_operator.spec.fields import Part, Resources
 
 Manifest = dict[str, Any]
 
@@ -21,6 +22,23 @@ def child(service: Service, api_version: str, kind: str, name: str, *, component
         },
         **content,
     }
+
+
+def pod_metadata(service: Service, component: str) -> Manifest:
+    """Labels and annotations of a pod; what a user adds doesn't replace ours."""
+    given = service.spec.pod_metadata
+    pod_labels = given.labels | labels(service.name, component) | {ROUTER_LABEL: service.router}
+    return {"labels": pod_labels} | ({"annotations": dict(given.annotations)} if given.annotations else {})
+
+
+def resources(given: Resources | None, default: Manifest | None = None) -> Manifest | None:
+    """Of a container: as given, else our default."""
+    return default if given is None else given.model_dump(exclude_defaults=True)
+
+
+def dumped(parts: Iterable[Part]) -> list[Manifest]:
+    """Pieces of the spec that Kubernetes defines, in its own form."""
+    return [part.model_dump(by_alias=True, exclude_none=True) for part in parts]
 
 
 def without_nones(fields: Mapping[str, Any]) -> Manifest:

@@ -2,16 +2,24 @@
 
 from typing import Any
 
-from octavo_operator.desired.objects import CONFINED, Manifest, child, pod_security, probe, without_nones
+from octavo_operator.desired.objects import (
+    CONFINED,
+    Manifest,
+    child,
+    dumped,
+    pod_metadata,
+    pod_security,
+    probe,
+    resources,
+    without_nones,
+)
 from octavo_operator.names import (
     ENGINE,
     ROUTER,
-    ROUTER_LABEL,
     ROUTER_PORT,
     engine_account,
     engine_selector,
     engines_service,
-    labels,
     router_account,
     router_deployment,
     router_secret,
@@ -93,11 +101,6 @@ def _account(service: Service, name: str, component: str) -> Manifest:
 
 
 def _deployment(service: Service, settings: Settings) -> Manifest:
-    given = service.spec.pod_metadata
-    pod_labels = dict(given.labels) | labels(service.name, ROUTER) | {ROUTER_LABEL: service.name}
-    metadata: Manifest = {"labels": pod_labels}
-    if given.annotations:
-        metadata["annotations"] = dict(given.annotations)
     return child(
         service,
         "apps/v1",
@@ -109,7 +112,7 @@ def _deployment(service: Service, settings: Settings) -> Manifest:
             "revisionHistoryLimit": 1,
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "selector": {"matchLabels": router_selector(service.name)},
-            "template": {"metadata": metadata, "spec": _pod(service, settings)},
+            "template": {"metadata": pod_metadata(service, ROUTER), "spec": _pod(service, settings)},
         },
     )
 
@@ -126,7 +129,7 @@ def _pod(service: Service, settings: Settings) -> Manifest:
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": service.drain_timeout_s + settings.lame_duck_s + 15,
         "securityContext": pod_security(),
-        "imagePullSecrets": [{"name": ref.name} for ref in spec.image_pull_secrets] or None,
+        "imagePullSecrets": dumped(spec.image_pull_secrets) or None,
         "topologySpreadConstraints": [_apart(service)],
         "containers": [_container(service, settings)],
         "volumes": volumes,
@@ -147,9 +150,7 @@ def _container(service: Service, settings: Settings) -> Manifest:
         "args": ["route", *_flags(service, settings)],
         "env": [{"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret}],
         "ports": [{"name": "http", "containerPort": ROUTER_PORT}],
-        "resources": DEFAULT_RESOURCES
-        if router.resources is None
-        else router.resources.model_dump(exclude_defaults=True),
+        "resources": resources(router.resources, DEFAULT_RESOURCES),
         "securityContext": CONFINED,
         "startupProbe": probe("/health", period_s=1, failures=60),
         "readinessProbe": probe("/ready", period_s=5, failures=2),

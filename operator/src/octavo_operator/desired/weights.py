@@ -7,13 +7,14 @@ that the engine looks for it by; what lies on a claim is mounted read-only.
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_operator.desired.objects import CONFINED, Manifest, child, without_nones
+from octavo_operator.desired.objects import CONFINED, Manifest, child, resources, without_nones
 from octavo_operator.names import ENGINE, cache_claim
 from octavo_operator.service import Service, Settings
 
 CACHE_PATH = "/var/cache/octavo"
 CLAIM_PATH = "/models"
 FETCHED = ("hf", "s3")
+DEFAULT_ACCESS = "ReadWriteOnce"  # which every StorageClass has; pods of one node share it
 DEFAULT_PREFETCH: Manifest = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
 
 
@@ -45,7 +46,7 @@ def desired_claim(service: Service) -> list[Manifest]:
         return []
     spec = without_nones(
         {
-            "accessModes": ["ReadWriteMany"],
+            "accessModes": [cache.access_mode or DEFAULT_ACCESS],
             "storageClassName": cache.storage_class_name,
             "resources": {"requests": {"storage": cache.size}},
         }
@@ -88,7 +89,7 @@ def _prefetch(service: Service, settings: Settings, cache_mount: Manifest) -> Ma
         "args": ["fetch", model.uri, *([] if model.revision is None else ["--revision", model.revision])],
         "env": model_environment(),
         "envFrom": secret_environment(service) or None,
-        "resources": DEFAULT_PREFETCH if own is None else own.model_dump(exclude_defaults=True),
+        "resources": resources(own, DEFAULT_PREFETCH),
         "securityContext": CONFINED,
         "volumeMounts": [cache_mount, {"name": "tmp", "mountPath": "/tmp"}],
     }

@@ -15,6 +15,7 @@ class Cache(Part):
     size: Quantity | None = None
     claim_name: Name | None = None
     storage_class_name: Name | None = None
+    access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] | None = None
     host_path: Annotated[str, Field(max_length=1024, pattern="^/.+")] | None = None
 
     @model_validator(mode="after")
@@ -27,6 +28,8 @@ class Cache(Part):
             )
         if named and (made or self.storage_class_name):
             raise ValueError("cache.claimName names a claim that exists: leave size and storageClassName out")
+        if self.access_mode is not None and (named or self.mode != "PVC"):
+            raise ValueError("cache.accessMode is of the claim that is made: it needs mode PVC and size")
         if (self.mode == "HostPath") != (self.host_path is not None):
             raise ValueError("cache.hostPath goes with mode HostPath, and mode HostPath needs it")
         if made and self.mode == "HostPath":
