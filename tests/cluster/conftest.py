@@ -9,6 +9,7 @@ import yaml
 from kubernetes import client, config, watch
 from kubernetes.dynamic import DynamicClient
 from octavo_testing.cluster import MISSING, kubeconfig
+from octavo_testing.control_plane import GARBAGE, NAMESPACES, ControlPlane, control_plane, missing_tools
 from urllib3.exceptions import HTTPError
 
 CRD = Path(__file__).parents[2] / "crds" / "inferenceservices.serving.octavo.dev.yaml"
@@ -57,3 +58,21 @@ def namespace(api: client.ApiClient) -> Iterator[str]:
     core.create_namespace({"metadata": {"name": name}}, _request_timeout=PATIENCE_S)
     yield name
     core.delete_namespace(name, _request_timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """An API server of the tests' own, whose audit log they read. `with plane.away()`: it is killed, and comes back."""
+    if missing := missing_tools():
+        pytest.skip(missing)
+    controllers = (GARBAGE, NAMESPACES)
+    with control_plane(tmp_path_factory.mktemp("plane"), audit=True, controllers=controllers) as running:
+        yield running
+
+
+@pytest.fixture
+def plane_namespace(plane: ControlPlane) -> Iterator[str]:
+    name = f"octavo-test-{secrets.token_hex(4)}"
+    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    yield name
+    plane.call("DELETE", f"/api/v1/namespaces/{name}")

@@ -1,0 +1,60 @@
+"""The control plane that other tests lean on: it keeps what it is told, says who asked, and can be killed."""
+
+import time
+import urllib.error
+
+import pytest
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from octavo_testing.control_plane import LIMIT_S, ControlPlane
+from octavo_testing.infsvc_cases import Case
+
+SERVICES = "/apis/serving.octavo.dev/v1alpha1/namespaces/{}/inferenceservices"
+
+
+def test_what_is_stored_outlives_the_api_server(plane: ControlPlane, plane_namespace: str) -> None:
+    path = SERVICES.format(plane_namespace)
+    made = plane.call("POST", path, Case("", {}, name="kept").manifest())
+    with plane.away(), pytest.raises(urllib.error.URLError):
+        plane.call("GET", path)
+    assert plane.call("GET", f"{path}/kept")["metadata"]["uid"] == made["metadata"]["uid"]
+
+
+def test_an_account_may_do_what_its_rules_say_and_the_audit_log_knows_it(
+    plane: ControlPlane, plane_namespace: str
+) -> None:
+    rules = [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["list"]}]
+    user = plane.account(plane_namespace, "reader", rules)
+    since = plane.audit.mark()
+    with config.new_client_from_config(str(plane.kubeconfig(user))) as connected:
+        core = client.CoreV1Api(connected)
+        assert core.list_namespaced_secret(plane_namespace).items == []
+        with pytest.raises(ApiException, match="Forbidden"):
+            core.list_namespaced_pod(plane_namespace)
+    calls = plane.audit.calls(since=since, user=user)
+    assert [(call.verb, call.resource, call.namespace, call.code) for call in calls] == [
+        ("list", "secrets", plane_namespace, 200),
+        ("list", "pods", plane_namespace, 403),
+    ]
+
+
+def test_a_compacted_history_is_gone(plane: ControlPlane, plane_namespace: str) -> None:
+    path = f"/api/v1/namespaces/{plane_namespace}/configmaps"
+    before = plane.call("POST", path, {"metadata": {"name": "before"}})["metadata"]["resourceVersion"]
+    plane.call("POST", path, {"metadata": {"name": "after"}})
+    plane.compact()
+    with plane.away():
+        """What it remembers goes with it."""
+    watched = plane.call("GET", f"{path}?watch=1&resourceVersion={before}&timeoutSeconds=1")
+    assert (watched["type"], watched["object"]["code"]) == ("ERROR", 410)
+
+
+def test_children_go_with_their_owner(plane: ControlPlane, plane_namespace: str) -> None:
+    path = f"/api/v1/namespaces/{plane_namespace}/configmaps"
+    owner = plane.call("POST", path, {"metadata": {"name": "owner"}})["metadata"]
+    ref = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["uid"]}
+    plane.call("POST", path, {"metadata": {"name": "child", "ownerReferences": [ref]}})
+    plane.call("DELETE", f"{path}/owner")
+    deadline = time.monotonic() + LIMIT_S
+    while [found["metadata"]["name"] for found in plane.call("GET", path)["items"]]:
+        assert time.monotonic() < deadline

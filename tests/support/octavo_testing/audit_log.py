@@ -1,0 +1,73 @@
+"""`AuditLog`: who asked an API server for what, from its own audit log."""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+POLICY = json.dumps(
+    {
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [{"level": "Metadata"}],
+    }
+)
+READS = frozenset({"get", "list", "watch"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """`resource`: its plural with the subresource, as RBAC has it. `namespace`: empty if the whole cluster was asked."""
+
+    user: str
+    verb: str
+    group: str
+    resource: str
+    namespace: str
+    name: str
+    path: str
+    code: int
+    at_s: float
+
+    @property
+    def is_write(self) -> bool:
+        return self.verb not in READS
+
+
+class AuditLog:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def mark(self) -> int:
+        """For `calls(since=...)`. The log is written before the caller gets its answer."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def calls(self, *, since: int = 0, user: str = "") -> list[Call]:
+        """Those that have ended, and watches when they begin. `user`: whose name ends so."""
+        with self.path.open("rb") as file:
+            file.seek(since)
+            lines = [line for line in file if line.endswith(b"\n")]
+        made = (_call(event) for event in map(json.loads, lines) if _counts(event))
+        return [call for call in made if call.user.endswith(user)]
+
+
+def _counts(event: dict[str, Any]) -> bool:
+    """A watch is written twice: when it begins to answer, and when it ends."""
+    return bool(event["stage"] == ("ResponseStarted" if event["verb"] == "watch" else "ResponseComplete"))
+
+
+def _call(event: dict[str, Any]) -> Call:
+    ref = event.get("objectRef", {})
+    return Call(
+        user=event["user"].get("username", ""),
+        verb=event["verb"],
+        group=ref.get("apiGroup", ""),
+        resource="/".join(filter(None, (ref.get("resource", ""), ref.get("subresource", "")))),
+        namespace=ref.get("namespace", ""),
+        name=ref.get("name", ""),
+        path=event["requestURI"],
+        code=event.get("responseStatus", {}).get("code", 0),
+        at_s=datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp(),
+    )

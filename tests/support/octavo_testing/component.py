@@ -1,0 +1,71 @@
+"""`Component`: a process that a test starts, kills and starts again; its log goes on over all of its lives."""
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+END_S = 30.0
+LAST_LINES = 30
+
+
+class Component:
+    """Killed by the kernel should the thread that started it end, however that came about."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.log = log
+        bound = shutil.which("setpriv")
+        self._command = [*([bound, "--pdeathsig", "KILL"] if bound else []), *command]
+        self._env = env
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def process(self) -> psutil.Process:
+        """For what it uses."""
+        assert self._process is not None
+        return psutil.Process(self._process.pid)
+
+    def start(self) -> None:
+        assert not self.is_running
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._env
+            )
+
+    def kill(self) -> None:
+        """-9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self, timeout_s: float = END_S) -> int:
+        """As a kubelet would. The exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._process.wait(timeout_s)
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def check(self) -> None:
+        """That it lives."""
+        assert self.is_running, f"{self.name} ended:\n{self.last_words()}"
+
+    def last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return "\n".join(lines[-LAST_LINES:])
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)

@@ -1,0 +1,255 @@
+"""`ControlPlane`: a real kube-apiserver over a real etcd, on loopback ports of its own, without nodes.
+
+    with control_plane(folder, audit=True, controllers=(GARBAGE, NAMESPACES)) as plane:
+        config.new_client_from_config(str(plane.kubeconfig()))     # as admin; the CRD is there
+        plane.kubeconfig(plane.account("default", "operator"))     # as a service account
+        with plane.away(): ...                                     # kill -9; back afterwards
+        plane.audit.calls(user="operator")
+
+What is stored stays until the end, whichever part is killed. Nothing runs a pod; controllers run where they are named.
+In tests: the fixture `plane` (tests/cluster/conftest.py) is one for the whole session, with both controllers.
+
+The binaries are those of `KUBEBUILDER_ASSETS` (as envtest calls it), else of PATH, else of the local cluster's tools.
+Start parts from the main thread: they are killed when the thread that started them ends, so that none is left over.
+"""
+
+import base64
+import csv
+import json
+import os
+import secrets
+import shutil
+import ssl
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from octavo_testing.audit_log import POLICY, AuditLog
+from octavo_testing.cluster import local_binaries
+from octavo_testing.component import Component
+from octavo_testing.serve_command import free_port
+
+LIMIT_S = 60.0
+ADMIN, CONTROLLERS = "admin", "controllers"
+GARBAGE, NAMESPACES = "garbage-collector-controller", "namespace-controller"
+CRD = Path(__file__).parents[3] / "crds" / "inferenceservices.serving.octavo.dev.yaml"
+TOOLS = ("etcd", "kube-apiserver", "kube-controller-manager", "openssl")
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+ISSUER = "https://kubernetes.default.svc.cluster.local"
+
+
+def tools() -> dict[str, str]:
+    """Path by name; those that are nowhere are left out."""
+    folders = [os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH"), local_binaries()]
+    found = {name: shutil.which(name, path=os.pathsep.join(map(str, filter(None, folders)))) for name in TOOLS}
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def missing_tools() -> str:
+    """Empty if nothing is missing; else a sentence for whoever skips."""
+    missing = [name for name in TOOLS if name not in tools()]
+    return f"{', '.join(missing)} not found: set KUBEBUILDER_ASSETS to where they are" if missing else ""
+
+
+class ControlPlane:
+    """`start` and `stop` are for all of it; `etcd`, `apiserver`, `manager` are single parts, to be killed at will."""
+
+    def __init__(self, folder: Path, *, audit: bool = False, controllers: Sequence[str] = ()) -> None:
+        self._folder = folder
+        self._found = tools()
+        self._tokens = {user: secrets.token_hex(16) for user in (ADMIN, CONTROLLERS)}
+        self._etcd_url, peer_url = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+        self._port = free_port()
+        self.url = f"https://127.0.0.1:{self._port}"
+        self.audit = AuditLog(folder / "audit.log")
+        self.etcd = self._component("etcd", self._etcd_flags(peer_url))
+        self.apiserver = self._component("kube-apiserver", self._apiserver_flags(audit=audit))
+        self.manager = self._component("kube-controller-manager", self._manager_flags(controllers))
+        self._parts = [self.etcd, self.apiserver, *[self.manager] * bool(controllers)]
+
+    def start(self) -> None:
+        self._write_files()
+        for part in self._parts[:2]:
+            part.start()
+        self.wait_until_ready()
+        self.kubeconfig(CONTROLLERS)
+        for part in self._parts[2:]:
+            part.start()
+        self._install_crd()
+
+    def stop(self) -> None:
+        for part in reversed(self._parts):
+            part.kill()  # nothing here is to be kept
+
+    def wait_until_ready(self) -> None:
+        self._wait(lambda: self._answers("/readyz"))
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """The API server is killed; afterwards it is back, at the same address."""
+        self.apiserver.kill()
+        try:
+            yield
+        finally:
+            self.apiserver.start()
+            self.wait_until_ready()
+
+    def kubeconfig(self, user: str = ADMIN) -> Path:
+        """`user`: `ADMIN`, or one that `account` gave."""
+        cluster = {"server": self.url, "certificate-authority-data": base64.b64encode(self.authority).decode()}
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "plane", "cluster": cluster}],
+            "users": [{"name": user, "user": {"token": self._tokens[user]}}],
+            "contexts": [{"name": "plane", "context": {"cluster": "plane", "user": user}}],
+            "current-context": "plane",
+        }
+        path = self._folder / f"{user.replace(':', '.')}.kubeconfig"
+        path.write_text(json.dumps(content))
+        return path
+
+    def account(self, namespace: str, name: str, rules: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """A service account that may do what the rules say, everywhere; without rules, everything. Its user's name."""
+        user = f"system:serviceaccount:{namespace}:{name}"
+        core, rbac = f"/api/v1/namespaces/{namespace}/serviceaccounts", "/apis/rbac.authorization.k8s.io/v1"
+        self.call("POST", core, {"metadata": {"name": name}})
+        role = "cluster-admin" if rules is None else f"{namespace}-{name}"
+        if rules is not None:
+            self.call("POST", f"{rbac}/clusterroles", {"metadata": {"name": role}, "rules": list(rules)})
+        binding = {
+            "metadata": {"name": f"{namespace}-{name}"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        }
+        self.call("POST", f"{rbac}/clusterrolebindings", binding)
+        self._tokens[user] = self.call("POST", f"{core}/{name}/token", {"spec": {}})["status"]["token"]
+        return user
+
+    def compact(self) -> None:
+        """Forgets the history: a watch that goes on from before gets a 410."""
+        latest = self._ask_etcd("range", key=base64.b64encode(b"/").decode())["header"]["revision"]
+        self._ask_etcd("compaction", revision=latest, physical=True)
+
+    def forget_everything(self) -> None:
+        """An etcd without content, as after a restore gone wrong. Afterwards the API server is to be started anew."""
+        self.apiserver.kill()
+        self.etcd.kill()
+        shutil.rmtree(self._folder / "etcd")
+        self.etcd.start()
+
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, kind: str = "") -> Any:
+        """As admin. `kind`: of the content, JSON else."""
+        return json.loads(self._fetch(method, path, body, kind) or b"{}")
+
+    def _fetch(self, method: str, path: str, body: Mapping[str, Any] | None = None, kind: str = "") -> bytes:
+        headers = {"Authorization": f"Bearer {self._tokens[ADMIN]}", "Content-Type": kind or "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=LIMIT_S, context=self._trust) as answer:
+            content: bytes = answer.read()
+            return content
+
+    @property
+    def authority(self) -> bytes:
+        """What clients are to trust: the API server makes it when it first starts."""
+        return (self._folder / "apiserver" / "apiserver.crt").read_bytes()
+
+    @cached_property
+    def _trust(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cadata=self.authority.decode())
+
+    def _component(self, name: str, flags: Mapping[str, object]) -> Component:
+        command = [self._found[name], *(f"--{flag}={value}" for flag, value in flags.items())]
+        return Component(name, command, self._folder / f"{name}.log")
+
+    def _etcd_flags(self, peer_url: str) -> dict[str, object]:
+        return {
+            "data-dir": self._folder / "etcd",
+            "listen-client-urls": self._etcd_url,
+            "advertise-client-urls": self._etcd_url,
+            "listen-peer-urls": peer_url,
+            "initial-advertise-peer-urls": peer_url,
+            "initial-cluster": f"default={peer_url}",
+            "unsafe-no-fsync": "true",
+            "log-level": "warn",
+        }
+
+    def _apiserver_flags(self, *, audit: bool) -> dict[str, object]:
+        key = self._folder / "accounts.key"
+        audited = {"audit-policy-file": self._folder / "audit.yaml", "audit-log-path": self.audit.path}
+        return {
+            "etcd-servers": self._etcd_url,
+            "bind-address": "127.0.0.1",
+            "advertise-address": "127.0.0.1",
+            "secure-port": self._port,
+            "endpoint-reconciler-type": "none",
+            "cert-dir": self._folder / "apiserver",
+            "token-auth-file": self._folder / "tokens.csv",
+            "authorization-mode": "RBAC",
+            "disable-admission-plugins": "ServiceAccount",  # there is no controller that makes the default ones
+            "service-cluster-ip-range": "10.0.0.0/16",
+            "service-account-issuer": ISSUER,
+            "service-account-key-file": key,
+            "service-account-signing-key-file": key,
+            **(audited if audit else {}),
+        }
+
+    def _manager_flags(self, controllers: Sequence[str]) -> dict[str, object]:
+        return {
+            "kubeconfig": self._folder / f"{CONTROLLERS}.kubeconfig",
+            "controllers": ",".join(controllers),
+            "leader-elect": "false",
+            "secure-port": 0,
+        }
+
+    def _write_files(self) -> None:
+        with (self._folder / "tokens.csv").open("w", newline="") as file:
+            rows = [[token, user, user, "system:masters"] for user, token in self._tokens.items()]
+            csv.writer(file).writerows(rows)
+        (self._folder / "audit.yaml").write_text(POLICY)
+        key = [self._found["openssl"], "genrsa", "-out", str(self._folder / "accounts.key"), "2048"]
+        subprocess.run(key, check=True, capture_output=True, timeout=LIMIT_S)
+
+    def _install_crd(self) -> None:
+        manifest = yaml.safe_load(CRD.read_text())
+        self.call("POST", CRDS, manifest)
+        self._wait(lambda: self._answers("/apis/serving.octavo.dev/v1alpha1/inferenceservices"))
+
+    def _answers(self, path: str) -> bool:
+        try:
+            self._fetch("GET", path)
+        except OSError:
+            return False
+        return True
+
+    def _wait(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not holds():
+            self.etcd.check()
+            self.apiserver.check()
+            assert time.monotonic() < deadline, f"not ready after {LIMIT_S:g} s:\n{self.apiserver.last_words()}"
+            time.sleep(0.05)
+
+    def _ask_etcd(self, act: str, **body: object) -> Any:
+        request = urllib.request.Request(f"{self._etcd_url}/v3/kv/{act}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+            return json.loads(answer.read())
+
+
+@contextmanager
+def control_plane(folder: Path, *, audit: bool = False, controllers: Sequence[str] = ()) -> Iterator[ControlPlane]:
+    """`folder`: empty, its own. Afterwards no process of it is left."""
+    plane = ControlPlane(folder, audit=audit, controllers=controllers)
+    try:
+        plane.start()
+        yield plane
+    finally:
+        plane.stop()
