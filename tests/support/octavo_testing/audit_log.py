@@ -19,7 +19,7 @@ READS = frozenset({"get", "list", "watch"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """`resource`: its plural with the subresource, as RBAC has it. `namespace`: empty if the whole cluster was asked."""
+    """`resource`: its plural with the subresource, as RBAC has it. `namespace`: empty for the whole cluster."""
 
     user: str
     verb: str
