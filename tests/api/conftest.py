@@ -1,11 +1,12 @@
 """A scripted server, one a module, as most modules want it; a module that needs another defines its own `server`.
 
-`llm` is an engine in a process of its own, for a module's own `config`.
+`llm` is an engine in a process of its own, for a module's own `config`; `core_server` serves one.
 """
 
 import pytest
 import pytest_asyncio
-from octavo_testing.core_process import running
+from octavo_engine.config import EngineConfig
+from octavo_testing.core_process import running, scripted_environment
 from octavo_testing.gate import Gate
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import ScriptedClient, serving
@@ -27,6 +28,19 @@ def served(server):
 async def llm(config):
     async with running(config) as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def core_config(tmp_path_factory):
+    folder = write_byte_model(tmp_path_factory.mktemp("model"))
+    with scripted_environment():
+        yield EngineConfig(model=str(folder), load_format="dummy", max_model_len=256)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def core_server(core_config):
+    async with running(core_config) as started, serving(started) as server:
+        yield server
 
 
 @pytest.fixture

@@ -1,34 +1,11 @@
 """Replicas without a KV stream, as plain vLLM: they are sent to, by what can be learned by asking them."""
 
-from contextlib import AsyncExitStack, asynccontextmanager
-
 import pytest
 from octavo_server.kv.frames import Load
 from octavo_server.router.blind import load_of
-from octavo_server.router.discovery.static import StaticDiscovery
-from octavo_server.router.fleet import Fleet
 from octavo_server.router.follower import FollowSettings
-from octavo_server.router.prefix_index import PrefixIndex
 from octavo_testing.fake_replica import MODEL, FakeReplica, vllm
-from octavo_testing.fleets import until
-
-QUICK = FollowSettings(
-    answer_timeout_s=0.5, health_timeout_s=0.3, look_every_s=0.02, looks_at_health=2, looks_at_metrics=1,
-    least_wait_s=0.01, most_wait_s=0.05,
-)  # fmt: skip
-
-
-@asynccontextmanager
-async def followed(*fakes, settings=QUICK):
-    async with AsyncExitStack() as stack:
-        for fake in fakes:
-            await fake.start()
-            stack.push_async_callback(fake.stop)
-        fleet = Fleet(settings, StaticDiscovery([fake.url for fake in fakes]), PrefixIndex(max_entries=100_000))
-        await fleet.start()
-        stack.push_async_callback(fleet.stop)
-        await until(lambda: len(fleet.replicas) == len(fakes))
-        yield fleet
+from octavo_testing.fleets import followed, until
 
 
 async def test_names_and_load_are_learned_by_asking():
@@ -102,7 +79,7 @@ async def test_what_is_no_list_of_models_is_not_sent_to(body):
     fake = vllm()
     fake.bodies["/v1/models"] = body
     async with followed(fake) as fleet:
-        await until(lambda: fleet.replicas[0].why.startswith("/v1/models"))
+        await until(lambda: fleet.replicas and fleet.replicas[0].why.startswith("/v1/models"))
         assert (fleet.replicas[0].state, fleet.models()) == ("connecting", [])
 
 
@@ -120,7 +97,7 @@ async def test_a_key_that_is_missing_is_named():
     fake = FakeReplica()
     fake.status["/kv/events"] = 401
     async with followed(fake) as fleet:
-        await until(lambda: "--replica-key" in fleet.replicas[0].why)
+        await until(lambda: fleet.replicas and "--replica-key" in fleet.replicas[0].why)
 
 
 def test_odd_metrics_are_passed_over():

@@ -2,33 +2,15 @@
 
 import asyncio
 import time
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import pytest
 from octavo_server.kv import publisher as publishing
 from octavo_server.kv.frames import MAX_FRAME_BYTES
-from octavo_server.router.discovery.static import StaticDiscovery
-from octavo_server.router.fleet import Fleet
 from octavo_server.router.follower import FollowSettings
-from octavo_server.router.prefix_index import Match, PrefixIndex
+from octavo_server.router.prefix_index import Match
 from octavo_testing.fake_replica import MODEL, FakeReplica, Lose, Reorder, Repeat, lie, twice
-from octavo_testing.fleets import until
-
-QUICK = FollowSettings(
-    answer_timeout_s=0.5, health_timeout_s=0.5, reopen_after_s=1.0, least_wait_s=0.01, most_wait_s=0.05
-)
-
-
-@asynccontextmanager
-async def followed(*fakes, settings=QUICK):
-    async with AsyncExitStack() as stack:
-        for fake in fakes:
-            await fake.start()
-            stack.push_async_callback(fake.stop)
-        fleet = Fleet(settings, StaticDiscovery([fake.url for fake in fakes]), PrefixIndex(max_entries=100_000))
-        await fleet.start()
-        stack.push_async_callback(fleet.stop)
-        yield fleet
+from octavo_testing.fleets import followed, until
 
 
 @asynccontextmanager

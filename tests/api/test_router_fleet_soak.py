@@ -4,12 +4,9 @@ import asyncio
 import random
 
 import pytest
-from octavo_server.router.discovery.static import StaticDiscovery
-from octavo_server.router.fleet import Fleet
 from octavo_server.router.follower import FollowSettings
-from octavo_server.router.prefix_index import PrefixIndex
 from octavo_testing.fake_replica import MODEL, FakeReplica, Lose, Reorder, Repeat, lie, twice
-from octavo_testing.fleets import until
+from octavo_testing.fleets import followed, until
 
 QUICK = FollowSettings(
     answer_timeout_s=0.2, health_timeout_s=0.1, reopen_after_s=0.2, least_wait_s=0.001, most_wait_s=0.01
@@ -60,12 +57,9 @@ def has(index, replica):
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_whatever_happens_it_is_exact_again_and_nothing_is_wrong(seed):
-    soak, index = Soak(seed), PrefixIndex(max_entries=100_000)
-    for fake in soak.fakes:
-        await fake.start()
-    fleet = Fleet(QUICK, StaticDiscovery([fake.url for fake in soak.fakes]), index)
-    await fleet.start()
-    try:
+    soak = Soak(seed)
+    async with followed(*soak.fakes, settings=QUICK) as fleet:
+        index = fleet.index
         for _ in range(80):
             await soak.act()
         soak.heal()
@@ -75,7 +69,3 @@ async def test_whatever_happens_it_is_exact_again_and_nothing_is_wrong(seed):
             await until(lambda replica=replica, kept=kept: replica.is_exact and has(index, replica) == kept.device)
         assert len(fleet.routable(MODEL)) == 2
         await until(lambda: len(index) == sum(len(fake.publisher.kept.device) for fake in soak.fakes))
-    finally:
-        await fleet.stop()
-        for fake in soak.fakes:
-            await fake.stop()

@@ -11,15 +11,8 @@ from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 from octavo_operator.cluster.client import Cluster
 from octavo_operator.cluster.lease import DEADLINE_S, DURATION_S, Leadership
+from octavo_testing.clock import Clock
 from octavo_testing.cluster import kubeconfig
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -43,10 +36,10 @@ async def test_the_second_waits_until_the_first_has_not_renewed_for_the_lease_s_
     await first.try_once()
     await second.try_once()
     assert (first.may_write, second.may_write) == (True, False)
-    clock.now += DURATION_S
+    clock.now_s += DURATION_S
     await second.try_once()
     assert not second.may_write
-    clock.now += 1
+    clock.now_s += 1
     await second.try_once()
     assert (first.may_write, second.may_write) == (False, True)
     await first.try_once()
@@ -57,7 +50,7 @@ async def test_a_holder_that_cannot_renew_stops_before_another_may_begin(cluster
     clock = Clock()
     holder = _candidate(cluster, namespace, f"lease-{secrets.token_hex(4)}", "holder", clock)
     await holder.try_once()
-    clock.now += DEADLINE_S
+    clock.now_s += DEADLINE_S
     assert not holder.may_write
     assert DEADLINE_S < DURATION_S
 

@@ -1,9 +1,22 @@
-"""Waiting for what a fleet comes to know, with a limit."""
+"""Fleets over replicas that a test names, and waiting for what they come to know, with a limit."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from octavo_server.router.discovery.static import StaticDiscovery
+from octavo_server.router.fleet import Fleet
+from octavo_server.router.follower import FollowSettings
+from octavo_server.router.prefix_index import PrefixIndex
+
+from octavo_testing.fake_replica import FakeReplica
 
 LIMIT_S = 15.0
+#: Impatient, so that a fault shows soon.
+QUICK = FollowSettings(
+    answer_timeout_s=0.5, health_timeout_s=0.5, reopen_after_s=1.0, look_every_s=0.02, looks_at_health=2,
+    looks_at_metrics=1, least_wait_s=0.01, most_wait_s=0.05,
+)  # fmt: skip
 
 
 async def until(holds: Callable[[], object], *, limit_s: float = LIMIT_S) -> None:
@@ -11,3 +24,24 @@ async def until(holds: Callable[[], object], *, limit_s: float = LIMIT_S) -> Non
     async with asyncio.timeout(limit_s):
         while not holds():
             await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def following(*urls: str, settings: FollowSettings | None = None) -> AsyncIterator[Fleet]:
+    fleet = Fleet(settings or FollowSettings(), StaticDiscovery(urls), PrefixIndex(max_entries=100_000))
+    await fleet.start()
+    try:
+        yield fleet
+    finally:
+        await fleet.stop()
+
+
+@asynccontextmanager
+async def followed(*fakes: FakeReplica, settings: FollowSettings = QUICK) -> AsyncIterator[Fleet]:
+    """The replicas, too, live as long as this."""
+    async with AsyncExitStack() as stack:
+        for fake in fakes:
+            await fake.start()
+            stack.push_async_callback(fake.stop)
+        fleet = await stack.enter_async_context(following(*(fake.url for fake in fakes), settings=settings))
+        yield fleet

@@ -2,18 +2,12 @@
 
 import pytest
 from octavo_server.router.breaker import MOST_OPEN_S, PROBE_S, Breakers
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
+from octavo_testing.clock import Clock
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture
@@ -45,7 +39,7 @@ def test_it_opens_after_so_many_failures_in_a_row(breakers):
 
 def test_when_its_time_has_come_one_request_is_sent_to_see(breakers, clock):
     fail(breakers, 3)
-    clock.now += 1.0
+    clock.now_s += 1.0
     assert (breakers.allows("a"), breakers.state("a")) == (True, "half-open")
     breakers.sent("a")
     assert not breakers.allows("a")
@@ -56,9 +50,9 @@ def test_when_its_time_has_come_one_request_is_sent_to_see(breakers, clock):
 def test_each_failed_probe_doubles_the_time_up_to_a_limit(breakers, clock):
     fail(breakers, 3)
     for open_s in (1.0, 2.0, 4.0, 8.0, 16.0, MOST_OPEN_S, MOST_OPEN_S):
-        clock.now += open_s - 0.01
+        clock.now_s += open_s - 0.01
         assert not breakers.allows("a")
-        clock.now += 0.02
+        clock.now_s += 0.02
         assert breakers.allows("a")
         breakers.sent("a")
         fail(breakers, 1)
@@ -66,7 +60,7 @@ def test_each_failed_probe_doubles_the_time_up_to_a_limit(breakers, clock):
 
 def test_a_probe_that_told_nothing_lets_the_next_one_go(breakers, clock):
     fail(breakers, 3)
-    clock.now += 1.0
+    clock.now_s += 1.0
     breakers.sent("a")
     breakers.untold("a")
     assert breakers.allows("a")
@@ -74,7 +68,7 @@ def test_a_probe_that_told_nothing_lets_the_next_one_go(breakers, clock):
 
 def test_a_probe_whose_end_nobody_tells_does_not_close_it_for_ever(breakers, clock):
     fail(breakers, 3)
-    clock.now += 1.0
+    clock.now_s += 1.0
     breakers.sent("a")
-    clock.now += PROBE_S
+    clock.now_s += PROBE_S
     assert breakers.allows("a")

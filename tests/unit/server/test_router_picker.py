@@ -3,19 +3,13 @@ from octavo_server.kv.frames import Load
 from octavo_server.router.picker import Picker
 from octavo_server.router.prefix_index import Match, PrefixIndex
 from octavo_server.router.ticket import BLIND_S, MIN_PREDICTED_S
+from octavo_testing.clock import Clock
 from octavo_testing.router_replicas import FedReplica, blind_replica, prompt_of
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture
@@ -111,7 +105,7 @@ def test_siblings_follow_what_was_predicted_until_it_expires(index, picker, cloc
     second = picker.pick(prompt_of([*range(1, 31), 99]), replicas)
     assert second.chosen is first.chosen
     assert (second.rung, second.expected_tokens) == ("predicted", 480)
-    clock.now += MIN_PREDICTED_S
+    clock.now_s += MIN_PREDICTED_S
     assert picker.pick(prompt, replicas).chosen is not first.chosen  # it is no longer the coldest
 
 
@@ -130,7 +124,7 @@ def test_a_frame_confirms_what_was_predicted(index, picker, clock):
     prompt = prompt_of([1, 2, 3])
     picker.sent(picker.pick(prompt, [fed.replica]), prompt)
     fed.tell(stored=[1, 2])
-    clock.now += MIN_PREDICTED_S
+    clock.now_s += MIN_PREDICTED_S
     decision = picker.pick(prompt, [fed.replica])
     assert decision.candidates[0].match == Match(2)
     assert decision.rung == "exact"
@@ -147,9 +141,9 @@ def test_nothing_predicted_of_a_broken_stream_reaches_who_has_its_slot_next(inde
     other = FedReplica(index, "b")
     assert other.blocks.slot == slot
     picker.sent(picker.pick(prompt, [other.replica]), prompt)
-    clock.now += MIN_PREDICTED_S / 2
+    clock.now_s += MIN_PREDICTED_S / 2
     again = picker.sent(picker.pick(prompt, [other.replica]), prompt)
-    clock.now += MIN_PREDICTED_S / 2
+    clock.now_s += MIN_PREDICTED_S / 2
     assert picker.pick(prompt, [other.replica]).expected_tokens == 48
     again.ended(ok=False)
     assert picker.pick(prompt, [other.replica]).expected_tokens == 0
@@ -161,10 +155,10 @@ def test_a_blind_replica_is_believed_to_have_what_it_was_sent(index, picker, clo
     first = picker.pick(prompt, replicas)
     assert first.rung == "hash"
     picker.sent(first, prompt).ended(ok=True)
-    clock.now += BLIND_S - 1
+    clock.now_s += BLIND_S - 1
     second = picker.pick(prompt, replicas)
     assert (second.chosen, second.rung) == (first.chosen, "predicted")
-    clock.now += 1
+    clock.now_s += 1
     assert picker.pick(prompt, replicas).rung == "hash"
 
 
@@ -207,9 +201,9 @@ def test_tokens_that_only_this_replica_could_save_are_its_worth(index, picker, c
     a, b = FedReplica(index, "a", device=range(1, 31)), FedReplica(index, "b", device=range(1, 11))
     prompt = prompt_of(range(1, 31))
     picker.sent(picker.pick(prompt, [a.replica, b.replica]), prompt)
-    assert a.replica.activity.worth_tokens.at(clock.now) == 20 * 16
-    assert b.replica.activity.worth_tokens.at(clock.now) == 0
-    assert a.replica.activity.worth_tokens.at(clock.now + 600) == pytest.approx(160)
+    assert a.replica.activity.worth_tokens.at(clock.now_s) == 20 * 16
+    assert b.replica.activity.worth_tokens.at(clock.now_s) == 0
+    assert a.replica.activity.worth_tokens.at(clock.now_s + 600) == pytest.approx(160)
 
 
 def test_a_blind_replica_is_taken_to_be_as_fast_as_one_that_tells(index, picker):
@@ -247,7 +241,7 @@ def test_without_free_blocks_it_takes_until_others_give_theirs_back(index, picke
     full, free = FedReplica(index, "full"), FedReplica(index, "free")
     prompt = prompt_of(range(1, 31), max_tokens=16)
     ticket = picker.sent(picker.pick(prompt, [full.replica]), prompt)
-    clock.now += 10
+    clock.now_s += 10
     ticket.ended(ok=True)
     full.tell(Load(running=4, free_blocks=0, cached_blocks=12, total_blocks=112))
     free.tell(load(running=4))
@@ -263,6 +257,6 @@ def test_what_is_predicted_has_a_limit(index, picker, clock, monkeypatch):
     for first in (100, 200, 300):
         prompt = prompt_of(range(first, first + 10))
         picker.sent(picker.pick(prompt, [replica]), prompt)
-        clock.now += 1
+        clock.now_s += 1
     found = [picker.pick(prompt_of(range(first, first + 10)), [replica]).expected_tokens for first in (100, 200, 300)]
     assert found == [0, 160, 160]
