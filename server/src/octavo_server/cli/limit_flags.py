@@ -109,8 +109,12 @@ def _add_request_flags(parser: Any) -> None:
         group.add_argument(
             "--" + name.replace("_", "-"), type=size, default=default, metavar="N", help=f"{text} (default: {default})"
         )
+    add_request_timeout(group)
+
+
+def add_request_timeout(group: Any) -> None:
     text = "seconds for a client to send the head of a request, and again for its body"
-    add_seconds(group, "--request-timeout", text, default=defaults.request_timeout_s)
+    add_seconds(group, "--request-timeout", text, default=RequestLimits().request_timeout_s)
 
 
 def add_connection_flags(parser: Any) -> None:

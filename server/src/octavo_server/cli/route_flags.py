@@ -12,6 +12,7 @@ from octavo_server.cli.limit_flags import (
     add_connection_flags,
     add_key_flags,
     add_lifecycle_flags,
+    add_request_timeout,
     keys_of,
     seconds,
 )
@@ -114,10 +115,4 @@ def _add_forward_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"{LIMIT_HELP['max_request_bytes']} (default: {limits.max_request_bytes})",
     )
-    group.add_argument(
-        "--request-timeout",
-        type=seconds,
-        default=limits.request_timeout_s,
-        metavar="S",
-        help="seconds for a client to send the head of a request, and again for its body (default: 60)",
-    )
+    add_request_timeout(group)

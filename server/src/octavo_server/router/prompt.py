@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """`hashes`: the short hashes of its full blocks, as numbers, as replicas of `root` would store them; empty where
-    the router couldn't compute them (`is_exact` is False then, and `num_tokens` an estimate).
+    """`hashes`: the short hashes of its full blocks, as numbers, as replicas would store them; empty where the
+    router couldn't compute them (`is_exact` is False then, and `num_tokens` an estimate).
 
     `affinity` stands for how the conversation begins, the same for all prompts that could share a prefix: the place on
     the hash ring where they go when nothing better is known.
@@ -17,7 +17,6 @@ class Prompt:
     affinity: int
     hashes: Sequence[int] = ()
     block_size: int = 16
-    root: bytes = b""
     is_exact: bool = False
     max_tokens: int | None = None  # what the request allows the answer, where it says
     num_outputs: int = 1

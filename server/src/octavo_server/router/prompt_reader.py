@@ -74,7 +74,6 @@ class PromptReader:
             affinity=affinity_of(kind, body),
             hashes=hashes if self.card.root and _reads_cache(body) else (),
             block_size=self.card.block_size,
-            root=root,
             is_exact=True,
             max_tokens=output_limit(kind, body),
             num_outputs=num_outputs(body) * len(prompts),
