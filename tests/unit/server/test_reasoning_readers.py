@@ -1,7 +1,7 @@
 """Reasoning is told apart from the answer, however the text is cut and wherever the reasoning was opened."""
 
 import pytest
-from octavo_server.reading.answer import AnswerReader
+from octavo_server.answers.reader import AnswerReader
 from octavo_server.reading.parts import join, merge
 from octavo_server.reasoning.registry import REASONING_PARSERS, Thinking
 from octavo_server.reasoning.think import ThinkReader

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo_server.answers.plan import Reading
 from octavo_server.api.chat_writer import ChatWriter
 from octavo_server.api.context import ApiContext, Head, context_of, read_generation
 from octavo_server.api.generation import Generation, PromptInput
@@ -15,7 +16,6 @@ from octavo_server.api.openapi import accepts
 from octavo_server.http.watched import EventStream, JsonReply
 from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
 from octavo_server.openai.rendering import render_messages
-from octavo_server.reading.plan import Reading
 from octavo_server.reasoning.registry import REASONING_PARSERS, Thinking
 
 router = APIRouter()

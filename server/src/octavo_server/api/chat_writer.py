@@ -2,6 +2,7 @@
 
 from msgspec import UNSET, UnsetType
 
+from octavo_server.answers.plan import Reading
 from octavo_server.api.choice import Choice
 from octavo_server.api.context import ApiContext, Head
 from octavo_server.api.generation import Generation
@@ -20,7 +21,6 @@ from octavo_server.openai.logprobs import LogprobWriter, prompt_list
 from octavo_server.openai.sse import frame
 from octavo_server.openai.tools import CalledFunction, CalledFunctionDelta, ToolCall, ToolCallDelta
 from octavo_server.reading.parts import CallArguments, CallStart, Part, Reasoning, Text, join, merge
-from octavo_server.reading.plan import Reading
 
 
 class ChatWriter(AnswerWriter):

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from octavo_engine.outputs import CompletionOutput, PositionLogprobs
     from octavo_engine.wire.records import Timing
 
+    from octavo_server.answers.reader import AnswerReader
     from octavo_server.api.generation import Delta
-    from octavo_server.reading.answer import AnswerReader
     from octavo_server.reading.parts import Part
 
 

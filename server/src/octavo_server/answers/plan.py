@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.sampling import SamplingParams
 
-from octavo_server.reading.answer import AnswerReader
+from octavo_server.answers.reader import AnswerReader
 from octavo_server.reasoning.registry import SWITCH, Thinking
 from octavo_server.reasoning.think import END, START
 from octavo_server.reasoning.tokens import ReasoningTokens
