@@ -11,10 +11,15 @@ app.kubernetes.io/name: octavo-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{- define "octavo.labels" -}}
+{{- define "octavo.ownLabels" -}}
 {{ include "octavo.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: octavo
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- /* Ours win: selectors and Helm depend on them. */}}
+{{- define "octavo.labels" -}}
+{{ merge (include "octavo.ownLabels" . | fromYaml) .Values.commonLabels | toYaml }}
 {{- end }}

@@ -12,6 +12,7 @@ class Settings:
     engine_image: str
     router_image: str
     image_pull_policy: str | None = None
+    image_pull_secrets: tuple[str, ...] = ()  # where a spec names none
     cluster_domain: str = "cluster.local"
     lame_duck_s: int = 15  # a pod that is told to end goes on answering while proxies learn of it
     has_pod_monitors: bool = False

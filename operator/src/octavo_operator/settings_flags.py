@@ -23,6 +23,14 @@ def build_parser() -> argparse.ArgumentParser:
     add("--engine-image", required=True, help="image of engine pods whose spec names none")
     add("--router-image", required=True, help="image of router pods whose spec names none")
     add("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), help="of those images")
+    add(
+        "--image-pull-secret",
+        action="append",
+        dest="image_pull_secrets",
+        default=[],
+        metavar="NAME",
+        help="Secret to pull with, in the namespace of each service whose spec names none; may be given again",
+    )
     add("--cluster-domain", default="cluster.local", help="(default: %(default)s)")
     add("--lame-duck", type=int, default=15, metavar="S", help="seconds that ending pods go on answering (default: 15)")
     add("--pod-monitors", action="store_true", help="the cluster has the Prometheus operator's PodMonitors")
@@ -48,6 +56,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         engine_image=args.engine_image,
         router_image=args.router_image,
         image_pull_policy=args.image_pull_policy,
+        image_pull_secrets=tuple(args.image_pull_secrets),
         cluster_domain=args.cluster_domain,
         lame_duck_s=args.lame_duck,
         has_pod_monitors=args.pod_monitors,

@@ -65,6 +65,15 @@ def test_a_new_image_of_the_installation_makes_a_new_revision() -> None:
     assert engine_revision(_service(), newer) != engine_revision(_service(), SETTINGS)
 
 
+def test_pull_secrets_of_the_installation_are_for_pods_whose_spec_names_none() -> None:
+    settings = replace(SETTINGS, image_pull_secrets=("registry",))
+    for spec, expected in (({}, "registry"), ({"imagePullSecrets": [{"name": "own"}]}, "own")):
+        router = next(c for c in desired_children(_service(spec), settings) if c["kind"] == "Deployment")
+        for made in (router, desired_engine(_service(spec), settings, replicas=1)):
+            assert made["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": expected}]
+    assert "imagePullSecrets" not in desired_engine(_service(), SETTINGS, replicas=1)["spec"]["template"]["spec"]
+
+
 def test_the_selector_of_a_deployment_finds_its_own_pods_only() -> None:
     made = desired_engine(_service(), SETTINGS, replicas=2)
     selector, template = made["spec"]["selector"]["matchLabels"], made["spec"]["template"]

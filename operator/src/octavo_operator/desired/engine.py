@@ -18,6 +18,7 @@ from octavo_operator.desired.objects import (
     pod_metadata,
     pod_security,
     probe,
+    pull_secrets,
     resources,
     without_nones,
 )
@@ -86,7 +87,7 @@ def _template(service: Service, settings: Settings) -> Manifest:
         "readinessGates": [{"conditionType": ADMITTED_GATE}],
         "terminationGracePeriodSeconds": service.drain_timeout_s + settings.lame_duck_s + 15,
         "securityContext": pod_security(),
-        "imagePullSecrets": dumped(spec.image_pull_secrets) or None,
+        "imagePullSecrets": pull_secrets(service, settings),
         "nodeSelector": spec.node_selector,
         "tolerations": dumped(spec.tolerations) or None,
         "affinity": spec.affinity,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from octavo_operator.names import ROUTER_LABEL, labels
-from octavo_operator.service import Service
+from octavo_operator.service import Service, Settings
 from octavo_operator.spec.fields import Part, Resources
 
 Manifest = dict[str, Any]
@@ -39,6 +39,12 @@ def resources(given: Resources | None, default: Manifest | None = None) -> Manif
 def dumped(parts: Iterable[Part]) -> list[Manifest]:
     """Pieces of the spec that Kubernetes defines, in its own form."""
     return [part.model_dump(by_alias=True, exclude_none=True) for part in parts]
+
+
+def pull_secrets(service: Service, settings: Settings) -> list[Manifest] | None:
+    """None where there are none: then it is left out."""
+    own = [ref.name for ref in service.spec.image_pull_secrets]
+    return [{"name": name} for name in own or settings.image_pull_secrets] or None
 
 
 def without_nones(fields: Mapping[str, Any]) -> Manifest:

@@ -6,10 +6,10 @@ from octavo_operator.desired.objects import (
     CONFINED,
     Manifest,
     child,
-    dumped,
     pod_metadata,
     pod_security,
     probe,
+    pull_secrets,
     resources,
     without_nones,
 )
@@ -118,7 +118,7 @@ def _deployment(service: Service, settings: Settings) -> Manifest:
 
 
 def _pod(service: Service, settings: Settings) -> Manifest:
-    spec, where = service.spec, service.spec.router.pod_template
+    where = service.spec.router.pod_template
     placed: dict[str, Any] = {} if where is None else where.model_dump(by_alias=True, exclude_defaults=True)
     volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
     if keys := _keys_secret(service):
@@ -129,7 +129,7 @@ def _pod(service: Service, settings: Settings) -> Manifest:
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": service.drain_timeout_s + settings.lame_duck_s + 15,
         "securityContext": pod_security(),
-        "imagePullSecrets": dumped(spec.image_pull_secrets) or None,
+        "imagePullSecrets": pull_secrets(service, settings),
         "topologySpreadConstraints": [_apart(service)],
         "containers": [_container(service, settings)],
         "volumes": volumes,

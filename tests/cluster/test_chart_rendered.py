@@ -1,0 +1,91 @@
+"""What helm makes of the chart, with each value set otherwise once, is taken by a real API server; wrong ones not."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from kubernetes.dynamic import DynamicClient
+from octavo_testing.chart import CHART, HELM_MISSING, Flip, default_values, flips, helm, render, run_helm
+
+pytestmark = pytest.mark.skipif(helm() is None, reason=HELM_MISSING)
+
+#: Whatever has an effect only where something else is on.
+ALL_ON: dict[str, Any] = {"monitoring": {"podMonitors": True}, "gatewayApi": {"enabled": True}}
+
+WRONG = (
+    ({"operator": {"replicas": "two"}}, "got string, want integer"),
+    ({"operator": {"replicas": -1}}, "minimum: got -1, want 0"),
+    ({"operator": {"workers": 0}}, "minimum: got 0, want 1"),
+    ({"operator": {"logFormat": "xml"}}, "value must be one of 'json', 'text'"),
+    ({"operator": {"image": "x"}}, "additional properties 'image' not allowed"),
+    ({"operator": {"resources": {"limits": {"memory": "1 GB"}}}}, "'/operator/resources/limits/memory'"),
+    ({"operator": {"podLabels": {"a": 1}}}, "'/operator/podLabels/a': got number, want string"),
+    ({"images": {"engine": ""}}, "'/images/engine': minLength: got 0, want 1"),
+    ({"images": {"pullSecrets": ["registry"]}}, "'/images/pullSecrets/0': got string, want object"),
+    ({"images": {"pullPolicy": "Sometimes"}}, "value must be one of 'Always', 'IfNotPresent', 'Never'"),
+    ({"watchNamespaces": "default"}, "'/watchNamespaces': got string, want array"),
+    ({"watchNamespaces": ["Default"]}, "does not match pattern"),
+    ({"watchNamespaces": ["a", "a"]}, "items at 0 and 1 are equal"),
+    ({"crds": {"install": "yes"}}, "got string, want boolean"),
+    ({"crd": {}}, "additional properties 'crd' not allowed"),
+)
+
+
+@pytest.fixture(scope="module")
+def objects(api: client.ApiClient) -> DynamicClient:
+    return DynamicClient(api)
+
+
+def test_helm_finds_nothing_to_say() -> None:
+    linted = run_helm("lint", "--strict", str(CHART), values=ALL_ON)
+    assert linted.returncode == 0, linted.stdout
+    assert "WARNING" not in linted.stdout
+
+
+@pytest.mark.parametrize(("values", "says"), WRONG, ids=[str(values) for values, _ in WRONG])
+def test_a_wrong_value_is_refused_with_its_name(values: Mapping[str, Any], says: str) -> None:
+    refused = run_helm("template", "octavo", str(CHART), values=values)
+    assert refused.returncode != 0
+    assert says in refused.stderr
+
+
+def test_a_field_that_kubernetes_does_not_know_would_be_found(objects: DynamicClient, namespace: str) -> None:
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a", "namespace": namespace}}
+    with pytest.raises(ApiException, match="unknownField"):
+        _take(objects, [account | {"unknownField": 1}])
+
+
+def test_what_is_made_by_default_is_taken(objects: DynamicClient, namespace: str) -> None:
+    _take(objects, render({}, namespace=namespace))
+
+
+@pytest.fixture(scope="module")
+def bases(namespace: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Values, and what helm makes of them."""
+    values = default_values()
+    everything = values | {name: values[name] | group for name, group in ALL_ON.items()}
+    return [(base, render(base, namespace=namespace)) for base in (values, everything)]
+
+
+@pytest.mark.parametrize("flip", flips(), ids=lambda flip: flip.id)
+def test_every_value_has_an_effect_that_is_taken(
+    objects: DynamicClient, namespace: str, flip: Flip, bases: list[tuple[dict[str, Any], list[dict[str, Any]]]]
+) -> None:
+    made = [render(flip.on(values), namespace=namespace) for values, _ in bases]
+    assert made != [manifests for _, manifests in bases], "it changes nothing"
+    for manifests in made:
+        _take(objects, manifests)
+
+
+def _take(objects: DynamicClient, manifests: list[dict[str, Any]]) -> None:
+    """A dry run on the server, which also refuses fields that it doesn't know."""
+    for made in manifests:
+        if made["apiVersion"].startswith("monitoring.coreos.com/"):
+            continue
+        kind = objects.resources.get(api_version=made["apiVersion"], kind=made["kind"])
+        answer = kind.server_side_apply(
+            made, field_manager="octavo-tests", dry_run="All", field_validation="Strict", force_conflicts=True
+        )
+        assert answer.metadata.name == made["metadata"]["name"]

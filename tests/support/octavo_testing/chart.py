@@ -1,0 +1,114 @@
+"""The Helm chart, as tests see it: its values and their schema, what can be set otherwise, what helm makes of it."""
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from octavo_testing.cluster import LOCAL
+
+CHART = Path(__file__).parents[3] / "charts" / "octavo"
+HELM_MISSING = "helm is missing: install helm 3 (https://helm.sh), or start the local cluster, which brings it"
+PATIENCE_S = 60
+
+Json = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """Another value than the default of one setting."""
+
+    path: tuple[str, ...]
+    value: Json
+
+    @property
+    def id(self) -> str:
+        return f"{'.'.join(self.path)}={self.value}"
+
+    def on(self, values: Mapping[str, Json]) -> dict[str, Json]:
+        """`values` with this one set."""
+        head, rest = self.path[0], self.path[1:]
+        below = values.get(head, {})
+        return {**values, head: Flip(rest, self.value).on(below) if rest else self.value}
+
+
+def default_values() -> dict[str, Json]:
+    loaded: dict[str, Json] = yaml.safe_load((CHART / "values.yaml").read_text())
+    return loaded
+
+
+def values_schema() -> dict[str, Json]:
+    loaded: dict[str, Json] = yaml.safe_load((CHART / "values.schema.json").read_text())
+    return loaded
+
+
+def settings(schema: Mapping[str, Json]) -> Iterator[tuple[tuple[str, ...], dict[str, Json]]]:
+    """Each setting's path and schema; what only groups settings isn't one."""
+    definitions = schema["definitions"]
+    pending = [((name,), node) for name, node in schema["properties"].items() if name != "global"]
+    while pending:
+        path, node = pending.pop(0)
+        full = definitions[node["$ref"].rsplit("/", 1)[1]] | node if "$ref" in node else node
+        if "properties" in full and "examples" not in full:
+            pending += [((*path, name), below) for name, below in full["properties"].items()]
+        else:
+            yield path, full
+
+
+def flips() -> list[Flip]:
+    """Every setting, otherwise than by default: choices all ways, numbers to both bounds, the rest to its examples."""
+    return [
+        Flip(path, value)
+        for path, node in settings(values_schema())
+        for value in _offered(node)
+        if value != _at(default_values(), path)
+    ]
+
+
+def _offered(node: Mapping[str, Json]) -> list[Json]:
+    if node.get("type") == "boolean":
+        return [False, True]
+    if node.get("type") == "integer":
+        return [node["minimum"], node["maximum"]]
+    found: list[Json] = node["enum"] if "enum" in node else node["examples"]
+    return found
+
+
+def _at(values: Json, path: tuple[str, ...]) -> Json:
+    return _at(values[path[0]], path[1:]) if path else values
+
+
+@cache
+def helm() -> Path | None:
+    """None where there is none."""
+    if on_path := shutil.which("helm"):
+        return Path(on_path)
+    if not (LOCAL / "env").exists():
+        return None
+    told = subprocess.run([LOCAL / "env"], capture_output=True, text=True, check=False, timeout=PATIENCE_S).stdout
+    folders = [line.partition("PATH=")[2] for line in told.splitlines() if line.startswith("export PATH=")]
+    found = shutil.which("helm", path=folders[0].split(":")[0]) if folders else None
+    return Path(found) if found else None
+
+
+def run_helm(*arguments: str, values: Mapping[str, Json] | None = None) -> subprocess.CompletedProcess[str]:
+    executable = helm()
+    assert executable is not None, HELM_MISSING
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(dict(values or {}), file)
+        file.flush()
+        command = [str(executable), *arguments, *(["--values", file.name] if values else [])]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+
+
+def render(values: Mapping[str, Json], *, namespace: str = "octavo-system") -> list[dict[str, Json]]:
+    """The manifests, of a machine that has no cluster; fails with helm's message."""
+    made = run_helm("template", "octavo", str(CHART), "--namespace", namespace, values=values)
+    assert made.returncode == 0, made.stderr
+    return [manifest for manifest in yaml.safe_load_all(made.stdout) if manifest]

@@ -1,0 +1,51 @@
+"""The chart's values and their schema: one list, each setting described, nothing else taken."""
+
+from typing import Any
+
+import jsonschema
+import pytest
+from octavo_testing.chart import Flip, default_values, flips, settings, values_schema
+
+
+def _paths(values: Any, known: set[tuple[str, ...]], path: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+    """Of settings: a dictionary that the schema knows as one is not looked into."""
+    if path in known or not isinstance(values, dict):
+        return {path}
+    return {found for name, below in values.items() for found in _paths(below, known, (*path, name))}
+
+
+def test_values_and_schema_have_the_same_settings() -> None:
+    known = {path for path, _ in settings(values_schema())}
+    assert _paths(default_values(), known) == known
+
+
+def test_the_defaults_are_valid() -> None:
+    jsonschema.Draft7Validator.check_schema(values_schema())
+    jsonschema.validate(default_values(), values_schema())
+
+
+def test_every_setting_and_group_is_described() -> None:
+    def silent(node: dict[str, Any], path: str) -> list[str]:
+        below = [f for name, n in node.get("properties", {}).items() for f in silent(n, f"{path}.{name}")]
+        return below if node.get("description", "").endswith((".", ")")) else [path, *below]
+
+    assert [path for name, node in values_schema()["properties"].items() for path in silent(node, name)] == []
+
+
+def test_every_group_refuses_what_it_does_not_know() -> None:
+    def open_groups(node: Any, path: str) -> list[str]:
+        if not isinstance(node, dict):
+            return []
+        here = [path] if "properties" in node and node.get("additionalProperties") is not False else []
+        return here + [found for name, below in node.items() for found in open_groups(below, f"{path}/{name}")]
+
+    assert open_groups(values_schema(), "") == []
+
+
+@pytest.mark.parametrize("flip", flips(), ids=lambda flip: flip.id)
+def test_what_the_schema_offers_it_takes(flip: Flip) -> None:
+    jsonschema.validate(flip.on(default_values()), values_schema())
+
+
+def test_every_setting_can_be_flipped() -> None:
+    assert {flip.path for flip in flips()} == {path for path, _ in settings(values_schema())}
