@@ -1,13 +1,14 @@
 """`SimEngine`: a replica without a model. The scheduler and its block pool are the real ones; only a step's duration is
 made up, and each request's answer is known beforehand.
 
-As the real one, it takes in new requests between two steps and tells what changed in one frame after each.
+As the real one, it takes in new requests between two steps, and tells what a step writes over before it runs, all else
+that changed in one frame after it.
 """
 
 from dataclasses import dataclass
 
 from octavo_engine.core.scheduler import Scheduler
-from octavo_engine.wire.kv_stream import numbers
+from octavo_engine.wire.kv_stream import KVChange, numbers
 from octavo_engine.wire.plan import SeqResult, StepPlan, StepResult
 from octavo_engine.wire.records import EngineRequest, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
@@ -96,6 +97,11 @@ class SimEngine:
         self._plan = plan
         return True
 
+    def given_up(self) -> Step | None:
+        """Of the step that just began."""
+        change = self.scheduler.take_kv_given_up().change()
+        return self._tell(change) if change is not None else None
+
     def finish(self) -> tuple[list[SeqOutput], Step | None]:
         """The step that began is over: what it brought, and the frame about it if there is any news."""
         plan = self._plan
@@ -124,6 +130,9 @@ class SimEngine:
         before, self._load = self._load, self._load_now()
         if change is None and not is_news(before, self._load):
             return None
+        return self._tell(change)
+
+    def _tell(self, change: KVChange | None) -> Step:
         self._seq += 1
         if change is None:
             return Step(epoch=self._epoch, seq=self._seq, digest=self._digest, load=self._load)

@@ -1,7 +1,7 @@
 """`World`: requests, a router and replicas in one queue of events, in virtual time.
 
 A request is decided on when it arrives, reaches its replica `ROUTE_S` later, and is refused there (429) if the replica
-has too many. The router sees answers `REPLY_S` and frames `FRAME_S` after the step that made them. Each request ends
+has too many. The router sees answers `REPLY_S` and frames `FRAME_S` after the replica has made them. Each request ends
 once: finished or refused.
 """
 
@@ -133,8 +133,10 @@ class World:
             self._step(replica)
 
     def _step(self, replica: int) -> None:
-        if self.engines[replica].begin(self.now):
-            self._at(self.engines[replica].ends_s, partial(self._finish_step, replica))
+        engine = self.engines[replica]
+        if engine.begin(self.now):
+            self._at(engine.ends_s, partial(self._finish_step, replica))
+            self._tell(replica, engine.given_up())
 
     def _finish_step(self, replica: int) -> None:
         outputs, frame = self.engines[replica].finish()
@@ -149,9 +151,12 @@ class World:
             if output.finish_reason is not None:
                 request = self._answering.pop(number)
                 self._at(self.now + REPLY_S, partial(self._end, request, replica))
+        self._tell(replica, frame)
+        self._step(replica)
+
+    def _tell(self, replica: int, frame: Step | None) -> None:
         if frame is not None:
             self._at(self.now + FRAME_S, partial(self._hear, replica, frame))
-        self._step(replica)
 
     def _first_byte(self, number: int, replica: int) -> None:
         self.policy.first_byte(self._asked[number], replica, self.outcomes[number].cached_tokens)

@@ -68,7 +68,7 @@ class AsyncLLM:
         self.ready_info = ready
         self.stats = EngineStats(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)
         self.on_stats: Callable[[EngineStats], None] | None = None  # called with each step's
-        self.on_kv: Callable[[KVChange | None, EngineStats], None] | None = None  # the same, with what blocks changed
+        self.on_kv: Callable[[KVChange | None, EngineStats], None] | None = None  # with each change of blocks, too
         self.on_block_lives: Callable[[list[BlockLife]], None] | None = None  # with --kv-cache-metrics
         self.dead_error: EngineDead | None = None
         self._frontend = frontend
@@ -237,8 +237,8 @@ class AsyncLLM:
                 self._take_stats(core.stats)
                 if core.block_lives and self.on_block_lives is not None:
                     self.on_block_lives(core.block_lives)
-                if self.on_kv is not None:
-                    self.on_kv(core.kv, core.stats)
+            if self.on_kv is not None:
+                self.on_kv(core.kv, self.stats)
             now = time.monotonic()
             for out in core.outputs:
                 self._dispatch(out, now)

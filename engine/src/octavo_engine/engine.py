@@ -15,6 +15,7 @@ from octavo_engine.core.inspection import describe_sequences
 from octavo_engine.preparation import Preparations
 from octavo_engine.wire.errors import EngineDead, OctavoError
 from octavo_engine.wire.inspection import Answer, CallName
+from octavo_engine.wire.kv_stream import KVChange
 from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, SeqOutput
 
@@ -47,6 +48,7 @@ class EngineCore:
         self._preparations = Preparations(executor.prepare, timeout_s=grammar_timeout_s)
         self._events: list[SeqOutput] = []  # terminal records that no commit brought
         self._step_s = 0.0
+        self.on_given_up: Callable[[KVChange], None] | None = None  # blocks, before the step that writes over them runs
 
     def add(self, request: EngineRequest) -> None:
         """A refusal is an "error" record, not an exception: whoever sent the request may be in another process."""
@@ -122,6 +124,8 @@ class EngineCore:
         plan = self._scheduler.step(now, self._costs)
         if plan.is_empty:
             return []
+        if self.on_given_up is not None and (given_up := self._scheduler.take_kv_given_up().change()) is not None:
+            self.on_given_up(given_up)
         result = self._run(plan)
         self._costs = result.costs
         return self._scheduler.commit(result, self._clock())

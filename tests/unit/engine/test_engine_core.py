@@ -5,6 +5,7 @@ from octavo_engine.config import SchedulerConfig
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.engine import EngineCore
 from octavo_engine.wire.errors import EngineDead
+from octavo_engine.wire.kv_stream import numbers
 from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import EngineRequest, SeqOutput
 from octavo_testing.scripted import EOS, ScriptedExecutor, scripted, text_ids
@@ -20,9 +21,9 @@ class Clock:
         return self.now_s
 
 
-def make_core(executor=None, **limits):
+def make_core(executor=None, *, kv_events=False, **limits):
     config = SchedulerConfig(**{"max_model_len": 128, "num_blocks": 32, **limits}, debug_invariants=True)
-    return EngineCore(Scheduler(config), executor or ScriptedExecutor(), clock=Clock())
+    return EngineCore(Scheduler(config, kv_events=kv_events), executor or ScriptedExecutor(), clock=Clock())
 
 
 def make_request(request_id="r", prompt="hello", *, params=None):
@@ -157,3 +158,23 @@ def test_shutdown_reaches_the_executor():
     executor = ScriptedExecutor()
     make_core(executor).shutdown()
     assert executor.is_shut_down
+
+
+def test_blocks_that_a_step_writes_over_are_told_before_it_runs():
+    """A router that hears of it afterwards sends those who come meanwhile for what is no longer there."""
+    told = []
+
+    class Watched(ScriptedExecutor):
+        def submit(self, plan):
+            told.append("runs")
+            return super().submit(plan)
+
+    core = make_core(Watched(), num_blocks=4, block_size=4, max_model_len=16, kv_events=True)
+    core.on_given_up = lambda change: told.append((len(numbers(change.stored)), len(numbers(change.removed))))
+    core.add(make_request("fills", "0123456789ab", params=scripted("x")))
+    run(core)
+    assert told.count("runs") == len(told)
+    told.clear()
+    core.add(make_request("evicts", "abcdefghijkl", params=scripted("x")))
+    run(core)
+    assert told[:2] == [(0, 2), "runs"]  # of four blocks, one was free

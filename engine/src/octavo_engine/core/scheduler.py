@@ -193,6 +193,10 @@ class Scheduler:
         """What changed in the caches since the last call; always empty without `kv_events` or `kv_tokens`."""
         return self._deltas.drain()
 
+    def take_kv_given_up(self) -> KVDelta:
+        """Of the same, between `step` and running its plan: what nobody should come for any more, if there is any."""
+        return self._deltas.drain_given_up()
+
     def cached_hashes(self) -> list[tuple[Tier, bytes]]:
         """Everything that a new request would find: the snapshot that `take_kv_delta` goes on from."""
         kv = self._state.kv

@@ -120,7 +120,9 @@ class BlockLife:
 
 @dataclass(slots=True, kw_only=True)
 class CoreOutputs:
-    """One message from the engine core to its front end."""
+    """One message from the engine core to its front end: a step that was made or, without `stats`, blocks that the one
+    about to run will write over.
+    """
 
     outputs: list[SeqOutput] = field(default_factory=list)
     stats: EngineStats | None = None

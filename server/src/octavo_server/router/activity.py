@@ -1,7 +1,8 @@
 """`Activity`: what this router itself knows of a replica's work, beside what the replica's frames tell.
 
 A request just sent isn't in the load that frames report: the first frame after sending may have been made before it
-arrived. So its tokens stay *pending* until the second frame, its own first byte, or its end, whichever is first.
+arrived. So its tokens stay *pending* until the second frame that tells another load, its own first byte, or its end,
+whichever is first. A frame with the load of the one before (the engine is amid a long step) says nothing of it.
 """
 
 import math
@@ -44,6 +45,7 @@ class Activity:
         self.cold_tokens = Decayed(COLD_HALF_LIFE_S)  # sent without being expected in its cache
         self.worth_tokens = Decayed(WORTH_HALF_LIFE_S)  # saved here that no other replica could have saved
         self.predicted: Predicted | None = None
+        self._load: Load | None = None  # the latest heard of
         self._num_frames = 0
         self._latest_step = (0, 0.0)
         self._tokens = [0, 0]  # pending since the latest frame, and since the one before it
@@ -84,10 +86,13 @@ class Activity:
         self.hold_s += (_HOLD_SHARE if self.hold_s else 1.0) * (took_s - self.hold_s)
 
     def hear(self, load: "Load", pool: Rates) -> None:
-        """A frame came. A heartbeat repeats the latest step, which isn't another one to learn from.
+        """A frame came. One may repeat the latest step, which isn't another one to learn from.
 
         `pool`: the rates of all replicas alike, which learn from every one.
         """
+        if load == self._load:
+            return
+        self._load = load
         self._num_frames += 1
         self._tokens = [0, self._tokens[0]]
         self._requests = [0, self._requests[0]]
