@@ -95,6 +95,24 @@ class CallReader(PieceReader):
             self._pos = self._kept
         return call.is_open
 
+    def json_calls(self) -> Steps[bool]:
+        """Reads a JSON list of calls. False if none is in it; what follows the last one is left."""
+        num_before = self.num_calls
+        yield from self.accept("[")
+        while True:
+            yield from self.skip_space()
+            if not (yield from self.json_call()):
+                break
+            yield from self.skip_space()
+            if not (yield from self.accept(",")):
+                break
+        if self.num_calls == num_before:
+            return False
+        if (yield from self.accept("]")):
+            self.commit()
+        self._pos = self._kept
+        return True
+
     def _member(self, call: _JsonCall) -> Steps[bool]:
         """One member and the comma after it. False where the call can't go on."""
         key = yield from self._key()

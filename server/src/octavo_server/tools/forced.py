@@ -11,17 +11,8 @@ from octavo_server.tools.call_reader import CallReader
 class RequiredReader(CallReader):
     def read_calls(self) -> Steps[None]:
         yield from self.skip_space()
-        yield from self.accept("[")
-        while True:
-            yield from self.skip_space()
-            if not (yield from self.json_call()):
-                break
-            yield from self.skip_space()
-            if not (yield from self.accept(",")):
-                break
-        if self.num_calls and (yield from self.accept("]")):
-            self.commit()
-        self._pos = self._kept
+        if not (yield from self.json_calls()):
+            self._pos = self._kept
         yield from self.rest_as_text()
 
 

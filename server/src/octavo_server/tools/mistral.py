@@ -29,30 +29,13 @@ class MistralReader(CallReader):
             yield from self.skip_space()
             first = yield from self.peek()
             if first == "[":
-                is_call = yield from self._list()
+                is_call = yield from self.json_calls()
             elif first == "{":
                 is_call = yield from self.json_call()
             else:
                 is_call = yield from self._named()
             if not is_call:
                 self.give_up(len(START), hidden=True)
-
-    def _list(self) -> Steps[bool]:
-        yield from self.accept("[")
-        num_before = self.num_calls
-        while True:
-            yield from self.skip_space()
-            if not (yield from self.json_call()):
-                break
-            yield from self.skip_space()
-            if not (yield from self.accept(",")):
-                break
-        if self.num_calls == num_before:
-            return False
-        if (yield from self.accept("]")):
-            self.commit()
-        self._pos = self._kept
-        return True
 
     def _named(self) -> Steps[bool]:
         name = yield from self.run_of(_NAME)
