@@ -2,7 +2,7 @@
 
 import argparse
 
-from octavo_server.cli.limit_flags import seconds
+from octavo_server.cli.durations import seconds
 
 
 def add_discovery_flags(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from octavo_engine.config import EngineConfig
 from octavo_engine.engine_args import STILL_TO_COME
 
+from octavo_server.cli.http_flags import add_address_flags
 from octavo_server.cli.limit_flags import add_limit_flags
 from octavo_server.cli.observe_flags import add_observability_flags
 from octavo_server.cli.sizes import size, size_or_auto
@@ -66,8 +67,6 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
 _ALIASES = {"dtype": ("half", "float")}
 _TYPES: dict[str, Any] = {"max_model_len": size_or_auto, "max_logprobs": int, "seed": int}
 
-UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
-
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -86,9 +85,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
-    group.add_argument("--host", help="address to listen on (default: all)")
-    group.add_argument("--port", type=int, default=8000, help="port to listen on; 0: a free one (default: 8000)")
-    group.add_argument("--uvicorn-log-level", choices=UVICORN_LOG_LEVELS, default="info", help="(default: info)")
+    add_address_flags(group)
     group.add_argument("--root-path", default="", help="path prefix that a proxy strips (default: none)")
     group.add_argument("--allowed-origins", type=_json_list, default=["*"], help='CORS, as JSON (default: ["*"])')
     group.add_argument("--response-role", default="assistant", help="role of chat answers (default: assistant)")

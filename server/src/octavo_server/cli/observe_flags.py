@@ -2,12 +2,12 @@
 
 import argparse
 import re
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from octavo_engine.log_format import LogFormat
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.limit_flags import add_seconds
+from octavo_server.cli.durations import add_seconds
+from octavo_server.cli.http_flags import add_log_flags
 from octavo_server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -18,13 +18,7 @@ def add_observability_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("observability")
     text = "seconds without progress, work at hand, after which /health answers 503; 0: never"
     add_seconds(group, "--health-stall-timeout", text, default=60.0)
-    group.add_argument("--log-format", choices=get_args(LogFormat), default="text", help="(default: text)")
-    group.add_argument(
-        "--disable-uvicorn-access-log",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="no line for each HTTP request; probes and scrapes never get one (default: off)",
-    )
+    add_log_flags(group)
     group.add_argument(
         "--metrics-prefix",
         type=metrics_prefix,
@@ -67,8 +61,6 @@ def observability_of(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "health_stall_timeout_s": args.health_stall_timeout,
         "metrics_prefix": args.metrics_prefix,
-        "log_format": args.log_format,
-        "logs_access": not args.disable_uvicorn_access_log,
         "enable_per_request_metrics": args.enable_per_request_metrics,
         "otlp_traces_endpoint": args.otlp_traces_endpoint,
     }

@@ -1,21 +1,20 @@
 """Flags of `octavo route`. Those that `octavo serve` has, too, mean the same."""
 
 import argparse
-from typing import Any, get_args
-
-from octavo_engine.log_format import LogFormat
+from typing import Any
 
 from octavo_server.cli.discovery_flags import add_discovery_flags
-from octavo_server.cli.flags import UVICORN_LOG_LEVELS
-from octavo_server.cli.limit_flags import (
-    LIMIT_HELP,
+from octavo_server.cli.durations import seconds
+from octavo_server.cli.http_flags import (
+    add_address_flags,
     add_connection_flags,
     add_key_flags,
     add_lifecycle_flags,
+    add_log_flags,
     add_request_timeout,
-    keys_of,
-    seconds,
+    http_settings_of,
 )
+from octavo_server.cli.limit_flags import LIMIT_HELP
 from octavo_server.cli.sizes import size
 from octavo_server.config import RequestLimits
 from octavo_server.router.settings import ForwardLimits, RouterSettings
@@ -46,28 +45,17 @@ def add_route_flags(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(args: argparse.Namespace) -> RouterSettings:
     return RouterSettings(
-        host=args.host,
-        port=args.port,
-        **keys_of(args),
+        **http_settings_of(args),
         replica_key=args.replica_key,
         max_index_entries=args.max_index_entries,
         limits=RequestLimits(max_request_bytes=args.max_request_bytes, request_timeout_s=args.request_timeout),
         forward=ForwardLimits(**{name: getattr(args, name) for name in FORWARD}),
-        log_format=args.log_format,
-        logs_access=not args.disable_uvicorn_access_log,
-        uvicorn_log_level=args.uvicorn_log_level,
-        drain_timeout_s=args.drain_timeout,
-        shutdown_delay_s=args.shutdown_delay,
-        keep_alive_s=args.keep_alive_timeout,
-        slow_client_timeout_s=args.slow_client_timeout,
     )
 
 
 def _add_server_flags(parser: argparse.ArgumentParser) -> None:
-    defaults = RouterSettings()
     group = parser.add_argument_group("server")
-    group.add_argument("--host", metavar="HOST", help="address to listen on (default: all)")
-    group.add_argument("--port", type=int, default=defaults.port, metavar="N", help="(default: 8000)")
+    add_address_flags(group)
     group.add_argument(
         "--workers",
         type=size,
@@ -75,15 +63,7 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes on this port, each with an index of its own; limits count for each (default: 1)",
     )
-    level = defaults.uvicorn_log_level
-    group.add_argument("--uvicorn-log-level", choices=UVICORN_LOG_LEVELS, default=level, help="(default: info)")
-    group.add_argument("--log-format", choices=get_args(LogFormat), default=defaults.log_format, help="(default: text)")
-    group.add_argument(
-        "--disable-uvicorn-access-log",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="no line for each HTTP request; probes and scrapes never get one (default: off)",
-    )
+    add_log_flags(group)
 
 
 def _add_replica_flags(parser: argparse.ArgumentParser) -> None:

@@ -27,6 +27,7 @@ from octavo_server.access_log import skip_probes
 from octavo_server.api.app import build_app
 from octavo_server.api.server import ApiServer
 from octavo_server.cli.banner import banner
+from octavo_server.cli.http_flags import http_settings_of
 from octavo_server.cli.limit_flags import limits_of
 from octavo_server.cli.observe_flags import observability_of, tracer_of
 from octavo_server.cli.stats_log import log_stats
@@ -80,9 +81,7 @@ def engine_config_of(args: argparse.Namespace) -> EngineConfig:
 def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerConfig:
     return ServerConfig(
         served_model_names=engine.served_model_name,
-        host=args.host,
-        port=args.port,
-        uvicorn_log_level=args.uvicorn_log_level,
+        **http_settings_of(args),
         root_path=args.root_path,
         allowed_origins=tuple(args.allowed_origins),
         response_role=args.response_role,

@@ -1,0 +1,102 @@
+"""The flags that `octavo serve` and `octavo route` have alike, and the `HttpSettings` that they make."""
+
+import os
+from argparse import BooleanOptionalAction, Namespace
+from pathlib import Path
+from typing import Any, get_args
+
+from octavo_engine.log_format import LogFormat
+
+from octavo_server.cli.durations import add_seconds, whole_seconds
+from octavo_server.cli.secret_flags import add_secret_flags, secrets_of
+from octavo_server.config import RequestLimits
+
+KEY_VARIABLES = ("OCTAVO_API_KEY", "VLLM_API_KEY")
+UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+
+
+def http_settings_of(args: Namespace) -> dict[str, Any]:
+    """The fields of `HttpSettings`, but for the limits."""
+    keys = args.api_key or [key for name in KEY_VARIABLES if (key := os.environ.get(name))]
+    return {
+        "host": args.host,
+        "port": args.port,
+        "uvicorn_log_level": args.uvicorn_log_level,
+        "api_keys": tuple(dict.fromkeys(keys)),
+        "api_key_files": tuple(args.api_key_file or ()),
+        **secrets_of(args),
+        "log_format": args.log_format,
+        "logs_access": not args.disable_uvicorn_access_log,
+        "drain_timeout_s": args.drain_timeout,
+        "shutdown_delay_s": args.shutdown_delay,
+        "keep_alive_s": args.keep_alive_timeout,
+        "slow_client_timeout_s": args.slow_client_timeout,
+    }
+
+
+def add_address_flags(group: Any) -> None:
+    group.add_argument("--host", help="address to listen on (default: all)")
+    group.add_argument("--port", type=int, default=8000, help="port to listen on; 0: a free one (default: 8000)")
+    group.add_argument("--uvicorn-log-level", choices=UVICORN_LOG_LEVELS, default="info", help="(default: info)")
+
+
+def add_log_flags(group: Any) -> None:
+    group.add_argument("--log-format", choices=get_args(LogFormat), default="text", help="(default: text)")
+    group.add_argument(
+        "--disable-uvicorn-access-log",
+        action=BooleanOptionalAction,
+        default=False,
+        help="no line for each HTTP request; probes and scrapes never get one (default: off)",
+    )
+
+
+def add_key_flags(parser: Any) -> Any:
+    """The group of flags."""
+    group = parser.add_argument_group("API keys")
+    group.add_argument(
+        *("--api-key",),
+        nargs="+",
+        action="extend",
+        metavar="KEY",
+        help="keys that clients must send (default: $OCTAVO_API_KEY or $VLLM_API_KEY, else none is needed)",
+    )
+    group.add_argument(
+        *("--api-key-file",),
+        nargs="+",
+        action="extend",
+        type=Path,
+        metavar="PATH",
+        help="named keys: a file of `name: key` lines, or a folder with one file a key, as Kubernetes mounts a Secret; "
+        "read again when it changes (default: none)",
+    )
+    add_secret_flags(group)
+    return group
+
+
+def add_request_timeout(group: Any) -> None:
+    text = "seconds for a client to send the head of a request, and again for its body"
+    add_seconds(group, "--request-timeout", text, default=RequestLimits().request_timeout_s)
+
+
+def add_connection_flags(parser: Any) -> None:
+    group = parser.add_argument_group("connections")
+    group.add_argument(
+        "--keep-alive-timeout",
+        type=whole_seconds,
+        default=120,
+        metavar="S",
+        help="seconds that an idle connection stays open: more than proxies keep theirs (default: 120)",
+    )
+    text = "seconds after which a client that doesn't read its answer is cut off"
+    add_seconds(group, "--slow-client-timeout", text, default=60.0)
+
+
+def add_lifecycle_flags(parser: Any) -> None:
+    group = parser.add_argument_group("shutdown")
+    text = "seconds that running requests have to finish after SIGTERM or POST /drain"
+    add_seconds(group, "--drain-timeout", text, default=30.0)
+    text = (
+        "seconds to go on answering 503 after SIGTERM though nothing runs, until proxies have noticed; Ctrl-C doesn't "
+        "wait"
+    )
+    add_seconds(group, "--shutdown-delay", text, default=0.0)
