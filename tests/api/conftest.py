@@ -31,10 +31,16 @@ async def llm(config):
 
 
 @pytest.fixture(scope="module")
-def core_config(tmp_path_factory):
+def workplace(tmp_path_factory):
+    tmp_path_factory.getbasetemp()  # made before the place for temporary files moves
+    with scripted_environment() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def core_config(tmp_path_factory, workplace):
     folder = write_byte_model(tmp_path_factory.mktemp("model"))
-    with scripted_environment():
-        yield EngineConfig(model=str(folder), load_format="dummy", max_model_len=256)
+    return EngineConfig(model=str(folder), load_format="dummy", max_model_len=256)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -12,17 +12,10 @@ import pytest
 from octavo_engine.config import EngineConfig
 from octavo_engine.wire.errors import ContextLengthExceeded, EngineDead, InvalidRequest, StartupError
 from octavo_engine.wire.sampling import SamplingParams
-from octavo_testing.core_process import collect, joined_text, running, scripted_environment
+from octavo_testing.core_process import collect, joined_text, running
 from octavo_testing.scripted import EOS, scripted, text_ids, write_byte_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory):
-    tmp_path_factory.getbasetemp()  # made before the place for temporary files moves
-    with scripted_environment() as folder:
-        yield folder
 
 
 @pytest.fixture(scope="module")

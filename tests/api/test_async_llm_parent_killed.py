@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from octavo_testing.core_process import scripted_environment
 from octavo_testing.gate import Gate
 from octavo_testing.scripted import write_byte_model
 
@@ -37,13 +36,6 @@ async def main(model, state, script):
 
 asyncio.run(main(*sys.argv[1:]))
 """
-
-
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory):
-    tmp_path_factory.getbasetemp()  # made before the place for temporary files moves
-    with scripted_environment() as folder:
-        yield folder
 
 
 @pytest.fixture(scope="module")

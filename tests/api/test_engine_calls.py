@@ -10,7 +10,7 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.llm import LLM
 from octavo_engine.process.client import CoreProcess
 from octavo_engine.wire.errors import EngineDead
-from octavo_testing.core_process import collect, running, scripted_environment
+from octavo_testing.core_process import collect, running
 from octavo_testing.scripted import LOADER, scripted, write_byte_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -19,10 +19,9 @@ LONG_PROMPT = "x" * 64
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory):
+def config(tmp_path_factory, workplace):
     folder = write_byte_model(tmp_path_factory.mktemp("model"))
-    with scripted_environment():
-        yield EngineConfig(model=str(folder), load_format="dummy", max_model_len=512, max_num_seqs=2)
+    return EngineConfig(model=str(folder), load_format="dummy", max_model_len=512, max_num_seqs=2)
 
 
 async def test_an_idle_core_answers_with_nothing(llm):
