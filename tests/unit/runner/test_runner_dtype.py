@@ -56,11 +56,11 @@ def test_measured_once_then_read_from_the_cache(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(dtype, "_BEYOND_CACHE_BYTES", 1 << 12)
     first = choose_cpu_dtype(model(intermediate_size=48))
     assert first in (torch.bfloat16, torch.float32)
-    (kept,) = (tmp_path / "octavo").iterdir()
+    (kept,) = (tmp_path / "octavo").glob("dtype-*")
     kept.write_text('{"bfloat16": [9, 9, 9], "float32": [1, 1, 1]}')
     assert choose_cpu_dtype(model(intermediate_size=48)) == torch.float32
     choose_cpu_dtype(model(intermediate_size=64))
-    assert len(list((tmp_path / "octavo").iterdir())) == 2
+    assert len(list((tmp_path / "octavo").glob("dtype-*"))) == 2
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"bfloat16": 1}', '{"bfloat16": ["x"], "float32": []}'])
@@ -69,7 +69,7 @@ def test_a_broken_cache_file_is_measured_again(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(dtype, "_BUDGET_S", 0.001)
     monkeypatch.setattr(dtype, "_BEYOND_CACHE_BYTES", 1 << 12)
     choose_cpu_dtype(model())
-    (kept,) = (tmp_path / "octavo").iterdir()
+    (kept,) = (tmp_path / "octavo").glob("dtype-*")
     kept.write_text(text)
     choose_cpu_dtype(model())
     assert kept.read_text().startswith('{"bfloat16": [')
