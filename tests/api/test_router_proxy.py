@@ -25,8 +25,8 @@ class Parts:
         self.stack = stack
         self.replicas = []
 
-    async def replica(self, answer, path=CHAT):
-        replica = FakeReplica()
+    async def replica(self, answer, path=CHAT, **fields):
+        replica = FakeReplica(**fields)
         replica.answers[path] = answer
         await replica.start()
         self.stack.push_async_callback(replica.stop)
@@ -373,19 +373,43 @@ async def test_what_outlasts_draining_ends_with_an_error_event(parts):
     assert (json.loads(error)["error"]["code"], done) == (503, "[DONE]")
 
 
+async def of_two_models(parts):
+    """A router before replicas of two models that answer with their model's name."""
+
+    def named(model):
+        async def answer(request):
+            return web.json_response({"model": model})
+
+        return answer
+
+    for model in ("other", MODEL):
+        await parts.replica(named(model), models=(model,))
+    routed = await parts.stack.enter_async_context(routing(*(r.url for r in parts.replicas)))
+    await until(lambda: routed.router.fleet.models() == [MODEL, "other"])
+    return routed
+
+
 async def test_models_are_the_union_and_others_are_not_found(parts):
-    await parts.replica(fine)
-    other = FakeReplica(models=("other",))
-    await other.start()
-    parts.stack.push_async_callback(other.stop)
-    routed = await parts.stack.enter_async_context(routing(parts.replicas[0].url, other.url))
-    await routed.routable(MODEL, 1)
-    await routed.routable("other", 1)
+    routed = await of_two_models(parts)
     listed = (await routed.http.get("/v1/models")).json()["data"]
     assert [card["id"] for card in listed] == [MODEL, "other"]
     assert (await routed.http.post(CHAT, json={**BODY, "model": "third"})).status_code == 404
-    unnamed = await routed.http.post(CHAT, json={"messages": []})
-    assert (unnamed.status_code, unnamed.json()["error"]["param"]) == (400, "model")
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"1e999"])
+async def test_numbers_that_only_replicas_read_do_not_hide_the_model(parts, number):
+    routed = await of_two_models(parts)
+    for model in (MODEL, "other"):
+        body = b'{"temperature": %b, "model": "%b", "messages": []}' % (number, model.encode())
+        assert (await routed.http.post(CHAT, content=body)).json() == {"model": model}
+
+
+async def test_of_two_models_one_has_to_be_named(parts):
+    routed = await of_two_models(parts)
+    for body, told in ((b'{"messages": []}', "which one"), (b'{"model": "other",}', "No field could be read")):
+        answer = await routed.http.post(CHAT, content=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+        assert told in answer.json()["error"]["message"]
 
 
 async def test_a_large_answer_waits_for_a_slow_client_and_no_memory_fills(parts):

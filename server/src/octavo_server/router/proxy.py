@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from octavo_engine.wire.errors import ModelNotFound, Overloaded, Unavailable
+from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
 from octavo_server.http.body import discard_body
@@ -96,11 +97,11 @@ class Proxy:
         path = caller.scope["path"]
         kind = KINDS.get(path)
         caller.dialect = "events" if kind == "responses" else "chunks"
-        body = _read(raw)
+        body, is_plain = _read(raw)
         track = caller.track
         assert track is not None
         model = self._model(body, track)
-        prompt = UNREAD if kind is None else await self._prompt(kind, model, raw, body, tenant)
+        prompt = UNREAD if kind is None else await self._prompt(kind, model if is_plain else None, raw, body, tenant)
         without, more = self._said(tenant, caller.request_id)
         await self.forwarder.forward(
             Job(caller=caller, track=track, model=model, body=raw, prompt=prompt, more=more, without=without)
@@ -121,12 +122,14 @@ class Proxy:
         if not known:
             raise Unavailable("No replica is there yet. Send the request again later.", retry_after_s=RETRY_AFTER_S)
         if len({replica.models for replica in self.fleet.replicas if replica.models}) > 1:
-            raise MalformedRequest(f"`model` has to say which one: {', '.join(known)}.", param="model")
+            unread = "" if body else "No field could be read from the body. "
+            raise MalformedRequest(f"{unread}`model` has to say which one: {', '.join(known)}.", param="model")
         track.model = known[0]
         return known[0]
 
-    async def _prompt(self, kind: Kind, model: str, raw: bytes, body: Mapping[str, Any], tenant: str) -> Prompt:
-        reader = self.readers(model)
+    async def _prompt(self, kind: Kind, model: str | None, raw: bytes, body: Mapping[str, Any], tenant: str) -> Prompt:
+        """An estimate, if no reader of a model is to be asked."""
+        reader = None if model is None else self.readers(model)
         if reader is None:
             return estimate(kind, body)
         if len(raw) <= INLINE_BYTES:
@@ -161,13 +164,20 @@ def tenant_of(scope: Scope, ring: "KeyRing") -> str:
     return tenant
 
 
-def _read(raw: bytes) -> Mapping[str, Any]:
-    """Empty for what is no JSON object: a replica says what is wrong with it."""
+def _read(raw: bytes) -> tuple[Mapping[str, Any], bool]:
+    """Empty for what is no JSON object: a replica says what is wrong with it. False: only a replica's parser reads it,
+    which takes NaN and Infinity, too; our caches know things by their JSON, in which there are no such numbers.
+    """
+    is_plain = True
     try:
         body = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return {}
-    return body if isinstance(body, dict) else {}
+        is_plain = False
+        try:
+            body = from_json(raw)
+        except ValueError:
+            return {}, False
+    return (body if isinstance(body, dict) else {}), is_plain
 
 
 def _count(caller: Caller, error: Exception | None) -> None:
