@@ -2,7 +2,7 @@
 # Settings, on the command line or in the environment:
 #   PYTHON       the interpreter that makes .venv (3.11 or newer)
 #   TORCH_INDEX  a package index to take torch from; TORCH_SPEC  a requirement or wheel, as pip takes it (see tools/install_torch.py)
-#   MODEL PORT REPLICAS ARGS   what `make up` and `make serve` pass on        TESTS ARGS   what `make test` passes on        PEERS   see docs/benchmarks.md
+#   MODEL PORT REPLICAS ARGS   what `make up` and `make serve` pass on        TESTS ARGS   what `make test` and `make e2e` pass on        PEERS   see docs/benchmarks.md
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -23,7 +23,7 @@ MANIFESTS := engine/pyproject.toml server/pyproject.toml operator/pyproject.toml
 export TORCH_INDEX TORCH_SPEC
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up serve test lint fmt crds bench clean
+.PHONY: help setup setup-dev up serve images test e2e lint fmt crds bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,8 +39,14 @@ up: $(VENV)/.run ## serve MODEL on PORT by REPLICAS engines behind the prefix-aw
 serve: $(VENV)/.run ## one engine on PORT behind the same OpenAI-compatible API; more flags: ARGS='--help'
 	exec $(BIN)/octavo serve $(MODEL) --port $(PORT) $(ARGS)
 
+images: ## build octavo/engine, octavo/router and octavo/operator for the cluster (settings: images/build)
+	images/build
+
 test: $(VENV)/.dev ## run the tests; fewer: TESTS=tests/unit ARGS='-x -k name'
 	$(BIN)/python -m pytest -ra $(TESTS) $(ARGS)
+
+e2e: $(VENV)/.dev ## run the tests of a whole cluster, from nothing: images, chart, examples (e2e/README.md); fewer: ARGS='-k name'
+	$(BIN)/python -m pytest -ra e2e $(ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts, sizes of files and functions, layout
 	$(BIN)/ruff check .

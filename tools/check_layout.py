@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DISTRIBUTIONS = ("engine", "server", "operator")
 PUBLIC_FACE = Path("engine/src/octavo_engine/__init__.py")
-TEST_SUPPORT = Path("tests/support")
+TESTS = ("tests", "e2e")
 NAMES_WITHOUT_MEANING = ("utils", "common", "helpers", "misc")
 
 
@@ -24,20 +24,20 @@ def violations(root: Path) -> Iterator[str]:
             place = init.relative_to(root)
             if place != PUBLIC_FACE and init.read_text().strip():
                 yield f"{place}: must be empty; only {PUBLIC_FACE} has content"
-    for init in sorted((root / "tests").rglob("__init__.py")):
-        if not init.relative_to(root).is_relative_to(TEST_SUPPORT):
+    for init in sorted(path for tests in TESTS for path in (root / tests).rglob("__init__.py")):
+        if "support" not in init.relative_to(root).parts:
             yield f"{init.relative_to(root)}: tests are no packages"
     yield from _unfit_names(root)
 
 
 def _unfit_names(root: Path) -> Iterator[str]:
     seen: dict[str, Path] = {}
-    for test in sorted((root / "tests").rglob("test_*.py")):
+    for test in sorted(path for tests in TESTS for path in (root / tests).rglob("test_*.py")):
         place = test.relative_to(root)
         if test.name in seen:
             yield f"{place}: the name is taken by {seen[test.name]}; test files are unique by name"
         seen[test.name] = place
-    for folder in (*(f"{name}/src" for name in DISTRIBUTIONS), "tests", "benchmarks", "tools"):
+    for folder in (*(f"{name}/src" for name in DISTRIBUTIONS), *TESTS, "benchmarks", "tools"):
         for path in sorted((root / folder).rglob("*.py")):
             if path.stem in NAMES_WITHOUT_MEANING:
                 yield f"{path.relative_to(root)}: name the file after the thing in it"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-AREAS = ("engine/src", "server/src", "operator/src", "tests", "benchmarks", "examples", "tools")
+AREAS = ("engine/src", "server/src", "operator/src", "tests", "e2e", "benchmarks", "examples", "tools")
 FILE_LIMIT, TEST_FILE_LIMIT, FUNCTION_LIMIT = 500, 700, 60
 
 

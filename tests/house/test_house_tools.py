@@ -79,7 +79,7 @@ def test_layout_violation_is_found(tmp_path: Path, path: str, content: str, viol
 
 
 def test_layout_accepts_the_public_face_and_test_support(tmp_path: Path) -> None:
-    for path in (check_layout.PUBLIC_FACE, check_layout.TEST_SUPPORT / "octavo_testing/__init__.py"):
+    for path in (check_layout.PUBLIC_FACE, Path("tests/support/octavo_testing/__init__.py")):
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).write_text("x = 1\n")
     assert list(check_layout.violations(tmp_path)) == []

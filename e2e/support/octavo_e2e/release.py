@@ -1,0 +1,80 @@
+"""`Release`: the chart, installed as the README says, upgraded, taken away."""
+
+import json
+import os
+from collections.abc import Sequence
+
+from octavo_e2e.cluster import SYSTEM, Cluster
+
+NAME = "octavo"
+CRD = "inferenceservices.serving.octavo.dev"
+SELECTOR = "app.kubernetes.io/name=octavo-operator"
+ACCOUNT = f"{SYSTEM}:octavo-operator"
+UP_S = 120
+
+
+class Release:
+    def __init__(self, cluster: Cluster):
+        self._cluster = cluster
+
+    def install(self, *values: str) -> Sequence[str]:
+        """helm's arguments: `install`, or `upgrade` with new pods, where a kept run has left a release."""
+        arguments = ("octavo", "charts/octavo", "-n", SYSTEM)
+        if NAME in self._cluster.helm("list", "-n", SYSTEM, "-q").split():
+            return self.upgrade(*values)
+        self._clear_leftover_crd()
+        command = ("install", *arguments, "--create-namespace")
+        self._cluster.helm(*command, *_image_values(), *values)
+        return command
+
+    def upgrade(self, *values: str) -> Sequence[str]:
+        command = ("upgrade", "octavo", "charts/octavo", "-n", SYSTEM)
+        self._cluster.helm(*command, *_image_values(), *values)
+        self._cluster.kubectl("rollout", "restart", "-n", SYSTEM, "deployment", "-l", SELECTOR)
+        return command
+
+    def until_up(self) -> None:
+        status = ("rollout", "status", "deployment/octavo-operator", f"--timeout={UP_S}s")
+        self._cluster.kubectl(*status, "-n", SYSTEM, within_s=UP_S + 10)
+
+    def uninstall(self) -> None:
+        self._cluster.helm("uninstall", NAME, "-n", SYSTEM, "--wait")
+
+    def remove(self) -> None:
+        """With all that the suite left; the CRD goes as well, so that the next run begins with nothing."""
+        self._cluster.helm("uninstall", NAME, "-n", SYSTEM, "--ignore-not-found")
+        self._cluster.kubectl("delete", "crd", CRD, "--ignore-not-found", "--timeout=60s")
+        self._cluster.kubectl("delete", "namespace", SYSTEM, "--ignore-not-found", "--timeout=60s")
+
+    def scale(self, replicas: int) -> None:
+        """Of the operator."""
+        self._cluster.kubectl("scale", "-n", SYSTEM, "deployment/octavo-operator", f"--replicas={replicas}")
+        self._cluster.until(
+            "Pod", SYSTEM, lambda pods: sum(map(_runs, pods)) == replicas == len(pods),
+            label=SELECTOR, within_s=UP_S, what=f"{replicas} operators",
+        )  # fmt: skip
+
+    def _clear_leftover_crd(self) -> None:
+        """One that other tests have applied isn't helm's to take over."""
+        found = json.loads(
+            self._cluster.kubectl("get", "crd", "-o", "json", "--field-selector", f"metadata.name={CRD}")
+        )
+        for crd in found["items"]:
+            if crd["metadata"].get("annotations", {}).get("meta.helm.sh/release-name"):
+                return
+            left = self._cluster.find("InferenceService", None)
+            assert not left, f"the cluster has InferenceServices already: {[s['metadata'] for s in left]}"
+            self._cluster.kubectl("delete", "crd", CRD, "--timeout=60s")
+
+
+def _runs(pod: dict[str, object]) -> bool:
+    statuses = pod.get("status", {}).get("containerStatuses", [])  # type: ignore[attr-defined]
+    return bool(statuses) and all(s["ready"] for s in statuses)
+
+
+def _image_values() -> list[str]:
+    """Where `make images` was told to use other names than the chart's."""
+    prefix, tag = os.environ.get("IMAGE_PREFIX", "octavo"), os.environ.get("IMAGE_TAG", "dev")
+    if (prefix, tag) == ("octavo", "dev"):
+        return []
+    return [part for n in ("operator", "engine", "router") for part in ("--set", f"images.{n}={prefix}/{n}:{tag}")]

