@@ -1,5 +1,6 @@
 """The Helm chart, as tests see it: its values and their schema, what can be set otherwise, what helm makes of it."""
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -11,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from octavo_testing.cluster import LOCAL
+from octavo_testing.cluster import local_binaries
 
 CHART = Path(__file__).parents[3] / "charts" / "octavo"
 HELM_MISSING = "helm is missing: install helm 3 (https://helm.sh), or start the local cluster, which brings it"
@@ -85,26 +86,23 @@ def _at(values: Json, path: tuple[str, ...]) -> Json:
 
 
 @cache
-def helm() -> Path | None:
+def helm() -> str | None:
     """None where there is none."""
-    if on_path := shutil.which("helm"):
-        return Path(on_path)
-    if not (LOCAL / "env").exists():
-        return None
-    told = subprocess.run([LOCAL / "env"], capture_output=True, text=True, check=False, timeout=PATIENCE_S).stdout
-    folders = [line.partition("PATH=")[2] for line in told.splitlines() if line.startswith("export PATH=")]
-    found = shutil.which("helm", path=folders[0].split(":")[0]) if folders else None
-    return Path(found) if found else None
+    return shutil.which("helm") or shutil.which("helm", path=local_binaries() or "")
 
 
-def run_helm(*arguments: str, values: Mapping[str, Json] | None = None) -> subprocess.CompletedProcess[str]:
+def run_helm(
+    *arguments: str, values: Mapping[str, Json] | None = None, kubeconfig: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`kubeconfig`: None for what needs no cluster."""
     executable = helm()
     assert executable is not None, HELM_MISSING
+    env = os.environ | {"KUBECONFIG": str(kubeconfig or os.devnull)}
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(dict(values or {}), file)
         file.flush()
-        command = [str(executable), *arguments, *(["--values", file.name] if values else [])]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+        command = [executable, *arguments, *(["--values", file.name] if values else [])]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S, env=env)
 
 
 def render(values: Mapping[str, Json], *, namespace: str = "octavo-system") -> list[dict[str, Json]]:
