@@ -118,7 +118,6 @@ class ControlPlane:
 
     def account(self, namespace: str, name: str, rules: Sequence[Mapping[str, Any]] | None = None) -> str:
         """A service account that may do what the rules say, everywhere; without rules, everything. Its user's name."""
-        user = f"system:serviceaccount:{namespace}:{name}"
         core, rbac = f"/api/v1/namespaces/{namespace}/serviceaccounts", "/apis/rbac.authorization.k8s.io/v1"
         self.call("POST", core, {"metadata": {"name": name}})
         role = "cluster-admin" if rules is None else f"{namespace}-{name}"
@@ -130,7 +129,13 @@ class ControlPlane:
             "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
         }
         self.call("POST", f"{rbac}/clusterrolebindings", binding)
-        self._tokens[user] = self.call("POST", f"{core}/{name}/token", {"spec": {}})["status"]["token"]
+        return self.token_of(namespace, name)
+
+    def token_of(self, namespace: str, name: str) -> str:
+        """For an account that is there already: so that `kubeconfig` can be had for its user, whose name is returned."""
+        user = f"system:serviceaccount:{namespace}:{name}"
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+        self._tokens[user] = self.call("POST", path, {"spec": {}})["status"]["token"]
         return user
 
     def compact(self) -> None:

@@ -82,7 +82,7 @@ def _identity(service: Service) -> list[Manifest]:
         "Role",
         name,
         component=ROUTER,
-        rules=[{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}],
+        rules=[{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}],
     )
     binding = child(
         service,

@@ -1,0 +1,242 @@
+"""The operator with the rights that the chart gives it: all it does is allowed, and all that is allowed it does."""
+
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+import yaml
+from octavo_operator.desired.children import desired_children
+from octavo_operator.service import Settings, read_service
+from octavo_testing.audit_log import Call
+from octavo_testing.chart import CHART, HELM_MISSING, helm, render, run_helm
+from octavo_testing.component import Component
+from octavo_testing.control_plane import (
+    CRDS,
+    GARBAGE,
+    LIMIT_S,
+    NAMESPACES,
+    ControlPlane,
+    control_plane,
+    missing_tools,
+)
+from octavo_testing.infsvc_cases import HOST, KEYS, OPEN, Case, stored
+from octavo_testing.rbac import Right, documented, granted, refused, used
+from octavo_testing.serve_command import free_port
+
+pytestmark = [pytest.mark.skipif(helm() is None, reason=HELM_MISSING), pytest.mark.timeout(300)]
+
+SYSTEM, SERVED = "octavo-system", "served"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+SERVICES = f"/apis/serving.octavo.dev/v1alpha1/namespaces/{SERVED}/inferenceservices"
+EVERYTHING = {"monitoring": {"podMonitors": True}, "gatewayApi": {"enabled": True}}
+#: What other projects' CRDs would bring.
+FOREIGN = (("monitoring.coreos.com", "v1", "PodMonitor"), ("gateway.networking.k8s.io", "v1", "HTTPRoute"))
+OVER_SERVICES, OWN = "The operator, over services", "The operator, in its own namespace"
+#: Needs pods that run: the suite in e2e/ exercises it.
+NEEDS_PODS = {Right("", "pods/status", "patch")}
+
+GATEWAY = {"gateway": {"parentRefs": [{"name": "public"}]}}
+CLAIM = {"model": {"uri": "hf://a/b", "cache": {"mode": "PVC", "size": "1Gi"}}}
+#: Name -> spec, in three acts: made, edited so that everything that can go goes, deleted.
+MADE: dict[str, Any] = {
+    "host": {"exposure": HOST, "auth": KEYS} | CLAIM,
+    "gateway": {"exposure": GATEWAY, "auth": OPEN},
+}
+EDITED: dict[str, Any] = {
+    "host": {"networkPolicy": {"enabled": False}},
+    "gateway": {"router": {"ref": {"name": "host"}}},
+}
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    if missing := missing_tools():
+        pytest.skip(missing)
+    folder = tmp_path_factory.mktemp("plane")
+    with control_plane(folder, audit=True, controllers=(GARBAGE, NAMESPACES)) as running:
+        for name in (SYSTEM, SERVED):
+            running.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        for group, version, kind in FOREIGN:
+            running.call("POST", CRDS, _foreign(group, version, kind))
+        yield running
+
+
+def _foreign(group: str, version: str, kind: str) -> dict[str, Any]:
+    plural = f"{kind.lower()}s"
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names = {"kind": kind, "plural": plural}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural}.{group}",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
+        },
+        "spec": {"group": group, "scope": "Namespaced", "names": names, "versions": [served]},
+    }
+
+
+@contextmanager
+def _installed(plane: ControlPlane, folder: Path, values: dict[str, Any], *flags: str) -> Iterator[Component]:
+    """The operator as the chart's Deployment starts it, with the account that the chart makes."""
+    where, kubeconfig = ["--namespace", SYSTEM], plane.kubeconfig()
+    made = run_helm("install", "octavo", str(CHART), *where, *flags, values=values, kubeconfig=kubeconfig)
+    assert made.returncode == 0, made.stderr
+    (deployment,) = [m for m in render(values, namespace=SYSTEM) if m["kind"] == "Deployment"]
+    pod = deployment["spec"]["template"]["spec"]
+    user = plane.token_of(SYSTEM, pod["serviceAccountName"])
+    env = os.environ | {"KUBECONFIG": str(plane.kubeconfig(user)), "POD_NAME": "octavo-0", "POD_NAMESPACE": SYSTEM}
+    args = [*pod["containers"][0]["args"], f"--liveness=http://127.0.0.1:{free_port()}/healthz"]
+    operator = Component(
+        "operator", [sys.executable, "-m", "octavo_operator.main", *args], folder / "operator.log", env
+    )
+    operator.start()
+    try:
+        yield operator
+    finally:
+        operator.stop()
+        run_helm("uninstall", "octavo", *where, kubeconfig=kubeconfig)
+
+
+def _until(holds: Callable[[], bool], operator: Component) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not holds():
+        operator.check()
+        assert time.monotonic() < deadline, operator.last_words()
+        time.sleep(0.1)
+
+
+def _settle(plane: ControlPlane, operator: Component, specs: dict[str, Any]) -> None:
+    """Until the operator has said something of each of these specs, and no revision but the wanted one is there."""
+
+    def is_settled(name: str) -> bool:
+        found = plane.call("GET", f"{SERVICES}/{name}")
+        status = found.get("status", {})
+        conditions = {condition["type"]: condition["reason"] for condition in status.get("conditions", ())}
+        is_seen = status.get("observedGeneration") == found["metadata"]["generation"]
+        return is_seen and conditions.get("Progressing") == "Complete" and conditions.get("Accepted") == "Valid"
+
+    _until(lambda: all(is_settled(name) for name in specs), operator)
+
+
+def _write(plane: ControlPlane, specs: dict[str, Any]) -> None:
+    for name, spec in specs.items():
+        manifest = Case("", spec | {"replicas": 0}, name=name).manifest()
+        kind = "application/apply-patch+yaml"
+        plane.call("PATCH", f"{SERVICES}/{name}?fieldManager=person&force=true", manifest, kind=kind)
+
+
+@pytest.fixture(scope="module")
+def history(audited: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
+    """What the operator did while services were made, edited, drifted and deleted."""
+    with _installed(audited, tmp_path_factory.mktemp("operator"), EVERYTHING, "--take-ownership") as operator:
+        for specs in (MADE, EDITED):
+            _write(audited, specs)
+            _settle(audited, operator, specs)
+        for name in EDITED:
+            audited.call("DELETE", f"{SERVICES}/{name}")
+        _until(lambda: not _exists(audited, f"/apis/apps/v1/namespaces/{SERVED}/deployments/host-router"), operator)
+        return audited.audit.calls(user=":octavo-operator")
+
+
+def _exists(plane: ControlPlane, path: str) -> bool:
+    try:
+        plane.call("GET", path)
+    except HTTPError:
+        return False
+    return True
+
+
+def test_nothing_it_does_is_refused(history: list[Call]) -> None:
+    assert refused(history) == []
+    assert len(history) > 50
+
+
+def test_every_right_is_used_or_its_reason_stands_beside_it(history: list[Call]) -> None:
+    table = documented(OVER_SERVICES) | documented(OWN)
+    excused = {right for right, reason in table.items() if reason}
+    rights = granted(rule for _, rules in _roles(EVERYTHING) for rule in rules)
+    assert sorted(rights - used(history) - excused - NEEDS_PODS) == []
+    assert sorted(excused & used(history)) == [], "these are used: their reasons can go"
+
+
+def _roles(values: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Those of the operator's account, by the end of their names."""
+    made = [m for m in render(values) if m["kind"] in ("Role", "ClusterRole")]
+    ours = [m for m in made if m["metadata"]["name"].removesuffix("-own").endswith("-operator")]
+    return [(m["metadata"]["name"], m["rules"]) for m in ours]
+
+
+@pytest.mark.parametrize("values", [EVERYTHING, EVERYTHING | {"watchNamespaces": [SERVED]}], ids=["cluster", "some"])
+def test_the_table_in_the_guide_is_what_the_chart_grants(values: dict[str, Any]) -> None:
+    roles = _roles(values)
+    assert {name for name, _ in roles} == {"octavo-operator", "octavo-operator-own"}
+    for name, rules in roles:
+        assert documented(OWN if name.endswith("-own") else OVER_SERVICES).keys() == granted(rules)
+
+
+def test_the_table_in_the_guide_is_what_people_and_routers_are_granted() -> None:
+    people = [m for m in render({}) if m["kind"] == "ClusterRole" and m["metadata"]["name"] != "octavo-operator"]
+    assert documented("People").keys() == granted(rule for role in people for rule in role["rules"])
+    service, settings = read_service(stored(Case("", {}))), Settings(engine_image="engine", router_image="router")
+    (role,) = [child for child in desired_children(service, settings) if child["kind"] == "Role"]
+    assert documented("A router").keys() == granted(role["rules"])
+
+
+def test_with_namespaces_there_is_no_cluster_role_and_the_operator_needs_none(
+    audited: ControlPlane, tmp_path: Path, history: list[Call]
+) -> None:
+    values = {"watchNamespaces": [SERVED], "crds": {"install": False}}
+    assert {m["metadata"].get("namespace") for m in render(values, namespace=SYSTEM)} == {SYSTEM, SERVED}
+    since = audited.audit.mark()
+    with _installed(audited, tmp_path, values) as operator:
+        _write(audited, {"few": {}})
+        _settle(audited, operator, {"few": {}})
+    calls = audited.audit.calls(since=since, user=":octavo-operator")
+    assert refused(calls) == []
+    assert {call.namespace for call in calls if call.resource} == {SYSTEM, SERVED}
+
+
+def test_helm_test_tells_whether_an_operator_leads(audited: ControlPlane, tmp_path: Path, history: list[Call]) -> None:
+    """Its pod's command, with the account and the rights that it has there."""
+    hooks = _test_hooks(audited)
+    account, (pod,) = hooks["ServiceAccount"][0]["metadata"]["name"], hooks["Pod"]
+    env = os.environ | {"KUBECONFIG": str(audited.kubeconfig(audited.token_of(SYSTEM, account)))}
+    command = [sys.executable, *pod["spec"]["containers"][0]["command"][1:], *pod["spec"]["containers"][0]["args"]]
+
+    def run() -> subprocess.CompletedProcess[str]:
+        told = [*command, "--patience=0"]
+        return subprocess.run(told, env=env, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+
+    alone = run()
+    assert (alone.returncode, alone.stderr) == (1, "")
+    assert "no operator leads (nobody holds the Lease): look at kubectl -n octavo-system logs" in alone.stdout
+    with _installed(audited, tmp_path, {}) as operator:
+        _until(lambda: "leads from now on" in operator.log.read_text(), operator)
+        led = run()
+    assert led.stdout.splitlines() == [
+        "octavo-0 leads",
+        f"the API server takes an InferenceService in the namespace {SYSTEM}",
+    ]
+    assert led.returncode == 0
+
+
+def _test_hooks(plane: ControlPlane) -> dict[str, list[dict[str, Any]]]:
+    """By kind; the account and its rights are made."""
+    made = run_helm("template", "octavo", str(CHART), "-n", SYSTEM, "-s", "templates/tests/installed.yaml")
+    hooks: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for manifest in filter(None, yaml.safe_load_all(made.stdout)):
+        hooks[manifest["kind"]].append(manifest)
+    for kind, base in (("ServiceAccount", "/api/v1"), ("Role", RBAC), ("RoleBinding", RBAC)):
+        for manifest in hooks[kind]:
+            plane.call("POST", f"{base}/namespaces/{SYSTEM}/{kind.lower()}s", manifest)
+    return hooks
