@@ -132,7 +132,7 @@ class ControlPlane:
         return self.token_of(namespace, name)
 
     def token_of(self, namespace: str, name: str) -> str:
-        """For an account that is there already: so that `kubeconfig` can be had for its user, whose name is returned."""
+        """Of an account that is there: `kubeconfig` can be had for its user, whose name is returned."""
         user = f"system:serviceaccount:{namespace}:{name}"
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
         self._tokens[user] = self.call("POST", path, {"spec": {}})["status"]["token"]

@@ -1,4 +1,4 @@
-"""What roles allow, what an audit log shows to be used, and what docs/rbac.md says of it, in the same words: `Right`."""
+"""What roles allow, what an audit log shows to be used, what docs/rbac.md says of it: all as `Right`s."""
 
 import re
 from collections.abc import Iterable, Mapping
