@@ -117,6 +117,14 @@ async def test_headers_go_on_but_not_those_of_the_connection_or_the_router(parts
     assert seen.keys().isdisjoint({"authorization", "x-octavo-salt", "x-hop"})
 
 
+async def test_a_head_that_is_too_large_is_refused_though_it_came_at_once(parts):
+    await parts.replica(fine)
+    routed = await parts.route()
+    answer = await routed.http.post(CHAT, json=BODY, headers={"x-long": "x" * 66_000})
+    assert (answer.status_code, answer.headers["connection"]) == (431, "close")
+    assert (await routed.http.post(CHAT, json=BODY, headers={"x-long": "x" * 4_000})).status_code == 200
+
+
 async def test_keys_are_asked_for(parts):
     await parts.replica(fine)
     routed = await parts.route(api_keys=("k",))

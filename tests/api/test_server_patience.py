@@ -114,6 +114,33 @@ async def test_an_endless_head_is_refused(engine, start):
         await close(writer)
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /%s HTTP/1.1\r\n\r\n" % (b"x" * 66_000),
+        b"GET /ping HTTP/1.1\r\nX-Long: %s\r\n\r\n" % (b"x" * 66_000),
+        b"GET /ping HTTP/1.1\r\n%s\r\n" % (b"X-More: 1\r\n" * 6000),
+        HEAD + b"X-Long: %s\r\nContent-Length: 2\r\n\r\n{}" % (b"x" * 66_000),
+    ],
+    ids=["url", "header", "headers", "body"],
+)
+async def test_a_whole_head_that_is_too_large_is_refused(engine, head):
+    async with serving(engine, keep_alive_s=1) as served:
+        reader, writer = await connect(served)
+        writer.write(b"GET /ping HTTP/1.1\r\n\r\n" + head)
+        answers = await reader.read()
+        assert answers.startswith(b"HTTP/1.1 200 ")
+        assert answers.count(b"HTTP/1.1") == answers.count(b"HTTP/1.1 431 ") + 1 == 2
+        assert b"65536 bytes, the limit" in answers
+        await close(writer)
+
+
+async def test_a_head_just_below_the_limit_is_read(engine):
+    async with serving(engine) as served:
+        answer = await served.http.get("/ping", headers={"x-long": "x" * 65_000})
+        assert answer.status_code == 200
+
+
 async def test_a_body_that_trickles_after_its_answer_is_cut_off(engine, monkeypatch):
     monkeypatch.setattr("octavo_server.http.protocol.BODY_GRACE_S", 0.1)
     async with serving(engine, limits=LIMITS, api_keys=("k",)) as served:

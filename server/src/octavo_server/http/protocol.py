@@ -16,8 +16,11 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from octavo_server.http.body import discard_body
 from octavo_server.http.cork import Cork
 from octavo_server.openai.errors import ApiError
 
@@ -29,6 +32,7 @@ CONNECTION = "connection"
 #: Of the URL and the headers together.
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TOO_LARGE = f"The URL and headers are larger than {MAX_HEAD_BYTES} bytes, the limit: send fewer or shorter ones."
+_TOO_LARGE = ApiError(431, "RequestTooLargeError", HEAD_TOO_LARGE)
 #: More than the application's own limit, so that its answer comes first.
 BODY_GRACE_S = 5.0
 #: A reader that takes less than this in the whole timeout doesn't read.
@@ -48,6 +52,7 @@ class PatientProtocol(HttpToolsProtocol):
     _is_in_head = False
     _on_gone: Callable[[], None] | None = None
     _head_bytes = 0
+    _read_bytes = 0  # at once, in which a whole head may be
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, Cork(transport, self.loop)))
@@ -55,6 +60,7 @@ class PatientProtocol(HttpToolsProtocol):
         self._expect(self.timeout_keep_alive)
 
     def data_received(self, data: bytes) -> None:
+        self._read_bytes = len(data)
         super().data_received(data)
         if self._is_in_head:
             self._head_bytes += len(data)
@@ -85,6 +91,8 @@ class PatientProtocol(HttpToolsProtocol):
         self._expect(self.request_timeout_s)
 
     def on_headers_complete(self) -> None:
+        if self._head_bytes + self._read_bytes > MAX_HEAD_BYTES and _size(self.url, self.headers) > MAX_HEAD_BYTES:
+            self.app, self.url = _refuse_whole_head, b"/"
         super().on_headers_complete()
         self.scope["state"][CONNECTION] = self
         self._is_in_head = False
@@ -105,7 +113,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def _refuse_head(self) -> None:
         """The parser has no limit of its own."""
-        body = ApiError(431, "RequestTooLargeError", HEAD_TOO_LARGE).body()
+        body = _TOO_LARGE.body()
         head = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
         self.transport.write(head + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         self.transport.close()
@@ -144,6 +152,16 @@ def patient(*, request_timeout_s: float, slow_client_timeout_s: float) -> type[P
     """uvicorn makes protocols itself, of a class: the settings are the class's."""
     settings = {"request_timeout_s": request_timeout_s, "slow_client_timeout_s": slow_client_timeout_s}
     return type("Protocol", (PatientProtocol,), settings)
+
+
+def _size(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
+    return len(url) + sum(len(name) + len(value) + len(": \r\n") for name, value in headers)
+
+
+async def _refuse_whole_head(scope: Scope, receive: Receive, send: Send) -> None:
+    """In its turn, after the answers to what came before it on the connection; whatever comes after is cut off."""
+    await discard_body(receive)
+    await Response(_TOO_LARGE.body(), 431, {"connection": "close"}, "application/json")(scope, receive, send)
 
 
 def _keep_alive(sock: socket.socket) -> None:
