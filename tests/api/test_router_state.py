@@ -89,6 +89,21 @@ class LieOnce:
         return lie(frame)
 
 
+async def test_a_drain_and_its_end_are_told_and_that_the_router_stops():
+    async with routing() as routed:
+        listener = Listener(routed.url)
+        listening = asyncio.create_task(listener.run())
+        await until(lambda: listener.rest.get("accepts") is True)
+        await routed.http.post("/drain")
+        await until(lambda: listener.rest["accepts"] is False)
+        await routed.http.delete("/drain")
+        await until(lambda: listener.rest["accepts"] is True)
+        async with asyncio.timeout(5):
+            routed.server.stop()
+            await listening
+        assert (listener.rest["accepts"], listener.types[-1]) == (False, "bye")
+
+
 async def test_a_lie_is_counted_once_and_seen_until_it_is_mended():
     replica = FakeReplica()
     await replica.start()

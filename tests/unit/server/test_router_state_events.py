@@ -98,3 +98,8 @@ async def test_waiting_requests_of_all_workers_add_up():
     states = [router_state((), queue=2, held={"m": 1}), router_state((), queue=3, held={"m": 2, "n": 1})]
     together = merged(states)
     assert (together.queue, together.held, together.workers) == (5, {"m": 3, "n": 1}, 2)
+
+
+@pytest.mark.parametrize("accepts", [(True, True), (True, False), (False, False)])
+async def test_a_router_takes_requests_when_every_worker_does(accepts):
+    assert merged([router_state((), accepts=one) for one in accepts]).accepts is all(accepts)

@@ -75,10 +75,12 @@ class Router:
             waiting=self._waiting,
             breaker=self.breakers.state,
             clock=time.monotonic,
+            accepts=lambda: self.lifecycle.state == "accepting",
         )
         self.fleet.on_change.append(reporter.changed)
         self.workers = Workers(reporter, self.team.folder, self.team.number)
         self.feed = StateFeed(self.workers.state)
+        self.lifecycle.on_change = self.feed.poke
         ring = KeyRing(settings.api_keys, settings.api_key_files) if settings.needs_key else None
         self._proxy = self._proxied(ring)
         self._rest = self._admin(ring)

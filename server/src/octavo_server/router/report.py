@@ -49,7 +49,9 @@ def _closed(_: str) -> BreakerState:
 
 
 class Reporter:
-    """Of one worker. `breaker`: the state of that of a replica by its name; `clock`: that of the picker."""
+    """Of one worker. `breaker`: the state of that of a replica by its name; `clock`: that of the picker; `accepts`:
+    whether new requests are taken.
+    """
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class Reporter:
         waiting: Callable[[], Waiting],
         breaker: Callable[[str], BreakerState] = _closed,
         clock: Callable[[], float],
+        accepts: Callable[[], bool] = lambda: True,
     ) -> None:
         self._telemetry = telemetry
         self._index = index
@@ -67,6 +70,7 @@ class Reporter:
         self._waiting = waiting
         self._breaker = breaker
         self._clock = clock
+        self._accepts = accepts
         self._process = ProcessCollector(registry=None)
         self._faults: dict[Replica, int] = {}
 
@@ -81,7 +85,7 @@ class Reporter:
     def state(self) -> RouterState:
         waiting, now = self._waiting(), self._clock()
         replicas = (replica_state(replica, now, self._breaker(replica.name)) for replica in self._replicas())
-        return router_state(replicas, queue=waiting.queue, held=waiting.held)
+        return router_state(replicas, queue=waiting.queue, held=waiting.held, accepts=self._accepts())
 
     def report(self, ask: Ask) -> Report:
         match ask.what:

@@ -44,13 +44,17 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RouterState(msgspec.Struct, kw_only=True, frozen=True):
-    """`queue`: requests waiting for a replica to have room. `held`: model -> requests waiting for its first replica."""
+    """`queue`: requests waiting for a replica to have room. `held`: model -> requests waiting for its first replica.
+
+    `accepts`: new requests are taken; a router that drains or stops takes none.
+    """
 
     replicas: tuple[ReplicaState, ...] = ()
     models: tuple[str, ...] = ()
     queue: int = 0
     held: dict[str, int] = {}
     workers: int = 1
+    accepts: bool = True
 
 
 def replica_state(replica: "Replica", now: float, breaker: BreakerState = "closed") -> ReplicaState:
@@ -77,7 +81,7 @@ def replica_state(replica: "Replica", now: float, breaker: BreakerState = "close
 
 
 def router_state(
-    replicas: Iterable[ReplicaState], *, queue: int = 0, held: Mapping[str, int] | None = None
+    replicas: Iterable[ReplicaState], *, queue: int = 0, held: Mapping[str, int] | None = None, accepts: bool = True
 ) -> RouterState:
     states = sorted(replicas, key=lambda state: state.name)
     return RouterState(
@@ -85,6 +89,7 @@ def router_state(
         models=tuple(sorted({model for state in states for model in state.models})),
         queue=queue,
         held=dict(held or {}),
+        accepts=accepts,
     )
 
 
@@ -109,6 +114,7 @@ def merged(states: Sequence[RouterState]) -> RouterState:
         queue=sum(state.queue for state in states),
         held=held,
         workers=sum(state.workers for state in states),
+        accepts=all(state.accepts for state in states),
     )
 
 

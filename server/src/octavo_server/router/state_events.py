@@ -43,6 +43,7 @@ class Change(msgspec.Struct, tag="change", kw_only=True, omit_defaults=True):
     queue: int | None = None
     held: dict[str, int] | None = None
     workers: int | None = None
+    accepts: bool | None = None
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
@@ -111,6 +112,7 @@ def difference(before: RouterState, now: RouterState) -> Change:
         queue=_if_new(before.queue, now.queue),
         held=_if_new(before.held, now.held),
         workers=_if_new(before.workers, now.workers),
+        accepts=_if_new(before.accepts, now.accepts),
     )
 
 
