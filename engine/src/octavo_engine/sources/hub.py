@@ -1,116 +1,150 @@
-"""Downloads from the Hugging Face hub and from ModelScope: only the files that will be read, with progress bars.
+"""Models on the Hugging Face hub: into its cache, where every tool finds them, or as an `Origin` into any folder.
 
-The hub clients do caching, resuming, tokens and `HF_HUB_OFFLINE`; this module decides which files to ask for and turns
-their many exceptions into one line that names the model. One weight format is fetched, in the order of preference.
+The hub client does caching, tokens, and checks of what came; this module decides which files to ask for, sees that
+several processes don't fetch the same, and goes on where a network broke off. `hub_errors` has the words.
 """
 
-import sys
-from collections.abc import Callable
-from fnmatch import fnmatch
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from glob import escape
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from octavo_engine.sources.weight_choice import ORDER
+from octavo_engine.sources.deposit import Content, filled_alone
+from octavo_engine.sources.hub_errors import told
+from octavo_engine.sources.progress import folder_bytes, shown_progress, size_text
+from octavo_engine.sources.retries import Interrupted, with_retries
+from octavo_engine.sources.room import check_room
+from octavo_engine.sources.wanted import Wanted, wanted_files
 from octavo_engine.wire.errors import StartupError
 
-_METADATA = ["*.json", "*.jinja", "*.model", "*.txt"]
-_WEIGHTS = {"safetensors": ["*.safetensors"], "pt": ["pytorch_model*.bin"], "gguf": ["*.gguf"]}
-_IGNORED = ["*/*", "consolidated*", "adapter*", "training_args*", "optimizer*"]
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
 
-#: (patterns to fetch, patterns to skip) -> the local folder
-Fetch = Callable[[list[str], list[str]], str]
+logger = logging.getLogger(__name__)
+
+SCHEME = "hf://"
+#: What a killed process left half-fetched; one that still runs writes more often.
+ABANDONED_AFTER_S = 600.0
 
 
 def download_from_hugging_face(repo: str, revision: str | None, load_format: str, file: str | None) -> Path:
-    """A folder, or the GGUF file that `file` (a path or glob in the repository) selects."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    unreachable: tuple[type[BaseException], ...] = (HfHubHTTPError, OSError, *_transport_errors())
-
-    def fetch(allow: list[str], ignore: list[str]) -> str:
-        return str(snapshot_download(repo, revision=revision, allow_patterns=allow, ignore_patterns=ignore))
-
-    def list_files() -> list[str]:
-        try:
-            return list(HfApi().list_repo_files(repo, revision=revision))
-        except unreachable:
-            folder = snapshot_download(repo, revision=revision, allow_patterns=_METADATA, local_files_only=True)
-            return [path.name for path in Path(folder).iterdir()]
-
+    """A folder of the hub's cache, or the GGUF file that `file` (a path or glob in the repository) selects."""
     try:
-        return _download(repo, load_format, file, fetch, list_files)
-    except HFValidationError as error:
-        raise StartupError(f"{repo}: neither a local path nor a Hugging Face model id.") from error
-    except LocalEntryNotFoundError as error:
-        raise StartupError(
-            f"{repo}: not in the local Hugging Face cache, and the hub can't be reached (offline, or HF_HUB_OFFLINE "
-            "is set): check the network, or name a local folder."
-        ) from error
-    except unreachable as error:
-        raise StartupError(f"{repo}: can't be downloaded from the Hugging Face hub: {_first_line(error)}") from error
+        info = _info(repo, revision)
+    except (Interrupted, StartupError) as error:
+        if (cached := _cached(repo, revision, load_format, file)) is not None:
+            logger.warning("%s: %s; what the cache holds is used", repo, error)
+            return cached
+        if not isinstance(error, Interrupted):
+            raise
+        info = with_retries(lambda: _info(repo, revision), SCHEME + repo)
+    wanted = wanted_files(SCHEME + repo, _sizes(info), load_format=load_format, file=file)
+    return _main(_into_cache(repo, revision, info, wanted), wanted)
 
 
-def _transport_errors() -> tuple[type[Exception], ...]:
-    """The HTTP client's own errors, which the hub client lets through; it is built on another one every other year."""
-    bases = {"httpx2": "HTTPError", "httpx": "HTTPError", "requests": "RequestException"}
-    return tuple(getattr(sys.modules[name], base) for name, base in bases.items() if name in sys.modules)
+class HubModel:
+    """An `Origin`."""
+
+    def __init__(self, repo: str, *, revision: str | None, load_format: str, file: str | None) -> None:
+        self.uri = f"{SCHEME}{repo}" + (f"/{file}" if file else "")
+        self._repo, self._revision, self._load_format, self._file = repo, revision, load_format, file
+
+    def content(self) -> Content:
+        info = with_retries(lambda: _info(self._repo, self._revision), self.uri)
+        sizes = _sizes(info)
+        wanted = wanted_files(SCHEME + self._repo, sizes, load_format=self._load_format, file=self._file)
+        files = {name: sizes[name] for name in wanted.names}
+        return Content(uri=self.uri, version=str(info.sha), files=files, main=wanted.main)
+
+    def bring(self, files: Mapping[str, int], content: Content, staging: Path) -> None:
+        for abandoned in (staging / ".cache").rglob("*.incomplete"):
+            abandoned.unlink(missing_ok=True)
+
+        def fetch() -> Path:
+            with told(self._repo):
+                return _snapshot(self._repo, content.version, tuple(files), local_dir=staging)
+
+        with_retries(fetch, self.uri, progress=lambda: folder_bytes(staging))
 
 
-def download_from_model_scope(repo: str, revision: str | None, load_format: str, file: str | None) -> Path:
+def _info(repo: str, revision: str | None) -> "ModelInfo":
+    """One try. Raises Interrupted or StartupError."""
+    from huggingface_hub import HfApi
+
+    with told(repo, revision):
+        return HfApi().model_info(repo, revision=revision, files_metadata=True)
+
+
+def _sizes(info: "ModelInfo") -> dict[str, int]:
+    return {file.rfilename: file.size or 0 for file in info.siblings or ()}
+
+
+def _snapshot(repo: str, revision: str | None, names: Iterable[str], **options: Any) -> Path:
+    from huggingface_hub import snapshot_download
+    from tqdm.auto import tqdm
+
+    class Silent(tqdm):  # type: ignore[type-arg]
+        """Our own progress is shown."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs.pop("name", None)
+            super().__init__(*args, **{**kwargs, "disable": True})
+
+    patterns = [escape(name) for name in names]
+    return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, tqdm_class=Silent, **options))
+
+
+def _cached(repo: str, revision: str | None, load_format: str, file: str | None) -> Path | None:
+    """The same files, if the cache holds them all."""
     try:
-        from modelscope.hub.api import HubApi
-        from modelscope.hub.snapshot_download import snapshot_download
-    except ImportError as error:
-        raise StartupError(
-            f"{repo}: ModelScope needs its client. Install it with: pip install 'octavo-engine[modelscope]'"
-        ) from error
-
-    def fetch(allow: list[str], ignore: list[str]) -> str:
-        return str(snapshot_download(repo, revision=revision, allow_patterns=allow, ignore_patterns=ignore))
-
-    def list_files() -> list[str]:
-        return [entry["Path"] for entry in HubApi().get_model_files(repo, revision=revision, recursive=True)]
-
-    try:
-        return _download(repo, load_format, file, fetch, list_files)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise StartupError(f"{repo}: can't be downloaded from ModelScope: {_first_line(error)}") from error
+        with told(repo, revision):
+            folder = _snapshot(repo, revision, (), local_files_only=True)
+            names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+            wanted = wanted_files(SCHEME + repo, names, load_format=load_format, file=file)
+            return _main(_snapshot(repo, revision, wanted.names, local_files_only=True), wanted)
+    except (Interrupted, StartupError):
+        return None
 
 
-def _download(repo: str, load_format: str, file: str | None, fetch: Fetch, list_files: Callable[[], list[str]]) -> Path:
-    if file is not None:
-        return _one_gguf(repo, Path(fetch([file], [])), file)
-    if load_format == "dummy":
-        return Path(fetch(_METADATA, _IGNORED))
-    for candidate in ORDER if load_format == "auto" else (load_format,):
-        patterns = _WEIGHTS[candidate]
-        if candidate == "gguf":
-            patterns = _single_gguf(repo, list_files())
-        folder = Path(fetch([*_METADATA, *patterns], _IGNORED))
-        if any(path for pattern in patterns for path in folder.glob(pattern)):
-            return folder
-    raise StartupError(f"{repo}: the repository has no weights in the format {load_format}.")
+def _into_cache(repo: str, revision: str | None, info: "ModelInfo", wanted: Wanted) -> Path:
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.file_download import repo_folder_name
+
+    sizes = _sizes(info)
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+    blobs = folder / "blobs"
+
+    def missing() -> list[int]:
+        found = {name: try_to_load_from_cache(repo, name, revision=info.sha) for name in wanted.names}
+        return [sizes[name] for name, path in found.items() if not isinstance(path, str)]
+
+    def fetch() -> Path:
+        with told(repo, revision):
+            return _snapshot(repo, revision, wanted.names)
+
+    def fetch_all() -> Path:
+        return with_retries(fetch, SCHEME + repo, progress=lambda: folder_bytes(blobs))
+
+    if not missing():
+        return fetch_all()
+    with filled_alone(folder):
+        _drop_abandoned(blobs)
+        left = missing()
+        check_room(SCHEME + repo, folder, needed_bytes=sum(left), num_files=len(left))
+        logger.info("%s%s: fetching %d files, %s, into %s", SCHEME, repo, len(left), size_text(sum(left)), folder)
+        with shown_progress(SCHEME + repo, blobs, sum(left)):
+            return fetch_all()
 
 
-def _single_gguf(repo: str, names: list[str]) -> list[str]:
-    """A repository often holds one GGUF per quantisation: hundreds of gigabytes must not be fetched unasked."""
-    ggufs = [name for name in names if name.endswith(".gguf")]
-    if len(ggufs) > 1:
-        shown = ", ".join(ggufs[:20])
-        raise StartupError(f"{repo}: the repository has several GGUF files: name one, as hf://{repo}/FILE: {shown}.")
-    return ggufs
+def _drop_abandoned(blobs: Path) -> None:
+    for path in blobs.glob("*.incomplete"):
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > ABANDONED_AFTER_S:
+                path.unlink()
 
 
-def _one_gguf(repo: str, folder: Path, file: str) -> Path:
-    paths = sorted(path for path in folder.rglob("*.gguf") if fnmatch(path.relative_to(folder).as_posix(), file))
-    shards = [path for path in paths if "-of-" not in path.name or "-00001-of-" in path.name]
-    if not shards:
-        raise StartupError(f"{repo}: the repository has no GGUF file that matches {file!r}.")
-    if len(shards) > 1:
-        names = ", ".join(path.name for path in shards)
-        raise StartupError(f"{repo}: {file!r} matches several GGUF files: name one of them: {names}.")
-    return shards[0]
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _main(folder: Path, wanted: Wanted) -> Path:
+    return folder if wanted.main is None else folder / wanted.main

@@ -1,22 +1,22 @@
 """From what a user calls a model to the files that make it up. Nothing is loaded, no torch is imported.
 
-`resolve_model` takes a local folder or file, a Hugging Face id (`org/name`, `hf://org/name[/file-or-glob]`,
-`org/name:Q4_K_M`), `ms://org/name`, `file://path`, or `pkg://NAME[/path-or-glob]`. With VLLM_USE_MODELSCOPE or
-OCTAVO_USE_MODELSCOPE set, plain ids mean ModelScope. What can't be served right is refused here, by name.
+`resolve_model` takes what `places` knows how to read; what isn't on this machine is fetched first. What can't be served
+right is refused here, by name.
 """
 
-import os
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
+from octavo_engine.sources.bucket import SCHEME as S3_SCHEME
+from octavo_engine.sources.bucket import Bucket
 from octavo_engine.sources.gguf_config import gguf_to_hf_config
 from octavo_engine.sources.gguf_header import read_gguf
-from octavo_engine.sources.hub import download_from_hugging_face, download_from_model_scope
+from octavo_engine.sources.hub import download_from_hugging_face
 from octavo_engine.sources.json_file import read_json_object, read_optional_json
 from octavo_engine.sources.model_files import LOAD_FORMATS, ModelFiles
-from octavo_engine.sources.package import SCHEME as PACKAGE_SCHEME
-from octavo_engine.sources.package import locate_in_package
+from octavo_engine.sources.model_scope import download_from_model_scope
+from octavo_engine.sources.origin import fetch_into
+from octavo_engine.sources.places import hub_place, locate_here, store_folder
 from octavo_engine.sources.weight_choice import choose_weights, with_shards
 from octavo_engine.wire.errors import StartupError
 
@@ -37,46 +37,13 @@ def resolve_model(model: str, *, revision: str | None = None, load_format: str =
 
 
 def _locate(model: str, revision: str | None, load_format: str) -> Path:
-    if model.startswith(PACKAGE_SCHEME):
-        return locate_in_package(model)
-    if model.startswith("file://"):
-        return _existing(Path(unquote(model.removeprefix("file://"))))
-    path = Path(model).expanduser()
-    if path.exists():
-        return path
-    if _looks_local(model):
-        return _existing(path)
-    return _download(model, revision, load_format)
-
-
-def _existing(path: Path) -> Path:
-    if not path.exists():
-        raise StartupError(f"{path}: no such file or folder.")
-    return path
-
-
-def _looks_local(model: str) -> bool:
-    return model.startswith(("/", "./", "../", "~")) or (Path(model).suffix in _FORMAT_OF_SUFFIX and "://" not in model)
-
-
-def _download(model: str, revision: str | None, load_format: str) -> Path:
-    scheme, separator, rest = model.rpartition("://")
-    if scheme not in ("", "hf", "ms"):
-        raise StartupError(f"{model}: unknown source {scheme + separator!r}: use hf://, ms://, file:// or pkg://.")
-    parts = rest.split("/")
-    repo, file = "/".join(parts[:2]), "/".join(parts[2:]) or None
-    repo, _, quantisation = repo.partition(":")
-    if quantisation:
-        file = f"*{quantisation}*.gguf"
-    download = (
-        download_from_model_scope if scheme == "ms" or _prefers_model_scope(scheme) else download_from_hugging_face
-    )
+    if (local := locate_here(model)) is not None:
+        return local
+    if model.startswith(S3_SCHEME):
+        return fetch_into(store_folder(model), Bucket(model, load_format=load_format))
+    hub, repo, file = hub_place(model)
+    download = download_from_model_scope if hub == "ms" else download_from_hugging_face
     return download(repo, revision, load_format, file)
-
-
-def _prefers_model_scope(scheme: str) -> bool:
-    values = [os.environ.get(name, "") for name in ("OCTAVO_USE_MODELSCOPE", "VLLM_USE_MODELSCOPE")]
-    return scheme == "" and any(value.lower() in ("1", "true", "yes") for value in values)
 
 
 def _open_folder(model: str, folder: Path, load_format: str) -> ModelFiles:

@@ -13,6 +13,7 @@ from octavo_server.cli.completion import PrintCompletion, add_completion_flags
 from octavo_server.cli.config_file import ConfiguredParser, add_config_flag
 from octavo_server.cli.dry_run_flags import add_dry_run_flags
 from octavo_server.cli.explain_flags import add_explain_flags
+from octavo_server.cli.fetch_flags import add_fetch_flags
 from octavo_server.cli.flags import add_compatibility_flags, add_engine_flags, add_server_flags
 from octavo_server.cli.route_flags import add_route_flags
 from octavo_server.cli.up_flags import add_up_flags
@@ -51,7 +52,8 @@ COMMANDS: dict[str, CommandSpec] = {
         run="octavo_server.cli.serve:serve",
         add_flags=_add_serve_flags,
         usage="octavo serve [MODEL] [options]",
-        description="Serve a model behind an OpenAI-compatible API: a folder, a .gguf file, a hub id, or pkg://NAME.",
+        description="Serve a model behind an OpenAI-compatible API: a folder, a .gguf file, a hub id, s3://, "
+        "pvc:// or pkg://NAME.",
     ),
     "up": CommandSpec(
         help="serve a model by several engines on this machine, behind the router",
@@ -67,6 +69,13 @@ COMMANDS: dict[str, CommandSpec] = {
         add_flags=_add_route_flags,
         description="A router before several `octavo serve`: each request goes to the replica that will begin to "
         "answer it first, which is mostly the one that has its prompt's beginning in its cache.",
+    ),
+    "fetch": CommandSpec(
+        help="bring a model's files onto this machine",
+        run="octavo_server.cli.fetch:fetch",
+        add_flags=add_fetch_flags,
+        description="Bring a model's files onto this machine, ready to be served. What is there already isn't fetched "
+        "again; what an interrupted fetch left is gone on with. Prints the path to serve.",
     ),
     "chat": CommandSpec(
         help="talk with a served model",

@@ -1,0 +1,76 @@
+"""What already lies on this machine: files, an installed package, a mounted claim; and copying it elsewhere.
+
+`pvc://CLAIM/PATH` is where the claim is mounted: below $OCTAVO_CLAIMS (`/models`), under the claim's name.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from octavo_engine.sources.deposit import Content
+from octavo_engine.sources.wanted import Wanted, wanted_files
+from octavo_engine.sources.weight_choice import with_shards
+from octavo_engine.wire.errors import StartupError
+
+CLAIM_SCHEME = "pvc://"
+CLAIMS_VARIABLE, CLAIMS_PATH = "OCTAVO_CLAIMS", "/models"
+_DIGEST_CHARS = 12
+
+
+def locate_in_claim(uri: str) -> Path:
+    """Raises StartupError where it isn't mounted."""
+    claim, _, path = uri.removeprefix(CLAIM_SCHEME).partition("/")
+    claims = Path(os.environ.get(CLAIMS_VARIABLE) or CLAIMS_PATH)
+    if not claim or ".." in Path(claim, path).parts:
+        raise StartupError(f"{uri}: pvc://CLAIM/PATH is needed, without '..'.")
+    root = claims / claim
+    if not root.is_dir():
+        raise StartupError(
+            f"{uri}: the claim {claim} isn't mounted here: {root} is no folder. Mount it there, or set "
+            f"{CLAIMS_VARIABLE} to the folder in which claims lie by their names."
+        )
+    location = root / path
+    if not location.exists():
+        raise StartupError(f"{location}: no such file or folder in the claim {claim}.")
+    return location
+
+
+class LocalModel:
+    """An `Origin`: to copy a model from a slow volume to a fast one."""
+
+    def __init__(self, uri: str, location: Path, *, load_format: str = "auto") -> None:
+        self.uri = uri
+        self._file = None if location.is_dir() else location
+        self._root = location if self._file is None else location.parent
+        self._load_format = load_format
+
+    def content(self) -> Content:
+        names = [path.name for path in sorted(self._root.iterdir()) if path.is_file()]
+        if self._file is not None and self._file.suffix == ".gguf":
+            shards = with_shards(self._file)
+            wanted = Wanted(tuple(shard.name for shard in shards), main=shards[0].name)
+        elif self._file is not None:
+            raise StartupError(f"{self.uri}: is neither a folder nor a GGUF file.")
+        else:
+            wanted = wanted_files(self.uri, names, load_format=self._load_format)
+        stats = {name: (self._root / name).stat() for name in wanted.names}
+        listing = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats.items())
+        return Content(
+            uri=self.uri,
+            version=hashlib.sha256(listing.encode()).hexdigest()[:_DIGEST_CHARS],
+            files={name: stat.st_size for name, stat in stats.items()},
+            main=wanted.main,
+        )
+
+    def bring(self, files: Mapping[str, int], content: Content, staging: Path) -> None:
+        try:
+            for name in files:
+                partial = staging / f"{name}.partial"
+                shutil.copyfile(self._root / name, partial)
+                partial.replace(staging / name)
+        except OSError as error:
+            raise StartupError(
+                f"{self.uri}: can't be copied to {staging.parent}: {error.strerror or error}."
+            ) from error

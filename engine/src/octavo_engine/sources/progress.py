@@ -1,0 +1,78 @@
+"""How far a download is: a bar at a terminal, else a line now and then, as a pod's log wants it.
+
+It is measured by what lies in the folder, so that it doesn't matter which client library writes there.
+"""
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+BAR_PERIOD_S, LOG_PERIOD_S = 0.2, 10.0
+_KIB = 1024.0
+
+
+@contextmanager
+def shown_progress(
+    name: str, folder: Path, total_bytes: int, *, period_s: float = LOG_PERIOD_S, has_bar: bool | None = None
+) -> Iterator[None]:
+    """`total_bytes` are still to come into `folder`."""
+    before = folder_bytes(folder)
+
+    def done() -> int:
+        return min(total_bytes, max(0, folder_bytes(folder) - before))
+
+    show = _bar if (sys.stderr.isatty() if has_bar is None else has_bar) else _lines
+    over = threading.Event()
+    thread = threading.Thread(target=show, args=(name, total_bytes, done, over, period_s), name="fetch-progress")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _lines(name: str, total: int, done: Callable[[], int], over: threading.Event, period_s: float) -> None:
+    reached = 0
+    while not over.wait(period_s):
+        now = done()
+        pace = (now - reached) / period_s
+        left = f", {(total - now) / pace:.0f} s to go" if pace else ""
+        share = f"{100 * now / total:.0f} %" if total else "all"
+        logger.info("%s: %s of %s (%s), %s/s%s", name, size_text(now), size_text(total), share, size_text(pace), left)
+        reached = now
+
+
+def _bar(name: str, total: int, done: Callable[[], int], over: threading.Event, _: float) -> None:
+    from tqdm import tqdm
+
+    with tqdm(desc=name, total=total, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+        while not over.wait(BAR_PERIOD_S):
+            bar.update(done() - bar.n)
+        bar.update(done() - bar.n)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Of all files below; what goes away meanwhile counts nothing."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(root, name)).st_size  # noqa: PTH118 (called often)
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def size_text(num_bytes: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if num_bytes < _KIB or unit == "GiB":
+            return f"{num_bytes:.0f} {unit}" if unit == "bytes" else f"{num_bytes:.2f} {unit}"
+        num_bytes /= _KIB
+    raise AssertionError("the last unit takes any size")

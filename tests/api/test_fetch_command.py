@@ -1,0 +1,252 @@
+"""`octavo fetch` as a process, by real clients, from servers on the loopback that speak the hub's API and S3."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from octavo_engine.sources.resolve import resolve_model
+from octavo_testing.fetch_command import TIMEOUT_S, fetch_environment, run_fetch, start_fetch
+from octavo_testing.local_bucket import LocalBucket, environment
+from octavo_testing.local_hub import LocalHub
+
+BIG = os.urandom(3_000_000)
+MODEL = {
+    "config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}).encode(),
+    "tokenizer.json": b"{}",
+    "model.safetensors": BIG,
+}
+NOISE = {"README.md": b"# m", "pytorch_model.bin": b"y", "onnx/model.onnx": b"z"}
+HUB, S3 = "hf://org/model", "s3://models/team/tiny"
+
+
+class Source:
+    """A hub or a bucket with the same model in it, and what `octavo fetch` is told to reach it."""
+
+    def __init__(self, uri: str, server: LocalHub | LocalBucket, address: str, folder: Path) -> None:
+        self.uri, self.server, self.folder = uri, server, folder
+        told = {"HF_ENDPOINT": address, "HF_HUB_ETAG_TIMEOUT": "5"} if uri == HUB else environment(address)
+        self.env = fetch_environment(folder, **told)
+
+    def fetch(self, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
+        return run_fetch(self.uri, *arguments, env={**self.env, **more})
+
+    def downloads(self) -> list[str]:
+        """The files that were sent, in alphabetical order."""
+        got = (request.split()[1] for request in self.server.requests if request.startswith("GET"))
+        return sorted(path.rpartition("/")[2] for path in got if "/api/" not in path and path != "/models")
+
+
+@pytest.fixture(params=[HUB, S3])
+def source(request: pytest.FixtureRequest, tmp_path: Path):
+    server = LocalHub() if request.param == HUB else LocalBucket()
+    prefix = "" if request.param == HUB else "team/tiny/"
+    server.files = {prefix + name: content for name, content in (MODEL | NOISE).items()}
+    with server.running() as address:
+        yield Source(request.param, server, address, tmp_path)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+def last_line(done: "subprocess.CompletedProcess[str]") -> str:
+    return done.stderr.rstrip().splitlines()[-1]
+
+
+def test_it_brings_what_is_needed_and_no_more(source: Source) -> None:
+    target = source.folder / "m"
+    done = source.fetch("--to", str(target))
+    assert (done.returncode, done.stdout) == (0, f"{target}\n"), done.stderr
+    assert contents(target) == MODEL
+    assert source.downloads() == sorted(MODEL)
+    assert f"{source.uri}: fetching 3 files, 2.86 MiB, into {target}" in done.stderr
+    assert resolve_model(str(target)).load_format == "safetensors"
+
+
+def test_a_second_time_it_only_looks(source: Source) -> None:
+    target = str(source.folder / "m")
+    source.fetch("--to", target)
+    source.server.requests.clear()
+    done = source.fetch("--to", target)
+    assert (done.returncode, source.downloads()) == (0, [])
+    assert "already in" in done.stderr
+    (source.folder / "m" / "tokenizer.json").unlink()
+    assert source.fetch("--to", target).returncode == 0
+    assert source.downloads() == ["tokenizer.json"]
+    assert contents(source.folder / "m") == MODEL
+
+
+def test_without_a_folder_serve_finds_it(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the operator's init container and engine: the same name, the same environment, an hour later."""
+    done = source.fetch()
+    assert done.returncode == 0, done.stderr
+    source.server.requests.clear()
+    again = run_python(source, f"print(resolve_model({source.uri!r}).root)")
+    assert again == done.stdout.strip()
+    assert source.downloads() == []
+
+
+def test_what_was_fetched_serves_while_the_source_is_away(source: Source) -> None:
+    first = source.fetch()
+    source.server.statuses = {"": [503] * 50}
+    assert run_python(source, f"{IMPATIENT}print(fetch_model({source.uri!r}))") == first.stdout.strip()
+
+
+def test_two_at_once_fetch_it_once(source: Source) -> None:
+    source.server.held = {"model.safetensors": 1_000_000}
+    first = start_fetch(source.uri, env=source.env)
+    assert source.server.reached.wait(TIMEOUT_S)
+    second = start_fetch(source.uri, env=source.env)
+    lines = Lines(second)
+    lines.until("another process fetches into it: waiting")
+    source.server.released.set()
+    outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), lines.said
+    assert outputs[0] == outputs[1]
+    assert source.downloads() == sorted(MODEL)
+
+
+class Lines:
+    """What a process says on standard error."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.said, self._process = "", process
+
+    def until(self, text: str) -> None:
+        assert self._process.stderr is not None
+        watchdog = threading.Timer(TIMEOUT_S, self._process.kill)
+        watchdog.start()
+        while text not in self.said:
+            line = self._process.stderr.readline()
+            assert line, f"ended without saying {text!r}: {self.said}"
+            self.said += line
+        watchdog.cancel()
+
+
+def test_a_killed_fetch_leaves_no_lock_and_no_half_model(source: Source) -> None:
+    target = source.folder / "m"
+    source.server.held = {"model.safetensors": 2_000_000}
+    killed = start_fetch(source.uri, "--to", str(target), env=source.env)
+    assert source.server.reached.wait(TIMEOUT_S)
+    if source.uri == S3:
+        wait_for(lambda: partial_bytes(target) >= 1_000_000)
+    killed.kill()
+    killed.communicate(timeout=TIMEOUT_S)
+    assert contents(target) == {}
+    source.server.held = {}
+    source.server.requests.clear()
+    done = source.fetch("--to", str(target))
+    assert done.returncode == 0, done.stderr
+    assert contents(target) == MODEL
+    if source.uri == S3:  # it goes on within the file; the hub's client begins a file anew
+        (request,) = source.server.asked("model.safetensors")
+        assert int(request.partition("bytes=")[2].partition("-")[0]) >= 1_000_000
+
+
+def partial_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("model.safetensors.partial"))
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_told_to_end_it_ends_and_says_so(source: Source) -> None:
+    source.server.held = {"model.safetensors": 1_000_000}
+    told = start_fetch(source.uri, env=source.env)
+    assert source.server.reached.wait(TIMEOUT_S)
+    told.terminate()
+    source.server.released.set()
+    _, said = told.communicate(timeout=TIMEOUT_S)
+    assert told.returncode == 130
+    assert said.rstrip().endswith("interrupted; the next fetch goes on from here")
+
+
+def test_a_broken_connection_is_tried_again(source: Source) -> None:
+    source.server.cut_after = {"model.safetensors": [2_000_000]}
+    done = source.fetch("--to", str(source.folder / "m"))
+    assert done.returncode == 0, done.stderr
+    assert contents(source.folder / "m") == MODEL
+    gets = [request for request in source.server.asked("model.safetensors") if request.startswith("GET")]
+    assert len(gets) == 2
+    if source.uri == S3:  # the hub's client writes 10 MB at a time
+        assert int(gets[1].partition("bytes=")[2].partition("-")[0]) >= 1_000_000
+
+
+def test_a_busy_source_is_tried_again(source: Source) -> None:
+    source.server.statuses = {"/models" if source.uri == S3 else "/org/model": [503]}
+    done = source.fetch()
+    assert done.returncode == 0, done.stderr
+    assert "503; trying again in" in done.stderr
+
+
+def test_no_such_model_is_not_tried_again(source: Source) -> None:
+    done = run_fetch(source.uri.replace("model", "nothing"), env=source.env)
+    assert done.returncode == 1
+    assert "trying again" not in done.stderr
+    expected = "no such model on the hub" if source.uri == HUB else "no such bucket or object"
+    assert last_line(done).startswith("octavo: ")
+    assert expected in last_line(done)
+
+
+def test_no_room_is_said_before_anything_is_fetched(source: Source) -> None:
+    done = run_python(source, "import shutil; shutil.disk_usage = lambda _: Usage()\nfetch_model({0!r})", fails=True)
+    assert "3 files with 2.86 MiB are still to come into" in done
+    assert "where 1.00 MiB are free: 1.86 MiB too little" in done
+    assert source.downloads() == []
+
+
+def test_a_folder_with_other_things_is_left_alone(source: Source) -> None:
+    (source.folder / "m").mkdir()
+    (source.folder / "m" / "thesis.txt").write_text("mine")
+    done = source.fetch("--to", str(source.folder / "m"))
+    assert done.returncode == 1
+    assert "holds thesis.txt, which octavo didn't fetch" in last_line(done)
+    assert contents(source.folder / "m") == {"thesis.txt": b"mine"}
+
+
+def test_a_new_version_replaces_the_old(source: Source) -> None:
+    target = source.folder / "m"
+    source.fetch("--to", str(target))
+    prefix = "" if source.uri == HUB else "team/tiny/"
+    source.server.files[f"{prefix}tokenizer.json"] = b'{"new": 1}'
+    source.server.commit = "b" * 40
+    done = source.fetch("--to", str(target))
+    assert done.returncode == 0, done.stderr
+    assert contents(target) == MODEL | {"tokenizer.json": b'{"new": 1}'}
+
+
+def test_what_can_not_be_served_is_said(source: Source) -> None:
+    prefix = "" if source.uri == HUB else "team/tiny/"
+    source.server.files[f"{prefix}config.json"] = b'{"quantization_config": {"quant_method": "awq"}}'
+    done = source.fetch()
+    assert done.returncode == 1
+    assert "quantisation method 'awq'" in last_line(done)
+
+
+PRELUDE = """
+from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.sources.fetch import fetch_model
+class Usage: free = 2**20
+"""
+IMPATIENT = "from octavo_engine.sources import retries; retries.FIRST_PAUSE_S = 0.01\n"
+
+
+def run_python(source: Source, code: str, *, fails: bool = False) -> str:
+    command = [sys.executable, "-c", PRELUDE + code.format(source.uri)]
+    done = subprocess.run(command, capture_output=True, text=True, env=source.env, timeout=TIMEOUT_S, check=False)
+    assert bool(done.returncode) == fails, done.stderr
+    return done.stderr if fails else done.stdout.strip()
+
+
+def test_it_needs_no_torch(source: Source) -> None:
+    code = "fetch_model({0!r})\nimport sys; assert not {{'torch', 'transformers', 'numpy'}} & sys.modules.keys()"
+    run_python(source, code)
