@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 from octavo_engine.sources.resolve import resolve_model
+from octavo_operator.desired.weights import CACHE_PATH, weights_of
+from octavo_operator.service import Settings, read_service
 from octavo_testing.fetch_command import TIMEOUT_S, fetch_environment, run_fetch, start_fetch
+from octavo_testing.infsvc_cases import Case, stored
 from octavo_testing.local_bucket import LocalBucket, environment
 from octavo_testing.local_hub import LocalHub
 
@@ -182,7 +185,7 @@ def test_a_broken_connection_is_tried_again(source: Source) -> None:
 
 
 def test_a_busy_source_is_tried_again(source: Source) -> None:
-    source.server.statuses = {"/models" if source.uri == S3 else "/org/model": [503]}
+    source.server.statuses = {"/models" if source.uri == S3 else "/org/model": [503, 503]}
     done = source.fetch()
     assert done.returncode == 0, done.stderr
     assert "503; trying again in" in done.stderr
@@ -230,6 +233,27 @@ def test_what_can_not_be_served_is_said(source: Source) -> None:
     done = source.fetch()
     assert done.returncode == 1
     assert "quantisation method 'awq'" in last_line(done)
+
+
+@pytest.mark.parametrize("revision", [None, "v1"])
+def test_the_operators_init_container_and_engine_meet(source: Source, revision: str | None) -> None:
+    """What the one is told to fetch, the other finds where it looks, though nobody is there to be asked any more."""
+    model = {"uri": source.uri} | ({"revision": revision} if revision and source.uri == HUB else {})
+    service = read_service(stored(Case("", {"model": model})))
+    weights = weights_of(service, Settings(engine_image="e", router_image="r"))
+    (container,) = weights.init_containers
+    cache = {
+        variable["name"]: variable["value"].replace(CACHE_PATH, str(source.folder)) for variable in container["env"]
+    }
+    env = {**source.env, **cache}
+    assert container["args"][0] == "fetch"
+    done = run_fetch(*container["args"][1:], env=env)
+    assert done.returncode == 0, done.stderr
+    source.server.statuses = {"": [503] * 50}
+    source.env = env
+    found = run_python(source, f"{IMPATIENT}print(resolve_model({weights.model!r}, revision={revision!r}).root)")
+    assert found == done.stdout.strip()
+    assert found.startswith(str(source.folder))
 
 
 PRELUDE = """

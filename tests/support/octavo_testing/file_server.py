@@ -24,6 +24,7 @@ class FileServer:
         self.requests: list[str] = []
         self.statuses: dict[str, list[int]] = {}  # end of a path -> of its next answers, before one as it should be
         self.cut_after: dict[str, list[int]] = {}  # end of a path -> bytes after which its next answers end
+        self.replace_on_cut: dict[str, bytes] = {}  # what files are after an answer was cut off
         self.held: dict[str, int] = {}  # end of a path -> bytes after which its answers wait
         self.released = threading.Event()
         self.reached = threading.Event()
@@ -112,6 +113,7 @@ class Handler(BaseHTTPRequestHandler):
             if path.endswith(end) and cuts:
                 self.wfile.write(body[: cuts.pop(0)])
                 self.close_connection = True
+                site.files |= site.replace_on_cut
                 return
         self.wfile.write(body)
 

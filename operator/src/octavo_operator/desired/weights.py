@@ -91,6 +91,7 @@ def _prefetch(service: Service, settings: Settings, cache_mount: Manifest) -> Ma
         "envFrom": secret_environment(service) or None,
         "resources": resources(own, DEFAULT_PREFETCH),
         "securityContext": CONFINED,
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # its last line says why it failed
         "volumeMounts": [cache_mount, {"name": "tmp", "mountPath": "/tmp"}],
     }
     return without_nones(container)
