@@ -6,6 +6,8 @@ from typing import Any
 
 from octavo_operator.spec.service import GROUP, KIND, VERSION, InferenceServiceSpec, read_spec
 
+DEFAULT_DRAIN_S = 60  # with twice this a deleted namespace would take longer than a minute to go
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -43,7 +45,7 @@ class Service:
 
     @property
     def drain_timeout_s(self) -> int:
-        return self.spec.drain.timeout_seconds or 120
+        return self.spec.drain.timeout_seconds or DEFAULT_DRAIN_S
 
     @property
     def owner(self) -> dict[str, Any]:
