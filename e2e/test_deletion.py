@@ -1,0 +1,55 @@
+"""What is deleted goes within a minute, with all that was made for it: a service, a namespace, without an operator."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from octavo_e2e.cluster import Cluster
+from octavo_e2e.release import Release
+
+WITHIN_S = 60
+SERVICE = "going"
+LABEL = f"serving.octavo.dev/service={SERVICE}"
+MADE = ("Deployment", "Pod", "Service", "Secret", "ServiceAccount", "Role", "RoleBinding", "Ingress", "NetworkPolicy")
+
+
+@pytest.fixture(scope="module")
+def places(cluster: Cluster, make_namespace: Callable[[], str]) -> list[str]:
+    """Four namespaces, each with a service that serves."""
+    made = [make_namespace() for _ in range(4)]
+    for number, namespace in enumerate(made):
+        host = {"ingress": {"host": f"going-{number}.example.test"}}
+        cluster.serve(namespace, SERVICE, exposure=host, auth={"required": False})
+    for namespace in made:
+        cluster.until_ready(namespace, SERVICE, within_s=240)
+    return made
+
+
+def _delete_and_see(cluster: Cluster, of_service: str, whole: str) -> None:
+    """A service in one namespace and all of another, at once."""
+    kinds = [kind for kind in MADE if cluster.find(kind, of_service, LABEL)]
+    assert set(kinds) == set(MADE)
+    cluster.kubectl("delete", "infsvc", SERVICE, "-n", of_service)
+    cluster.kubectl("delete", "namespace", whole, "--wait=false")
+    with ThreadPoolExecutor(2) as pool:
+        both = [
+            pool.submit(cluster.until_gone, of_service, *kinds, label=LABEL, within_s=WITHIN_S),
+            pool.submit(
+                cluster.until, "Namespace", None, lambda found: whole not in {n["metadata"]["name"] for n in found},
+                within_s=WITHIN_S, what=f"namespace {whole} gone",
+            ),
+        ]  # fmt: skip
+        for one in both:
+            one.result()
+
+
+def test_a_service_and_a_namespace(places: list[str], cluster: Cluster) -> None:
+    _delete_and_see(cluster, places[0], places[1])
+
+
+def test_without_an_operator(places: list[str], cluster: Cluster, release: Release) -> None:
+    release.scale(0)
+    try:
+        _delete_and_see(cluster, places[2], places[3])
+    finally:
+        release.scale(2)

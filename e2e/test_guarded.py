@@ -1,0 +1,53 @@
+"""A namespace under the restricted Pod Security standard, and a service that asks for API keys."""
+
+from functools import partial
+
+import pytest
+from octavo_e2e.cluster import Cluster, eventually
+from openai import AuthenticationError
+
+HOST, NAME = "guarded.example.test", "guarded"
+MOUNTED_S = 120  # left alone, a kubelet brings a changed Secret into its pods within a minute or so
+
+
+@pytest.fixture(scope="module")
+def guarded(cluster: Cluster, namespace: str) -> str:
+    """Its namespace."""
+    cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    cluster.kubectl("create", "secret", "generic", "keys", "-n", namespace, "--from-literal=team-a=key-of-a")
+    exposure = {"ingress": {"host": HOST}}
+    cluster.serve(namespace, NAME, exposure=exposure, auth={"apiKeysSecretRef": {"name": "keys"}})
+    cluster.until_ready(namespace, NAME)
+    return namespace
+
+
+def _lives(cluster: Cluster, namespace: str) -> set[tuple[str, int]]:
+    return {
+        (pod["metadata"]["uid"], sum(s["restartCount"] for s in pod["status"]["containerStatuses"]))
+        for pod in cluster.find("Pod", namespace)
+    }
+
+
+def test_it_serves_in_a_restricted_namespace(guarded: str, cluster: Cluster) -> None:
+    privileged = ("run", "privileged", "-n", guarded, "--image=octavo/router:dev", "--privileged")
+    cluster.kubectl(*privileged, check=False)
+    assert cluster.get("Pod", guarded, "privileged") is None, "the namespace is not restricted"
+    assert "Paris" in cluster.ask(HOST, NAME, key="key-of-a")
+
+
+def test_only_who_has_a_key_is_served(guarded: str, cluster: Cluster) -> None:
+    with pytest.raises(AuthenticationError):
+        cluster.ask(HOST, NAME, key="a guess")
+
+
+def test_a_new_key_is_taken_up_live(guarded: str, cluster: Cluster) -> None:
+    before = _lives(cluster, guarded)
+    with pytest.raises(AuthenticationError):
+        cluster.ask(HOST, NAME, key="key-of-b")
+    cluster.kubectl("patch", "secret", "keys", "-n", guarded, "-p", '{"stringData": {"team-b": "key-of-b"}}')
+    sooner = "example.test/look=now"  # a kubelet looks at a changed pod at once
+    cluster.kubectl("annotate", "pod", "--all", "-n", guarded, sooner)
+    ask = partial(cluster.ask, HOST, NAME, key="key-of-b")
+    assert "Paris" in eventually(ask, within_s=MOUNTED_S, errors=(AuthenticationError,))
+    assert "Paris" in cluster.ask(HOST, NAME, key="key-of-a")
+    assert _lives(cluster, guarded) == before

@@ -1,0 +1,58 @@
+"""What a replica asks of its node: a GPU, and one CPU and one GiB at most for the small model."""
+
+import pytest
+from octavo_e2e.cluster import SMALL, Cluster, Step, condition, exposed
+
+HOST, NAME = "bounded.example.test", "bounded"
+GPU = "nvidia.com/gpu"
+LIMITS = {"cpu": "1", "memory": "1Gi"}
+PEAK = """
+from pathlib import Path
+places = ("/sys/fs/cgroup/memory.peak", "/sys/fs/cgroup/memory/memory.max_usage_in_bytes")
+print(next(path.read_text() for path in map(Path, places) if path.exists()))
+"""
+
+
+@pytest.fixture(scope="module")
+def bounded(cluster: Cluster, namespace: str) -> str:
+    """Its namespace. The engine's image is the one for CPUs: a GPU is only asked for."""
+    if not any(int(node["status"]["allocatable"].get(GPU, 0)) for node in cluster.find("Node", None)):
+        pytest.skip(f"no node of this cluster has {GPU}")
+    resources = SMALL["resources"] | {"limits": LIMITS | {GPU: 1}}
+    cluster.serve(namespace, NAME, **exposed(HOST), resources=resources)
+    cluster.until_ready(namespace, NAME)
+    return namespace
+
+
+def _engine(cluster: Cluster, namespace: str) -> dict:
+    (pod,) = cluster.find("Pod", namespace, "app.kubernetes.io/component=engine")
+    return pod
+
+
+def test_a_pod_that_asks_for_a_gpu_gets_a_node_that_has_one(bounded: str, cluster: Cluster) -> None:
+    pod = _engine(cluster, bounded)
+    node = cluster.get("Node", "", pod["spec"]["nodeName"])
+    assert node is not None
+    assert int(node["status"]["allocatable"][GPU]) > 0
+    assert pod["spec"]["containers"][0]["resources"]["limits"][GPU] == "1"
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod["spec"]["volumes"]
+    assert "Paris" in cluster.ask(HOST, NAME)
+
+
+def test_more_gpus_than_there_are_is_told(bounded: str, cluster: Cluster) -> None:
+    cluster.serve(bounded, "greedy", resources={"limits": {GPU: 64}})
+    found = cluster.until_reason(bounded, "greedy", "Unschedulable", within_s=30)
+    assert f"Insufficient {GPU}" in condition(found, "Ready")["message"]
+    cluster.kubectl("delete", "infsvc", "greedy", "-n", bounded)
+
+
+def test_the_small_model_runs_within_one_cpu_and_one_gib(bounded: str, cluster: Cluster, step: Step) -> None:
+    with step("an answer by one CPU"):
+        assert "Paris" in cluster.ask(HOST, NAME)
+    pod = _engine(cluster, bounded)
+    limits = pod["spec"]["containers"][0]["resources"]["limits"]
+    assert limits == LIMITS | {GPU: "1"}
+    assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+    peak = int(cluster.kubectl("exec", "-n", bounded, pod["metadata"]["name"], "--", "python", "-c", PEAK))
+    print(f"peak of the engine's memory: {peak / 2**20:.0f} MiB")
+    assert peak <= 2**30
