@@ -56,7 +56,12 @@ class Watching:
         for version, plural in ((f"{GROUP}/{VERSION}", "inferenceservices"), *watched(settings)):
             labels = None if plural == "inferenceservices" else {SERVICE_LABEL: kopf.PRESENT}
             kopf.index(version, plural, id=f"list_{plural}", registry=registry, labels=labels)(self._listed)
-            kopf.on.event(version, plural, id=f"watch_{plural}", registry=registry, labels=labels)(self._seen)
+            matters = None if labels is None else self._matters
+            kopf.on.event(version, plural, id=f"watch_{plural}", registry=registry, when=matters)(self._seen)
+
+    def _matters(self, body: kopf.Body, **_: Any) -> bool:
+        """Also what has our label no more: it was one of ours until somebody took it away."""
+        return SERVICE_LABEL in body["metadata"].get("labels", {}) or self._view.has(body)
 
     async def _listed(self, body: kopf.Body, **_: Any) -> None:
         self._take(body, is_gone=False)

@@ -12,7 +12,14 @@ Ref = tuple[str, str]  # kind, name
 
 #: Why a pod isn't ready, as far as Kubernetes says.
 Trouble = Literal[
-    "Unschedulable", "ImagePullError", "ConfigError", "FetchFailed", "CrashLoop", "OOMKilled", "StartFailed"
+    "Unschedulable",
+    "ImagePullError",
+    "ConfigError",
+    "MountFailed",
+    "FetchFailed",
+    "CrashLoop",
+    "OOMKilled",
+    "StartFailed",
 ]
 
 
@@ -44,7 +51,9 @@ class EngineSet:
     revision: str
     replicas: int
     created: str  # RFC 3339, so that text sorts by time
+    version: str = ""  # of the object, as Kubernetes counts: a delete by an older view than the last change fails
     is_deleting: bool = False
+    failure: str = ""  # why its pods can't even be made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +68,18 @@ class RouterReport:
     kv_usage: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why the API server, or we ourselves, would not write a child."""
+
+    reason: Literal["NameTaken", "Refused"]
+    message: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """`children`: live objects by kind and name, engine Deployments and pods apart. `routers`: ready router pods by
-    name, with None for one that hasn't reported yet.
+    name, with None for one that hasn't reported yet. `refusals`: of writes that were just tried.
     """
 
     children: Mapping[Ref, Mapping[str, Any]] = field(default_factory=dict)
@@ -73,4 +90,5 @@ class Observed:
     router_trouble: str = ""
     router_owner: str | None = None  # who owns the router that spec.router.ref names; None: there is no such service
     host_owner: str | None = None  # another service that claimed this host and path before
+    refusals: Mapping[Ref, Refusal] = field(default_factory=dict)
     status: Mapping[str, Any] = field(default_factory=dict)

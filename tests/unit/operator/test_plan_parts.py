@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from octavo_operator.desired.engine import engine_revision
-from octavo_operator.observed import EngineSet, Observed, Pod, RouterReport
+from octavo_operator.observed import EngineSet, Observed, Pod, Refusal, RouterReport
 from octavo_operator.plan.actions import SetGate
 from octavo_operator.plan.admission import gates
 from octavo_operator.plan.assess import conditions_of, refused
@@ -34,6 +34,10 @@ def _serving(**fields: Any) -> Pod:
     return _pod(**({"is_ready": True, "is_admitted": True, "admitted_epoch": "e1"} | fields))
 
 
+def _engine_set(**fields: Any) -> EngineSet:
+    return EngineSet(**({"name": "e", "uid": "u", "revision": WANTED, "replicas": 1, "created": "1"} | fields))
+
+
 def _report(**admitted: str) -> RouterReport:
     return RouterReport(pod="r", admitted={name.replace("_", "-"): epoch for name, epoch in admitted.items()})
 
@@ -47,6 +51,7 @@ def test_a_service_that_serves_is_ready() -> None:
     seen = Observed(pods=(_serving(),), routers={"r": _report(pod_0="e1")})
     assert {c.type: c.status for c in conditions_of(_service(), seen, wanted=WANTED)} == {
         "Accepted": "True",
+        "ChildrenApplied": "True",
         "FitsHardware": "True",
         "ModelReady": "True",
         "WorkloadReady": "True",
@@ -67,7 +72,15 @@ def test_a_service_that_serves_is_ready() -> None:
         (Observed(pods=(_pod(trouble="ImagePullError", message="not found"),)), "ImagePullError"),
         (Observed(pods=(_pod(trouble="CrashLoop", message="octavo: no such file"),)), "CrashLoop"),
         (Observed(pods=(_pod(trouble="OOMKilled", message="limit 1Gi"),)), "OOMKilled"),
-        (Observed(pods=(_pod(trouble="CrashLoop", message="the model does not fit: 14 GiB"),)), "TooLarge"),
+        (Observed(pods=(_pod(trouble="CrashLoop", message="the KV cache does not fit: it has 8 MiB"),)), "TooLarge"),
+        (Observed(pods=(_pod(trouble="CrashLoop", message="/models/x: no such file or folder."),)), "NotFound"),
+        (Observed(pods=(_pod(trouble="ConfigError", message='secret "token" not found'),)), "ConfigError"),
+        (Observed(pods=(_pod(trouble="MountFailed", message='FailedMount: secret "x" not found'),)), "MountFailed"),
+        (Observed(pods=(_pod(trouble="StartFailed", message="exec: not found"),)), "StartFailed"),
+        (Observed(engine_sets=(_engine_set(failure='pods "x" is forbidden: exceeded quota: q'),)), "QuotaExceeded"),
+        (Observed(engine_sets=(_engine_set(failure="violates PodSecurity"),)), "PodRefused"),
+        (Observed(refusals={("Service", "llm"): Refusal("NameTaken", "is there")}), "NameTaken"),
+        (Observed(refusals={("Service", "llm"): Refusal("Refused", "403 Forbidden")}), "Refused"),
         (Observed(pods=(_pod(is_ready=True),)), "RouterStarting"),
         (Observed(pods=(_pod(is_ready=True),), router_trouble="CrashLoop: …"), "RouterFailed"),
         (Observed(pods=(_pod(is_ready=True),), routers={"r": None}), "WaitingForRouter"),
@@ -105,6 +118,26 @@ def test_a_spec_that_cannot_be_read_is_not_ready_for_that_reason() -> None:
         ("Accepted", "InvalidSpec"),
         ("Ready", "InvalidSpec"),
     ]
+
+
+def test_a_router_that_does_not_come_up_beside_one_that_serves_is_told_and_holds_nothing_up() -> None:
+    seen = Observed(pods=(_serving(),), routers={"r": _report(pod_0="e1")}, router_trouble="secret not found")
+    assert (_of("RouterReady", _service(), seen).reason, _of("Ready", _service(), seen).status) == (
+        "RouterDegraded",
+        "True",
+    )
+
+
+def test_a_revision_that_was_complete_is_not_rolled_out_again_when_a_pod_dies() -> None:
+    row = {"type": "Progressing", "reason": "Complete"}
+    before = {"conditions": [row], "revision": {"updated": WANTED}}
+    assert _of("Progressing", _service(), Observed(status=before)).reason == "Complete"
+    assert (
+        _of("Progressing", _service(), Observed(status=before | {"revision": {"updated": "x"}})).reason == "RollingOut"
+    )
+    assert _of("Progressing", _service(), Observed(status=before, engine_sets=(_engine_set(revision="x"),))).reason == (
+        "RollingOut"
+    )
 
 
 def test_a_transition_keeps_its_time_while_the_status_stays() -> None:
@@ -182,5 +215,5 @@ def test_what_is_no_longer_applied_shows_in_the_digest() -> None:
 
 def test_every_reason_is_documented_with_what_to_do() -> None:
     rows = [line.split("|")[1:4] for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
-    documented = {(condition.strip(" `"), reason.strip(" `")) for condition, reason, _ in rows}
+    documented = {(condition.strip(" `"), reason.strip(" `")) for condition, reason, _ in rows if "`" in reason}
     assert documented == {(condition, reason) for condition, reasons in REASONS.items() for reason in reasons}

@@ -17,6 +17,7 @@ from octavo_operator.spec.service import GROUP, KIND, VERSION
 
 Raw = dict[str, Any]
 TIMEOUT_S = 30.0
+NO_VERSION = "1"
 APPLY = "application/apply-patch+yaml"
 STRATEGIC = "application/strategic-merge-patch+json"
 
@@ -70,6 +71,13 @@ class Cluster:
         path = path_of(manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
         return await self._call("PATCH", path, manifest, kind=APPLY, query=_OURS)
 
+    async def make(self, manifest: Mapping[str, Any]) -> Raw:
+        """As `apply`, where there is no such object: with one there, whosever it is, it fails with a conflict. No
+        object can have the version that is asked for, and where there is no object, none is compared.
+        """
+        metadata = {**manifest["metadata"], "resourceVersion": NO_VERSION}
+        return await self.apply({**manifest, "metadata": metadata})
+
     async def apply_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> Raw:
         path = path_of(KIND, namespace, name) + "/status"
         body = {
@@ -98,9 +106,14 @@ class Cluster:
     async def read(self, kind: str, namespace: str, name: str) -> Raw:
         return await self._call("GET", path_of(kind, namespace, name))
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str) -> bool:
-        """False if it is gone already, or another one has its name."""
-        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+    async def warnings_about(self, namespace: str, uid: str) -> list[Raw]:
+        query = f"?fieldSelector=type%3DWarning%2Cregarding.uid%3D{uid}"
+        found: list[Raw] = (await self._call("GET", path_of("Event", namespace), query=query))["items"]
+        return found
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str, version: str) -> bool:
+        """False if it is gone already, another one has its name, or it was changed since: the watch will tell."""
+        body = {"preconditions": {"uid": uid, "resourceVersion": version}, "propagationPolicy": "Background"}
         try:
             await self._call("DELETE", path_of(kind, namespace, name), body)
         except ApiError as error:

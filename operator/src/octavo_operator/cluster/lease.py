@@ -36,7 +36,7 @@ class Leadership:
         self._cluster = cluster
         self._namespace = namespace
         self._name = name
-        self._identity = identity
+        self.identity = identity
         self._clock = clock
         self._writes_until = float("-inf")
         self._seen: tuple[str, float] = ("", 0.0)  # the holder's last renewal, and when it was first seen here
@@ -68,11 +68,11 @@ class Leadership:
         if held:
             self._writes_until = asked + DEADLINE_S
             if not self.gained.is_set():
-                logger.info("%s leads from now on", self._identity)
+                logger.info("%s leads from now on", self.identity)
                 self.lost.clear()
                 self.gained.set()
         elif not self.may_write and self.gained.is_set():
-            logger.warning("%s leads no longer", self._identity)
+            logger.warning("%s leads no longer", self.identity)
             self.gained.clear()
             self.lost.set()
 
@@ -85,11 +85,11 @@ class Leadership:
             return await self._cluster.create(self._manifest({}, transitions=0))
         spec = lease.get("spec") or {}
         holder, transitions = spec.get("holderIdentity") or "", spec.get("leaseTransitions") or 0
-        if holder != self._identity:
+        if holder != self.identity:
             if holder and not self._is_expired(spec):
                 return False
             transitions += 1
-        lease["spec"] = self._spec(spec if holder == self._identity else {}, transitions=transitions)
+        lease["spec"] = self._spec(spec if holder == self.identity else {}, transitions=transitions)
         try:
             await self._cluster.replace(lease)
         except ApiError as error:
@@ -108,7 +108,7 @@ class Leadership:
     async def _give_up(self) -> None:
         try:
             lease = await self._cluster.read("Lease", self._namespace, self._name)
-            if (lease.get("spec") or {}).get("holderIdentity") == self._identity:
+            if (lease.get("spec") or {}).get("holderIdentity") == self.identity:
                 lease["spec"]["holderIdentity"] = ""
                 await self._cluster.replace(lease)
         except (ApiError, OSError, TimeoutError) as error:
@@ -125,7 +125,7 @@ class Leadership:
     def _spec(self, before: dict[str, Any], *, transitions: int) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         return {
-            "holderIdentity": self._identity,
+            "holderIdentity": self.identity,
             "leaseDurationSeconds": DURATION_S,
             "acquireTime": before.get("acquireTime") or now,
             "renewTime": now,

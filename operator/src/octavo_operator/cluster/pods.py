@@ -84,6 +84,8 @@ def _named(containers: Any, name: str) -> Raw:
 
 def router_trouble(raw: Raw) -> str:
     """Why a router pod doesn't come up, if it is known."""
+    if "deletionTimestamp" in raw["metadata"]:
+        return ""
     status = raw.get("status", {})
     conditions = {c["type"]: c for c in status.get("conditions", ())}
     scheduled = conditions.get("PodScheduled", {})
@@ -93,6 +95,13 @@ def router_trouble(raw: Raw) -> str:
         for trouble, message in _container_trouble(container, fetches=False):
             return f"{trouble}: {message}"
     return ""
+
+
+def creation_failure(deployment: Raw) -> str:
+    """Why a Deployment's pods can't be made: a quota, Pod Security, an admission webhook."""
+    conditions = {c["type"]: c for c in deployment.get("status", {}).get("conditions", ())}
+    failure = conditions.get("ReplicaFailure", {})
+    return str(failure.get("message", "")) if failure.get("status") == "True" else ""
 
 
 def is_serving_router(raw: Raw) -> bool:

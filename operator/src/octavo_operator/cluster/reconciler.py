@@ -1,32 +1,45 @@
-"""`Reconciler`: takes a service from the queue, plans, carries the plan out, writes what changed of the status.
+"""`Reconciler`: takes a service from the queue, plans, carries the plan out, tells what is new, writes what changed of
+the status.
 
 Whatever fails fails for one service, which comes back later; a plan is made anew each time. Each write first asks
-whether this operator still leads.
+whether this operator still leads. What the API server refuses for good is no reason to leave the rest undone: it is
+shown in the status, and tried again later.
 """
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from octavo_operator.cluster.client import ApiError, Cluster
+from octavo_operator.cluster.events import EventLog
 from octavo_operator.cluster.lease import Leadership
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reports import RouterReports
+from octavo_operator.cluster.setup import PodSetup
 from octavo_operator.cluster.view import Key, View
-from octavo_operator.observed import RouterReport
-from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate
+from octavo_operator.cluster.writes import Writer
+from octavo_operator.observed import Observed, Ref, Refusal, RouterReport
 from octavo_operator.plan.assess import refused
 from octavo_operator.plan.conditions import written
+from octavo_operator.plan.news import News, told, transitions
 from octavo_operator.plan.plan import Plan, plan
 from octavo_operator.service import Service, Settings, read_service
 from octavo_operator.spec.service import InvalidSpec
 
 logger = logging.getLogger(__name__)
 
+LOAD_EVERY_S = 15.0
+
 
 class NotLeading(Exception):
     """Another operator acts now."""
+
+
+class Incomplete(Exception):
+    """Something was refused, and is to be tried again."""
 
 
 class Reconciler:
@@ -40,6 +53,7 @@ class Reconciler:
         reports: RouterReports,
         queue: WorkQueue[Key],
         secret_of: Callable[[Key], str],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._view = view
@@ -48,6 +62,11 @@ class Reconciler:
         self._reports = reports
         self._queue = queue
         self._secret_of = secret_of
+        self._clock = clock
+        self._load_written_s: dict[Key, float] = {}
+        self._events = EventLog(cluster, identity=leadership.identity)
+        self._writer = Writer(cluster, view)
+        self._setup = PodSetup(cluster, clock=clock)
 
     async def work(self) -> None:
         """One of several workers; until it is cancelled."""
@@ -55,7 +74,7 @@ class Reconciler:
             key = await self._queue.take()
             try:
                 await self._reconcile(key)
-            except (ApiError, OSError, TimeoutError, NotLeading) as error:
+            except (ApiError, OSError, TimeoutError, NotLeading, Incomplete) as error:
                 delay_s = self._queue.failed(key)
                 logger.warning("%s/%s: %s; once more in %.1f s", *key, error or type(error).__name__, delay_s)
             except BaseException:
@@ -71,69 +90,76 @@ class Reconciler:
         try:
             service = read_service(raw)
         except InvalidSpec as error:
-            await self._write_status(key, _refusal(raw, str(error)))
+            status, news = _refusal(raw, str(error))
+            await self._conclude(key, raw, status, news)
             return
-        planned = self._plan(service)
-        for action in planned.actions:
-            logger.info("%s/%s: %s", *key, described(action))
-            await self._carry_out(service.namespace, action)
-        await self._write_status(key, planned.status)
+        again_s = await self._setup.look(self._view.pods(service))
+        planned, refusals = await self._act(service, raw)
+        await self._conclude(key, raw, planned.status, planned.news)
+        if again_s is not None:
+            self._queue.add_later(key, again_s)
+        if refusals:
+            raise Incomplete("; ".join(f"{kind} {name} {r.message}" for (kind, name), r in refusals.items()))
 
-    def _plan(self, service: Service) -> Plan:
+    async def _act(self, service: Service, raw: Mapping[str, Any]) -> tuple[Plan, dict[Ref, Refusal]]:
+        """What is so after acting: refusals are known only then."""
+        planned, refusals = self._plan(service, {}), dict[Ref, Refusal]()
+        for action in planned.actions:
+            self._check_leading()
+            refusal = await self._writer.carry_out(service, action, now=_now())
+            if refusal is not None:
+                refusals[refusal[0]] = refusal[1]
+            elif (news := told(action)) is not None:
+                await self._events.tell(raw, news, seen_at=_now("microseconds"))
+        return (self._plan(service, refusals) if refusals else planned), refusals
+
+    def _plan(self, service: Service, refusals: Mapping[Ref, Refusal]) -> Plan:
         pods = self._view.router_pods((service.namespace, service.router))
         reports: dict[str, RouterReport] = self._reports.of(service.namespace, pods)
-        observed = self._view.observed(service, reports)
+        observed = self._with_setup(replace(self._view.observed(service, reports), refusals=refusals), pods)
         return plan(
             service, observed, self._settings, now=_now(), new_secret=self._secret_of((service.namespace, service.name))
         )
 
-    async def _carry_out(self, namespace: str, action: Action) -> None:
-        self._check_leading()
-        match action:
-            case Apply(manifest):
-                self._see(await self._cluster.apply(manifest), manifest["kind"])
-            case CreateOnce(manifest):
-                await self._cluster.create(manifest)
-            case Delete(kind, name, uid):
-                await self._cluster.delete(kind, namespace, name, uid)
-            case SetGate(pod, uid, epoch, reason):
-                await self._cluster.set_gate(namespace, pod, uid, epoch=epoch, reason=reason, now=_now())
+    def _with_setup(self, observed: Observed, routers: Mapping[str, Any]) -> Observed:
+        """And what keeps pods from having containers."""
+        found = [(pod, self._setup.trouble_of(pod.uid) if pod.trouble is None else "") for pod in observed.pods]
+        engines = (replace(pod, trouble="MountFailed", message=said) if said else pod for pod, said in found)
+        troubles = (self._setup.trouble_of(raw["metadata"]["uid"]) for raw in routers.values())
+        said = observed.router_trouble or next(filter(None, troubles), "")
+        return replace(observed, pods=tuple(engines), router_trouble=said)
 
-    def _see(self, answer: dict[str, Any], kind: str) -> None:
-        """What was just written is known at once: the watch, which comes later, must not make us write it again."""
-        self._view.see({**answer, "kind": kind})
+    async def _conclude(self, key: Key, raw: Mapping[str, Any], status: dict[str, Any], news: Iterable[News]) -> None:
+        """Told before it is written: an operator that dies between the two finds the same turn again."""
+        for each in news:
+            self._check_leading()
+            await self._events.tell(raw, each, seen_at=raw["metadata"].get("resourceVersion", ""))
+        await self._write_status(key, status)
 
     async def _write_status(self, key: Key, status: dict[str, Any]) -> None:
         raw = self._view.services.get(key)
-        if raw is None or (raw.get("status") or {}) == status:
+        if raw is None or (before := raw.get("status") or {}) == status:
+            return
+        waited_s = self._clock() - self._load_written_s.get(key, float("-inf"))
+        if before | {"load": None} == status | {"load": None} and waited_s < LOAD_EVERY_S:
+            self._queue.add_later(key, LOAD_EVERY_S - waited_s)
             return
         self._check_leading()
-        answer = await self._cluster.apply_status(*key, status)
-        self._view.see(answer)
+        self._view.see(await self._cluster.apply_status(*key, status))
+        self._load_written_s[key] = self._clock()
 
     def _check_leading(self) -> None:
         if not self._leadership.may_write:
             raise NotLeading("another operator leads now")
 
 
-def described(action: Action) -> str:
-    match action:
-        case Apply(manifest, reason):
-            return f"applies {manifest['kind']} {manifest['metadata']['name']}: {reason}"
-        case CreateOnce(manifest, reason):
-            return f"creates {manifest['kind']} {manifest['metadata']['name']}: {reason}"
-        case Delete(kind, name, _, reason):
-            return f"deletes {kind} {name}: {reason}"
-        case SetGate(pod, _, epoch, reason):
-            return f"{'admits' if epoch else 'withdraws'} pod {pod}: {reason}"
+def _refusal(raw: Any, message: str) -> tuple[dict[str, Any], list[News]]:
+    """Of a spec that can't be read: the rest of the status stays."""
+    status, generation = raw.get("status") or {}, raw["metadata"]["generation"]
+    conditions, before = refused(message), status.get("conditions", ())
+    rows = written(conditions, before, generation=generation, now=_now())
+    return {**status, "observedGeneration": generation, "conditions": rows}, list(transitions(conditions, before))
 
 
-def _refusal(raw: Any, message: str) -> dict[str, Any]:
-    status = raw.get("status") or {}
-    generation = raw["metadata"]["generation"]
-    rows = written(refused(message), status.get("conditions", ()), generation=generation, now=_now())
-    return {**status, "observedGeneration": generation, "conditions": rows}
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+def _now(precision: str = "seconds") -> str:
+    return datetime.now(UTC).isoformat(timespec=precision).replace("+00:00", "Z")

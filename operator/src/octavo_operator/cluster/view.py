@@ -9,9 +9,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo_operator.cluster.pods import is_serving_router, pod_of, router_trouble
-from octavo_operator.names import COMPONENT_LABEL, ENGINE, REVISION_LABEL, ROUTER, ROUTER_LABEL, SERVICE_LABEL
+from octavo_operator.cluster.pods import creation_failure, is_serving_router, pod_of, router_trouble
+from octavo_operator.names import (
+    COMPONENT_LABEL,
+    ENGINE,
+    REVISION_LABEL,
+    ROUTER,
+    ROUTER_LABEL,
+    SERVICE_LABEL,
+    router_deployment,
+)
 from octavo_operator.observed import EngineSet, Observed, Pod, Ref, RouterReport
+from octavo_operator.plan.owner import is_ours
 from octavo_operator.service import Service
 from octavo_operator.spec.service import KIND, InvalidSpec, read_spec
 
@@ -23,6 +32,7 @@ Raw = Mapping[str, Any]
 class View:
     services: dict[Key, Raw] = field(default_factory=dict)
     _objects: dict[Key, dict[Ref, Raw]] = field(default_factory=lambda: defaultdict(dict))  # by service
+    _homes: dict[tuple[str, str, str], Key] = field(default_factory=dict)  # namespace, kind, name -> its service
     _routers: dict[Key, dict[str, Raw]] = field(default_factory=lambda: defaultdict(dict))  # pods by router
     _hosts: dict[tuple[str, str], set[Key]] = field(default_factory=lambda: defaultdict(set))
     _users: dict[Key, set[Key]] = field(default_factory=lambda: defaultdict(set))  # services by router
@@ -35,13 +45,28 @@ class View:
         labels = metadata.get("labels") or {}
         service = (metadata["namespace"], labels.get(SERVICE_LABEL, ""))
         ref = (raw["kind"], metadata["name"])
+        before = self._homes.get((metadata["namespace"], *ref))
+        if before is not None and before != service:  # somebody took our label away
+            self._forget(before, ref)
+            return {before} | (self.see(raw) if SERVICE_LABEL in labels and not is_gone else set())
+        if is_older(raw, self._objects[service].get(ref), is_gone=is_gone):
+            return set()
         if is_gone:
-            self._objects[service].pop(ref, None)
+            self._forget(service, ref)
         else:
             self._objects[service][ref] = raw
+            self._homes[metadata["namespace"], *ref] = service
         if raw["kind"] == "Pod" and labels.get(COMPONENT_LABEL) == ROUTER:
             return self._see_router(raw, labels, is_gone=is_gone) | {service}
         return {service}
+
+    def has(self, raw: Raw) -> bool:
+        """Whether an object of this name is known."""
+        return (raw["metadata"]["namespace"], raw["kind"], raw["metadata"]["name"]) in self._homes
+
+    def _forget(self, service: Key, ref: Ref) -> None:
+        self._objects[service].pop(ref, None)
+        self._homes.pop((service[0], *ref), None)
 
     def behind(self, router: Key) -> set[Key]:
         """The services that a router serves."""
@@ -55,6 +80,12 @@ class View:
     def router_pods(self, router: Key) -> dict[str, Raw]:
         return dict(self._routers.get(router, {}))
 
+    def pods(self, service: Service) -> list[Raw]:
+        """Its engines and the routers in front of them."""
+        mine = self._objects.get((service.namespace, service.name), {})
+        engines = [raw for (kind, _), raw in mine.items() if kind == "Pod"]
+        return [*engines, *self._routers.get((service.namespace, service.router), {}).values()]
+
     def observed(self, service: Service, reports: Mapping[str, RouterReport]) -> Observed:
         """`reports`: by name of the router pod."""
         key, router = (service.namespace, service.name), (service.namespace, service.router)
@@ -62,10 +93,13 @@ class View:
         engines = {ref[1]: raw for ref, raw in objects.items() if _is_engine_set(ref, raw)}
         pods = self._routers.get(router, {})
         serving = [name for name, raw in pods.items() if is_serving_router(raw)]
-        troubles = [trouble for raw in pods.values() if (trouble := router_trouble(raw))]
+        troubles = [trouble for raw in pods.values() if not is_serving_router(raw) and (trouble := router_trouble(raw))]
+        deployment = self._objects.get(router, {}).get(("Deployment", router_deployment(service.router)), {})
+        if failure := creation_failure(deployment):
+            troubles.append(failure)
         return Observed(
             children={ref: raw for ref, raw in objects.items() if ref[0] != "Pod" and ref[1] not in engines},
-            engine_sets=tuple(_engine_set(raw) for raw in engines.values()),
+            engine_sets=tuple(_engine_set(raw) for raw in engines.values() if is_ours(raw, service)),
             engine_manifests=engines,
             pods=tuple(_engine_pods(objects)),
             routers={name: reports.get(name) for name in serving},
@@ -77,6 +111,8 @@ class View:
 
     def _see_service(self, raw: Raw, *, is_gone: bool) -> set[Key]:
         key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
+        if is_older(raw, self.services.get(key), is_gone=is_gone):
+            return set()
         before = self._claims(self.services.get(key))
         if is_gone:
             self.services.pop(key, None)
@@ -131,6 +167,16 @@ class View:
         return None if first == key else "/".join(first)
 
 
+def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:
+    """Than what is known: the answer to our own write came before its watch told of what was there till then."""
+    if known is None or (is_gone and raw["metadata"].get("uid") == known["metadata"].get("uid")):
+        return False
+    if raw["metadata"].get("uid") != known["metadata"].get("uid"):
+        return is_gone
+    versions = [str(each["metadata"].get("resourceVersion", "")) for each in (raw, known)]
+    return all(version.isdecimal() for version in versions) and int(versions[0]) < int(versions[1])
+
+
 def _is_engine_set(ref: Ref, raw: Raw) -> bool:
     labels = raw["metadata"].get("labels") or {}
     return ref[0] == "Deployment" and REVISION_LABEL in labels
@@ -144,6 +190,8 @@ def _engine_set(raw: Raw) -> EngineSet:
         revision=metadata["labels"][REVISION_LABEL],
         replicas=raw["spec"].get("replicas", 1),
         created=metadata["creationTimestamp"],
+        version=metadata.get("resourceVersion", ""),
+        failure=creation_failure(raw),
         is_deleting="deletionTimestamp" in metadata,
     )
 

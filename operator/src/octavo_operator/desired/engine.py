@@ -12,6 +12,7 @@ from typing import Any
 
 from octavo_operator.desired.objects import (
     CONFINED,
+    LAST_WORDS,
     Manifest,
     child,
     dumped,
@@ -116,6 +117,7 @@ def _container(service: Service, settings: Settings) -> Manifest:
         "ports": [{"name": "http", "containerPort": ENGINE_PORT}],
         "resources": resources(spec.resources),
         "securityContext": CONFINED,
+        "terminationMessagePolicy": LAST_WORDS,
         "startupProbe": probe("/health", period_s=2, failures=STARTUP_S // 2),
         "readinessProbe": probe("/ready", period_s=5, failures=2),
         "livenessProbe": probe("/health", period_s=10, failures=6),

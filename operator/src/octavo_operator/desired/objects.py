@@ -74,6 +74,10 @@ def pod_security() -> Manifest:
     }
 
 
+#: Of every container: when it fails, the end of its log is kept with its status, where the operator finds it.
+LAST_WORDS = "FallbackToLogsOnError"
+
+
 def probe(path: str, *, period_s: int, failures: int) -> Manifest:
     return {
         "httpGet": {"path": path, "port": "http"},

@@ -4,6 +4,7 @@ from typing import Any
 
 from octavo_operator.desired.objects import (
     CONFINED,
+    LAST_WORDS,
     Manifest,
     child,
     pod_metadata,
@@ -152,6 +153,7 @@ def _container(service: Service, settings: Settings) -> Manifest:
         "ports": [{"name": "http", "containerPort": ROUTER_PORT}],
         "resources": resources(router.resources, DEFAULT_RESOURCES),
         "securityContext": CONFINED,
+        "terminationMessagePolicy": LAST_WORDS,
         "startupProbe": probe("/health", period_s=1, failures=60),
         "readinessProbe": probe("/ready", period_s=5, failures=2),
         "livenessProbe": probe("/health", period_s=10, failures=6),

@@ -7,7 +7,7 @@ that the engine looks for it by; what lies on a claim is mounted read-only.
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_operator.desired.objects import CONFINED, Manifest, child, resources, without_nones
+from octavo_operator.desired.objects import CONFINED, LAST_WORDS, Manifest, child, resources, without_nones
 from octavo_operator.names import ENGINE, cache_claim
 from octavo_operator.service import Service, Settings
 
@@ -91,7 +91,7 @@ def _prefetch(service: Service, settings: Settings, cache_mount: Manifest) -> Ma
         "envFrom": secret_environment(service) or None,
         "resources": resources(own, DEFAULT_PREFETCH),
         "securityContext": CONFINED,
-        "terminationMessagePolicy": "FallbackToLogsOnError",  # its last line says why it failed
+        "terminationMessagePolicy": LAST_WORDS,
         "volumeMounts": [cache_mount, {"name": "tmp", "mountPath": "/tmp"}],
     }
     return without_nones(container)

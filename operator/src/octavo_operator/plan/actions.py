@@ -7,10 +7,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Server-side apply of our fields."""
+    """Server-side apply of our fields. `is_new`: nothing of this name was observed, and if there is something after
+    all, it may not be ours to change. `repairs`: somebody else undid what was applied for this very spec.
+    """
 
     manifest: Mapping[str, Any]
     reason: str
+    is_new: bool = False
+    repairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +27,12 @@ class CreateOnce:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Only the object with this uid; pods of a Deployment end gracefully."""
+    """Only the object with this uid, unchanged since it was observed; pods of a Deployment end gracefully."""
 
     kind: str
     name: str
     uid: str
+    version: str
     reason: str
 
 

@@ -1,5 +1,6 @@
 """From what is observed to the conditions of a service: what holds, and else what is in the way, in words."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -8,10 +9,17 @@ from octavo_operator.plan.conditions import Condition, ready
 from octavo_operator.plan.rollout import is_complete
 from octavo_operator.service import Service
 
-TOO_LARGE = "does not fit"  # in the engine's own message, which has the arithmetic
+#: In the engine's own last words; a test keeps them equal.
+TOO_LARGE = re.compile(r"\bdo(es)? not fit\b")  # the sum comes with it
+NOT_FOUND = re.compile(
+    r"no such file or folder|is not installed|has no \*\.gguf file or config\.json|no config\.json beside"
+)
+#: Troubles of an engine that has its weights.
+_WITH_WEIGHTS: tuple[Trouble, ...] = ("OOMKilled", "CrashLoop", "StartFailed")
 #: Worst first: what a person must do something about comes before what only takes time.
 _TROUBLES: tuple[Trouble, ...] = (
     "ConfigError",
+    "MountFailed",
     "ImagePullError",
     "OOMKilled",
     "CrashLoop",
@@ -23,11 +31,13 @@ _TROUBLES: tuple[Trouble, ...] = (
 def conditions_of(service: Service, observed: Observed, *, wanted: str) -> list[Condition]:
     pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.is_terminating]
     complete = is_complete(service, observed, wanted)
+    accepted = _accepted(service, observed)
     found = [
-        _accepted(service, observed),
+        accepted,
+        _applied(accepted, observed),
         _fits(pods),
         _model(service, pods),
-        _workload(service, pods),
+        _workload(service, observed, pods, wanted=wanted),
         _router(observed),
         _admitted(service, pods),
         _progressing(service, observed, wanted=wanted, complete=complete),
@@ -53,9 +63,17 @@ def _accepted(service: Service, observed: Observed) -> Condition:
     return Condition("Accepted", "Valid", "the spec can be served")
 
 
+def _applied(accepted: Condition, observed: Observed) -> Condition:
+    if accepted.status != "True":
+        return Condition("ChildrenApplied", "NotTried", "nothing is changed while the spec can't be served")
+    for (kind, name), refusal in observed.refusals.items():
+        return Condition("ChildrenApplied", refusal.reason, f"{kind} {name}: {refusal.message}")
+    return Condition("ChildrenApplied", "Applied", "all objects of this service are as they should be")
+
+
 def _fits(pods: Sequence[Pod]) -> Condition:
     for pod in pods:
-        if TOO_LARGE in pod.message:
+        if TOO_LARGE.search(pod.message):
             return Condition("FitsHardware", "TooLarge", pod.message)
     if any(pod.is_ready for pod in pods):
         return Condition("FitsHardware", "Fits", "the engine has room for its weights and KV cache")
@@ -66,29 +84,39 @@ def _model(service: Service, pods: Sequence[Pod]) -> Condition:
     failed = next((pod for pod in pods if pod.trouble == "FetchFailed"), None)
     if failed is not None:
         return Condition("ModelReady", "FetchFailed", f"{failed.name}: {failed.message}")
+    absent = next((pod for pod in pods if NOT_FOUND.search(pod.message)), None)
+    if absent is not None:
+        return Condition("ModelReady", "NotFound", f"{absent.name}: {absent.message}")
     if any(pod.is_fetching for pod in pods):
         return Condition("ModelReady", "Fetching", f"{service.spec.model.uri} is being fetched")
-    if any(pod.is_ready or pod.restarts or pod.message for pod in pods) or not service.spec.replicas:
+    if any(pod.is_ready or pod.restarts or pod.trouble in _WITH_WEIGHTS for pod in pods) or not service.spec.replicas:
         return Condition("ModelReady", "Fetched", f"{service.spec.model.uri} is where engines find it")
     return Condition("ModelReady", "Waiting", "no pod has begun to fetch it")
 
 
-def _workload(service: Service, pods: Sequence[Pod]) -> Condition:
-    wanted = service.spec.replicas
-    if wanted == 0:
+def _workload(service: Service, observed: Observed, pods: Sequence[Pod], *, wanted: str) -> Condition:
+    replicas = service.spec.replicas
+    if replicas == 0:
         return Condition("WorkloadReady", "ScaledToZero", "spec.replicas is 0")
     num_ready = sum(pod.is_ready for pod in pods)
-    if num_ready >= wanted:
-        return Condition("WorkloadReady", "PodsReady", f"{num_ready} of {wanted} engines answer")
+    if num_ready >= replicas:
+        return Condition("WorkloadReady", "PodsReady", f"{num_ready} of {replicas} engines answer")
+    failure = next((s.failure for s in observed.engine_sets if s.revision == wanted and s.failure), "")
+    if failure and len(pods) < replicas:
+        reason = "QuotaExceeded" if "exceeded quota" in failure else "PodRefused"
+        return Condition("WorkloadReady", reason, f"{replicas - len(pods)} of {replicas} pods can't be made: {failure}")
     counted = Counter(pod.trouble for pod in pods if pod.trouble is not None)
     for trouble in _TROUBLES:
         if counted[trouble]:
             pod = next(pod for pod in pods if pod.trouble == trouble)
-            return Condition("WorkloadReady", trouble, f"{counted[trouble]} of {wanted}: {pod.name}: {pod.message}")
-    return Condition("WorkloadReady", "Starting", f"{num_ready} of {wanted} engines answer so far")
+            return Condition("WorkloadReady", trouble, f"{counted[trouble]} of {replicas}: {pod.name}: {pod.message}")
+    return Condition("WorkloadReady", "Starting", f"{num_ready} of {replicas} engines answer so far")
 
 
 def _router(observed: Observed) -> Condition:
+    if observed.routers and observed.router_trouble:
+        what = f"{len(observed.routers)} routers answer, another does not come up: {observed.router_trouble}"
+        return Condition("RouterReady", "RouterDegraded", what)
     if observed.routers:
         return Condition("RouterReady", "RouterServes", f"{len(observed.routers)} routers answer")
     if observed.router_trouble:
@@ -106,9 +134,16 @@ def _admitted(service: Service, pods: Sequence[Pod]) -> Condition:
 
 
 def _progressing(service: Service, observed: Observed, *, wanted: str, complete: bool) -> Condition:
+    """A revision that was complete once stays so, whatever becomes of its pods: other conditions tell of those."""
     others = sorted({s.revision for s in observed.engine_sets if s.revision != wanted})
-    if complete and not others:
+    if not others and (complete or _was_complete(observed, wanted)):
         return Condition("Progressing", "Complete", f"revision {wanted} is all there is")
     return Condition(
         "Progressing", "RollingOut", f"revision {wanted} is coming up beside {', '.join(others) or 'none'}"
     )
+
+
+def _was_complete(observed: Observed, wanted: str) -> bool:
+    reasons = {row["type"]: row["reason"] for row in observed.status.get("conditions", ())}
+    revision = observed.status.get("revision", {}).get("updated")
+    return bool(revision == wanted and reasons.get("Progressing") == "Complete")

@@ -13,23 +13,38 @@ Status = Literal["True", "False", "Unknown"]
 #: condition -> reason -> the status that goes with it
 REASONS: dict[str, dict[str, Status]] = {
     "Accepted": {"Valid": "True", "InvalidSpec": "False", "RouterNotFound": "False", "HostTaken": "False"},
+    "ChildrenApplied": {"Applied": "True", "NotTried": "Unknown", "NameTaken": "False", "Refused": "False"},
     "FitsHardware": {"Fits": "True", "NotChecked": "Unknown", "TooLarge": "False"},
-    "ModelReady": {"Fetched": "True", "Fetching": "Unknown", "FetchFailed": "False", "Waiting": "Unknown"},
+    "ModelReady": {
+        "Fetched": "True",
+        "Fetching": "Unknown",
+        "FetchFailed": "False",
+        "NotFound": "False",
+        "Waiting": "Unknown",
+    },
     "WorkloadReady": {
         "PodsReady": "True",
         "ScaledToZero": "True",
         "Starting": "Unknown",
+        "QuotaExceeded": "False",
+        "PodRefused": "False",
         "Unschedulable": "False",
+        "MountFailed": "False",
         "ImagePullError": "False",
         "ConfigError": "False",
         "CrashLoop": "False",
         "OOMKilled": "False",
         "StartFailed": "False",
     },
-    "RouterReady": {"RouterServes": "True", "RouterStarting": "Unknown", "RouterFailed": "False"},
+    "RouterReady": {
+        "RouterServes": "True",
+        "RouterDegraded": "True",
+        "RouterStarting": "Unknown",
+        "RouterFailed": "False",
+    },
     "ReplicasAdmitted": {"AllAdmitted": "True", "WaitingForRouter": "Unknown", "NoReplicas": "False"},
     "Progressing": {"Complete": "False", "RollingOut": "True"},
-    "Ready": {"Serving": "True", "NotReady": "False"},
+    "Ready": {"Serving": "True"},  # else it has the reason of the condition in the way
 }
 
 
@@ -52,11 +67,12 @@ class Condition:
 
 
 def ready(others: Iterable[Condition], *, message: str) -> Condition:
-    """Ready, or not for the reason of the first condition that isn't true."""
-    for condition in others:
-        if condition.type != "Progressing" and condition.status != "True" and condition.reason != "NotChecked":
-            return Condition("Ready", condition.reason, condition.message)
-    return Condition("Ready", "Serving", message)
+    """Ready, or not for the reason of the first condition that is false; else of the first that isn't true yet."""
+    missing = [c for c in others if c.type != "Progressing" and c.status != "True" and c.reason != "NotChecked"]
+    if not missing:
+        return Condition("Ready", "Serving", message)
+    first = next((c for c in missing if c.status == "False"), missing[0])
+    return Condition("Ready", first.reason, first.message)
 
 
 def written(

@@ -4,71 +4,99 @@ Every action is derived from the difference between what is wanted and what is o
 before. So an operator that dies between any two of them, or acts on an old view, comes to the same end.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import engine_revision
 from octavo_operator.desired.network import exposed_url, internal_url
-from octavo_operator.desired.objects import child
-from octavo_operator.names import ROUTER, engine_selector, router_secret
-from octavo_operator.observed import Observed
-from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete
+from octavo_operator.desired.objects import Manifest, child
+from octavo_operator.names import ROUTER, engine_deployment, engine_selector, router_deployment, router_secret
+from octavo_operator.observed import Observed, Ref, Refusal
+from octavo_operator.plan.actions import Action, CreateOnce, Delete
 from octavo_operator.plan.admission import gates
 from octavo_operator.plan.assess import conditions_of
 from octavo_operator.plan.conditions import written
+from octavo_operator.plan.news import News, transitions
+from octavo_operator.plan.owner import is_ours, may_be_deleted, taken_by
+from octavo_operator.plan.repair import applied
 from octavo_operator.plan.rollout import rollout
-from octavo_operator.plan.same import is_applied, stamped
+from octavo_operator.plan.same import stamped
 from octavo_operator.service import Service, Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`actions` in the order in which they are to be carried out."""
+    """`actions` in the order in which they are to be carried out. `news`: what people are told once `status` holds."""
 
     actions: tuple[Action, ...]
     status: dict[str, Any]
+    news: tuple[News, ...] = ()
 
 
 def plan(service: Service, observed: Observed, settings: Settings, *, now: str, new_secret: str) -> Plan:
     """`now`: RFC 3339. `new_secret`: what to write if the router's secret has to be made."""
     wanted = engine_revision(service, settings)
+    children = [stamped(manifest) for manifest in desired_children(service, settings)]
+    observed = replace(observed, refusals={**_taken_names(service, observed, children, wanted), **observed.refusals})
     conditions = conditions_of(service, observed, wanted=wanted)
     status = _status(service, observed, settings, wanted=wanted)
     before = observed.status.get("conditions", ())
     status["conditions"] = written(conditions, before, generation=service.generation, now=now)
+    news = tuple(transitions(conditions, before))
     if conditions[0].status != "True":  # it can't be served as it is: what there is goes on as before
-        return Plan((), status)
+        return Plan((), status, news)
     actions = [
         *_secret(service, observed, new_secret),
-        *_children(service, observed, settings),
+        *_children(service, observed, children),
         *rollout(service, observed, settings),
         *gates(observed),
     ]
-    return Plan(tuple(actions), status)
+    return Plan(tuple(actions), status, news)
 
 
 def _secret(service: Service, observed: Observed, value: str) -> Iterator[Action]:
-    """Before anything that mounts it. Secrets aren't watched: that there is no router yet tells that it is time."""
+    """Before anything that mounts it. Secrets aren't watched: that there is no router yet, or a pod that misses it,
+    tells that it is time.
+    """
     name = router_secret(service.name)
-    if not service.owns_router or ("Deployment", f"{service.name}-router") in observed.children:
+    if not service.owns_router:
+        return
+    if ("Deployment", router_deployment(service.name)) in observed.children and not _is_missed(name, observed):
         return
     manifest = child(service, "v1", "Secret", name, component=ROUTER, type="Opaque", stringData={"secret": value})
     yield CreateOnce(manifest, "routers and engines know each other by it")
 
 
-def _children(service: Service, observed: Observed, settings: Settings) -> Iterator[Action]:
-    wanted = [stamped(manifest) for manifest in desired_children(service, settings)]
+def _is_missed(secret: str, observed: Observed) -> bool:
+    messages = [observed.router_trouble, *(pod.message for pod in observed.pods if pod.trouble == "ConfigError")]
+    return any(f'"{secret}"' in message for message in messages)
+
+
+def _taken_names(
+    service: Service, observed: Observed, children: Sequence[Manifest], revision: str
+) -> dict[Ref, Refusal]:
+    """Of children that are there and another's."""
+    engine = engine_deployment(service.name, revision)
+    live = {ref: observed.children.get(ref) for ref in map(_ref, children)}
+    live["Deployment", engine] = observed.engine_manifests.get(engine)
+    return {ref: taken_by(raw) for ref, raw in live.items() if raw is not None and not is_ours(raw, service)}
+
+
+def _children(service: Service, observed: Observed, wanted: Sequence[Manifest]) -> Iterator[Action]:
     for manifest in wanted:
-        ref = (manifest["kind"], manifest["metadata"]["name"])
-        live = observed.children.get(ref)
-        if not is_applied(manifest, live):
-            yield Apply(manifest, "it is missing" if live is None else "it differs from what the spec asks for")
-    refs = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted}
+        yield from applied(service, observed, manifest, observed.children.get(_ref(manifest)))
+    refs = set(map(_ref, wanted))
     for (kind, name), live in observed.children.items():
-        if (kind, name) not in refs and kind != "PersistentVolumeClaim" and "deletionTimestamp" not in live["metadata"]:
-            yield Delete(kind, name, live["metadata"]["uid"], "the spec does not ask for it any more")
+        if (kind, name) not in refs and kind != "PersistentVolumeClaim" and may_be_deleted(live, service.uid):
+            metadata = live["metadata"]
+            version = metadata.get("resourceVersion", "")
+            yield Delete(kind, name, metadata["uid"], version, "the spec does not ask for it any more")
+
+
+def _ref(manifest: Manifest) -> Ref:
+    return manifest["kind"], manifest["metadata"]["name"]
 
 
 def _status(service: Service, observed: Observed, settings: Settings, *, wanted: str) -> dict[str, Any]:

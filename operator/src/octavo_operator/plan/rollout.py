@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from octavo_operator.desired.engine import desired_engine, engine_revision
 from octavo_operator.observed import EngineSet, Observed, Pod
-from octavo_operator.plan.actions import Action, Apply, Delete
-from octavo_operator.plan.same import is_applied, stamped
+from octavo_operator.plan.actions import Action, Delete
+from octavo_operator.plan.repair import applied
+from octavo_operator.plan.same import stamped
 from octavo_operator.service import Service, Settings
 
 
@@ -19,8 +20,8 @@ def rollout(service: Service, observed: Observed, settings: Settings) -> list[Ac
     wanted, replicas = engine_revision(service, settings), service.spec.replicas
     manifest = stamped(desired_engine(service, settings, replicas=replicas))
     actions: list[Action] = []
-    if not is_applied(manifest, observed.engine_manifests.get(manifest["metadata"]["name"])):
-        actions.append(Apply(manifest, f"revision {wanted} with {replicas} replicas"))
+    live = observed.engine_manifests.get(manifest["metadata"]["name"])
+    actions.extend(applied(service, observed, manifest, live, why=f"revision {wanted} with {replicas} replicas"))
     older = [s for s in observed.engine_sets if s.revision != wanted and not s.is_deleting]
     if is_complete(service, observed, wanted):
         return actions + [_delete(s, f"revision {wanted} serves") for s in older]
@@ -43,4 +44,4 @@ def _most_that_serve(sets: Sequence[EngineSet], pods: Sequence[Pod]) -> EngineSe
 
 
 def _delete(engine_set: EngineSet, reason: str) -> Delete:
-    return Delete("Deployment", engine_set.name, engine_set.uid, reason)
+    return Delete("Deployment", engine_set.name, engine_set.uid, engine_set.version, reason)

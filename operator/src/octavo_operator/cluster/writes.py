@@ -1,0 +1,97 @@
+"""`Writer`: carries out one action of a plan, or comes back with why the API server won't have it.
+
+What may be another's is never forced: an object that was not observed is applied on the condition that there is none,
+and where there is one after all, it is looked at first.
+"""
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from octavo_operator.cluster.client import ApiError, Cluster
+from octavo_operator.cluster.view import View
+from octavo_operator.observed import Ref, Refusal
+from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate
+from octavo_operator.plan.owner import is_ours, taken_by
+from octavo_operator.service import Service
+
+logger = logging.getLogger(__name__)
+
+#: Refusals that pass by themselves.
+_PASSING = (
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.CONFLICT,
+    HTTPStatus.TOO_MANY_REQUESTS,
+)
+_WEBHOOK = "failed calling webhook"
+
+
+class Writer:
+    def __init__(self, cluster: Cluster, view: View) -> None:
+        self._cluster = cluster
+        self._view = view
+
+    async def carry_out(self, service: Service, action: Action, *, now: str) -> tuple[Ref, Refusal] | None:
+        """Raises ApiError for what may pass."""
+        logger.info("%s/%s: %s", service.namespace, service.name, described(action))
+        try:
+            taken = await self._write(service, action, now=now)
+        except ApiError as error:
+            if error.status in _PASSING or (error.status >= 500 and _WEBHOOK not in error.message):
+                raise
+            return _ref(action), Refusal("Refused", str(error))
+        return None if taken is None else (_ref(action), taken)
+
+    async def _write(self, service: Service, action: Action, *, now: str) -> Refusal | None:
+        match action:
+            case Apply(manifest, is_new=True):
+                return await self._make(service, dict(manifest))
+            case Apply(manifest):
+                self._see(await self._cluster.apply(manifest), manifest["kind"])
+            case CreateOnce(manifest):
+                await self._cluster.create(manifest)
+            case Delete(kind, name, uid, version):
+                await self._cluster.delete(kind, service.namespace, name, uid, version)
+            case SetGate(pod, uid, epoch, reason):
+                await self._cluster.set_gate(service.namespace, pod, uid, epoch=epoch, reason=reason, now=now)
+        return None
+
+    async def _make(self, service: Service, manifest: dict[str, Any]) -> Refusal | None:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        try:
+            self._see(await self._cluster.make(manifest), kind)
+        except ApiError as error:
+            if not error.is_conflict:
+                raise
+            found = await self._cluster.read(kind, service.namespace, name)
+            if not is_ours(found, service):
+                return taken_by(found)
+            self._see(await self._cluster.apply(manifest), kind)
+        return None
+
+    def _see(self, answer: dict[str, Any], kind: str) -> None:
+        """What was just written is known at once: the watch, which comes later, must not make us write it again."""
+        self._view.see({**answer, "kind": kind})
+
+
+def described(action: Action) -> str:
+    match action:
+        case Apply(manifest, reason):
+            return f"applies {manifest['kind']} {manifest['metadata']['name']}: {reason}"
+        case CreateOnce(manifest, reason):
+            return f"creates {manifest['kind']} {manifest['metadata']['name']}: {reason}"
+        case Delete(kind, name, reason=reason):
+            return f"deletes {kind} {name}: {reason}"
+        case SetGate(pod, _, epoch, reason):
+            return f"{'admits' if epoch else 'withdraws'} pod {pod}: {reason}"
+
+
+def _ref(action: Action) -> Ref:
+    match action:
+        case Apply(manifest) | CreateOnce(manifest):
+            return manifest["kind"], manifest["metadata"]["name"]
+        case Delete(kind, name):
+            return kind, name
+        case SetGate(pod):
+            return "Pod", pod
