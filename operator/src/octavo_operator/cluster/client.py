@@ -17,6 +17,12 @@ from octavo_operator.spec.service import GROUP, KIND, VERSION
 
 Raw = dict[str, Any]
 TIMEOUT_S = 30.0
+_PASSING = (
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.CONFLICT,
+    HTTPStatus.TOO_MANY_REQUESTS,
+)
 NO_VERSION = "1"
 APPLY = "application/apply-patch+yaml"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -62,6 +68,13 @@ class ApiError(Exception):
         return self.status == HTTPStatus.CONFLICT
 
 
+def is_passing(error: ApiError) -> bool:
+    """Whether it may go by itself. A webhook that doesn't answer is an internal error, and is for people to mend."""
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return "failed calling webhook" not in error.message
+    return error.status in _PASSING
+
+
 class Cluster:
     def __init__(self, api: ApiClient) -> None:
         self._api = api
@@ -93,7 +106,7 @@ class Cluster:
         try:
             await self._call("POST", path_of(manifest["kind"], manifest["metadata"]["namespace"]), manifest)
         except ApiError as error:
-            if not error.is_conflict:
+            if error.reason != "AlreadyExists":  # a conflict may also be over a quota that others draw on
                 raise
             return False
         return True
@@ -112,18 +125,20 @@ class Cluster:
         return found
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, version: str) -> bool:
-        """False if it is gone already, another one has its name, or it was changed since: the watch will tell."""
+        """False if it is gone already. A conflict: another one has its name, or it was changed since."""
         body = {"preconditions": {"uid": uid, "resourceVersion": version}, "propagationPolicy": "Background"}
         try:
             await self._call("DELETE", path_of(kind, namespace, name), body)
         except ApiError as error:
-            if not error.is_gone and not error.is_conflict:
+            if not error.is_gone:
                 raise
             return False
         return True
 
     async def set_gate(self, namespace: str, pod: str, uid: str, *, epoch: str | None, reason: str, now: str) -> bool:
-        """False if the pod is gone. The condition's message is the epoch that it holds for."""
+        """False if the pod is gone. A conflict: another one has its name. The condition's message is the epoch that it
+        holds for.
+        """
         condition = {
             "type": ADMITTED_GATE,
             "status": "False" if epoch is None else "True",
@@ -135,7 +150,7 @@ class Cluster:
         try:
             await self._call("PATCH", path_of("Pod", namespace, pod) + "/status", body, kind=STRATEGIC)
         except ApiError as error:
-            if not error.is_gone and not error.is_conflict:
+            if not error.is_gone:
                 raise
             return False
         return True

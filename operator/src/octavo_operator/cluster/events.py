@@ -9,10 +9,9 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from http import HTTPStatus
 from typing import Any
 
-from octavo_operator.cluster.client import ApiError, Cluster
+from octavo_operator.cluster.client import ApiError, Cluster, is_passing
 from octavo_operator.names import MANAGER
 from octavo_operator.plan.news import News
 from octavo_operator.spec.service import GROUP, KIND, VERSION
@@ -37,7 +36,7 @@ class EventLog:
             if not await self._cluster.create(manifest):
                 await self._repeat(manifest)
         except ApiError as error:
-            if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR or error.status == HTTPStatus.TOO_MANY_REQUESTS:
+            if is_passing(error):
                 raise
             logger.warning("an event can't be written: %s", error)
 

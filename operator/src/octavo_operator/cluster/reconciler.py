@@ -73,7 +73,7 @@ class Reconciler:
         while True:
             key = await self._queue.take()
             try:
-                await self._reconcile(key)
+                await self.reconcile(key)
             except (ApiError, OSError, TimeoutError, NotLeading, Incomplete) as error:
                 delay_s = self._queue.failed(key)
                 logger.warning("%s/%s: %s; once more in %.1f s", *key, error or type(error).__name__, delay_s)
@@ -83,7 +83,7 @@ class Reconciler:
             else:
                 self._queue.done(key)
 
-    async def _reconcile(self, key: Key) -> None:
+    async def reconcile(self, key: Key) -> None:
         raw = self._view.services.get(key)
         if raw is None or "deletionTimestamp" in raw["metadata"] or not self._leadership.may_write:
             return  # its children go with it; or it isn't ours to act

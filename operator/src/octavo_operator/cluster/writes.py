@@ -5,10 +5,9 @@ and where there is one after all, it is looked at first.
 """
 
 import logging
-from http import HTTPStatus
 from typing import Any
 
-from octavo_operator.cluster.client import ApiError, Cluster
+from octavo_operator.cluster.client import ApiError, Cluster, is_passing
 from octavo_operator.cluster.view import View
 from octavo_operator.observed import Ref, Refusal
 from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate
@@ -16,15 +15,6 @@ from octavo_operator.plan.owner import is_ours, taken_by
 from octavo_operator.service import Service
 
 logger = logging.getLogger(__name__)
-
-#: Refusals that pass by themselves.
-_PASSING = (
-    HTTPStatus.UNAUTHORIZED,
-    HTTPStatus.REQUEST_TIMEOUT,
-    HTTPStatus.CONFLICT,
-    HTTPStatus.TOO_MANY_REQUESTS,
-)
-_WEBHOOK = "failed calling webhook"
 
 
 class Writer:
@@ -38,7 +28,7 @@ class Writer:
         try:
             taken = await self._write(service, action, now=now)
         except ApiError as error:
-            if error.status in _PASSING or (error.status >= 500 and _WEBHOOK not in error.message):
+            if is_passing(error):
                 raise
             return _ref(action), Refusal("Refused", str(error))
         return None if taken is None else (_ref(action), taken)
@@ -64,11 +54,21 @@ class Writer:
         except ApiError as error:
             if not error.is_conflict:
                 raise
-            found = await self._cluster.read(kind, service.namespace, name)
+            found = await self._read(kind, service.namespace, name)
+            if found is None:
+                raise
             if not is_ours(found, service):
                 return taken_by(found)
             self._see(await self._cluster.apply(manifest), kind)
         return None
+
+    async def _read(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        try:
+            return await self._cluster.read(kind, namespace, name)
+        except ApiError as error:
+            if not error.is_gone:
+                raise
+            return None
 
     def _see(self, answer: dict[str, Any], kind: str) -> None:
         """What was just written is known at once: the watch, which comes later, must not make us write it again."""
