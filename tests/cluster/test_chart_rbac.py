@@ -41,7 +41,9 @@ EVERYTHING = {"monitoring": {"podMonitors": True}, "gatewayApi": {"enabled": Tru
 FOREIGN = (("monitoring.coreos.com", "v1", "PodMonitor"), ("gateway.networking.k8s.io", "v1", "HTTPRoute"))
 OVER_SERVICES, OWN = "The operator, over services", "The operator, in its own namespace"
 #: Needs pods that run: the suite in e2e/ exercises it.
-NEEDS_PODS = {Right("", "pods/status", "patch")}
+NEEDS_PODS = {Right("", "pods/status", "patch")} | {
+    Right("events.k8s.io", "events", verb) for verb in ("list", "update")
+}
 
 GATEWAY = {"gateway": {"parentRefs": [{"name": "public"}]}}
 CLAIM = {"model": {"uri": "hf://a/b", "cache": {"mode": "PVC", "size": "1Gi"}}}

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 from kubernetes.aio.client import ApiClient
 
@@ -119,10 +120,13 @@ class Cluster:
     async def read(self, kind: str, namespace: str, name: str) -> Raw:
         return await self._call("GET", path_of(kind, namespace, name))
 
+    async def find(self, kind: str, namespace: str, name: str) -> Raw | None:
+        """As a list of one or none: whoever may list, as our watches do, needs no right to read."""
+        found = await self._list(kind, namespace, f"metadata.name={name}")
+        return found[0] if found else None
+
     async def warnings_about(self, namespace: str, uid: str) -> list[Raw]:
-        query = f"?fieldSelector=type%3DWarning%2Cregarding.uid%3D{uid}"
-        found: list[Raw] = (await self._call("GET", path_of("Event", namespace), query=query))["items"]
-        return found
+        return await self._list("Event", namespace, f"type=Warning,regarding.uid={uid}")
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, version: str) -> bool:
         """False if it is gone already. A conflict: another one has its name, or it was changed since."""
@@ -154,6 +158,10 @@ class Cluster:
                 raise
             return False
         return True
+
+    async def _list(self, kind: str, namespace: str, fields: str) -> list[Raw]:
+        answer = await self._call("GET", path_of(kind, namespace), query=f"?fieldSelector={quote(fields)}")
+        return [{"apiVersion": KINDS[kind][0], "kind": kind, **item} for item in answer["items"]]
 
     async def _call(
         self,

@@ -42,7 +42,10 @@ class EventLog:
 
     async def _repeat(self, manifest: dict[str, Any]) -> None:
         metadata = manifest["metadata"]
-        there = await self._cluster.read("Event", metadata["namespace"], metadata["name"])
+        there = await self._cluster.find("Event", metadata["namespace"], metadata["name"])
+        if there is None:  # its time was over
+            await self._cluster.create(manifest)
+            return
         seen_at = metadata["annotations"][SEEN_AT]
         if (there["metadata"].get("annotations") or {}).get(SEEN_AT) == seen_at:
             return

@@ -54,21 +54,13 @@ class Writer:
         except ApiError as error:
             if not error.is_conflict:
                 raise
-            found = await self._read(kind, service.namespace, name)
+            found = await self._cluster.find(kind, service.namespace, name)
             if found is None:
                 raise
             if not is_ours(found, service):
                 return taken_by(found)
             self._see(await self._cluster.apply(manifest), kind)
         return None
-
-    async def _read(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        try:
-            return await self._cluster.read(kind, namespace, name)
-        except ApiError as error:
-            if not error.is_gone:
-                raise
-            return None
 
     def _see(self, answer: dict[str, Any], kind: str) -> None:
         """What was just written is known at once: the watch, which comes later, must not make us write it again."""
