@@ -55,6 +55,7 @@ class HttpSettings:
     shutdown_delay_s: float = 0.0
     keep_alive_s: int = 120
     slow_client_timeout_s: float = 60.0
+    otlp_traces_endpoint: str | None = None
 
     @property
     def needs_key(self) -> bool:
@@ -78,7 +79,6 @@ class ServerConfig(HttpSettings):
     disable_fastapi_docs: bool = False
     metrics_prefix: str = "vllm:"
     enable_per_request_metrics: bool = False
-    otlp_traces_endpoint: str | None = None
     health_stall_timeout_s: float = 60.0
 
     @property

@@ -6,6 +6,7 @@ engine core's own clock took, placed so that the prefill ends with the first tok
 
 import os
 import time
+from collections.abc import Iterable
 from urllib.parse import urlsplit, urlunsplit
 
 from octavo_engine.wire.errors import StartupError
@@ -33,13 +34,6 @@ class RequestTracer:
         self._provider = provider
         self._tracer = provider.get_tracer("octavo_server")
         self._model_name = model_name
-
-    @classmethod
-    def exporting_to(cls, endpoint: str, model_name: str) -> "RequestTracer":
-        """Spans leave in batches, from a thread of their own. Raises StartupError."""
-        provider = TracerProvider(resource=service_resource(), shutdown_on_exit=False)
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=checked_endpoint(endpoint))))
-        return cls(provider, model_name)
 
     def record(self, life: RequestLife, now: float) -> None:
         """`now` ends the request. The parent is the trace that the current HTTP request belongs to, if any."""
@@ -101,13 +95,24 @@ class TraceContextLayer:
         self._propagator = TraceContextTextMapPropagator()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope.get("headers", ())}
-        carrier = {name: headers[name] for name in TRACE_HEADERS if name in headers}
-        token = attach(self._propagator.extract(carrier))
+        token = attach(self._propagator.extract(carrier_of(scope.get("headers", ()))))
         try:
             await self._app(scope, receive, send)
         finally:
             detach(token)
+
+
+def carrier_of(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Of a trace's headers, those that are there."""
+    found = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+    return {name: found[name] for name in TRACE_HEADERS if name in found}
+
+
+def exporting_to(endpoint: str) -> TracerProvider:
+    """Spans leave in batches, from a thread of their own. Raises StartupError."""
+    provider = TracerProvider(resource=service_resource(), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=checked_endpoint(endpoint))))
+    return provider
 
 
 def checked_endpoint(endpoint: str) -> str:

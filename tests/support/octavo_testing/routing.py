@@ -29,12 +29,15 @@ class Routed:
 
 
 @asynccontextmanager
-async def routing(*urls: str, forward: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[Routed]:
+async def routing(
+    *urls: str, forward: dict[str, Any] | None = None, tracer: Any = None, **settings: Any
+) -> AsyncIterator[Routed]:
     sock = socket.socket(proto=socket.IPPROTO_TCP)
     sock.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     limits = ForwardLimits(**{"max_hold_s": 10.0, "connect_timeout_s": 5.0, **(forward or {})})
-    router = Router(RouterSettings(**{"drain_timeout_s": 5.0, "forward": limits, **settings}), StaticDiscovery(urls))
+    told = RouterSettings(**{"drain_timeout_s": 5.0, "forward": limits, **settings})
+    router = Router(told, StaticDiscovery(urls), tracer=tracer)
     server = RouterServer(router)
     await router.start()
     running = asyncio.create_task(server.serve(sockets=[sock]))

@@ -11,24 +11,25 @@ def parse(*argv, command="serve"):
 def test_the_fields_are_those_given():
     args = parse(
         *("--health-stall-timeout", "0", "--metrics-prefix", "my_engine:"),
-        *("--enable-per-request-metrics", "--otlp-traces-endpoint", "http://x"),
+        "--enable-per-request-metrics",
     )
     assert observability_of(args) == {
         "health_stall_timeout_s": 0.0,
         "metrics_prefix": "my_engine:",
         "enable_per_request_metrics": True,
-        "otlp_traces_endpoint": "http://x",
     }
 
 
 @pytest.mark.parametrize("command", ["serve", "route"])
 def test_what_servers_and_routers_are_told_alike(command):
     timeouts = ("--drain-timeout", "1", "--shutdown-delay", "2", "--keep-alive-timeout", "3")
+    traces = ("--otlp-traces-endpoint", "http://x")
     logs = ("--log-format", "json", "--disable-uvicorn-access-log", "--uvicorn-log-level", "error")
     address = ("--host", "::1", "--port", "0", "--slow-client-timeout", "4", "--api-key", "k", "k")
-    assert http_settings_of(parse(*timeouts, *logs, *address, command=command)) == {
+    assert http_settings_of(parse(*timeouts, *traces, *logs, *address, command=command)) == {
         "host": "::1", "port": 0, "uvicorn_log_level": "error", "log_format": "json", "logs_access": False,
         "api_keys": ("k",), "api_key_files": (), "router_secrets": (), "router_secret_file": None,
+        "otlp_traces_endpoint": "http://x",
         "drain_timeout_s": 1.0, "shutdown_delay_s": 2.0, "keep_alive_s": 3, "slow_client_timeout_s": 4.0,
     }  # fmt: skip
 

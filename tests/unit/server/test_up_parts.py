@@ -108,11 +108,12 @@ def test_a_config_file_may_say_all_of_it(tmp_path):
     assert serve_args(args.typed) == ("--max-model-len", "32", "--model=m")
 
 
-def test_the_router_gets_keys_and_how_to_end():
-    args = parsed("--api-key", "k1", "k2", "--drain-timeout", "5", "--disable-uvicorn-access-log")
+def test_the_router_gets_keys_where_traces_go_and_how_to_end():
+    args = parsed("--api-key", "k1", "k2", "--drain-timeout", "5", "--otlp-traces-endpoint", "http://c")
     found = route_args(args)
     assert found[:2] == ["--drain-timeout", "5.0"]
-    assert found[-4:] == ["--disable-uvicorn-access-log", "--api-key", "k1", "k2"]
+    assert found[-5:] == ["--otlp-traces-endpoint", "http://c", "--api-key", "k1", "k2"]
+    assert route_args(parsed("--disable-uvicorn-access-log"))[-1] == "--disable-uvicorn-access-log"
 
 
 @pytest.mark.parametrize("argv", [["--replicas", "0"], ["--replicas", "65"], ["--replicas", "many"], ["--dry-run"]])

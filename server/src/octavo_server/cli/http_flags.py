@@ -31,6 +31,7 @@ def http_settings_of(args: Namespace) -> dict[str, Any]:
         "shutdown_delay_s": args.shutdown_delay,
         "keep_alive_s": args.keep_alive_timeout,
         "slow_client_timeout_s": args.slow_client_timeout,
+        "otlp_traces_endpoint": args.otlp_traces_endpoint,
     }
 
 
@@ -47,6 +48,14 @@ def add_log_flags(group: Any) -> None:
         action=BooleanOptionalAction,
         default=False,
         help="no line for each HTTP request; probes and scrapes never get one (default: off)",
+    )
+
+
+def add_traces_flag(group: Any) -> None:
+    group.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="collector of OpenTelemetry traces, OTLP over HTTP: http://collector:4318/v1/traces (default: none)",
     )
 
 

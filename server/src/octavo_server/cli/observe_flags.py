@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.cli.durations import add_seconds
-from octavo_server.cli.http_flags import add_log_flags
-from octavo_server.config import ServerConfig
+from octavo_server.cli.http_flags import add_log_flags, add_traces_flag
+from octavo_server.config import HttpSettings, ServerConfig
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from octavo_server.router.spans import RouteTracer
     from octavo_server.tracing import RequestTracer
 
 
@@ -32,11 +35,7 @@ def add_observability_flags(parser: argparse.ArgumentParser) -> None:
         default=False,
         help="times of the request in the body of its answer, as `metrics` (default: off)",
     )
-    group.add_argument(
-        "--otlp-traces-endpoint",
-        metavar="URL",
-        help="collector of OpenTelemetry traces, OTLP over HTTP: http://collector:4318/v1/traces (default: none)",
-    )
+    add_traces_flag(group)
 
 
 def metrics_prefix(text: str) -> str:
@@ -49,11 +48,28 @@ def tracer_of(config: ServerConfig) -> "RequestTracer | None":
     """Raises StartupError, also where OpenTelemetry isn't installed."""
     if config.otlp_traces_endpoint is None:
         return None
+    provider = _exporting_to(config.otlp_traces_endpoint)
+    from octavo_server.tracing import RequestTracer
+
+    return RequestTracer(provider, config.model_name)
+
+
+def route_tracer_of(settings: HttpSettings) -> "RouteTracer | None":
+    """Raises StartupError, as `tracer_of`."""
+    if settings.otlp_traces_endpoint is None:
+        return None
+    provider = _exporting_to(settings.otlp_traces_endpoint)
+    from octavo_server.router.spans import RouteTracer
+
+    return RouteTracer(provider)
+
+
+def _exporting_to(endpoint: str) -> "TracerProvider":
     try:
-        from octavo_server.tracing import RequestTracer
+        from octavo_server.tracing import exporting_to
     except ModuleNotFoundError as error:
         raise StartupError(f"--otlp-traces-endpoint needs {error.name}: pip install 'octavo-server[otel]'") from error
-    return RequestTracer.exporting_to(config.otlp_traces_endpoint, config.model_name)
+    return exporting_to(endpoint)
 
 
 def observability_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -62,5 +78,4 @@ def observability_of(args: argparse.Namespace) -> dict[str, Any]:
         "health_stall_timeout_s": args.health_stall_timeout,
         "metrics_prefix": args.metrics_prefix,
         "enable_per_request_metrics": args.enable_per_request_metrics,
-        "otlp_traces_endpoint": args.otlp_traces_endpoint,
     }

@@ -16,6 +16,7 @@ from octavo_engine.wire.errors import StartupError
 from octavo_server.access_log import skip_probes
 from octavo_server.cli.banner import reachable
 from octavo_server.cli.discovery import discovery_of
+from octavo_server.cli.observe_flags import route_tracer_of
 from octavo_server.cli.route_flags import settings_of
 from octavo_server.cli.route_workers import Place, Supervisor, take_place, worker_command
 from octavo_server.http.listener import allow_many_connections, bind, cannot_listen
@@ -63,7 +64,8 @@ async def serve_router(
     settings: RouterSettings, discovery: Discovery, sock: socket.socket, place: Place | None = None
 ) -> None:
     team = Team() if place is None else Team(Path(place.folder), place.number)
-    router = Router(settings, discovery, team)
+    tracer = route_tracer_of(settings)
+    router = Router(settings, discovery, team, tracer)
     server = RouterServer(router)
     await router.start()
     _settle_memory()
@@ -75,6 +77,8 @@ async def serve_router(
         raise cannot_listen(settings.host, settings.port, error) from error
     finally:
         await router.stop()
+        if tracer is not None:
+            await asyncio.to_thread(tracer.shutdown)
 
 
 def _settle_memory() -> None:

@@ -12,6 +12,7 @@ from octavo_server.cli.http_flags import (
     add_lifecycle_flags,
     add_log_flags,
     add_request_timeout,
+    add_traces_flag,
     http_settings_of,
 )
 from octavo_server.cli.limit_flags import LIMIT_HELP
@@ -64,6 +65,7 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="processes on this port, each with an index of its own; limits count for each (default: 1)",
     )
     add_log_flags(group)
+    add_traces_flag(group)
 
 
 def _add_replica_flags(parser: argparse.ArgumentParser) -> None:

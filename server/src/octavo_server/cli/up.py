@@ -94,6 +94,8 @@ def route_args(args: argparse.Namespace) -> list[str]:
     found += ["--log-format", args.log_format]
     if args.disable_uvicorn_access_log:
         found.append("--disable-uvicorn-access-log")
+    if args.otlp_traces_endpoint is not None:
+        found += ["--otlp-traces-endpoint", args.otlp_traces_endpoint]
     for flag, values in (("--api-key", args.api_key), ("--api-key-file", args.api_key_file)):
         found += [flag, *map(str, values)] if values else []
     return found

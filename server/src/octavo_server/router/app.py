@@ -3,6 +3,7 @@
 import asyncio
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -40,6 +41,9 @@ from octavo_server.router.upstream import Upstream
 from octavo_server.router.waiting_room import WaitingRoom
 from octavo_server.router.workers import Workers
 
+if TYPE_CHECKING:
+    from octavo_server.router.spans import RouteTracer
+
 POKE_EVERY_S = 0.25
 #: How long what a replica has begun may be silent once it is known not to answer any more.
 LOST_STREAM_S = 5.0
@@ -48,14 +52,20 @@ LOST_STREAM_S = 5.0
 class Router:
     """An ASGI application. Belongs to one event loop, from `start` to `stop`."""
 
-    def __init__(self, settings: RouterSettings, discovery: Discovery, team: Team | None = None) -> None:
+    def __init__(
+        self,
+        settings: RouterSettings,
+        discovery: Discovery,
+        team: Team | None = None,
+        tracer: "RouteTracer | None" = None,
+    ) -> None:
         self.team = team or Team()
         self.settings = settings
         self._secret = _secret(settings)
         self.in_flight = InFlight()
         self.lifecycle = Lifecycle(self.in_flight, timeout_s=settings.drain_timeout_s)
         self.index = PrefixIndex(max_entries=settings.max_index_entries)
-        self.telemetry = Telemetry()
+        self.telemetry = Telemetry(tracer=tracer)
         self.picker = Picker(self.index, clock=time.monotonic)
         self.upstream = Upstream(connect_timeout_s=settings.forward.connect_timeout_s)
         follow = FollowSettings(secret=self._secret, key=settings.replica_key)

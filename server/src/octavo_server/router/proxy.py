@@ -7,7 +7,7 @@ nothing is raised past it, and each request is counted once.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +103,9 @@ class Proxy:
         model = self._model(body, track)
         prompt = UNREAD if kind is None else await self._prompt(kind, model if is_plain else None, raw, body, tenant)
         without, more = self._said(tenant, caller.request_id)
+        tracer = self.telemetry.tracer
+        if tracer is not None:
+            without, more = track.trace(tracer, caller.scope["headers"], without=without, more=more)
         await self.forwarder.forward(
             Job(caller=caller, track=track, model=model, body=raw, prompt=prompt, more=more, without=without)
         )
@@ -136,7 +139,7 @@ class Proxy:
             return reader.read(kind, body, tenant)
         return await asyncio.to_thread(reader.read, kind, body, tenant)
 
-    def _said(self, tenant: str, request_id: str) -> tuple[frozenset[bytes], bytes]:
+    def _said(self, tenant: str, request_id: str) -> tuple[Collection[bytes], bytes]:
         """What is left out of the client's headers, and the lines that are added."""
         more = f"x-request-id: {request_id}\r\n"
         replica_key = self.settings.replica_key

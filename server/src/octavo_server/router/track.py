@@ -1,7 +1,7 @@
 """`Track`: one request as the proxy handles it, told to the metrics and the decision log with one call per event."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from octavo_server.router.decision_log import DecisionLog, Entry
@@ -9,7 +9,9 @@ from octavo_server.router.metrics import RouterMetrics
 
 if TYPE_CHECKING:
     from octavo_server.router.decision import Decision
+    from octavo_server.router.heads import Headers
     from octavo_server.router.prompt import Prompt
+    from octavo_server.router.spans import RouteSpan, RouteTracer
 
 
 class Telemetry:
@@ -21,10 +23,12 @@ class Telemetry:
         decisions: DecisionLog | None = None,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        tracer: "RouteTracer | None" = None,
     ) -> None:
         self.metrics = metrics or RouterMetrics()
         self.decisions = decisions or DecisionLog()
         self.clock = clock
+        self.tracer = tracer
 
     def time_of(self, moment_s: float) -> float:
         """Of a moment by `clock`, in seconds since the epoch."""
@@ -39,7 +43,7 @@ class Track:
     """In this order: (decided, retried)*, first_byte, ended. `model`: empty until it is known to be a served one, as
     clients may name anything."""
 
-    __slots__ = ("_entry", "_is_ended", "_num_attempts", "_started_s", "_telemetry", "model", "request_id")
+    __slots__ = ("_entry", "_is_ended", "_num_attempts", "_span", "_started_s", "_telemetry", "model", "request_id")
 
     def __init__(self, telemetry: Telemetry, request_id: str) -> None:
         self.request_id = request_id
@@ -49,6 +53,15 @@ class Track:
         self._entry: Entry | None = None
         self._num_attempts = 0
         self._is_ended = False
+        self._span: RouteSpan | None = None
+
+    def trace(
+        self, tracer: "RouteTracer", headers: "Headers", *, without: Collection[bytes], more: bytes
+    ) -> tuple[Collection[bytes], bytes]:
+        """As `RouteTracer.begin`: what is left out of the headers that go on, and the lines that are added."""
+        age_s = self._telemetry.clock() - self._started_s
+        self._span, without, more = tracer.begin(headers, age_s=age_s, without=without, more=more)
+        return without, more
 
     def decided(self, prompt: "Prompt", decision: "Decision", decision_s: float) -> None:
         telemetry = self._telemetry
@@ -62,6 +75,8 @@ class Track:
         """The attempt failed before its first byte; another one follows."""
         if self._entry is not None:
             self._entry.reason = reason
+            if self._span is not None:
+                self._span.retried(self._entry.decision.chosen.name, reason)
         self._telemetry.metrics.retried(reason)
 
     def first_byte(self, cached_tokens: int | None) -> None:
@@ -82,3 +97,5 @@ class Track:
         self._telemetry.metrics.ended(model=self.model, code=code, reason=reason, duration_s=duration_s)
         if self._entry is not None:
             self._entry.code, self._entry.reason = code, reason
+        if self._span is not None:
+            self._span.ended(self.request_id, self.model, self._entry, code=code, reason=reason)
