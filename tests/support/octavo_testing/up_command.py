@@ -1,6 +1,5 @@
 """`octavo up` as a process of its own, over scripted engines, with everything that it starts."""
 
-import os
 import re
 import signal
 import subprocess
@@ -9,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import httpx
 import psutil
@@ -65,16 +65,21 @@ class UpProcess:
 
 
 @contextmanager
-def octavo_up(folder: Path, *flags: str) -> Iterator[UpProcess]:
-    """`folder` gets model and log. Afterwards nothing that it started is left; a failure leaves nothing either."""
+def octavo_up(folder: Path, *flags: str, manifest: str | None = None) -> Iterator[UpProcess]:
+    """`folder` gets model and log. Afterwards nothing that it started is left; a failure leaves nothing either.
+
+    `manifest` is read from standard input, with MODEL for the address of the model."""
     model = folder / "model"
     if not model.exists():
         model.mkdir()
         write_byte_model(model)
     port, log = free_port(), folder / "up.log"
-    argv = [*SCRIPTED_UP, str(model), "--load-format", "dummy", "--host", "127.0.0.1", "--port", str(port), *flags]
-    with log.open("wb") as output:
-        process = subprocess.Popen(argv, stdout=output, stderr=output, env=os.environ, start_new_session=True)
+    what = [str(model), "--load-format", "dummy"] if manifest is None else ["-f", "-"]
+    argv = [*SCRIPTED_UP, *what, "--host", "127.0.0.1", "--port", str(port), *flags]
+    with log.open("wb") as output, TemporaryFile() as given:
+        given.write((manifest or "").replace("MODEL", f"file://{model}").encode())
+        given.seek(0)
+        process = subprocess.Popen(argv, stdin=given, stdout=output, stderr=output, start_new_session=True)
     try:
         yield UpProcess(process, port, log)
     finally:

@@ -53,6 +53,7 @@ def test_what_engines_do_not_read_at_start_makes_no_new_revision(live: dict[str,
         {"drain": {"timeoutSeconds": 5}},
         {"podMetadata": {"labels": {"team": "a"}}},
         {"router": {"ref": {"name": "other"}}},
+        {"auth": KEYS | {"isolateTenants": False}},
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ from octavo_server.cli.main import build_parser
 from octavo_server.cli.up import check, route_args, serve_args
 from octavo_server.config import ServerConfig
 from octavo_server.up.console import MAX_LINE_BYTES, Console, Lines
-from octavo_server.up.plan import UpOptions, plan_children
+from octavo_server.up.plan import EngineOptions, UpOptions, plan_children
 from octavo_server.up.ports import KeptPorts
 from octavo_server.up.restarts import MAX_IN_A_ROW, STABLE_S, Restarts
 from octavo_server.up.shares import Given, Machine, Share, share_out
@@ -57,14 +57,12 @@ def test_a_share_reaches_the_engine_as_variables():
     assert share.env(1) == {"OCTAVO_CPU_KVCACHE_SPACE": "0.500000", "OCTAVO_CPU_OMP_THREADS_BIND": "1"}
 
 
-OPTIONS = UpOptions(
-    serve_args=("m", "--num-threads", "7"),
-    route_args=("--workers", "2"),
-    port=80,
-    replica_ports=(1, 2),
-    secret="s3cret",
-    share=Share(num_threads=3, kv_bytes=None),
+SHARE = Share(num_threads=3, kv_bytes=None)
+ENGINES = tuple(
+    EngineOptions(name=f"replica-{i}", args=("m", "--num-threads", "7"), port=i + 1, position=i, share=SHARE)
+    for i in range(2)
 )
+OPTIONS = UpOptions(engines=ENGINES, route_args=("--workers", "2"), port=80, secret="s3cret")
 
 
 def test_the_plan_has_a_router_over_all_replicas():

@@ -127,8 +127,18 @@ def _container(service: Service, settings: Settings) -> Manifest:
 
 
 def _flags(service: Service, settings: Settings) -> Iterator[str]:
-    model, engine = service.spec.model, service.spec.engine
     yield f"--port={ENGINE_PORT}"
+    yield f"--shutdown-delay={settings.lame_duck_s}"
+    yield "--log-format=json"
+    auth = service.spec.auth
+    if auth is None or auth.isolate_tenants is not False:
+        yield "--cache-isolation"  # without keys there is one tenant: so a first key, later, rolls nothing
+    yield from engine_flags(service)
+
+
+def engine_flags(service: Service) -> Iterator[str]:
+    """What a spec says of its engines, wherever they run. Its `extraArgs` come last."""
+    model, engine = service.spec.model, service.spec.engine
     yield "--served-model-name"
     yield from service.served_names
     pairs = {
@@ -146,8 +156,6 @@ def _flags(service: Service, settings: Settings) -> Iterator[str]:
         "tool-call-parser": engine.tool_call_parser,
         "reasoning-parser": engine.reasoning_parser,
         "drain-timeout": service.drain_timeout_s,
-        "shutdown-delay": settings.lame_duck_s,
-        "log-format": "json",
     }
     yield from (f"--{name}={value}" for name, value in pairs.items() if value is not None)
     if engine.tool_call_parser is not None:

@@ -127,5 +127,13 @@ def check_name(name: str) -> None:
 
 
 def _line(fault: Any) -> str:
-    place = ".".join(["spec", *(str(part) for part in fault["loc"])])
-    return f"{place}: {fault['msg'].removeprefix('Value error, ')}"
+    """As the API server has it: the field's path, the value, what is wrong with it."""
+    place, value = ".".join(["spec", *(str(part) for part in fault["loc"])]), fault["input"]
+    if fault["type"] == "extra_forbidden":
+        return f"{place}: unknown field"
+    if fault["type"] == "missing":
+        return f"{place}: Required value"
+    text = fault["msg"].removeprefix("Value error, ")
+    return (
+        f"{place}: {text}" if isinstance(value, dict | list) else f"{place}: Invalid value: {json.dumps(value)}: {text}"
+    )

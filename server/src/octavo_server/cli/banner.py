@@ -17,16 +17,18 @@ def banner(client: EngineClient, config: ServerConfig, port: int, start_s: float
         f"KV cache {num_tokens:,} tokens ({ready.kv_bytes / GIB:.2f} GiB, {ready.kv_dtype}): "
         f"{num_tokens / ready.max_model_len:.1f} requests of the full {ready.max_model_len:,} tokens at once",
         f"serving at {url}/v1 after {start_s:.1f} s; documentation at {url}/docs",
-        *([] if config.trusts_router else [try_it(config, url)]),  # behind a router, that is what to ask
+        *(
+            [] if config.trusts_router else [try_it(name, url, needs_key=config.needs_key)]
+        ),  # behind a router, that is what to ask
     ]
 
 
-def try_it(config: ServerConfig, url: str) -> str:
+def try_it(model: str, url: str, *, needs_key: bool) -> str:
     body = (
-        f'{{"model": "{config.model_name}", "max_tokens": {TRY_MAX_TOKENS}, '
-        '"messages": [{"role": "user", "content": "Hello"}]}'
+        f'{{"model": "{model}", "max_tokens": {TRY_MAX_TOKENS}, "messages": [{{"role": "user", "content": "Hello"}}]}}'
     )
-    return f"try: curl {url}/v1/chat/completions {_key_header(config)}-H 'Content-Type: application/json' -d '{body}'"
+    key = "-H 'Authorization: Bearer KEY' " if needs_key else ""
+    return f"try: curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'"
 
 
 def reachable(host: str | None) -> str:
@@ -38,7 +40,3 @@ def reachable(host: str | None) -> str:
 
 def _served_as(config: ServerConfig) -> str:
     return f" as {', '.join(config.served_model_names)}"
-
-
-def _key_header(config: ServerConfig) -> str:
-    return "-H 'Authorization: Bearer KEY' " if config.needs_key else ""

@@ -13,7 +13,10 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
 
 import uvloop
 from octavo_engine.log_format import JsonFormatter, TextFormatter
@@ -25,11 +28,13 @@ from octavo_server.cli.banner import try_it
 from octavo_server.cli.config_file import CONFIG_FLAG
 from octavo_server.cli.serve import engine_config_of, server_config_of
 from octavo_server.cli.up_flags import add_platform_flags
+from octavo_server.cli.up_manifest import kept_keys, parsed_service, read_manifest
 from octavo_server.config import ServerConfig
 from octavo_server.up.console import Console
-from octavo_server.up.plan import Plan, UpOptions, plan_children
+from octavo_server.up.fleet import Fleet
+from octavo_server.up.plan import EngineOptions, Plan, UpOptions, plan_children
 from octavo_server.up.ports import LOOPBACK, KeptPorts
-from octavo_server.up.shares import Given, Machine, Share, share_out
+from octavo_server.up.shares import Given, Machine, share_out
 from octavo_server.up.supervisor import Supervisor, UpLimits
 
 SECRET_BYTES = 32
@@ -40,21 +45,38 @@ STOP_MARGIN_S = 10.0
 logger = logging.getLogger("octavo.up")
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is said: first the notes; once all serve, a name of each service, and whether a key is asked for."""
+
+    models: tuple[str, ...]
+    needs_key: bool
+    notes: tuple[str, ...] = ()
+
+
 def up(args: argparse.Namespace) -> int:
     try:
-        engine = engine_config_of(args)
-        config = server_config_of(args, engine)
-        check(args, config)
-        with KeptPorts() as ports:
-            plan = plan_children(_options(args, ports, needs_key=config.needs_key))
+        with ExitStack() as stack:
+            ports = stack.enter_context(KeptPorts())
+            options, told = (_of_flags if args.file is None else _of_fleet)(args, ports, stack)
+            plan = plan_children(options)
             console = Console(sys.stderr, [*plan.names, UP], has_colour=has_colour())
             _log_to(console, args)
-            return _run(plan, console, config, args)
+            for note in told.notes:
+                logger.info("%s", note)
+            return _run(plan, console, told, args)
     except StartupError as error:
-        print(f"octavo: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"octavo: {line}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _of_flags(args: argparse.Namespace, ports: KeptPorts, _: ExitStack) -> tuple[UpOptions, Told]:
+    config = server_config_of(args, engine_config_of(args))
+    check(args, config)
+    return _options(args, ports, needs_key=config.needs_key), Told((config.model_name,), config.needs_key)
 
 
 def check(args: argparse.Namespace, config: ServerConfig) -> None:
@@ -68,15 +90,56 @@ def check(args: argparse.Namespace, config: ServerConfig) -> None:
 def _options(args: argparse.Namespace, ports: KeptPorts, *, needs_key: bool) -> UpOptions:
     """The ports are kept before anything is started, so that a busy one costs a moment."""
     port = ports.keep(args.host, args.port)
+    share = share_out(_given(args), this_machine(), args.replicas)
+    engines = tuple(
+        EngineOptions(
+            name=f"replica-{position}",
+            args=serve_args(args.typed),
+            port=ports.keep(LOOPBACK, 0),
+            position=position,
+            share=share,
+        )
+        for position in range(args.replicas)
+    )
     return UpOptions(
-        serve_args=serve_args(args.typed),
+        engines=engines,
         route_args=(*route_args(args), *args.router_args),
         host=args.host,
         port=port,
-        replica_ports=tuple(ports.keep(LOOPBACK, 0) for _ in range(args.replicas)),
         secret=secrets.token_urlsafe(SECRET_BYTES) if needs_key else "",
-        share=_share(args),
     )
+
+
+def _of_fleet(args: argparse.Namespace, ports: KeptPorts, stack: ExitStack) -> tuple[UpOptions, Told]:
+    fleet = read_manifest(args)
+    args.drain_timeout = fleet.drain_timeout_s
+    key_flags = kept_keys(fleet, stack)
+    needs_key = bool(key_flags or args.api_key_file)
+    port = ports.keep(args.host, args.port)
+    options = UpOptions(
+        engines=tuple(_engines(fleet, args.log_format, ports)),
+        route_args=(*route_args(args), *key_flags, *args.router_args),
+        host=args.host,
+        port=port,
+        secret=secrets.token_urlsafe(SECRET_BYTES) if needs_key else "",
+    )
+    names = tuple(service.served_names[0] for service in fleet.services if service.replicas)
+    return options, Told(names, needs_key, fleet.notes)
+
+
+def _engines(fleet: Fleet, log_format: str, ports: KeptPorts) -> Iterator[EngineOptions]:
+    machine, positions = this_machine(), count()
+    for service in fleet.services:
+        share = share_out(_given(parsed_service(service)), machine, fleet.num_engines)
+        for number in range(service.replicas):
+            yield EngineOptions(
+                name=f"{service.name}-{number}",
+                args=(*service.args, "--log-format", log_format),
+                port=ports.keep(LOOPBACK, 0),
+                position=next(positions),
+                share=share,
+                env=service.env,
+            )
 
 
 def serve_args(typed: Sequence[str]) -> tuple[str, ...]:
@@ -101,17 +164,18 @@ def route_args(args: argparse.Namespace) -> list[str]:
     return found
 
 
-def _share(args: argparse.Namespace) -> Share:
-    limits = read_limits()
-    machine = Machine(
-        env=os.environ, affinity=frozenset(os.sched_getaffinity(0)), limits=limits, memory=host_memory(limits)
-    )
-    given = Given(
+def _given(args: argparse.Namespace) -> Given:
+    return Given(
         num_threads=args.num_threads,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         num_gpu_blocks_override=args.num_gpu_blocks_override,
     )
-    return share_out(given, machine, args.replicas)
+
+
+def this_machine() -> Machine:
+    limits = read_limits()
+    affinity = frozenset(os.sched_getaffinity(0))
+    return Machine(env=os.environ, affinity=affinity, limits=limits, memory=host_memory(limits))
 
 
 def has_colour() -> bool:
@@ -136,16 +200,16 @@ def _log_to(console: Console, args: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
-def _run(plan: Plan, console: Console, config: ServerConfig, args: argparse.Namespace) -> int:
+def _run(plan: Plan, console: Console, told: Told, args: argparse.Namespace) -> int:
     started_s = time.monotonic()
     addresses = ", ".join(f"{replica.name} will be {replica.url.partition('//')[2]}" for replica in plan.replicas)
     logger.info("starting the router and %d replicas: %s", len(plan.replicas), addresses)
 
     def on_serving() -> None:
-        url = plan.router.url
+        url, models = plan.router.url, " and ".join(told.models)
         took_s = time.monotonic() - started_s
-        logger.info("%d replicas serve %s at %s/v1 after %.1f s", len(plan.replicas), config.model_name, url, took_s)
-        logger.info(try_it(config, url))
+        logger.info("%d replicas serve %s at %s/v1 after %.1f s", len(plan.replicas), models, url, took_s)
+        logger.info(try_it(told.models[0], url, needs_key=told.needs_key))
         logger.info("Ctrl-C stops all; where requests went and why: octavo explain decisions --url %s", url)
 
     stop_s = max(args.drain_timeout, args.shutdown_delay) + STOP_MARGIN_S

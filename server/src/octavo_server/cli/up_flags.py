@@ -17,6 +17,11 @@ def add_up_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_platform_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("platform")
+    group.add_argument(
+        *("-f", "--file"),
+        metavar="MANIFEST",
+        help="run the InferenceServices of this file (- for standard input), as Kubernetes would, instead of MODEL",
+    )
     group.add_argument("--replicas", type=replica_count, default=2, metavar="N", help="engines to start (default: 2)")
     group.add_argument(
         "--router-args",

@@ -1,6 +1,6 @@
 """Which processes `octavo up` starts, with which arguments. Pure: ports, shares and the secret are given."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo_server.cli.banner import reachable
@@ -13,17 +13,27 @@ ROUTER = "router"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpOptions:
-    """`serve_args` and `route_args`: as they were typed. `secret`: empty where no API key is asked for, as then the
-    engines answer everybody on this machine, and nobody is anybody's tenant."""
+class EngineOptions:
+    """One engine. `args` of `octavo serve`; `env` comes from a manifest; `position` among all engines."""
 
-    serve_args: tuple[str, ...]
+    name: str
+    args: tuple[str, ...]
+    port: int
+    position: int
+    share: Share
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """`route_args`: as they were typed. `secret`: empty where no API key is asked for, as then the engines answer
+    everybody on this machine, and nobody is anybody's tenant."""
+
+    engines: tuple[EngineOptions, ...]
     route_args: tuple[str, ...]
     host: str | None = None
     port: int
-    replica_ports: tuple[int, ...]
     secret: str = field(repr=False)
-    share: Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +48,7 @@ class Plan:
 
 def plan_children(options: UpOptions) -> Plan:
     """What was typed comes last, so that it wins."""
-    replicas = tuple(_replica(options, position) for position in range(len(options.replica_ports)))
+    replicas = tuple(_replica(engine, options) for engine in options.engines)
     host = () if options.host is None else ("--host", options.host)
     args = ("route", *host, "--port", str(options.port), *_each("--replica", [replica.url for replica in replicas]))
     router = ChildSpec(
@@ -50,15 +60,15 @@ def plan_children(options: UpOptions) -> Plan:
     return Plan(router, replicas)
 
 
-def _replica(options: UpOptions, position: int) -> ChildSpec:
-    port, share = options.replica_ports[position], options.share
+def _replica(engine: EngineOptions, options: UpOptions) -> ChildSpec:
+    share = engine.share
     threads = () if share.num_threads is None else ("--num-threads", str(share.num_threads))
-    own = ("--host", LOOPBACK, "--port", str(port), "--disable-uvicorn-access-log", *threads)
+    own = ("--host", LOOPBACK, "--port", str(engine.port), "--disable-uvicorn-access-log", *threads)
     return ChildSpec(
-        name=f"replica-{position}",
-        args=("serve", *own, *options.serve_args),
-        url=f"http://{LOOPBACK}:{port}",
-        env={**_secret_env(options), **share.env(position)},
+        name=engine.name,
+        args=("serve", *own, *engine.args),
+        url=f"http://{LOOPBACK}:{engine.port}",
+        env={**share.env(engine.position), **engine.env, **_secret_env(options)},
     )
 
 

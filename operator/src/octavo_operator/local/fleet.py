@@ -1,0 +1,138 @@
+"""`read_fleet`: from a manifest to what `octavo up -f` runs on one machine, as plain data.
+
+The server's side asks for it through the entry point `octavo.infsvc`: neither package imports the other. What an
+engine is told is made by the same code as its pod's arguments, so that one machine and a cluster can't differ.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from octavo_operator.desired.engine import engine_flags
+from octavo_operator.local.documents import Documents, read_documents
+from octavo_operator.local.notes import notes_of
+from octavo_operator.service import Service
+from octavo_operator.spec.engine import EnvVar
+from octavo_operator.spec.service import InvalidSpec
+
+
+def read_fleet(text: str, *, brings_keys: bool = False) -> dict[str, Any]:
+    """`brings_keys`: the caller has API keys of its own, which are taken instead. Raises ValueError, a line a fault."""
+    try:
+        found = read_documents(text)
+        faults = [*_router_faults(found), *_reference_faults(found, brings_keys)]
+        if faults:
+            raise InvalidSpec("\n".join(faults))
+    except InvalidSpec as error:
+        raise ValueError(str(error)) from None
+    services = list(found.services.values())
+    return {
+        "services": [_service(service, found, brings_keys) for service in services],
+        "keys": None if brings_keys else _keys(found),
+        "drain_timeout_s": max(service.drain_timeout_s for service in services),
+        "notes": [*found.notes, *_router_notes(services), *(n for s in services for n in notes_of(s))],
+    }
+
+
+def _service(service: Service, found: Documents, brings_keys: bool) -> dict[str, Any]:
+    spec = service.spec
+    args = [spec.model.uri, *engine_flags(service)]
+    auth = _auth(found)
+    if (brings_keys or auth is not None) and (auth is None or auth.isolate_tenants is not False):
+        args.append("--cache-isolation")
+    return {
+        "name": service.name,
+        "served_names": list(service.served_names),
+        "replicas": spec.replicas,
+        "args": args,
+        "env": _environment(service, found),
+    }
+
+
+def _environment(service: Service, found: Documents) -> dict[str, str]:
+    ref = service.spec.model.secret_ref
+    env = {} if ref is None else dict(found.configs.get(("Secret", ref.name), {}))
+    for variable in service.spec.engine.env:
+        value = _value(variable, found)
+        if value is not None:
+            env[variable.name] = value
+    return env
+
+
+def _value(variable: EnvVar, found: Documents) -> str | None:
+    if variable.value_from is None:
+        return variable.value or ""
+    kind, ref = _source(variable)
+    return found.configs.get((kind, ref.name), {}).get(ref.key)
+
+
+def _source(variable: EnvVar) -> tuple[str, Any]:
+    assert variable.value_from is not None
+    secret = variable.value_from.secret_key_ref
+    return ("ConfigMap", variable.value_from.config_map_key_ref) if secret is None else ("Secret", secret)
+
+
+def _auth(found: Documents) -> Any:
+    """Of whichever service has keys: `_router_faults` has seen to it that they agree."""
+    auths = (service.spec.auth for service in found.services.values())
+    return next((auth for auth in auths if auth is not None and auth.api_keys_secret_ref is not None), None)
+
+
+def _keys(found: Documents) -> dict[str, str] | None:
+    auth = _auth(found)
+    return None if auth is None else found.configs["Secret", auth.api_keys_secret_ref.name]
+
+
+def _router_faults(found: Documents) -> Iterator[str]:
+    """One machine has one router: what services want of theirs must go together."""
+    owners = [service for service in found.services.values() if service.owns_router]
+    for service in found.services.values():
+        if service.router not in {owner.name for owner in owners}:
+            yield (
+                f"{_about(service)}.router.ref.name: {service.router!r} is no service with a router of its own in this "
+                "file: add it, or correct the name"
+            )
+    secrets = {ref.name if (ref := _keys_ref(owner)) else None: owner.name for owner in owners}
+    if len(secrets) > 1:
+        one, other, *_ = secrets.values()
+        yield (
+            f"InferenceService {other}: spec.auth: other API keys than {one}'s, and one machine has one router: run "
+            "them by an octavo up each, or let one share the other's router (spec.router.ref)"
+        )
+
+
+def _reference_faults(found: Documents, brings_keys: bool) -> Iterator[str]:
+    for service in found.services.values():
+        ref = _keys_ref(service)
+        if ref is not None and not brings_keys and not found.configs.get(("Secret", ref.name)):
+            yield (
+                f"{_about(service)}.auth.apiKeysSecretRef.name: no Secret {ref.name!r} with entries in this file: add "
+                "it (stringData: {tenant: key}), or give the keys with --api-key-file"
+            )
+        for position, variable in enumerate(service.spec.engine.env):
+            if variable.value_from is None:
+                continue
+            kind, source = _source(variable)
+            if not source.optional and source.key not in found.configs.get((kind, source.name), {}):
+                yield (
+                    f"{_about(service)}.engine.env[{position}].valueFrom: no {kind} "
+                    f"{source.name!r} with the entry {source.key!r} in this file: add it"
+                )
+    if not any(service.spec.replicas for service in found.services.values()):
+        yield "spec.replicas: 0 everywhere: there is nothing to run"
+
+
+def _about(service: Service) -> str:
+    return f"InferenceService {service.name}: spec"
+
+
+def _keys_ref(service: Service) -> Any:
+    return None if service.spec.auth is None else service.spec.auth.api_keys_secret_ref
+
+
+def _router_notes(services: list[Service]) -> Iterator[str]:
+    owners = [service.name for service in services if service.owns_router]
+    if len(owners) > 1:
+        yield f"{', '.join(owners)} have a router each on Kubernetes; here one serves them all"
+    for service in services:
+        if not service.spec.replicas:
+            yield f"{service.name}: spec.replicas is 0: nothing serves it"

