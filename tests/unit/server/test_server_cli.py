@@ -77,6 +77,8 @@ def test_a_flag_sets_its_field(argv, field, value):
         ["--block-size", "1.5"],
         ["--max-model", "10"],
         ["--allowed-origins", "*"],
+        ["--port", "99999"],
+        ["--port", "http"],
     ],
     ids=" ".join,
 )
@@ -85,6 +87,29 @@ def test_what_cannot_be_honoured_is_refused(argv, capsys):
         parse(*argv)
     assert caught.value.code == 2
     assert argv[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["serve", "--prot", "80"], "octavo serve: error: unrecognized arguments: --prot. Did you mean --port or "),
+        (["serve", "m", "--max_model_len=9"], "--max_model_len=9. Did you mean --max-model-len or "),
+        (
+            ["route", "--replcia", "http://x"],
+            "octavo route: error: unrecognized arguments: --replcia http://x. Did",
+        ),
+        (["bench", "serve", "--base_url", "x"], "octavo bench serve: error: unrecognized arguments: --base_url x. Did"),
+        (["chat", "--xyzzy"], "octavo chat: error: unrecognized arguments: --xyzzy\n"),
+        (["serve", "a", "b"], "octavo serve: error: unrecognized arguments: b\n"),
+        (["--vresion"], "octavo: error: "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_flag_that_is_none_is_refused_by_its_command_with_one_that_is_near(argv, told, capsys):
+    with pytest.raises(SystemExit) as caught:
+        build_parser().parse_args(argv)
+    assert caught.value.code == 2
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 from octavo_server.bench.names import DATASETS, LATENCY_NAMES
 from octavo_server.cli.chat_flags import SAMPLING, json_object
 from octavo_server.cli.flags import add_engine_flags
+from octavo_server.cli.http_flags import port
 
 BACKENDS = ("openai", "vllm", "openai-chat")
 
@@ -33,7 +34,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--backend", choices=BACKENDS, default="openai", help="which API (default: openai, completions)")
     group.add_argument("--base-url", metavar="URL", help="without /v1 (default: from --host and --port)")
     group.add_argument("--host", default="127.0.0.1", help="(default: 127.0.0.1)")
-    group.add_argument("--port", type=int, default=8000, help="(default: 8000)")
+    group.add_argument("--port", type=port, default=8000, help="(default: 8000)")
     group.add_argument("--endpoint", metavar="PATH", help="(default: /v1/completions, or the backend's)")
     group.add_argument("--model", metavar="NAME", help="(default: the server's first)")
     group.add_argument("--served-model-name", metavar="NAME", help="its name in requests, if not --model")

@@ -1,7 +1,8 @@
 """`--config FILE`: flags from a YAML file, as vLLM reads them: `max-model-len: 4096`, dashes or underscores.
 
 What the file says is put behind what the command line says, as if it had been typed, so that every value meets the
-same parser; a flag that is on the command line is left out, so that the command line wins.
+same parser; a flag that is on the command line is left out, so that the command line wins. A flag that there isn't is
+answered with those that are near, in a file or typed.
 """
 
 import argparse
@@ -38,6 +39,9 @@ class ConfiguredParser(argparse.ArgumentParser):
             except ValueError as error:
                 self.error(f"{CONFIG_FLAG} {path}: {error}")
         parsed, unknown = super().parse_known_args(given, namespace)
+        if unknown:
+            flags = [flag for flag in _flags(unknown) if flag.startswith("--")]
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(flags[0]) if flags else ''}")
         parsed.typed = tuple(given)
         return parsed, unknown
 
@@ -48,7 +52,7 @@ class ConfiguredParser(argparse.ArgumentParser):
             flag = _POSITIONAL.get(flag, flag)
             action = self._action(flag)
             if action is None or flag == CONFIG_FLAG:
-                raise ValueError(f"{key!r} is no flag of this command.{self._hint(flag)}")
+                raise ValueError(f"{key!r} is no flag of this command{self._hint(flag).replace('--', '') or '.'}")
             if action.dest not in taken and value is not None:
                 yield from _as_typed(action, flag, value)
 
@@ -57,7 +61,7 @@ class ConfiguredParser(argparse.ArgumentParser):
 
     def _hint(self, flag: str) -> str:
         near = difflib.get_close_matches(flag, self._option_string_actions, n=3)
-        return f" Did you mean {' or '.join(name.removeprefix('--') for name in near)}?" if near else ""
+        return f". Did you mean {' or '.join(near)}?" if near else ""
 
 
 def _config_path(args: Sequence[str]) -> str | None:

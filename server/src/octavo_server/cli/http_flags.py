@@ -1,7 +1,7 @@
 """The flags that `octavo serve` and `octavo route` have alike, and the `HttpSettings` that they make."""
 
 import os
-from argparse import BooleanOptionalAction, Namespace
+from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,6 +12,7 @@ from octavo_server.cli.secret_flags import add_secret_flags, secrets_of
 from octavo_server.config import RequestLimits
 
 KEY_VARIABLES = ("OCTAVO_API_KEY", "VLLM_API_KEY")
+MAX_PORT = 65535
 UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -37,8 +38,14 @@ def http_settings_of(args: Namespace) -> dict[str, Any]:
 
 def add_address_flags(group: Any) -> None:
     group.add_argument("--host", help="address to listen on (default: all)")
-    group.add_argument("--port", type=int, default=8000, help="port to listen on; 0: a free one (default: 8000)")
+    group.add_argument("--port", type=port, default=8000, help="port to listen on; 0: a free one (default: 8000)")
     group.add_argument("--uvicorn-log-level", choices=UVICORN_LOG_LEVELS, default="info", help="(default: info)")
+
+
+def port(text: str) -> int:
+    if not text.isdecimal() or int(text) > MAX_PORT:
+        raise ArgumentTypeError(f"{text!r} is no port: from 0 to {MAX_PORT}")
+    return int(text)
 
 
 def add_log_flags(group: Any) -> None:

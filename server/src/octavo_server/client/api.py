@@ -151,8 +151,9 @@ def _refusal(status: int, body: bytes) -> ApiFailure:
 
 def _failure(url: str, error: Exception) -> ApiFailure:
     if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno
-        return Unreachable(f"no server answers at {url} ({os.strerror(number) if number else error.os_error}).")
+        number = error.os_error.errno or 0
+        why = os.strerror(number) if number > 0 else error.os_error.strerror or error.os_error  # < 0: a resolver's
+        return Unreachable(f"no server answers at {url} ({why}).")
     if isinstance(error, asyncio.TimeoutError):
         return Unreachable(f"no server answers at {url} (timed out).")
     return ApiFailure(f"the connection to {url} broke: {error or type(error).__name__}")
