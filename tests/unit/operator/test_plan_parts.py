@@ -4,6 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from octavo_engine.config import EngineConfig
+from octavo_engine.runner.memory import MemoryInfo, size_kv
+from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.wire.errors import StartupError
 from octavo_operator.desired.engine import engine_revision
 from octavo_operator.observed import EngineSet, Observed, Pod, Refusal, RouterReport
 from octavo_operator.plan.actions import SetGate
@@ -217,3 +221,25 @@ def test_every_reason_is_documented_with_what_to_do() -> None:
     rows = [line.split("|")[1:4] for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
     documented = {(condition.strip(" `"), reason.strip(" `")) for condition, reason, _ in rows if "`" in reason}
     assert documented == {(condition, reason) for condition, reasons in REASONS.items() for reason in reasons}
+
+
+def _memory(**fields: int) -> str:
+    memory = MemoryInfo(total_bytes=2**30, available_bytes=2**24)
+    config = EngineConfig(**fields)
+    with pytest.raises(StartupError) as refusal:
+        size_kv(config, max_model_len=4096, bytes_per_block=2**16, memory=memory, default_kv_bytes=2**30)
+    return str(refusal.value)
+
+
+def test_the_engine_says_that_it_does_not_fit_in_words_that_are_known() -> None:
+    for said in (_memory(kv_cache_memory_bytes=2**20), _memory(kv_cache_memory_bytes=2**28)):
+        found = _of("FitsHardware", _service(), Observed(pods=(_pod(trouble="CrashLoop", message=said),)))
+        assert (found.reason, "MiB" in found.message) == ("TooLarge", True)
+
+
+@pytest.mark.parametrize("model", ["file:///nowhere", "/nowhere", "pkg://octavo-nothing", "pkg://pytest"])
+def test_the_engine_says_that_there_is_no_model_in_words_that_are_known(model: str) -> None:
+    with pytest.raises(StartupError) as refusal:
+        resolve_model(model)
+    found = _of("ModelReady", _service(), Observed(pods=(_pod(trouble="CrashLoop", message=str(refusal.value)),)))
+    assert found.reason == "NotFound"

@@ -108,6 +108,79 @@ def test_who_had_a_host_first_keeps_it_and_the_next_gets_it_when_it_goes() -> No
     assert view.observed(read_service(second), {}).host_owner is None
 
 
+def _versioned(raw: dict[str, Any], version: int, uid: str = "u") -> dict[str, Any]:
+    return {**raw, "metadata": raw["metadata"] | {"uid": uid, "resourceVersion": str(version)}}
+
+
+def _seen_pods(view: View) -> list[str]:
+    return [pod.name for pod in view.observed(read_service(_service("llm")), {}).pods]
+
+
+def test_what_was_before_our_own_write_is_not_taken_for_news() -> None:
+    view = View()
+    view.see(_versioned(_pod(), 10))
+    ready = [_condition("ContainersReady", "True")]
+    assert view.see(_versioned(_pod(conditions=ready), 9)) == set()
+    assert not view.observed(read_service(_service("llm")), {}).pods[0].is_ready
+    assert view.see(_versioned(_pod(conditions=ready), 100)) == {("default", "llm")}
+    assert view.observed(read_service(_service("llm")), {}).pods[0].is_ready
+
+
+def test_the_end_of_a_predecessor_does_not_take_its_successor_away() -> None:
+    view = View()
+    view.see(_versioned(_pod(), 20, uid="second"))
+    assert view.see(_versioned(_pod(), 15, uid="first"), is_gone=True) == set()
+    assert _seen_pods(view) == ["llm-engine-0"]
+    view.see(_versioned(_pod(), 21, uid="second"), is_gone=True)
+    assert _seen_pods(view) == []
+
+
+def test_what_loses_our_label_is_no_longer_there() -> None:
+    view = View()
+    pod = _pod()
+    view.see(pod)
+    bare = {**pod, "metadata": {k: v for k, v in pod["metadata"].items() if k != "labels"}}
+    assert view.has(bare)
+    assert view.see(bare) == {("default", "llm")}
+    assert _seen_pods(view) == []
+    assert not view.has(bare)
+
+
+def test_what_gets_the_label_of_another_service_is_that_ones() -> None:
+    view = View()
+    view.see(_pod())
+    moved = _pod()
+    moved["metadata"]["labels"][SERVICE_LABEL] = "other"
+    assert view.see(moved) == {("default", "llm"), ("default", "other")}
+    assert _seen_pods(view) == []
+
+
+def _deployment(revision: str = "r1", **more: Any) -> dict[str, Any]:
+    labels = {SERVICE_LABEL: "llm", REVISION_LABEL: revision, "app.kubernetes.io/managed-by": "octavo-operator"}
+    metadata = {"name": f"llm-engine-{revision}", "namespace": "default", "uid": "u", "labels": labels}
+    metadata |= {"creationTimestamp": "1", "resourceVersion": "7"} | more.pop("metadata", {})
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": {"replicas": 2}} | more
+
+
+def test_why_pods_cannot_be_made_is_the_deployments_word() -> None:
+    view = View()
+    failure = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: q"}
+    view.see(_deployment(status={"conditions": [failure]}))
+    (found,) = view.observed(read_service(_service("llm")), {}).engine_sets
+    assert (found.failure, found.version, found.replicas) == ("exceeded quota: q", "7", 2)
+    view.see(_deployment(status={"conditions": [failure | {"status": "False"}]}))
+    assert view.observed(read_service(_service("llm")), {}).engine_sets[0].failure == ""
+
+
+def test_a_deployment_that_another_controls_is_no_engine_set() -> None:
+    view = View()
+    theirs = {"apiVersion": "x/v1", "kind": "Other", "name": "x", "uid": "9", "controller": True}
+    view.see(_deployment(metadata={"ownerReferences": [theirs]}))
+    seen = view.observed(read_service(_service("llm")), {})
+    assert seen.engine_sets == ()
+    assert list(seen.engine_manifests) == ["llm-engine-r1"]
+
+
 def test_a_shared_router_must_be_one_that_is_there() -> None:
     view = View()
     sharing = _service("a", router={"ref": {"name": "b"}})

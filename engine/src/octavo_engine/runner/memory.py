@@ -80,16 +80,16 @@ def _too_small(
         raise_flag = f"raise --kv-cache-memory-bytes to at least {needed_blocks * bytes_per_block}"
     shorter = f"lower --max-model-len to at most {fits}, or " if fits else ""
     return (
-        f"the KV cache has {_size(num_blocks * bytes_per_block)} ({num_blocks} blocks of {config.block_size} tokens; "
-        f"{_size(memory.available_bytes)} of memory are available), but one sequence of max_model_len={max_model_len} "
-        f"tokens needs {_size(needed_blocks * bytes_per_block)}: {shorter}{raise_flag}."
+        f"a request of full length does not fit: the KV cache has {_size(num_blocks * bytes_per_block)} ({num_blocks} "
+        f"blocks of {config.block_size} tokens; {_size(memory.available_bytes)} of memory are available), but one "
+        f"sequence of max_model_len={max_model_len} tokens needs {_size(needed_blocks * bytes_per_block)}: {shorter}{raise_flag}."
     )
 
 
 def _check_available(config: EngineConfig, blocks: int, bytes_per_block: int, memory: MemoryInfo) -> None:
     if blocks * bytes_per_block > memory.available_bytes:
         raise StartupError(
-            f"the KV cache and swap space take {_size(blocks * bytes_per_block)}, but only "
+            f"the KV cache and swap space do not fit: they take {_size(blocks * bytes_per_block)}, but only "
             f"{_size(memory.available_bytes)} of memory are available: lower --kv-cache-memory-bytes, "
             f"--num-gpu-blocks-override or --swap-space."
         )

@@ -1,0 +1,225 @@
+"""What the operator writes and asks, call by call, against an API server that answers as told."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from octavo_operator.cluster.client import ApiError, Cluster, path_of
+from octavo_operator.cluster.events import SEEN_AT, EventLog
+from octavo_operator.cluster.setup import FIRST_LOOK_S, NEXT_LOOK_S, PodSetup
+from octavo_operator.cluster.view import View
+from octavo_operator.cluster.writes import Writer
+from octavo_operator.desired.objects import child
+from octavo_operator.observed import Refusal
+from octavo_operator.plan.actions import Apply, CreateOnce, Delete
+from octavo_operator.plan.news import News
+from octavo_operator.service import Service, read_service
+from octavo_testing.infsvc_cases import Case, stored
+
+MISSING = ApiError(404, "NotFound", "not found")
+THERE = ApiError(409, "AlreadyExists", "already exists")
+CHANGED = ApiError(409, "Conflict", "the object has been modified")
+FORBIDDEN = ApiError(403, "Forbidden", "exceeded quota: none")
+
+
+class Answers(Cluster):
+    """Each call takes the next answer; without one it succeeds with what was sent."""
+
+    def __init__(self, *answers: ApiError | dict[str, Any]) -> None:
+        self._answers = list(answers)
+        self.calls: list[tuple[str, str]] = []
+        self.bodies: list[dict[str, Any]] = []
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, **how: Any) -> dict[str, Any]:
+        self.calls.append((method, path))
+        self.bodies.append(dict(body or {}))
+        answer = self._answers.pop(0) if self._answers else dict(body or {})
+        if isinstance(answer, ApiError):
+            raise answer
+        return answer
+
+
+def _service() -> Service:
+    return read_service(stored(Case("", {}, name="llm")))
+
+
+def _child() -> dict[str, Any]:
+    return child(_service(), "v1", "Service", "llm", component="router", spec={})
+
+
+def _listed(**metadata: Any) -> dict[str, Any]:
+    found = _child()
+    return {"items": [{"metadata": found["metadata"] | metadata, "spec": {}}]}
+
+
+async def _carry_out(cluster: Answers, action: Apply | CreateOnce | Delete) -> Any:
+    return await Writer(cluster, View()).carry_out(_service(), action, now="t")
+
+
+async def test_a_new_child_is_made_on_the_condition_that_there_is_none() -> None:
+    cluster = Answers()
+    assert await _carry_out(cluster, Apply(_child(), "why", is_new=True)) is None
+    assert cluster.bodies[0]["metadata"]["resourceVersion"] == "1"
+
+
+async def test_one_that_is_there_after_all_and_is_ours_is_changed() -> None:
+    cluster = Answers(CHANGED, _listed())
+    assert await _carry_out(cluster, Apply(_child(), "why", is_new=True)) is None
+    assert [method for method, _ in cluster.calls] == ["PATCH", "GET", "PATCH"]
+    assert "resourceVersion" not in cluster.bodies[2]["metadata"]
+
+
+async def test_one_that_is_somebodys_is_left_alone() -> None:
+    cluster = Answers(CHANGED, _listed(labels={}, ownerReferences=[]))
+    found = await _carry_out(cluster, Apply(_child(), "why", is_new=True))
+    assert found == (("Service", "llm"), Refusal("NameTaken", found[1].message))
+    assert "give this service another name" in found[1].message
+    assert [method for method, _ in cluster.calls] == ["PATCH", "GET"]
+
+
+async def test_a_conflict_over_something_else_is_tried_again() -> None:
+    with pytest.raises(ApiError, match="modified"):
+        await _carry_out(Answers(CHANGED, {"items": []}), Apply(_child(), "why", is_new=True))
+
+
+@pytest.mark.parametrize(
+    ("error", "stays"),
+    [
+        (FORBIDDEN, True),
+        (ApiError(422, "Invalid", "spec is immutable"), True),
+        (ApiError(500, "InternalError", "failed calling webhook x: refused"), True),
+        (ApiError(500, "InternalError", "etcdserver: leader changed"), False),
+        (ApiError(503, "ServiceUnavailable", ""), False),
+        (ApiError(429, "TooManyRequests", ""), False),
+        (ApiError(401, "Unauthorized", ""), False),
+        (CHANGED, False),
+    ],
+    ids=str,
+)
+async def test_what_is_refused_for_good_is_shown_and_what_may_pass_is_tried_again(error: ApiError, stays: bool) -> None:
+    if stays:
+        assert await _carry_out(Answers(error), Apply(_child(), "why")) == (
+            ("Service", "llm"),
+            Refusal("Refused", str(error)),
+        )
+    else:
+        with pytest.raises(ApiError):
+            await _carry_out(Answers(error), Apply(_child(), "why"))
+
+
+async def test_a_delete_is_of_the_object_as_it_was_seen() -> None:
+    cluster = Answers()
+    await _carry_out(cluster, Delete("Service", "llm", "u1", "7", "why"))
+    assert cluster.bodies[0]["preconditions"] == {"uid": "u1", "resourceVersion": "7"}
+    assert await _carry_out(Answers(MISSING), Delete("Service", "llm", "u1", "7", "why")) is None
+    with pytest.raises(ApiError):
+        await _carry_out(Answers(CHANGED), Delete("Service", "llm", "u1", "7", "why"))
+
+
+async def test_a_secret_that_is_there_stays() -> None:
+    assert await _carry_out(Answers(THERE), CreateOnce(_child(), "why")) is None
+    with pytest.raises(ApiError):
+        await _carry_out(Answers(CHANGED), CreateOnce(_child(), "why"))
+
+
+NEWS = News("Warning", "CrashLoop", "1 of 1: pod-0: exit code 2", "WorkloadReady")
+
+
+def _raw(version: str = "5") -> dict[str, Any]:
+    raw = stored(Case("", {}, name="llm"))
+    return raw | {"metadata": raw["metadata"] | {"resourceVersion": version}}
+
+
+def _event(seen_at: str, **more: Any) -> dict[str, Any]:
+    return {"items": [{"metadata": {"name": "e", "namespace": "default", "annotations": {SEEN_AT: seen_at}}} | more]}
+
+
+async def test_news_is_an_event_about_the_service() -> None:
+    cluster = Answers()
+    await EventLog(cluster, identity="op-0").tell(_raw(), NEWS, seen_at="5")
+    (event,) = cluster.bodies
+    assert cluster.calls == [("POST", path_of("Event", "default"))]
+    assert (event["regarding"]["name"], event["reason"], event["type"]) == ("llm", "CrashLoop", "Warning")
+    assert event["note"] == NEWS.note
+
+
+async def test_news_that_was_told_before_its_teller_died_is_told_no_second_time() -> None:
+    cluster = Answers(THERE, _event("5"))
+    await EventLog(cluster, identity="op-1").tell(_raw(), NEWS, seen_at="5")
+    assert [method for method, _ in cluster.calls] == ["POST", "GET"]
+
+
+@pytest.mark.parametrize(("series", "count"), [({}, 2), ({"series": {"count": 4}}, 5)], ids=["first", "later"])
+async def test_the_same_news_later_is_counted(series: dict[str, Any], count: int) -> None:
+    cluster = Answers(THERE, _event("5", **series))
+    await EventLog(cluster, identity="op-0").tell(_raw("9"), NEWS, seen_at="9")
+    assert cluster.calls[-1][0] == "PUT"
+    assert cluster.bodies[-1]["series"]["count"] == count
+    assert cluster.bodies[-1]["metadata"]["annotations"] == {SEEN_AT: "9"}
+
+
+async def test_an_event_that_may_not_be_written_holds_nothing_up() -> None:
+    await EventLog(Answers(FORBIDDEN), identity="op-0").tell(_raw(), NEWS, seen_at="5")
+    with pytest.raises(ApiError):
+        await EventLog(Answers(ApiError(503, "", "")), identity="op-0").tell(_raw(), NEWS, seen_at="5")
+
+
+async def test_a_long_note_is_cut_to_what_the_api_takes() -> None:
+    cluster = Answers()
+    await EventLog(cluster, identity="op-0").tell(_raw(), News("Normal", "x", "ü" * 2000, "y"), seen_at="5")
+    assert len(cluster.bodies[0]["note"].encode()) == 1024
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _pod(*conditions: tuple[str, str], **status: Any) -> dict[str, Any]:
+    found = [{"type": type_, "status": value} for type_, value in conditions]
+    return {"metadata": {"namespace": "default", "uid": "u"}, "status": {"conditions": found} | status}
+
+
+SCHEDULED = ("PodScheduled", "True")
+MOUNT = {"items": [
+    {"reason": "FailedMount", "note": 'secret "keys" not found', "deprecatedLastTimestamp": "2026-01-01T00:00:02Z"},
+    {"reason": "FailedScheduling", "note": "earlier", "eventTime": "2026-01-01T00:00:01Z"},
+]}  # fmt: skip
+
+
+async def test_a_pod_that_waits_for_long_is_asked_about_from_time_to_time() -> None:
+    clock, cluster = Clock(), Answers(MOUNT)
+    setup = PodSetup(cluster, clock=clock)
+    assert await setup.look([_pod(SCHEDULED)]) == FIRST_LOOK_S
+    assert (cluster.calls, setup.trouble_of("u")) == ([], "")
+    clock.now += FIRST_LOOK_S
+    assert await setup.look([_pod(SCHEDULED)]) == NEXT_LOOK_S
+    assert setup.trouble_of("u") == 'FailedMount: secret "keys" not found'
+    assert cluster.calls == [("GET", path_of("Event", "default"))]
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        _pod(),
+        _pod(("PodScheduled", "False")),
+        _pod(SCHEDULED, ("PodReadyToStartContainers", "True")),
+        _pod(SCHEDULED, containerStatuses=[{"state": {"running": {}}}]),
+        _pod(SCHEDULED, containerStatuses=[{"state": {"waiting": {"reason": "ErrImagePull"}}}]),
+    ],
+    ids=["not yet", "no node", "set up", "runs", "says why"],
+)
+async def test_a_pod_that_waits_for_nothing_is_not(pod: dict[str, Any]) -> None:
+    assert await PodSetup(Answers(), clock=Clock()).look([pod]) is None
+
+
+async def test_a_pod_that_is_set_up_after_all_has_no_trouble_left() -> None:
+    clock = Clock()
+    setup = PodSetup(Answers(MOUNT), clock=clock)
+    await setup.look([_pod(SCHEDULED)])
+    clock.now += FIRST_LOOK_S
+    await setup.look([_pod(SCHEDULED)])
+    await setup.look([_pod(SCHEDULED, ("PodReadyToStartContainers", "True"))])
+    assert setup.trouble_of("u") == ""
