@@ -29,7 +29,8 @@ class Call:
     name: str
     path: str
     code: int
-    at_s: float
+    asked_s: float
+    answered_s: float
 
     @property
     def is_write(self) -> bool:
@@ -69,5 +70,6 @@ def _call(event: dict[str, Any]) -> Call:
         name=ref.get("name", ""),
         path=event["requestURI"],
         code=event.get("responseStatus", {}).get("code", 0),
-        at_s=datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp(),
+        asked_s=datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp(),
+        answered_s=datetime.fromisoformat(event["stageTimestamp"]).timestamp(),
     )

@@ -155,10 +155,10 @@ class ControlPlane:
         return json.loads(self._fetch(method, path, body, kind) or b"{}")
 
     def _fetch(self, method: str, path: str, body: Mapping[str, Any] | None = None, kind: str = "") -> bytes:
-        headers = {"Authorization": f"Bearer {self._tokens[ADMIN]}", "Content-Type": kind or "application/json"}
+        headers = self.headers() | ({"Content-Type": kind} if kind else {})
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=LIMIT_S, context=self._trust) as answer:
+        with urllib.request.urlopen(request, timeout=LIMIT_S, context=self.trust) as answer:
             content: bytes = answer.read()
             return content
 
@@ -167,8 +167,11 @@ class ControlPlane:
         """What clients are to trust: the API server makes it when it first starts."""
         return (self._folder / "apiserver" / "apiserver.crt").read_bytes()
 
+    def headers(self, user: str = ADMIN) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._tokens[user]}", "Content-Type": "application/json"}
+
     @cached_property
-    def _trust(self) -> ssl.SSLContext:
+    def trust(self) -> ssl.SSLContext:
         return ssl.create_default_context(cadata=self.authority.decode())
 
     def _component(self, name: str, flags: Mapping[str, object]) -> Component:

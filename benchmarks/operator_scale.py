@@ -1,0 +1,250 @@
+"""The operator with hundreds of services: all applied at once, one edit among them, idling, its restart and its death.
+
+A real `octavo-operator` against a real kube-apiserver and etcd without nodes (octavo_testing.control_plane
+says where the programs come from). Times are the API server's, from its audit log; whatever else the machine does makes
+them longer, so the operator's CPU seconds stand beside them.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import support_path  # noqa: F401
+from octavo_testing.audit_log import Call
+from octavo_testing.control_plane import GARBAGE, ControlPlane, control_plane, missing_tools
+from octavo_testing.infsvc_cases import Case
+from octavo_testing.operator_command import OperatorProcess
+from table import number, print_table, save_json
+from tqdm import tqdm
+
+NAMESPACE = "default"
+SERVICES = f"/apis/serving.octavo.dev/v1alpha1/namespaces/{NAMESPACE}/inferenceservices"
+DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+AT_ONCE = 32  # requests of whoever applies the services
+LIMIT_S = 600.0
+QUIET_S = 3.0
+GOALS = {"settled, s": 90.0, "edit p95, s": 1.0, "RSS, MB": 200.0, "idle calls per s": 1.0, "failover, s": 20.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    plane: ControlPlane
+    user: str
+    folder: Path
+
+    def operator(self, identity: str) -> OperatorProcess:
+        return OperatorProcess(
+            self.folder, self.plane.kubeconfig(self.user), identity=identity, lease_namespace=NAMESPACE
+        )
+
+    def calls(self, since: int) -> list[Call]:
+        """Of the operators, the Lease apart."""
+        return [c for c in self.plane.audit.calls(since=since, user=self.user) if c.resource != "leases"]
+
+    def writes(self, since: int) -> list[Call]:
+        return [call for call in self.calls(since) if call.is_write]
+
+    def wait(self, holds: Callable[[], object], *, every_s: float = 0.1) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not holds():
+            assert time.monotonic() < deadline, f"not within {LIMIT_S:g} s"
+            time.sleep(every_s)
+
+    def wait_until_quiet(self, since: int) -> list[Call]:
+        """The writes, once none has come for a while."""
+
+        began_s = time.time()
+
+        def is_quiet() -> bool:
+            last = max((call.answered_s for call in self.writes(since)), default=began_s)
+            return time.time() - last > QUIET_S
+
+        self.wait(is_quiet, every_s=0.5)
+        return self.writes(since)
+
+    def holder(self) -> str:
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+        leases = self.plane.call("GET", path)["items"]
+        return next((lease["spec"].get("holderIdentity") or "" for lease in leases), "")
+
+
+async def apply_all(bench: Bench, names: list[str]) -> None:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=AT_ONCE, ssl=bench.plane.trust)) as session:
+
+        async def apply(name: str) -> None:
+            body = json.dumps(Case("", {}, name=name).manifest())
+            async with session.post(bench.plane.url + SERVICES, data=body, headers=bench.plane.headers()) as answer:
+                answer.raise_for_status()
+
+        await asyncio.gather(*map(apply, names))
+
+
+def statuses(bench: Bench) -> Iterator[bool]:
+    """Whether each service's status is of its present generation."""
+    for found in bench.plane.call("GET", SERVICES)["items"]:
+        yield found.get("status", {}).get("observedGeneration") == found["metadata"]["generation"]
+
+
+def settle(bench: Bench, operator: OperatorProcess, count: int) -> dict[str, float]:
+    since, cpu_s = bench.plane.audit.mark(), cpu_of(operator)
+    started_s = time.time()
+    asyncio.run(apply_all(bench, [f"svc-{i:04}" for i in range(count)]))
+    applied_s = time.time()
+    with tqdm(total=count, desc="settling", unit="service") as bar:
+
+        def is_settled() -> bool:
+            bar.update(sum(statuses(bench)) - bar.n)
+            return bar.n == count
+
+        bench.wait(is_settled, every_s=1.0)
+    writes = bench.wait_until_quiet(since)
+    children = bench.plane.call("GET", f"{DEPLOYMENTS}?labelSelector=serving.octavo.dev/service")["items"]
+    assert len(children) == 2 * count, f"{len(children)} Deployments"
+    failed = [call for call in writes if call.code >= 400]
+    return {
+        "services": count,
+        "applied, s": applied_s - started_s,
+        "settled, s": max(call.answered_s for call in writes) - started_s,
+        "writes": len(writes),
+        "writes refused": len(failed),
+        "writes per service": len(writes) / count,
+        "write p95, ms": 1000 * p95([call.answered_s - call.asked_s for call in writes]),
+        "operator's CPU, s": cpu_of(operator) - cpu_s,
+    }
+
+
+def edit(bench: Bench, operator: OperatorProcess, services: int, times: int) -> dict[str, float]:
+    """One after the other: a service gets another number of replicas, and so does its Deployment."""
+    delays, cpu_s = [], cpu_of(operator)
+    for i in tqdm(range(times), desc="editing", unit="edit"):
+        name, since = f"svc-{i * services // times:04}", bench.plane.audit.mark()
+        body = {"spec": {"replicas": 2}}
+        bench.plane.call("PATCH", f"{SERVICES}/{name}", body, kind="application/merge-patch+json")
+
+        def written(since: int = since, name: str = name) -> list[Call]:
+            return [c for c in bench.writes(since) if c.resource == "deployments" and c.name.startswith(name)]
+
+        bench.wait(written, every_s=0.02)
+        asked = next(c for c in bench.plane.audit.calls(since=since) if c.verb == "patch" and c.name == name)
+        delays.append(written()[0].answered_s - asked.asked_s)
+    return {
+        "edits": times,
+        "edit median, s": statistics.median(delays),
+        "edit p95, s": p95(delays),
+        "edit worst, s": max(delays),
+        "operator's CPU per edit, s": (cpu_of(operator) - cpu_s) / times,
+    }
+
+
+def idle(bench: Bench, operator: OperatorProcess, seconds: float) -> dict[str, float]:
+    bench.wait_until_quiet(bench.plane.audit.mark())
+    since, cpu_s = bench.plane.audit.mark(), cpu_of(operator)
+    for _ in tqdm(range(round(seconds)), desc="idling", unit="s"):
+        time.sleep(1.0)
+    calls = bench.calls(since)
+    return {
+        "idle calls per s": len(calls) / seconds,
+        "idle writes": sum(call.is_write for call in calls),
+        "idle CPU, %": 100 * (cpu_of(operator) - cpu_s) / seconds,
+        "RSS, MB": operator.process.memory_info().rss / 1e6,
+    }
+
+
+def restart(bench: Bench, operator: OperatorProcess) -> dict[str, float]:
+    """A new operator looks at every service anew, and finds nothing to do."""
+    operator.stop()
+    since = bench.plane.audit.mark()
+    operator.start()
+    bench.wait(lambda: bench.holder() == "a", every_s=0.2)
+    cpu_s = -1.0
+    while cpu_of(operator) != cpu_s:  # until it has looked
+        cpu_s = cpu_of(operator)
+        time.sleep(QUIET_S)
+    return {"writes after a restart": len(bench.writes(since)), "restart CPU, s": cpu_s}
+
+
+def fail_over(bench: Bench, leader: OperatorProcess) -> dict[str, float]:
+    """kill -9, and an edit at that moment: until the other one has written it."""
+    other = bench.operator("b")
+    other.start()
+    try:
+        cpu_s = 0.0
+        while cpu_of(other) - cpu_s > 0.1 or cpu_s < 1:  # until it has seen all
+            cpu_s = cpu_of(other)
+            time.sleep(QUIET_S)
+        since = bench.plane.audit.mark()
+        leader.kill()
+        killed_s = time.time()
+        body = {"spec": {"replicas": 3}}
+        bench.plane.call("PATCH", f"{SERVICES}/svc-0000", body, kind="application/merge-patch+json")
+        bench.wait(lambda: [c for c in bench.writes(since) if c.resource == "deployments"])
+        first = next(c for c in bench.writes(since) if c.resource == "deployments")
+        return {"failover, s": first.answered_s - killed_s, "RSS of the standby, MB": rss_mb(other)}
+    finally:
+        other.kill()
+
+
+def cpu_of(operator: OperatorProcess) -> float:
+    times = operator.process.cpu_times()
+    return times.user + times.system
+
+
+def rss_mb(operator: OperatorProcess) -> float:
+    return operator.process.memory_info().rss / 1e6
+
+
+def p95(values: list[float]) -> float:
+    return statistics.quantiles(values, n=20)[-1] if len(values) > 1 else values[0]
+
+
+def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
+    with control_plane(folder, audit=True, controllers=(GARBAGE, *arguments.controllers)) as plane:
+        bench = Bench(plane, plane.account(NAMESPACE, "octavo-operator"), folder)
+        operator = bench.operator("a")
+        operator.start()
+        try:
+            bench.wait(lambda: bench.holder() == "a")
+            figures = settle(bench, operator, arguments.services)
+            figures |= edit(bench, operator, arguments.services, arguments.edits)
+            figures |= idle(bench, operator, arguments.idle)
+            figures |= restart(bench, operator)
+            figures |= fail_over(bench, operator)
+        finally:
+            operator.kill()
+            if arguments.log is not None:
+                arguments.log.write_bytes(operator.log.read_bytes())
+    return figures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--services", type=int, default=500)
+    parser.add_argument("--edits", type=int, default=50)
+    parser.add_argument("--idle", type=float, default=60.0, metavar="S", help="how long to count calls of")
+    parser.add_argument("--controllers", nargs="*", default=(), help="of the controller manager, to run beside it")
+    parser.add_argument("--log", type=Path, help="where to keep the operator's log")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if missing := missing_tools():
+        raise SystemExit(missing)
+    with tempfile.TemporaryDirectory() as folder:
+        figures = measure(arguments, Path(folder))
+    print_table(
+        "operator",
+        ("figure", "value", "goal"),
+        [(name, number(value), f"<= {GOALS[name]:g}" if name in GOALS else "") for name, value in figures.items()],
+    )
+    save_json(arguments.json, {"figures": figures, "goals": GOALS})
+    met = all(figures[name] <= goal for name, goal in GOALS.items()) and not figures["writes after a restart"]
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
