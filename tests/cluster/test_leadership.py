@@ -55,6 +55,40 @@ async def test_a_holder_that_cannot_renew_stops_before_another_may_begin(cluster
     assert DEADLINE_S < DURATION_S
 
 
+async def test_a_holder_that_was_away_too_long_begins_anew_though_nobody_took_over(
+    cluster: Cluster, namespace: str
+) -> None:
+    clock, doubts = Clock(), []
+    holder = Leadership(
+        cluster,
+        namespace=namespace,
+        name=f"lease-{secrets.token_hex(4)}",
+        identity="holder",
+        clock=clock,
+        on_doubt=lambda: doubts.append(clock.now),
+    )
+    await holder.try_once()
+    lost = asyncio.create_task(holder.lost.wait())
+    await asyncio.sleep(0)
+    assert not doubts
+    clock.now += DEADLINE_S
+    await holder.try_once()
+    assert holder.may_write
+    assert await asyncio.wait_for(lost, 5)
+    assert doubts == [DEADLINE_S]
+
+
+async def test_who_retires_writes_nothing_more_but_holds_it_until_the_end(cluster: Cluster, namespace: str) -> None:
+    lease, clock = f"lease-{secrets.token_hex(4)}", Clock()
+    first, second = (_candidate(cluster, namespace, lease, name, clock) for name in ("first", "second"))
+    await first.try_once()
+    first.retire()
+    await first.try_once()
+    await second.try_once()
+    assert not first.may_write
+    assert not second.may_write
+
+
 async def test_who_ends_gives_it_up_and_the_next_need_not_wait(cluster: Cluster, namespace: str) -> None:
     lease, clock = f"lease-{secrets.token_hex(4)}", Clock()
     first, second = (_candidate(cluster, namespace, lease, name, clock) for name in ("first", "second"))

@@ -1,10 +1,9 @@
 """The kopf side: watches go into the view, whatever they touch into the queue. Nothing is decided here.
 
-Every kind is declared as an index as well: kopf calls event handlers only once all indexed kinds are listed, so that no
-service is planned for on half a view. No handler needs a finalizer; nothing is kept in annotations.
+What there is comes as an index, whose values stay in the view instead of kopf's memory; what ends, as an event. No
+handler needs a finalizer; nothing is kept in annotations.
 """
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,11 +16,9 @@ from octavo_operator.cluster.view import Key, View
 from octavo_operator.names import COMPONENT_LABEL, ROUTER, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.service import Settings
 from octavo_operator.spec.service import GROUP, VERSION
+from octavo_operator.watches import Resource
 
-logger = logging.getLogger(__name__)
-
-#: group and version, plural
-Resource = tuple[str, str]
+SERVICES: Resource = (f"{GROUP}/{VERSION}", "inferenceservices")
 CHILDREN: tuple[Resource, ...] = (
     ("apps/v1", "deployments"),
     ("v1", "services"),
@@ -39,43 +36,54 @@ ROUTES: Resource = ("gateway.networking.k8s.io/v1", "httproutes")
 
 
 def watched(settings: Settings) -> tuple[Resource, ...]:
+    """Without the services themselves."""
     extra = [MONITORS] * settings.has_pod_monitors + [ROUTES] * settings.has_gateway_api
     return (*CHILDREN, *extra)
 
 
 class Watching:
+    """`on_listing`: called when a watch begins, be it anew, with something there."""
+
     def __init__(
-        self, view: View, queue: WorkQueue[Key], reports: RouterReports, secret_of: Callable[[Key], str]
+        self,
+        view: View,
+        queue: WorkQueue[Key],
+        reports: RouterReports,
+        *,
+        secret_of: Callable[[Key], str],
+        on_listing: Callable[[], None],
     ) -> None:
         self._view = view
         self._queue = queue
         self._reports = reports
         self._secret_of = secret_of
+        self._on_listing = on_listing
 
     def register(self, registry: kopf.OperatorRegistry, settings: Settings) -> None:
-        for version, plural in ((f"{GROUP}/{VERSION}", "inferenceservices"), *watched(settings)):
-            labels = None if plural == "inferenceservices" else {SERVICE_LABEL: kopf.PRESENT}
-            kopf.index(version, plural, id=f"list_{plural}", registry=registry, labels=labels)(self._listed)
-            matters = None if labels is None else self._matters
-            kopf.on.event(version, plural, id=f"watch_{plural}", registry=registry, when=matters)(self._seen)
+        for version, plural in (SERVICES, *watched(settings)):
+            labels = None if plural == SERVICES[1] else {SERVICE_LABEL: kopf.PRESENT}
+            kopf.index(version, plural, id=f"list_{plural}", registry=registry, labels=labels)(self._there)
+            kopf.on.event(version, plural, id=f"watch_{plural}", registry=registry, labels=labels)(self._gone)
 
-    def _matters(self, body: kopf.Body, **_: Any) -> bool:
-        """Also what has our label no more: it was one of ours until somebody took it away."""
-        return SERVICE_LABEL in body["metadata"].get("labels", {}) or self._view.has(body)
+    def forget(self, raw: Mapping[str, Any]) -> None:
+        self._take(raw, is_gone=True)
 
-    async def _listed(self, body: kopf.Body, **_: Any) -> None:
+    async def _there(self, body: kopf.Body, **_: Any) -> None:
         self._take(body, is_gone=False)
 
-    async def _seen(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
-        for key in self._take(body, is_gone=event["type"] == "DELETED"):
-            self._queue.add(key)
+    async def _gone(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
+        if event["type"] is None:
+            self._on_listing()
+        if event["type"] == "DELETED":
+            self.forget(body)
 
-    def _take(self, body: Mapping[str, Any], *, is_gone: bool) -> set[Key]:
+    def _take(self, body: Mapping[str, Any], *, is_gone: bool) -> None:
         raw = {**body, "metadata": {k: v for k, v in body["metadata"].items() if k != "managedFields"}}
         labels = raw["metadata"].get("labels") or {}
         if raw["kind"] == "Pod" and labels.get(COMPONENT_LABEL) == ROUTER:
             self._follow(raw, labels.get(ROUTER_LABEL, ""), is_gone=is_gone)
-        return self._view.see(raw, is_gone=is_gone)
+        for key in self._view.see(raw, is_gone=is_gone):
+            self._queue.add(key)
 
     def _follow(self, raw: Mapping[str, Any], router: str, *, is_gone: bool) -> None:
         metadata = raw["metadata"]

@@ -1,78 +1,146 @@
-"""`octavo-operator`: the watches, the Lease and the workers, side by side on one event loop."""
+"""`octavo-operator`: watches, census, Lease and workers on one event loop; how they start, and how they end."""
 
 import argparse
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import aiohttp
 import kopf
-from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient
-from kubernetes.aio.client.configuration import Configuration
 
-from octavo_operator.cluster.client import Cluster
+from octavo_operator.cluster.census import Census, is_served
+from octavo_operator.cluster.client import KINDS, ApiError, Cluster
+from octavo_operator.cluster.credentials import found_configuration, kopf_login
 from octavo_operator.cluster.lease import Leadership
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reconciler import Reconciler
 from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
-from octavo_operator.handlers import Watching
+from octavo_operator.handlers import SERVICES, Watching, watched
+from octavo_operator.probes import Pulse, answering
+from octavo_operator.rounds import Rounds, patiently
 from octavo_operator.secret import derived_secret, operator_key
+from octavo_operator.service import Settings
 from octavo_operator.settings_flags import build_parser, settings_of
+from octavo_operator.spec.service import GROUP, KIND
+from octavo_operator.watches import Watches, quieten_kopf
 
 logger = logging.getLogger("octavo_operator")
 
-RESYNC_S = 300.0
+LAST_WRITES_S = 5.0
+LEASE_PULSE_S, CENSUS_PULSE_S = 60.0, 900.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     kopf.configure(log_format=kopf.LogFormat.JSON if args.log_format == "json" else kopf.LogFormat.FULL)
-    with suppress(KeyboardInterrupt):
-        asyncio.run(_run(args))
+    quieten_kopf()
+    asyncio.run(_run(args))
     return 0
 
 
 async def _run(args: argparse.Namespace) -> None:
-    settings, view, queue = settings_of(args), View(), WorkQueue[Key]()
+    """Until it is told to end."""
+    told, pulse = asyncio.Event(), Pulse()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
+    async with (
+        ApiClient(await found_configuration()) as api,
+        aiohttp.ClientSession() as session,
+        answering(args.liveness, pulse),
+    ):
+        tasks = [asyncio.create_task(_operate(args, api, session, pulse, told)), asyncio.create_task(told.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        if not tasks[0].cancelled():
+            tasks[0].result()
+
+
+async def _operate(
+    args: argparse.Namespace, api: ApiClient, session: aiohttp.ClientSession, pulse: Pulse, told: asyncio.Event
+) -> None:
+    cluster, view, queue = Cluster(api), View(), WorkQueue[Key]()
+    namespaces = tuple(args.namespaces or ())
+    settings = await patiently(lambda: _possible(cluster, settings_of(args), namespaces))
+    key = await patiently(lambda: _key(cluster, args))
+
+    def secret_of(router: Key) -> str:
+        return derived_secret(key, *router)
 
     def reported(pod: Key) -> None:
         for service in view.served_by(pod):
             queue.add(service)
 
-    async with ApiClient(await _configuration()) as api, aiohttp.ClientSession() as session:
-        cluster, reports = Cluster(api), RouterReports(session, reported)
-        key = await _key(cluster, args)
-
-        def secret_of(router: Key) -> str:
-            return derived_secret(key, *router)
-
-        leadership = Leadership(cluster, namespace=args.lease_namespace, name=args.lease_name, identity=args.identity)
-        reconciler = Reconciler(
-            cluster, view, settings=settings, leadership=leadership, reports=reports, queue=queue, secret_of=secret_of
-        )
-        registry = kopf.OperatorRegistry()
-        Watching(view, queue, reports, secret_of).register(registry, settings)
-        kopf.on.login(registry=registry)(_log_in)
-        kopf.on.startup(registry=registry)(_configure)
+    reports, registry = RouterReports(session, reported), kopf.OperatorRegistry()
+    watches = Watches(registry, labelled=watched(settings), namespaces=namespaces, on_signal=told.set)
+    watching = Watching(view, queue, reports, secret_of=secret_of, on_listing=lambda: rounds.doubt())
+    watching.register(registry, settings)
+    kopf.on.login(registry=registry)(kopf_login(api.configuration))
+    kinds = [kind for kind, resource in KINDS.items() if resource in (SERVICES, *watched(settings))]
+    census = Census(cluster, view, kinds=kinds, namespaces=namespaces, forget=watching.forget)
+    leadership = Leadership(
+        cluster,
+        namespace=args.lease_namespace,
+        name=args.lease_name,
+        identity=args.identity,
+        on_doubt=lambda: rounds.doubt(),
+    )
+    reconciler = Reconciler(
+        cluster, view, settings=settings, leadership=leadership, reports=reports, queue=queue, secret_of=secret_of
+    )
+    rounds = Rounds(census, view, queue, leadership=leadership, watches=watches)
+    pulse.expect("nobody has looked at the Lease", lambda: leadership.looked_s, within_s=LEASE_PULSE_S)
+    pulse.expect("nothing was held against the cluster", lambda: rounds.counted_s, within_s=CENSUS_PULSE_S)
+    try:
         async with asyncio.TaskGroup() as tasks:
-            background = [tasks.create_task(reconciler.work()) for _ in range(args.workers)]
-            background += [tasks.create_task(leadership.run()), tasks.create_task(_resync(view, queue, leadership))]
+            for duty in (watches.run(), rounds.count(), rounds.look_anew()):
+                tasks.create_task(duty)
+            await rounds.has_seen_all.wait()
+            pulse.is_ready = True
+            for _ in range(args.workers):
+                tasks.create_task(reconciler.work())
+            leading = tasks.create_task(leadership.run())
             try:
-                await kopf.operator(
-                    registry=registry,
-                    standalone=True,
-                    namespaces=args.namespaces or (),
-                    clusterwide=not args.namespaces,
-                    liveness_endpoint=args.liveness,
-                )
+                await asyncio.wait((leading,))
             finally:
-                for task in background:
-                    task.cancel()
-                await reports.close()
+                pulse.is_ready = False
+                await _hand_over(leadership, leading, queue)
+    finally:
+        await reports.close()
+
+
+async def _hand_over(leadership: Leadership, leading: "asyncio.Task[None]", queue: WorkQueue[Key]) -> None:
+    """No new writes; once those on their way have ended, the Lease is free for another, at once."""
+    leadership.retire()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LAST_WRITES_S):
+            await queue.idle()
+    leading.cancel()
+    await asyncio.wait((leading,))
+
+
+async def _possible(cluster: Cluster, settings: Settings, namespaces: Sequence[str]) -> Settings:
+    """As this cluster allows: without what it has no kinds for. Without our own there is nothing to do."""
+    where = namespaces[0] if namespaces else None
+    if not await is_served(cluster, KIND, where):
+        name = f"{SERVICES[1]}.{GROUP}"
+        raise ApiError(404, "NotServed", f"the CRD {name} is not installed: it comes with the chart (docs/install.md)")
+    if settings.has_pod_monitors and not await is_served(cluster, "PodMonitor", where):
+        logger.warning("there are no PodMonitors in this cluster: none are made until the operator is started anew")
+        settings = replace(settings, has_pod_monitors=False)
+    if settings.has_gateway_api and not await is_served(cluster, "HTTPRoute", where):
+        logger.warning("there are no HTTPRoutes in this cluster: none are made until the operator is started anew")
+        settings = replace(settings, has_gateway_api=False)
+    return settings
 
 
 async def _key(cluster: Cluster, args: argparse.Namespace) -> bytes:
@@ -80,39 +148,6 @@ async def _key(cluster: Cluster, args: argparse.Namespace) -> bytes:
         content: bytes = args.key_file.read_bytes()
         return content.strip()
     return await operator_key(cluster, namespace=args.lease_namespace, name=args.key_secret)
-
-
-async def _resync(view: View, queue: WorkQueue[Key], leadership: Leadership) -> None:
-    """Everything when this operator begins to lead, and from time to time: what no watch has told comes to light."""
-    while True:
-        await leadership.gained.wait()
-        for key in view.services:
-            queue.add(key)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(RESYNC_S):
-                await leadership.lost.wait()
-
-
-async def _configuration() -> Configuration:
-    found = Configuration()
-    try:
-        config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
-    except config.ConfigException:
-        await config.load_kube_config(client_configuration=found)  # type: ignore[no-untyped-call]
-    return found
-
-
-def _log_in(logger: kopf.Logger, settings: kopf.OperatorSettings, **_: object) -> kopf.ConnectionInfo | None:
-    inside = kopf.login_with_service_account(logger=logger, settings=settings)
-    return inside or kopf.login_with_kubeconfig(logger=logger, settings=settings)
-
-
-def _configure(settings: kopf.OperatorSettings, **_: object) -> None:
-    settings.posting.enabled = False
-    settings.scanning.disabled = True
-    settings.networking.request_timeout = 30
-    settings.networking.connect_timeout = 5
-    settings.watching.server_timeout = 300
 
 
 if __name__ == "__main__":

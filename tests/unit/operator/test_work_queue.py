@@ -54,3 +54,31 @@ async def test_news_of_a_failing_key_does_not_wait() -> None:
     queue.failed("a")
     queue.add("a")
     assert await _taken(queue) == "a"
+
+
+async def test_nothing_is_given_out_while_it_is_held_and_what_failed_comes_at_once_afterwards() -> None:
+    queue = WorkQueue[str]()
+    queue.add("failing")
+    await _taken(queue)
+    queue.failed("failing")
+    queue.hold()
+    queue.add("a")
+    waiting = asyncio.create_task(_taken(queue))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    queue.release()
+    assert {await waiting, await _taken(queue)} == {"a", "failing"}
+
+
+async def test_it_is_idle_once_nobody_works() -> None:
+    queue = WorkQueue[str]()
+    queue.add("a")
+    queue.add("b")
+    await _taken(queue)
+    idle = asyncio.create_task(queue.idle())
+    await asyncio.sleep(0)
+    assert not idle.done()
+    queue.done("a")
+    async with asyncio.timeout(5):
+        await idle
+    assert len(queue) == 1

@@ -4,6 +4,7 @@ All writes of fields are server-side apply under our own field manager; what oth
 the uid that was observed, so that it can't hit a successor of the same name.
 """
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
+import aiohttp
 from kubernetes.aio.client import ApiClient
 
 from octavo_operator.names import ADMITTED_GATE, MANAGER
@@ -26,6 +28,8 @@ _PASSING = (
 )
 NO_VERSION = "1"
 APPLY = "application/apply-patch+yaml"
+METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+PAGE = 500
 STRATEGIC = "application/strategic-merge-patch+json"
 
 #: kind -> group and version, plural
@@ -51,7 +55,7 @@ KINDS: dict[str, tuple[str, str]] = {
 
 @dataclass(slots=True)
 class ApiError(Exception):
-    """The API server's refusal."""
+    """The API server's refusal; or, with status 503, that it can't be reached or doesn't answer in time."""
 
     status: int
     reason: str
@@ -128,6 +132,18 @@ class Cluster:
     async def warnings_about(self, namespace: str, uid: str) -> list[Raw]:
         return await self._list("Event", namespace, f"type=Warning,regarding.uid={uid}")
 
+    async def uids(self, kind: str, namespace: str | None, *, label: str = "") -> set[str]:
+        """Of all that bear the label, in one namespace or in all."""
+        found: set[str] = set()
+        query = f"?limit={PAGE}" + (f"&labelSelector={quote(label)}" if label else "")
+        onwards = ""
+        while True:
+            page = await self._call("GET", path_of(kind, namespace), accept=METADATA, query=query + onwards)
+            found.update(item["metadata"]["uid"] for item in page.get("items") or ())
+            if not (token := page["metadata"].get("continue")):
+                return found
+            onwards = f"&continue={quote(token)}"
+
     async def delete(self, kind: str, namespace: str, name: str, uid: str, version: str) -> bool:
         """False if it is gone already. A conflict: another one has its name, or it was changed since."""
         body = {"preconditions": {"uid": uid, "resourceVersion": version}, "propagationPolicy": "Background"}
@@ -170,25 +186,47 @@ class Cluster:
         body: Mapping[str, Any] | None = None,
         *,
         kind: str = "application/json",
+        accept: str = "application/json",
         query: str = "",
+        timeout_s: float = TIMEOUT_S,
     ) -> Raw:
-        headers = {"Content-Type": kind, "Accept": "application/json"}
+        try:
+            async with asyncio.timeout(timeout_s):
+                status, data = await self._fetch(method, path + query, body, kind, accept)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            what = str(error) or f"no answer within {timeout_s:g} s"
+            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "Unreachable", f"{method} {path}: {what}") from error
+        content = _content(data)
+        if status >= HTTPStatus.BAD_REQUEST:
+            raise ApiError(status, content.get("reason", ""), content.get("message", ""))
+        return content
+
+    async def _fetch(
+        self, method: str, path: str, body: Mapping[str, Any] | None, kind: str, accept: str
+    ) -> tuple[int, bytes]:
+        headers = {"Content-Type": kind, "Accept": accept}
         _, url, headers, _, _ = await self._api.param_serialize(
-            method, path + query, header_params=headers, auth_settings=["BearerToken"]
+            method, path, header_params=headers, auth_settings=["BearerToken"]
         )
-        answer = await self._api.call_api(method, url, headers, body, _request_timeout=TIMEOUT_S)
-        data: bytes = await answer.response.read()
+        answer = await self._api.call_api(method, url, headers, body)
+        return answer.status, await answer.response.read()
+
+
+def _content(data: bytes) -> Raw:
+    """Whatever stands between us and the API server may answer in its own words."""
+    try:
         content = json.loads(data or b"{}")
-        if answer.status >= HTTPStatus.BAD_REQUEST:
-            raise ApiError(answer.status, content.get("reason", ""), content.get("message", ""))
-        found: Raw = content
-        return found
+    except ValueError:
+        content = None
+    return content if isinstance(content, dict) else {"message": data[:200].decode(errors="replace")}
 
 
 _OURS = f"?fieldManager={MANAGER}&force=true"
 
 
-def path_of(kind: str, namespace: str, name: str = "") -> str:
+def path_of(kind: str, namespace: str | None, name: str = "") -> str:
+    """Without a namespace: all of the kind, in the whole cluster."""
     version, plural = KINDS[kind]
     root = "/api" if "/" not in version else "/apis"
-    return f"{root}/{version}/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
+    place = "" if namespace is None else f"namespaces/{namespace}/"
+    return f"{root}/{version}/{place}{plural}" + (f"/{name}" if name else "")

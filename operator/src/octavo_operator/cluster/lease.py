@@ -18,11 +18,12 @@ logger = logging.getLogger(__name__)
 
 DURATION_S = 15
 DEADLINE_S = 10
+RENEWAL_S = 5.0  # a renewal that takes longer is given up, so that there is time for another
 RETRY_S = 2.0
 
 
 class Leadership:
-    """`clock`: monotonic seconds."""
+    """`clock`: monotonic seconds. `on_doubt`: called when the API server, or we ourselves, may have been away."""
 
     def __init__(
         self,
@@ -32,20 +33,28 @@ class Leadership:
         name: str,
         identity: str,
         clock: Callable[[], float] = time.monotonic,
+        on_doubt: Callable[[], None] = lambda: None,
     ) -> None:
         self._cluster = cluster
         self._namespace = namespace
         self._name = name
         self.identity = identity
         self._clock = clock
+        self._on_doubt = on_doubt
         self._writes_until = float("-inf")
+        self._is_retired = False
+        self.looked_s = clock()  # when it last learned who leads, or that it couldn't
         self._seen: tuple[str, float] = ("", 0.0)  # the holder's last renewal, and when it was first seen here
         self.gained = asyncio.Event()
         self.lost = asyncio.Event()
 
     @property
     def may_write(self) -> bool:
-        return self._clock() < self._writes_until
+        return self._clock() < self._writes_until and not self._is_retired
+
+    def retire(self) -> None:
+        """Nothing is written from now on. The Lease is kept until `run` ends: writes on their way finish first."""
+        self._is_retired = True
 
     async def run(self) -> None:
         """Until it is cancelled; then the Lease is given up at once."""
@@ -54,27 +63,33 @@ class Leadership:
                 await self.try_once()
                 await asyncio.sleep(RETRY_S)
         finally:
-            if self.may_write:
-                self._writes_until = float("-inf")
+            if self.gained.is_set():
+                self.retire()
                 await asyncio.shield(self._give_up())
 
     async def try_once(self) -> None:
         asked = self._clock()
         try:
-            held = await self._take_or_renew()
-        except (ApiError, OSError, TimeoutError) as error:
-            logger.warning("the lease %s/%s can't be renewed: %s", self._namespace, self._name, error)
+            async with asyncio.timeout(RENEWAL_S):
+                held = await self._take_or_renew()
+        except (ApiError, TimeoutError) as error:
+            why = str(error) or f"no answer within {RENEWAL_S:g} s"
+            logger.warning("the lease %s/%s can't be renewed: %s", self._namespace, self._name, why)
             held = False
+            self._on_doubt()
+        self.looked_s = self._clock()
+        has_lapsed = not self._clock() < self._writes_until
+        if has_lapsed and self.gained.is_set():  # even if it is ours again: others may have written meanwhile
+            logger.warning("%s leads no longer", self.identity)
+            self.gained.clear()
+            self.lost.set()
+            self._on_doubt()
         if held:
             self._writes_until = asked + DEADLINE_S
             if not self.gained.is_set():
                 logger.info("%s leads from now on", self.identity)
                 self.lost.clear()
                 self.gained.set()
-        elif not self.may_write and self.gained.is_set():
-            logger.warning("%s leads no longer", self.identity)
-            self.gained.clear()
-            self.lost.set()
 
     async def _take_or_renew(self) -> bool:
         try:
@@ -107,11 +122,12 @@ class Leadership:
 
     async def _give_up(self) -> None:
         try:
-            lease = await self._cluster.read("Lease", self._namespace, self._name)
-            if (lease.get("spec") or {}).get("holderIdentity") == self.identity:
-                lease["spec"]["holderIdentity"] = ""
-                await self._cluster.replace(lease)
-        except (ApiError, OSError, TimeoutError) as error:
+            async with asyncio.timeout(RENEWAL_S):
+                lease = await self._cluster.read("Lease", self._namespace, self._name)
+                if (lease.get("spec") or {}).get("holderIdentity") == self.identity:
+                    lease["spec"]["holderIdentity"] = ""
+                    await self._cluster.replace(lease)
+        except (ApiError, TimeoutError) as error:
             logger.warning("the lease could not be given up: %s", error)
 
     def _manifest(self, before: dict[str, Any], *, transitions: int) -> dict[str, Any]:

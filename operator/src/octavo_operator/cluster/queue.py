@@ -21,10 +21,18 @@ class WorkQueue(Generic[K]):
         self._again: set[K] = set()
         self._failures: dict[K, int] = {}
         self._timers: dict[K, asyncio.TimerHandle] = {}
+        self._is_held = False
         self._news = asyncio.Event()
+        self._rest = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._again)
+
+    async def idle(self) -> None:
+        """Until nobody works on anything; there may be something to do."""
+        while self._busy:
+            self._rest.clear()
+            await self._rest.wait()
 
     def add(self, key: K) -> None:
         if (timer := self._timers.pop(key, None)) is not None:
@@ -40,8 +48,19 @@ class WorkQueue(Generic[K]):
         if key not in self._timers and key not in self._waiting:
             self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self._due, key)
 
+    def hold(self) -> None:
+        """Nothing is given out until `release`; what is added waits."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """What failed meanwhile is due at once."""
+        self._is_held = False
+        for key in list(self._timers):
+            self.add(key)
+        self._news.set()
+
     async def take(self) -> K:
-        while not self._waiting:
+        while self._is_held or not self._waiting:
             self._news.clear()
             await self._news.wait()
         key = next(iter(self._waiting))
@@ -63,6 +82,8 @@ class WorkQueue(Generic[K]):
 
     def _release(self, key: K) -> None:
         self._busy.discard(key)
+        if not self._busy:
+            self._rest.set()
         if key in self._again:
             self._again.discard(key)
             self.add(key)

@@ -1,13 +1,12 @@
 """`View`: every watched object, found by service, and what is observed of one service made from it.
 
-Fed by watches, read by the planner; both on one event loop, so that nothing is locked. Objects are kept as Kubernetes
-sent them, without what nobody reads (managed fields).
+Fed by watches and by the answers to our own writes, read by the planner; all on one event loop, so that nothing is
+locked. Objects are kept as Kubernetes sent them, without what nobody reads (managed fields).
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from octavo_operator.cluster.pods import creation_failure, is_serving_router, pod_of, router_trouble
 from octavo_operator.names import (
@@ -27,15 +26,31 @@ from octavo_operator.spec.service import KIND, InvalidSpec, read_spec
 Key = tuple[str, str]  # namespace, name
 Raw = Mapping[str, Any]
 
+K = TypeVar("K", bound=Hashable)
+M = TypeVar("M", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a service wants for itself: to be behind a router, and a host with a path."""
+
+    router: Key | None = None
+    host: tuple[str, str] | None = None
+
+
+NOTHING = Claim()
+
 
 @dataclass(slots=True)
 class View:
     services: dict[Key, Raw] = field(default_factory=dict)
-    _objects: dict[Key, dict[Ref, Raw]] = field(default_factory=lambda: defaultdict(dict))  # by service
+    _claims: dict[Key, Claim] = field(default_factory=dict)
+    _objects: dict[Key, dict[Ref, Raw]] = field(default_factory=dict)  # by service
     _homes: dict[tuple[str, str, str], Key] = field(default_factory=dict)  # namespace, kind, name -> its service
-    _routers: dict[Key, dict[str, Raw]] = field(default_factory=lambda: defaultdict(dict))  # pods by router
-    _hosts: dict[tuple[str, str], set[Key]] = field(default_factory=lambda: defaultdict(set))
-    _users: dict[Key, set[Key]] = field(default_factory=lambda: defaultdict(set))  # services by router
+    _routers: dict[Key, dict[str, Raw]] = field(default_factory=dict)  # pods by router
+    _router_of: dict[Key, Key] = field(default_factory=dict)  # by pod
+    _hosts: dict[tuple[str, str], set[Key]] = field(default_factory=dict)
+    _users: dict[Key, set[Key]] = field(default_factory=dict)  # services by router
 
     def see(self, raw: Raw, *, is_gone: bool = False) -> set[Key]:
         """Takes in one object; the services that it may matter to."""
@@ -49,23 +64,25 @@ class View:
         if before is not None and before != service:  # somebody took our label away
             self._forget(before, ref)
             return {before} | (self.see(raw) if SERVICE_LABEL in labels and not is_gone else set())
-        if is_older(raw, self._objects[service].get(ref), is_gone=is_gone):
+        if is_older(raw, self._objects.get(service, {}).get(ref), is_gone=is_gone):
             return set()
         if is_gone:
             self._forget(service, ref)
         else:
-            self._objects[service][ref] = raw
+            self._objects.setdefault(service, {})[ref] = raw
             self._homes[metadata["namespace"], *ref] = service
         if raw["kind"] == "Pod" and labels.get(COMPONENT_LABEL) == ROUTER:
             return self._see_router(raw, labels, is_gone=is_gone) | {service}
         return {service}
 
-    def has(self, raw: Raw) -> bool:
-        """Whether an object of this name is known."""
-        return (raw["metadata"]["namespace"], raw["kind"], raw["metadata"]["name"]) in self._homes
+    def objects(self) -> Iterator[Raw]:
+        """All of them, the services included."""
+        yield from self.services.values()
+        for found in self._objects.values():
+            yield from found.values()
 
     def _forget(self, service: Key, ref: Ref) -> None:
-        self._objects[service].pop(ref, None)
+        _drop(self._objects, service, ref)
         self._homes.pop((service[0], *ref), None)
 
     def behind(self, router: Key) -> set[Key]:
@@ -74,8 +91,8 @@ class View:
 
     def served_by(self, pod: Key) -> set[Key]:
         """The services behind the router that a pod is of."""
-        routers = [router for router, pods in self._routers.items() if router[0] == pod[0] and pod[1] in pods]
-        return {service for router in routers for service in self.behind(router)}
+        router = self._router_of.get(pod)
+        return set() if router is None else self.behind(router)
 
     def router_pods(self, router: Key) -> dict[str, Raw]:
         return dict(self._routers.get(router, {}))
@@ -113,68 +130,83 @@ class View:
         key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
         if is_older(raw, self.services.get(key), is_gone=is_gone):
             return set()
-        before = self._claims(self.services.get(key))
+        before, after = self._claims.pop(key, NOTHING), NOTHING if is_gone else _claim(raw)
         if is_gone:
             self.services.pop(key, None)
         else:
-            self.services[key] = raw
-        after = self._claims(self.services.get(key))
-        self._note(key, before, after)
-        concerned = {other for claim in (before, after) for other in self._concerned(claim)}
-        return concerned | {key}
+            self.services[key], self._claims[key] = raw, after
+        _move(self._users, key, before.router, after.router)
+        _move(self._hosts, key, before.host, after.host)
+        return {key} | self._concerned(before) | self._concerned(after)
 
-    def _claims(self, raw: Raw | None) -> tuple[Key | None, tuple[str, str] | None]:
-        """The router that a service is behind, and the host and path that it wants."""
-        if raw is None:
-            return None, None
-        try:
-            spec = read_spec(raw)
-        except InvalidSpec:
-            return None, None
-        router = spec.router.ref.name if spec.router.ref else raw["metadata"]["name"]
-        ingress = spec.exposure.ingress if spec.exposure else None
-        host = None if ingress is None else (ingress.host, (ingress.path or "/").rstrip("/"))
-        return (raw["metadata"]["namespace"], router), host
-
-    def _note(self, key: Key, before: Any, after: Any) -> None:
-        for table, index in ((self._users, 0), (self._hosts, 1)):
-            if before[index] is not None:
-                table[before[index]].discard(key)
-            if after[index] is not None:
-                table[after[index]].add(key)
-
-    def _concerned(self, claim: Any) -> set[Key]:
-        router, host = claim
-        return set(self._users.get(router, ())) | set(self._hosts.get(host, ()))
+    def _concerned(self, claim: Claim) -> set[Key]:
+        behind = set() if claim.router is None else self.behind(claim.router)
+        return behind | (self._hosts.get(claim.host, set()) if claim.host is not None else set())
 
     def _see_router(self, raw: Raw, labels: Mapping[str, str], *, is_gone: bool) -> set[Key]:
-        router = (raw["metadata"]["namespace"], labels.get(ROUTER_LABEL, ""))
+        namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
+        router = (namespace, labels.get(ROUTER_LABEL, ""))
         if is_gone:
-            self._routers[router].pop(raw["metadata"]["name"], None)
+            _drop(self._routers, router, name)
+            self._router_of.pop((namespace, name), None)
         else:
-            self._routers[router][raw["metadata"]["name"]] = raw
+            self._routers.setdefault(router, {})[name] = raw
+            self._router_of[namespace, name] = router
         return self.behind(router)
 
     def _owns_router(self, router: Key) -> bool:
-        return self._claims(self.services.get(router))[0] == router
+        return self._claims.get(router, NOTHING).router == router
 
     def _host_owner(self, service: Service) -> str | None:
         """Who had this host first, if it was another one."""
         key = (service.namespace, service.name)
-        host = self._claims(self.services.get(key))[1]
+        host = self._claims.get(key, NOTHING).host
         rivals = self._hosts.get(host, set()) if host is not None else set()
         first = min(rivals, key=lambda k: (self.services[k]["metadata"]["creationTimestamp"], k), default=key)
         return None if first == key else "/".join(first)
 
 
+def _claim(raw: Raw) -> Claim:
+    try:
+        spec = read_spec(raw)
+    except InvalidSpec:
+        return NOTHING
+    router = spec.router.ref.name if spec.router.ref else raw["metadata"]["name"]
+    ingress = spec.exposure.ingress if spec.exposure else None
+    host = None if ingress is None else (ingress.host, (ingress.path or "/").rstrip("/"))
+    return Claim((raw["metadata"]["namespace"], router), host)
+
+
 def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:
-    """Than what is known: the answer to our own write came before its watch told of what was there till then."""
-    if known is None or (is_gone and raw["metadata"].get("uid") == known["metadata"].get("uid")):
+    """Than what is known: the answer to our own write came before its watch told of what was there till then. Versions
+    of one object are numbers that grow; the end of an object says nothing of its successor.
+    """
+    if known is None:
         return False
-    if raw["metadata"].get("uid") != known["metadata"].get("uid"):
+    new, old = raw["metadata"], known["metadata"]
+    if new.get("uid") != old.get("uid"):
         return is_gone
-    versions = [str(each["metadata"].get("resourceVersion", "")) for each in (raw, known)]
-    return all(version.isdecimal() for version in versions) and int(versions[0]) < int(versions[1])
+    versions = (new.get("resourceVersion", ""), old.get("resourceVersion", ""))
+    return not is_gone and all(map(str.isdecimal, versions)) and int(versions[0]) < int(versions[1])
+
+
+def _drop(table: dict[K, dict[M, Raw]], key: K, member: M) -> None:
+    """The last one leaves nothing behind."""
+    if key in table:
+        table[key].pop(member, None)
+        if not table[key]:
+            del table[key]
+
+
+def _move(table: dict[K, set[Key]], service: Key, before: K | None, after: K | None) -> None:
+    if before == after:
+        return
+    if before is not None and before in table:
+        table[before].discard(service)
+        if not table[before]:
+            del table[before]
+    if after is not None:
+        table.setdefault(after, set()).add(service)
 
 
 def _is_engine_set(ref: Ref, raw: Raw) -> bool:

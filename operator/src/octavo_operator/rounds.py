@@ -1,0 +1,117 @@
+"""`Rounds`: what is done from time to time, and whenever something may have been missed.
+
+A census, so that ghosts are forgotten and a watch that went deaf is noticed; and all services looked at anew, by
+whoever leads. While there is doubt, as at the start and after an outage, no service is given out: on half a view, one
+would make again what is there, or what was deleted with its service.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from octavo_operator.cluster.census import Census
+from octavo_operator.cluster.client import ApiError
+from octavo_operator.cluster.lease import Leadership
+from octavo_operator.cluster.queue import WorkQueue
+from octavo_operator.cluster.view import Key, View
+from octavo_operator.watches import Watches
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+EVERY_S = 300.0
+AGAIN_S = 0.5  # after a failure
+FILLING_S = 0.5  # while the watches tell what there is
+DEAF_S = 10.0  # a watch that hasn't told by then never will
+ENOUGH_S = 30.0  # doubt for longer would do more harm than it prevents
+
+
+async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
+    """Until it is answered; what is in the way is said once."""
+    said = ""
+    while True:
+        try:
+            return await ask()
+        except ApiError as error:
+            if str(error) != said:
+                said = str(error)
+                logger.warning("waiting, as nothing can be done yet: %s", said)
+        await asyncio.sleep(AGAIN_S)
+
+
+class Rounds:
+    def __init__(
+        self,
+        census: Census,
+        view: View,
+        queue: WorkQueue[Key],
+        *,
+        leadership: Leadership,
+        watches: Watches,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._census = census
+        self._view = view
+        self._queue = queue
+        self._leadership = leadership
+        self._watches = watches
+        self._clock = clock
+        self._doubts = asyncio.Event()
+        self._doubted_s = self._restarted_s = self.counted_s = clock()
+        self.has_seen_all = asyncio.Event()
+        self.doubt()
+
+    def doubt(self) -> None:
+        """Something may have been missed: nothing is given out until a census says otherwise."""
+        if not self._doubts.is_set():
+            self._doubts.set()
+            self._doubted_s = self._clock()
+            self._queue.hold()
+
+    async def count(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            self._doubts.clear()
+            missing = await self._compare()
+            self.counted_s = now = self._clock()
+            if missing and now - max(self._doubted_s, self._restarted_s) > DEAF_S:
+                logger.warning("%d objects are there of which no watch has told: watching anew", len(missing))
+                self._watches.restart()
+                self._restarted_s = now
+            if not self._doubts.is_set() and (not missing or now - self._doubted_s > ENOUGH_S):
+                self._queue.release()
+                self.has_seen_all.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FILLING_S if missing else EVERY_S):
+                    await self._doubts.wait()
+
+    async def look_anew(self) -> None:
+        """All services, at the beginning of each time that we lead and from then on now and again."""
+        while True:
+            await self._leadership.gained.wait()
+            for key in self._view.services:
+                self._queue.add(key)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S):
+                    await self._leadership.lost.wait()
+
+    async def _compare(self) -> set[str]:
+        """What isn't in the view. A kind that was gone meanwhile isn't watched any more, though it is back."""
+        was_gone = False
+
+        async def take() -> set[str]:
+            nonlocal was_gone
+            try:
+                return await self._census.take()
+            except ApiError as error:
+                was_gone = was_gone or error.is_gone
+                raise
+
+        missing = await patiently(take)
+        if was_gone:
+            self._watches.restart()
+        return missing

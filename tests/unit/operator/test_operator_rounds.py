@@ -1,0 +1,199 @@
+"""Ghosts are forgotten, nothing is given out while in doubt, a deaf watch is started again; pulses and patience."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from itertools import islice
+from typing import Any
+
+import aiohttp
+import pytest
+from octavo_operator import rounds
+from octavo_operator.cluster.census import Census, is_served
+from octavo_operator.cluster.client import ApiError
+from octavo_operator.cluster.queue import WorkQueue
+from octavo_operator.cluster.view import Key, View
+from octavo_operator.probes import Pulse, answering
+from octavo_operator.rounds import DEAF_S, ENOUGH_S, Rounds
+from octavo_operator.watches import PAUSE_S, Patience, Seldom
+from octavo_testing.clock import Clock
+from octavo_testing.infsvc_cases import Case, stored
+from octavo_testing.serve_command import free_port
+
+LIMIT_S = 10.0
+
+
+class Counted:
+    """What a cluster has, by uid; None: it can't be asked."""
+
+    def __init__(self) -> None:
+        self.there: set[str] | None = set()
+        self.asked = 0
+
+    async def uids(self, kind: str, namespace: str | None, *, label: str = "") -> set[str]:
+        self.asked += 1
+        if self.there is None:
+            raise ApiError(404, "", "404 page not found")
+        return self.there
+
+
+class Deaf:
+    def __init__(self) -> None:
+        self.restarts = 0
+
+    def restart(self) -> None:
+        self.restarts += 1
+
+
+class Parts:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        for name in ("FILLING_S", "AGAIN_S"):
+            patch.setattr(rounds, name, 0.001)
+        self.cluster, self.view, self.queue = Counted(), View(), WorkQueue[Key]()
+        self.watches, self.clock = Deaf(), Clock()
+
+        def forget(raw: Mapping[str, Any]) -> None:
+            self.view.see(raw, is_gone=True)
+
+        cluster: Any = self.cluster
+        watches: Any = self.watches
+        leadership: Any = None
+        census = Census(cluster, self.view, kinds=["InferenceService"], namespaces=["a"], forget=forget)
+        self.rounds = Rounds(census, self.view, self.queue, leadership=leadership, watches=watches, clock=self.clock)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.rounds.count())
+        yield
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def asked_more(self) -> None:
+        before = self.cluster.asked
+        await eventually(lambda: self.cluster.asked > before + 1)
+
+    async def taken(self) -> Key:
+        async with asyncio.timeout(LIMIT_S):
+            return await self.queue.take()
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not holds():
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    return Parts(monkeypatch)
+
+
+def _service(name: str, uid: str) -> dict[str, Any]:
+    raw = stored(Case("", {}, name=name))
+    raw["metadata"]["uid"] = uid
+    return raw
+
+
+async def test_nothing_is_given_out_before_all_that_there_is_was_seen(parts: Parts) -> None:
+    parts.cluster.there = {"1", "2"}
+    parts.view.see(_service("one", "1"))
+    parts.queue.add(("default", "one"))
+    async with parts.running():
+        taking = asyncio.create_task(parts.taken())
+        await parts.asked_more()
+        assert not taking.done()
+        assert not parts.rounds.has_seen_all.is_set()
+        parts.view.see(_service("two", "2"))
+        assert await taking == ("default", "one")
+        assert parts.rounds.has_seen_all.is_set()
+
+
+async def test_ghosts_are_forgotten_before_anything_is_given_out(parts: Parts) -> None:
+    ghost, other = _service("ghost", "1"), _service("other", "2")
+    async with parts.running():
+        await eventually(parts.rounds.has_seen_all.is_set)
+        parts.view.see(ghost)
+        parts.view.see(other)
+        parts.cluster.there = {"2"}
+        parts.rounds.doubt()
+        parts.queue.add(("default", "other"))
+        await parts.taken()
+        assert list(parts.view.objects()) == [other]
+
+
+async def test_a_deaf_watch_is_started_again_and_does_not_stop_work_for_ever(parts: Parts) -> None:
+    parts.cluster.there = {"1"}
+    parts.queue.add(("default", "other"))
+    async with parts.running():
+        await parts.asked_more()
+        assert parts.watches.restarts == 0
+        parts.clock.now_s += DEAF_S + 1
+        await eventually(lambda: parts.watches.restarts == 1)
+        await parts.asked_more()
+        assert parts.watches.restarts == 1
+        parts.clock.now_s += ENOUGH_S
+        assert await parts.taken() == ("default", "other")
+
+
+async def test_a_kind_that_was_gone_is_watched_anew(parts: Parts, caplog: pytest.LogCaptureFixture) -> None:
+    parts.cluster.there = None
+    async with parts.running():
+        await parts.asked_more()
+        parts.cluster.there = set()
+        await eventually(lambda: parts.watches.restarts == 1)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert "does not serve inferenceservices.serving.octavo.dev/v1alpha1 any more: install its CRD again" in messages[0]
+
+
+async def test_whether_a_kind_is_served() -> None:
+    counted = Counted()
+    cluster: Any = counted
+    assert await is_served(cluster, "PodMonitor", None)
+    counted.there = None
+    assert not await is_served(cluster, "PodMonitor", None)
+
+
+def test_the_pulse_names_what_stands_still() -> None:
+    clock, last = Clock(), Clock()
+    pulse = Pulse(clock)
+    pulse.expect("nobody has looked at the Lease", last, within_s=60)
+    assert pulse.trouble() == ""
+    clock.now_s = 61
+    assert pulse.trouble() == "nobody has looked at the Lease for 61 s"
+    last.now_s = 60
+    assert pulse.trouble() == ""
+
+
+async def test_the_kubelet_is_told_whether_it_is_alive_and_whether_it_is_ready() -> None:
+    clock, url = Clock(), f"http://127.0.0.1:{free_port()}"
+    pulse = Pulse(clock)
+    pulse.expect("nobody has looked at the Lease", lambda: 0.0, within_s=60)
+
+    async def answers(session: aiohttp.ClientSession) -> list[tuple[int, str]]:
+        paths = ("/healthz", "/readyz")
+        found = [await session.get(url + path) for path in paths]
+        return [(answer.status, await answer.text()) for answer in found]
+
+    async with answering(f"{url}/healthz", pulse), aiohttp.ClientSession() as session:
+        assert [status for status, _ in await answers(session)] == [200, 503]
+        pulse.is_ready = True
+        clock.now_s = 100
+        assert await answers(session) == [(503, "nobody has looked at the Lease for 100 s"), (200, "ok")]
+
+
+def test_watches_are_tried_for_ever_and_never_far_apart() -> None:
+    pauses = list(islice(Patience(), 1000))
+    assert max(pauses) == pauses[-1] == PAUSE_S
+    assert sum(pauses[:5]) < 5
+
+
+def test_the_same_outage_is_told_seldom() -> None:
+    clock = Clock()
+    seldom = Seldom(every_s=30, clock=clock)
+    record = logging.makeLogRecord({"levelno": logging.ERROR})
+    assert [seldom.filter(record) for _ in range(3)] == [True, False, False]
+    assert not seldom.filter(logging.makeLogRecord({"levelno": logging.INFO}))
+    clock.now_s = 30
+    assert seldom.filter(record)
