@@ -6,9 +6,11 @@ Example: router_simulator.py --workload chat hot --replicas 8 --load 0.3 0.7 1.0
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
-from router_sim.figures import Figures
+from router_sim.figures import Figures, medians
 from router_sim.hardware import HARDWARE
 from router_sim.policies import POLICIES
 from router_sim.study import Case, Setting, as_json, capacities, from_json, run_all
@@ -18,7 +20,7 @@ from tqdm import tqdm
 
 HEADER = (
     *("policy", "load %", "goodput/s", "of offered %", "errors", "TTFT ms", "p50", "p99"),
-    *("hits %", "of oracle", "skew", "busy skew"),
+    *("hits %", "of oracle", "skew", "busy skew", "off %"),
 )
 
 
@@ -30,10 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             replicas=replicas,
             hardware=args.hardware,
             requests=args.requests or requests_for(replicas),
-            seed=args.seed,
+            seed=seed,
+            blocks=args.blocks,
+            routers=args.routers,
         )
         for workload in args.workload
         for replicas in args.replicas
+        for seed in args.seed
     ]
     with tqdm(total=len(settings), desc="capacities", disable=args.quiet) as bar:
         found = capacities(settings, jobs=args.jobs, on_done=bar.update)
@@ -49,11 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for case, figures in run_all(todo, jobs=args.jobs, on_done=bar.update):
             results[case] = figures
             save(args.json, results)
-    results = {case: results[case] for case in cases}
-    for setting in settings:
-        title = (
-            f"{setting.workload}, {setting.replicas} replicas ({args.hardware}), capacity {number(found[setting])}/s"
-        )
+    results = over_seeds({case: results[case] for case in cases})
+    for setting in dict.fromkeys(case.setting for case in results):
+        rate = median(rate for of, rate in found.items() if without_seed(of) == setting)
+        title = f"{setting.workload}, {setting.replicas} replicas ({args.hardware}), capacity {number(rate)}/s"
         rows = [row(case, figures) for case, figures in results.items() if case.setting == setting]
         print_table(f"{title}: {WORKLOADS[setting.workload].what}", HEADER, rows)
     if args.plot:
@@ -61,6 +65,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         for path in save_charts(args.plot, results):
             print(f"saved: {path}")
+
+
+def over_seeds(results: dict[Case, Figures]) -> dict[Case, Figures]:
+    """The median of each figure, under a case without seed and rate."""
+    runs: dict[Case, list[Figures]] = {}
+    for case, found in results.items():
+        runs.setdefault(replace(case, setting=without_seed(case.setting), rate=0.0), []).append(found)
+    return {case: medians(of) for case, of in runs.items()}
+
+
+def without_seed(setting: Setting) -> Setting:
+    return replace(setting, seed=0)
 
 
 def saved_in(path: Path | None) -> dict[Case, Figures]:
@@ -88,7 +104,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--requests", type=int, help="about so many in each run (default: 1000 and 125 for each replica)"
     )
     parser.add_argument("--hardware", choices=[*HARDWARE], default="a10g-7b", help="what a replica is like")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", nargs="+", type=int, default=[0], help="several: medians are shown (default: 0)")
+    parser.add_argument("--blocks", type=int, help="KV blocks of each replica (default: the hardware's)")
+    parser.add_argument("--routers", type=int, default=1, help="that get requests in turn, each on its own")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once")
     parser.add_argument("--json", type=Path, help="file for all figures; runs that it has aren't made again")
     parser.add_argument("--plot", type=Path, help="folder for a PNG and an SVG of each workload and number of replicas")
@@ -113,6 +131,7 @@ def row(case: Case, found: Figures) -> list[str]:
         f"{found.hits_of_oracle:.3f}",
         f"{found.skew:.2f}",
         f"{found.busy_skew:.2f}",
+        "" if found.expected_error is None else f"{100 * found.expected_error:.2f}",
     ]
 
 

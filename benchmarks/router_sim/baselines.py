@@ -21,8 +21,8 @@ class Random:
     def choose(self, asked: Asked) -> int:
         return self.site.rng.randrange(self.site.size)
 
-    def expected_tokens(self, number: int) -> int:
-        return 0
+    def expected_tokens(self, number: int) -> int | None:
+        return None
 
     def heard(self, replica: int) -> None:
         pass

@@ -1,12 +1,12 @@
 """`SimEngine`: a replica without a model. The scheduler and its block pool are the real ones; only a step's duration is
 made up, and each request's answer is known beforehand.
 
-As the real one, it takes in new requests between two steps, and tells what a step writes over before it runs, all else
-that changed in one frame after it.
+As the real one, it takes in new requests between two steps, and tells news of a step before it runs and after.
 """
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.wire.kv_stream import KVChange, numbers
 from octavo_engine.wire.plan import SeqResult, StepPlan, StepResult
@@ -97,10 +97,10 @@ class SimEngine:
         self._plan = plan
         return True
 
-    def given_up(self) -> Step | None:
-        """Of the step that just began."""
-        change = self.scheduler.take_kv_given_up().change()
-        return self._tell(change) if change is not None else None
+    def begun(self) -> Step | None:
+        """A frame about the step that runs now, if there is any news; its load has the time of the one before."""
+        before = self._load
+        return self._news(replace(self._load_now(), step_tokens=before.step_tokens, step_ms=before.step_ms))
 
     def finish(self) -> tuple[list[SeqOutput], Step | None]:
         """The step that began is over: what it brought, and the frame about it if there is any news."""
@@ -114,7 +114,7 @@ class SimEngine:
                 del self._answers[-1 - int(output.request_id)]
         for seq_id in plan.dropped_seqs:
             self._answers.pop(seq_id, None)
-        return outputs, self._frame()
+        return outputs, self._news(self._load_now())
 
     def _result(self, plan: StepPlan) -> StepResult:
         results = []
@@ -125,10 +125,10 @@ class SimEngine:
                 results.append(SeqResult(seq_id=step.seq_id, token_ids=[token]))
         return StepResult(step_id=plan.step_id, seqs=results)
 
-    def _frame(self) -> Step | None:
+    def _news(self, load: Load) -> Step | None:
         change = self.scheduler.take_kv_delta().change()
-        before, self._load = self._load, self._load_now()
-        if change is None and not is_news(before, self._load):
+        before, self._load = self._load, load
+        if change is None and not is_news(before, load):
             return None
         return self._tell(change)
 

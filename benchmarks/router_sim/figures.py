@@ -5,8 +5,8 @@ Latencies are of those that were answered: read them beside `errors` and `goodpu
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, median
 
 from router_sim.hardware import Hardware
 from router_sim.world import Outcome, World
@@ -30,8 +30,7 @@ class Figures:
     skew: float
     busy_skew: float
     replica_use: float  # time in steps over time
-    expected_tokens: int  # by the router, where it tells
-    cached_tokens: int
+    expected_error: float | None  # Σ|expected - found| / Σ found, of a router that says what it expects to be cached
 
     @property
     def hits_of_oracle(self) -> float:
@@ -49,7 +48,7 @@ def figures(world: World) -> Figures:
         requests=len(outcomes),
         offered_rate=len(outcomes) / duration_s,
         finished_rate=sum((o.ended_s or 0.0) <= duration_s for o in answered) / duration_s,
-        goodput=sum(is_good(o, world.site.hardware) for o in answered) / duration_s,
+        goodput=sum(is_good(o, world.sites[0].hardware) for o in answered) / duration_s,
         errors=len(outcomes) - len(answered),
         ttft_mean_s=fmean(ttft),
         ttft_p50_s=_percentile(ttft, 50),
@@ -60,9 +59,14 @@ def figures(world: World) -> Figures:
         skew=_skew([held.total_s for held in world.held]),
         busy_skew=_skew([engine.busy_s for engine in world.engines]),
         replica_use=fmean(engine.busy_s for engine in world.engines) / world.now,
-        expected_tokens=sum(o.expected_tokens for o in outcomes),
-        cached_tokens=cached_tokens,
+        expected_error=_expected_error(answered),
     )
+
+
+def medians(runs: Sequence[Figures]) -> Figures:
+    """Of each figure over runs that differ by their seed."""
+    values = [{name: value for name, value in asdict(run).items() if value is not None} for run in runs]
+    return replace(runs[0], **{name: median(of[name] for of in values) for name in values[0]})
 
 
 def is_good(outcome: Outcome, hardware: Hardware) -> bool:
@@ -78,6 +82,11 @@ def _tpot_s(outcome: Outcome) -> float:
     assert outcome.first_byte_s is not None
     assert outcome.ended_s is not None
     return (outcome.ended_s - outcome.first_byte_s) / max(outcome.output_tokens - 1, 1)
+
+
+def _expected_error(answered: Sequence[Outcome]) -> float | None:
+    told = [(o.expected_tokens, o.cached_tokens) for o in answered if o.expected_tokens is not None]
+    return sum(abs(e - c) for e, c in told) / max(sum(c for _, c in told), 1) if told else None
 
 
 def _percentile(ordered: Sequence[float], percent: float) -> float:

@@ -59,8 +59,8 @@ class Policy(Protocol):
 
     def pick(self, asked: Asked) -> int: ...
 
-    def expected_tokens(self, number: int) -> int:
-        """That a request just picked for is to find in the cache; 0 from those that don't say."""
+    def expected_tokens(self, number: int) -> int | None:
+        """That a request just picked for is to find in the cache; None from those that don't say."""
         ...
 
     def heard(self, replica: int) -> None:

@@ -29,13 +29,22 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a capacity is measured of. `requests` is roughly how many come."""
+    """What a capacity is measured of. `requests` is roughly how many come; `blocks`: of each replica, where they aren't
+    the hardware's; `routers`: each with an index of its own.
+    """
 
     workload: str
     replicas: int
     hardware: str
     requests: int
     seed: int
+    blocks: int | None = None
+    routers: int = 1
+
+    @property
+    def replica(self) -> Hardware:
+        hardware = HARDWARE[self.hardware]
+        return hardware if self.blocks is None else replace(hardware, num_blocks=self.blocks)
 
     def made(self, rate: float, *, for_s: float = 0.0) -> list[Request]:
         count = max(self.requests, round(rate * for_s))
@@ -54,7 +63,7 @@ class Case:
 
 
 def run(case: Case) -> Figures:
-    world = _world(case.setting, HARDWARE[case.setting.hardware], case.policy)
+    world = _world(case.setting, case.setting.replica, case.policy)
     world.run(case.setting.made(case.rate))
     world.check()
     return figures(world)
@@ -63,13 +72,13 @@ def run(case: Case) -> Figures:
 def capacity(setting: Setting) -> float:
     """Requests a second."""
     requests = setting.made(OVERLOAD * ideal_capacity(setting), for_s=SATURATED_S)
-    unbounded = replace(HARDWARE[setting.hardware], max_queued=len(requests))
+    unbounded = replace(setting.replica, max_queued=len(requests))
     return max(_finished_rate(setting, unbounded, policy, requests) for policy in SATURATED_BY)
 
 
 def ideal_capacity(setting: Setting) -> float:
     """If every batch were full and all found that the oracle finds: how far off capacity can't be."""
-    hardware, oracle = HARDWARE[setting.hardware], Oracle()
+    hardware, oracle = setting.replica, Oracle()
     requests = setting.made(10.0 * setting.replicas, for_s=SATURATED_S)
     decode_s = hardware.duration_s(0, hardware.max_num_seqs) / hardware.max_num_seqs
     total_s = 0.0
@@ -87,7 +96,7 @@ def capacities(settings: list[Setting], *, jobs: int, on_done: Callable[[], obje
 
 
 def _smaller(setting: Setting) -> Setting:
-    return replace(setting, replicas=min(setting.replicas, SATURATED_REPLICAS), requests=0)
+    return replace(setting, replicas=min(setting.replicas, SATURATED_REPLICAS), requests=0, routers=1)
 
 
 def run_all(cases: list[Case], *, jobs: int, on_done: Callable[[], object]) -> Iterator[tuple[Case, Figures]]:
@@ -112,7 +121,7 @@ def _finished_rate(setting: Setting, hardware: Hardware, policy: str, requests: 
 
 
 def _world(setting: Setting, hardware: Hardware, policy: str) -> World:
-    return World(hardware, setting.replicas, POLICIES[policy], seed=setting.seed)
+    return World(hardware, setting.replicas, POLICIES[policy], seed=setting.seed, routers=setting.routers)
 
 
 def _each(

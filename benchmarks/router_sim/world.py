@@ -1,4 +1,4 @@
-"""`World`: requests, a router and replicas in one queue of events, in virtual time.
+"""`World`: requests, routers and replicas in one queue of events, in virtual time.
 
 A request is decided on when it arrives, reaches its replica `ROUTE_S` later, and is refused there (429) if the replica
 has too many. The router sees answers `REPLY_S` and frames `FRAME_S` after the replica has made them. Each request ends
@@ -36,7 +36,7 @@ class Outcome:
     asked_s: float
     prompt_tokens: int
     oracle_tokens: int
-    expected_tokens: int = 0
+    expected_tokens: int | None = None
     cached_tokens: int = 0
     first_byte_s: float | None = None
     ended_s: float | None = None
@@ -59,7 +59,9 @@ class _Held:
 
 
 class World:
-    """`on_end` is called whenever a request has ended."""
+    """Several routers get requests in turn, and know nothing of each other. `on_end` is called whenever a request has
+    ended.
+    """
 
     def __init__(
         self,
@@ -68,22 +70,15 @@ class World:
         make_policy: Callable[[Site], Policy],
         *,
         seed: int = 0,
+        routers: int = 1,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.now = 0.0
         self.outcomes: dict[int, Outcome] = {}
         self.engines = [SimEngine(hardware, epoch=i) for i in range(num_replicas)]
         self.held = [_Held() for _ in self.engines]
-        index = PrefixIndex(max_entries=MAX_ENTRIES)
-        self.site = Site(
-            clock=lambda: self.now,
-            rng=Random(seed),
-            hardware=hardware,
-            index=index,
-            replicas=[_replica(i, engine, index) for i, engine in enumerate(self.engines)],
-            engines=self.engines,
-        )
-        self.policy = make_policy(self.site)
+        self.sites = [self._site(hardware, Random(f"{seed} {router}")) for router in range(routers)]
+        self.policies = [make_policy(site) for site in self.sites]
         self._on_end = on_end
         self._oracle = Oracle()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -103,20 +98,35 @@ class World:
             happen()
         assert len(self.outcomes) == len(requests)
 
+    def _site(self, hardware: Hardware, rng: Random) -> Site:
+        index = PrefixIndex(max_entries=MAX_ENTRIES)
+        return Site(
+            clock=lambda: self.now,
+            rng=rng,
+            hardware=hardware,
+            index=index,
+            replicas=[_replica(i, engine, index) for i, engine in enumerate(self.engines)],
+            engines=self.engines,
+        )
+
+    def _policy(self, number: int) -> Policy:
+        """Of the router that this request is sent to."""
+        return self.policies[number % len(self.policies)]
+
     def _at(self, at_s: float, happen: Callable[[], None]) -> None:
         self._num_events += 1
         heapq.heappush(self._events, (at_s, self._num_events, happen))
 
     def _arrive(self, request: Request) -> None:
-        asked = asked_of(request)
-        replica = self.policy.pick(asked)
+        asked, policy = asked_of(request), self._policy(request.number)
+        replica = policy.pick(asked)
         self._asked[request.number] = asked
         self.outcomes[request.number] = Outcome(
             replica=replica,
             asked_s=self.now,
             prompt_tokens=asked.num_tokens,
             oracle_tokens=self._oracle.ask(asked),
-            expected_tokens=self.policy.expected_tokens(asked.number),
+            expected_tokens=policy.expected_tokens(asked.number),
         )
         self.held[replica].change(1, self.now)
         self._at(self.now + ROUTE_S, partial(self._reach, request, replica))
@@ -136,7 +146,7 @@ class World:
         engine = self.engines[replica]
         if engine.begin(self.now):
             self._at(engine.ends_s, partial(self._finish_step, replica))
-            self._tell(replica, engine.given_up())
+            self._tell(replica, engine.begun())
 
     def _finish_step(self, replica: int) -> None:
         outputs, frame = self.engines[replica].finish()
@@ -159,14 +169,14 @@ class World:
             self._at(self.now + FRAME_S, partial(self._hear, replica, frame))
 
     def _first_byte(self, number: int, replica: int) -> None:
-        self.policy.first_byte(self._asked[number], replica, self.outcomes[number].cached_tokens)
+        self._policy(number).first_byte(self._asked[number], replica, self.outcomes[number].cached_tokens)
 
     def _end(self, request: Request, replica: int) -> None:
         outcome, asked = self.outcomes[request.number], self._asked.pop(request.number)
         assert outcome.ended_s is None, "a request that ended twice"
         outcome.ended_s = self.now
         self.held[replica].change(-1, self.now)
-        self.policy.ended(asked, replica, ok=not outcome.is_refused)
+        self._policy(request.number).ended(asked, replica, ok=not outcome.is_refused)
         if not outcome.is_refused:
             self._oracle.answered(request)
         if (follower := self._followers.pop(request.number, None)) is not None:
@@ -175,11 +185,12 @@ class World:
         self._on_end()
 
     def _hear(self, replica: int, frame: Step) -> None:
-        heard = self.site.replicas[replica]
-        assert heard.blocks is not None
-        heard.blocks.feed(frame)
-        heard.load = frame.load
-        self.policy.heard(replica)
+        for site, policy in zip(self.sites, self.policies, strict=True):
+            heard = site.replicas[replica]
+            assert heard.blocks is not None
+            heard.blocks.feed(frame)
+            heard.load = frame.load
+            policy.heard(replica)
 
     def check(self) -> None:
         """The laws that hold at the end."""

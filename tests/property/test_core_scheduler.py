@@ -53,14 +53,13 @@ requests = st.fixed_dictionaries(
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(config=configs, costs=costs, tells_early=st.booleans())
-    def start(self, config: dict[str, object], costs: StepCosts, tells_early: bool) -> None:
+    @initialize(config=configs, costs=costs)
+    def start(self, config: dict[str, object], costs: StepCosts) -> None:
         if not config["enable_chunked_prefill"]:
             config["max_num_batched_tokens"] = config["max_model_len"]
         scheduler = Scheduler(sim_config(debug_invariants=False, **config), kv_events=True, kv_tokens=True)
         self.sim = Simulation(scheduler=scheduler, costs=costs)
         self.told = KVSet()
-        self.tells_early = tells_early  # what was given up, before the rest
         self.full_hashes: dict[bytes, bytes] = {}  # by the short ones
 
     @rule(family=st.integers(0, 1), length=st.integers(1, 20), fields=requests, data=st.data())
@@ -139,16 +138,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_told(self) -> None:
         """Whoever listened from the start knows exactly what a new request would find."""
-        early = self.sim.scheduler.take_kv_given_up().change() if self.tells_early else None
-        if early is not None:
-            assert not early.stored
-            self.told.apply(early)
-            assert self.told.is_exact
         delta = self.sim.scheduler.take_kv_delta()
         self.check_blocks(delta)
         change = delta.change()
         if change is not None:
-            assert not (self.tells_early and (change.removed or change.host_removed))
             self.told.apply(change)
         assert self.told.is_exact
         cached = self.sim.scheduler.cached_hashes()

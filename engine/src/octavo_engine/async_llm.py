@@ -68,7 +68,7 @@ class AsyncLLM:
         self.ready_info = ready
         self.stats = EngineStats(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)
         self.on_stats: Callable[[EngineStats], None] | None = None  # called with each step's
-        self.on_kv: Callable[[KVChange | None, EngineStats], None] | None = None  # with each change of blocks, too
+        self.on_kv: Callable[[KVChange | None, EngineStats], None] | None = None  # before it, too
         self.on_block_lives: Callable[[list[BlockLife]], None] | None = None  # with --kv-cache-metrics
         self.dead_error: EngineDead | None = None
         self._frontend = frontend
@@ -234,11 +234,12 @@ class AsyncLLM:
     async def _read_outputs(self) -> None:
         async for core in self._core.outputs():
             if core.stats is not None:
-                self._take_stats(core.stats)
+                if not core.begins:
+                    self._take_stats(core.stats)
                 if core.block_lives and self.on_block_lives is not None:
                     self.on_block_lives(core.block_lives)
-            if self.on_kv is not None:
-                self.on_kv(core.kv, self.stats)
+                if self.on_kv is not None:
+                    self.on_kv(core.kv, core.stats)
             now = time.monotonic()
             for out in core.outputs:
                 self._dispatch(out, now)

@@ -15,7 +15,6 @@ from octavo_engine.core.inspection import describe_sequences
 from octavo_engine.preparation import Preparations
 from octavo_engine.wire.errors import EngineDead, OctavoError
 from octavo_engine.wire.inspection import Answer, CallName
-from octavo_engine.wire.kv_stream import KVChange
 from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, SeqOutput
 
@@ -48,7 +47,8 @@ class EngineCore:
         self._preparations = Preparations(executor.prepare, timeout_s=grammar_timeout_s)
         self._events: list[SeqOutput] = []  # terminal records that no commit brought
         self._step_s = 0.0
-        self.on_given_up: Callable[[KVChange], None] | None = None  # blocks, before the step that writes over them runs
+        self._batched_tokens = 0
+        self.on_begin: Callable[[CoreOutputs], None] | None = None  # with news that needn't wait for the step's end
 
     def add(self, request: EngineRequest) -> None:
         """A refusal is an "error" record, not an exception: whoever sent the request may be in another process."""
@@ -101,7 +101,9 @@ class EngineCore:
         self._step_s = self._clock() - started
         kv = self._scheduler.take_kv_delta().change()
         lives = self._scheduler.take_block_lives() or None
-        return CoreOutputs(outputs=events + outputs, stats=self.stats(), kv=kv, block_lives=lives)
+        stats = self.stats()
+        self._batched_tokens = stats.batched_tokens
+        return CoreOutputs(outputs=events + outputs, stats=stats, kv=kv, block_lives=lives)
 
     def call(self, name: CallName) -> Answer:
         match name:
@@ -124,11 +126,20 @@ class EngineCore:
         plan = self._scheduler.step(now, self._costs)
         if plan.is_empty:
             return []
-        if self.on_given_up is not None and (given_up := self._scheduler.take_kv_given_up().change()) is not None:
-            self.on_given_up(given_up)
+        self._begin(plan)
         result = self._run(plan)
         self._costs = result.costs
         return self._scheduler.commit(result, self._clock())
+
+    def _begin(self, plan: StepPlan) -> None:
+        """Tell what whoever comes from now on will find, and wait for: a step with prefill may take a second."""
+        if self.on_begin is None:
+            return
+        kv = self._scheduler.take_kv_delta().change()
+        if kv is not None or any(step.num_tokens > 1 for step in plan.seqs):
+            stats = self.stats()
+            stats.batched_tokens = self._batched_tokens  # with `step_s`, of the latest step that has ended
+            self.on_begin(CoreOutputs(stats=stats, kv=kv, begins=True))
 
     def _let_go(self, request_ids: list[str]) -> None:
         """Of the grammars of requests that have ended."""

@@ -160,8 +160,8 @@ def test_shutdown_reaches_the_executor():
     assert executor.is_shut_down
 
 
-def test_blocks_that_a_step_writes_over_are_told_before_it_runs():
-    """A router that hears of it afterwards sends those who come meanwhile for what is no longer there."""
+def test_what_a_step_will_change_is_told_before_it_runs():
+    """A router that hears of it afterwards sends those who come meanwhile for what is no longer there, or too late."""
     told = []
 
     class Watched(ScriptedExecutor):
@@ -169,12 +169,39 @@ def test_blocks_that_a_step_writes_over_are_told_before_it_runs():
             told.append("runs")
             return super().submit(plan)
 
+    def begins(news):
+        load = (news.stats.running, news.stats.prefill_backlog_tokens, news.stats.batched_tokens)
+        told.append((load, (len(numbers(news.kv.stored)), len(numbers(news.kv.removed)))))
+
     core = make_core(Watched(), num_blocks=4, block_size=4, max_model_len=16, kv_events=True)
-    core.on_given_up = lambda change: told.append((len(numbers(change.stored)), len(numbers(change.removed))))
+    core.on_begin = begins
     core.add(make_request("fills", "0123456789ab", params=scripted("x")))
+    ended = core.step()
+    assert told == [((1, 11, 0), (3, 0)), "runs"]
+    assert (ended.kv, ended.stats.prefill_backlog_tokens, ended.stats.batched_tokens) == (None, 0, 12)
     run(core)
-    assert told.count("runs") == len(told)
     told.clear()
     core.add(make_request("evicts", "abcdefghijkl", params=scripted("x")))
     run(core)
-    assert told[:2] == [(0, 2), "runs"]  # of four blocks, one was free
+    assert told[:2] == [((1, 11, 1), (3, 2)), "runs"]  # one of the four blocks was free
+
+
+def test_a_step_of_decodes_alone_has_nothing_to_tell_before_it_runs():
+    told = []
+    core = make_core(num_blocks=8, block_size=16, kv_events=True)
+    core.on_begin = told.append
+    core.add(make_request("r", "abc", params=scripted("four")))
+    run(core)
+    assert [news.stats.prefill_backlog_tokens for news in told] == [2]
+
+
+def test_blocks_of_a_step_that_fails_are_taken_back():
+    class Failing(ScriptedExecutor):
+        def submit(self, plan):
+            raise RuntimeError("out of luck")
+
+    told = []
+    core = make_core(Failing(), num_blocks=4, block_size=4, max_model_len=16, kv_events=True)
+    core.on_begin = lambda news: told.append(news.kv.stored)
+    core.add(make_request("r", "0123456789ab"))
+    assert core.step().kv.removed == told[0] != b""

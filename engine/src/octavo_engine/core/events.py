@@ -9,15 +9,13 @@ from dataclasses import dataclass, field
 from octavo_engine.wire.hashing import short_hash
 from octavo_engine.wire.kv_stream import KVChange, StoredBlock, Tier, numbers, roll
 
-_Key = tuple[Tier, bytes]
-
 
 @dataclass(frozen=True, slots=True)
 class KVDelta:
     """`digest`: of everything stored, after this change (see `wire.kv_stream`)."""
 
-    stored: list[_Key] = field(default_factory=list)
-    removed: list[_Key] = field(default_factory=list)
+    stored: list[tuple[Tier, bytes]] = field(default_factory=list)
+    removed: list[tuple[Tier, bytes]] = field(default_factory=list)
     digest: int = 0
     blocks: list[StoredBlock] = field(default_factory=list)
 
@@ -44,7 +42,7 @@ class KVDeltas:
         self.enabled = enabled
         self.tells_tokens = tells_tokens
         self._blocks: dict[bytes, StoredBlock] = {}
-        self._net: dict[_Key, bool] = {}
+        self._net: dict[tuple[Tier, bytes], bool] = {}
         self._digest = 0
 
     def stored(self, tier: Tier, block_hash: bytes) -> None:
@@ -62,32 +60,19 @@ class KVDeltas:
     def drain(self) -> KVDelta:
         net, self._net = self._net, {}
         known, self._blocks = self._blocks, {}
-        there, gone = self._tell(net)
+        for tier, block_hash in net:
+            self._digest = roll(self._digest, tier, numbers(short_hash(block_hash)))
+        there = [key for key, is_there in net.items() if is_there]
+        gone = [key for key, is_there in net.items() if not is_there]
         blocks = [known[block_hash] for tier, block_hash in there if tier == "device" and block_hash in known]
         return KVDelta(there, gone, self._digest, blocks)
 
-    def drain_given_up(self) -> KVDelta:
-        """All but what has yet to be computed on the device, if anything was given up: true before the step runs."""
-        if all(self._net.values()):
-            return KVDelta(digest=self._digest)
-        to_compute = {key: True for key, is_there in self._net.items() if is_there and key[0] == "device"}
-        net = {key: is_there for key, is_there in self._net.items() if key not in to_compute}
-        self._net = to_compute
-        there, gone = self._tell(net)
-        return KVDelta(there, gone, self._digest)
-
-    def _tell(self, net: dict[_Key, bool]) -> tuple[list[_Key], list[_Key]]:
-        """What of it is there now, and what is gone; both are part of the digest from now on."""
-        for tier, block_hash in net:
-            self._digest = roll(self._digest, tier, numbers(short_hash(block_hash)))
-        return [key for key in net if net[key]], [key for key in net if not net[key]]
-
-    def _record(self, key: _Key, *, now_there: bool) -> None:
+    def _record(self, key: tuple[Tier, bytes], *, now_there: bool) -> None:
         before = self._net.pop(key, None)
         assert before is not now_there, f"{key} reported twice"
         if before is None:
             self._net[key] = now_there
 
 
-def _pack(entries: list[_Key], tier: Tier) -> bytes:
+def _pack(entries: list[tuple[Tier, bytes]], tier: Tier) -> bytes:
     return b"".join(short_hash(block_hash) for of_tier, block_hash in entries if of_tier == tier)

@@ -193,10 +193,6 @@ class Scheduler:
         """What changed in the caches since the last call; always empty without `kv_events` or `kv_tokens`."""
         return self._deltas.drain()
 
-    def take_kv_given_up(self) -> KVDelta:
-        """Of the same, between `step` and running its plan: what nobody should come for any more, if there is any."""
-        return self._deltas.drain_given_up()
-
     def cached_hashes(self) -> list[tuple[Tier, bytes]]:
         """Everything that a new request would find: the snapshot that `take_kv_delta` goes on from."""
         kv = self._state.kv
@@ -223,9 +219,15 @@ class Scheduler:
                 self._state.forget_at_runner(seq)
 
     def _prefill_backlog(self) -> int:
-        """Tokens to compute before every sequence has its next one; not less what a waiting one may find."""
-        running = sum(max(len(s.token_ids) - s.computed - 1, 0) for s in self._state.running)
-        return running + self._state.num_waiting_tokens
+        """Tokens to compute before every sequence has its next one, those under way included; not less what a waiting
+        one may find.
+        """
+        state = self._state
+        running = sum(max(len(s.token_ids) - s.computed - 1, 0) for s in state.running)
+        under_way = sum(
+            step.num_tokens - 1 for plan in state.in_flight.values() for step in plan.seqs if step.num_tokens
+        )
+        return running + under_way + state.num_waiting_tokens
 
     def _used_slots(self) -> int:
         """Slots of the blocks in use that hold a computed token; a tail shared by forked siblings counts once."""

@@ -19,7 +19,6 @@ from octavo_engine.process.lifeline import follow_parent
 from octavo_engine.process.rendezvous import from_core_address, remove_folder, to_core_address
 from octavo_engine.process.waker import Waker
 from octavo_engine.wire.errors import OctavoError
-from octavo_engine.wire.records import CoreOutputs
 
 LINGER_MS = 2000  # for the last words of a core that could not start
 
@@ -43,7 +42,7 @@ def _read_exactly(fd: int, size: int) -> bytes:
 def serve(core: EngineCore, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[bytes]") -> None:
     waker = Waker()
     core.on_more_work(waker.wake)
-    core.on_given_up = lambda change: outbox.send(messages.encode(messages.Outputs(CoreOutputs(kv=change))))
+    core.on_begin = lambda news: outbox.send(messages.encode(messages.Outputs(news)))
     poller = zmq.Poller()
     poller.register(inbox, zmq.POLLIN)
     poller.register(waker.fd, zmq.POLLIN)

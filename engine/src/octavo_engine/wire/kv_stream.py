@@ -32,8 +32,7 @@ class StoredBlock:
 
 @dataclass(slots=True, kw_only=True)
 class KVChange:
-    """The net change of one step, or the part of it known before it runs, as short hashes run together, and the digest
-    of both sets after it.
+    """The net change of one step, as short hashes run together, and the digest of both sets after it.
 
     `blocks`: those in `stored`, in an order in which a parent comes before its child; empty unless asked for.
     """

@@ -120,11 +120,12 @@ class BlockLife:
 
 @dataclass(slots=True, kw_only=True)
 class CoreOutputs:
-    """One message from the engine core to its front end: a step that was made or, without `stats`, blocks that the one
-    about to run will write over.
+    """One message from the engine core to its front end. `begins`: of the step about to run, before all that it brings:
+    blocks that it writes over or will have computed, and the queue with it in it.
     """
 
     outputs: list[SeqOutput] = field(default_factory=list)
     stats: EngineStats | None = None
     kv: KVChange | None = None
     block_lives: list[BlockLife] | None = None
+    begins: bool = False
