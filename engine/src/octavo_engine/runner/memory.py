@@ -82,7 +82,8 @@ def _too_small(
     return (
         f"a request of full length does not fit: the KV cache has {_size(num_blocks * bytes_per_block)} ({num_blocks} "
         f"blocks of {config.block_size} tokens; {_size(memory.available_bytes)} of memory are available), but one "
-        f"sequence of max_model_len={max_model_len} tokens needs {_size(needed_blocks * bytes_per_block)}: {shorter}{raise_flag}."
+        f"sequence of max_model_len={max_model_len} tokens needs {_size(needed_blocks * bytes_per_block)}: "
+        f"{shorter}{raise_flag}."
     )
 
 
