@@ -21,9 +21,11 @@ def load() -> Iterator[Any]:
             del sys.modules[name]
 
 
-def case(load: Any, policy: str, workload: str, *, rate: float = 12.0, replicas: int = 3, seed: int = 0) -> Any:
+def case(
+    load: Any, policy: str, workload: str, *, rate: float = 12.0, replicas: int = 3, seed: int = 0, **more: int
+) -> Any:
     study = load("router_sim.study")
-    setting = study.Setting(workload=workload, replicas=replicas, hardware="a10g-7b", requests=150, seed=seed)
+    setting = study.Setting(workload=workload, replicas=replicas, hardware="a10g-7b", requests=150, seed=seed, **more)
     return study.Case(setting=setting, policy=policy, load=0.5, rate=rate)
 
 
@@ -51,6 +53,28 @@ def test_our_policy_finds_no_less_than_round_robin(load: Any, workload: str) -> 
     assert ours.hit_rate >= other.hit_rate
     if workload in ("shared", "chat"):
         assert ours.hits_of_oracle >= 0.9
+
+
+def test_what_the_router_expects_is_found_while_blocks_are_evicted(load: Any) -> None:
+    found = load("router_sim.study").run(case(load, "octavo", "chat", rate=6.0, blocks=400))
+    assert found.hits_of_oracle < 0.5  # the rest was evicted
+    assert found.expected_error is not None
+    assert found.expected_error <= 0.01
+
+
+def test_two_routers_that_know_nothing_of_each_other_find_as_much_as_one(load: Any) -> None:
+    run = load("router_sim.study").run
+    one, two = (run(case(load, "octavo", "shared", rate=20.0, routers=routers)) for routers in (1, 2))
+    assert one.hits_of_oracle >= 0.95
+    assert two.hit_rate >= 0.99 * one.hit_rate
+
+
+def test_medians_over_seeds(load: Any) -> None:
+    figures = load("router_sim.figures")
+    run = load("router_sim.study").run
+    runs = [run(case(load, "random", "unshared", seed=seed)) for seed in range(3)]
+    assert figures.medians(runs).ttft_mean_s == sorted(run.ttft_mean_s for run in runs)[1]
+    assert figures.medians(runs).expected_error is None
 
 
 def test_equal_seeds_give_equal_runs(load: Any) -> None:
