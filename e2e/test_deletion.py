@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from octavo_e2e.cluster import Cluster
+from octavo_e2e.cluster import Cluster, exposed
 from octavo_e2e.release import Release
 
 WITHIN_S = 60
@@ -15,13 +15,14 @@ MADE = ("Deployment", "Pod", "Service", "Secret", "ServiceAccount", "Role", "Rol
 
 @pytest.fixture(scope="module")
 def places(cluster: Cluster, make_namespace: Callable[[], str]) -> list[str]:
-    """Four namespaces, each with a service that serves."""
+    """Four namespaces, each with a service: all serve but the last, which has only routers."""
     made = [make_namespace() for _ in range(4)]
     for number, namespace in enumerate(made):
-        host = {"ingress": {"host": f"going-{number}.example.test"}}
-        cluster.serve(namespace, SERVICE, exposure=host, auth={"required": False})
-    for namespace in made:
+        replicas, more = (0, {"drain": {"timeoutSeconds": 10}}) if namespace == made[-1] else (1, {})
+        cluster.serve(namespace, SERVICE, **exposed(f"going-{number}.example.test"), replicas=replicas, **more)
+    for namespace in made[:-1]:
         cluster.until_ready(namespace, SERVICE, within_s=240)
+    cluster.until_reason(made[-1], SERVICE, "NoReplicas", of="ReplicasAdmitted")
     return made
 
 

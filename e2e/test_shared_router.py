@@ -1,28 +1,25 @@
-"""Two services of a namespace behind one router and one host, chosen by the name of the model."""
+"""examples/shared_router.yaml: two services behind one router and one host, chosen by the name of the model."""
 
 import pytest
-from octavo_e2e.cluster import Cluster, exposed
+from octavo_e2e.cluster import Cluster
+from octavo_e2e.providers import ROOT
 from openai import NotFoundError
 
-HOST = "shared.example.test"
+HOST, KEY = "team.example.test", "change-this-key-of-team-a"
+NAMES = ("chat", "summaries")
 
 
-def test_the_model_name_chooses(cluster: Cluster, namespace: str) -> None:
-    cluster.serve(namespace, "first", **exposed(HOST))
-    cluster.serve(namespace, "second", router={"ref": {"name": "first"}})
-    for name in ("first", "second"):
+def test_the_name_of_the_model_chooses(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(ROOT / "examples" / "shared_router.yaml", namespace)
+    for name in NAMES:
         cluster.until_ready(namespace, name)
-    assert {p["metadata"]["labels"]["app.kubernetes.io/instance"] for p in _routers(cluster, namespace)} == {"first"}
-    with cluster.openai(HOST) as client:
-        assert {model.id for model in client.models.list().data} == {"first", "second"}
-    for name in ("first", "second"):
-        with cluster.openai(HOST) as client:
+    routers = cluster.find("Pod", namespace, "app.kubernetes.io/component=router")
+    assert [pod["metadata"]["labels"]["serving.octavo.dev/service"] for pod in routers] == ["chat", "chat"]
+    with cluster.openai(HOST, KEY) as client:
+        assert {model.id for model in client.models.list().data} == set(NAMES)
+        for name in NAMES:
             raw = client.completions.with_raw_response.create(model=name, prompt="Once", max_tokens=2)
-        assert raw.parse().model == name
-        assert raw.headers["x-octavo-replica"].startswith(f"{name}-engine-")
-    with cluster.openai(HOST) as client, pytest.raises(NotFoundError, match="third"):
-        client.completions.create(model="third", prompt="Once")
-
-
-def _routers(cluster: Cluster, namespace: str) -> list[dict]:
-    return cluster.find("Pod", namespace, "app.kubernetes.io/component=router")
+            assert raw.parse().model == name
+            assert raw.headers["x-octavo-replica"].startswith(f"{name}-engine-")
+        with pytest.raises(NotFoundError, match="third"):
+            client.completions.create(model="third", prompt="Once")
