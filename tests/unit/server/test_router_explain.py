@@ -1,3 +1,4 @@
+import asyncio
 import json
 from argparse import Namespace
 
@@ -83,3 +84,28 @@ def test_json_is_a_line_for_each_decision(infos, capsys):
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["request_id"] for line in lines] == ["r-0", "r-1"]
     assert len(lines[0]["candidates"]) == 3
+
+
+async def test_each_decision_is_followed_once(monkeypatch, capsys):
+    """Asked again, a router tells the old ones, too."""
+    monkeypatch.setattr(explain, "FOLLOW_EVERY_S", 0.0)
+    telemetry, index = Telemetry(), PrefixIndex(max_entries=100)
+    replica, asked = exact_replica("a", index), 0
+
+    async def latest(*_):
+        nonlocal asked
+        asked += 1
+        if asked > 4:
+            raise asyncio.CancelledError
+        track = telemetry.track(f"r-{asked}")
+        track.decided(PROMPT, decision(replica), 0.0)
+        track.ended(200, "finished")
+        entries = [*telemetry.decisions.latest(10)]
+        return [decision_info(entry, telemetry.time_of(entry.decided_s)) for entry in reversed(entries)]
+
+    monkeypatch.setattr(explain, "_latest", latest)
+    args = Namespace(url="http://x", api_key=None, n=9, candidates=4, json=True, follow=True)
+    with pytest.raises(asyncio.CancelledError):
+        await explain._show(args)
+    told = [json.loads(line)["request_id"] for line in capsys.readouterr().out.splitlines()]
+    assert told == ["r-1", "r-2", "r-3", "r-4"]

@@ -19,6 +19,14 @@ def shown(*metrics, gauges=None):
     return {name.removeprefix("octavo_router_"): value for name, value in found.items() if value}
 
 
+def test_the_time_of_a_moment_stays_what_it_was(monkeypatch):
+    """Else who asks again for decisions can't tell which are new."""
+    wall = iter((1000.1, 1000.2, 1000.7))
+    monkeypatch.setattr("octavo_server.router.track.time.time", lambda: next(wall))
+    telemetry = Telemetry(clock=lambda: 10.0)
+    assert telemetry.time_of(12.0) == telemetry.time_of(12.0) == pytest.approx(1002.1)
+
+
 def test_a_request_that_is_sent_anew_has_two_decisions_and_one_end(replicas):
     now = [10.0]
     telemetry = Telemetry(clock=lambda: now[0])

@@ -29,10 +29,11 @@ class Telemetry:
         self.decisions = decisions or DecisionLog()
         self.clock = clock
         self.tracer = tracer
+        self._epoch_s = time.time() - clock()
 
     def time_of(self, moment_s: float) -> float:
-        """Of a moment by `clock`, in seconds since the epoch."""
-        return time.time() - (self.clock() - moment_s)
+        """Of a moment by `clock`, in seconds since the epoch: the same whenever it is asked for."""
+        return self._epoch_s + moment_s
 
     def track(self, request_id: str) -> "Track":
         """When a request's head is there."""
