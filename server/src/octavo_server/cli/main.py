@@ -96,10 +96,10 @@ COMMANDS: dict[str, CommandSpec] = {
         description="Measure a running server or the engine, with vLLM's options and figures.",
     ),
     "explain": CommandSpec(
-        help="why a router sent its latest requests where it did",
+        help="why a router decided as it did; what is in the way of an InferenceService",
         run="",  # each subject says its own
         add_flags=add_explain_flags,
-        description="Show what a running router decided, and why.",
+        description="Show what a running router decided, and why; or what is in the way of an InferenceService.",
     ),
     "replay": CommandSpec(
         help="repeat the decisions of a recorded trace, without a model",

@@ -1,0 +1,44 @@
+"""`octavo explain infsvc`, found by an entry point: what is in a service's way, in plain words."""
+
+import json
+import sys
+from dataclasses import asdict
+
+from octavo_operator.explain.reading import Cluster, Unexplained, access
+from octavo_operator.explain.text import lines_of, table_of
+
+
+def explain(
+    name: str | None,
+    *,
+    namespace: str | None = None,
+    all_namespaces: bool = False,
+    kubeconfig: str | None = None,
+    context: str | None = None,
+    as_json: bool = False,
+) -> int:
+    """The exit code: 0 where all that was asked about is Ready. Without a name, of all services."""
+    try:
+        found = access(kubeconfig, context)
+        with found.api:
+            cluster, where = Cluster(found), namespace or found.namespace
+            if name is None:
+                return _show_all(cluster, None if all_namespaces else where, as_json)
+            explanation = cluster.explain(name, where)
+    except Unexplained as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(asdict(explanation), indent=2) if as_json else "\n".join(lines_of(explanation)))
+    return 0 if explanation.is_ready else 1
+
+
+def _show_all(cluster: Cluster, namespace: str | None, as_json: bool) -> int:
+    found = cluster.explain_all(namespace)
+    if as_json:
+        print(json.dumps([asdict(one) for one in found], indent=2))
+    elif found:
+        print("\n".join(table_of(found)))
+    else:
+        where = "in any namespace" if namespace is None else f"in the namespace {namespace!r}"
+        print(f"octavo: there are no InferenceServices {where}.", file=sys.stderr)
+    return 0 if all(one.is_ready for one in found) else 1

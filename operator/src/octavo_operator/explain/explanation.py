@@ -1,0 +1,219 @@
+"""From a service, its pods and events as Kubernetes has them to what is in the way, and why. Pure.
+
+The first condition that is false names the cause, else the first that isn't true yet, as `Ready` does
+(plan.conditions). Where the operator has written nothing yet, that is the cause.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo_operator.cluster.pods import is_serving_router, pod_of, router_trouble
+from octavo_operator.explain.meanings import MEANINGS, Meaning
+from octavo_operator.names import COMPONENT_LABEL, ROUTER
+from octavo_operator.plan.conditions import REASONS
+
+Raw = Mapping[str, Any]
+MAX_EVENTS = 8
+#: Holds nothing up.
+_ASIDE = ("Progressing", "Ready")
+_COMMAND = re.compile(r"`(kubectl [^`]+)`")
+_ABOUT_ROUTERS = ("RouterReady", "ReplicasAdmitted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One condition of the chain; `state`: holds, waits, fails, or unknown where nothing is written of it."""
+
+    condition: str
+    state: str
+    reason: str = ""
+    message: str = ""
+    since: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    condition: str
+    reason: str
+    message: str
+    meaning: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodState:
+    name: str
+    component: str
+    state: str
+    message: str = ""
+    restarts: int = 0
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    when: str
+    kind: str  # Normal or Warning
+    about: str
+    reason: str
+    message: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    name: str
+    namespace: str
+    model: str
+    url: str
+    replicas: str
+    is_ready: bool
+    chain: tuple[Link, ...]
+    cause: Cause | None
+    pods: tuple[PodState, ...] = ()
+    events: tuple[Event, ...] = ()
+    commands: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())  # what couldn't be looked at
+
+
+def explained(
+    service: Raw, pods: Sequence[Raw] = (), events: Sequence[Raw] = (), notes: Iterable[str] = ()
+) -> Explanation:
+    metadata, status = service["metadata"], service.get("status") or {}
+    chain = tuple(_chain(status.get("conditions", ())))
+    cause = _cause(service, chain)
+    states = tuple(sorted((pod_state(pod) for pod in pods), key=lambda pod: (pod.component, pod.name)))
+    name, namespace = metadata["name"], metadata["namespace"]
+    return Explanation(
+        name=name,
+        namespace=namespace,
+        model=str(service.get("spec", {}).get("model", {}).get("uri", "")),
+        url=status.get("url", ""),
+        replicas=(status.get("replicas") or {}).get("summary", ""),
+        is_ready=cause is None,
+        chain=chain,
+        cause=cause,
+        pods=states,
+        events=_latest(events),
+        commands=tuple(dict.fromkeys(_commands(name, namespace, cause, states))),
+        notes=tuple(notes),
+    )
+
+
+def in_trouble(pods: Iterable[PodState]) -> list[PodState]:
+    return [pod for pod in pods if pod.state not in ("serves", "ends")]
+
+
+def _chain(conditions: Sequence[Raw]) -> Iterator[Link]:
+    written = {condition["type"]: condition for condition in conditions}
+    for name in (name for name in REASONS if name not in _ASIDE):
+        found = written.get(name)
+        if found is None:
+            yield Link(condition=name, state="unknown")
+            continue
+        holds = found["status"] == "True" or found["reason"] == "NotChecked"
+        yield Link(
+            condition=name,
+            state="holds" if holds else "fails" if found["status"] == "False" else "waits",
+            reason=found["reason"],
+            message=found.get("message", ""),
+            since=found.get("lastTransitionTime", ""),
+        )
+
+
+def _cause(service: Raw, chain: Sequence[Link]) -> Cause | None:
+    metadata, status = service["metadata"], service.get("status") or {}
+    if "deletionTimestamp" in metadata:
+        return Cause(condition="", reason="Deleted", message=f"since {metadata['deletionTimestamp']}", **_DELETED)
+    seen, generation = status.get("observedGeneration", 0), metadata.get("generation", 0)
+    if seen < generation:
+        message = f"generation {generation} of the spec is there, the operator has looked at {seen or 'none'}"
+        return Cause(condition="", reason="NotSeen", message=message, **_NOT_SEEN)
+    blocking = [link for link in chain if link.state in ("fails", "waits")]
+    if not blocking:
+        return None
+    first = next((link for link in blocking if link.state == "fails"), blocking[0])
+    known = MEANINGS[first.condition].get(first.reason, _UNKNOWN)
+    return Cause(
+        condition=first.condition,
+        reason=first.reason,
+        message=first.message,
+        meaning=known.text,
+        remedy=known.remedy,
+    )
+
+
+_UNKNOWN = Meaning("This version of octavo doesn't know the reason.", "Use the octavo of the operator's version.")
+_DELETED = {"meaning": "The service is being deleted.", "remedy": "Its pods end once their requests have."}
+_NOT_SEEN = {
+    "meaning": "No operator looks after this service, or it has just been changed.",
+    "remedy": "If it stays so: `kubectl get pods -A -l app.kubernetes.io/name=octavo-operator` shows whether one runs; "
+    "it may be one for other namespaces.",
+}
+
+
+def pod_state(raw: Raw) -> PodState:
+    labels = raw["metadata"].get("labels", {})
+    component = labels.get(COMPONENT_LABEL, "")
+    if component == ROUTER:
+        message = router_trouble(raw)
+        state = "serves" if is_serving_router(raw) else "fails" if message else "starts"
+        restarts = sum(c.get("restartCount", 0) for c in raw.get("status", {}).get("containerStatuses", ()))
+    else:
+        pod = pod_of(raw)
+        waiting = "waits for the router" if pod.is_ready else "fetches the model" if pod.is_fetching else "starts"
+        state = "serves" if pod.serves else pod.trouble or waiting
+        message, restarts = pod.message, pod.restarts
+    if "deletionTimestamp" in raw["metadata"]:
+        state = "ends"
+    name = raw["metadata"]["name"]
+    return PodState(name=name, component=component, state=state, message=message, restarts=restarts)
+
+
+def _latest(events: Iterable[Raw]) -> tuple[Event, ...]:
+    """Of events.k8s.io, where those of older writers have deprecated fields."""
+    rows = sorted(events, key=_when)[-MAX_EVENTS:]
+    return tuple(
+        Event(
+            when=_when(event),
+            kind=event.get("type") or "Normal",
+            about="/".join(about_of(event)),
+            reason=event.get("reason") or "",
+            message=" ".join((event.get("note") or "").split()),
+            count=(event.get("series") or {}).get("count") or event.get("deprecatedCount") or 1,
+        )
+        for event in rows
+    )
+
+
+def about_of(event: Raw) -> tuple[str, str]:
+    """Kind and name."""
+    about = event.get("regarding") or {}
+    return about.get("kind", ""), about.get("name", "")
+
+
+def _when(event: Raw) -> str:
+    series = (event.get("series") or {}).get("lastObservedTime")
+    when = series or event.get("deprecatedLastTimestamp") or event.get("eventTime")
+    return str(when or event["metadata"]["creationTimestamp"]).partition(".")[0].rstrip("Z") + "Z"
+
+
+def _commands(name: str, namespace: str, cause: Cause | None, pods: Sequence[PodState]) -> Iterator[str]:
+    """Those of the remedy, with the names filled in, then those that always tell more."""
+    if cause is None:
+        return
+    suspects = in_trouble(pods)
+    component = ROUTER if cause.condition in _ABOUT_ROUTERS else ""
+    suspects.sort(key=lambda pod: pod.component != component if component else pod.component == ROUTER)
+    pod = suspects[0].name if suspects else None
+    for command in _COMMAND.findall(cause.remedy):
+        if "POD" not in command or pod is not None:
+            filled = re.sub(r"\bNAME\b", name, re.sub(r"\bPOD\b", pod or "", command))
+            yield filled if " -A" in filled else f"{filled} -n {namespace}"
+    if pod is not None:
+        yield f"kubectl describe pod {pod} -n {namespace}"
+        if suspects[0].restarts:
+            yield f"kubectl logs {pod} --previous -n {namespace}"
+    yield f"kubectl describe infsvc {name} -n {namespace}"

@@ -1,0 +1,28 @@
+"""`octavo explain infsvc`: asked of the operator's package, which knows conditions and how to read a cluster."""
+
+import argparse
+import sys
+
+from octavo_engine.wire.errors import StartupError
+
+from octavo_server.cli.plugins import operators
+
+
+def explain_infsvc(args: argparse.Namespace) -> int:
+    if args.name is not None and args.all_namespaces:
+        print("octavo: a name is one of a namespace: leave -A out, or name the namespace with -n.", file=sys.stderr)
+        return 2
+    try:
+        explain = operators("explain", command="octavo explain infsvc")
+    except StartupError as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        return 1
+    code: int = explain(
+        args.name,
+        namespace=args.namespace,
+        all_namespaces=args.all_namespaces,
+        kubeconfig=args.kubeconfig,
+        context=args.context,
+        as_json=args.output == "json",
+    )
+    return code
