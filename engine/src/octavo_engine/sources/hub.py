@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from octavo_engine.sources.deposit import Content, filled_alone
 from octavo_engine.sources.hub_errors import told
 from octavo_engine.sources.progress import folder_bytes, shown_progress, size_text
-from octavo_engine.sources.retries import Interrupted, with_retries
+from octavo_engine.sources.retries import Interrupted, Unreachable, with_retries
 from octavo_engine.sources.room import check_room
 from octavo_engine.sources.wanted import Wanted, wanted_files
 from octavo_engine.wire.errors import StartupError
@@ -36,7 +36,8 @@ def download_from_hugging_face(repo: str, revision: str | None, load_format: str
         info = _info(repo, revision)
     except (Interrupted, StartupError) as error:
         if (cached := _cached(repo, revision, load_format, file)) is not None:
-            logger.warning("%s: %s; what the cache holds is used", repo, error)
+            if not isinstance(error, Unreachable):  # offline is how it was asked to be
+                logger.warning("%s: %s; what the cache holds is used", repo, str(error).removeprefix(f"{repo}: "))
             return cached
         if not isinstance(error, Interrupted):
             raise
