@@ -12,7 +12,10 @@ from octavo_testing.chart import CHART, HELM_MISSING, Flip, default_values, flip
 pytestmark = pytest.mark.skipif(helm() is None, reason=HELM_MISSING)
 
 #: Whatever has an effect only where something else is on.
-ALL_ON: dict[str, Any] = {"monitoring": {"podMonitors": True}, "gatewayApi": {"enabled": True}}
+ALL_ON: dict[str, Any] = {
+    "monitoring": {"podMonitors": True, "rules": True, "dashboards": {"enabled": True}},
+    "gatewayApi": {"enabled": True},
+}
 
 WRONG = (
     ({"operator": {"replicas": "two"}}, "got string, want integer"),
@@ -65,8 +68,13 @@ def test_what_is_made_by_default_is_taken(objects: DynamicClient, namespace: str
 def bases(namespace: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Values, and what helm makes of them."""
     values = default_values()
-    everything = values | {name: values[name] | group for name, group in ALL_ON.items()}
+    everything = _merged(values, ALL_ON)
     return [(base, render(base, namespace=namespace)) for base in (values, everything)]
+
+
+def _merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    both = {name: _merged(values[name], new) for name, new in more.items() if isinstance(new, dict)}
+    return values | more | both
 
 
 @pytest.mark.parametrize("flip", flips(), ids=lambda flip: flip.id)

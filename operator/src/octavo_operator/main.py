@@ -22,6 +22,7 @@ from octavo_operator.cluster.reconciler import Reconciler
 from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.handlers import SERVICES, Watching, watched
+from octavo_operator.metrics import Telemetry
 from octavo_operator.probes import Pulse, answering
 from octavo_operator.rounds import Rounds, patiently
 from octavo_operator.secret import derived_secret, operator_key
@@ -46,15 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _run(args: argparse.Namespace) -> None:
     """Until it is told to end."""
-    told, pulse = asyncio.Event(), Pulse()
+    told, pulse, telemetry = asyncio.Event(), Pulse(), Telemetry()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
     async with (
         ApiClient(await found_configuration()) as api,
         aiohttp.ClientSession() as session,
-        answering(args.liveness, pulse),
+        answering(args.liveness, pulse, telemetry),
     ):
-        tasks = [asyncio.create_task(_operate(args, api, session, pulse, told)), asyncio.create_task(told.wait())]
+        operating = _operate(args, api, session, pulse=pulse, telemetry=telemetry, told=told)
+        tasks = [asyncio.create_task(operating), asyncio.create_task(told.wait())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -66,7 +68,13 @@ async def _run(args: argparse.Namespace) -> None:
 
 
 async def _operate(
-    args: argparse.Namespace, api: ApiClient, session: aiohttp.ClientSession, pulse: Pulse, told: asyncio.Event
+    args: argparse.Namespace,
+    api: ApiClient,
+    session: aiohttp.ClientSession,
+    *,
+    pulse: Pulse,
+    telemetry: Telemetry,
+    told: asyncio.Event,
 ) -> None:
     cluster, view, queue = Cluster(api), View(), WorkQueue[Key]()
     namespaces = tuple(args.namespaces or ())
@@ -94,8 +102,16 @@ async def _operate(
         identity=args.identity,
         on_doubt=lambda: rounds.doubt(),
     )
+    telemetry.look(queue_depth=queue.__len__, leads=lambda: leadership.may_write, services=view.services.values)
     reconciler = Reconciler(
-        cluster, view, settings=settings, leadership=leadership, reports=reports, queue=queue, secret_of=secret_of
+        cluster,
+        view,
+        settings=settings,
+        leadership=leadership,
+        reports=reports,
+        queue=queue,
+        secret_of=secret_of,
+        telemetry=telemetry,
     )
     rounds = Rounds(census, view, queue, leadership=leadership, watches=watches)
     pulse.expect("nobody has looked at the Lease", lambda: leadership.looked_s, within_s=LEASE_PULSE_S)
@@ -108,24 +124,25 @@ async def _operate(
             pulse.is_ready = True
             for _ in range(args.workers):
                 tasks.create_task(reconciler.work())
-            leading = tasks.create_task(leadership.run())
-            try:
-                await asyncio.wait((leading,))
-            finally:
-                pulse.is_ready = False
-                await _hand_over(leadership, leading, queue)
+            await _lead(leadership, queue, pulse)
     finally:
         await reports.close()
 
 
-async def _hand_over(leadership: Leadership, leading: "asyncio.Task[None]", queue: WorkQueue[Key]) -> None:
-    """No new writes; once those on their way have ended, the Lease is free for another, at once."""
-    leadership.retire()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(LAST_WRITES_S):
-            await queue.idle()
-    leading.cancel()
-    await asyncio.wait((leading,))
+async def _lead(leadership: Leadership, queue: WorkQueue[Key], pulse: Pulse) -> None:
+    """Until it is cancelled. Then no new writes; once those on their way have ended, the Lease is free for another."""
+    leading = asyncio.create_task(leadership.run())
+    try:
+        await asyncio.wait((leading,))
+        leading.result()
+    finally:
+        pulse.is_ready = False
+        leadership.retire()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WRITES_S):
+                await queue.idle()
+        leading.cancel()
+        await asyncio.wait((leading,))
 
 
 async def _possible(cluster: Cluster, settings: Settings, namespaces: Sequence[str]) -> Settings:

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from octavo_operator.metrics import Telemetry
+
 
 @dataclass(slots=True)
 class Pulse:
@@ -31,8 +33,8 @@ class Pulse:
 
 
 @asynccontextmanager
-async def answering(url: str, pulse: Pulse) -> AsyncIterator[None]:
-    """`url`: of the question whether it is alive; whether it is ready, at /readyz beside it."""
+async def answering(url: str, pulse: Pulse, telemetry: Telemetry) -> AsyncIterator[None]:
+    """`url`: of the question whether it is alive; whether it is ready, at /readyz beside it, and /metrics."""
 
     async def alive(_: web.Request) -> web.Response:
         trouble = pulse.trouble()
@@ -44,7 +46,8 @@ async def answering(url: str, pulse: Pulse) -> AsyncIterator[None]:
 
     where = urlsplit(url)
     app = web.Application()
-    app.add_routes([web.get(where.path or "/healthz", alive), web.get("/readyz", ready)])
+    routes = {where.path or "/healthz": alive, "/readyz": ready, "/metrics": telemetry.respond}
+    app.add_routes([web.get(path, respond) for path, respond in routes.items()])
     runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:

@@ -1,7 +1,7 @@
 """`Service`: one InferenceService, read and checked; `Settings`: what the operator was installed with."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_operator.spec.service import GROUP, KIND, VERSION, InferenceServiceSpec, read_spec
@@ -18,6 +18,8 @@ class Settings:
     cluster_domain: str = "cluster.local"
     lame_duck_s: int = 15  # a pod that is told to end goes on answering while proxies learn of it
     has_pod_monitors: bool = False
+    monitor_labels: Mapping[str, str] = field(default_factory=dict)  # by which a Prometheus selects them
+    scraped_from: tuple[str, ...] = ()  # namespaces whose Prometheus NetworkPolicies let in
     has_gateway_api: bool = False
 
 

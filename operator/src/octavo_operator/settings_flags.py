@@ -34,6 +34,22 @@ def build_parser() -> argparse.ArgumentParser:
     add("--cluster-domain", default="cluster.local", help="(default: %(default)s)")
     add("--lame-duck", type=int, default=15, metavar="S", help="seconds that ending pods go on answering (default: 15)")
     add("--pod-monitors", action="store_true", help="the cluster has the Prometheus operator's PodMonitors")
+    add(
+        "--monitor-label",
+        action="append",
+        dest="monitor_labels",
+        default=[],
+        metavar="NAME=VALUE",
+        type=_label,
+        help="of those PodMonitors, for a Prometheus that selects them by it; may be given again",
+    )
+    add(
+        "--scraped-from",
+        action="append",
+        default=[],
+        metavar="NAMESPACE",
+        help="NetworkPolicies let the Prometheus of this namespace in; may be given again",
+    )
     add("--gateway-api", action="store_true", help="the cluster has the Gateway API's HTTPRoutes")
     add("--lease-namespace", default=os.environ.get("POD_NAMESPACE", "default"), help="where the Lease is")
     add("--lease-name", default="octavo-operator", help="(default: %(default)s)")
@@ -60,5 +76,14 @@ def settings_of(args: argparse.Namespace) -> Settings:
         cluster_domain=args.cluster_domain,
         lame_duck_s=args.lame_duck,
         has_pod_monitors=args.pod_monitors,
+        monitor_labels=dict(args.monitor_labels),
+        scraped_from=tuple(args.scraped_from),
         has_gateway_api=args.gateway_api,
     )
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, is_there, value = text.partition("=")
+    if not name or not is_there:
+        raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE")
+    return name, value

@@ -29,6 +29,7 @@ class Call:
     name: str
     path: str
     code: int
+    is_allowed: bool  # by the authorizer; admission may still refuse it, in a namespace that ends
     asked_s: float
     answered_s: float
 
@@ -70,6 +71,7 @@ def _call(event: dict[str, Any]) -> Call:
         name=ref.get("name", ""),
         path=event["requestURI"],
         code=event.get("responseStatus", {}).get("code", 0),
+        is_allowed=event.get("annotations", {}).get("authorization.k8s.io/decision") != "forbid",
         asked_s=datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp(),
         answered_s=datetime.fromisoformat(event["stageTimestamp"]).timestamp(),
     )

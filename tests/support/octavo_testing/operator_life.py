@@ -20,6 +20,7 @@ from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reconciler import Incomplete, Reconciler
 from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
+from octavo_operator.metrics import Telemetry
 from octavo_operator.names import COMPONENT_LABEL, ENGINE, REVISION_LABEL, ROUTER, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.observed import RouterReport
 from octavo_operator.service import Settings
@@ -147,6 +148,7 @@ class Operator:
             reports=nodes,
             queue=self._queue,
             secret_of=lambda router: f"secret of {router[1]}",
+            telemetry=Telemetry(),
         )
 
     async def watch(self, kinds: Iterable[str] = WATCHED) -> None:

@@ -38,7 +38,7 @@ def used(calls: Iterable[Call]) -> set[Right]:
     """Of calls for resources that were allowed; an apply that made something was a create too."""
     rights = set()
     for call in calls:
-        if call.resource and call.code != HTTPStatus.FORBIDDEN:
+        if call.resource and call.is_allowed:
             rights.add(Right(call.group, call.resource, call.verb))
             if call.verb == "patch" and call.code == HTTPStatus.CREATED:
                 rights.add(Right(call.group, call.resource, "create"))
@@ -46,7 +46,7 @@ def used(calls: Iterable[Call]) -> set[Right]:
 
 
 def refused(calls: Iterable[Call]) -> list[Call]:
-    return [call for call in calls if call.code == HTTPStatus.FORBIDDEN]
+    return [call for call in calls if not call.is_allowed]
 
 
 def documented(role: str) -> dict[Right, str]:

@@ -75,6 +75,30 @@ def test_pull_secrets_of_the_installation_are_for_pods_whose_spec_names_none() -
     assert "imagePullSecrets" not in desired_engine(_service(), SETTINGS, replicas=1)["spec"]["template"]["spec"]
 
 
+def test_prometheus_is_let_in_to_engines_only_from_where_it_is_said_to_be() -> None:
+    def peers(settings: Settings, name: str) -> list[dict[str, Any]]:
+        service = _service({"networkPolicy": {"ingressFrom": [{"podSelector": {}}]}})
+        made = desired_children(service, settings)
+        (policy,) = [c for c in made if (c["kind"], c["metadata"]["name"]) == ("NetworkPolicy", name)]
+        (rule,) = policy["spec"]["ingress"]
+        found: list[dict[str, Any]] = rule["from"]
+        return found
+
+    for name in ("llm-engine", "llm-router"):
+        alone, scraped = peers(SETTINGS, name), peers(replace(SETTINGS, scraped_from=("monitoring",)), name)
+        (added,) = [peer for peer in scraped if peer not in alone]
+        assert added["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
+        assert added["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
+
+
+def test_pod_monitors_bear_the_labels_that_prometheus_selects_by_and_name_the_service() -> None:
+    made = desired_children(_service(), replace(SETTINGS, monitor_labels={"release": "stack"}))
+    monitors = [child for child in made if child["kind"] == "PodMonitor"]
+    assert {monitor["metadata"]["labels"]["release"] for monitor in monitors} == {"stack"}
+    (relabeling,) = monitors[0]["spec"]["podMetricsEndpoints"][0]["relabelings"]
+    assert relabeling["sourceLabels"] == ["__meta_kubernetes_pod_label_serving_octavo_dev_service"]
+
+
 def test_the_selector_of_a_deployment_finds_its_own_pods_only() -> None:
     made = desired_engine(_service(), SETTINGS, replicas=2)
     selector, template = made["spec"]["selector"]["matchLabels"], made["spec"]["template"]

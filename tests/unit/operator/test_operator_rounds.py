@@ -14,6 +14,7 @@ from octavo_operator.cluster.census import Census, is_served
 from octavo_operator.cluster.client import ApiError
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.view import Key, View
+from octavo_operator.metrics import Telemetry
 from octavo_operator.probes import Pulse, answering
 from octavo_operator.rounds import DEAF_S, ENOUGH_S, Rounds
 from octavo_operator.watches import PAUSE_S, Patience, Seldom
@@ -176,7 +177,7 @@ async def test_the_kubelet_is_told_whether_it_is_alive_and_whether_it_is_ready()
         found = [await session.get(url + path) for path in paths]
         return [(answer.status, await answer.text()) for answer in found]
 
-    async with answering(f"{url}/healthz", pulse), aiohttp.ClientSession() as session:
+    async with answering(f"{url}/healthz", pulse, Telemetry()), aiohttp.ClientSession() as session:
         assert [status for status, _ in await answers(session)] == [200, 503]
         pulse.is_ready = True
         clock.now_s = 100

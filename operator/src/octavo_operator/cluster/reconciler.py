@@ -21,6 +21,7 @@ from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.setup import PodSetup
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.cluster.writes import Writer
+from octavo_operator.metrics import Telemetry
 from octavo_operator.observed import Observed, Ref, Refusal, RouterReport
 from octavo_operator.plan.assess import refused
 from octavo_operator.plan.conditions import written
@@ -53,6 +54,7 @@ class Reconciler:
         reports: RouterReports,
         queue: WorkQueue[Key],
         secret_of: Callable[[Key], str],
+        telemetry: Telemetry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
@@ -62,6 +64,7 @@ class Reconciler:
         self._reports = reports
         self._queue = queue
         self._secret_of = secret_of
+        self._telemetry = telemetry
         self._clock = clock
         self._load_written_s: dict[Key, float] = {}
         self._events = EventLog(cluster, identity=leadership.identity)
@@ -73,8 +76,10 @@ class Reconciler:
         while True:
             key = await self._queue.take()
             try:
-                await self.reconcile(key)
+                with self._telemetry.reconciling():
+                    await self.reconcile(key)
             except (ApiError, OSError, TimeoutError, NotLeading, Incomplete) as error:
+                self._telemetry.failed(error)
                 delay_s = self._queue.failed(key)
                 logger.warning("%s/%s: %s; once more in %.1f s", *key, error or type(error).__name__, delay_s)
             except BaseException:
@@ -109,7 +114,9 @@ class Reconciler:
             refusal = await self._writer.carry_out(service, action, now=_now())
             if refusal is not None:
                 refusals[refusal[0]] = refusal[1]
-            elif (news := told(action)) is not None:
+                continue
+            self._telemetry.acted(action)
+            if (news := told(action)) is not None:
                 await self._events.tell(raw, news, seen_at=_now("microseconds"))
         return (self._plan(service, refusals) if refusals else planned), refusals
 

@@ -1,21 +1,27 @@
 """PodMonitors, where the Prometheus operator is there to read them."""
 
+import re
+
 from octavo_operator.desired.objects import Manifest, child
-from octavo_operator.names import ENGINE, ROUTER, engine_selector, router_selector
+from octavo_operator.names import ENGINE, ROUTER, SERVICE_LABEL, engine_selector, router_selector
 from octavo_operator.service import Service, Settings
+
+_LABEL = re.sub(r"[^a-z]", "_", SERVICE_LABEL)
 
 
 def desired_monitors(service: Service, settings: Settings) -> list[Manifest]:
     if not settings.has_pod_monitors:
         return []
-    monitors = [_monitor(service, ENGINE, engine_selector(service.name))]
+    monitors = [_monitor(service, ENGINE, engine_selector(service.name), settings)]
     if service.owns_router:
-        monitors.append(_monitor(service, ROUTER, router_selector(service.name)))
+        monitors.append(_monitor(service, ROUTER, router_selector(service.name), settings))
     return monitors
 
 
-def _monitor(service: Service, component: str, selector: dict[str, str]) -> Manifest:
-    return child(
+def _monitor(service: Service, component: str, selector: dict[str, str], settings: Settings) -> Manifest:
+    """Series get the label `infsvc`, which pods bear under a longer name."""
+    named = {"sourceLabels": [f"__meta_kubernetes_pod_label_{_LABEL}"], "targetLabel": "infsvc"}
+    manifest = child(
         service,
         "monitoring.coreos.com/v1",
         "PodMonitor",
@@ -23,6 +29,8 @@ def _monitor(service: Service, component: str, selector: dict[str, str]) -> Mani
         component=component,
         spec={
             "selector": {"matchLabels": selector},
-            "podMetricsEndpoints": [{"port": "http", "path": "/metrics", "interval": "15s"}],
+            "podMetricsEndpoints": [{"port": "http", "path": "/metrics", "interval": "15s", "relabelings": [named]}],
         },
     )
+    manifest["metadata"]["labels"] = settings.monitor_labels | manifest["metadata"]["labels"]
+    return manifest

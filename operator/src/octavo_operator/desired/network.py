@@ -44,7 +44,7 @@ def desired_network(service: Service, settings: Settings) -> list[Manifest]:
     if service.owns_router:
         found += [_engines(service), *_exposure(service, settings)]
         if service.spec.network_policy.enabled is not False:
-            found += [_router_policy(service), _engine_policy(service)]
+            found += [_router_policy(service, settings), _engine_policy(service, settings)]
     return found
 
 
@@ -152,17 +152,28 @@ def _route(service: Service, wanted: Gateway) -> Manifest:
     )
 
 
-def _router_policy(service: Service) -> Manifest:
+def _router_policy(service: Service, settings: Settings) -> Manifest:
     """The operator reads the router's state; who else may come in is the user's to say."""
     peers = list(service.spec.network_policy.ingress_from)
-    allowed = [{"from": [*peers, MANAGER_SELECTOR]}] if peers else [{}]
+    allowed = [{"from": [*peers, MANAGER_SELECTOR, *_scrapers(settings)]}] if peers else [{}]
     return _policy(service, ROUTER, selector=router_selector(service.name), port=ROUTER_PORT, rules=allowed)
 
 
-def _engine_policy(service: Service) -> Manifest:
-    """Nobody reaches an engine but through the router."""
-    allowed = [{"from": [{"podSelector": {"matchLabels": router_selector(service.name)}}]}]
+def _engine_policy(service: Service, settings: Settings) -> Manifest:
+    """Nobody reaches an engine but through the router, as it asks for no key; Prometheus, where there is one."""
+    routers = {"podSelector": {"matchLabels": router_selector(service.name)}}
+    allowed = [{"from": [routers, *_scrapers(settings)]}]
     return _policy(service, ENGINE, selector=behind_router(service.name), port=ENGINE_PORT, rules=allowed)
+
+
+def _scrapers(settings: Settings) -> list[Manifest]:
+    return [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+            "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
+        }
+        for namespace in settings.scraped_from
+    ]
 
 
 def _policy(

@@ -1,0 +1,111 @@
+"""`Telemetry`: what the operator tells Prometheus about itself, and about the services that it leads.
+
+What happens is counted where it happens; what is so is looked up when Prometheus asks. Of services only the operator
+that leads tells, so that two of them don't count twice. docs/observability.md has the list, kept equal by a test.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, disable_created_metrics, generate_latest
+from prometheus_client import Counter as Count
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete
+
+PREFIX = "octavo_operator_"
+BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+UNREACHABLE = "Unreachable"
+
+
+class Telemetry:
+    def __init__(self) -> None:
+        self._queue_depth: Callable[[], int] = lambda: 0
+        self._leads: Callable[[], bool] = lambda: False
+        self._services: Callable[[], Iterable[Mapping[str, Any]]] = tuple
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry()
+        self._reconciling = Histogram(
+            f"{PREFIX}reconcile_seconds", "Looking at a service once.", registry=self._registry, buckets=BOUNDS_S
+        )
+        self._errors = Count(
+            f"{PREFIX}reconcile_errors",
+            "Looks that failed, by why.",
+            ["reason"],
+            registry=self._registry,
+        )
+        self._actions = Count(
+            f"{PREFIX}actions", "What was done for services.", ["action", "kind"], registry=self._registry
+        )
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def look(
+        self,
+        *,
+        queue_depth: Callable[[], int],
+        leads: Callable[[], bool],
+        services: Callable[[], Iterable[Mapping[str, Any]]],
+    ) -> None:
+        """Where to look things up, once they are there. `services`: as the API server last told of them."""
+        self._queue_depth, self._leads, self._services = queue_depth, leads, services
+
+    def reconciling(self) -> AbstractContextManager[None]:
+        """Takes the time of one look."""
+        timer: AbstractContextManager[None] = self._reconciling.time()
+        return timer
+
+    def failed(self, error: Exception) -> None:
+        """By the API server's reason, or our own word for it."""
+        reason = getattr(error, "reason", "") or (UNREACHABLE if isinstance(error, OSError) else type(error).__name__)
+        self._errors.labels(reason).inc()
+
+    def acted(self, action: Action) -> None:
+        match action:
+            case Apply(manifest) | CreateOnce(manifest):
+                self._actions.labels(type(action).__name__, manifest["kind"]).inc()
+            case Delete(kind):
+                self._actions.labels("Delete", kind).inc()
+            case _:
+                self._actions.labels("SetGate", "Pod").inc()
+
+    def collect(self) -> Iterator[Metric]:
+        yield _gauge("queue_depth", "Services that wait to be looked at.", self._queue_depth())
+        yield _gauge("leader", "1 in the operator that leads, 0 in those that wait.", int(self._leads()))
+        ready = [(service["metadata"], _ready(service)) for service in self._services()] if self._leads() else []
+        counts = Counter((condition.get("status", "Unknown"), condition.get("reason", "")) for _, condition in ready)
+        by_reason = GaugeMetricFamily(
+            f"{PREFIX}services", "Services by their condition Ready and its reason.", labels=["ready", "reason"]
+        )
+        for labels, number in sorted(counts.items()):
+            by_reason.add_metric(labels, number)
+        yield by_reason
+        each = GaugeMetricFamily(
+            f"{PREFIX}service_ready", "1 for a service that is Ready, else 0.", labels=["namespace", "infsvc", "reason"]
+        )
+        for metadata, condition in ready:
+            place = (metadata["namespace"], metadata["name"], condition.get("reason", ""))
+            each.add_metric(place, int(condition.get("status") == "True"))
+        yield each
+
+    def exposition(self) -> bytes:
+        text: bytes = generate_latest(self._registry)
+        return text
+
+    async def respond(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _gauge(name: str, about: str, value: float) -> Metric:
+    return GaugeMetricFamily(PREFIX + name, about, value=value)
+
+
+def _ready(service: Mapping[str, Any]) -> Mapping[str, str]:
+    """A service that is new has no conditions yet."""
+    conditions = (service.get("status") or {}).get("conditions") or ()
+    found: Mapping[str, str] = next((c for c in conditions if c["type"] == "Ready"), {})
+    return found

@@ -1,0 +1,99 @@
+"""Dashboards and alerts: each asks for series that are there, by labels that they have; each alert says what to do."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+FILES = ROOT / "charts" / "octavo" / "files"
+GUIDE = ROOT / "docs" / "alerts.md"
+LISTS = ("tests/api/metrics.txt", "tests/api/router_metrics.txt", "tests/unit/operator/operator_metrics.txt")
+DASHBOARDS = sorted((FILES / "dashboards").glob("*.json"))
+#: That Prometheus adds by our PodMonitors.
+OF_TARGETS = {"namespace", "pod", "container", "infsvc"}
+
+
+def _exposed() -> dict[str, set[str]]:
+    """Every series' name, and its labels."""
+    found = {}
+    for line in "".join((ROOT / path).read_text() for path in LISTS).splitlines():
+        name, kind, *more = line.split()
+        labels = set(more[0].split(",")) if more and not re.match(r"[\d.+-]", more[0]) else set()
+        endings = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
+        found |= {name + ending: labels | ({"le"} if ending == "_bucket" else set()) for ending in endings}
+    return found
+
+
+EXPOSED = _exposed()
+
+
+def _alerts() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+
+
+def _panels() -> Iterator[tuple[str, dict[str, Any], str]]:
+    for path in DASHBOARDS:
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel["targets"]:
+                yield f"{path.stem}: {panel['title']}", panel, target["expr"]
+
+
+QUERIES = [(name, expr) for name, _, expr in _panels()] + [(rule["alert"], rule["expr"]) for rule in _alerts()]
+
+
+@pytest.mark.parametrize(("name", "expr"), QUERIES, ids=[name for name, _ in QUERIES])
+def test_a_query_asks_for_what_is_there(name: str, expr: str) -> None:
+    tree = promql_parser.parse(expr.replace("$__rate_interval", "5m"))
+    asked: dict[str, set[str]] = {}
+    grouped: set[str] = set()
+
+    def look(node: Any) -> None:
+        if isinstance(node, promql_parser.VectorSelector):
+            asked.setdefault(node.name, set()).update(matcher.name for matcher in node.matchers.matchers)
+        elif isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
+            grouped.update(node.modifier.labels)
+
+    promql_parser.walk(tree, look)
+    assert asked
+    assert asked.keys() <= EXPOSED.keys()
+    for series, labels in asked.items():
+        assert labels | grouped <= EXPOSED[series] | OF_TARGETS, series
+
+
+def test_a_wrong_name_would_be_found() -> None:
+    with pytest.raises(AssertionError):
+        test_a_query_asks_for_what_is_there("", "sum by (model) (vllm:num_requests_runing)")
+    with pytest.raises(AssertionError):
+        test_a_query_asks_for_what_is_there("", "sum by (replica) (vllm:num_requests_running)")
+
+
+@pytest.mark.parametrize("rule", _alerts(), ids=lambda rule: rule["alert"])
+def test_an_alert_says_what_to_do(rule: dict[str, Any]) -> None:
+    assert re.search(rf"^## {rule['alert']}$", GUIDE.read_text(), re.MULTILINE)
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert rule["annotations"].keys() == {"summary", "description", "runbook"}
+    assert rule["annotations"]["runbook"] == f"docs/alerts.md#{rule['alert'].lower()}"
+    assert re.fullmatch(r"\d+m", rule["for"])
+
+
+def test_the_guide_knows_no_other_alerts() -> None:
+    told = re.findall(r"^## (Octavo\w+)$", GUIDE.read_text(), re.MULTILINE)
+    assert told == [rule["alert"] for rule in _alerts()]
+
+
+def test_there_is_a_dashboard_for_each_part_and_every_panel_says_what_it_shows() -> None:
+    assert [path.stem for path in DASHBOARDS] == ["engine", "operator", "router"]
+    assert [name for name, panel, _ in _panels() if not (panel["description"] and panel["fieldConfig"])] == []
+    for path in DASHBOARDS:
+        board = json.loads(path.read_text())
+        places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]]
+        assert len(set(places)) == len(places)
+        assert len({p["id"] for p in board["panels"]}) == len(places)
+        variables = {v["name"] for v in board["templating"]["list"]} | {"__rate_interval"}
+        assert set(re.findall(r"\$\{?(\w+)", json.dumps(board["panels"]))) <= variables

@@ -1,0 +1,100 @@
+"""What the operator tells Prometheus, against `operator_metrics.txt`: a change of it is one for every dashboard."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from octavo_operator.cluster.client import ApiError
+from octavo_operator.metrics import Telemetry
+from octavo_operator.plan.actions import Apply, CreateOnce, Delete, SetGate
+from octavo_operator.probes import Pulse, answering
+from octavo_testing.serve_command import free_port
+from prometheus_client.parser import text_string_to_metric_families
+
+PAGE = Path(__file__).parents[3] / "docs" / "observability.md"
+READY = {"type": "Ready", "status": "True", "reason": "Serving"}
+SERVICES: list[dict[str, Any]] = [
+    {"metadata": {"namespace": "a", "name": "new"}},
+    {"metadata": {"namespace": "a", "name": "good"}, "status": {"conditions": [READY]}},
+    {"metadata": {"namespace": "b", "name": "good"}, "status": {"conditions": [READY]}},
+    {
+        "metadata": {"namespace": "b", "name": "bad"},
+        "status": {"conditions": [{"type": "Ready", "status": "False", "reason": "OOMKilled"}]},
+    },
+]
+
+
+def _telemetry(*, leads: bool = True) -> Telemetry:
+    """Of an operator to which everything has happened."""
+    telemetry = Telemetry()
+    telemetry.look(queue_depth=lambda: 3, leads=lambda: leads, services=lambda: SERVICES)
+    with telemetry.reconciling():
+        pass
+    for error in (ApiError(403, "Forbidden", "no"), ApiError(500, "", "odd"), TimeoutError(), ConnectionResetError()):
+        telemetry.failed(error)
+    manifest = {"kind": "Service", "metadata": {"name": "s"}}
+    gate = SetGate("pod", "uid", "1", "why")
+    for action in (
+        Apply(manifest, "why"),
+        CreateOnce(manifest, "why"),
+        Delete("Ingress", "i", "uid", "1", "why"),
+        gate,
+    ):
+        telemetry.acted(action)
+    return telemetry
+
+
+def _samples(telemetry: Telemetry, name: str) -> dict[tuple[str, ...], float]:
+    families = text_string_to_metric_families(telemetry.exposition().decode())
+    found = [sample for family in families for sample in family.samples if sample.name == f"octavo_operator_{name}"]
+    return {tuple(label for _, label in sorted(sample.labels.items())): sample.value for sample in found}
+
+
+def test_names_types_labels_and_buckets_are_the_agreed_ones(golden: Callable[[str, str], None]) -> None:
+    lines = []
+    for family in text_string_to_metric_families(_telemetry().exposition().decode()):
+        samples = [s for s in family.samples if not s.name.endswith("_created")]
+        labels = sorted({name for s in samples for name in s.labels} - {"le"})
+        bounds = [s.labels["le"] for s in samples if "le" in s.labels]
+        name = family.name + "_total" * (family.type == "counter")
+        lines.append(" ".join(filter(None, (name, family.type, ",".join(labels), *bounds))))
+    golden("operator_metrics.txt", "\n".join(lines) + "\n")
+
+
+def test_the_guide_names_all_of_them() -> None:
+    listed = (Path(__file__).parent / "operator_metrics.txt").read_text().splitlines()
+    ours = [line.split()[0] for line in listed if line.startswith("octavo_operator_")]
+    assert [name for name in ours if f"| `{name}` |" not in PAGE.read_text()] == []
+
+
+def test_failures_have_the_api_servers_reason_or_a_word_of_ours() -> None:
+    found = _samples(_telemetry(), "reconcile_errors_total")
+    assert found == {("Forbidden",): 1, ("ApiError",): 1, ("Unreachable",): 2}
+
+
+def test_services_are_counted_by_the_one_that_leads_only() -> None:
+    assert _samples(_telemetry(), "services") == {
+        ("False", "OOMKilled"): 1,
+        ("True", "Serving"): 2,
+        ("Unknown", ""): 1,
+    }
+    assert _samples(_telemetry(), "service_ready")["bad", "b", "OOMKilled"] == 0
+    assert _samples(_telemetry(leads=False), "services") == {}
+    assert _samples(_telemetry(leads=False), "leader") == {(): 0}
+
+
+async def test_it_is_served_beside_the_probes() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    async with (
+        answering(f"{url}/healthz", Pulse(), _telemetry()),
+        aiohttp.ClientSession() as session,
+        session.get(f"{url}/metrics") as answer,
+    ):
+        assert answer.headers["Content-Type"].startswith("text/plain; version=")
+        assert "octavo_operator_queue_depth 3.0" in await answer.text()
+
+
+def test_an_operator_that_has_only_begun_says_so() -> None:
+    assert _samples(Telemetry(), "queue_depth") == {(): 0}
+    assert _samples(Telemetry(), "leader") == {(): 0}
