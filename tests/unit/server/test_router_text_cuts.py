@@ -16,7 +16,11 @@ from octavo_testing.chat_shapes import TOKENIZERS, TOKENS
 
 NEAR = " ".join(TOKENS)
 FILL = ("x" * MIN_CHARS, "1 " * MIN_CHARS, "ab a b " * (LONG_CHARS // 4), "\n" * MIN_CHARS)
-FRAGMENTS = (*("a", "b", " ", "\n", " a", "b a", "c", "é", "b<|im_start|>", "c</s>", "<|im_end|>\n"), *TOKENS, *FILL)
+FRAGMENTS = (
+    *("a", "b", " ", "\n", " a", "b a", "c", "é", "b<|im_start|>", "c</s>", "<|im_end|>\n", "1", "12", " 3"),
+    *TOKENS,
+    *FILL,
+)
 
 
 @functools.cache
@@ -58,6 +62,12 @@ FOUND = {
 def test_what_each_tokenizer_allows(name, expected):
     _, cuts = known(name)
     assert (cuts.special.search("<|im_start|>") is not None, cuts.cuts_words) == expected
+
+
+def test_digits_are_cut_off_where_the_tokenizer_sets_them_apart():
+    (_, known_digits), (_, other) = known("byte level, digits"), known("byte level")
+    assert known_digits.parts("in 1999 it") == ["in ", "1", "9", "9", "9", " it"]
+    assert other.parts("in 1999 it") == ["in 1999 it"]
 
 
 def test_a_token_that_another_may_cover_is_no_place_to_cut():

@@ -15,8 +15,10 @@ from octavo_server.router.text.recency import RecencyCache
 
 #: Of a node, per block that it completes: a number and its place in a tuple.
 BLOCK_BYTES = 44
-SHORT_CHARS = 256
-MAX_KNOWN_PARTS = 4096
+SHORT_CHARS = 1024
+MAX_KNOWN_PARTS = 16384
+#: Of one text. Where more of it is new, the tokenizer is faster with all of it at once.
+MAX_NEW_PARTS = 8
 #: The tokenizer lets other threads run while it works, but not while its results are taken over.
 BATCH_PIECES = 256
 
@@ -93,13 +95,17 @@ class PromptChains:
         return ids
 
     def _short_ids(self, text: str) -> list[int]:
-        """What stands around each message is the same again and again."""
+        """What stands around each message is the same again and again, and so are most of its words."""
         parts, known = self._cuts.parts(text), self._known_parts
         new = [part for part in parts if part not in known]
+        if not new:
+            return [token_id for part in parts for token_id in known[part]]
         if len(known) > MAX_KNOWN_PARTS:
             self._known_parts = known = {part: known[part] for part in parts if part in known}
-        known |= zip(new, self._tokenizer.encode_each(new, add_special_tokens=False), strict=True)
-        return [token_id for part in parts for token_id in known[part]]
+        learned, rest = new[:MAX_NEW_PARTS], [text] if len(new) > MAX_NEW_PARTS else []
+        ids = self._tokenizer.encode_each(learned + rest, add_special_tokens=False)
+        known |= zip(learned, ids, strict=False)
+        return ids[-1] if rest else [token_id for part in parts for token_id in known[part]]
 
     def _step(self, node: Node, token_ids: Sequence[int], hashes: list[int]) -> Node:
         (node,) = extended(node, [token_ids], self._block_size)

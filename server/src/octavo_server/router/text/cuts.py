@@ -1,12 +1,13 @@
 """`Cuts`: where a text may be cut so that its pieces, tokenised one by one, give exactly the tokens of the whole.
 
-Two kinds of places are safe; each is used only if the tokenizer at hand is seen to have the property, and all that is
+Three kinds of places are safe; each is used only if the tokenizer at hand is seen to have the property, and all that is
 relied on is the `tokenizers` library's own order of work (added tokens first, then each stretch between them alone):
 
 - before an added token that is matched on the raw text, if no other added token could overlap it. What follows the cut
   begins with that token, so not even a rule for "the first word of a text" can tell the difference;
 - between a small letter and a space before a letter, if the text is split into words by expressions that are known
-  (`_SAFE`), none of which matches a letter followed by a space.
+  (`_SAFE`), none of which matches a letter followed by a space;
+- before and behind each digit, if the first thing that is done to a text is to set each digit apart.
 
 Cuts depend on what is left of them alone, so that texts with a common beginning are cut alike there.
 """
@@ -25,6 +26,8 @@ MIN_CHARS = 64
 LONG_CHARS = 1024
 _NEVER = re.compile(r"(?!)")
 _WORD_GAP = re.compile(r"(?<=[a-z]) (?=[A-Za-z])")
+_BEFORE_WORD = re.compile(r"(?<=[a-z])(?= [A-Za-z])")
+_AROUND_DIGIT = re.compile(_BEFORE_WORD.pattern + r"|(?=[0-9])|(?<=[0-9])")
 
 
 def _top_level(pattern: str) -> list[str]:
@@ -58,6 +61,7 @@ _SAFE = frozenset(
 class Cuts:
     special: re.Pattern[str] = _NEVER
     cuts_words: bool = False
+    cuts_digits: bool = False
 
     @classmethod
     def of(cls, tokenizer_json: str, near: str) -> "Cuts":
@@ -68,7 +72,9 @@ class Cuts:
             return cls()
         clean = [token["content"] for token in added if token["content"] in near and _is_clean(token, added)]
         special = re.compile("|".join(map(re.escape, sorted(clean)))) if clean else _NEVER
-        return cls(special, _splits_words(spec) and not any(map(_minds_word_gaps, added)))
+        cuts_words = _splits_words(spec) and not any(map(_minds_word_gaps, added))
+        has_digits = any(char.isdigit() for token in added for char in token["content"])
+        return cls(special, cuts_words, cuts_words and not has_digits and _splits_digits(spec))
 
     def split(self, text: str) -> list[str]:
         """Pieces of at least `MIN_CHARS`, but for the last."""
@@ -82,9 +88,13 @@ class Cuts:
         return pieces
 
     def parts(self, text: str) -> list[str]:
-        """Cut before each special token, however near they are to each other."""
+        """Cut wherever that is safe, however near that is to the last cut."""
         starts = [match.start() for match in self.special.finditer(text)]
-        return [text[start:end] for start, end in pairwise((0, *starts, len(text))) if start < end]
+        stretches = [text[start:end] for start, end in pairwise((0, *starts, len(text))) if start < end]
+        if not self.cuts_words:
+            return stretches
+        small = _AROUND_DIGIT if self.cuts_digits else _BEFORE_WORD
+        return [part for stretch in stretches for part in small.split(stretch) if part]
 
     def _take(self, text: str, start: int, end: int, pieces: list[str]) -> int:
         while self.cuts_words and end - start > LONG_CHARS:
@@ -124,6 +134,17 @@ def _splits_words(spec: dict[str, Any]) -> bool:
     steps = _steps(spec.get("pre_tokenizer"))
     alternatives = [alternative for step in steps for alternative in _alternatives(step)]
     return any("\\s" in alternative for alternative in alternatives) and _SAFE.issuperset(alternatives)
+
+
+def _splits_digits(spec: dict[str, Any]) -> bool:
+    if spec.get("normalizer") is not None:
+        return False
+    match _steps(spec.get("pre_tokenizer"))[:1]:
+        case [{"type": "Digits", "individual_digits": True}]:
+            return True
+        case [{"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": r"\p{N}"}}]:
+            return True
+    return False
 
 
 def _steps(pre_tokenizer: dict[str, Any] | None) -> list[dict[str, Any]]:
