@@ -91,12 +91,11 @@ class PatientProtocol(HttpToolsProtocol):
         self._expect(self.request_timeout_s)
 
     def on_headers_complete(self) -> None:
-        if self._head_bytes + self._read_bytes > MAX_HEAD_BYTES and _size(self.url, self.headers) > MAX_HEAD_BYTES:
-            self.app, self.url = _refuse_whole_head, b"/"
+        self._refuse_whole_head()
         super().on_headers_complete()
         self.scope["state"][CONNECTION] = self
         self._is_in_head = False
-        self._expect(self.request_timeout_s + BODY_GRACE_S)
+        self._expect_body()
 
     def on_message_complete(self) -> None:
         self._expect(None)
@@ -111,12 +110,20 @@ class PatientProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._watch_reader(None)
 
+    def _refuse_whole_head(self) -> None:
+        """If it is too large."""
+        if self._head_bytes + self._read_bytes > MAX_HEAD_BYTES and _size(self.url, self.headers) > MAX_HEAD_BYTES:
+            self.app, self.url = _refuse_whole_head, b"/"
+
     def _refuse_head(self) -> None:
         """The parser has no limit of its own."""
         body = _TOO_LARGE.body()
         head = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
         self.transport.write(head + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         self.transport.close()
+
+    def _expect_body(self) -> None:
+        self._expect(self.request_timeout_s + BODY_GRACE_S)
 
     def _expect(self, timeout_s: float | None) -> None:
         if self._sending is not None:
@@ -148,10 +155,12 @@ class PatientProtocol(HttpToolsProtocol):
         self.transport.abort()
 
 
-def patient(*, request_timeout_s: float, slow_client_timeout_s: float) -> type[PatientProtocol]:
+def patient(
+    protocol: type[PatientProtocol], *, request_timeout_s: float, slow_client_timeout_s: float
+) -> type[PatientProtocol]:
     """uvicorn makes protocols itself, of a class: the settings are the class's."""
     settings = {"request_timeout_s": request_timeout_s, "slow_client_timeout_s": slow_client_timeout_s}
-    return type("Protocol", (PatientProtocol,), settings)
+    return type("Protocol", (protocol,), settings)
 
 
 def _size(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:

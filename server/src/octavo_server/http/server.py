@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from octavo_server.config import HttpSettings
 from octavo_server.http.lifecycle import Lifecycle
-from octavo_server.http.protocol import patient
+from octavo_server.http.protocol import PatientProtocol, patient
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 TICKS_PER_S = 10  # uvicorn's
@@ -27,9 +27,17 @@ LAST_WORDS_S = 5
 
 
 class DrainingServer(uvicorn.Server):
-    def __init__(self, app: ASGIApp, settings: HttpSettings, lifecycle: Lifecycle, **more: Any) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: HttpSettings,
+        lifecycle: Lifecycle,
+        *,
+        protocol: type[PatientProtocol] = PatientProtocol,
+        **more: Any,
+    ) -> None:
         """`more`: what uvicorn is told besides."""
-        super().__init__(_uvicorn_config(app, settings, more))
+        super().__init__(_uvicorn_config(app, settings, protocol, more))
         self._lifecycle = lifecycle
         self._shutdown_delay_s = settings.shutdown_delay_s
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -79,11 +87,15 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def _uvicorn_config(app: ASGIApp, settings: HttpSettings, more: dict[str, Any]) -> uvicorn.Config:
+def _uvicorn_config(
+    app: ASGIApp, settings: HttpSettings, protocol: type[PatientProtocol], more: dict[str, Any]
+) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=patient(
-            request_timeout_s=settings.limits.request_timeout_s, slow_client_timeout_s=settings.slow_client_timeout_s
+            protocol,
+            request_timeout_s=settings.limits.request_timeout_s,
+            slow_client_timeout_s=settings.slow_client_timeout_s,
         ),
         ws="none",
         lifespan="off",

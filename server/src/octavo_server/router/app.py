@@ -3,6 +3,7 @@
 import asyncio
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -17,6 +18,7 @@ from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.middleware import RequestId
 from octavo_server.http.trust import read_secrets, router_secrets
 from octavo_server.http.watched import InFlight
+from octavo_server.http.whole import whole
 from octavo_server.keys import KeyRing
 from octavo_server.replies import error_reply
 from octavo_server.router import service
@@ -29,12 +31,13 @@ from octavo_server.router.forward import Forwarder
 from octavo_server.router.operators import Operators
 from octavo_server.router.picker import Picker
 from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.proxy import KINDS, OTHERS, Proxy
+from octavo_server.router.proxy import INLINE_BYTES, KINDS, OTHERS, Proxy
 from octavo_server.router.readers import Readers
 from octavo_server.router.replica import Replica
 from octavo_server.router.report import Reporter, Waiting
 from octavo_server.router.settings import RouterSettings
 from octavo_server.router.state_events import StateFeed
+from octavo_server.router.straight import take_straight
 from octavo_server.router.team import Team
 from octavo_server.router.track import Telemetry
 from octavo_server.router.upstream import Upstream
@@ -95,6 +98,8 @@ class Router:
         self._proxy = self._proxied(ring)
         self._rest = self._admin(ring)
         self._paths = frozenset(KINDS) | OTHERS
+        take = partial(take_straight, self._proxy)
+        self.protocol = whole(take, paths=frozenset(path.encode() for path in self._paths), max_body_bytes=INLINE_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._paths:

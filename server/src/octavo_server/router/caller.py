@@ -33,16 +33,20 @@ class ClientLeft(OctavoError):
     """Nobody is there to be told anything."""
 
 
+def request_id_of(headers: Headers) -> str:
+    given = value_of(headers, b"x-request-id")
+    return (usable_id(given.decode("latin-1")) if given else "") or f"{random.getrandbits(128):032x}"
+
+
 class Caller:
     __slots__ = (
         *("_lifecycle", "_receive", "_send", "_task", "dialect", "ended_by", "gate"),
         *("has_started", "is_done", "request_id", "scope", "status", "track"),
     )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, lifecycle: "Lifecycle") -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, lifecycle: "Lifecycle", *, request_id: str) -> None:
         self.scope = scope
-        given = value_of(scope["headers"], b"x-request-id").decode("latin-1")
-        self.request_id = usable_id(given) or f"{random.getrandbits(128):032x}"
+        self.request_id = request_id
         REQUEST_ID.set(self.request_id)
         self.has_started = False
         self.is_done = False

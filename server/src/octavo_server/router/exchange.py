@@ -10,9 +10,9 @@ from collections.abc import Callable
 import httptools
 
 from octavo_server.openai.errors import ReplicaLost
+from octavo_server.router.heads import Headers, value_of
 
-Headers = list[tuple[bytes, bytes]]
-
+EVENT_STREAM = b"text/event-stream"
 #: A replica is read no further while so much waits for its client.
 MAX_WAITING_BYTES = 256 * 1024
 MAX_HEAD_BYTES = 64 * 1024
@@ -30,11 +30,12 @@ class Exchange:
     """An answer as it comes in. States: waiting, begun (`status` is set), complete, failed (`error`).
 
     `limit_s`: the longest silence, counted from `heard_s` by the loop's clock, before it fails.
+    `on_change`: told of all that happens, where nobody waits for it.
     """
 
     __slots__ = (
         *("_chunks", "_connection", "_waiter", "num_waiting"),
-        *("error", "headers", "heard_s", "is_complete", "limit_s", "status"),
+        *("error", "headers", "heard_s", "is_complete", "limit_s", "on_change", "status"),
     )
 
     def __init__(self, connection: "Connection", limit_s: float) -> None:
@@ -48,6 +49,7 @@ class Exchange:
         self._connection = connection
         self._chunks: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
+        self.on_change: Callable[[], None] | None = None
 
     async def begun(self) -> None:
         """Until the head is there. Raises what ended it before."""
@@ -63,6 +65,10 @@ class Exchange:
         """Until `take` has something to give, or it is complete. Raises what ended it, all else being taken."""
         while not self._chunks and not self.is_complete:
             await self._change()
+
+    @property
+    def is_stream(self) -> bool:
+        return value_of(self.headers, b"content-type").startswith(EVENT_STREAM)
 
     @property
     def is_held_up(self) -> bool:
@@ -114,7 +120,9 @@ class Exchange:
             self._waiter = None
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self.on_change is not None:
+            self.on_change()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 

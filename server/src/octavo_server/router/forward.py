@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.wire.errors import OctavoError
 
 from octavo_server.openai.errors import ReplicaLost, ReplicaTimeout
+from octavo_server.router.attempt import Attempt, Job
 from octavo_server.router.ending import FrameGate
 from octavo_server.router.exchange import NotReached
 from octavo_server.router.heads import answer_headers, request_head, value_of
@@ -30,19 +31,16 @@ if TYPE_CHECKING:
     from octavo_server.router.decision import Decision
     from octavo_server.router.exchange import Exchange
     from octavo_server.router.fleet import Fleet
+    from octavo_server.router.heads import Headers
     from octavo_server.router.picker import Picker
-    from octavo_server.router.prompt import Prompt
     from octavo_server.router.replica import Replica
     from octavo_server.router.settings import ForwardLimits
-    from octavo_server.router.ticket import Ticket
-    from octavo_server.router.track import Track
     from octavo_server.router.upstream import Upstream
     from octavo_server.router.waiting_room import WaitingRoom
 
 ELSEWHERE = frozenset({429, 502, 503, 504})
 #: Of these, the ones that speak against the replica. Being full doesn't.
 FAILURES = ELSEWHERE - {429}
-EVENT_STREAM = b"text/event-stream"
 #: nginx before the router would hold a stream back.
 UNBUFFERED = (b"x-accel-buffering", b"no")
 CACHED_TOKENS = b"x-octavo-cached-tokens"
@@ -58,19 +56,6 @@ class Refused(OctavoError):
         self.status = status
 
 
-@dataclass(slots=True, kw_only=True)
-class Job:
-    """One request as it is sent on. `more`: header lines that only a router may send."""
-
-    caller: "Caller"
-    track: "Track"
-    model: str
-    body: bytes
-    prompt: "Prompt"
-    more: bytes
-    without: "Collection[bytes]"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forwarder:
     fleet: "Fleet"
@@ -80,33 +65,72 @@ class Forwarder:
     room: "WaitingRoom"
     limits: "ForwardLimits"
 
-    async def forward(self, job: Job) -> None:
-        """Returns when the answer is out. Raises what the client is to be told."""
+    async def forward(self, job: Job, caller: "Caller", attempt: Attempt | None = None) -> None:
+        """Returns when the answer is out. Raises what the client is to be told. `attempt`: the first, begun already."""
         tried: list[Replica] = []
         num_lost = 0
         wait = Wait(self, job.model)
-        if self.room.is_asked_for(job.model):
+        if attempt is None and self.room.is_asked_for(job.model):
             await wait.turn()
         while True:
-            candidates = self.candidates(job.model) if not tried else self._others(job.model, tried)
-            if not candidates:
-                if tried:
-                    await asyncio.sleep(ROUND_PAUSE_S)
-                    tried.clear()
-                await wait.turn()
-                continue
-            decision = self._decide(job, candidates)
-            can_retry = num_lost < self.limits.max_retries
+            if attempt is None:
+                candidates = self.candidates(job.model) if not tried else self._others(job.model, tried)
+                if not candidates:
+                    if tried:
+                        await asyncio.sleep(ROUND_PAUSE_S)
+                        tried.clear()
+                    await wait.turn()
+                    continue
+                attempt = self.begin(job, candidates)
+            chosen, can_retry = attempt.decision.chosen, num_lost < self.limits.max_retries
             try:
-                await self._attempt(job, decision, tried if can_retry else None)
+                await self._finish(job, caller, attempt, tried if can_retry else None)
                 return
             except (ReplicaLost, Refused) as error:
                 if not isinstance(error, NotReached):
                     num_lost += 1
-                if job.caller.has_started or not can_retry:
+                if caller.has_started or not can_retry:
                     raise
                 job.track.retried(_reason(error))
-                tried.append(decision.chosen)
+                tried.append(chosen)
+                attempt = None
+
+    def begin(self, job: Job, candidates: "Sequence[Replica]") -> Attempt:
+        """Decided and, where a connection is free, sent. It has to be finished, or settled."""
+        decision = self._decide(job, candidates)
+        replica = decision.chosen
+        ticket = self.picker.sent(decision, job.prompt)
+        self.breakers.sent(replica.name)
+        origin = self.upstream.origin(replica.url)
+        head = request_head(job.target, job.headers, origin.host, len(job.body), without=job.without, more=job.more)
+        request = head + job.body
+        return Attempt(decision, ticket, origin, request, origin.begin(request, self.limits.first_byte_timeout_s))
+
+    def settle(self, attempt: Attempt, *, is_ok: bool, has_failed: bool) -> None:
+        """`has_failed`: it speaks against the replica."""
+        attempt.ticket.ended(is_ok)
+        name, exchange = attempt.decision.chosen.name, attempt.exchange
+        if exchange is not None:
+            exchange.close()
+            has_failed = has_failed or exchange.status in FAILURES
+        if has_failed:
+            self.breakers.failed(name)
+        elif self.breakers:
+            self.breakers.untold(name)
+
+    def begin_answer(self, job: Job, attempt: Attempt, exchange: "Exchange") -> "Headers":
+        """Of what is there by now: all that goes before it, but for the framing."""
+        headers, decision = exchange.headers, attempt.decision
+        if self.breakers and exchange.status < 500:
+            self.breakers.succeeded(decision.chosen.name)
+        cached = value_of(headers, CACHED_TOKENS)
+        num_cached = int(cached) if cached.isdigit() else None
+        attempt.ticket.first_byte(num_cached)
+        job.track.first_byte(num_cached)
+        out = answer_headers(headers, whole_bytes=exchange.num_waiting if exchange.is_complete else None)
+        out.append((b"x-octavo-rung", decision.rung.encode()))
+        out.append((b"x-octavo-replica", decision.chosen.name.encode("latin-1", "replace")))
+        return out
 
     def _decide(self, job: Job, candidates: "Sequence[Replica]") -> "Decision":
         started_s = time.perf_counter()
@@ -130,57 +154,36 @@ class Forwarder:
         allowed = [replica for replica in self.candidates(model) if replica not in tried]
         return allowed or [replica for replica in self.fleet.routable(model) if replica not in tried]
 
-    async def _attempt(self, job: Job, decision: "Decision", tried: "Sequence[Replica] | None") -> None:
+    async def _finish(self, job: Job, caller: "Caller", attempt: Attempt, tried: "Sequence[Replica] | None") -> None:
         """`tried`: before this one; None for the last attempt, which takes any answer."""
-        replica = decision.chosen
-        ticket = self.picker.sent(decision, job.prompt)
-        self.breakers.sent(replica.name)
-        origin = self.upstream.origin(replica.url)
-        caller = job.caller
-        head = request_head(caller.scope, origin.host, len(job.body), without=job.without, more=job.more)
-        exchange: Exchange | None = None
         is_ok = has_failed = False
         try:
-            exchange = await origin.fetch(head + job.body, self.limits.first_byte_timeout_s)
-            if exchange.status in ELSEWHERE and tried is not None and self._others(job.model, (*tried, replica)):
+            exchange = await attempt.answered(self.limits.first_byte_timeout_s)
+            others = (*tried, attempt.decision.chosen) if tried is not None else ()
+            if exchange.status in ELSEWHERE and others and self._others(job.model, others):
                 raise Refused(exchange.status)
-            await self._answer(job, exchange, ticket)
+            await self._answer(job, caller, attempt, exchange)
             is_ok = exchange.status < 500
         except (ReplicaLost, ReplicaTimeout):
             has_failed = True
             raise
         finally:
-            ticket.ended(is_ok)
-            if exchange is not None:
-                exchange.close()
-                has_failed = has_failed or exchange.status in FAILURES
-            if has_failed:
-                self.breakers.failed(replica.name)
-            elif self.breakers:
-                self.breakers.untold(replica.name)
+            self.settle(attempt, is_ok=is_ok, has_failed=has_failed)
 
-    async def _answer(self, job: Job, exchange: "Exchange", ticket: "Ticket") -> None:
-        caller, headers = job.caller, exchange.headers
-        is_stream = value_of(headers, b"content-type").startswith(EVENT_STREAM)
+    async def _answer(self, job: Job, caller: "Caller", attempt: Attempt, exchange: "Exchange") -> None:
+        is_stream = exchange.is_stream
         exchange.limit_s = self.limits.idle_timeout_s
         if not is_stream:
             await exchange.gathered()
-        if self.breakers and exchange.status < 500:
-            self.breakers.succeeded(ticket.decision.chosen.name)
-        cached = value_of(headers, CACHED_TOKENS)
-        num_cached = int(cached) if cached.isdigit() else None
-        ticket.first_byte(num_cached)
-        job.track.first_byte(num_cached)
-        whole = exchange.take() if exchange.is_complete else None
-        out = answer_headers(headers, whole_bytes=None if whole is None else len(whole))
-        out.append((b"x-octavo-rung", ticket.decision.rung.encode()))
-        out.append((b"x-octavo-replica", ticket.decision.chosen.name.encode("latin-1", "replace")))
-        if is_stream and not value_of(headers, b"content-encoding"):
+        is_whole = exchange.is_complete
+        out = self.begin_answer(job, attempt, exchange)
+        if is_stream and not value_of(exchange.headers, b"content-encoding"):
             caller.gate = FrameGate()
-        if is_stream and not value_of(headers, UNBUFFERED[0]):
+        if is_stream and not value_of(exchange.headers, UNBUFFERED[0]):
             out.append(UNBUFFERED)
+        whole = exchange.take() if is_whole else b""
         await caller.start(exchange.status, out)
-        if whole is not None:
+        if is_whole:
             await caller.finish(whole)
         else:
             await _pass_on(caller, exchange)

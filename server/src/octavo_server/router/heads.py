@@ -3,7 +3,6 @@ what only a router may say to a replica (`x-octavo-*`). Everything else goes thr
 """
 
 from collections.abc import Collection
-from typing import Any
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -18,12 +17,13 @@ NOT_SENT_ON = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-
 NOT_SENT_BACK = _HOP_BY_HOP | {b"date", b"x-request-id"}
 
 
-def request_head(scope: Any, host: bytes, body_bytes: int, *, without: Collection[bytes], more: bytes) -> bytes:
+def request_head(
+    target: bytes, headers: Headers, host: bytes, body_bytes: int, *, without: Collection[bytes], more: bytes
+) -> bytes:
     """`without` is `NOT_SENT_ON` at least; `more`: whole header lines."""
-    query = scope["query_string"]
-    parts = [b"POST ", scope["raw_path"], b"?" + query if query else b"", b" HTTP/1.1\r\nhost: ", host]
-    named = _named_by_connection(scope["headers"])
-    for name, value in scope["headers"]:
+    parts = [b"POST ", target, b" HTTP/1.1\r\nhost: ", host]
+    named = _named_by_connection(headers)
+    for name, value in headers:
         if name not in without and not name.startswith(OURS) and name not in named:
             parts += (b"\r\n", name, b": ", value)
     parts.append(b"\r\ncontent-length: %d\r\n%b\r\n" % (body_bytes, more))

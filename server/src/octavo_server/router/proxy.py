@@ -20,10 +20,12 @@ from octavo_server.http.body import discard_body
 from octavo_server.http.lifecycle import RETRY_AFTER_S
 from octavo_server.http.trust import SECRET_HEADER, TENANT_HEADER
 from octavo_server.http.watched import log_failure
+from octavo_server.http.whole import TAKEN
 from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout, Unauthorized, describe
-from octavo_server.router.caller import Caller, ClientLeft
-from octavo_server.router.forward import Forwarder, Job
-from octavo_server.router.heads import NOT_SENT_ON, value_of
+from octavo_server.router.attempt import Job
+from octavo_server.router.caller import Caller, ClientLeft, request_id_of
+from octavo_server.router.forward import Forwarder
+from octavo_server.router.heads import NOT_SENT_ON, Headers, value_of
 from octavo_server.router.prompt import Prompt
 from octavo_server.router.prompt_estimate import Kind, estimate
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from octavo_server.router.fleet import Fleet
     from octavo_server.router.prompt_reader import PromptReader
     from octavo_server.router.settings import RouterSettings
+    from octavo_server.router.straight import Straight
     from octavo_server.router.track import Telemetry, Track
 
 logger = logging.getLogger(__name__)
@@ -70,12 +73,18 @@ class Proxy:
     secret: str = field(repr=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = Caller(scope, receive, send, self.lifecycle)
-        caller.track = self.telemetry.track(caller.request_id)
-        self.lifecycle.enter()
+        begun: Straight | None = scope["state"].get(TAKEN)
+        request_id = request_id_of(scope["headers"]) if begun is None else begun.request_id
+        caller = Caller(scope, receive, send, self.lifecycle, request_id=request_id)
+        if begun is None:
+            caller.track = self.telemetry.track(request_id)
+            self.lifecycle.enter()
+        else:
+            caller.track = begun.job.track
+            self.in_flight.discard(begun)
         self.in_flight.add(caller)
         try:
-            await self._serve(caller, receive)
+            await (self._serve(caller, receive) if begun is None else self._go_on(caller, begun))
             _count(caller, None)
         except asyncio.CancelledError:
             if caller.ended_by is None:
@@ -91,23 +100,49 @@ class Proxy:
         if self.lifecycle.state != "accepting":
             await discard_body(receive)
             raise Unavailable("The router is draining: ask another one.", retry_after_s=RETRY_AFTER_S)
-        tenant = "" if self.ring is None else tenant_of(caller.scope, self.ring)
+        scope, headers = caller.scope, caller.scope["headers"]
+        tenant = "" if self.ring is None else tenant_of(headers, self.ring)
         raw = await caller.body(self.settings.limits)
         caller.watch()
-        path = caller.scope["path"]
-        kind = KINDS.get(path)
+        kind = KINDS.get(scope["path"])
         caller.dialect = "events" if kind == "responses" else "chunks"
-        body, is_plain = _read(raw)
+        body, is_plain = read_object(raw)
         track = caller.track
         assert track is not None
         model = self._model(body, track)
         prompt = UNREAD if kind is None else await self._prompt(kind, model if is_plain else None, raw, body, tenant)
-        without, more = self._said(tenant, caller.request_id)
+        query = scope["query_string"]
+        target = scope["raw_path"] + (b"?" + query if query else b"")
+        job = self.job(target, headers, raw, tenant=tenant, track=track, model=model, prompt=prompt)
+        await self.forwarder.forward(job, caller)
+
+    async def _go_on(self, caller: Caller, begun: "Straight") -> None:
+        """What was begun without a task needs one after all."""
+        try:
+            await caller.body(self.settings.limits)  # it is there, and so is the client
+        except BaseException:
+            self.forwarder.settle(begun.attempt, is_ok=False, has_failed=False)
+            raise
+        caller.watch()
+        caller.dialect = "events" if begun.kind == "responses" else "chunks"
+        await self.forwarder.forward(begun.job, caller, begun.attempt)
+
+    def job(
+        self, target: bytes, headers: Headers, body: bytes, *, tenant: str, track: "Track", model: str, prompt: Prompt
+    ) -> Job:
+        without, more = self._said(tenant, track.request_id)
         tracer = self.telemetry.tracer
         if tracer is not None:
-            without, more = track.trace(tracer, caller.scope["headers"], without=without, more=more)
-        await self.forwarder.forward(
-            Job(caller=caller, track=track, model=model, body=raw, prompt=prompt, more=more, without=without)
+            without, more = track.trace(tracer, headers, without=without, more=more)
+        return Job(
+            target=target,
+            headers=headers,
+            track=track,
+            model=model,
+            body=body,
+            prompt=prompt,
+            more=more,
+            without=without,
         )
 
     def _model(self, body: Mapping[str, Any], track: "Track") -> str:
@@ -158,16 +193,16 @@ class Proxy:
         await caller.fail(error)
 
 
-def tenant_of(scope: Scope, ring: "KeyRing") -> str:
+def tenant_of(headers: Headers, ring: "KeyRing") -> str:
     """Raises Unauthorized."""
-    scheme, _, key = value_of(scope["headers"], b"authorization").partition(b" ")
+    scheme, _, key = value_of(headers, b"authorization").partition(b" ")
     tenant = ring.tenant_of(key.strip())
     if tenant is None or scheme.lower() != b"bearer":
         raise Unauthorized("Missing or wrong API key: send 'Authorization: Bearer KEY'.")
     return tenant
 
 
-def _read(raw: bytes) -> tuple[Mapping[str, Any], bool]:
+def read_object(raw: bytes) -> tuple[Mapping[str, Any], bool]:
     """Empty for what is no JSON object: a replica says what is wrong with it. False: only a replica's parser reads it,
     which takes NaN and Infinity, too; our caches know things by their JSON, in which there are no such numbers.
     """

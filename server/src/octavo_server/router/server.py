@@ -9,7 +9,14 @@ from octavo_server.router.app import Router
 class RouterServer(DrainingServer):
     def __init__(self, router: Router) -> None:
         self._feed = router.feed
-        super().__init__(router, router.settings, router.lifecycle, interface="asgi3", proxy_headers=False)
+        super().__init__(
+            router,
+            router.settings,
+            router.lifecycle,
+            protocol=router.protocol,
+            interface="asgi3",
+            proxy_headers=False,
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._feed.close("the router is shutting down")

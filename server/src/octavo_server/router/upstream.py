@@ -28,12 +28,16 @@ class Origin:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._connect_timeout_s = connect_timeout_s
 
-    async def fetch(self, request: bytes, limit_s: float) -> Exchange:
-        """The head of the answer is there. Raises ReplicaLost or ReplicaTimeout."""
-        if self.idle:
+    def begin(self, request: bytes, limit_s: float) -> Exchange | None:
+        """None where that needs a new connection."""
+        return self._start(self.idle.pop(), request, limit_s) if self.idle else None
+
+    async def fetch(self, request: bytes, limit_s: float, begun: Exchange | None) -> Exchange:
+        """The head of the answer is there. Raises ReplicaLost or ReplicaTimeout. `begun`: by `begin`."""
+        if begun is not None:
             with suppress(StaleConnection):
-                return await self._exchange(self.idle.pop(), request, limit_s)
-        return await self._exchange(await self._connect(), request, limit_s)
+                return await _answered(begun)
+        return await _answered(self._start(await self._connect(), request, limit_s))
 
     def lost(self, begun_limit_s: float) -> None:
         """It doesn't answer any more: whoever has nothing yet needn't wait, and a begun answer only for so long."""
@@ -62,15 +66,9 @@ class Origin:
             connection.transport.abort()
         self.idle.clear()
 
-    async def _exchange(self, connection: Connection, request: bytes, limit_s: float) -> Exchange:
+    def _start(self, connection: Connection, request: bytes, limit_s: float) -> Exchange:
         self.active.add(connection)
-        exchange = connection.start(request, limit_s)
-        try:
-            await exchange.begun()
-        except BaseException:
-            exchange.close()
-            raise
-        return exchange
+        return connection.start(request, limit_s)
 
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
@@ -96,6 +94,15 @@ class Origin:
         self.active.discard(connection)
         if connection in self.idle:
             self.idle.remove(connection)
+
+
+async def _answered(exchange: Exchange) -> Exchange:
+    try:
+        await exchange.begun()
+    except BaseException:
+        exchange.close()
+        raise
+    return exchange
 
 
 class Upstream:

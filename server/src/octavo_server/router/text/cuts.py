@@ -25,9 +25,8 @@ MIN_CHARS = 64
 #: A stretch without special tokens is cut between words after so many characters.
 LONG_CHARS = 1024
 _NEVER = re.compile(r"(?!)")
-_WORD_GAP = re.compile(r"(?<=[a-z]) (?=[A-Za-z])")
-_BEFORE_WORD = re.compile(r"(?<=[a-z])(?= [A-Za-z])")
-_AROUND_DIGIT = re.compile(_BEFORE_WORD.pattern + r"|(?=[0-9])|(?<=[0-9])")
+_WORD_GAP = re.compile(r" (?<=[a-z] )(?=[A-Za-z])")  # the space first: so it is found fast
+_DIGIT = re.compile(r"([0-9])")
 
 
 def _top_level(pattern: str) -> list[str]:
@@ -91,10 +90,11 @@ class Cuts:
         """Cut wherever that is safe, however near that is to the last cut."""
         starts = [match.start() for match in self.special.finditer(text)]
         stretches = [text[start:end] for start, end in pairwise((0, *starts, len(text))) if start < end]
+        if self.cuts_digits:
+            stretches = [run for stretch in stretches for run in _DIGIT.split(stretch) if run]
         if not self.cuts_words:
             return stretches
-        small = _AROUND_DIGIT if self.cuts_digits else _BEFORE_WORD
-        return [part for stretch in stretches for part in small.split(stretch) if part]
+        return [word for stretch in stretches for word in (_words(stretch) if " " in stretch else (stretch,))]
 
     def _take(self, text: str, start: int, end: int, pieces: list[str]) -> int:
         while self.cuts_words and end - start > LONG_CHARS:
@@ -105,6 +105,12 @@ class Cuts:
             start = gap.start()
         pieces.append(text[start:end])
         return end
+
+
+def _words(text: str) -> list[str]:
+    words = _WORD_GAP.split(text)
+    words[1:] = [" " + word for word in words[1:]]
+    return words
 
 
 def _is_clean(token: dict[str, Any], added: Iterable[dict[str, Any]]) -> bool:
