@@ -65,13 +65,13 @@ async def test_a_holder_that_was_away_too_long_begins_anew_though_nobody_took_ov
         name=f"lease-{secrets.token_hex(4)}",
         identity="holder",
         clock=clock,
-        on_doubt=lambda: doubts.append(clock.now),
+        on_doubt=lambda: doubts.append(clock.now_s),
     )
     await holder.try_once()
     lost = asyncio.create_task(holder.lost.wait())
     await asyncio.sleep(0)
     assert not doubts
-    clock.now += DEADLINE_S
+    clock.now_s += DEADLINE_S
     await holder.try_once()
     assert holder.may_write
     assert await asyncio.wait_for(lost, 5)

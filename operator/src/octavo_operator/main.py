@@ -89,7 +89,9 @@ async def _operate(
             queue.add(service)
 
     reports, registry = RouterReports(session, reported), kopf.OperatorRegistry()
-    watches = Watches(registry, labelled=watched(settings), namespaces=namespaces, on_signal=told.set)
+    watches = Watches(
+        registry, labelled=watched(settings), namespaces=namespaces, on_signal=told.set, on_end=lambda: rounds.doubt()
+    )
     watching = Watching(view, queue, reports, secret_of=secret_of, on_listing=lambda: rounds.doubt())
     watching.register(registry, settings)
     kopf.on.login(registry=registry)(kopf_login(api.configuration))

@@ -34,7 +34,9 @@ class Patience:
 
 
 class Watches:
-    """`labelled`: the kinds of which only our own children are asked for."""
+    """`labelled`: the kinds of which only our own children are asked for. `on_signal`: called when the process is told
+    to end; `on_end`: when nothing is watched, until it is again.
+    """
 
     def __init__(
         self,
@@ -43,11 +45,13 @@ class Watches:
         labelled: Sequence[Resource],
         namespaces: Sequence[str],
         on_signal: Callable[[], None],
+        on_end: Callable[[], None],
     ) -> None:
         self._registry = registry
         self._labelled = labelled
         self._namespaces = namespaces
         self._on_signal = on_signal
+        self._on_end = on_end
         self._restart = asyncio.Event()
 
     def restart(self) -> None:
@@ -60,6 +64,7 @@ class Watches:
                 await self._run_once()
             except Exception as error:  # noqa: BLE001 - the supervisor: whatever it was, watching goes on
                 logger.warning("watching is started again: %s", error or type(error).__name__)
+            self._on_end()
             await asyncio.sleep(RESTART_S)
 
     async def _run_once(self) -> None:

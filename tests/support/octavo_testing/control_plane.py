@@ -82,14 +82,14 @@ class ControlPlane:
         self.kubeconfig(CONTROLLERS)
         for part in self._parts[2:]:
             part.start()
-        self._install_crd()
+        self.install_crd()
 
     def stop(self) -> None:
         for part in reversed(self._parts):
             part.kill()  # nothing here is to be kept
 
     def wait_until_ready(self) -> None:
-        self._wait(lambda: self._answers("/readyz"))
+        self._wait(lambda: self.answers("/readyz"))
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -226,12 +226,12 @@ class ControlPlane:
         key = [self._found["openssl"], "genrsa", "-out", str(self._folder / "accounts.key"), "2048"]
         subprocess.run(key, check=True, capture_output=True, timeout=LIMIT_S)
 
-    def _install_crd(self) -> None:
+    def install_crd(self) -> None:
         manifest = yaml.safe_load(CRD.read_text())
         self.call("POST", CRDS, manifest)
-        self._wait(lambda: self._answers("/apis/serving.octavo.dev/v1alpha1/inferenceservices"))
+        self._wait(lambda: self.answers("/apis/serving.octavo.dev/v1alpha1/inferenceservices"))
 
-    def _answers(self, path: str) -> bool:
+    def answers(self, path: str) -> bool:
         try:
             self._fetch("GET", path)
         except OSError:

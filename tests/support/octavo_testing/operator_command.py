@@ -24,7 +24,7 @@ class OperatorProcess(Component):
             **({} if "key_secret" in flags else {"key_file": key}),
             **flags,
         }
-        options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+        options = [_option(name.replace("_", "-"), value) for name, value in given.items()]
         options += [f"--namespace={namespace}" for namespace in namespaces]
         super().__init__(
             f"operator {given.get('identity', '')}".strip(),
@@ -32,3 +32,7 @@ class OperatorProcess(Component):
             folder / f"operator{given.get('identity', '')}.log",
             os.environ | {"KUBECONFIG": str(kubeconfig)},
         )
+
+
+def _option(name: str, value: object) -> str:
+    return f"--{name}" if value is True else f"--{name}={value}"

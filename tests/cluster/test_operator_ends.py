@@ -1,0 +1,104 @@
+"""How an operator begins and ends: what it waits for and says, whom it leaves the Lease to, what its probes answer."""
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from octavo_testing.control_plane import ADMIN, CRDS, ControlPlane, control_plane, missing_tools
+from octavo_testing.operated import Operated
+from octavo_testing.waiting import eventually
+
+STATUS = "inferenceservices/status"
+CRD_PATH = f"{CRDS}/inferenceservices.serving.octavo.dev"
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def _probe(operated: Operated, path: str) -> int:
+    """0: nobody answers."""
+    try:
+        with urllib.request.urlopen(operated.operator.probe_url.replace("/healthz", path), timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[ControlPlane]:
+    """Without our CRD."""
+    if missing := missing_tools():
+        pytest.skip(missing)
+    with control_plane(tmp_path) as plane:
+        plane.call("DELETE", CRD_PATH)
+        eventually(lambda: not plane.answers(CRD_PATH))
+        yield plane
+
+
+def test_without_the_crd_it_waits_and_says_so(bare: ControlPlane, tmp_path: Path) -> None:
+    with Operated(bare, "default", tmp_path, user=ADMIN) as operated:
+        operated.wait_until_it_says("the CRD inferenceservices.serving.octavo.dev is not installed")
+        assert (_probe(operated, "/healthz"), _probe(operated, "/readyz")) == (200, 503)
+        bare.install_crd()
+        operated.create("served")
+        operated.settle("served")
+        assert (_probe(operated, "/healthz"), _probe(operated, "/readyz")) == (200, 200)
+
+
+def test_a_right_that_is_missing_is_named(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
+    rules = [
+        {"apiGroups": ["serving.octavo.dev"], "resources": ["*"], "verbs": ["*"]},
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]},
+        {"apiGroups": [""], "resources": ["services", "secrets"], "verbs": ["*"]},
+    ]
+    user = plane.account(plane_namespace, "weak", rules)
+    with Operated(plane, plane_namespace, tmp_path, user=user) as operated:
+        operated.wait_until_it_says(
+            f'cannot list resource "serviceaccounts" in API group "" in the namespace "{plane_namespace}"'
+        )
+        assert (_probe(operated, "/healthz"), _probe(operated, "/readyz")) == (200, 503)
+
+
+def test_kinds_of_other_projects_that_are_not_there_are_done_without(
+    plane: ControlPlane, plane_namespace: str, tmp_path: Path
+) -> None:
+    operated = Operated(plane, plane_namespace, tmp_path, pod_monitors=True, gateway_api=True)
+    with operated:
+        operated.wait_until_it_says("there are no PodMonitors in this cluster")
+        operated.wait_until_it_says("there are no HTTPRoutes in this cluster")
+        operated.create("served")
+        operated.settle("served")
+
+
+def test_who_is_told_to_end_leaves_at_once_and_the_next_one_leads(
+    plane: ControlPlane, plane_namespace: str, tmp_path: Path
+) -> None:
+    first = Operated(plane, plane_namespace, tmp_path)
+    second = Operated(plane, plane_namespace, tmp_path, user=first.user, identity="two")
+    with first:
+        eventually(lambda: first.holder() == "one", says=first.operator.last_words)
+        with second:
+            eventually(lambda: _probe(second, "/readyz") == 200, says=second.operator.last_words)
+            since = plane.audit.mark()
+            assert first.operator.stop() == 0
+            assert first.holder() != "one"
+            second.create("served")
+            second.settle("served")
+            assert not [
+                count for (kind, _), count in second.writes(since).items() if count > 1 and "status" not in kind
+            ]
+
+
+def test_two_that_begin_at_once_share_one_key(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
+    first = Operated(plane, plane_namespace, tmp_path, key_secret="octavo-key")
+    second = Operated(plane, plane_namespace, tmp_path, user=first.user, identity="two", key_secret="octavo-key")
+    with first, second:
+        for each in (first, second):
+            eventually(lambda each=each: _probe(each, "/readyz") == 200, says=each.operator.last_words)
+        secrets = plane.call("GET", f"/api/v1/namespaces/{plane_namespace}/secrets")["items"]
+        assert [secret["metadata"]["name"] for secret in secrets] == ["octavo-key"]
+        first.operator.check()
+        second.operator.check()

@@ -1,0 +1,89 @@
+"""What the operator does not do: write what is there already, leave anything behind, or look where it may not."""
+
+from pathlib import Path
+
+import pytest
+from kubernetes import config
+from kubernetes.dynamic import DynamicClient
+from octavo_testing.control_plane import ControlPlane
+from octavo_testing.infsvc_cases import Case
+from octavo_testing.operated import Operated
+from octavo_testing.waiting import eventually
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_the_same_file_applied_again_causes_no_write(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
+    with (
+        Operated(plane, plane_namespace, tmp_path) as operated,
+        config.new_client_from_config(str(plane.kubeconfig())) as api,
+    ):
+        kind = DynamicClient(api).resources.get(api_version="serving.octavo.dev/v1alpha1", kind="InferenceService")
+        manifest = Case("", {"replicas": 2}, name="same").manifest()
+
+        def apply() -> str:
+            answer = kind.server_side_apply(manifest, namespace=plane_namespace, field_manager="kubectl")
+            version: str = answer.metadata.resourceVersion
+            return version
+
+        apply()
+        operated.settle("same")
+        _until_quiet(operated)
+        since, version = plane.audit.mark(), apply()
+        assert apply() == version
+        operated.create("marker")
+        operated.settle("marker")
+        assert not [name for _, name in operated.writes(since) if not name.startswith("marker")]
+
+
+def test_a_new_operator_writes_nothing_of_what_is_as_it_should_be(
+    plane: ControlPlane, plane_namespace: str, tmp_path: Path
+) -> None:
+    with Operated(plane, plane_namespace, tmp_path) as operated:
+        operated.create("kept")
+        operated.settle("kept")
+        _until_quiet(operated)
+        operated.operator.stop()
+        since = plane.audit.mark()
+        operated.operator.start()
+        operated.create("marker")
+        operated.settle("marker")
+        assert not [name for _, name in operated.writes(since) if not name.startswith("marker")]
+
+
+def test_a_service_deleted_while_no_operator_runs_leaves_nothing(
+    plane: ControlPlane, plane_namespace: str, tmp_path: Path
+) -> None:
+    with Operated(plane, plane_namespace, tmp_path) as operated:
+        operated.create("gone")
+        operated.settle("gone")
+        operated.operator.stop()
+        assert len(operated.left_over()) > 5
+        operated.delete("gone")
+        eventually(lambda: not operated.left_over(), says=operated.left_over)
+
+
+def test_an_operator_of_some_namespaces_asks_for_nothing_else(plane: ControlPlane, tmp_path: Path) -> None:
+    """Names of kinds apart, which everybody may read."""
+    names = ["octavo-test-one", "octavo-test-two"]
+    for name in names:
+        plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    one = Operated(plane, names[0], tmp_path, namespaces=tuple(names))
+    two = Operated(plane, names[1], tmp_path, user=one.user)
+    since = plane.audit.mark()
+    with one:
+        for each in (one, two):
+            each.create("served")
+        one.settle("served")
+        eventually(lambda: two.status("served"), says=one.operator.last_words)
+    calls = one.calls(since)
+    assert {call.namespace for call in calls if call.resource} == {*names}
+    assert all(call.path.startswith(("/api", "/apis")) and call.verb == "get" for call in calls if not call.resource)
+    for name in names:
+        plane.call("DELETE", f"/api/v1/namespaces/{name}")
+
+
+def _until_quiet(operated: Operated) -> None:
+    """Until another service, which comes after all that was to be done, is done."""
+    operated.create("later")
+    operated.settle("later")

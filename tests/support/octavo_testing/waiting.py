@@ -1,0 +1,14 @@
+"""Waiting for what another process does: until it holds, or with what was last seen in the failure."""
+
+import time
+from collections.abc import Callable
+
+PATIENCE_S = 60.0
+
+
+def eventually(holds: Callable[[], object], *, within_s: float = PATIENCE_S, says: Callable[[], object] = str) -> None:
+    """`says`: for the failure."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {says()}"
+        time.sleep(0.05)
