@@ -43,7 +43,8 @@ def _field_names(schema: dict) -> list[str]:
 
 def test_the_same_file_again_writes_nothing(smollm2: str, cluster: Cluster, audit: AuditLog) -> None:
     def is_idle(service: dict) -> bool:
-        return is_ready(service) and service["status"].get("load", {}).get("running") == 0
+        load = service["status"].get("load", {})
+        return is_ready(service) and (load.get("running"), load.get("kvUsage")) == (0, "0%")
 
     before = cluster.until_one("InferenceService", smollm2, "smollm2", is_idle, within_s=60)
     position = audit.position()
