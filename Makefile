@@ -26,7 +26,7 @@ export TORCH_INDEX TORCH_SPEC
 .PHONY: help setup setup-dev up serve images test e2e lint fmt crds bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  settings:  MODEL=$(MODEL)  PORT=$(PORT)  REPLICAS=$(REPLICAS)  PYTHON=$(PYTHON)  ARGS='...'  (more at the top of the Makefile)"
 
 setup: $(VENV)/.run ## install what serving needs into .venv (the first `make up` does it too)

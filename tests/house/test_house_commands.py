@@ -8,10 +8,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
-    path.relative_to(ROOT) for pattern in ("*.md", "docs/*.md", "examples/**/*.md") for path in ROOT.glob(pattern)
+    path.relative_to(ROOT)
+    for pattern in ("*.md", "docs/*.md", "e2e/*.md", "examples/**/*.md")
+    for path in ROOT.glob(pattern)
 ]
-TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
-MAKE_COMMAND = re.compile(r"(?:`|^|make\S* )make ([a-z-]+)", re.MULTILINE)
+TARGET = re.compile(r"^([a-z0-9-]+):", re.MULTILINE)
+MAKE_COMMAND = re.compile(r"(?:`|^|make\S* )make ([a-z0-9-]+)", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 SCRIPT = re.compile(r"`?((?:benchmarks|examples|tools)/[\w/]+\.(?:py|sh))`?")
 
@@ -26,8 +28,8 @@ def heading_anchor(line: str) -> str:
 
 def test_make_lists_every_target() -> None:
     listing = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert set(re.findall(r"^  make ([a-z-]+)", listing.stdout, re.MULTILINE)) == targets()
-    assert {"help", "setup", "up", "serve", "test", "lint", "bench"} <= targets()
+    assert set(re.findall(r"^  make ([a-z0-9-]+)", listing.stdout, re.MULTILINE)) == targets()
+    assert {"help", "setup", "up", "serve", "images", "test", "e2e", "lint", "bench"} <= targets()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)

@@ -1,0 +1,108 @@
+"""`images/build`: what it asks of which builder. The builders are scripts here that note how they were called."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NEEDED = ("awk", "bash", "cat", "dirname", "grep", "printf", "sed")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy without a cluster's tools beside it, and a PATH that has nothing but what a shell needs."""
+    (tmp_path / "octavo" / "images").mkdir(parents=True)
+    shutil.copy(ROOT / "images" / "build", tmp_path / "octavo" / "images")
+    (tmp_path / "bin").mkdir()
+    for name in NEEDED:
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name) or "")
+    return tmp_path
+
+
+def _add(tree: Path, name: str, says: str = "") -> None:
+    script = tree / "bin" / name
+    script.write_text(f'#!/usr/bin/env bash\nprintf "%s\\n" "{name} $*" >>"{tree}/calls"\n{says}\n')
+    script.chmod(0o755)
+
+
+def _build(tree: Path, *names: str, **settings: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """And how the builders were called, questions apart."""
+    command = [str(tree / "octavo" / "images" / "build"), *names]
+    env = {"PATH": str(tree / "bin")} | settings
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=30)
+    calls = (tree / "calls").read_text().splitlines() if (tree / "calls").exists() else []
+    return done, [
+        call
+        for call in calls
+        if not any(word in call for word in (" info", "inspect", "config", " get ", "buildah images"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("builder", "begins"),
+    [
+        ("docker", "docker build"),
+        ("podman", "podman build --format docker"),
+        ("buildah", "buildah build --format docker"),
+    ],
+)
+def test_all_three_by_whatever_builder_is_there(tree: Path, builder: str, begins: str) -> None:
+    _add(tree, builder, 'case $* in *inspect*) echo 1048576000 ;; images*) echo "1 GB" ;; esac')
+    done, calls = _build(tree)
+    assert done.returncode == 0, done.stderr
+    assert [call.split(" -t ")[-1] for call in calls] == [
+        f"octavo/{name}:dev -f images/{name}.Dockerfile ." for name in ("engine", "router", "operator")
+    ]
+    assert all(call.startswith(begins) for call in calls)
+    sizes = [line for line in done.stdout.splitlines() if line.startswith("octavo/")]
+    assert len(sizes) == 3
+    assert all("1000 MiB" in line or "1 GB" in line for line in sizes)
+
+
+def test_docker_is_asked_first_and_must_answer(tree: Path) -> None:
+    _add(tree, "docker", "exit 1")
+    _add(tree, "podman", "echo 1")
+    done, calls = _build(tree, "router")
+    assert done.returncode == 0, done.stderr
+    assert [call.split()[0] for call in calls] == ["podman"]
+
+
+def test_arguments_reach_the_engine_only(tree: Path) -> None:
+    _add(tree, "docker", "echo 1")
+    settings = {"TORCH_INDEX": "https://example.test/cu128", "ENGINE_TARGET": "cuda", "MODELS": "none"}
+    _, calls = _build(tree, "engine", "router", **settings)
+    given = "--build-arg TORCH_INDEX=https://example.test/cu128 --build-arg MODELS=none --build-arg TARGET=cuda"
+    assert [given in call for call in calls] == [True, False]
+    assert "TORCH_SPEC" not in calls[0]
+
+
+def test_a_kind_cluster_gets_them(tree: Path) -> None:
+    _add(tree, "docker", "echo 1")
+    _add(tree, "kubectl", "echo kind-mine")
+    _add(tree, "kind", '[[ $* != "get clusters" ]] || printf "%s\\n" other mine')
+    _, calls = _build(tree, "router")
+    assert calls[1:] == ["kind load docker-image --name mine octavo/router:dev"]
+
+
+def test_they_can_be_pushed_elsewhere(tree: Path) -> None:
+    _add(tree, "docker", "echo 1")
+    _, calls = _build(tree, "router", IMAGE_PREFIX="registry.test/team", IMAGE_TAG="v1", PUSH="1")
+    assert calls == [
+        "docker build -t registry.test/team/router:v1 -f images/router.Dockerfile .",
+        "docker push registry.test/team/router:v1",
+    ]
+
+
+def test_a_build_that_fails_ends_it(tree: Path) -> None:
+    _add(tree, "docker", "[[ $1 != build ]] || exit 3")
+    done, calls = _build(tree)
+    assert done.returncode == 3
+    assert len(calls) == 1
+
+
+def test_without_a_builder_it_says_what_to_install(tree: Path) -> None:
+    done, _ = _build(tree)
+    assert done.returncode != 0
+    assert "install docker, podman or buildah" in done.stderr
