@@ -6,6 +6,7 @@ import os
 import sys
 
 import pytest
+from octavo_testing.routing import routing
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 from octavo_testing.terminal import CTRL_D, UP, terminal
@@ -216,6 +217,13 @@ async def test_no_server_is_one_line_with_the_command_that_starts_one(unused_por
     (line,) = err.splitlines()
     assert f"octavo serve --port {unused_port}" in line
     assert "Connection refused" in line
+
+
+async def test_a_router_whose_replicas_are_still_starting_says_so():
+    async with routing() as routed:
+        code, _, err = await run("chat", "--url", routed.url, "-q", "hi")
+    assert code == 1
+    assert "lists no model yet" in err
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from octavo_server.kv.frames import Load
 from octavo_server.router.blind import load_of
 from octavo_server.router.follower import FollowSettings
 from octavo_testing.fake_replica import MODEL, FakeReplica, vllm
-from octavo_testing.fleets import followed, until
+from octavo_testing.fleets import QUICK, followed, following, until
 
 
 async def test_names_and_load_are_learned_by_asking():
@@ -93,11 +93,25 @@ async def test_a_page_for_every_path_is_no_stream_and_a_redirect_is_not_followed
         assert "302" in next(replica.why for replica in fleet.replicas if replica.url == fake.url)
 
 
-async def test_a_key_that_is_missing_is_named():
+async def test_a_key_that_is_missing_is_named_and_logged_once(caplog):
     fake = FakeReplica()
     fake.status["/kv/events"] = 401
     async with followed(fake) as fleet:
         await until(lambda: fleet.replicas and "--replica-key" in fleet.replicas[0].why)
+        await until(lambda: fake.paths.count("/kv/events") > 3)
+    (line,) = [message for message in caplog.messages if "is connecting" in message]
+    assert "/kv/events answered 401: it wants --replica-key or --router-secret" in line
+
+
+async def test_a_replica_that_is_still_starting_is_nothing_to_warn_of(caplog):
+    fake = FakeReplica()
+    await fake.start()
+    await fake.kill()
+    async with following(fake.url, settings=QUICK) as fleet:
+        await until(lambda: fleet.replicas and fleet.replicas[0].why)
+        assert fleet.replicas[0].state == "connecting"
+        assert "is connecting" not in caplog.text
+    await fake.stop()
 
 
 def test_odd_metrics_are_passed_over():

@@ -85,7 +85,7 @@ async def _find_model(api: Api, options: Options, patience_s: float) -> ModelCar
                 raise
             await asyncio.sleep(_READY_POLL_S)
     if not wanted and not cards:
-        raise ApiFailure("the server lists no model: name one with --model.")
+        raise ApiFailure("the server lists no model yet: its engines may still be starting.")
     return next((card for card in cards if card.id == wanted), ModelCard(wanted) if wanted else cards[0])
 
 

@@ -88,7 +88,7 @@ class Answerer:
     async def _first_model(self) -> str:
         models = await self._api.models()
         if not models:
-            raise ApiFailure(f"{self.url}/models lists no model: name one with --model.")
+            raise ApiFailure(f"{self.url}/models lists no model yet: its engines may still be starting.")
         return models[0].id
 
     async def _print(self, path: str, request: Mapping[str, Any], answer: Answer, started_s: float) -> None:

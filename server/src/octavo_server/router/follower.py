@@ -122,7 +122,7 @@ class Follower:
             self.replica.num_faults += 1
             self._become("blind" if self.replica.state in ("exact", "blind") else "connecting", str(error))
         except (Lost, aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._become("connecting", str(error) or type(error).__name__)
+            self._become("connecting", str(error) or type(error).__name__, is_new=isinstance(error, Lost))
 
     async def _follow(self, blocks: ReplicaBlocks) -> None:
         """Raises what ended the connection."""
@@ -221,11 +221,12 @@ class Follower:
         self._exact_since_s = self._exact_since_s or asyncio.get_running_loop().time()
         self._become("exact", "every change so far is known")
 
-    def _become(self, state: State, why: str) -> None:
+    def _become(self, state: State, why: str, *, is_new: bool = False) -> None:
+        """`is_new`: the reason is to be told even where the state is as before. That nobody listens yet isn't."""
         replica = self.replica
         if (replica.state, replica.why) == (state, why):
             return
-        if replica.state != state:
+        if replica.state != state or is_new:
             level = logging.INFO if state in ("loading", "exact", "gone") else logging.WARNING
             logger.log(level, "replica %s is %s: %s", replica.name, state, why.removesuffix("."))
         replica.state, replica.why = state, why
