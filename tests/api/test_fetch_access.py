@@ -12,6 +12,7 @@ from octavo_testing.fetch_command import fetch_environment, run_fetch
 from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
 from octavo_testing.local_bucket import LocalBucket, environment
 from octavo_testing.local_hub import LocalHub
+from octavo_testing.serve_command import free_port
 
 FILES = {"config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}).encode(), "model.safetensors": b"x" * 5000}
 S3 = "s3://models/tiny"
@@ -107,6 +108,25 @@ def test_an_object_that_is_replaced_meanwhile_is_not_mixed(bucket: LocalBucket, 
         fetch_model(S3, to=tmp_path / "m")
     path = fetch_model(S3, to=tmp_path / "m")
     assert (path / "model.safetensors").read_bytes() == answer["tiny/model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "why"),
+    [
+        ("http://127.0.0.1:PORT", "http://127.0.0.1:PORT can't be reached: Connection refused (tried 6 times)"),
+        ("http://nobody.invalid", "http://nobody.invalid can't be reached: "),
+    ],
+)
+def test_a_server_that_is_not_there(
+    bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, endpoint: str, why: str
+) -> None:
+    monkeypatch.setattr("octavo_engine.sources.retries.FIRST_PAUSE_S", 0.001)
+    port = str(free_port())
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint.replace("PORT", port))
+    with pytest.raises(StartupError) as caught:
+        fetch_model(S3, to=tmp_path / "m")
+    assert str(caught.value).startswith(f"{S3}: {why.replace('PORT', port)}")
+    assert "Generic" not in str(caught.value)
 
 
 def test_without_the_client(monkeypatch: pytest.MonkeyPatch) -> None:

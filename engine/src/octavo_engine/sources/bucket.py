@@ -31,6 +31,8 @@ CHUNK_BYTES = 2**19
 DIGEST_CHARS = 12
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_ASKED = re.compile(r"Error performing \w+ (\w+://[^/?\s]+)")
+_REASON = re.compile(r'(?:message: |failed to lookup address information: )"?([^"]+?)"')
 _AGAIN = (408, 429, 500, 502, 503, 504)
 
 
@@ -182,7 +184,7 @@ def _told(uri: str) -> Iterator[None]:
                 f"{uri}: there is no such bucket or object: look at its name, and at the endpoint."
             ) from error
         if status is None or status in _AGAIN:
-            raise Interrupted(f"the server answers {status}" if status else _first_line(error)) from error
+            raise Interrupted(f"the server answers {status}" if status else _why_unreachable(text)) from error
         hint = " Is AWS_REGION the bucket's?" if status in (301, 307, 400) else ""
         raise StartupError(f"{uri}: the server answers {status} {code[1] if code else ''}.{hint}") from error
 
@@ -192,6 +194,13 @@ _CREDENTIALS = (
     "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (on Kubernetes: a Secret with these entries in "
     "spec.model.secretRef), or AWS_SKIP_SIGNATURE=true for a public bucket."
 )
+
+
+def _why_unreachable(text: str) -> str:
+    """The client tells it deep within its own words."""
+    asked, reason, first = _ASKED.search(text), _REASON.findall(text), text.splitlines()[0]
+    why = reason[-1] if reason else first.rpartition(" - ")[2].removeprefix("HTTP error: ")
+    return f"{asked[1]} can't be reached: {why}" if asked else why
 
 
 def _first_line(error: Exception) -> str:

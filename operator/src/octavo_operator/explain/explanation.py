@@ -24,7 +24,7 @@ _ABOUT_ROUTERS = ("RouterReady", "ReplicasAdmitted")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One condition of the chain; `state`: holds, waits, fails, or unknown where nothing is written of it."""
+    """One condition of the chain; `state`: holds, open (in nobody's way), waits, fails, unknown (nothing written)."""
 
     condition: str
     state: str
@@ -113,10 +113,11 @@ def _chain(conditions: Sequence[Raw]) -> Iterator[Link]:
         if found is None:
             yield Link(condition=name, state="unknown")
             continue
-        holds = found["status"] == "True" or found["reason"] == "NotChecked"
+        held_up = "fails" if found["status"] == "False" else "waits"
+        otherwise = "open" if found["reason"] == "NotChecked" else held_up
         yield Link(
             condition=name,
-            state="holds" if holds else "fails" if found["status"] == "False" else "waits",
+            state="holds" if found["status"] == "True" else otherwise,
             reason=found["reason"],
             message=found.get("message", ""),
             since=found.get("lastTransitionTime", ""),

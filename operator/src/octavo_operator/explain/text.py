@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from octavo_operator.explain.explanation import Explanation, in_trouble
 
 WIDTH = 110
-_MARKS = {"holds": "ok", "waits": "..", "fails": "NO", "unknown": "??"}
+_MARKS = {"holds": "ok", "open": "--", "waits": "..", "fails": "NO", "unknown": "??"}
 
 
 def lines_of(found: Explanation) -> Iterator[str]:
@@ -51,7 +51,7 @@ def _verdict(found: Explanation) -> Iterator[str]:
     yield from _wrapped(found.cause.message)
     yield from _wrapped(f"What it means: {found.cause.meaning}")
     if found.cause.remedy:
-        yield from _wrapped(f"What to do: {found.cause.remedy}")
+        yield from _wrapped(f"What to look at, and do: {found.cause.remedy}")
 
 
 def _pods(found: Explanation) -> Iterator[str]:
