@@ -60,6 +60,16 @@ def namespace(api: client.ApiClient) -> Iterator[str]:
     core.delete_namespace(name, _request_timeout=PATIENCE_S)
 
 
+@pytest.fixture(scope="module")
+def strict_namespace(api: client.ApiClient) -> Iterator[str]:
+    """One that takes no pod but by the strictest of the Pod Security Standards."""
+    core, name = client.CoreV1Api(api), f"octavo-test-{secrets.token_hex(4)}"
+    level = {"pod-security.kubernetes.io/enforce": "restricted"}
+    core.create_namespace({"metadata": {"name": name, "labels": level}})
+    yield name
+    core.delete_namespace(name)
+
+
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """An API server of the tests' own, whose audit log they read. `with plane.away()`: it is killed, and comes back."""

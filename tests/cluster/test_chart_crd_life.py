@@ -168,3 +168,12 @@ def test_it_stays_when_the_chart_no_longer_brings_it(releases: Releases, own_pla
     uid = _serve(own_plane, "kept")
     assert releases("upgrade", "octavo", crds={"install": False}) == (0, ANY)
     assert own_plane.call("GET", f"{SERVICES}/kept")["metadata"]["uid"] == uid
+
+
+def test_notes_tell_the_next_command(releases: Releases, own_plane: ControlPlane) -> None:
+    says = releases("install", "octavo", crds={"install": False}, watchNamespaces=["default"])[1]
+    assert "kubectl apply --server-side -f crds/" in says
+    says = releases("upgrade", "octavo", watchNamespaces=["default"])[1]
+    assert "kubectl apply --server-side -f crds/" not in says
+    assert "helm test octavo -n octavo-system" in says
+    assert "kubectl apply -n default -f -" in says

@@ -60,6 +60,13 @@ def test_a_field_that_kubernetes_does_not_know_would_be_found(objects: DynamicCl
         _take(objects, [account | {"unknownField": 1}])
 
 
+def test_pods_keep_to_the_restricted_standard(objects: DynamicClient, strict_namespace: str) -> None:
+    made = render({}, namespace=strict_namespace)
+    (deployment,) = [m for m in made if m["kind"] == "Deployment"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operator", "namespace": strict_namespace}}
+    _take(objects, [*(m for m in made if m["kind"] == "Pod"), pod | {"spec": deployment["spec"]["template"]["spec"]}])
+
+
 def test_what_is_made_by_default_is_taken(objects: DynamicClient, namespace: str) -> None:
     _take(objects, render({}, namespace=namespace))
 

@@ -1,8 +1,5 @@
 """Everything that is made for a service is taken by a real API server, and its pods by the strictest of namespaces."""
 
-import secrets
-from collections.abc import Iterator
-
 import pytest
 from kubernetes import client
 from kubernetes.dynamic import DynamicClient
@@ -12,15 +9,6 @@ from octavo_operator.service import Service, Settings, read_service
 from octavo_testing.infsvc_cases import TAKEN, Case, stored
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1")
-
-
-@pytest.fixture(scope="module")
-def strict_namespace(api: client.ApiClient) -> Iterator[str]:
-    core, name = client.CoreV1Api(api), f"octavo-test-{secrets.token_hex(4)}"
-    level = {"pod-security.kubernetes.io/enforce": "restricted"}
-    core.create_namespace({"metadata": {"name": name, "labels": level}})
-    yield name
-    core.delete_namespace(name)
 
 
 @pytest.fixture(scope="module")
