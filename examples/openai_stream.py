@@ -1,4 +1,4 @@
-"""The official OpenAI client against `make serve`, streamed: python examples/openai_stream.py [BASE_URL]."""
+"""The official client (`pip install openai`), streamed, from `make up`: python examples/openai_stream.py [BASE_URL]."""
 
 import sys
 
