@@ -21,13 +21,15 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"engine": {"maxModelLen": 200}, "replicas": 2},
     {"exposure": HOST, "auth": KEYS},
     {"auth": OPEN, "networkPolicy": {"enabled": False}},
+    {"router": {"ref": {"name": "other"}}, "replicas": 2},
 )
 ROUNDS = 30
 
-events = st.lists(
-    st.sampled_from(("edit", "kill", "restart", "drift", "pods", "pods", "operate", "operate", "die", "stale")),
-    max_size=40,
+EVENTS = (
+    *("edit", "kill", "restart", "drift", "pods", "pods", "operate", "operate", "die", "stale view", "stale spec"),
+    *("router restart", "routers", "share"),
 )
+events = st.lists(st.sampled_from(EVENTS), max_size=40)
 
 
 class World:
@@ -38,10 +40,12 @@ class World:
         self.cluster = PlanCluster()
         self.generation = 0
         self.old_view: Observed | None = None
+        self.old_service: Service | None = None
         self.edit()
 
     def edit(self) -> None:
         self.generation += 1
+        self.old_service = getattr(self, "service", None)
         self.service: Service = read_service(
             stored(Case("", self.rng.choice(SPECS), name="llm"), generation=self.generation)
         )
@@ -51,18 +55,39 @@ class World:
         return plan(self.service, seen, SETTINGS, now="2026-01-01T00:00:00Z", new_secret=str(self.rng.random()))
 
     def operate(self, *, view: Observed | None = None, dies: bool = False) -> None:
+        """On the world as it is, no act of an operator lets fewer pods serve than are wanted, or than did."""
+        before, wanted = self.cluster.num_kept(), self.service.spec.replicas
         planned = self.planned(view)
         end = self.rng.randint(0, len(planned.actions)) if dies else len(planned.actions)
         for action in planned.actions[:end]:
             self.cluster.carry_out(action)
+        if view is None:
+            assert self.cluster.num_kept() >= min(before, wanted)
         if not dies:
             self.cluster.status = planned.status
 
     def happen(self, event: str) -> None:
-        cluster, rng = self.cluster, self.rng
         match event:
             case "edit":
                 self.edit()
+            case "operate":
+                self.operate()
+            case "die":
+                self.operate(dies=True)
+            case "stale view":
+                self.operate(view=self.old_view)
+                self.old_view = self.cluster.observe()
+            case "stale spec" if self.old_service is not None:
+                self.service, now = self.old_service, self.service
+                self.operate()
+                self.service = now
+            case _:
+                self._befall(event)
+
+    def _befall(self, event: str) -> None:
+        """What happens to the cluster."""
+        cluster, rng = self.cluster, self.rng
+        match event:
             case "kill" if cluster.pods:
                 cluster.kill_pod(rng.choice(sorted(cluster.pods)))
             case "restart" if cluster.pods:
@@ -71,15 +96,16 @@ class World:
                 cluster.edit(rng.choice(sorted(cluster.objects)), rng)
             case "pods":
                 cluster.settle_pods(rng)
-            case "operate":
-                self.operate()
-            case "die":
-                self.operate(dies=True)
-            case "stale":
-                self.operate(view=self.old_view)
-                self.old_view = cluster.observe()
+            case "router restart":
+                cluster.restart_router(rng.choice(("router-0", "router-1", "other-router")))
+            case "routers":
+                cluster.hear_routers(rng)
+            case "share":
+                cluster.shares = not cluster.shares
 
     def converge(self) -> None:
+        self.cluster.shares = True
+        self.cluster.hear_routers()
         for _ in range(ROUNDS):
             self.operate()
             self.cluster.settle_pods()
@@ -138,11 +164,12 @@ def test_what_serves_is_kept_until_the_new_revision_serves(seed: int, history: l
 def test_the_secret_is_drawn_once(seed: int, history: list[str]) -> None:
     world = World(random.Random(seed))
     world.operate()
-    first = dict(world.cluster.secrets)
+    drawn = dict(world.cluster.secrets)
     for event in history:
         world.happen(event)
+        drawn = world.cluster.secrets | drawn
     world.converge()
-    assert world.cluster.secrets == first
+    assert world.cluster.secrets == world.cluster.secrets | drawn
 
 
 def _essence(cluster: PlanCluster) -> Any:

@@ -15,7 +15,7 @@ from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.names import COMPONENT_LABEL, ROUTER, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.service import Settings
-from octavo_operator.spec.service import GROUP, VERSION
+from octavo_operator.spec.service import GROUP, KIND, VERSION
 from octavo_operator.watches import Resource
 
 SERVICES: Resource = (f"{GROUP}/{VERSION}", "inferenceservices")
@@ -63,10 +63,15 @@ class Watching:
         for version, plural in (SERVICES, *watched(settings)):
             labels = None if plural == SERVICES[1] else {SERVICE_LABEL: kopf.PRESENT}
             kopf.index(version, plural, id=f"list_{plural}", registry=registry, labels=labels)(self._there)
-            kopf.on.event(version, plural, id=f"watch_{plural}", registry=registry, labels=labels)(self._gone)
+            matters = None if labels is None else self._matters
+            kopf.on.event(version, plural, id=f"watch_{plural}", registry=registry, when=matters)(self._gone)
 
     def forget(self, raw: Mapping[str, Any]) -> None:
         self._take(raw, is_gone=True)
+
+    def _matters(self, body: kopf.Body, **_: Any) -> bool:
+        """Also what has our label no more: it was one of ours until somebody took it away."""
+        return _is_labelled(body) or self._view.has(body)
 
     async def _there(self, body: kopf.Body, **_: Any) -> None:
         self._take(body, is_gone=False)
@@ -76,6 +81,8 @@ class Watching:
             self._on_listing()
         if event["type"] == "DELETED":
             self.forget(body)
+        elif body["kind"] != KIND and not _is_labelled(body):
+            self._take(body, is_gone=False)
 
     def _take(self, body: Mapping[str, Any], *, is_gone: bool) -> None:
         raw = {**body, "metadata": {k: v for k, v in body["metadata"].items() if k != "managedFields"}}
@@ -92,3 +99,7 @@ class Watching:
             self._reports.forget(key)
         elif is_serving_router(raw):
             self._reports.follow(key, address, self._secret_of((metadata["namespace"], router)))
+
+
+def _is_labelled(body: Mapping[str, Any]) -> bool:
+    return SERVICE_LABEL in (body["metadata"].get("labels") or {})

@@ -57,11 +57,22 @@ class EngineSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """What a replica's model takes, as its engine says; `kv_tokens` fit into its KV cache."""
+
+    max_model_len: int
+    weights_bytes: int
+    kv_bytes: int
+    kv_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterReport:
-    """What one router pod says; `admitted`: engine pod name → epoch whose snapshot it has."""
+    """What one router pod says; `admitted`: engine pod name → epoch whose snapshot it has. `sizes`: by engine pod."""
 
     pod: str
     admitted: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, ModelSize] = field(default_factory=dict)
     models: frozenset[str] = frozenset()
     running: int = 0
     waiting: int = 0

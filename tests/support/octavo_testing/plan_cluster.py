@@ -27,6 +27,8 @@ class PlanCluster:
     engine_manifests: dict[str, dict[str, Any]] = field(default_factory=dict)
     pods: dict[str, LivePod] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)  # routers that have said nothing since they were started anew
+    shares: bool = True  # whether there is another service whose router may be shared
     num_writes: int = 0
     status: dict[str, Any] = field(default_factory=dict)
     _made: int = 0
@@ -38,7 +40,8 @@ class PlanCluster:
                 engine_sets=tuple(self.engine_sets.values()),
                 engine_manifests=self.engine_manifests,
                 pods=tuple(live.pod for live in self.pods.values()),
-                routers={"router-0": self._report()} if ("Deployment", "llm-router") in self.objects else {},
+                routers={name: None if name in self.silent else self._report(name) for name in self._routers()},
+                router_owner="other" if self.shares else None,
                 status=self.status,
             )
         )
@@ -50,8 +53,8 @@ class PlanCluster:
                 self._apply(copy.deepcopy(dict(manifest)))
             case CreateOnce(manifest):
                 self.secrets.setdefault(manifest["metadata"]["name"], manifest["stringData"]["secret"])
-            case Delete(kind, name, uid):
-                self._delete(kind, name, uid)
+            case Delete(kind, name, uid, version):
+                self._delete(kind, name, uid, version)
             case SetGate(name, uid, epoch):
                 live = self.pods.get(name)
                 if live is not None and live.pod.uid == uid:
@@ -64,6 +67,7 @@ class PlanCluster:
             for _ in range(engine_set.replicas - len(mine)):
                 if _happens(rng):
                     self._start_pod(engine_set.revision)
+            mine.sort(key=lambda live: not live.pod.serves)
             for live in mine[engine_set.replicas :]:
                 live.pod = replace(live.pod, is_terminating=True)
         revisions = {s.revision for s in self.engine_sets.values()}
@@ -77,6 +81,13 @@ class PlanCluster:
                 live.epoch = f"epoch-{self._made}"
                 live.pod = replace(live.pod, is_ready=True)
 
+    def restart_router(self, name: str) -> None:
+        """It knows of no replica, until it has their snapshots again."""
+        self.silent.add(name)
+
+    def hear_routers(self, rng: random.Random | None = None) -> None:
+        self.silent = {name for name in self.silent if not _happens(rng)}
+
     def restart_engine(self, name: str) -> None:
         self.pods[name].pod = replace(self.pods[name].pod, is_ready=False)
 
@@ -88,15 +99,25 @@ class PlanCluster:
         if rng.random() < 0.5:
             del self.objects[ref]
         else:
-            self.objects[ref]["metadata"]["labels"] = {"changed": "by hand"}
+            self._made += 1
+            self.objects[ref]["metadata"] |= {"labels": {"changed": "by hand"}, "resourceVersion": str(self._made)}
 
     @property
     def num_serving(self) -> int:
         return sum(live.pod.serves for live in self.pods.values())
 
-    def _report(self) -> RouterReport:
+    def num_kept(self) -> int:
+        """Pods that serve and will go on doing so, for all that was asked for up to now."""
+        revisions = {s.revision for s in self.engine_sets.values()}
+        return sum(live.pod.serves and live.pod.revision in revisions for live in self.pods.values())
+
+    def _routers(self) -> tuple[str, ...]:
+        own = ("Deployment", "llm-router") in self.objects
+        return ("router-0", "router-1") if own else ("other-router",) if self.shares else ()
+
+    def _report(self, router: str) -> RouterReport:
         ready = {name: live.epoch for name, live in self.pods.items() if live.pod.is_ready}
-        return RouterReport(pod="router-0", admitted=ready)
+        return RouterReport(pod=router, admitted=ready)
 
     def _apply(self, manifest: dict[str, Any]) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -107,17 +128,22 @@ class PlanCluster:
             made = EngineSet(
                 name=name, uid=f"uid-{self._made}", revision=revision, replicas=0, created=f"{self._made:06}"
             )
-            self.engine_sets[name] = replace(before or made, replicas=manifest["spec"]["replicas"])
+            version = str(self._made)
+            self.engine_sets[name] = replace(before or made, replicas=manifest["spec"]["replicas"], version=version)
             self.engine_manifests[name] = _defaulted(manifest)
             return
         before_uid = self.objects.get((kind, name), {}).get("metadata", {}).get("uid")
         manifest["metadata"]["uid"] = before_uid or f"uid-{self._made}"
+        manifest["metadata"]["resourceVersion"] = str(self._made)
         self.objects[kind, name] = _defaulted(manifest)
 
-    def _delete(self, kind: str, name: str, uid: str) -> None:
-        if name in self.engine_sets and self.engine_sets[name].uid == uid:
-            del self.engine_sets[name], self.engine_manifests[name]
-        elif self.objects.get((kind, name), {}).get("metadata", {}).get("uid") == uid:
+    def _delete(self, kind: str, name: str, uid: str, version: str) -> None:
+        if name in self.engine_sets:
+            if (self.engine_sets[name].uid, self.engine_sets[name].version) == (uid, version):
+                del self.engine_sets[name], self.engine_manifests[name]
+            return
+        metadata = self.objects.get((kind, name), {}).get("metadata", {})
+        if (metadata.get("uid"), metadata.get("resourceVersion")) == (uid, version):
             del self.objects[kind, name]
 
     def _start_pod(self, revision: str) -> None:

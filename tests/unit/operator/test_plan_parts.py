@@ -9,7 +9,7 @@ from octavo_engine.runner.memory import MemoryInfo, size_kv
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError
 from octavo_operator.desired.engine import engine_revision
-from octavo_operator.observed import EngineSet, Observed, Pod, Refusal, RouterReport
+from octavo_operator.observed import EngineSet, ModelSize, Observed, Pod, Refusal, RouterReport
 from octavo_operator.plan.actions import SetGate
 from octavo_operator.plan.admission import gates
 from octavo_operator.plan.assess import conditions_of, refused
@@ -243,3 +243,44 @@ def test_the_engine_says_that_there_is_no_model_in_words_that_are_known(model: s
         resolve_model(model)
     found = _of("ModelReady", _service(), Observed(pods=(_pod(trouble="CrashLoop", message=str(refusal.value)),)))
     assert found.reason == "NotFound"
+
+
+SIZE = ModelSize(max_model_len=2048, weights_bytes=270 << 20, kv_bytes=256 << 20, kv_tokens=4096)
+
+
+def test_what_a_model_takes_is_told_and_stays_known_while_its_revision_does() -> None:
+    service, report = _service(), RouterReport(pod="r", admitted={"pod-0": "e1"}, sizes={"pod-0": SIZE})
+    seen = Observed(pods=(_serving(),), routers={"r": report})
+    assert "270 MiB" in _of("FitsHardware", service, seen).message
+    assert "4,096 tokens, so 2.0 requests of full length" in _of("FitsHardware", service, seen).message
+    status = plan(service, seen, SETTINGS, now="t", new_secret="s").status
+    assert status["model"] == {
+        "servedNames": ["llm"],
+        "maxModelLen": 2048,
+        "weightsBytes": 270 << 20,
+        "kvBytesPerToken": 65536,
+        "maxConcurrentTokens": 4096,
+    }
+    later = plan(service, Observed(status=status), SETTINGS, now="t", new_secret="s").status
+    assert later["model"] == status["model"]
+    other = read_service(stored(Case("", {"engine": {"maxModelLen": 5}}, name="llm")))
+    assert plan(other, Observed(status=status), SETTINGS, now="t", new_secret="s").status["model"] == {
+        "servedNames": ["llm"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("resources", "reason"),
+    [
+        ({"limits": {"memory": "1Gi"}}, "TooLarge"),
+        ({"limits": {"memory": "3Gi"}}, "NotChecked"),
+        ({}, "NotChecked"),
+        ({"limits": {"memory": "1Gi", "nvidia.com/gpu": 1}}, "NotChecked"),
+    ],
+    ids=str,
+)
+def test_a_spec_that_cannot_fit_is_told_before_anything_starts(resources: dict[str, Any], reason: str) -> None:
+    service = _service(engine={"kvCacheMemory": "1536Mi", "swapSpace": "512Mi"}, resources=resources)
+    found = _of("FitsHardware", service, Observed())
+    assert found.reason == reason
+    assert reason == "NotChecked" or "take 2,048 MiB, and the container's limit is 1,024 MiB" in found.message

@@ -7,7 +7,7 @@ from octavo_operator.cluster.pods import pod_of, router_trouble
 from octavo_operator.cluster.reports import report_of
 from octavo_operator.cluster.view import View
 from octavo_operator.names import ADMITTED_GATE, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
-from octavo_operator.observed import RouterReport
+from octavo_operator.observed import ModelSize, RouterReport
 from octavo_operator.service import read_service
 from octavo_testing.infsvc_cases import HOST, OPEN, Case, stored
 
@@ -108,31 +108,8 @@ def test_who_had_a_host_first_keeps_it_and_the_next_gets_it_when_it_goes() -> No
     assert view.observed(read_service(second), {}).host_owner is None
 
 
-def _versioned(raw: dict[str, Any], version: int, uid: str = "u") -> dict[str, Any]:
-    return {**raw, "metadata": raw["metadata"] | {"uid": uid, "resourceVersion": str(version)}}
-
-
 def _seen_pods(view: View) -> list[str]:
     return [pod.name for pod in view.observed(read_service(_service("llm")), {}).pods]
-
-
-def test_what_was_before_our_own_write_is_not_taken_for_news() -> None:
-    view = View()
-    view.see(_versioned(_pod(), 10))
-    ready = [_condition("ContainersReady", "True")]
-    assert view.see(_versioned(_pod(conditions=ready), 9)) == set()
-    assert not view.observed(read_service(_service("llm")), {}).pods[0].is_ready
-    assert view.see(_versioned(_pod(conditions=ready), 100)) == {("default", "llm")}
-    assert view.observed(read_service(_service("llm")), {}).pods[0].is_ready
-
-
-def test_the_end_of_a_predecessor_does_not_take_its_successor_away() -> None:
-    view = View()
-    view.see(_versioned(_pod(), 20, uid="second"))
-    assert view.see(_versioned(_pod(), 15, uid="first"), is_gone=True) == set()
-    assert _seen_pods(view) == ["llm-engine-0"]
-    view.see(_versioned(_pod(), 21, uid="second"), is_gone=True)
-    assert _seen_pods(view) == []
 
 
 def test_what_loses_our_label_is_no_longer_there() -> None:
@@ -140,7 +117,9 @@ def test_what_loses_our_label_is_no_longer_there() -> None:
     pod = _pod()
     view.see(pod)
     bare = {**pod, "metadata": {k: v for k, v in pod["metadata"].items() if k != "labels"}}
+    assert view.has(bare)
     assert view.see(bare) == {("default", "llm")}
+    assert not view.has(bare)
     assert _seen_pods(view) == []
 
 
@@ -203,14 +182,18 @@ def test_what_is_observed_of_a_service() -> None:
     assert view.observed(read_service(_service("llm")), {}).pods == ()
 
 
+SIZE = {"max_model_len": 2048, "weights_bytes": 270 << 20, "kv_bytes": 256 << 20, "kv_tokens": 4096}
+
+
 def test_a_report_counts_blocks_that_are_held_not_those_that_are_only_cached() -> None:
     load = {"total_blocks": 100, "free_blocks": 50, "cached_blocks": 30, "running": 2, "waiting": 1}
     replicas = [
-        {"name": "a", "acknowledged_epoch": "01", "models": ["m"], "load": load},
+        {"name": "a", "acknowledged_epoch": "01", "models": ["m"], "load": load, "model": SIZE | {"later": 1}},
         {"name": "b", "acknowledged_epoch": None, "models": [], "load": {}},
     ]
     report = report_of("router", replicas)
     assert report.admitted == {"a": "01"}
+    assert report.sizes == {"a": ModelSize(**SIZE)}
     assert (report.kv_usage, report.running, report.waiting) == (pytest.approx(0.2), 2, 1)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from octavo_operator.names import ROUTER_PORT
-from octavo_operator.observed import RouterReport
+from octavo_operator.observed import ModelSize, RouterReport
 
 logger = logging.getLogger(__name__)
 
@@ -103,8 +103,14 @@ def report_of(pod: str, replicas: Iterable[Mapping[str, Any]]) -> RouterReport:
     return RouterReport(
         pod=pod,
         admitted={r["name"]: r["acknowledged_epoch"] for r in known if r.get("acknowledged_epoch")},
+        sizes={r["name"]: _size_of(r["model"]) for r in known if r.get("model")},
         models=frozenset(model for replica in known for model in replica.get("models", ())),
         running=sum(load.get("running", 0) for load in loads),
         waiting=sum(load.get("waiting", 0) for load in loads),
         kv_usage=1 - free / total if total else None,
     )
+
+
+def _size_of(model: Mapping[str, int]) -> ModelSize:
+    """Fields that are unknown here are passed over."""
+    return ModelSize(**{name: model[name] for name in ("max_model_len", "weights_bytes", "kv_bytes", "kv_tokens")})

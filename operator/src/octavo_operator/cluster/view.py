@@ -81,6 +81,10 @@ class View:
         for found in self._objects.values():
             yield from found.values()
 
+    def has(self, raw: Raw) -> bool:
+        """An object of this name, whatever its labels are now."""
+        return (raw["metadata"]["namespace"], raw["kind"], raw["metadata"]["name"]) in self._homes
+
     def _forget(self, service: Key, ref: Ref) -> None:
         _drop(self._objects, service, ref)
         self._homes.pop((service[0], *ref), None)

@@ -4,10 +4,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from octavo_operator.observed import Observed, Pod, Trouble
+from octavo_operator.desired.engine import num_gpus
+from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
 from octavo_operator.plan.conditions import Condition, ready
 from octavo_operator.plan.rollout import is_complete
+from octavo_operator.plan.same import number
 from octavo_operator.service import Service
+from octavo_operator.spec.fields import num_bytes
 
 #: In the engine's own last words; a test keeps them equal.
 TOO_LARGE = re.compile(r"\bdo(es)? not fit\b")  # the sum comes with it
@@ -16,6 +19,7 @@ NOT_FOUND = re.compile(
 )
 #: Troubles of an engine that has its weights.
 _WITH_WEIGHTS: tuple[Trouble, ...] = ("OOMKilled", "CrashLoop", "StartFailed")
+_MIB = 2**20
 #: Worst first: what a person must do something about comes before what only takes time.
 _TROUBLES: tuple[Trouble, ...] = (
     "ConfigError",
@@ -35,7 +39,7 @@ def conditions_of(service: Service, observed: Observed, *, wanted: str) -> list[
     found = [
         accepted,
         _applied(accepted, observed),
-        _fits(pods),
+        _fits(service, pods, size_of(observed, pods)),
         _model(service, pods),
         _workload(service, observed, pods, wanted=wanted),
         _router(observed),
@@ -71,13 +75,48 @@ def _applied(accepted: Condition, observed: Observed) -> Condition:
     return Condition("ChildrenApplied", "Applied", "all objects of this service are as they should be")
 
 
-def _fits(pods: Sequence[Pod]) -> Condition:
+def size_of(observed: Observed, pods: Sequence[Pod]) -> ModelSize | None:
+    """Of these pods; replicas of one revision are alike."""
+    reports = [report for report in observed.routers.values() if report is not None]
+    sizes = [report.sizes[pod.name] for report in reports for pod in pods if pod.name in report.sizes]
+    return sizes[0] if sizes else None
+
+
+def _fits(service: Service, pods: Sequence[Pod], size: ModelSize | None) -> Condition:
     for pod in pods:
         if TOO_LARGE.search(pod.message):
             return Condition("FitsHardware", "TooLarge", pod.message)
+    if size is not None:
+        return Condition("FitsHardware", "Fits", _sum(size))
     if any(pod.is_ready for pod in pods):
         return Condition("FitsHardware", "Fits", "the engine has room for its weights and KV cache")
+    if beyond := _beyond_limit(service):
+        return Condition("FitsHardware", "TooLarge", beyond)
     return Condition("FitsHardware", "NotChecked", "no engine has started yet")
+
+
+def _beyond_limit(service: Service) -> str:
+    """What can be said of a spec alone: without a GPU the KV cache is within the container's memory limit."""
+    engine, resources = service.spec.engine, service.spec.resources
+    limit = None if resources is None else number(resources.limits.get("memory", ""))
+    asked = {"kvCacheMemory": engine.kv_cache_memory, "swapSpace": engine.swap_space}
+    parts = [f"engine.{name} {size}" for name, size in asked.items() if size is not None]
+    total = sum(num_bytes(size) for size in asked.values() if size is not None)
+    if limit is None or num_gpus(service) or total < limit:
+        return ""
+    return (
+        f"it does not fit: {' and '.join(parts)} take {total / _MIB:,.0f} MiB, and the container's limit is "
+        f"{int(limit) / _MIB:,.0f} MiB, weights included: raise resources.limits.memory, or lower those"
+    )
+
+
+def _sum(size: ModelSize) -> str:
+    weights, cache = (f"{taken / _MIB:,.0f} MiB" for taken in (size.weights_bytes, size.kv_bytes))
+    at_once = size.kv_tokens / size.max_model_len
+    return (
+        f"weights {weights}, KV cache {cache}: {size.kv_tokens:,} tokens, so {at_once:,.1f} requests of full length "
+        f"({size.max_model_len:,} tokens) at once"
+    )
 
 
 def _model(service: Service, pods: Sequence[Pod]) -> Condition:

@@ -16,7 +16,7 @@ from octavo_operator.names import ROUTER, engine_deployment, engine_selector, ro
 from octavo_operator.observed import Observed, Ref, Refusal
 from octavo_operator.plan.actions import Action, CreateOnce, Delete
 from octavo_operator.plan.admission import gates
-from octavo_operator.plan.assess import conditions_of
+from octavo_operator.plan.assess import conditions_of, size_of
 from octavo_operator.plan.conditions import written
 from octavo_operator.plan.news import News, transitions
 from octavo_operator.plan.owner import is_ours, may_be_deleted, taken_by
@@ -120,7 +120,23 @@ def _status(service: Service, observed: Observed, settings: Settings, *, wanted:
         },
         "revision": {"updated": wanted} if current is None else {"current": current, "updated": wanted},
     }
-    return status | _load(observed)
+    return status | _model(service, observed, wanted) | _load(observed)
+
+
+def _model(service: Service, observed: Observed, wanted: str) -> dict[str, Any]:
+    """What isn't known just now is as it was: nothing of it changes while a revision lives."""
+    size = size_of(observed, [pod for pod in observed.pods if pod.revision == wanted])
+    known: dict[str, Any] = {"servedNames": list(service.served_names)}
+    if size is not None:
+        known |= {
+            "maxModelLen": size.max_model_len,
+            "weightsBytes": size.weights_bytes,
+            "kvBytesPerToken": size.kv_bytes // size.kv_tokens,
+            "maxConcurrentTokens": size.kv_tokens,
+        }
+    elif observed.status.get("revision", {}).get("updated") == wanted:
+        known = observed.status.get("model", {}) | known
+    return {"model": known}
 
 
 def _outside(service: Service, url: str | None) -> list[dict[str, str]]:

@@ -1,8 +1,8 @@
 """Engine Deployments of a service: the wanted revision comes up, the others go when it serves.
 
-What must hold: as long as the wanted revision doesn't serve with all of its replicas, pods that do serve are kept; and
-there are never more than two revisions, the wanted one and the one that most pods serve of, however often the spec
-changes.
+What must hold: no act of ours lets fewer pods serve than did, but for those above the wanted number. So older revisions
+stay as long as the wanted one lacks replicas that they make up for, those first that most pods serve of; that is one,
+unless it has lost pods of its own. A revision that nobody is served by goes at once, however often the spec changes.
 """
 
 from collections import Counter
@@ -25,22 +25,27 @@ def rollout(service: Service, observed: Observed, settings: Settings) -> list[Ac
     older = [s for s in observed.engine_sets if s.revision != wanted and not s.is_deleting]
     if is_complete(service, observed, wanted):
         return actions + [_delete(s, f"revision {wanted} serves") for s in older]
-    kept = _most_that_serve(older, observed.pods)
-    return actions + [
-        _delete(s, "another revision is wanted, and it is not the one that serves") for s in older if s is not kept
-    ]
+    kept = _that_make_up(older, observed.pods, missing=replicas - _num_serving(wanted, observed.pods))
+    return actions + [_delete(s, "another revision is wanted, and others serve") for s in older if s.name not in kept]
 
 
 def is_complete(service: Service, observed: Observed, wanted: str) -> bool:
-    serving = sum(1 for pod in observed.pods if pod.revision == wanted and pod.serves)
-    return serving >= service.spec.replicas
+    return _num_serving(wanted, observed.pods) >= service.spec.replicas
 
 
-def _most_that_serve(sets: Sequence[EngineSet], pods: Sequence[Pod]) -> EngineSet | None:
-    """A pod that was admitted once counts, though it may be out of order just now: it can come back."""
+def _num_serving(revision: str, pods: Sequence[Pod]) -> int:
+    return sum(pod.revision == revision and pod.serves for pod in pods)
+
+
+def _that_make_up(sets: Sequence[EngineSet], pods: Sequence[Pod], *, missing: int) -> set[str]:
+    """Names. A pod that was admitted once counts, though it may be out of order just now: it can come back."""
     admitted = Counter(pod.revision for pod in pods if pod.is_admitted and not pod.is_terminating)
-    served = [s for s in sets if admitted[s.revision]]
-    return max(served, key=lambda s: (admitted[s.revision], s.created), default=None)
+    kept = set()
+    for engine_set in sorted(sets, key=lambda s: (admitted[s.revision], s.created), reverse=True):
+        if missing > 0 and admitted[engine_set.revision]:
+            kept.add(engine_set.name)
+            missing -= _num_serving(engine_set.revision, pods)
+    return kept
 
 
 def _delete(engine_set: EngineSet, reason: str) -> Delete:

@@ -48,11 +48,12 @@ def _is_same_quantity(wanted: Any, live: Any) -> bool:
     """The API server writes quantities in its own way: 1000m as 1, 0.5 as 500m."""
     if not isinstance(wanted, int | str) or not isinstance(live, int | str) or isinstance(wanted, bool):
         return False
-    first, second = _number(wanted), _number(live)
+    first, second = number(wanted), number(live)
     return first is not None and first == second
 
 
-def _number(quantity: int | str) -> Decimal | None:
+def number(quantity: int | str) -> Decimal | None:
+    """Of a quantity in Kubernetes' notation, as in `resources`; None for what isn't one."""
     text = str(quantity)
     digits = text.rstrip("mkKMGTPEi")
     try:

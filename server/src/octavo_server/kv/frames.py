@@ -31,7 +31,7 @@ class Load(msgspec.Struct, kw_only=True):
 
 class Hello(msgspec.Struct, tag="hello", kw_only=True):
     """First. `epoch` is new with each start of the engine; `root` is the hash before every prompt's first block, `card`
-    the fingerprint of what `GET /kv/model` answers.
+    the fingerprint of what `GET /kv/model` answers. `weights_bytes` and `kv_bytes`: the memory that each takes.
     """
 
     version: int
@@ -42,6 +42,8 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True):
     models: list[str]
     heartbeat_s: float
     card: str = ""
+    weights_bytes: int = 0
+    kv_bytes: int = 0
 
 
 class Part(msgspec.Struct, tag="part", kw_only=True):

@@ -85,6 +85,8 @@ class KVPublisher:
             models=[*models],
             heartbeat_s=heartbeat_s,
             card=card,
+            weights_bytes=ready.weights_bytes,
+            kv_bytes=ready.kv_bytes,
         )
 
     @property

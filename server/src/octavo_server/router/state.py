@@ -20,10 +20,20 @@ if TYPE_CHECKING:
 ORDER: tuple[State, ...] = ("gone", "connecting", "loading", "blind", "exact")
 
 
+class ModelSize(msgspec.Struct, kw_only=True, frozen=True):
+    """`kv_tokens`: that fit into the KV cache."""
+
+    max_model_len: int
+    weights_bytes: int
+    kv_bytes: int
+    kv_tokens: int
+
+
 class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
     """`epoch`: as the replica last said. `acknowledged_epoch`: the latest of which this router had an exact copy.
 
-    `worth_tokens`: prompt tokens that its blocks lately saved and no other replica's could have.
+    `worth_tokens`: prompt tokens that its blocks lately saved and no other replica's could have. `model`: what its
+    model takes, once that is known.
     """
 
     name: str
@@ -41,6 +51,7 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
     worth_tokens: int = 0
     faults: int = 0
     breaker: BreakerState = "closed"
+    model: ModelSize | None = None
 
 
 class RouterState(msgspec.Struct, kw_only=True, frozen=True):
@@ -77,6 +88,19 @@ def replica_state(replica: "Replica", now: float, breaker: BreakerState = "close
         worth_tokens=round(replica.activity.worth_tokens.at(now)),
         faults=replica.num_faults,
         breaker=breaker,
+        model=_model_size(replica),
+    )
+
+
+def _model_size(replica: "Replica") -> ModelSize | None:
+    hello, num_blocks = replica.hello, replica.load.total_blocks
+    if hello is None or not hello.weights_bytes or not num_blocks:
+        return None
+    return ModelSize(
+        max_model_len=hello.max_model_len,
+        weights_bytes=hello.weights_bytes,
+        kv_bytes=hello.kv_bytes,
+        kv_tokens=num_blocks * hello.block_size,
     )
 
 
@@ -138,4 +162,5 @@ def _merged_replica(found: Sequence[ReplicaState], num_workers: int) -> ReplicaS
         worth_tokens=sum(state.worth_tokens for state in found),
         faults=sum(state.faults for state in found),
         breaker=max((state.breaker for state in found), key=BREAKER_STATES.index),
+        model=worst.model,
     )
