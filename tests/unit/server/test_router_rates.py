@@ -46,3 +46,15 @@ def test_one_long_step_does_not_throw_it_off():
 def test_a_lasting_change_comes_through():
     rates = taught([(n, 0.0001 * n) for n in [64, 512] * 50] + [(n, 0.001 * n) for n in [64, 512] * 100])
     assert rates.token_s == pytest.approx(0.001, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("own", "likely"), [(1.0, 1.0), (1.4, 1.0), (0.7, 1.0), (3.0, 2.0), (1 / 3, 0.5), (100.0, 4.0), (0.001, 0.25)]
+)
+def test_equals_are_taken_to_be_equally_fast_unless_they_clearly_are_not(own, likely):
+    rates = taught((n, own * 0.001 * n) for n in [64, 512] * 50)
+    assert rates.likely_token_s(0.001) == pytest.approx(likely * 0.001, rel=0.01)
+
+
+def test_who_has_shown_little_has_the_rate_of_the_others():
+    assert taught([(1, 0.05)] * 50).likely_token_s(0.001) == 0.001

@@ -25,7 +25,8 @@ def case(
     load: Any, policy: str, workload: str, *, rate: float = 12.0, replicas: int = 3, seed: int = 0, **more: int
 ) -> Any:
     study = load("router_sim.study")
-    setting = study.Setting(workload=workload, replicas=replicas, hardware="a10g-7b", requests=150, seed=seed, **more)
+    sizes = {"replicas": replicas, "requests": 150, "seed": seed, **more}
+    setting = study.Setting(workload=workload, hardware="a10g-7b", **sizes)
     return study.Case(setting=setting, policy=policy, load=0.5, rate=rate)
 
 
@@ -64,7 +65,7 @@ def test_what_the_router_expects_is_found_while_blocks_are_evicted(load: Any) ->
 
 def test_two_routers_that_know_nothing_of_each_other_find_as_much_as_one(load: Any) -> None:
     run = load("router_sim.study").run
-    one, two = (run(case(load, "octavo", "shared", rate=20.0, routers=routers)) for routers in (1, 2))
+    one, two = (run(case(load, "octavo", "shared", rate=16.0, requests=400, routers=routers)) for routers in (1, 2))
     assert one.hits_of_oracle >= 0.95
     assert two.hit_rate >= 0.99 * one.hit_rate
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from octavo_server.kv.frames import Load
     from octavo_server.router.predictions import Predicted
 
-COLD_HALF_LIFE_S = 60.0
+LATELY_HALF_LIFE_S = 60.0
 WORTH_HALF_LIFE_S = 600.0
 MAX_STEP_MS = 600_000.0  # what says more is no step, nor is what isn't a number
 _HOLD_SHARE = 0.1  # of the latest in the mean
@@ -42,7 +42,7 @@ class Activity:
         self.num_in_flight = 0  # requests sent and not ended
         self.num_unanswered = 0  # of those, without a first byte
         self.hold_s = 0.0  # that an answer takes after its first token, in the mean; 0: none has ended yet
-        self.cold_tokens = Decayed(COLD_HALF_LIFE_S)  # sent without being expected in its cache
+        self.requests = Decayed(LATELY_HALF_LIFE_S)  # sent lately
         self.worth_tokens = Decayed(WORTH_HALF_LIFE_S)  # saved here that no other replica could have saved
         self.predicted: Predicted | None = None
         self._load: Load | None = None  # the latest heard of

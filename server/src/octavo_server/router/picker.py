@@ -7,8 +7,9 @@ never waits and has no clock of its own: the simulator runs this very class.
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
-from octavo_server.router import rendezvous, score
+from octavo_server.router import evening_out, rendezvous, score
 from octavo_server.router.decision import Decision, Rung, Terms
+from octavo_server.router.evening_out import EveningOut
 from octavo_server.router.predictions import Predictions
 from octavo_server.router.prefix_index import Match, PrefixIndex
 from octavo_server.router.rates import PRIOR_TOKEN_S, Rates
@@ -26,6 +27,7 @@ class Picker:
         self._index = index
         self._clock = clock
         self._predictions = Predictions(index)
+        self._evening_out = EveningOut()
         self._pools: dict[frozenset[str], Rates] = {}  # by what replicas serve: those alike take alike long
 
     def pick(self, prompt: "Prompt", replicas: "Sequence[Replica]", exclude: "Collection[Replica]" = ()) -> Decision:
@@ -37,6 +39,8 @@ class Picker:
         terms = self._look(prompt, candidates)
         if prompt.hashes and any(t.replica.is_exact or t.match.blocks for t in terms):
             chosen, why = _least_cost(prompt, terms, now)
+            if (instead := self._evening_out.instead_of(chosen, prompt, terms, now)) is not None:
+                chosen, why = instead, evening_out.WHY
             rung = _rung(chosen)
         elif prompt.affinity:
             chosen, rung, why = rendezvous.bounded(prompt.affinity, terms), "hash", "consistent hash, bounded load"
@@ -46,6 +50,7 @@ class Picker:
 
     def sent(self, decision: Decision, prompt: "Prompt") -> Ticket:
         """The request goes out to the chosen replica now."""
+        self._evening_out.sent(decision, prompt)
         return Ticket(decision, prompt, self._predictions, self._clock)
 
     def heard(self, replica: "Replica") -> None:
@@ -56,14 +61,13 @@ class Picker:
         replica.activity.hear(replica.load, pool)
 
     def _look(self, prompt: "Prompt", candidates: "Sequence[Replica]") -> tuple[Terms, ...]:
-        """A replica that tells little of its steps is taken to be as fast as those that do."""
         slots = [self._predictions.slot(r) for r in candidates]
         found = self._index.match(prompt.hashes, slots) if prompt.hashes else {}
         pools = (self._pools.get(r.models) for r in candidates)
         usual_s = next((pool.token_s for pool in pools if pool is not None and pool.num_steps), PRIOR_TOKEN_S)
         return tuple(
             [
-                score.terms(prompt, r, found.get(slot, NOTHING), rates.token_s if rates.is_own else usual_s)
+                score.terms(prompt, r, found.get(slot, NOTHING), rates.likely_token_s(usual_s))
                 for r, slot in zip(candidates, slots, strict=True)
                 for rates in (r.activity.rates,)
             ]
@@ -81,12 +85,12 @@ def _least_cost(prompt: "Prompt", terms: tuple[Terms, ...], now: float) -> tuple
 
 def _least(terms: Terms, prompt: "Prompt", now: float) -> tuple[int, float, int]:
     replica = terms.replica
-    cold_tokens = replica.activity.cold_tokens.at(now)
-    return score.num_requests(replica), cold_tokens, rendezvous.draw(prompt.affinity, replica.name)
+    lately = replica.activity.requests.at(now)
+    return score.num_requests(replica), lately, rendezvous.draw(prompt.affinity, replica.name)
 
 
 def _load(replica: "Replica", now: float) -> tuple[int, float, str]:
-    return score.num_requests(replica), replica.activity.cold_tokens.at(now), replica.name
+    return score.num_requests(replica), replica.activity.requests.at(now), replica.name
 
 
 def _rung(chosen: Terms) -> Rung:

@@ -12,6 +12,7 @@ _HELD = 2000.0  # tokens squared: as if so much variance had been seen along the
 _OUTLIER = 4.0
 _CHUNK_TOKENS = 2048
 _MIN_TOKEN_S = 1e-9
+_ALIKE, _MOST_UNLIKE = 1.5, 4.0  # times slower or faster
 
 
 class Rates:
@@ -37,6 +38,17 @@ class Rates:
         self._squares = _FORGET * self._squares + tokens * tokens
         self._pairs = _FORGET * self._pairs + tokens * took_s
         self._fit(usual_token_s)
+
+    def likely_token_s(self, usual_s: float) -> float:
+        """Those that serve the same are taken to be equally fast unless their own steps say clearly otherwise: half as
+        much again is what a busy machine makes of equals, and who looks fast by chance would be sent everything.
+        """
+        if not self.is_own:
+            return usual_s
+        ratio = self.token_s / usual_s
+        if ratio > 1:
+            return usual_s * min(max(ratio / _ALIKE, 1.0), _MOST_UNLIKE)
+        return usual_s * max(min(ratio * _ALIKE, 1.0), 1 / _MOST_UNLIKE)
 
     def _fit(self, usual_token_s: float) -> None:
         mean_tokens, mean_s = self._tokens / self._count, self._times / self._count

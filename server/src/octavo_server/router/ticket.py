@@ -42,7 +42,7 @@ class Ticket:
         self._has_begun = self._has_ended = False
         self._compute_tokens = prompt.num_tokens - decision.expected_tokens
         activity = decision.chosen.activity
-        activity.cold_tokens.add(self._compute_tokens, now)
+        activity.requests.add(1, now)
         if unique := _unique_tokens(decision, prompt):
             activity.worth_tokens.add(unique, now)
         self._sent = activity.send(self._compute_tokens, decision.expected_tokens)
