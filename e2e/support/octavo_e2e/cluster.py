@@ -122,7 +122,7 @@ class Cluster:
             within_s=within_s, what=f"{name}: {of} for reason {reason}",
         )  # fmt: skip
 
-    def until_gone(self, namespace: str, *kinds: str, label: str = "", within_s: float = 60) -> None:
+    def until_gone(self, namespace: str | None, *kinds: str, label: str = "", within_s: float = 60) -> None:
         """All kinds within the same time."""
         deadline = time.monotonic() + within_s
         for kind in kinds:

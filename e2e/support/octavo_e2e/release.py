@@ -62,8 +62,7 @@ class Release:
         for crd in found["items"]:
             if crd["metadata"].get("annotations", {}).get("meta.helm.sh/release-name"):
                 return
-            left = self._cluster.find("InferenceService", None)
-            assert not left, f"the cluster has InferenceServices already: {[s['metadata'] for s in left]}"
+            self._cluster.until_gone(None, "InferenceService", within_s=UP_S)
             self._cluster.kubectl("delete", "crd", CRD, "--timeout=60s")
 
 
