@@ -15,7 +15,7 @@ from kubernetes.aio.client import ApiClient
 
 from octavo_operator.cluster.census import Census, is_served
 from octavo_operator.cluster.client import KINDS, ApiError, Cluster
-from octavo_operator.cluster.credentials import found_configuration, kopf_login
+from octavo_operator.cluster.credentials import client_of, found_configuration, kopf_login
 from octavo_operator.cluster.lease import Leadership
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reconciler import Reconciler
@@ -51,7 +51,7 @@ async def _run(args: argparse.Namespace) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
     async with (
-        ApiClient(await found_configuration()) as api,
+        client_of(await found_configuration()) as api,
         aiohttp.ClientSession() as session,
         answering(args.liveness, pulse, telemetry),
     ):

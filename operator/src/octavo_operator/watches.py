@@ -96,6 +96,7 @@ def kopf_settings(labelled: Sequence[Resource]) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True
+    settings.persistence.diffbase_storage = settings.persistence.progress_storage = NothingKept()
     settings.process.ultimate_exiting_timeout = None  # it would kill us long after a restart of its own
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
@@ -105,6 +106,28 @@ def kopf_settings(labelled: Sequence[Resource]) -> kopf.OperatorSettings:
         group, _, version = version.rpartition("/")
         settings.watching.label_selectors[group, version, plural] = SERVICE_LABEL
     return settings
+
+
+class NothingKept(kopf.DiffBaseStorage, kopf.ProgressStorage):
+    """kopf would work out for each event what of the object has changed since, for handlers that we don't have."""
+
+    def build(self, **_: object) -> kopf.BodyEssence:
+        return kopf.BodyEssence({})
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        return essence
+
+    def fetch(self, **_: object) -> None:
+        return None
+
+    def store(self, **_: object) -> None:
+        pass
+
+    def purge(self, **_: object) -> None:
+        pass
+
+    def touch(self, **_: object) -> None:
+        pass
 
 
 class Seldom(logging.Filter):

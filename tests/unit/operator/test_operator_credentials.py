@@ -7,9 +7,8 @@ import kopf
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from kubernetes.aio.client import ApiClient
 from octavo_operator.cluster.client import Cluster
-from octavo_operator.cluster.credentials import REREAD_S, account_configuration, kopf_login
+from octavo_operator.cluster.credentials import REREAD_S, account_configuration, client_of, kopf_login
 from octavo_testing.clock import Clock
 
 
@@ -37,7 +36,7 @@ async def test_our_client_shows_the_token_of_now(seen: tuple[str, list[str]], tm
     url, tokens = seen
     token = tmp_path / "token"
     token.write_text("first\n")
-    async with ApiClient(account_configuration(url, tmp_path, clock=clock)) as api:
+    async with client_of(account_configuration(url, tmp_path, clock=clock)) as api:
         await Cluster(api).read("Pod", "a", "b")
         token.write_text("second")
         await Cluster(api).read("Pod", "a", "b")

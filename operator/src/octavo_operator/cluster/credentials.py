@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import kopf
 from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -51,6 +52,13 @@ def account_configuration(
     reread(found)  # the client asks for a token anew only where there is one
     found.refresh_api_key_hook = reread  # type: ignore[assignment]  # declared as None
     return found
+
+
+def client_of(configuration: Configuration) -> ApiClient:
+    """Its own session would look for proxies and a .netrc before each request, in a thread."""
+    api = ApiClient(configuration)
+    api.rest_client.pool_manager = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_trust(configuration)))
+    return api
 
 
 def kopf_login(configuration: Configuration, *, pause_s: float = 1.0) -> Callable[..., object]:
