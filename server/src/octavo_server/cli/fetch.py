@@ -6,6 +6,7 @@ of a pod. Nothing that computes is imported.
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import time
@@ -23,20 +24,20 @@ def fetch(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for library in ("httpx", "httpx2", "huggingface_hub"):
         logging.getLogger(library).setLevel(logging.ERROR)  # we say it ourselves
-    signal.signal(signal.SIGTERM, _interrupt)
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sig, _end)
     started_s = time.monotonic()
     try:
         path = fetch_model(args.model, to=args.to, revision=args.revision, load_format=args.load_format)
     except StartupError as error:
         print(f"octavo: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(f"octavo: {args.model}: interrupted; the next fetch goes on from here", file=sys.stderr)
-        return 128 + signal.SIGINT
     logger.info("%s: ready to serve after %.1f s", args.model, time.monotonic() - started_s)
     print(path)
     return 0
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+def _end(sig: int, _: object) -> None:
+    """At once, whatever is under way: what lies there is as good as after any other end (sources.deposit)."""
+    print("octavo: told to end; the next fetch goes on from here", file=sys.stderr, flush=True)
+    os._exit(128 + sig)
