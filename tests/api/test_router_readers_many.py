@@ -54,7 +54,9 @@ def joined(url, name, fingerprint):
     return replica
 
 
-async def test_many_replicas_that_say_the_same_are_understood_once(fleet, tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_named", [True, False], ids=["named in the hello", "not named"])
+async def test_many_replicas_that_say_the_same_are_understood_once(fleet, tmp_path, monkeypatch, is_named):
+    monkeypatch.setattr(Counted, "num_made", 0)
     monkeypatch.setattr(readers_module, "PromptReader", Counted)
     async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
         card = (await served.http.get("/kv/model")).content
@@ -68,7 +70,7 @@ async def test_many_replicas_that_say_the_same_are_understood_once(fleet, tmp_pa
             fake.bodies["/kv/model"] = card
             await fake.start()
             stack.push_async_callback(fake.stop)
-            fleet.replicas.append(joined(fake.url, f"r{number}", fingerprint))
+            fleet.replicas.append(joined(fake.url, f"r{number}", fingerprint if is_named else ""))
         for replica in fleet.replicas:
             readers._look(replica)
         await until(lambda: len(readers._fingerprints) == NUM_REPLICAS)

@@ -2,7 +2,7 @@
 
 A replica is asked when it has begun a new epoch; replicas with one fingerprint share one reader, whose caches are then
 warm for all of them. Cards are megabytes: of replicas whose streams name the same one, one is asked, however many begin
-at once. A replica that can't say (no KV stream, another server) has none: its prompts are estimated.
+at once; where they name none each is asked, but what they say is understood once. A replica that can't say (no KV stream, another server) has none: its prompts are estimated.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class Readers:
         self._fingerprints: dict[str, str] = {}  # a replica's name -> that of its card
         self._readers: dict[str, PromptReader] = {}  # by fingerprint
         self._by_model: dict[str, PromptReader | None] = {}
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
         fleet.on_change.append(self._look)
 
@@ -86,16 +86,24 @@ class Readers:
     async def _learn(self, replica: Replica) -> None:
         """Raises OctavoError or MsgspecError for a card that can't be used."""
         fingerprint = replica.hello.card if replica.hello else ""
-        async with self._turns.setdefault(fingerprint or replica.name, asyncio.Lock()):
+        async with self._turn("asking", fingerprint or replica.name):
             if fingerprint not in self._readers:
                 card = await asyncio.to_thread(_read_card, await self._card(replica))
                 fingerprint = card.fingerprint
-                self._readers.setdefault(fingerprint, await asyncio.to_thread(PromptReader.from_card, card))
+                await self._understand(card)
         if replica.name in self._asked:
             self._fingerprints[replica.name] = fingerprint
         kept = set(self._fingerprints.values())
         self._readers = {name: reader for name, reader in self._readers.items() if name in kept}
         self._by_model.clear()
+
+    async def _understand(self, card: ModelCard) -> None:
+        async with self._turn("understanding", card.fingerprint):
+            if card.fingerprint not in self._readers:
+                self._readers[card.fingerprint] = await asyncio.to_thread(PromptReader.from_card, card)
+
+    def _turn(self, *what: str) -> asyncio.Lock:
+        return self._turns.setdefault(what, asyncio.Lock())
 
     def _described(self, replica: Replica) -> None:
         """As well as it can be: requests needn't wait any longer."""
