@@ -1,13 +1,15 @@
 """`RouterReports`: what each router pod says of its replicas, from its `GET /state/events` (docs/router.md).
 
 One connection per router pod, opened when the pod is seen and closed when it is gone. Nothing is polled: whoever
-depends on a router is told when its report changes.
+depends on a router is told when its report changes; of its load alone, which never stands still, now and then.
 """
 
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -20,15 +22,25 @@ logger = logging.getLogger(__name__)
 Key = tuple[str, str]  # namespace, name of a pod
 SILENCE_S = 5.0  # a heartbeat comes every second
 RETRY_S = 1.0
+LOAD_EVERY_S = 15.0
+LONGEST_LINE = 4 << 20  # bytes: the state of a thousand replicas
 
 
 class RouterReports:
     """`on_change` is called with the pod's key whenever its report is another."""
 
-    def __init__(self, session: aiohttp.ClientSession, on_change: Callable[[Key], None], *, port: int = ROUTER_PORT):
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        on_change: Callable[[Key], None],
+        *,
+        port: int = ROUTER_PORT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._session = session
         self._on_change = on_change
         self._port = port
+        self._clock = clock
         self._followers: dict[Key, tuple[str, asyncio.Task[None]]] = {}
         self._reports: dict[Key, RouterReport] = {}
 
@@ -69,14 +81,33 @@ class RouterReports:
         headers = {"x-octavo-secret": secret} if secret else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
         replicas: dict[str, Mapping[str, Any]] = {}
-        async with self._session.get(url, headers=headers, timeout=timeout) as answer:
+        told, told_s = None, float("-inf")
+        async with self._session.get(url, headers=headers, timeout=timeout, read_bufsize=LONGEST_LINE) as answer:
             answer.raise_for_status()
-            async for line in answer.content:
-                if line.startswith(b"data:") and _take(json.loads(line[5:]), replicas):
-                    report = report_of(key[1], replicas.values())
-                    if self._reports.get(key) != report:
-                        self._reports[key] = report
-                        self._on_change(key)
+            async for line in answer.content:  # at least one a second, be it a heartbeat
+                if line.startswith(b"data:") and (heard := _heard(line[5:], key[1], replicas)) is not None:
+                    self._reports[key] = heard
+                report = self._reports.get(key)
+                if report != told and (
+                    told is None or report != _as_loaded(told, report) or self._clock() - told_s >= LOAD_EVERY_S
+                ):
+                    told, told_s = report, self._clock()
+                    self._on_change(key)
+
+
+def _as_loaded(told: RouterReport, now: RouterReport | None) -> RouterReport:
+    """With the load of now."""
+    if now is None:
+        return told
+    return replace(told, running=now.running, waiting=now.waiting, kv_usage=now.kv_usage)
+
+
+def _heard(data: bytes, pod: str, replicas: dict[str, Mapping[str, Any]]) -> RouterReport | None:
+    """None if it is nothing new. Raises ValueError for what a router of another version may say."""
+    try:
+        return report_of(pod, replicas.values()) if _take(json.loads(data), replicas) else None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it says what is not understood here: {error!r}") from error
 
 
 def _take(event: Mapping[str, Any], replicas: dict[str, Mapping[str, Any]]) -> bool:

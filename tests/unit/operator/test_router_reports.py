@@ -1,0 +1,130 @@
+"""What routers say reaches whoever depends on it: at once what decides, now and then what only changes."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from octavo_operator.cluster import reports
+from octavo_operator.cluster.reports import LOAD_EVERY_S, Key, RouterReports
+from octavo_testing.clock import Clock
+
+POD: Key = ("default", "llm-router-0")
+LIMIT_S = 10.0
+
+
+class Router:
+    """Says what it is given; None ends the connection."""
+
+    def __init__(self) -> None:
+        self.lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def say(self, **event: Any) -> None:
+        self.lines.put_nowait(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+    def change(self, *, waiting: int = 0, epoch: str | None = None) -> None:
+        load = {"total_blocks": 100, "free_blocks": 100 - waiting, "cached_blocks": 0, "running": 0, "waiting": waiting}
+        replica = {"name": "engine-0", "acknowledged_epoch": epoch, "models": ["llm"], "load": load}
+        self.say(type="change", replicas=[replica], gone=[])
+
+    async def respond(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while (line := await self.lines.get()) is not None:
+            await response.write(line)
+        return response
+
+
+class Told:
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.changes: asyncio.Queue[Key] = asyncio.Queue()
+
+    async def once(self) -> Key:
+        async with asyncio.timeout(LIMIT_S):
+            return await self.changes.get()
+
+
+@pytest.fixture
+def router() -> Router:
+    return Router()
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+async def followed(router: Router, told: Told, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RouterReports]:
+    monkeypatch.setattr(reports, "RETRY_S", 0.0)
+    app = web.Application()
+    app.router.add_get("/state/events", router.respond)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        made = RouterReports(session, told.changes.put_nowait, port=server.port or 0, clock=told.clock)
+        made.follow(POD, "127.0.0.1")
+        yield made
+        await made.close()
+        router.lines.put_nowait(None)
+
+
+def _waiting(followed: RouterReports) -> int:
+    return followed.of("default", [POD[1]])[POD[1]].waiting
+
+
+async def test_an_admission_is_told_at_once(router: Router, followed: RouterReports, told: Told) -> None:
+    router.change()
+    assert await told.once() == POD
+    router.change(epoch="e1")
+    await told.once()
+    assert followed.of("default", [POD[1]])[POD[1]].admitted == {"engine-0": "e1"}
+
+
+async def test_load_is_told_now_and_then_and_never_lost(router: Router, followed: RouterReports, told: Told) -> None:
+    router.change()
+    await told.once()
+    for waiting in range(1, 5):
+        router.change(waiting=waiting)
+    router.change(waiting=4, epoch="e1")
+    await told.once()
+    assert told.changes.empty()
+    router.change(waiting=5, epoch="e1")
+    router.change(waiting=6, epoch="e1")
+    async with asyncio.timeout(LIMIT_S):
+        while _waiting(followed) != 6:
+            await asyncio.sleep(0)
+    assert told.changes.empty()
+    told.clock.now_s += LOAD_EVERY_S
+    router.say(type="heartbeat")
+    await told.once()
+    assert told.changes.empty()
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ({"strange": True}, "KeyError('state')"),
+        ({"state": {"replicas": None}}, "TypeError("),
+        ({"state": {"replicas": [{"name": "engine-0", "model": {"kv_bytes": 1}}]}}, "KeyError('max_model_len')"),
+    ],
+)
+async def test_what_is_not_understood_is_asked_again(
+    router: Router, followed: RouterReports, told: Told, caplog: pytest.LogCaptureFixture, said: Any, what: str
+) -> None:
+    caplog.set_level("INFO")
+    router.say(type="state", **said)
+    router.lines.put_nowait(None)
+    router.change(epoch="e1")
+    await told.once()
+    assert f"says what is not understood here: {what}" in caplog.text
+
+
+async def test_a_state_of_many_replicas_is_read(router: Router, followed: RouterReports, told: Told) -> None:
+    names = [f"engine-{i}" for i in range(1000)]
+    router.say(type="state", state={"replicas": [{"name": name, "acknowledged_epoch": "x" * 300} for name in names]})
+    await told.once()
+    assert len(followed.of("default", [POD[1]])[POD[1]].admitted) == 1000
