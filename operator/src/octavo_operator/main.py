@@ -97,13 +97,8 @@ async def _operate(
     kopf.on.login(registry=registry)(kopf_login(api.configuration))
     kinds = [kind for kind, resource in KINDS.items() if resource in (SERVICES, *watched(settings))]
     census = Census(cluster, view, kinds=kinds, namespaces=namespaces, forget=watching.forget)
-    leadership = Leadership(
-        cluster,
-        namespace=args.lease_namespace,
-        name=args.lease_name,
-        identity=args.identity,
-        on_doubt=lambda: rounds.doubt(),
-    )
+    lease = {"namespace": args.lease_namespace, "name": args.lease_name, "identity": args.identity}
+    leadership = Leadership(cluster, **lease, on_doubt=lambda: rounds.doubt())
     telemetry.look(queue_depth=queue.__len__, leads=lambda: leadership.may_write, services=view.services.values)
     reconciler = Reconciler(
         cluster,
