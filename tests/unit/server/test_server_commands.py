@@ -52,20 +52,46 @@ def test_help_loads_nothing_that_only_a_command_needs():
     assert "--request-rate" in done.stdout
 
 
+@pytest.fixture(scope="module")
+def bash_completes(tmp_path_factory):
+    """What bash offers for the last of the words."""
+    folder = tmp_path_factory.mktemp("bash")
+    (folder / "manifest.yaml").touch()
+    (folder / "models").mkdir()
+
+    def complete(*words, argv=("completion", "bash")):
+        command = [sys.executable, "-m", "octavo_server.cli.main", *argv]
+        written = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        typed = f"COMP_WORDS=(octavo {' '.join(words)})\nCOMP_CWORD={len(words)}\n"
+        script = f'{written}{typed}_shtab_octavo\necho "${{COMPREPLY[@]}}"\n'
+        bash = shutil.which("bash")
+        assert bash
+        done = subprocess.run([bash], input=script, capture_output=True, text=True, check=False, cwd=folder)
+        return done.stdout.split()
+
+    return complete
+
+
 @pytest.mark.parametrize("argv", [["completion", "bash"], ["--print-completion", "bash"]], ids=" ".join)
-def test_bash_completes_commands_and_flags(argv, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "octavo_server.cli.main", *argv], capture_output=True, text=True, check=True
-    )
-    script = tmp_path / "octavo.sh"
-    script.write_text(
-        done.stdout
-        + 'COMP_WORDS=(octavo bench serve --request-r)\nCOMP_CWORD=3\n_shtab_octavo\necho "${COMPREPLY[@]}"\n'
-    )
-    bash = shutil.which("bash")
-    assert bash
-    completed = subprocess.run([bash, str(script)], capture_output=True, text=True, check=False)
-    assert completed.stdout.split() == ["--request-rate"]
+def test_bash_completes_commands_and_flags(argv, bash_completes):
+    assert bash_completes("bench", "serve", "--request-r", argv=argv) == ["--request-rate"]
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["fet"], ["fetch"]),
+        (["fetch", "--load-format", "safe"], ["safetensors"]),
+        (["fetch", "--to", "mo"], ["models"]),
+        (["up", "-f", "mani"], ["manifest.yaml"]),
+        (["up", "--file", "mani"], ["manifest.yaml"]),
+        (["explain", "inf"], ["infsvc"]),
+        (["explain", "infsvc", "--out"], ["--output"]),
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_bash_completes_what_newer_commands_take(words, offered, bash_completes):
+    assert [word.rstrip("/") for word in bash_completes(*words)] == offered
 
 
 def test_zsh_gets_a_script(capsys):

@@ -81,7 +81,7 @@ def add_key_flags(parser: Any) -> Any:
         nargs="+",
         action="extend",
         type=Path,
-        metavar="PATH",
+        metavar="FILE",
         help="named keys: a file of `name: key` lines, or a folder with one file a key, as Kubernetes mounts a Secret; "
         "read again when it changes (default: none)",
     )

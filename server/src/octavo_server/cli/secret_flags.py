@@ -19,7 +19,7 @@ def add_secret_flags(group: Any) -> None:
     group.add_argument(
         *("--router-secret-file",),
         type=Path,
-        metavar="PATH",
+        metavar="FILE",
         help="the same from a file, one a line, or from a folder of files; read again when it changes (default: none)",
     )
 
