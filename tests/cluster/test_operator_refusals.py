@@ -1,0 +1,229 @@
+"""What is another's, what the API server refuses, what people do to children: shown, and undone where it is ours."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from kubernetes.aio.client import ApiClient
+from octavo_operator.cluster.client import Raw, path_of
+from octavo_operator.spec.service import KIND
+from octavo_testing.control_plane import ControlPlane
+from octavo_testing.infsvc_cases import HOST, OPEN, Case
+from octavo_testing.operator_life import MERGE, Nodes, Operator, connected, essence, told
+
+NAME = "llm"
+pytestmark = pytest.mark.timeout(120)
+
+
+class Stage:
+    """A namespace with one service, its operator and its nodes."""
+
+    def __init__(self, plane: ControlPlane, api: ApiClient, namespace: str) -> None:
+        self.plane = plane
+        self._api = api
+        self.namespace = namespace
+        self.nodes = Nodes(plane, namespace)
+        self.operator = Operator(api, namespace, self.nodes)
+
+    def serve(self, **spec: Any) -> None:
+        self.plane.call("POST", path_of(KIND, self.namespace), Case("", spec, name=NAME).manifest())
+
+    async def settle(self) -> Raw:
+        await self.operator.settle(self.nodes)
+        return self.get(KIND, NAME)
+
+    def replace_operator(self) -> None:
+        self.operator = Operator(self._api, self.namespace, self.nodes)
+
+    def make(self, kind: str, name: str, **content: Any) -> Raw:
+        found: Raw = self.plane.call("POST", path_of(kind, self.namespace), {"metadata": {"name": name}} | content)
+        return found
+
+    def get(self, kind: str, name: str) -> Raw:
+        found: Raw = self.plane.call("GET", path_of(kind, self.namespace, name))
+        return found
+
+    def change(self, kind: str, name: str, change: Raw, *, part: str = "") -> None:
+        self.plane.call("PATCH", path_of(kind, self.namespace, name) + part, change, kind=MERGE)
+
+    def remove(self, kind: str, name: str) -> None:
+        self.plane.call("DELETE", path_of(kind, self.namespace, name))
+
+    @property
+    def told(self) -> dict[str, int]:
+        return dict(told(self.plane, self.namespace))
+
+    @property
+    def essence(self) -> dict[str, Any]:
+        return essence(self.plane, self.namespace)
+
+
+@pytest.fixture
+async def stage(plane: ControlPlane, plane_namespace: str) -> AsyncIterator[Stage]:
+    async with connected(plane) as api:
+        yield Stage(plane, api, plane_namespace)
+
+
+def _condition(service: Raw, type_: str) -> Raw:
+    return next(c for c in service["status"]["conditions"] if c["type"] == type_)
+
+
+async def test_what_a_person_made_under_a_childs_name_is_left_alone_until_it_is_gone(stage: Stage) -> None:
+    theirs = stage.make("ServiceAccount", f"{NAME}-engine")
+    stage.serve()
+    service = await stage.settle()
+    assert _condition(service, "Ready")["reason"] == "NameTaken"
+    assert f"ServiceAccount {NAME}-engine" in _condition(service, "Ready")["message"]
+    assert stage.get("ServiceAccount", f"{NAME}-engine")["metadata"] == theirs["metadata"]
+    assert stage.get("Deployment", f"{NAME}-router")  # the rest was made
+    stage.remove("ServiceAccount", f"{NAME}-engine")
+    assert _condition(await stage.settle(), "Ready")["reason"] == "Serving"
+    assert (stage.told["NameTaken"], stage.told["Applied"]) == (1, 1)
+
+
+async def test_two_services_whose_names_clash_do_not_fight(stage: Stage) -> None:
+    """`llm-engines` is also the name of the Service that `llm` has for its engines."""
+    stage.serve()
+    await stage.settle()
+    before = stage.get("Service", f"{NAME}-engines")
+    stage.plane.call("POST", path_of(KIND, stage.namespace), Case("", {}, name=f"{NAME}-engines").manifest())
+    await stage.settle()
+    assert (
+        stage.get("Service", f"{NAME}-engines")["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+    )
+    assert _condition(stage.get(KIND, NAME), "Ready")["reason"] == "Serving"
+    assert _condition(stage.get(KIND, f"{NAME}-engines"), "Ready")["reason"] == "NameTaken"
+
+
+async def test_a_child_that_is_refused_is_shown_and_the_rest_is_made(stage: Stage) -> None:
+    quota = path_of("ServiceAccount", stage.namespace).replace("serviceaccounts", "resourcequotas")
+    hard = {"count/ingresses.networking.k8s.io": "0"}
+    stage.plane.call("POST", quota, {"metadata": {"name": "none"}, "spec": {"hard": hard}})
+    stage.plane.call("PATCH", f"{quota}/none/status", {"status": {"hard": hard, "used": hard}}, kind=MERGE)
+    stage.serve(exposure=HOST, auth=OPEN)
+    service = await stage.settle()
+    assert _condition(service, "Ready")["reason"] == "Refused"
+    assert "exceeded quota: none" in _condition(service, "Ready")["message"]
+    assert _condition(service, "ReplicasAdmitted")["reason"] == "AllAdmitted"
+    stage.plane.call("DELETE", f"{quota}/none")
+    assert _condition(await stage.settle(), "Ready")["reason"] == "Serving"
+
+
+async def test_a_spec_of_a_newer_crd_is_refused_and_what_runs_goes_on(stage: Stage) -> None:
+    stage.serve()
+    await stage.settle()
+    before = stage.essence
+    raw = stage.get(KIND, NAME)
+    newer = raw | {"spec": raw["spec"] | {"shiny": True}}
+    newer["metadata"] = raw["metadata"] | {"generation": 2, "resourceVersion": raw["metadata"]["resourceVersion"] + "0"}
+    stage.operator.view.see(newer)
+    await stage.operator.reconcile()
+    service = stage.get(KIND, NAME)
+    assert [_condition(service, type_)["reason"] for type_ in ("Accepted", "Ready")] == ["InvalidSpec"] * 2
+    assert "spec.shiny" in _condition(service, "Accepted")["message"]
+    assert {k: v for k, v in stage.essence.items() if "status" not in k} == {
+        k: v for k, v in before.items() if "status" not in k
+    }
+    assert stage.told["InvalidSpec"] == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "change"),
+    [
+        ("Deployment", f"{NAME}-router", {"spec": {"replicas": 7}}),
+        ("Service", NAME, {"spec": {"selector": {"serving.octavo.dev/router": "wrong"}}}),
+        ("Service", NAME, {"metadata": {"labels": None}}),
+        ("Service", NAME, {"metadata": {"ownerReferences": None}}),
+        ("Service", NAME, {"metadata": {"annotations": {"serving.octavo.dev/applied": "x"}}}),
+        ("PodDisruptionBudget", f"{NAME}-engine", {"spec": {"maxUnavailable": "100%"}}),
+        ("NetworkPolicy", f"{NAME}-engine", {"spec": {"ingress": None}}),
+        ("Role", f"{NAME}-router", {"rules": None}),
+        ("Service", f"{NAME}-engines", None),
+        ("NetworkPolicy", f"{NAME}-router", None),
+        ("ServiceAccount", f"{NAME}-router", None),
+        ("Deployment", f"{NAME}-router", None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else str(value)[:40],
+)
+async def test_what_somebody_does_to_a_child_is_undone(stage: Stage, kind: str, name: str, change: Raw | None) -> None:
+    stage.serve()
+    await stage.settle()
+    before = stage.essence
+    if change is None:
+        stage.remove(kind, name)
+    else:
+        stage.change(kind, name, change)
+    await stage.settle()
+    assert stage.essence == before
+    assert stage.told["ChildRepaired"] == 1
+
+
+async def test_what_a_person_adds_to_a_child_stays(stage: Stage) -> None:
+    stage.serve()
+    await stage.settle()
+    stage.change("Service", NAME, {"metadata": {"labels": {"team": "a"}, "annotations": {"note": "mine"}}})
+    placed = {"spec": {"template": {"spec": {"nodeSelector": {"disk": "ssd"}}}}}  # which we don't set
+    stage.change("Deployment", f"{NAME}-router", placed)
+    writes = stage.operator.cluster.num_writes
+    await stage.settle()
+    assert stage.operator.cluster.num_writes == writes
+    stage.change(KIND, NAME, {"spec": {"router": {"replicas": 1}}})
+    stage.change("Service", NAME, {"spec": {"selector": {"serving.octavo.dev/router": "wrong"}}})
+    await stage.settle()
+    metadata = stage.get("Service", NAME)["metadata"]
+    assert (metadata["labels"]["team"], metadata["annotations"]["note"]) == ("a", "mine")
+    assert stage.get("Deployment", f"{NAME}-router")["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "ssd"}
+
+
+async def test_a_copy_of_a_child_under_another_name_is_not_deleted(stage: Stage) -> None:
+    stage.serve()
+    await stage.settle()
+    labels = stage.get("Service", NAME)["metadata"]["labels"]
+    ports = [{"port": 80}]
+    stage.make("Service", "mine", metadata={"name": "mine", "labels": labels}, spec={"ports": ports})
+    await stage.settle()
+    assert stage.get("Service", "mine")
+
+
+async def test_an_operator_that_starts_anew_tells_nothing_again(stage: Stage) -> None:
+    stage.serve(router={"ref": {"name": "nobody"}})
+    assert _condition(await stage.settle(), "Ready")["reason"] == "RouterNotFound"
+    for _ in range(3):
+        stage.replace_operator()
+        await stage.settle()
+    assert stage.told == {"RouterNotFound": 1, "RollingOut": 1}
+
+
+async def test_the_same_trouble_again_is_the_same_event_with_a_count(stage: Stage) -> None:
+    stage.serve(router={"ref": {"name": "nobody"}})
+    await stage.settle()
+    for ref in (None, {"name": "nobody"}, None, {"name": "nobody"}):
+        stage.change(KIND, NAME, {"spec": {"router": {"ref": ref}}})
+        await stage.settle()
+    assert stage.told["RouterNotFound"] == 3
+    events = stage.plane.call("GET", path_of("Event", stage.namespace))["items"]
+    assert [e["series"]["count"] for e in events if e["reason"] == "RouterNotFound"] == [3]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ('pods "x" is forbidden: exceeded quota: q', "QuotaExceeded"),
+        ('violates PodSecurity "restricted"', "PodRefused"),
+    ],
+)
+async def test_pods_that_cannot_be_made_are_told(stage: Stage, message: str, reason: str) -> None:
+    stage.serve(replicas=2)
+    await stage.operator.watch()
+    await stage.operator.reconcile()
+    (engine,) = [
+        d["metadata"]["name"]
+        for d in stage.plane.call("GET", path_of("Deployment", stage.namespace))["items"]
+        if "-engine-" in d["metadata"]["name"]
+    ]
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}
+    stage.change("Deployment", engine, {"status": {"conditions": [failure]}}, part="/status")
+    await stage.operator.watch()
+    await stage.operator.reconcile()
+    assert _condition(stage.get(KIND, NAME), "Ready")["reason"] == reason
+    assert stage.told[reason] == 1
