@@ -61,7 +61,7 @@ def test_of_equals_the_one_with_the_fewest_requests(index, picker):
     for replica, running in zip(fed, (2, 1), strict=True):
         replica.tell(load(running=running, prefill_backlog_tokens=5000))
     decision = picker.pick(prompt_of(range(1, 11)), [f.replica for f in fed])
-    assert (decision.chosen, decision.why) == (fed[1].replica, "tie: least load, coldest")
+    assert (decision.chosen, decision.why) == (fed[1].replica, "tie: least load")
 
 
 def hear(picker, fed, **fields):
@@ -108,13 +108,13 @@ def test_siblings_follow_what_was_predicted_until_it_expires(index, picker, cloc
     replicas = [FedReplica(index, name).replica for name in "abcd"]
     prompt = prompt_of(range(1, 31))
     first = picker.pick(prompt, replicas)
-    assert (first.rung, first.why) == ("exact", "tie: least load, coldest")
+    assert (first.rung, first.why) == ("exact", "tie: least load")
     picker.sent(first, prompt).first_byte(0)
     second = picker.pick(prompt_of([*range(1, 31), 99]), replicas)
     assert second.chosen is first.chosen
     assert (second.rung, second.expected_tokens) == ("predicted", 480)
     clock.now_s += MIN_PREDICTED_S
-    assert picker.pick(prompt, replicas).chosen is not first.chosen  # it is no longer the coldest
+    assert picker.pick(prompt, replicas).chosen is not first.chosen  # it was sent one
 
 
 def test_a_failed_request_takes_its_prediction_back_but_not_that_of_another(index, picker):

@@ -44,7 +44,7 @@ class Decision:
 
     chosen: "Replica"
     rung: Rung
-    why: str  # "least cost", "tie: least load, coldest", "bounded load", …
+    why: str  # "least cost", "tie: least load", "bounded load", …
     candidates: tuple[Terms, ...]
     expected_tokens: int
 

@@ -80,7 +80,7 @@ def _least_cost(prompt: "Prompt", terms: tuple[Terms, ...], now: float) -> tuple
     tied = [t for t, cost_s in zip(terms, costs, strict=True) if cost_s <= limit_s]
     if len(tied) == 1:
         return tied[0], "least cost"
-    return min(tied, key=lambda t: _least(t, prompt, now)), "tie: least load, coldest"
+    return min(tied, key=lambda t: _least(t, prompt, now)), "tie: least load"
 
 
 def _least(terms: Terms, prompt: "Prompt", now: float) -> tuple[int, float, int]:
