@@ -5,7 +5,6 @@ told), `hash` (nobody is known to have anything: bounded consistent hashing of h
 that).
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -38,8 +37,7 @@ class Terms(NamedTuple):
         return self.prefill_s + self.queue_s + self.evict_s + self.decode_s + self.delay_s
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """`candidates` in the order they were looked at; `expected_tokens`: how much of the prompt the chosen one has."""
 
     chosen: "Replica"
@@ -51,4 +49,8 @@ class Decision:
     @property
     def terms(self) -> Terms:
         """Of the chosen one."""
-        return next(t for t in self.candidates if t.replica is self.chosen)
+        chosen = self.chosen
+        for terms in self.candidates:
+            if terms.replica is chosen:
+                return terms
+        raise AssertionError("what was chosen is no candidate")

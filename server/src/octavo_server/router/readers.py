@@ -2,7 +2,8 @@
 
 A replica is asked when it has begun a new epoch; replicas with one fingerprint share one reader, whose caches are then
 warm for all of them. Cards are megabytes: of replicas whose streams name the same one, one is asked, however many begin
-at once; where they name none each is asked, but what they say is understood once. A replica that can't say (no KV stream, another server) has none: its prompts are estimated.
+at once; where they name none each is asked, but what they say is understood once. A replica that can't say (no KV
+stream, another server) has none: its prompts are estimated.
 """
 
 import asyncio
