@@ -85,7 +85,7 @@ class Watching:
             self._take(body, is_gone=False)
 
     def _take(self, body: Mapping[str, Any], *, is_gone: bool) -> None:
-        raw = {**body, "metadata": {k: v for k, v in body["metadata"].items() if k != "managedFields"}}
+        raw: Mapping[str, Any] = {**body}
         labels = raw["metadata"].get("labels") or {}
         if raw["kind"] == "Pod" and labels.get(COMPONENT_LABEL) == ROUTER:
             self._follow(raw, labels.get(ROUTER_LABEL, ""), is_gone=is_gone)

@@ -43,6 +43,7 @@ class Leadership:
         self._on_doubt = on_doubt
         self._writes_until = float("-inf")
         self._is_retired = False
+        self._trouble = ""
         self.looked_s = clock()  # when it last learned who leads, or that it couldn't
         self._seen: tuple[str, float] = ("", 0.0)  # the holder's last renewal, and when it was first seen here
         self.gained = asyncio.Event()
@@ -73,8 +74,7 @@ class Leadership:
             async with asyncio.timeout(RENEWAL_S):
                 held = await self._take_or_renew()
         except (ApiError, TimeoutError) as error:
-            why = str(error) or f"no answer within {RENEWAL_S:g} s"
-            logger.warning("the lease %s/%s can't be renewed: %s", self._namespace, self._name, why)
+            self._complain(str(error) or f"no answer within {RENEWAL_S:g} s")
             held = False
             self._on_doubt()
         self.looked_s = self._clock()
@@ -85,11 +85,18 @@ class Leadership:
             self.lost.set()
             self._on_doubt()
         if held:
+            self._trouble = ""
             self._writes_until = asked + DEADLINE_S
             if not self.gained.is_set():
                 logger.info("%s leads from now on", self.identity)
                 self.lost.clear()
                 self.gained.set()
+
+    def _complain(self, why: str) -> None:
+        """Of one trouble once."""
+        if why != self._trouble:
+            logger.warning("the lease %s/%s can't be renewed: %s", self._namespace, self._name, why)
+        self._trouble = why
 
     async def _take_or_renew(self) -> bool:
         try:

@@ -1,13 +1,14 @@
 """`View`: every watched object, found by service, and what is observed of one service made from it.
 
 Fed by watches and by the answers to our own writes, read by the planner; all on one event loop, so that nothing is
-locked. Objects are kept as Kubernetes sent them, without what nobody reads (managed fields).
+locked. Objects are kept as Kubernetes sent them, but for what nobody reads.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from octavo_operator.cluster.kept import kept
 from octavo_operator.cluster.pods import creation_failure, is_serving_router, pod_of, router_trouble
 from octavo_operator.names import (
     COMPONENT_LABEL,
@@ -54,6 +55,7 @@ class View:
 
     def see(self, raw: Raw, *, is_gone: bool = False) -> set[Key]:
         """Takes in one object; the services that it may matter to."""
+        raw = kept(raw)
         if raw["kind"] == KIND:
             return self._see_service(raw, is_gone=is_gone)
         metadata = raw["metadata"]
