@@ -1,6 +1,7 @@
 """Laws of the plan, over random histories of edits, pod deaths, drift, old views and operators that die half way."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -27,7 +28,7 @@ ROUNDS = 30
 
 EVENTS = (
     *("edit", "kill", "restart", "drift", "pods", "pods", "operate", "operate", "die", "stale view", "stale spec"),
-    *("router restart", "routers", "share"),
+    *("router restart", "routers", "share", "upgrade"),
 )
 events = st.lists(st.sampled_from(EVENTS), max_size=40)
 
@@ -39,6 +40,7 @@ class World:
         self.rng = rng
         self.cluster = PlanCluster()
         self.generation = 0
+        self.settings = SETTINGS
         self.old_view: Observed | None = None
         self.old_service: Service | None = None
         self.edit()
@@ -52,7 +54,7 @@ class World:
 
     def planned(self, view: Observed | None = None) -> Plan:
         seen = view or self.cluster.observe()
-        return plan(self.service, seen, SETTINGS, now="2026-01-01T00:00:00Z", new_secret=str(self.rng.random()))
+        return plan(self.service, seen, self.settings, now="2026-01-01T00:00:00Z", new_secret=str(self.rng.random()))
 
     def operate(self, *, view: Observed | None = None, dies: bool = False) -> None:
         """On the world as it is, no act of an operator lets fewer pods serve than are wanted, or than did."""
@@ -81,6 +83,8 @@ class World:
                 self.service, now = self.old_service, self.service
                 self.operate()
                 self.service = now
+            case "upgrade":  # of the chart, with another image
+                self.settings = replace(SETTINGS, engine_image=f"engine:{self.rng.randint(1, 3)}")
             case _:
                 self._befall(event)
 
@@ -121,7 +125,7 @@ def test_whatever_happens_it_ends_where_an_undisturbed_one_does(seed: int, histo
         world.happen(event)
     world.converge()
     undisturbed = World(random.Random(seed))
-    undisturbed.service = world.service
+    undisturbed.service, undisturbed.settings = world.service, world.settings
     undisturbed.converge()
     assert _essence(world.cluster) == _essence(undisturbed.cluster)
     assert world.cluster.num_serving == world.service.spec.replicas
@@ -157,7 +161,7 @@ def test_what_serves_is_kept_until_the_new_revision_serves(seed: int, history: l
             assert world.cluster.num_serving >= serving
             assert len(world.cluster.engine_sets) <= 2
     world.converge()
-    assert [s.revision for s in world.cluster.engine_sets.values()] == [engine_revision(world.service, SETTINGS)]
+    assert [s.revision for s in world.cluster.engine_sets.values()] == [engine_revision(world.service, world.settings)]
 
 
 @given(seed=st.integers(0, 2**32), history=events)

@@ -1,5 +1,6 @@
 """The plan's parts: conditions and what they blame, gates, sameness of objects, the documented list of reasons."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,12 @@ def _report(**admitted: str) -> RouterReport:
 
 def _of(type_: str, service: Service, observed: Observed) -> Condition:
     wanted = engine_revision(service, SETTINGS)
-    return next(c for c in conditions_of(service, observed, wanted=wanted) if c.type == type_)
+    return next(c for c in conditions_of(service, observed, SETTINGS, wanted=wanted) if c.type == type_)
 
 
 def test_a_service_that_serves_is_ready() -> None:
     seen = Observed(pods=(_serving(),), routers={"r": _report(pod_0="e1")})
-    assert {c.type: c.status for c in conditions_of(_service(), seen, wanted=WANTED)} == {
+    assert {c.type: c.status for c in conditions_of(_service(), seen, SETTINGS, wanted=WANTED)} == {
         "Accepted": "True",
         "ChildrenApplied": "True",
         "FitsHardware": "True",
@@ -115,6 +116,14 @@ def test_a_host_that_another_service_has_is_not_taken() -> None:
     planned = plan(service, Observed(host_owner="team-a/first"), SETTINGS, now="t", new_secret="s")
     assert planned.actions == ()
     assert "team-a/first" in planned.status["conditions"][0]["message"]
+
+
+def test_a_gateway_without_the_gateway_api_is_told_instead_of_passed_over() -> None:
+    service = _service(exposure={"gateway": {"parentRefs": [{"name": "public"}]}}, auth=OPEN)
+    with_gateways = replace(SETTINGS, has_gateway_api=True)
+    assert _of("Ready", service, Observed()).reason == "NoGatewayApi"
+    known = conditions_of(service, Observed(), with_gateways, wanted=WANTED)
+    assert known[0].reason == "Valid"
 
 
 def test_a_spec_that_cannot_be_read_is_not_ready_for_that_reason() -> None:

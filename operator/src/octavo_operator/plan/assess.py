@@ -9,7 +9,7 @@ from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
 from octavo_operator.plan.conditions import Condition, ready
 from octavo_operator.plan.rollout import is_complete
 from octavo_operator.plan.same import number
-from octavo_operator.service import Service
+from octavo_operator.service import Service, Settings
 from octavo_operator.spec.fields import num_bytes
 
 #: In the engine's own last words; a test keeps them equal.
@@ -32,10 +32,10 @@ _TROUBLES: tuple[Trouble, ...] = (
 )
 
 
-def conditions_of(service: Service, observed: Observed, *, wanted: str) -> list[Condition]:
+def conditions_of(service: Service, observed: Observed, settings: Settings, *, wanted: str) -> list[Condition]:
     pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.is_terminating]
     complete = is_complete(service, observed, wanted)
-    accepted = _accepted(service, observed)
+    accepted = _accepted(service, observed, settings)
     found = [
         accepted,
         _applied(accepted, observed),
@@ -56,7 +56,7 @@ def refused(message: str) -> list[Condition]:
     return [accepted, ready([accepted], message="")]
 
 
-def _accepted(service: Service, observed: Observed) -> Condition:
+def _accepted(service: Service, observed: Observed, settings: Settings) -> Condition:
     ref = service.spec.router.ref
     if ref is not None and observed.router_owner is None:
         what = f"spec.router.ref names {ref.name!r}, and there is no such InferenceService with a router of its own"
@@ -64,6 +64,10 @@ def _accepted(service: Service, observed: Observed) -> Condition:
     if observed.host_owner is not None:
         what = f"the host and path of spec.exposure are {observed.host_owner}'s"
         return Condition("Accepted", "HostTaken", f"{what}: choose others, or share its router (spec.router.ref.name)")
+    exposure = service.spec.exposure
+    if exposure is not None and exposure.gateway is not None and not settings.has_gateway_api:
+        what = "spec.exposure.gateway needs the Gateway API, which this operator was installed without"
+        return Condition("Accepted", "NoGatewayApi", f"{what}: set gatewayApi.enabled of its chart, or use an ingress")
     return Condition("Accepted", "Valid", "the spec can be served")
 
 

@@ -12,7 +12,13 @@ Status = Literal["True", "False", "Unknown"]
 
 #: condition -> reason -> the status that goes with it
 REASONS: dict[str, dict[str, Status]] = {
-    "Accepted": {"Valid": "True", "InvalidSpec": "False", "RouterNotFound": "False", "HostTaken": "False"},
+    "Accepted": {
+        "Valid": "True",
+        "InvalidSpec": "False",
+        "RouterNotFound": "False",
+        "HostTaken": "False",
+        "NoGatewayApi": "False",
+    },
     "ChildrenApplied": {"Applied": "True", "NotTried": "Unknown", "NameTaken": "False", "Refused": "False"},
     "FitsHardware": {"Fits": "True", "NotChecked": "Unknown", "TooLarge": "False"},
     "ModelReady": {

@@ -40,7 +40,7 @@ def plan(service: Service, observed: Observed, settings: Settings, *, now: str, 
     wanted = engine_revision(service, settings)
     children = [stamped(manifest) for manifest in desired_children(service, settings)]
     observed = replace(observed, refusals={**_taken_names(service, observed, children, wanted), **observed.refusals})
-    conditions = conditions_of(service, observed, wanted=wanted)
+    conditions = conditions_of(service, observed, settings, wanted=wanted)
     status = _status(service, observed, settings, wanted=wanted)
     before = observed.status.get("conditions", ())
     status["conditions"] = written(conditions, before, generation=service.generation, now=now)
