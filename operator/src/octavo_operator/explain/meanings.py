@@ -28,6 +28,10 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "Another service had this host and path first.",
             "Choose others, or share its router: `spec.router.ref.name`.",
         ),
+        "NoGatewayApi": Meaning(
+            "`spec.exposure.gateway` needs the Gateway API, and the operator was installed without it.",
+            "Install the Gateway API's CRDs and set `gatewayApi.enabled` of the chart, or use `exposure.ingress`.",
+        ),
     },
     "ChildrenApplied": {
         "Applied": Meaning("All objects of the service are as the spec asks for."),
