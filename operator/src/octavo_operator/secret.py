@@ -7,6 +7,7 @@ import base64
 import hashlib
 import hmac
 import secrets
+from http import HTTPStatus
 
 from octavo_operator.cluster.client import ApiError, Cluster
 
@@ -37,4 +38,8 @@ async def operator_key(cluster: Cluster, *, namespace: str, name: str) -> bytes:
 
 async def _read_key(cluster: Cluster, namespace: str, name: str) -> bytes:
     found = await cluster.read("Secret", namespace, name)
-    return base64.b64decode(found["data"]["key"])
+    if not (key := base64.b64decode((found.get("data") or {}).get("key", ""))):
+        remedy = "put it back, or delete the Secret, and one is drawn anew"
+        what = f"the Secret {namespace}/{name} has no entry `key`: {remedy}"
+        raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "NoKey", what)
+    return key

@@ -9,6 +9,7 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 from octavo_operator.cluster.client import ApiError, Cluster
+from octavo_operator.secret import operator_key
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -80,3 +81,12 @@ async def test_uids_come_page_by_page_and_only_of_the_labelled() -> None:
         assert await cluster.uids("Deployment", None, label="a/b") == {"1", "2", "3"}
     first = {"limit": "500", "labelSelector": "a/b"}
     assert asked == [("/apis/apps/v1/deployments", first), ("/apis/apps/v1/deployments", first | {"continue": "a+b"})]
+
+
+async def test_a_secret_without_its_key_says_what_to_do() -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"data": {"other": "eA=="}})
+
+    async with cluster_of(answer) as cluster:
+        with pytest.raises(ApiError, match="the Secret octavo-system/octavo-key has no entry `key`: put it back"):
+            await operator_key(cluster, namespace="octavo-system", name="octavo-key")

@@ -82,6 +82,10 @@ class Reconciler:
                 self._telemetry.failed(error)
                 delay_s = self._queue.failed(key)
                 logger.warning("%s/%s: %s; once more in %.1f s", *key, error or type(error).__name__, delay_s)
+            except Exception as error:
+                self._telemetry.failed(error)
+                delay_s = self._queue.failed(key)
+                logger.exception("%s/%s: a mistake of ours, please report it; once more in %.1f s", *key, delay_s)
             except BaseException:
                 self._queue.failed(key)
                 raise
