@@ -80,6 +80,9 @@ def test_an_alert_says_what_to_do(rule: dict[str, Any]) -> None:
     assert rule["annotations"].keys() == {"summary", "description", "runbook"}
     assert rule["annotations"]["runbook"] == f"docs/alerts.md#{rule['alert'].lower()}"
     assert re.fullmatch(r"\d+m", rule["for"])
+    named = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"])))
+    grouped = {name for names in re.findall(r"by \(([^)]*)\)", rule["expr"]) for name in names.split(", ")}
+    assert named <= grouped, "what the expression doesn't keep is empty in the text"
 
 
 def test_the_guide_knows_no_other_alerts() -> None:
