@@ -144,10 +144,19 @@ def history(audited: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> 
         for specs in (MADE, EDITED):
             _write(audited, specs)
             _settle(audited, operator, specs)
+        for _ in range(2):  # the same news twice
+            _repaired(audited, operator, f"/api/v1/namespaces/{SERVED}/services/host")
         for name in EDITED:
             audited.call("DELETE", f"{SERVICES}/{name}")
         _until(lambda: not _exists(audited, f"/apis/apps/v1/namespaces/{SERVED}/deployments/host-router"), operator)
         return audited.audit.calls(user=":octavo-operator")
+
+
+def _repaired(plane: ControlPlane, operator: Component, path: str) -> None:
+    """What somebody deletes is made again, and told of."""
+    uid = plane.call("GET", path)["metadata"]["uid"]
+    plane.call("DELETE", path)
+    _until(lambda: _exists(plane, path) and plane.call("GET", path)["metadata"]["uid"] != uid, operator)
 
 
 def _exists(plane: ControlPlane, path: str) -> bool:
