@@ -80,13 +80,12 @@ def _least_cost(prompt: "Prompt", terms: tuple[Terms, ...], now: float) -> tuple
     tied = [t for t, cost_s in zip(terms, costs, strict=True) if cost_s <= limit_s]
     if len(tied) == 1:
         return tied[0], "least cost"
-    return min(tied, key=lambda t: _least(t, prompt, now)), "tie: least load"
-
-
-def _least(terms: Terms, prompt: "Prompt", now: float) -> tuple[int, float, int]:
-    replica = terms.replica
-    lately = replica.activity.requests.at(now)
-    return score.num_requests(replica), lately, rendezvous.draw(prompt.affinity, replica.name)
+    loads = [(score.num_requests(t.replica), t.replica.activity.requests.at(now)) for t in tied]
+    least = min(loads)
+    coldest = [t for t, load in zip(tied, loads, strict=True) if load == least]
+    if len(coldest) > 1:
+        coldest = [min(coldest, key=lambda t: rendezvous.draw(prompt.affinity, t.replica.name))]
+    return coldest[0], "tie: least load"
 
 
 def _load(replica: "Replica", now: float) -> tuple[int, float, str]:

@@ -22,7 +22,8 @@ State = Literal["connecting", "loading", "exact", "blind", "gone"]
 class Replica:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.state: State = "connecting"
+        self.is_exact = False  # which each decision asks again and again
+        self.state = "connecting"
         self.why = "it is new"  # it is in this state
         self.num_faults = 0  # how often what it told couldn't be believed
         self.blocks: ReplicaBlocks | None = None  # of the connection there is or will be; None for one that is gone
@@ -42,8 +43,13 @@ class Replica:
         return self.endpoint.url
 
     @property
-    def is_exact(self) -> bool:
-        return self.state == "exact"
+    def state(self) -> State:
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state: State = state
+        self.is_exact = state == "exact"
 
     @property
     def num_in_flight(self) -> int:
