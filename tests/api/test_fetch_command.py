@@ -101,6 +101,23 @@ def test_what_was_fetched_serves_while_the_source_is_away(source: Source) -> Non
     assert run_python(source, f"{IMPATIENT}print(fetch_model({source.uri!r}))") == first.stdout.strip()
 
 
+def test_half_a_model_is_not_taken_for_one_while_the_hub_is_away(tmp_path: Path) -> None:
+    shards = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    index = {"weight_map": {"a": shards[0], "b": shards[1]}}
+    server = LocalHub()
+    server.files = {**MODEL, **dict.fromkeys(shards, b"x"), "model.safetensors.index.json": json.dumps(index).encode()}
+    del server.files["model.safetensors"]
+    with server.running() as address:
+        source = Source(HUB, server, address, tmp_path)
+        server.statuses = {f"{server.commit}/{shards[1]}": [404]}
+        assert source.fetch().returncode == 1
+        server.statuses = {"": [503] * 50}
+        said = run_python(source, f"{IMPATIENT}fetch_model({HUB!r})", fails=True)
+    assert said.rstrip().endswith(
+        "hf://org/model: the hub answers 503 (tried 6 times): check the network, then try again."
+    )
+
+
 def test_two_at_once_fetch_it_once(source: Source) -> None:
     source.server.held = {"model.safetensors": 1_000_000}
     first = start_fetch(source.uri, env=source.env)

@@ -103,11 +103,21 @@ def _cached(repo: str, revision: str | None, load_format: str, file: str | None)
     try:
         with told(repo, revision):
             folder = _snapshot(repo, revision, (), local_files_only=True)
-            names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-            wanted = wanted_files(SCHEME + repo, names, load_format=load_format, file=file)
+            wanted = wanted_files(SCHEME + repo, _known_names(repo, folder), load_format=load_format, file=file)
             return _main(_snapshot(repo, revision, wanted.names, local_files_only=True), wanted)
     except (Interrupted, StartupError):
         return None
+
+
+def _known_names(repo: str, folder: Path) -> list[str]:
+    """All of the repository's, where the client has noted them; else those that are in the cache."""
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        return [file.path for file in get_cached_repo_tree(repo, revision=folder.name)]
+    except CachedRepoTreeNotFoundError:
+        return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
 def _into_cache(repo: str, revision: str | None, info: "ModelInfo", wanted: Wanted) -> Path:
