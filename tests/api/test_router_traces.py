@@ -4,12 +4,13 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
+import httpx
 import pytest
 from aiohttp import web
-from octavo_server.cli.main import build_parser
-from octavo_server.cli.route_flags import settings_of
 from octavo_server.router.spans import RouteTracer
+from octavo_testing.collector import collecting, spans_of
 from octavo_testing.fake_replica import MODEL, FakeReplica
+from octavo_testing.route_command import octavo_route
 from octavo_testing.routing import routing
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -149,6 +150,14 @@ async def test_without_a_tracer_the_callers_trace_goes_through(replicas):
     assert head["traceparent"] == sampled()["traceparent"]
 
 
-def test_a_router_is_told_as_a_server_is():
-    args = build_parser().parse_args(["route", "--replica", "http://x", "--otlp-traces-endpoint", "http://c:4318"])
-    assert settings_of(args).otlp_traces_endpoint == "http://c:4318"
+async def test_a_router_that_ends_sends_what_is_left(replicas, tmp_path):
+    named = [arg for fake in replicas.fakes for arg in ("--replica", fake.url)]
+    with (
+        collecting() as (address, received),
+        octavo_route(tmp_path, *named, "--otlp-traces-endpoint", address) as route,
+    ):
+        await asyncio.to_thread(route.wait_until_exact, 2)
+        async with httpx.AsyncClient() as http:
+            await http.post(route.url + CHAT, json=BODY, headers=sampled())
+        assert await asyncio.to_thread(route.stop) == 0
+    assert spans_of(received) == [("route_request", TRACE_ID)]

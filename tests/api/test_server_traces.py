@@ -1,17 +1,15 @@
 import asyncio
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.observe_flags import tracer_of
 from octavo_server.config import ServerConfig
 from octavo_server.tracing import RequestTracer, checked_endpoint, service_resource
+from octavo_testing.collector import collecting, spans_of
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -111,43 +109,16 @@ async def test_a_failed_and_an_abandoned_request_end_their_spans_too(served, exp
     assert left.attributes["gen_ai.usage.completion_tokens"] == 2
 
 
-@pytest.fixture
-def collector():
-    """A receiver of OTLP over HTTP: (address, what came in)."""
-    received = []
-
-    class Receiver(BaseHTTPRequestHandler):
-        def do_POST(self):
-            data = self.rfile.read(int(self.headers["Content-Length"]))
-            received.append((self.path, ExportTraceServiceRequest.FromString(data)))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Receiver) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", received
-        server.shutdown()
-        thread.join()
-
-
-async def test_spans_reach_a_collector(tmp_path, collector):
-    address, received = collector
-    tracer = tracer_of(ServerConfig(served_model_names=(MODEL,), otlp_traces_endpoint=address))
-    async with serving(ScriptedClient(write_byte_model(tmp_path)), tracer) as served:
-        await served.http.post("/v1/completions", json=BODY, headers=SAMPLED)
-    await asyncio.to_thread(tracer.shutdown)
-    paths, requests = zip(*received, strict=True)
-    assert set(paths) == {"/v1/traces"}
-    (resource,) = (r for request in requests for r in request.resource_spans)
+async def test_spans_reach_a_collector(tmp_path):
+    with collecting() as (address, received):
+        tracer = tracer_of(ServerConfig(served_model_names=(MODEL,), otlp_traces_endpoint=address))
+        async with serving(ScriptedClient(write_byte_model(tmp_path)), tracer) as served:
+            await served.http.post("/v1/completions", json=BODY, headers=SAMPLED)
+        await asyncio.to_thread(tracer.shutdown)
+    assert {path for path, _ in received} == {"/v1/traces"}
+    (resource,) = (r for _, request in received for r in request.resource_spans)
     assert {a.key: a.value.string_value for a in resource.resource.attributes}["service.name"] == "octavo"
-    spans = [span for scope in resource.scope_spans for span in scope.spans]
-    assert {span.name for span in spans} == {"llm_request", "queue", "prefill", "decode"}
-    assert {span.trace_id.hex() for span in spans} == {TRACE_ID}
+    assert set(spans_of(received)) == {(name, TRACE_ID) for name in ("llm_request", "queue", "prefill", "decode")}
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
@@ -157,8 +128,9 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
         tracer_of(ServerConfig(served_model_names=(MODEL,), otlp_traces_endpoint="http://x:4318"))
 
 
-def test_no_sdk_is_loaded_without_the_flag():
-    code = "import sys, octavo_server.cli.serve; assert 'opentelemetry.sdk' not in sys.modules"
+@pytest.mark.parametrize("command", ["serve", "route"])
+def test_no_sdk_is_loaded_without_the_flag(command):
+    code = f"import sys, octavo_server.cli.{command}; assert 'opentelemetry.sdk' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
