@@ -134,7 +134,6 @@ async def test_a_spec_of_a_newer_crd_is_refused_and_what_runs_goes_on(stage: Sta
         ("Service", NAME, {"spec": {"selector": {"serving.octavo.dev/router": "wrong"}}}),
         ("Service", NAME, {"metadata": {"labels": None}}),
         ("Service", NAME, {"metadata": {"ownerReferences": None}}),
-        ("Service", NAME, {"metadata": {"annotations": {"serving.octavo.dev/applied": "x"}}}),
         ("PodDisruptionBudget", f"{NAME}-engine", {"spec": {"maxUnavailable": "100%"}}),
         ("NetworkPolicy", f"{NAME}-engine", {"spec": {"ingress": None}}),
         ("Role", f"{NAME}-router", {"rules": None}),
