@@ -17,6 +17,8 @@ from octavo_testing.serve_command import free_port
 FILES = {"config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}).encode(), "model.safetensors": b"x" * 5000}
 S3 = "s3://models/tiny"
 
+pytestmark = pytest.mark.timeout(240)
+
 
 @pytest.fixture
 def hub(tmp_path: Path):

@@ -27,13 +27,15 @@ MODEL = {
 NOISE = {"README.md": b"# m", "pytorch_model.bin": b"y", "onnx/model.onnx": b"z"}
 HUB, S3 = "hf://org/model", "s3://models/team/tiny"
 
+pytestmark = pytest.mark.timeout(300)  # several processes, one after the other
+
 
 class Source:
     """A hub or a bucket with the same model in it, and what `octavo fetch` is told to reach it."""
 
     def __init__(self, uri: str, server: LocalHub | LocalBucket, address: str, folder: Path) -> None:
         self.uri, self.server, self.folder = uri, server, folder
-        told = {"HF_ENDPOINT": address, "HF_HUB_ETAG_TIMEOUT": "5"} if uri == HUB else environment(address)
+        told = {"HF_ENDPOINT": address, "HF_HUB_ETAG_TIMEOUT": "60"} if uri == HUB else environment(address)
         self.env = fetch_environment(folder, **told)
 
     def fetch(self, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":

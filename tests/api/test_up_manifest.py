@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import httpx
+import pytest
 from octavo_testing.up_command import SERVING, none_left, octavo_up
+
+pytestmark = pytest.mark.timeout(300)  # three engines and a router
 
 CHAT = """
 apiVersion: serving.octavo.dev/v1alpha1
