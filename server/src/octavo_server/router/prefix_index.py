@@ -77,9 +77,9 @@ class PrefixIndex:
     def store(self, slot: Slot, hashes: Iterable[int], kind: int = DEVICE) -> None:
         """What a replica says of a block replaces what was predicted of it; one on the device isn't predicted."""
         shift = slot * _BITS
-        set_bits, clear, known = kind << shift, ~(PREDICTED << shift), 0
+        set_bits, clear, known, unchanged = kind << shift, ~(PREDICTED << shift), 0, 0
         if kind == PREDICTED:
-            clear, known = ~0, DEVICE << shift
+            clear, known, unchanged = ~0, DEVICE << shift, (DEVICE | PREDICTED) << shift
         young, old, low, entries, share = self._young, self._old, self._low, self._shard_entries, self._sharing()
         self._used_slots.add(slot)
         only = share(set_bits, set_bits)
@@ -93,6 +93,8 @@ class PrefixIndex:
                 if not mask:
                     generation[block_hash] = only
                     continue
+            elif mask & unchanged:
+                continue
             new = mask if mask & known else mask & clear | set_bits
             generation[block_hash] = share(new, new)
 
