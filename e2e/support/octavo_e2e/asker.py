@@ -4,6 +4,7 @@ from threading import Condition, Thread
 from types import TracebackType
 from typing import Self
 
+from httpx2 import HTTPError
 from openai import OpenAIError
 
 from octavo_e2e.cluster import Cluster
@@ -52,6 +53,6 @@ class Asker:
     def _failure(self) -> str:
         try:
             answer = self._cluster.ask(self._host, self._model)
-        except OpenAIError as error:
+        except (OpenAIError, HTTPError) as error:  # the latter: an answer that breaks off
             return repr(error)
         return "" if answer else "an empty answer"
