@@ -161,6 +161,7 @@ def test_json_lines_stay_json(tmp_path):
         up.until_said(SERVING)
         up.interrupt()
         assert up.exit_code() == 0
+        assert "1 replica serves" in up.log
         sources = {json.loads(line)["source"] for line in up.log.splitlines()}
     assert sources == {"up", "router", "replica-0"}
     assert not psutil.pid_exists(up.process.pid)

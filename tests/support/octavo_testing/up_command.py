@@ -18,7 +18,7 @@ from octavo_testing.serve_command import free_port
 
 TIMEOUT_S = 60
 SCRIPTED_UP = (sys.executable, "-P", "-m", "octavo_testing.scripted_up", "up")
-SERVING = "replicas serve"
+SERVING = "Ctrl-C stops all"
 
 
 class UpProcess:

@@ -203,12 +203,14 @@ def _log_to(console: Console, args: argparse.Namespace) -> None:
 def _run(plan: Plan, console: Console, told: Told, args: argparse.Namespace) -> int:
     started_s = time.monotonic()
     addresses = ", ".join(f"{replica.name} will be {replica.url.partition('//')[2]}" for replica in plan.replicas)
-    logger.info("starting the router and %d replicas: %s", len(plan.replicas), addresses)
+    count = "1 replica" if len(plan.replicas) == 1 else f"{len(plan.replicas)} replicas"
+    logger.info("starting the router and %s: %s", count, addresses)
 
     def on_serving() -> None:
         url, models = plan.router.url, " and ".join(told.models)
         took_s = time.monotonic() - started_s
-        logger.info("%d replicas serve %s at %s/v1 after %.1f s", len(plan.replicas), models, url, took_s)
+        serve = "serves" if len(plan.replicas) == 1 else "serve"
+        logger.info("%s %s %s at %s/v1 after %.1f s", count, serve, models, url, took_s)
         logger.info(try_it(told.models[0], url, needs_key=told.needs_key))
         logger.info("Ctrl-C stops all; where requests went and why: octavo explain decisions --url %s", url)
 
