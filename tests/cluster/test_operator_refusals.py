@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import ApiClient
 from octavo_operator.cluster.client import Raw, path_of
+from octavo_operator.cluster.reconciler import LOAD_EVERY_S
 from octavo_operator.spec.service import KIND
 from octavo_testing.control_plane import ControlPlane
 from octavo_testing.infsvc_cases import HOST, OPEN, Case
@@ -226,3 +227,18 @@ async def test_pods_that_cannot_be_made_are_told(stage: Stage, message: str, rea
     await stage.operator.reconcile()
     assert _condition(stage.get(KIND, NAME), "Ready")["reason"] == reason
     assert stage.told[reason] == 1
+
+
+async def test_load_is_written_from_time_to_time_and_all_else_at_once(stage: Stage) -> None:
+    stage.serve()
+    await stage.settle()
+    operator = stage.operator
+    stage.nodes.num_running = 7
+    await operator.reconcile()
+    assert stage.get(KIND, NAME)["status"]["load"]["running"] == 0
+    operator.now_s += LOAD_EVERY_S
+    await operator.reconcile()
+    assert stage.get(KIND, NAME)["status"]["load"]["running"] == 7
+    stage.nodes.num_running = 8
+    stage.change(KIND, NAME, {"spec": {"replicas": 2}})
+    assert (await stage.settle())["status"]["load"]["running"] == 8

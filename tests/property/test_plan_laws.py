@@ -7,8 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo_operator.desired.engine import engine_revision
-from octavo_operator.observed import Observed
+from octavo_operator.observed import EngineSet, Observed, Pod
+from octavo_operator.plan.actions import Delete
 from octavo_operator.plan.plan import Plan, plan
+from octavo_operator.plan.rollout import rollout
 from octavo_operator.service import Service, Settings, read_service
 from octavo_testing.infsvc_cases import HOST, KEYS, OPEN, Case, stored
 from octavo_testing.plan_cluster import PlanCluster
@@ -162,6 +164,34 @@ def test_what_serves_is_kept_until_the_new_revision_serves(seed: int, history: l
             assert len(world.cluster.engine_sets) <= 2
     world.converge()
     assert [s.revision for s in world.cluster.engine_sets.values()] == [engine_revision(world.service, world.settings)]
+
+
+#: Which revision a pod is of, the first is the wanted one; whether it answers, was admitted, is on its way out.
+pods = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans(), st.booleans()), max_size=10)
+
+
+@given(replicas=st.integers(0, 4), found=pods, sets=st.sets(st.integers(0, 3)))
+def test_no_revision_goes_that_makes_up_for_replicas_that_are_missing(
+    replicas: int, found: list[tuple[int, bool, bool, bool]], sets: set[int]
+) -> None:
+    service = read_service(stored(Case("", {"replicas": replicas}, name="llm")))
+    names = [engine_revision(service, SETTINGS), "r1", "r2", "r3"]
+    seen = Observed(
+        engine_sets=tuple(
+            EngineSet(name=names[i], uid=names[i], revision=names[i], replicas=1, created=str(i)) for i in sorted(sets)
+        ),
+        pods=tuple(
+            Pod(name=f"p{n}", uid=f"u{n}", revision=names[i], is_ready=ready, is_admitted=admitted, is_terminating=ends)
+            for n, (i, ready, admitted, ends) in enumerate(found)
+            if i in sets
+        ),
+    )
+    deleted = {action.name for action in rollout(service, seen, SETTINGS) if isinstance(action, Delete)}
+    serving = [pod.revision for pod in seen.pods if pod.serves]
+    assert names[0] not in deleted
+    assert sum(revision not in deleted for revision in serving) >= min(len(serving), replicas)
+    idle = {s.revision for s in seen.engine_sets} - {p.revision for p in seen.pods if p.is_admitted} - {names[0]}
+    assert idle <= deleted
 
 
 @given(seed=st.integers(0, 2**32), history=events)

@@ -83,13 +83,14 @@ class Nodes(RouterReports):
         self._plane = plane
         self._namespace = namespace
         self._made = 0
+        self.num_running = 0  # requests, as routers say
 
     def of(self, namespace: str, pods: Any) -> dict[str, RouterReport]:
         engines = [pod for pod in self._list("Pod") if _component(pod) == ENGINE]
         admitted = {
             pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in engines if pod["status"].get("conditions")
         }
-        return {name: RouterReport(pod=name, admitted=admitted) for name in pods}
+        return {name: RouterReport(pod=name, admitted=admitted, running=self.num_running) for name in pods}
 
     def settle(self) -> bool:
         """Whether anything was to be done."""
@@ -136,6 +137,7 @@ class Operator:
     def __init__(self, api: ApiClient, namespace: str, nodes: Nodes, *, fault: Fault = no_fault) -> None:
         self.cluster = FaultyCluster(api, fault)
         self.view = View()
+        self.now_s = 1000.0
         self._namespace = namespace
         self._known: dict[tuple[str, str], Raw] = {}
         self._leadership = Leadership(self.cluster, namespace=namespace, name="operator", identity="op")
@@ -148,6 +150,7 @@ class Operator:
             reports=nodes,
             queue=self._queue,
             secret_of=lambda router: f"secret of {router[1]}",
+            clock=lambda: self.now_s,
             telemetry=Telemetry(),
         )
 
