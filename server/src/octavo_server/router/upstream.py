@@ -30,7 +30,11 @@ class Origin:
 
     def begin(self, request: bytes, limit_s: float) -> Exchange | None:
         """None where that needs a new connection."""
-        return self._start(self.idle.pop(), request, limit_s) if self.idle else None
+        while self.idle:
+            connection = self.idle.pop()
+            if connection.is_usable:  # else it is about to be called lost
+                return self._start(connection, request, limit_s)
+        return None
 
     async def fetch(self, request: bytes, limit_s: float, begun: Exchange | None) -> Exchange:
         """The head of the answer is there. Raises ReplicaLost or ReplicaTimeout. `begun`: by `begin`."""
