@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from threading import Event
 from types import SimpleNamespace
 
 import msgspec
@@ -29,6 +30,19 @@ class Counted(PromptReader):
     @classmethod
     def from_card(cls, card):
         Counted.num_made += 1
+        return super().from_card(card)
+
+
+class Slow(PromptReader):
+    """That of the card `slow` is built only once it may."""
+
+    has_begun, may_end = Event(), Event()
+
+    @classmethod
+    def from_card(cls, card):
+        if card.fingerprint == "slow":
+            cls.has_begun.set()
+            assert cls.may_end.wait(60)
         return super().from_card(card)
 
 
@@ -81,3 +95,27 @@ async def test_many_replicas_that_say_the_same_are_understood_once(fleet, tmp_pa
             readers._look(replica)
         assert readers.of(MODEL) is None
         await asyncio.gather(*readers._tasks)
+
+
+async def test_one_that_is_still_being_understood_when_another_is_known_is_kept(fleet, tmp_path, monkeypatch):
+    monkeypatch.setattr(readers_module, "PromptReader", Slow)
+    async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
+        card = msgspec.msgpack.decode((await served.http.get("/kv/model")).content, type=ModelCard)
+    readers = Readers(fleet, {})
+    async with AsyncExitStack() as stack:
+        await readers.start()
+        stack.push_async_callback(readers.stop)
+        for name in ("slow", "quick"):
+            fake = FakeReplica()
+            fake.bodies["/kv/model"] = msgspec.msgpack.encode(msgspec.structs.replace(card, fingerprint=name))
+            await fake.start()
+            stack.push_async_callback(fake.stop)
+            fleet.replicas.append(joined(fake.url, name, name))
+        readers._look(fleet.replicas[0])
+        await until(Slow.has_begun.is_set)
+        readers._look(fleet.replicas[1])
+        await until(lambda: "quick" in readers._fingerprints)
+        Slow.may_end.set()
+        await until(lambda: "slow" in readers._fingerprints)
+        fleet.replicas.pop()
+        assert isinstance(readers.of(MODEL), Slow)
