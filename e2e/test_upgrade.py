@@ -1,0 +1,117 @@
+"""The chart is upgraded, uninstalled and installed again while a service runs, whose endpoint answers throughout."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from octavo_e2e.asker import Asker
+from octavo_e2e.cluster import SYSTEM, Cluster, Raw, Step, is_ready
+from octavo_e2e.release import SELECTOR, Release
+
+pytestmark = pytest.mark.last
+
+HOST = "smollm2.example.test"
+PODS = "serving.octavo.dev/service=smollm2"
+ENGINE = f"{PODS},app.kubernetes.io/component=engine"
+NAME = "smollm2"
+
+
+@pytest.fixture
+def asker(smollm2: str, cluster: Cluster) -> Iterator[Asker]:
+    """Asks all the while; in the end no answer has failed."""
+    cluster.until_ready(smollm2, NAME)
+    with Asker(cluster, HOST, NAME) as asking:
+        asking.until_answers(2, within_s=60)
+        yield asking
+        asking.until_answers(2, within_s=60)
+
+
+def test_helm_test_says_that_it_works(release: Release, cluster: Cluster) -> None:
+    release.until_up()
+    said = cluster.helm("test", "octavo", "-n", SYSTEM)
+    assert "Phase:          Succeeded" in said
+    left = [o["metadata"]["name"] for kind in ("Pod", "Role", "ServiceAccount") for o in cluster.find(kind, SYSTEM)]
+    assert [name for name in left if "-test" in name] == []
+
+
+def test_an_upgrade_that_is_none_of_engines_business_rolls_nothing(
+    asker: Asker, smollm2: str, cluster: Cluster, release: Release, step: Step
+) -> None:
+    before = _uids(cluster, smollm2, PODS)
+    with step("helm upgrade, nothing new for engines"):
+        release.upgrade("--set", "operator.workers=8")
+        _until_led_anew(cluster, release, smollm2)
+    assert _uids(cluster, smollm2, PODS) == before
+    release.upgrade("--reset-values")
+
+
+def test_an_upgrade_with_another_engine_image_rolls_revision_by_revision(
+    asker: Asker, smollm2: str, cluster: Cluster, release: Release, step: Step
+) -> None:
+    """The same image by its longer name, so that none has to be built: another template, so another revision."""
+    first = _revision(cluster.until_ready(smollm2, NAME))
+    image = _engine_image(cluster, smollm2)
+    if image.count("/") != 1:
+        pytest.skip(f"{image} has no other name")
+    with step("helm upgrade, another engine image"):
+        release.upgrade("--set", f"images.engine=docker.io/{image}")
+        cluster.until_one("InferenceService", smollm2, NAME, _serves_another_than(first), within_s=240)
+        _until_one_revision(cluster, smollm2)
+    assert _engine_image(cluster, smollm2) == f"docker.io/{image}"
+    release.upgrade("--reset-values")
+    cluster.until_one("InferenceService", smollm2, NAME, lambda o: is_ready(o) and _revision(o) == first, within_s=240)
+    _until_one_revision(cluster, smollm2)
+
+
+def test_services_go_on_without_the_operator_and_it_takes_them_up_again(
+    asker: Asker, smollm2: str, cluster: Cluster, release: Release, step: Step
+) -> None:
+    before, uid = _uids(cluster, smollm2, PODS), cluster.until_ready(smollm2, NAME)["metadata"]["uid"]
+    with step("helm uninstall, and install again"):
+        release.uninstall()
+        assert cluster.find("Deployment", SYSTEM) == []
+        asker.until_answers(3, within_s=90)
+        release.install()
+        _until_led_anew(cluster, release, smollm2)
+    assert _uids(cluster, smollm2, PODS) == before
+    assert cluster.until_ready(smollm2, NAME)["metadata"]["uid"] == uid
+
+
+def _uids(cluster: Cluster, namespace: str, label: str) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in cluster.find("Pod", namespace, label)}
+
+
+def _engine_image(cluster: Cluster, namespace: str) -> str:
+    (pod,) = cluster.find("Pod", namespace, ENGINE)
+    image: str = pod["spec"]["containers"][0]["image"]
+    return image
+
+
+def _revision(service: Raw) -> str:
+    revision: str = service["status"]["revision"]["current"]
+    return revision
+
+
+def _serves_another_than(revision: str) -> Callable[[Raw], bool]:
+    return lambda service: is_ready(service) and _revision(service) != revision
+
+
+def _until_one_revision(cluster: Cluster, namespace: str) -> None:
+    cluster.until("Pod", namespace, lambda pods: len(pods) == 1, label=ENGINE, within_s=150, what="one engine")
+
+
+def _until_led_anew(cluster: Cluster, release: Release, namespace: str) -> None:
+    """A pod that is there now leads, and has seen everything: it settles a service that it didn't know."""
+    release.until_up()
+
+    def is_led(lease: Raw) -> bool:
+        holders = {pod["metadata"]["name"] for pod in cluster.find("Pod", SYSTEM, SELECTOR) if _stays(pod)}
+        return lease["spec"]["holderIdentity"] in holders
+
+    cluster.until_one("Lease", SYSTEM, "octavo-operator", is_led, within_s=60, what="an operator that leads")
+    cluster.serve(namespace, "marker", replicas=0)
+    cluster.until_reason(namespace, "marker", "NoReplicas", of="ReplicasAdmitted")
+    cluster.kubectl("delete", "infsvc", "marker", "-n", namespace)
+
+
+def _stays(pod: Raw) -> bool:
+    return "deletionTimestamp" not in pod["metadata"]
