@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 EVERY_S = 300.0
 AGAIN_S = 0.5  # after a failure
-FILLING_S = 0.5  # while the watches tell what there is
+FILLING_S = 0.5  # at least, between two counts: the watches go on telling; longer where counting itself takes long
 DEAF_S = 10.0  # a watch that hasn't told by then never will
 ENOUGH_S = 30.0  # doubt for longer would do more harm than it prevents
 
@@ -61,6 +61,7 @@ class Rounds:
         self._watches = watches
         self._clock = clock
         self._doubts = asyncio.Event()
+        self._took_s = 0.0  # by the last census, once it could be taken
         self._doubted_s = self._restarted_s = self.counted_s = clock()
         self.has_seen_all = asyncio.Event()
         self.doubt()
@@ -85,9 +86,11 @@ class Rounds:
             if not self._doubts.is_set() and (not missing or now - self._doubted_s > ENOUGH_S):
                 self._queue.release()
                 self.has_seen_all.set()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FILLING_S if missing else EVERY_S):
-                    await self._doubts.wait()
+            if not missing:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(EVERY_S):
+                        await self._doubts.wait()
+            await asyncio.sleep(max(FILLING_S, 3 * self._took_s))
 
     async def look_anew(self) -> None:
         """All services, at the beginning of each time that we lead and from then on now and again."""
@@ -105,8 +108,11 @@ class Rounds:
 
         async def take() -> set[str]:
             nonlocal was_gone
+            began_s = self._clock()
             try:
-                return await self._census.take()
+                found = await self._census.take()
+                self._took_s = self._clock() - began_s
+                return found
             except ApiError as error:
                 was_gone = was_gone or error.is_gone
                 raise

@@ -1,5 +1,6 @@
 """A token that is replaced in its file is taken up, by our own client and by kopf's."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from octavo_operator.cluster.client import Cluster
-from octavo_operator.cluster.credentials import REREAD_S, account_configuration, client_of, kopf_login
+from octavo_operator.cluster.credentials import REREAD_S, account_configuration, client_of, kopf_login, session_of
 from octavo_testing.clock import Clock
 
 
@@ -58,3 +59,30 @@ async def test_kopf_shows_the_token_of_now(seen: tuple[str, list[str]], tmp_path
         clock.now_s += REREAD_S
         await session.get(f"{url}/api")
     assert tokens == ["Bearer first", "Bearer second"]
+
+
+async def test_a_request_that_hangs_ends_and_a_watch_that_has_begun_does_not(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("first")
+    events, over = asyncio.Queue[bytes](), asyncio.Event()
+
+    async def watch(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(await events.get())
+        return response
+
+    async def hang(_: web.Request) -> web.StreamResponse:
+        await over.wait()
+        return web.Response()
+
+    app = web.Application()
+    app.add_routes([web.get("/watch", watch), web.get("/hang", hang)])
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        async with session_of(account_configuration(url, tmp_path), answer_s=0.05) as session:
+            watching = await session.get(f"{url}/watch")
+            with pytest.raises(TimeoutError):
+                await session.get(f"{url}/hang")
+            events.put_nowait(b"an event, later than that")
+            assert await watching.read() == b"an event, later than that"
+        over.set()

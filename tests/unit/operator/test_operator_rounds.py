@@ -198,3 +198,16 @@ def test_the_same_outage_is_told_seldom() -> None:
     assert not seldom.filter(logging.makeLogRecord({"levelno": logging.INFO}))
     clock.now_s = 30
     assert seldom.filter(record)
+
+
+async def test_after_a_long_outage_a_second_census_does_not_wait_for_long(parts: Parts) -> None:
+    """Only a census that takes long itself makes the next one later."""
+    parts.cluster.there = None
+    async with parts.running():
+        await parts.asked_more()
+        parts.clock.now_s += 3600
+        parts.cluster.there = set()
+        await eventually(parts.rounds.has_seen_all.is_set)
+        parts.cluster.there = {"1"}
+        parts.rounds.doubt()
+        await parts.asked_more()

@@ -29,7 +29,7 @@ _PASSING = (
 NO_VERSION = "1"
 APPLY = "application/apply-patch+yaml"
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-PAGE = 500
+PAGE, PAGE_S = 500, 5.0  # a server that has only just come up may leave a request hanging: better ask again
 STRATEGIC = "application/strategic-merge-patch+json"
 
 #: kind -> group and version, plural
@@ -138,7 +138,9 @@ class Cluster:
         query = f"?limit={PAGE}" + (f"&labelSelector={quote(label)}" if label else "")
         onwards = ""
         while True:
-            page = await self._call("GET", path_of(kind, namespace), accept=METADATA, query=query + onwards)
+            page = await self._call(
+                "GET", path_of(kind, namespace), accept=METADATA, query=query + onwards, timeout_s=PAGE_S
+            )
             found.update(item["metadata"]["uid"] for item in page.get("items") or ())
             if not (token := page["metadata"].get("continue")):
                 return found

@@ -20,6 +20,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REREAD_S = 10.0
+ANSWER_S = 5.0
 BEARER = "BearerToken"
 
 
@@ -75,12 +76,15 @@ def kopf_login(configuration: Configuration, *, pause_s: float = 1.0) -> Callabl
     return log_in
 
 
-def session_of(configuration: Configuration) -> aiohttp.ClientSession:
+def session_of(configuration: Configuration, *, answer_s: float = ANSWER_S) -> aiohttp.ClientSession:
+    """`answer_s`: a server that has only just come up may leave a request hanging, which kopf would wait for."""
+
     async def authorize(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         token = await configuration.get_api_key_with_prefix(BEARER)
         if token:
             request.headers["Authorization"] = token
-        return await handler(request)
+        async with asyncio.timeout(answer_s):  # until it begins: a watch goes on for long
+            return await handler(request)
 
     connector = aiohttp.TCPConnector(limit=0, ssl=_trust(configuration))
     return aiohttp.ClientSession(connector=connector, middlewares=(authorize,))

@@ -20,6 +20,7 @@ DURATION_S = 15
 DEADLINE_S = 10
 RENEWAL_S = 5.0  # a renewal that takes longer is given up, so that there is time for another
 RETRY_S = 2.0
+MARGIN_S = 0.05
 
 
 class Leadership:
@@ -46,6 +47,7 @@ class Leadership:
         self._trouble = ""
         self.looked_s = clock()  # when it last learned who leads, or that it couldn't
         self._seen: tuple[str, float] = ("", 0.0)  # the holder's last renewal, and when it was first seen here
+        self._duration_s = float(DURATION_S)  # as its holder says
         self.gained = asyncio.Event()
         self.lost = asyncio.Event()
 
@@ -62,11 +64,16 @@ class Leadership:
         try:
             while True:
                 await self.try_once()
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self._pause_s())
         finally:
             if self.gained.is_set():
                 self.retire()
                 await asyncio.shield(self._give_up())
+
+    def _pause_s(self) -> float:
+        """Whoever waits looks again as soon as the Lease may be free."""
+        left_s = self._seen[1] + self._duration_s - self._clock()
+        return RETRY_S if self.gained.is_set() or left_s < 0 else min(RETRY_S, left_s + MARGIN_S)
 
     async def try_once(self) -> None:
         asked = self._clock()
@@ -125,7 +132,8 @@ class Leadership:
         renewal = f"{spec.get('holderIdentity')} {spec.get('renewTime')}"
         if self._seen[0] != renewal:
             self._seen = (renewal, self._clock())
-        return self._clock() - self._seen[1] > float(spec.get("leaseDurationSeconds") or DURATION_S)
+        self._duration_s = float(spec.get("leaseDurationSeconds") or DURATION_S)
+        return self._clock() - self._seen[1] > self._duration_s
 
     async def _give_up(self) -> None:
         try:
