@@ -26,8 +26,8 @@ T = TypeVar("T")
 EVERY_S = 300.0
 AGAIN_S = 0.5  # after a failure
 FILLING_S = 0.5  # at least, between two counts: the watches go on telling; longer where counting itself takes long
-DEAF_S = 10.0  # a watch that hasn't told by then never will
-ENOUGH_S = 30.0  # doubt for longer would do more harm than it prevents
+DEAF_S = 10.0  # without anything new: a watch that hasn't told by then never will
+ENOUGH_S = 30.0  # the same: doubt for longer would do more harm than it prevents
 
 
 async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
@@ -62,7 +62,7 @@ class Rounds:
         self._clock = clock
         self._doubts = asyncio.Event()
         self._took_s = 0.0  # by the last census, once it could be taken
-        self._doubted_s = self._restarted_s = self.counted_s = clock()
+        self._doubted_s = self._moved_s = self._restarted_s = self.counted_s = clock()
         self.has_seen_all = asyncio.Event()
         self.doubt()
 
@@ -74,16 +74,20 @@ class Rounds:
             self._queue.hold()
 
     async def count(self) -> None:
-        """Until it is cancelled."""
+        """Until it is cancelled. Watches that go on bringing what is missing aren't deaf, however long it takes."""
+        missing: set[str] = set()
         while True:
             self._doubts.clear()
-            missing = await self._compare()
+            before, missing = missing, await self._compare()
             self.counted_s = now = self._clock()
-            if missing and now - max(self._doubted_s, self._restarted_s) > DEAF_S:
+            if missing != before:
+                self._moved_s = now
+            still_s = now - max(self._doubted_s, self._moved_s)
+            if missing and min(still_s, now - self._restarted_s) > DEAF_S:
                 logger.warning("%d objects are there of which no watch has told: watching anew", len(missing))
                 self._watches.restart()
                 self._restarted_s = now
-            if not self._doubts.is_set() and (not missing or now - self._doubted_s > ENOUGH_S):
+            if not self._doubts.is_set() and (not missing or still_s > ENOUGH_S):
                 self._queue.release()
                 self.has_seen_all.set()
             if not missing:

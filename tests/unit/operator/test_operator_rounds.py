@@ -211,3 +211,19 @@ async def test_after_a_long_outage_a_second_census_does_not_wait_for_long(parts:
         parts.cluster.there = {"1"}
         parts.rounds.doubt()
         await parts.asked_more()
+
+
+async def test_watches_that_take_long_but_go_on_telling_are_left_to_it(parts: Parts) -> None:
+    """Of 500 services there are thousands of objects: to begin anew in the middle would never come to an end."""
+    count = 20
+    parts.cluster.there = {str(i) for i in range(count)}
+    parts.queue.add(("default", "other"))
+    async with parts.running():
+        taking = asyncio.create_task(parts.taken())
+        for i in range(count - 1):
+            parts.clock.now_s += DEAF_S - 1
+            parts.view.see(_service(f"s{i}", str(i)))
+            await parts.asked_more()
+        assert (parts.watches.restarts, taking.done()) == (0, False)
+        parts.view.see(_service("last", str(count - 1)))
+        await taking
