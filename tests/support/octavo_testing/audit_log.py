@@ -1,6 +1,7 @@
 """`AuditLog`: who asked an API server for what, from its own audit log."""
 
 import json
+import os
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ POLICY = json.dumps(
         "rules": [{"level": "Metadata"}],
     }
 )
+LONGEST_LINE = 1 << 20  # bytes
 READS = frozenset({"get", "list", "watch"})
 
 
@@ -43,8 +45,13 @@ class AuditLog:
         self.path = path
 
     def mark(self) -> int:
-        """For `calls(since=...)`. The log is written before the caller gets its answer."""
-        return self.path.stat().st_size if self.path.exists() else 0
+        """For `calls(since=...)`: the end of the last whole line. It is written before the caller gets its answer."""
+        if not self.path.exists():
+            return 0
+        with self.path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            begin = file.seek(max(0, size - LONGEST_LINE))
+            return begin + file.read(size - begin).rfind(b"\n") + 1
 
     def calls(self, *, since: int = 0, user: str = "") -> list[Call]:
         """Those that have ended, and watches when they begin. `user`: whose name ends so."""
