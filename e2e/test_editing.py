@@ -26,7 +26,7 @@ def _has_one(service: dict) -> bool:
 
 def test_kubectl_scale_adds_and_takes_replicas(edited: str, cluster: Cluster) -> None:
     first = _uids(cluster, edited)
-    with Asker(cluster, HOST, NAME):
+    with Asker(cluster, HOST, edited, NAME):
         cluster.kubectl("scale", "infsvc", NAME, "-n", edited, "--replicas=2")
         grown = cluster.until_ready(edited, NAME)
         assert grown["status"]["replicas"]["summary"] == "2/2"
@@ -38,7 +38,7 @@ def test_kubectl_scale_adds_and_takes_replicas(edited: str, cluster: Cluster) ->
 
 def test_other_arguments_make_another_revision(edited: str, cluster: Cluster) -> None:
     before = cluster.until_ready(edited, NAME)["status"]["revision"]["current"]
-    with Asker(cluster, HOST, NAME) as asker:
+    with Asker(cluster, HOST, edited, NAME) as asker:
         cluster.serve(edited, NAME, **exposed(HOST), engine=SMALL["engine"] | {"maxNumSeqs": 7})
         after = cluster.until_ready(edited, NAME)["status"]["revision"]["current"]
         assert after != before

@@ -22,7 +22,7 @@ def _lives(cluster: Cluster, namespace: str) -> set[tuple[str, int]]:
 def test_operators_killed_amid_their_work_finish_it(smollm2: str, cluster: Cluster, namespace: str) -> None:
     before = _lives(cluster, smollm2)
     killed = {pod["metadata"]["name"] for pod in cluster.find("Pod", SYSTEM, SELECTOR)}
-    with Asker(cluster, HOST, "smollm2") as asker:
+    with Asker(cluster, HOST, smollm2, "smollm2") as asker:
         cluster.serve(namespace, "begun")
         cluster.until("ServiceAccount", namespace, lambda found: len(found) > 1, within_s=30, what="the first child")
         cluster.kubectl("delete", "pod", *killed, "-n", SYSTEM, "--grace-period=0", "--force", "--wait=false")
@@ -36,7 +36,7 @@ def test_nothing_hangs_on_the_api_server(smollm2: str, cluster: Cluster, namespa
     if provider.tools is None:
         pytest.skip(f"only ../shared/k8s can kill its API server; this cluster is {provider.name}")
     before = _lives(cluster, smollm2)
-    with Asker(cluster, HOST, "smollm2") as asker:
+    with Asker(cluster, HOST, smollm2, "smollm2") as asker:
         provider.run(str(provider.tools / "kill"), "apiserver")
         end = time.monotonic() + AWAY_S
         while time.monotonic() < end:

@@ -19,7 +19,7 @@ NAME = "smollm2"
 def asker(smollm2: str, cluster: Cluster) -> Iterator[Asker]:
     """Asks all the while; in the end no answer has failed."""
     cluster.until_ready(smollm2, NAME)
-    with Asker(cluster, HOST, NAME) as asking:
+    with Asker(cluster, HOST, smollm2, NAME) as asking:
         asking.until_answers(2, within_s=60)
         yield asking
         asking.until_answers(2, within_s=60)

@@ -40,7 +40,7 @@ def calls(cluster: Cluster, smollm2: str, namespace: str, audit: AuditLog) -> li
     for kind, name in gone.items():
         _until_gone(cluster, namespace, kind, name)
     cluster.until_ready(smollm2, "smollm2")
-    return [call for call in Log(audit.path).calls() if call.asked_s > BEGAN_S]
+    return [call for path in audit.files() for call in Log(path).calls() if call.asked_s > BEGAN_S]
 
 
 def _until_gone(cluster: Cluster, namespace: str, kind: str, name: str) -> None:

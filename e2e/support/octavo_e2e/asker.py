@@ -13,12 +13,13 @@ END_S = 90
 
 
 class Asker:
-    """On leaving: every answer was whole. One question at a time."""
+    """Asks `model` of its namespace's service of this name. On leaving: every answer was whole. One at a time."""
 
-    def __init__(self, cluster: Cluster, host: str, model: str):
+    def __init__(self, cluster: Cluster, host: str, namespace: str, model: str):
         self._cluster = cluster
         self._host = host
         self._model = model
+        self._address = cluster.nearest(namespace, model)
         self._thread = Thread(target=self._ask, name="asker")
         self._changed = Condition()
         self._is_ending = False
@@ -52,7 +53,7 @@ class Asker:
 
     def _failure(self) -> str:
         try:
-            answer = self._cluster.ask(self._host, self._model)
+            answer = self._cluster.ask(self._host, self._model, at=self._address)
         except (OpenAIError, HTTPError) as error:  # the latter: an answer that breaks off
             return repr(error)
         return "" if answer else "an empty answer"

@@ -13,15 +13,21 @@ WRITES = ("create", "update", "patch", "delete", "deletecollection")
 class AuditLog:
     path: Path
 
+    def files(self) -> list[Path]:
+        """The oldest first: the API server begins a new file at 100 MB, and puts the time into the old one's name."""
+        return [*sorted(self.path.parent.glob(f"{self.path.stem}-*{self.path.suffix}")), self.path]
+
     def position(self) -> int:
         """Where what comes next begins."""
-        return self.path.stat().st_size
+        return sum(path.stat().st_size for path in self.files())
 
     def since(self, position: int) -> Iterator[dict[str, Any]]:
-        with self.path.open("rb") as file:
-            file.seek(position)
-            for line in file:
-                yield json.loads(line)
+        for path in self.files():
+            with path.open("rb") as file:
+                file.seek(position)
+                for line in file:
+                    yield json.loads(line)
+            position = max(0, position - path.stat().st_size)
 
     def writes(self, position: int, account: str) -> list[str]:
         """Of a service account (NAMESPACE:NAME), its Lease apart: verb, resource, namespace, name."""

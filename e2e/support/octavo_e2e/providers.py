@@ -36,6 +36,7 @@ class Provider:
     ingress: str = INGRESS
     tools: Path | None = None  # the local cluster's: kill and restart of its components
     audit_log: Path | None = None
+    reaches_services: bool = False  # from here, by their cluster IPs
     stop: tuple[str, ...] = field(default=())  # takes down what was started
 
     def run(
@@ -86,6 +87,7 @@ def _local() -> Provider:
         env={"KUBECONFIG": kubeconfig, "PATH": path},
         tools=LOCAL,
         audit_log=Path(kubeconfig).parents[1] / "log" / "audit.log",
+        reaches_services=True,
         stop=() if was_up else (str(LOCAL / "down"),),
     )
 
