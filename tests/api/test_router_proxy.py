@@ -307,6 +307,23 @@ async def test_a_request_waits_for_the_first_replica(parts):
     assert (await asking).json() == {"said": "fine"}
 
 
+async def test_a_request_that_an_ending_replica_refuses_waits_for_the_next(parts):
+    async def end(request):
+        first.publisher.set_accepts(False)
+        return await status(503, Connection="close")(request)
+
+    first, second = await parts.replica(end), await parts.replica(fine)
+    await second.kill()
+    routed = await parts.stack.enter_async_context(routing(first.url, second.url))
+    await routed.routable(MODEL, 1)
+    asking = asyncio.create_task(routed.http.post(CHAT, json=BODY))
+    await until(lambda: len(routed.router.room) == 1)
+    assert not asking.done()
+    await second.start()
+    assert (await asking).json() == {"said": "fine"}
+    assert first.paths.count(CHAT) == 1
+
+
 async def test_a_request_that_has_waited_long_enough_is_told_when_to_come_back(parts):
     replica = await parts.replica(fine)
     await replica.kill()

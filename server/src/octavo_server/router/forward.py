@@ -3,7 +3,7 @@
 A request is sent anew, to another replica, only while nothing of an answer has gone out:
 - no connection, or the replica had none of it: to each replica that there is;
 - the connection broke, or the replica answers 502, 503, 504 or (it is full) 429: at most `max_retries` times. The last
-  such answer goes through as it came.
+  such answer goes through as it came, but for that of a replica that ends: the request waits for the next one.
 A request whose answer doesn't begin in time ends with 504: sent anew it would take as long again. 500 goes through: the
 request itself may be why. An answer that isn't a stream goes out when it is complete, so it can be had elsewhere until
 then; one that outgrows its buffer goes out as it comes.
@@ -13,6 +13,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from octavo_engine.wire.errors import OctavoError
@@ -160,7 +161,7 @@ class Forwarder:
         try:
             exchange = await attempt.answered(self.limits.first_byte_timeout_s)
             others = (*tried, attempt.decision.chosen) if tried is not None else ()
-            if exchange.status in ELSEWHERE and others and self._others(job.model, others):
+            if exchange.status in ELSEWHERE and others and await self._can_wait(job.model, others, exchange):
                 raise Refused(exchange.status)
             await self._answer(job, caller, attempt, exchange)
             is_ok = exchange.status < 500
@@ -169,6 +170,16 @@ class Forwarder:
             raise
         finally:
             self.settle(attempt, is_ok=is_ok, has_failed=has_failed)
+
+    async def _can_wait(self, model: str, tried: "Sequence[Replica]", exchange: "Exchange") -> bool:
+        """There is another replica, or this one refuses because it ends, so that another one may be about to come."""
+        if self._others(model, tried):
+            return True
+        if exchange.status != HTTPStatus.SERVICE_UNAVAILABLE or value_of(exchange.headers, b"connection") != b"close":
+            return False
+        if tried[-1].is_routable:  # its stream says so, too, by now or soon
+            await asyncio.sleep(ROUND_PAUSE_S)
+        return not tried[-1].is_routable
 
     async def _answer(self, job: Job, caller: "Caller", attempt: Attempt, exchange: "Exchange") -> None:
         is_stream = exchange.is_stream
