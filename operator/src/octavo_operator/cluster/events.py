@@ -8,13 +8,13 @@ that died before it could write the status, and finds the same turn once more, t
 import hashlib
 import logging
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from octavo_operator.cluster.client import ApiError, Cluster, is_passing
 from octavo_operator.names import MANAGER
 from octavo_operator.plan.news import News
 from octavo_operator.spec.service import GROUP, KIND, VERSION
+from octavo_operator.timestamps import now_text
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class EventLog:
                 "namespace": metadata["namespace"],
                 "annotations": {SEEN_AT: seen_at},
             },
-            "eventTime": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "eventTime": now_text("microseconds"),
             "reportingController": f"{GROUP}/{MANAGER}",
             "reportingInstance": self._identity[:128],
             "regarding": {

@@ -9,10 +9,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 from octavo_operator.cluster.client import ApiError, Cluster
+from octavo_operator.timestamps import now_text
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class Leadership:
         }
 
     def _spec(self, before: dict[str, Any], *, transitions: int) -> dict[str, Any]:
-        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        now = now_text("microseconds")
         return {
             "holderIdentity": self.identity,
             "leaseDurationSeconds": DURATION_S,

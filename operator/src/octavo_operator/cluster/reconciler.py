@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 from octavo_operator.cluster.client import ApiError, Cluster
@@ -29,6 +28,7 @@ from octavo_operator.plan.news import News, told, transitions
 from octavo_operator.plan.plan import Plan, plan
 from octavo_operator.service import Service, Settings, read_service
 from octavo_operator.spec.service import InvalidSpec
+from octavo_operator.timestamps import now_text
 
 logger = logging.getLogger(__name__)
 
@@ -115,13 +115,13 @@ class Reconciler:
         planned, refusals = self._plan(service, {}), dict[Ref, Refusal]()
         for action in planned.actions:
             self._check_leading()
-            refusal = await self._writer.carry_out(service, action, now=_now())
+            refusal = await self._writer.carry_out(service, action, now=now_text())
             if refusal is not None:
                 refusals[refusal[0]] = refusal[1]
                 continue
             self._telemetry.acted(action)
             if (news := told(action)) is not None:
-                await self._events.tell(raw, news, seen_at=_now("microseconds"))
+                await self._events.tell(raw, news, seen_at=now_text("microseconds"))
         return (self._plan(service, refusals) if refusals else planned), refusals
 
     def _plan(self, service: Service, refusals: Mapping[Ref, Refusal]) -> Plan:
@@ -129,7 +129,11 @@ class Reconciler:
         reports: dict[str, RouterReport] = self._reports.of(service.namespace, pods)
         observed = self._with_setup(replace(self._view.observed(service, reports), refusals=refusals), pods)
         return plan(
-            service, observed, self._settings, now=_now(), new_secret=self._secret_of((service.namespace, service.name))
+            service,
+            observed,
+            self._settings,
+            now=now_text(),
+            new_secret=self._secret_of((service.namespace, service.name)),
         )
 
     def _with_setup(self, observed: Observed, routers: Mapping[str, Any]) -> Observed:
@@ -168,9 +172,5 @@ def _refusal(raw: Any, message: str) -> tuple[dict[str, Any], list[News]]:
     """Of a spec that can't be read: the rest of the status stays."""
     status, generation = raw.get("status") or {}, raw["metadata"]["generation"]
     conditions, before = refused(message), status.get("conditions", ())
-    rows = written(conditions, before, generation=generation, now=_now())
+    rows = written(conditions, before, generation=generation, now=now_text())
     return {**status, "observedGeneration": generation, "conditions": rows}, list(transitions(conditions, before))
-
-
-def _now(precision: str = "seconds") -> str:
-    return datetime.now(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
