@@ -36,6 +36,7 @@ from octavo_operator.names import (
     router_secret,
 )
 from octavo_operator.service import Service, Settings
+from octavo_operator.spec.access import isolates_tenants
 from octavo_operator.spec.fields import num_bytes
 
 REVISION_CHARS = 8
@@ -130,8 +131,7 @@ def _flags(service: Service, settings: Settings) -> Iterator[str]:
     yield f"--port={ENGINE_PORT}"
     yield f"--shutdown-delay={settings.lame_duck_s}"
     yield "--log-format=json"
-    auth = service.spec.auth
-    if auth is None or auth.isolate_tenants is not False:
+    if isolates_tenants(service.spec.auth):
         yield "--cache-isolation"  # without keys there is one tenant: so a first key, later, rolls nothing
     yield from engine_flags(service)
 

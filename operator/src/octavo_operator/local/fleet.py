@@ -11,6 +11,7 @@ from octavo_operator.desired.engine import engine_flags
 from octavo_operator.local.documents import Documents, read_documents
 from octavo_operator.local.notes import notes_of
 from octavo_operator.service import Service
+from octavo_operator.spec.access import isolates_tenants
 from octavo_operator.spec.engine import EnvVar
 from octavo_operator.spec.service import InvalidSpec
 
@@ -37,7 +38,7 @@ def _service(service: Service, found: Documents, brings_keys: bool) -> dict[str,
     spec = service.spec
     args = [spec.model.uri, *engine_flags(service)]
     auth = _auth(found)
-    if (brings_keys or auth is not None) and (auth is None or auth.isolate_tenants is not False):
+    if (brings_keys or auth is not None) and isolates_tenants(auth):
         args.append("--cache-isolation")
     return {
         "name": service.name,

@@ -101,6 +101,11 @@ class Auth(Part):
         return self
 
 
+def isolates_tenants(auth: Auth | None) -> bool:
+    """Unless told otherwise, no tenant finds another's prefixes."""
+    return auth is None or auth.isolate_tenants is not False
+
+
 class NetworkPolicy(Part):
     enabled: bool | None = None
     ingress_from: Annotated[tuple[Passed, ...], Field(max_length=32)] = ()
