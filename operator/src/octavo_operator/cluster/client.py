@@ -198,10 +198,9 @@ class Cluster:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             what = str(error) or f"no answer within {timeout_s:g} s"
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "Unreachable", f"{method} {path}: {what}") from error
-        content = _content(data)
         if status >= HTTPStatus.BAD_REQUEST:
-            raise ApiError(status, content.get("reason", ""), content.get("message", ""))
-        return content
+            raise refusal(status, data)
+        return _content(data)
 
     async def _fetch(
         self, method: str, path: str, body: Mapping[str, Any] | None, kind: str, accept: str
@@ -212,6 +211,12 @@ class Cluster:
         )
         answer = await self._api.call_api(method, url, headers, body)
         return answer.status, await answer.response.read()
+
+
+def refusal(status: int, data: bytes) -> ApiError:
+    """Of an answer with such a status."""
+    content = _content(data)
+    return ApiError(status, content.get("reason", ""), content.get("message", ""))
 
 
 def _content(data: bytes) -> Raw:

@@ -53,7 +53,7 @@ class PodSetup:
 
     async def _ask(self, pod: Raw) -> str:
         found = await self._cluster.warnings_about(pod["metadata"]["namespace"], pod["metadata"]["uid"])
-        latest = max(found, key=_last_seen, default=None)
+        latest = max(found, key=last_seen, default=None)
         return "" if latest is None else f"{latest['reason']}: {latest.get('note', '')}"
 
 
@@ -67,6 +67,7 @@ def is_being_set_up(pod: Raw) -> bool:
     return all(c.get("state", {}).get("waiting", {}).get("reason") in _IDLE for c in containers)
 
 
-def _last_seen(event: Raw) -> str:
+def last_seen(event: Raw) -> str:
+    """Of events.k8s.io, where those of older writers have deprecated fields; empty if nobody says."""
     series = event.get("series") or {}
     return str(series.get("lastObservedTime") or event.get("deprecatedLastTimestamp") or event.get("eventTime") or "")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_operator.cluster.pods import is_serving_router, pod_of, router_trouble
+from octavo_operator.cluster.setup import last_seen
 from octavo_operator.explain.meanings import MEANINGS, Meaning
 from octavo_operator.names import COMPONENT_LABEL, ROUTER
 from octavo_operator.plan.conditions import REASONS
@@ -174,7 +175,6 @@ def pod_state(raw: Raw) -> PodState:
 
 
 def _latest(events: Iterable[Raw]) -> tuple[Event, ...]:
-    """Of events.k8s.io, where those of older writers have deprecated fields."""
     rows = sorted(events, key=_when)[-MAX_EVENTS:]
     return tuple(
         Event(
@@ -196,9 +196,7 @@ def about_of(event: Raw) -> tuple[str, str]:
 
 
 def _when(event: Raw) -> str:
-    series = (event.get("series") or {}).get("lastObservedTime")
-    when = series or event.get("deprecatedLastTimestamp") or event.get("eventTime")
-    return str(when or event["metadata"]["creationTimestamp"]).partition(".")[0].rstrip("Z") + "Z"
+    return str(last_seen(event) or event["metadata"]["creationTimestamp"]).partition(".")[0].rstrip("Z") + "Z"
 
 
 def _commands(name: str, namespace: str, cause: Cause | None, pods: Sequence[PodState]) -> Iterator[str]:
