@@ -87,7 +87,7 @@ def _template(service: Service, settings: Settings) -> Manifest:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "readinessGates": [{"conditionType": ADMITTED_GATE}],
-        "terminationGracePeriodSeconds": service.drain_timeout_s + settings.lame_duck_s + 15,
+        "terminationGracePeriodSeconds": service.grace_s(settings),
         "securityContext": pod_security(),
         "imagePullSecrets": pull_secrets(service, settings),
         "nodeSelector": spec.node_selector,

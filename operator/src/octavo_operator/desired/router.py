@@ -128,7 +128,7 @@ def _pod(service: Service, settings: Settings) -> Manifest:
         "serviceAccountName": router_account(service.name),
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": service.drain_timeout_s + settings.lame_duck_s + 15,
+        "terminationGracePeriodSeconds": service.grace_s(settings),
         "securityContext": pod_security(),
         "imagePullSecrets": pull_secrets(service, settings),
         "topologySpreadConstraints": [_apart(service)],
