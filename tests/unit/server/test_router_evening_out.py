@@ -4,9 +4,10 @@ from collections import Counter
 
 import pytest
 from octavo_server.kv.frames import Load
-from octavo_server.router.evening_out import EARNED, MOST_TOKENS, WHY
+from octavo_server.router.decision import Decision, Terms
+from octavo_server.router.evening_out import EARNED, MAX_PREFIXES, MOST_TOKENS, WHY, EveningOut
 from octavo_server.router.picker import Picker
-from octavo_server.router.prefix_index import PrefixIndex
+from octavo_server.router.prefix_index import Match, PrefixIndex
 from octavo_testing.router_replicas import FedReplica, prompt_of
 
 HOT = range(1, 31)  # 480 tokens
@@ -78,6 +79,36 @@ def test_what_it_costs_is_bounded():
     lost = sum(16 * max(t.match.blocks for t in d.candidates) - d.expected_tokens for d in copies)
     found = sum(d.expected_tokens for d in fleet.decisions)
     assert 0 < lost <= MOST_TOKENS + EARNED * found
+
+
+def test_a_conversation_stays_where_it_is():
+    """Nobody else would find what was computed again for it; and it alone isn't too much for one replica."""
+    fleet = Fleet()
+    said = [*HOT]
+    for number in range(40):
+        said.append(1000 + number)
+        fleet.ask(said)
+    assert len({d.chosen.name for d in fleet.decisions}) == 1
+
+
+def test_prefixes_that_are_each_less_than_a_replicas_share_stay_where_they_are():
+    """Two prefixes that happen to be in one place make it busier, but to compute one again pays for nobody."""
+    fleet = Fleet()
+    prefixes = [range(100 * n, 100 * n + 30) for n in range(1, 9)]
+    for prefix in prefixes:
+        fleet.fed["a"].tell(stored=prefix)
+    for number in range(160):
+        fleet.ask([*prefixes[number % 8], 5000 + number])
+    assert {d.why for d in fleet.decisions} == {"least cost"}
+    assert {d.expected_tokens for d in fleet.decisions} == {480}
+
+
+def test_only_so_many_prefixes_are_counted():
+    evening_out, replica = EveningOut(), FedReplica(PrefixIndex(max_entries=10), "a").replica
+    terms = Terms(replica, Match(1), 0.0, 0.0, 0.0, 0.0)
+    for number in range(MAX_PREFIXES + 10):
+        evening_out.sent(Decision(replica, "exact", "least cost", (terms,), 16), prompt_of([number]), float(number))
+    assert evening_out.num_prefixes == MAX_PREFIXES
 
 
 @pytest.mark.parametrize("running", [0, 1])

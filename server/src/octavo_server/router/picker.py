@@ -50,7 +50,7 @@ class Picker:
 
     def sent(self, decision: Decision, prompt: "Prompt") -> Ticket:
         """The request goes out to the chosen replica now."""
-        self._evening_out.sent(decision, prompt)
+        self._evening_out.sent(decision, prompt, self._clock())
         return Ticket(decision, prompt, self._predictions, self._clock)
 
     def heard(self, replica: "Replica") -> None:
