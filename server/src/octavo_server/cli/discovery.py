@@ -16,9 +16,7 @@ def discovery_of(args: argparse.Namespace) -> Discovery:
     """Raises StartupError."""
     given = [way for way in WAYS if getattr(args, way.removeprefix("--"))]
     if not given:
-        raise StartupError(
-            "there is nothing to route to: give --replica URL, once for each, --service or --kubernetes."
-        )
+        raise StartupError("there is nothing to route to: give --replica URL ..., --service or --kubernetes.")
     if len(given) > 1:
         raise StartupError(f"{' and '.join(given)} name replicas in different ways: give one of them.")
     if args.replica:

@@ -2,17 +2,26 @@
 
 import argparse
 
-from octavo_server.cli.durations import seconds
+from octavo_server.cli.durations import some_seconds
 
 
 def add_discovery_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where replicas are")
     group.add_argument(
-        *("--replica",), action="append", default=[], metavar="URL", help="http://HOST:PORT of a replica; once for each"
+        *("--replica",),
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="URL",
+        help="http://HOST:PORT of each replica; may be given again",
     )
     group.add_argument("--service", metavar="HOST:PORT", help="replicas are at all addresses of this DNS name")
     group.add_argument(
-        *("--service-interval",), type=seconds, default=1.0, metavar="N", help="seconds between look-ups (default: 1)"
+        *("--service-interval",),
+        type=some_seconds,
+        default=1.0,
+        metavar="N",
+        help="seconds between look-ups (default: 1)",
     )
     group.add_argument(
         "--kubernetes",

@@ -19,5 +19,12 @@ def seconds(text: str) -> float:
     return value
 
 
+def some_seconds(text: str) -> float:
+    value = seconds(text)
+    if not value:
+        raise ArgumentTypeError(f"{text!r}: more than 0 seconds")
+    return value
+
+
 def whole_seconds(text: str) -> int:
     return round(seconds(text))

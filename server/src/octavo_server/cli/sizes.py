@@ -17,5 +17,12 @@ def size(text: str) -> int:
     return int(value)
 
 
+def count(text: str) -> int:
+    value = size(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is too few: 1 at least")
+    return value
+
+
 def size_or_auto(text: str) -> int | None:
     return None if text in ("auto", "-1") else size(text)

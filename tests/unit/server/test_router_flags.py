@@ -1,0 +1,57 @@
+"""Flags of `octavo route`: what they take, and that a value with which nothing could work is refused at the start."""
+
+import pytest
+from octavo_server.cli.main import build_parser
+from octavo_server.cli.route_flags import settings_of
+
+URL = ("--replica", "http://a:1")
+
+
+def parsed(*flags):
+    return build_parser().parse_args(["route", *flags])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--replica", "http://a:1", "--replica", "http://b:1", "--replica", "http://c:1"),
+        ("--replica", "http://a:1", "http://b:1", "http://c:1"),
+        ("--replica", "http://a:1", "http://b:1", "--port", "80", "--replica", "http://c:1"),
+    ],
+    ids=["once for each", "one after the other", "both"],
+)
+def test_replicas_may_be_named_in_either_way(flags):
+    assert parsed(*flags).replica == ["http://a:1", "http://b:1", "http://c:1"]
+
+
+def test_a_file_names_several_replicas(tmp_path):
+    file = tmp_path / "route.yaml"
+    file.write_text("replica:\n  - http://a:1\n  - http://b:1\nmax-retries: 5\n")
+    args = parsed("--config", str(file))
+    assert (args.replica, args.max_retries) == (["http://a:1", "http://b:1"], 5)
+
+
+@pytest.mark.parametrize(
+    "flag", ["--workers", "--max-index-entries", "--max-requests-per-replica", "--breaker-failures"]
+)
+def test_a_number_that_leaves_nothing_to_work_with_is_refused(flag, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parsed(*URL, flag, "0")
+    assert caught.value.code == 2
+    assert f"argument {flag}: '0' is too few: 1 at least" in capsys.readouterr().err
+    assert getattr(parsed(*URL, flag, "1"), flag.removeprefix("--").replace("-", "_")) == 1
+
+
+@pytest.mark.parametrize("flag", ["--connect-timeout", "--first-byte-timeout", "--idle-timeout", "--service-interval"])
+def test_a_time_in_which_nothing_can_happen_is_refused(flag, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parsed(*URL, flag, "0")
+    assert caught.value.code == 2
+    assert f"argument {flag}: '0': more than 0 seconds" in capsys.readouterr().err
+
+
+def test_what_may_be_nothing():
+    """No retry, no queue, no waiting."""
+    flags = ("--max-retries", "0", "--max-queued-reqs", "0", "--max-hold-time", "0")
+    forward = settings_of(parsed(*URL, *flags)).forward
+    assert (forward.max_retries, forward.max_queued_requests, forward.max_hold_s) == (0, 0, 0.0)
