@@ -64,6 +64,24 @@ def test_of_equals_the_one_with_the_fewest_requests(index, picker):
     assert (decision.chosen, decision.why) == (fed[1].replica, "tie: least load")
 
 
+@pytest.mark.parametrize("other", [0, 20])
+def test_of_equals_one_that_finds_as_much_as_any(index, picker, other):
+    """To wait for a queue may cost what computing elsewhere does; but whoever computes holds up those who come next."""
+    warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold", device=range(1, 1 + other))
+    warm.tell(load(prefill_backlog_tokens=16 * (30 - other), waiting=1))
+    decision = picker.pick(prompt_of(range(1, 31), extra_tokens=200), [warm.replica, cold.replica])
+    costs = [terms.cost_s for terms in decision.candidates]
+    assert max(costs) <= min(costs) * 1.05
+    assert decision.chosen is warm.replica
+
+
+def test_of_equals_that_find_nearly_as_much_the_one_with_the_fewest_requests(index, picker):
+    busy, idle = FedReplica(index, "busy", device=range(1, 31)), FedReplica(index, "idle", device=range(1, 30))
+    busy.tell(load(waiting=1, prefill_backlog_tokens=1))
+    prompt = prompt_of(range(1, 31), extra_tokens=600)
+    assert picker.pick(prompt, [busy.replica, idle.replica]).chosen is idle.replica
+
+
 def hear(picker, fed, **fields):
     fed.tell(load(**fields))
     picker.heard(fed.replica)

@@ -75,9 +75,15 @@ class Picker:
 
 
 def _least_cost(prompt: "Prompt", terms: tuple[Terms, ...], now: float) -> tuple[Terms, str]:
+    """Of those that cost the same, one that finds as much as any: what is computed again is of no use to this request,
+    and holds up the next ones.
+    """
     costs = [t.cost_s for t in terms]
     limit_s = min(costs) * (1 + score.TIE)
     tied = [t for t, cost_s in zip(terms, costs, strict=True) if cost_s <= limit_s]
+    if len(tied) > 1:
+        enough = max([t.match.blocks for t in tied]) * (1 - score.TIE)
+        tied = [t for t in tied if t.match.blocks >= enough]
     if len(tied) == 1:
         return tied[0], "least cost"
     loads = [(score.num_requests(t.replica), t.replica.activity.requests.at(now)) for t in tied]
