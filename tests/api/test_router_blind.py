@@ -1,7 +1,10 @@
 """Replicas without a KV stream, as plain vLLM: they are sent to, by what can be learned by asking them."""
 
+import logging
+
 import pytest
 from octavo_server.kv.frames import Load
+from octavo_server.router.backoff import Backoff
 from octavo_server.router.blind import load_of
 from octavo_server.router.follower import FollowSettings
 from octavo_testing.fake_replica import MODEL, FakeReplica, vllm
@@ -103,15 +106,38 @@ async def test_a_key_that_is_missing_is_named_and_logged_once(caplog):
     assert "/kv/events answered 401: it wants --replica-key or --router-secret" in line
 
 
-async def test_a_replica_that_is_still_starting_is_nothing_to_warn_of(caplog):
+async def test_a_replica_that_is_still_starting_is_told_once_and_nothing_to_warn_of(caplog, monkeypatch):
+    """Whoever mistyped an address would look for it in vain otherwise."""
+    caplog.set_level(logging.INFO)
+    ended, tries = Backoff.ended, []
+    monkeypatch.setattr(Backoff, "ended", lambda backoff, **times: tries.append(1) or ended(backoff, **times))
     fake = FakeReplica()
     await fake.start()
     await fake.kill()
     async with following(fake.url, settings=QUICK) as fleet:
-        await until(lambda: fleet.replicas and fleet.replicas[0].why)
+        await until(lambda: fleet.replicas and fleet.replicas[0].why == "no connection: Connection refused")
+        await until(lambda: len(tries) > 2)
         assert fleet.replicas[0].state == "connecting"
-        assert "is connecting" not in caplog.text
+    (line,) = [record for record in caplog.records if "is connecting" in record.message]
+    assert line.message.endswith("is connecting: no connection: Connection refused")
+    assert line.levelno == logging.INFO
     await fake.stop()
+
+
+async def test_a_name_that_nobody_knows_is_said(caplog):
+    caplog.set_level(logging.INFO)
+    async with following("http://nobody.invalid:1", settings=QUICK) as fleet:
+        await until(lambda: fleet.replicas and fleet.replicas[0].why.startswith("no connection: "))
+    assert "is connecting: no connection: Name or service not known" in caplog.text
+
+
+async def test_one_that_never_answers_says_for_how_long_it_was_waited_for():
+    fake = FakeReplica()
+    fake.hang()
+    async with followed(fake) as fleet:
+        await until(lambda: fleet.replicas and fleet.replicas[0].why == "no answer within 0.5 s")
+        fake.wake()
+        await until(lambda: fleet.replicas[0].state == "exact")
 
 
 def test_odd_metrics_are_passed_over():

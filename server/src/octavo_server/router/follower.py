@@ -11,6 +11,8 @@ once don't hold up requests. No clock of a replica is ever compared with the rou
 
 import asyncio
 import logging
+import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,7 +23,7 @@ from octavo_server.kv.frames import MEDIA_TYPE, Bye, Frame, FrameError, FrameRea
 from octavo_server.router.backoff import Backoff
 from octavo_server.router.blind import Streamless
 from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.replica import Replica, State
+from octavo_server.router.replica import NEW, Replica, State
 from octavo_server.router.replica_blocks import ReplicaBlocks, StreamBroken
 
 logger = logging.getLogger(__name__)
@@ -122,7 +124,8 @@ class Follower:
             self.replica.num_faults += 1
             self._become("blind" if self.replica.state in ("exact", "blind") else "connecting", str(error))
         except (Lost, aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._become("connecting", str(error) or type(error).__name__, is_new=isinstance(error, Lost))
+            why = _told(error, self._around.settings.answer_timeout_s)
+            self._become("connecting", why, is_new=isinstance(error, Lost))
 
     async def _follow(self, blocks: ReplicaBlocks) -> None:
         """Raises what ended the connection."""
@@ -222,12 +225,26 @@ class Follower:
         self._become("exact", "every change so far is known")
 
     def _become(self, state: State, why: str, *, is_new: bool = False) -> None:
-        """`is_new`: the reason is to be told even where the state is as before. That nobody listens yet isn't."""
+        """`is_new`: the reason is to be told even where the state is as before. What a new one is at first is told,
+        too, but nothing to warn of: it may be starting, or have no stream on purpose."""
         replica = self.replica
         if (replica.state, replica.why) == (state, why):
             return
-        if replica.state != state or is_new:
-            level = logging.INFO if state in ("loading", "exact", "gone") else logging.WARNING
+        is_first = replica.why == NEW
+        if replica.state != state or is_new or is_first:
+            is_usual = state in ("loading", "exact", "gone") or (is_first and not is_new)
+            level = logging.INFO if is_usual else logging.WARNING
             logger.log(level, "replica %s is %s: %s", replica.name, state, why.removesuffix("."))
         replica.state, replica.why = state, why
         self._around.changed(replica)
+
+
+def _told(error: Exception, answer_timeout_s: float) -> str:
+    """In words for whoever looks why a replica isn't there."""
+    if isinstance(error, TimeoutError):
+        return f"no answer within {answer_timeout_s:g} s"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        found = error.os_error
+        is_name = isinstance(found, socket.gaierror) or not found.errno
+        return f"no connection: {found.strerror or found if is_name else os.strerror(found.errno)}"
+    return str(error) or type(error).__name__

@@ -18,13 +18,16 @@ from octavo_server.router.replica_blocks import ReplicaBlocks
 
 State = Literal["connecting", "loading", "exact", "blind", "gone"]
 
+#: Why one is connecting of which nothing was ever heard.
+NEW = "it is new"
+
 
 class Replica:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.is_exact = False  # which each decision asks again and again
         self.state = "connecting"
-        self.why = "it is new"  # it is in this state
+        self.why = NEW  # it is in this state
         self.num_faults = 0  # how often what it told couldn't be believed
         self.blocks: ReplicaBlocks | None = None  # of the connection there is or will be; None for one that is gone
         self.hello: Hello | None = None  # the latest
