@@ -245,6 +245,7 @@ def _told(error: Exception, answer_timeout_s: float) -> str:
         return f"no answer within {answer_timeout_s:g} s"
     if isinstance(error, aiohttp.ClientConnectorError):
         found = error.os_error
-        is_name = isinstance(found, socket.gaierror) or not found.errno
-        return f"no connection: {found.strerror or found if is_name else os.strerror(found.errno)}"
+        if isinstance(found, socket.gaierror) or found.errno is None:
+            return f"no connection: {found.strerror or found}"
+        return f"no connection: {os.strerror(found.errno)}"
     return str(error) or type(error).__name__
