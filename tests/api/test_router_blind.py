@@ -9,6 +9,7 @@ from octavo_server.router.blind import load_of
 from octavo_server.router.follower import FollowSettings
 from octavo_testing.fake_replica import MODEL, FakeReplica, vllm
 from octavo_testing.fleets import QUICK, followed, following, until
+from octavo_testing.routing import routing
 
 
 async def test_names_and_load_are_learned_by_asking():
@@ -22,6 +23,22 @@ async def test_names_and_load_are_learned_by_asking():
         await until(lambda: fleet.models() == ["llama"] and not fleet.routable("adapter"))
         fake.set_vllm_load(5, 0)
         await until(lambda: replica.load == Load(running=5))
+
+
+async def test_how_long_a_request_may_be_is_learned_where_it_is_told():
+    """vLLM tells it; of others it isn't known, which is no limit of 0."""
+    fake = vllm("llama", "adapter", "odd")
+    fake.bodies["/v1/models"] = (
+        b'{"data": [{"id": "llama", "max_model_len": 32768}, {"id": "adapter"}, {"id": "odd", "max_model_len": "8k"}]}'
+    )
+    async with followed(fake) as fleet:
+        await until(lambda: fleet.routable("llama"))
+        async with routing(fake.url) as routed:
+            await routed.routable("odd", 1)
+            listed = (await routed.http.get("/v1/models")).json()["data"]
+            one = (await routed.http.get("/v1/models/llama")).json()
+    assert {card["id"]: card["max_model_len"] for card in listed} == {"llama": 32768, "adapter": None, "odd": None}
+    assert one["max_model_len"] == 32768
 
 
 async def test_metrics_are_left_alone_if_so_set():

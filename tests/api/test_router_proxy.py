@@ -418,6 +418,7 @@ async def test_models_are_the_union_and_others_are_not_found(parts):
     routed = await of_two_models(parts)
     listed = (await routed.http.get("/v1/models")).json()["data"]
     assert [card["id"] for card in listed] == [MODEL, "other"]
+    assert all(card["max_model_len"] > 0 for card in listed)
     assert (await routed.http.post(CHAT, json={**BODY, "model": "third"})).status_code == 404
 
 

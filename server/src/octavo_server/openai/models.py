@@ -9,7 +9,7 @@ class ModelCard(Struct):
     id: str
     created: int
     root: str
-    max_model_len: int
+    max_model_len: int | None  # where it is known
     object: str = "model"
     owned_by: str = "octavo"
     parent: str | None = None

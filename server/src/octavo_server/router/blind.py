@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from math import isfinite
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -19,7 +20,10 @@ RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 
 class _Model(msgspec.Struct):
+    """`max_model_len`: whatever a server says there, if it says anything."""
+
     id: str
+    max_model_len: Any = None
 
 
 class _Models(msgspec.Struct):
@@ -46,11 +50,12 @@ class Streamless:
         finally:
             response.close()
 
-    async def models(self, timeout_s: float) -> frozenset[str]:
-        """Raises ClientError, also for an answer that isn't one."""
+    async def models(self, timeout_s: float) -> dict[str, int | None]:
+        """Name -> longest request in tokens, None where that isn't told. Raises ClientError, also for an answer that
+        isn't one."""
         body = await self._read("/v1/models", timeout_s)
         try:
-            return frozenset(model.id for model in _read_models(body).data)
+            return {model.id: _length(model.max_model_len) for model in _read_models(body).data}
         except msgspec.MsgspecError as error:
             raise aiohttp.ClientPayloadError(f"/v1/models: {error}") from None
 
@@ -72,6 +77,10 @@ class Streamless:
         if len(body) > MAX_ANSWER_BYTES:
             raise aiohttp.ClientPayloadError(f"{path}: more than {MAX_ANSWER_BYTES} bytes")
         return body
+
+
+def _length(told: Any) -> int | None:
+    return told if type(told) is int and told > 0 else None
 
 
 def load_of(text: str) -> Load:

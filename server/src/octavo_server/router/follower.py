@@ -147,9 +147,10 @@ class Follower:
         """A server without a stream, until it is time to look again whether it has one. Raises if it doesn't answer."""
         settings, replica = self._around.settings, self.replica
         replica.hello, replica.load = None, Load()
-        models = await self._server.models(settings.answer_timeout_s)
-        if models != replica.models:
-            replica.models = models
+        found = await self._server.models(settings.answer_timeout_s)
+        replica.lengths = {name: length for name, length in found.items() if length is not None}
+        if found.keys() != replica.models:
+            replica.models = frozenset(found)
             self._around.changed(replica)
         for look in range(settings.looks_at_health):
             if settings.reads_metrics and look % settings.looks_at_metrics == 0:

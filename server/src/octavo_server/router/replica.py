@@ -9,6 +9,7 @@ said, or couldn't, how its prompts are read; until then nothing is sent to it. W
 but it is sent to.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 from octavo_server.kv.frames import Hello, Load
@@ -33,6 +34,7 @@ class Replica:
         self.hello: Hello | None = None  # the latest
         self.admitted_epoch: int | None = None  # of the latest copy that was exact
         self.models: frozenset[str] = frozenset()
+        self.lengths: Mapping[str, int] = {}  # name -> context, where one without a stream tells
         self.is_described = True  # False while it is being asked how its prompts are read
         self.load = Load()
         self.activity = Activity()
@@ -53,6 +55,12 @@ class Replica:
     def state(self, state: State) -> None:
         self._state: State = state
         self.is_exact = state == "exact"
+
+    def max_model_len(self, model: str) -> int | None:
+        """None where it isn't known, or another's model."""
+        if self.hello is None or model not in self.models:
+            return self.lengths.get(model)
+        return self.hello.max_model_len
 
     @property
     def num_in_flight(self) -> int:

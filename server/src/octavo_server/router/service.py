@@ -125,11 +125,12 @@ def _drain_state(context: ServiceContext, status: int = 200) -> Response:
 
 
 def _card(context: ServiceContext, name: str) -> ModelCard:
-    lengths = [r.hello.max_model_len for r in context.fleet.replicas if name in r.models and r.hello is not None]
+    told = (replica.max_model_len(name) for replica in context.fleet.replicas)
+    lengths = [length for length in told if length is not None]
     return ModelCard(
         name,
         context.created,
         root=name,
-        max_model_len=min(lengths, default=0),
+        max_model_len=min(lengths, default=None),
         permission=[permission(name, context.created)],
     )
