@@ -4,7 +4,11 @@ Exponentially weighted least squares, drawn towards the slope of all replicas al
 little (none yet, or all of one size). A full chunk takes at least as long again as a step without tokens: on a busy
 machine a short step may have taken longer than a long one, and prefill would look free. A step that took far longer
 than expected (a compilation, say) counts as a few times the expected: a lasting change comes through after a few steps.
+
+How sure a slope is, its standard error says: steps that scatter widely, or few of them, tell little of a replica.
 """
+
+from math import sqrt
 
 PRIOR_TOKEN_S = 0.0002
 _FORGET = 0.98
@@ -13,20 +17,26 @@ _OUTLIER = 4.0
 _CHUNK_TOKENS = 2048
 _MIN_TOKEN_S = 1e-9
 _ALIKE, _MOST_UNLIKE = 1.5, 4.0  # times slower or faster
+_SURE = 2.0  # standard errors
+_SCATTER = 0.25  # of a step's time, at least: two steps are always on a line
 
 
 class Rates:
     """`is_own`: the slope rests on the replica's own steps more than on others'. Until then theirs is the better one:
     this was drawn to it when the replica last made a step, which may be long ago."""
 
-    __slots__ = ("_count", "_pairs", "_squares", "_times", "_tokens", "is_own", "num_steps", "step_s", "token_s")
+    __slots__ = (
+        *("_count", "_pairs", "_squared_times", "_squares", "_times", "_tokens"),
+        *("error_s", "is_own", "num_steps", "step_s", "token_s"),
+    )
 
     def __init__(self) -> None:
         self.step_s = 0.0  # of a step without tokens
         self.token_s = PRIOR_TOKEN_S  # more for each token
+        self.error_s = 0.0  # that `token_s` may well be off by
         self.num_steps = 0
         self.is_own = False
-        self._count = self._tokens = self._times = self._squares = self._pairs = 0.0
+        self._count = self._tokens = self._times = self._squares = self._squared_times = self._pairs = 0.0
 
     def learn(self, tokens: int, took_s: float, usual_token_s: float) -> None:
         if self.num_steps:
@@ -36,16 +46,18 @@ class Rates:
         self._tokens = _FORGET * self._tokens + tokens
         self._times = _FORGET * self._times + took_s
         self._squares = _FORGET * self._squares + tokens * tokens
+        self._squared_times = _FORGET * self._squared_times + took_s * took_s
         self._pairs = _FORGET * self._pairs + tokens * took_s
         self._fit(usual_token_s)
 
     def likely_token_s(self, usual_s: float) -> float:
         """Those that serve the same are taken to be equally fast unless their own steps say clearly otherwise: half as
-        much again is what a busy machine makes of equals, and who looks fast by chance would be sent everything.
+        much again, beside what a slope may be off by, is what a busy machine makes of equals, and who looks fast by
+        chance would be sent everything.
         """
         if not self.is_own:
             return usual_s
-        ratio = self.token_s / usual_s
+        ratio = min(max(usual_s, self.token_s - self.error_s), self.token_s + self.error_s) / usual_s
         if ratio > 1:
             return usual_s * min(max(ratio / _ALIKE, 1.0), _MOST_UNLIKE)
         return usual_s * max(min(ratio * _ALIKE, 1.0), 1 / _MOST_UNLIKE)
@@ -59,3 +71,11 @@ class Rates:
         if intercept < 0:
             slope, intercept = self._pairs / self._squares, 0.0
         self.token_s, self.step_s, self.is_own = max(slope, _MIN_TOKEN_S), intercept, variance >= _HELD
+        self.error_s = _SURE * sqrt(self._scatter() / (variance + _HELD))
+
+    def _scatter(self) -> float:
+        """The mean square of what steps took beside the line."""
+        a, b = self.step_s, self.token_s
+        on_line = a * a * self._count + 2 * a * b * self._tokens + b * b * self._squares
+        beside = self._squared_times - 2 * (a * self._times + b * self._pairs) + on_line
+        return max(beside, _SCATTER * _SCATTER * self._squared_times) / self._count
