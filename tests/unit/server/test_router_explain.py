@@ -1,9 +1,13 @@
 import asyncio
 import json
+import socket
 from argparse import Namespace
 
 import pytest
 from octavo_server.cli import explain
+from octavo_server.cli.main import build_parser
+from octavo_server.client import api
+from octavo_server.client.api import Api, ApiFailure, Unreachable
 from octavo_server.router.debug import decision_info
 from octavo_server.router.prefix_index import Match, PrefixIndex
 from octavo_server.router.track import Telemetry
@@ -77,6 +81,55 @@ def test_no_router_there_is_said_with_the_remedy(url, told, capsys):
     answer = capsys.readouterr().err
     assert told in answer
     assert "octavo route" in answer
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_that_nothing_was_decided_yet_is_said(as_json, monkeypatch, capsys):
+    async def latest(*_):
+        return []
+
+    monkeypatch.setattr(explain, "_latest", latest)
+    args = Namespace(url="http://router:1/v1", api_key=None, n=3, candidates=4, json=as_json, follow=False)
+    assert explain.explain_decisions(args) == 0
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == "octavo: the router at http://router:1/v1 has sent no request to a replica yet.\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["-n", "0"], "argument -n: '0': from 1 to 1000"),
+        (["-n", "-3"], "argument -n: '-3': from 1 to 1000"),
+        (["-n", "1001"], "argument -n: '1001': from 1 to 1000"),
+        (["--candidates", "0"], "argument --candidates: '0' is too few: 1 at least"),
+    ],
+)
+def test_numbers_that_a_router_would_refuse_are_refused_at_once(flags, told, capsys):
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["explain", "decisions", *flags])
+    assert told in capsys.readouterr().err
+
+
+async def test_a_router_that_hangs_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(api, "GET_LIMIT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as sock:  # nobody takes what comes in
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        async with Api(url) as asked:
+            with pytest.raises(Unreachable, match=r"no server answers at .* \(timed out\)"):
+                await asked.get(f"{url}/debug/decisions")
+
+
+def test_what_is_no_router_is_said_in_sentences(monkeypatch, capsys):
+    async def latest(*_):
+        raise ApiFailure("HTTP 404: Not Found", 404)
+
+    monkeypatch.setattr(explain, "_latest", latest)
+    args = Namespace(url="http://engine:1", api_key=None, n=3, candidates=4, json=False, follow=False)
+    assert explain.explain_decisions(args) == 1
+    assert capsys.readouterr().err == (
+        "octavo: HTTP 404: Not Found. Is this a router? A single engine decides nothing.\n"
+    )
 
 
 def test_json_is_a_line_for_each_decision(infos, capsys):

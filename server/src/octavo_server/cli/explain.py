@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from octavo_server.cli.chat_flags import key_of
+from octavo_server.cli.explain_flags import MOST
 from octavo_server.client.api import Api, ApiFailure, Unreachable, normalise_url
 from octavo_server.router.debug import Candidate, DecisionInfo, Decisions
 
 FOLLOW_EVERY_S = 0.5
-MOST = 1000  # that a router tells at once
 _HEAD = ("time", "request", "model", "prompt", "rung", "replica", "blocks", "cost", "prefill", "queue", "evict")
 HEAD = (*_HEAD, "decode", "delay", "expected", "cached", "first byte", "end", "why")
 _LEFT = frozenset({"time", "request", "model", "rung", "replica", "end", "why"})
@@ -29,7 +29,7 @@ def explain_decisions(args: argparse.Namespace) -> int:
     try:
         asyncio.run(_show(args))
     except ApiFailure as error:
-        print(f"octavo: {error}{_remedy(error)}", file=sys.stderr)
+        print(f"octavo: {str(error).removesuffix('.')}.{_remedy(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 0 if args.follow else 130
@@ -41,7 +41,10 @@ async def _show(args: argparse.Namespace) -> None:
     table = Table(args.candidates)
     async with Api(args.url, key=key_of(args)) as api:
         if not args.follow:
-            _print(await _latest(api, url, args.n), table, as_json=args.json)
+            found = await _latest(api, url, args.n)
+            if not found:
+                print(f"octavo: the router at {args.url} has sent no request to a replica yet.", file=sys.stderr)
+            _print(found, table, as_json=args.json)
             return
         passed = [info for info in await _latest(api, url, MOST) if info.ended is not None]
         told = {_key(info) for info in passed[: -args.n]}

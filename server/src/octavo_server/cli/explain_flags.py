@@ -4,6 +4,9 @@ import argparse
 from typing import Any
 
 from octavo_server.cli.chat_flags import DEFAULT_URL, KEY_VARIABLES
+from octavo_server.cli.sizes import count
+
+MOST = 1000  # decisions that a router tells at once
 
 
 def add_explain_flags(parser: argparse.ArgumentParser) -> None:
@@ -19,10 +22,16 @@ def _add_decisions(subjects: Any) -> None:
     decisions.add_argument("--url", default=DEFAULT_URL, help=f"the API of a running router (default: {DEFAULT_URL})")
     variables = " or ".join(f"${name}" for name in KEY_VARIABLES)
     decisions.add_argument("--api-key", metavar="KEY", help=f"the operator's (default: {variables})")
-    decisions.add_argument("-n", type=int, default=10, metavar="N", help="how many of the latest (default: 10)")
-    decisions.add_argument("--candidates", type=int, default=4, metavar="N", help="most of each to show (default: 4)")
+    decisions.add_argument("-n", type=_decisions, default=10, metavar="N", help="how many of the latest (default: 10)")
+    decisions.add_argument("--candidates", type=count, default=4, metavar="N", help="most of each to show (default: 4)")
     decisions.add_argument("--json", action="store_true", help="everything, a JSON object a line, the oldest first")
     decisions.add_argument("--follow", action="store_true", help="go on with each decision whose request has ended")
+
+
+def _decisions(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST:
+        raise argparse.ArgumentTypeError(f"{text!r}: from 1 to {MOST}")
+    return int(text)
 
 
 def _add_infsvc(subjects: Any) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from octavo_server.client.chunks import Chunk, decode_chunk, error_message
 from octavo_server.client.events import DONE, EventReader
 
+GET_LIMIT_S = 30.0  # for what is there already
 _MOST_ERROR_CHARS = 500
 
 
@@ -92,7 +93,7 @@ class Api:
             raise ApiFailure(f"{self.url}{path} is no list of models: {error}") from error
 
     async def get(self, url: str) -> bytes:
-        return await self._whole("GET", url)
+        return await self._whole("GET", url, timeout=aiohttp.ClientTimeout(total=GET_LIMIT_S))
 
     async def post(self, url: str, body: Any = None) -> bytes:
         return await self._whole("POST", url, json=body)
