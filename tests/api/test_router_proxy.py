@@ -422,6 +422,15 @@ async def test_models_are_the_union_and_others_are_not_found(parts):
     assert (await routed.http.post(CHAT, json={**BODY, "model": "third"})).status_code == 404
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/tokenize"])
+async def test_a_path_that_is_there_is_not_called_missing(parts, path):
+    """Whoever opens it in a browser."""
+    routed = await of_two_models(parts)
+    answer = await routed.http.get(path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert answer.json()["error"]["message"] == "Method Not Allowed"
+
+
 @pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"1e999"])
 async def test_numbers_that_only_replicas_read_do_not_hide_the_model(parts, number):
     routed = await of_two_models(parts)

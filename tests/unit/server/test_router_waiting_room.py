@@ -60,7 +60,7 @@ async def test_what_is_full_refuses_at_once():
     places = Places(max_waiting=1)
     task = asyncio.create_task(places.ask("a"))
     await turns()
-    with pytest.raises(Overloaded, match="limit is 1") as refused:
+    with pytest.raises(Overloaded, match=r"it is full; waiting: 1, the limit is 1 \(--max-queued-reqs\)") as refused:
         await places.ask("b")
     assert refused.value.retry_after_s >= 1
     task.cancel()

@@ -19,6 +19,7 @@ from octavo_server.openai.models import ModelCard, ModelList, permission
 from octavo_server.replies import json_reply
 from octavo_server.router.fleet import Fleet
 from octavo_server.router.operators import Operators
+from octavo_server.router.proxy import KINDS, OTHERS
 from octavo_server.router.team import Team
 
 router = APIRouter()
@@ -85,6 +86,15 @@ async def retrieve_model(request: Request, model: str) -> Response:
 @router.post("/v1/responses/{response_id}/cancel")
 async def stored_response(response_id: str) -> Response:
     raise NotStored(response_id)
+
+
+async def sent_on() -> Response:
+    """The proxy has every POST before it comes here, so that all else is no method of these paths: 405."""
+    raise AssertionError("a request that is to be sent on came to the router's own routes")
+
+
+for path in (*KINDS, *sorted(OTHERS)):
+    router.add_api_route(path, sent_on, methods=["POST"])
 
 
 @router.get("/drain")

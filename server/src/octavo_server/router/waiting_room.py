@@ -52,10 +52,8 @@ class WaitingRoom:
         now = loop.time()
         if len(self._waiting) >= self._max_waiting:
             self._observe("refused", 0.0)
-            message = f"{len(self._waiting)} requests are waiting, the limit is {self._max_waiting} (--max-queued-reqs)"
-            raise Overloaded(
-                f"{why}, and {message}. Send the request again later.", retry_after_s=self._retry_after_s()
-            )
+            message = f"{why}; waiting: {len(self._waiting)}, the limit is {self._max_waiting} (--max-queued-reqs)."
+            raise Overloaded(f"{message} Send the request again later.", retry_after_s=self._retry_after_s())
         waiting = _Waiting(model, has_place, loop.create_future())
         self._waiting.append(waiting)
         self._of_model[model] += 1
