@@ -135,9 +135,11 @@ async def test_a_replica_that_is_still_starting_is_told_once_and_nothing_to_warn
         await until(lambda: fleet.replicas and fleet.replicas[0].why == "no connection: Connection refused")
         await until(lambda: len(tries) > 2)
         assert fleet.replicas[0].state == "connecting"
-    (line,) = [record for record in caplog.records if "is connecting" in record.message]
-    assert line.message.endswith("is connecting: no connection: Connection refused")
-    assert line.levelno == logging.INFO
+    first, last = [record for record in caplog.records if record.name.endswith("follower")]
+    name = fake.url.removeprefix("http://")
+    assert first.message == f"replica {name} isn't there yet: no connection: Connection refused"
+    assert "is gone" in last.message
+    assert first.levelno == logging.INFO
     await fake.stop()
 
 
@@ -145,7 +147,7 @@ async def test_a_name_that_nobody_knows_is_said(caplog):
     caplog.set_level(logging.INFO)
     async with following("http://nobody.invalid:1", settings=QUICK) as fleet:
         await until(lambda: fleet.replicas and fleet.replicas[0].why.startswith("no connection: "))
-    assert "is connecting: no connection: Name or service not known" in caplog.text
+    assert "replica nobody.invalid:1 isn't there yet: no connection: Name or service not known" in caplog.text
 
 
 async def test_one_that_never_answers_says_for_how_long_it_was_waited_for():

@@ -160,6 +160,18 @@ async def test_an_oversized_frame_ends_the_connection_not_the_router():
         await until(lambda: found(fleet, replica, [1, 2, 3]))
 
 
+async def test_one_whose_first_word_is_not_understood_is_warned_of_once(caplog):
+    """A replica of a later version, say: without a line in the log nobody would know why it gets no requests."""
+    fake = FakeReplica()
+    fake.publisher._hello.version = 99
+    async with followed(fake) as fleet:
+        await until(lambda: fleet.replicas and fleet.replicas[0].num_faults > 3)
+        assert fleet.replicas[0].state == "connecting"
+    (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "is connecting: " in line.message
+    assert "version 99" in line.message
+
+
 async def test_a_hundred_replicas_that_join_at_once_are_all_admitted():
     fakes = [FakeReplica(heartbeat_s=0.5) for _ in range(100)]
     for number, fake in enumerate(fakes):

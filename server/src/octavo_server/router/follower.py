@@ -113,7 +113,9 @@ class Follower:
         return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
 
     async def _try(self, blocks: ReplicaBlocks) -> None:
-        """One connection, from its beginning to its end."""
+        """One connection, from its beginning to its end. Of a replica that may still be starting only the first try is
+        told, as nobody would find a mistyped address otherwise."""
+        replica = self.replica
         try:
             while True:
                 try:
@@ -121,10 +123,13 @@ class Follower:
                 except NoStream:
                     await self._watch()
         except (StreamBroken, FrameError) as error:
-            self.replica.num_faults += 1
-            self._become("blind" if self.replica.state in ("exact", "blind") else "connecting", str(error))
+            replica.num_faults += 1
+            state: State = "blind" if replica.state in ("exact", "blind") else "connecting"
+            self._become(state, str(error), is_new=replica.state == "connecting")
         except (Lost, aiohttp.ClientError, TimeoutError, OSError) as error:
             why = _told(error, self._around.settings.answer_timeout_s)
+            if replica.why == NEW and type(error) is not Lost:
+                logger.info("replica %s isn't there yet: %s", replica.name, why)
             self._become("connecting", why, is_new=isinstance(error, Lost))
 
     async def _follow(self, blocks: ReplicaBlocks) -> None:
@@ -226,14 +231,13 @@ class Follower:
         self._become("exact", "every change so far is known")
 
     def _become(self, state: State, why: str, *, is_new: bool = False) -> None:
-        """`is_new`: the reason is to be told even where the state is as before. What a new one is at first is told,
-        too, but nothing to warn of: it may be starting, or have no stream on purpose."""
+        """`is_new`: the reason is to be told even where the state is as before. A new one without a stream has none on
+        purpose."""
         replica = self.replica
         if (replica.state, replica.why) == (state, why):
             return
-        is_first = replica.why == NEW
-        if replica.state != state or is_new or is_first:
-            is_usual = state in ("loading", "exact", "gone") or (is_first and not is_new)
+        if replica.state != state or is_new:
+            is_usual = state in ("loading", "exact", "gone") or (state == "blind" and replica.why == NEW)
             level = logging.INFO if is_usual else logging.WARNING
             logger.log(level, "replica %s is %s: %s", replica.name, state, why.removesuffix("."))
         replica.state, replica.why = state, why
