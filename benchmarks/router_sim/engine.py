@@ -1,7 +1,8 @@
 """`SimEngine`: a replica without a model. The scheduler and its block pool are the real ones; only a step's duration is
 made up, and each request's answer is known beforehand.
 
-As the real one, it takes in new requests between two steps, and tells news of a step before it runs and after.
+As the real one, it takes in new requests between two steps, and tells of them at once; of a step before it runs and
+after.
 """
 
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class SimEngine:
         self.scheduler = Scheduler(hardware.scheduler_config(), kv_events=True)
         self.busy_s = 0.0
         self.num_requests = 0  # that haven't ended
+        self._num_received = 0
         self.ends_s = 0.0  # of the step that runs
         self.cached: set[int] = set()  # short hashes, with no delay
         self._hardware = hardware
@@ -69,8 +71,10 @@ class SimEngine:
         )
         return [hello, Snapshot(epoch=self._epoch, seq=0, digest=0, load=self._load)]
 
-    def add(self, request: Request, now: float) -> None:
+    def add(self, request: Request, now: float) -> Step:
+        """The frame about it."""
         self.num_requests += 1
+        self._num_received += 1
         self._answers[-1 - request.number] = _Answer(len(request.prompt), request.answer)
         self.scheduler.add(
             EngineRequest(
@@ -81,6 +85,14 @@ class SimEngine:
             ),
             now,
         )
+        before = self._load
+        self._load = replace(
+            before,
+            received=self._num_received,
+            waiting=before.waiting + 1,
+            prefill_backlog_tokens=before.prefill_backlog_tokens + len(request.prompt),
+        )
+        return self._tell(None)
 
     def begin(self, now: float) -> bool:
         """Start a step; False if there is nothing to do. It ends at `ends_s`."""
@@ -150,5 +162,5 @@ class SimEngine:
 
     def _load_now(self) -> Load:
         stats = self.scheduler.stats()
-        stats.step_s = self._step_s
+        stats.received, stats.step_s = self._num_received, self._step_s
         return load_of(stats)

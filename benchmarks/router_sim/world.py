@@ -138,7 +138,7 @@ class World:
             self._at(self.now + REPLY_S, partial(self._end, request, replica))
             return
         self._answering[request.number] = request
-        engine.add(request, self.now)
+        self._tell(replica, engine.add(request, self.now))
         if engine.is_idle:
             self._step(replica)
 

@@ -61,6 +61,21 @@ async def test_what_is_told_is_what_a_router_computes_and_what_is_found(core_ser
         assert idle.load.free_blocks + idle.load.cached_blocks == idle.load.total_blocks
 
 
+async def test_a_request_is_told_of_before_it_runs_and_counted_once(core_server):
+    """However many came: a router knows by it which of its own a load has in it."""
+    async with core_server.http.stream("GET", "/kv/events") as response:
+        stream = Stream(response)
+        start = await stream.until(lambda f: isinstance(f, Snapshot))
+        await complete(core_server, "first " + PROMPT)
+        waits = await stream.until(lambda f: isinstance(f, Step) and f.load.received > start.load.received)
+        assert (waits.load.waiting, waits.stored) == (start.load.waiting + 1, b"")
+        assert waits.load.prefill_backlog_tokens - start.load.prefill_backlog_tokens >= len(PROMPT)
+        await complete(core_server, "second " + PROMPT, n=2, temperature=1)
+        await stream.until(lambda f: isinstance(f, Step) and f.load.received == start.load.received + 2)
+        idle = await stream.until(lambda f: isinstance(f, Step) and f.load.running == f.load.waiting == 0)
+        assert (idle.load.received, idle.load.prefill_backlog_tokens) == (start.load.received + 2, 0)
+
+
 async def test_a_salt_has_hashes_of_its_own(core_server):
     async with core_server.http.stream("GET", "/kv/events") as response:
         stream = Stream(response)

@@ -69,6 +69,7 @@ class AsyncLLM:
         self.stats = EngineStats(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)
         self.on_stats: Callable[[EngineStats], None] | None = None  # called with each step's
         self.on_kv: Callable[[KVChange | None, EngineStats], None] | None = None  # before it, too
+        self.on_add: Callable[[int], None] | None = None  # a prompt of so many tokens was sent to the core
         self.on_block_lives: Callable[[list[BlockLife]], None] | None = None  # with --kv-cache-metrics
         self.dead_error: EngineDead | None = None
         self._frontend = frontend
@@ -222,6 +223,8 @@ class AsyncLLM:
         self._core.send(Add(request))
         self._streams[core_id] = stream
         self._core_ids[request_id] = core_id
+        if self.on_add is not None:
+            self.on_add(len(request.prompt_token_ids))
         return stream
 
     def _forget(self, stream: _Stream) -> None:

@@ -48,10 +48,12 @@ class EngineCore:
         self._events: list[SeqOutput] = []  # terminal records that no commit brought
         self._step_s = 0.0
         self._batched_tokens = 0
+        self._num_received = 0
         self.on_begin: Callable[[CoreOutputs], None] | None = None  # with news that needn't wait for the step's end
 
     def add(self, request: EngineRequest) -> None:
         """A refusal is an "error" record, not an exception: whoever sent the request may be in another process."""
+        self._num_received += 1
         try:
             now = self._clock()
             self._scheduler.add(request, now, deferred=request.grammar is not None)
@@ -114,7 +116,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         stats = self._scheduler.stats()
-        stats.step_s = self._step_s
+        stats.received, stats.step_s = self._num_received, self._step_s
         return stats
 
     def shutdown(self) -> None:

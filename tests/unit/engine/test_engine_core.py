@@ -186,6 +186,17 @@ def test_what_a_step_will_change_is_told_before_it_runs():
     assert told[:2] == [((1, 11, 1), (3, 2)), "runs"]  # one of the four blocks was free
 
 
+def test_requests_are_counted_as_they_are_received_refused_ones_too():
+    core = make_core()
+    core.add(make_request("fits"))
+    core.add(make_request("bad", "x" * 200))
+    assert core.stats().received == 2
+    run(core)
+    core.add(make_request("next"))
+    core.abort("next")
+    assert core.step().stats.received == 3
+
+
 def test_a_step_of_decodes_alone_has_nothing_to_tell_before_it_runs():
     told = []
     core = make_core(num_blocks=8, block_size=16, kv_events=True)

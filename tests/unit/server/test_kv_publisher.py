@@ -169,6 +169,31 @@ async def test_a_large_change_is_told_in_small_frames(monkeypatch):
         assert [f.seq for f in steps] == [*range(1, 2 * -(-count // 3) + 1)]
 
 
+def figures(frame):
+    return frame.load.received, frame.load.waiting, frame.load.prefill_backlog_tokens
+
+
+async def test_a_request_is_told_of_at_once_and_counted_once():
+    """The core hears of it after the step that it is making, and tells then what it has of it."""
+    publisher, engine = made()
+    told = Told()
+    async with aclosing(publisher.frames()) as frames:
+        await take(frames, told, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
+        for tokens in (30, 100):
+            publisher.added(tokens)
+        engine.step(stored=[1])  # the end of a step in which they came
+        engine.step(running=1, received=1, prefill_backlog_tokens=30, stored=[2])
+        publisher.added(1000)
+        engine.step(running=1, waiting=2, received=3, prefill_backlog_tokens=1100)
+        engine.step(running=4, received=3)
+        await take(frames, told, lambda t: t.frames[-1].load.running == 4)
+    steps = [figures(frame) for frame in told.frames if isinstance(frame, Step)]
+    assert steps == [
+        *[(1, 1, 30), (2, 2, 130), (2, 2, 130)],
+        *[(2, 1, 130), (3, 2, 1130), (3, 2, 1100), (3, 0, 0)],
+    ]
+
+
 async def test_a_drain_is_told_at_once_and_stays_told():
     publisher, engine = made()
     told = Told()

@@ -104,6 +104,39 @@ def test_what_was_just_sent_counts_until_the_second_load_told(index, picker):
     assert (activity.pending_tokens, activity.num_pending, activity.num_in_flight) == (0, 0, 0)
 
 
+def test_who_says_how_many_it_received_is_believed(index, picker):
+    """A load that has a request in it needn't be counted with it; one that hasn't, however different, has to be."""
+    fed = FedReplica(index, "a")
+    hear(picker, fed, received=7)
+    activity = fed.replica.activity
+    tickets = []
+    for number in range(3):
+        prompt = prompt_of([100 + number], extra_tokens=number)
+        tickets.append(picker.sent(picker.pick(prompt, [fed.replica]), prompt))
+    for running in range(4):  # steps of others end
+        hear(picker, fed, received=7, running=running)
+    assert (activity.num_pending, activity.pending_tokens) == (3, 16 + 17 + 18)
+    hear(picker, fed, received=8, running=1)
+    assert (activity.num_pending, activity.pending_tokens) == (2, 17 + 18)
+    tickets[0].ended(ok=True)
+    tickets[2].first_byte(0)  # heard of before its replica's load: another connection
+    assert (activity.num_pending, activity.pending_tokens) == (1, 17)
+    hear(picker, fed, received=1, running=1)  # it was started anew
+    assert (activity.num_pending, activity.pending_tokens) == (0, 0)
+
+
+def test_requests_of_other_routers_that_wait_find_what_ours_do(index, picker):
+    fed = FedReplica(index, "a", device=range(1, 31))
+    prompt = prompt_of(range(1, 31))
+    for _ in range(2):
+        ticket = picker.sent(picker.pick(prompt, [fed.replica]), prompt)
+        ticket.first_byte(480)
+        ticket.ended(ok=True)
+    hear(picker, fed, waiting=2, prefill_backlog_tokens=2 * 485, received=4)
+    terms = picker.pick(prompt, [fed.replica]).terms
+    assert terms.queue_s == pytest.approx(2 * terms.prefill_s)
+
+
 @pytest.mark.parametrize("frames", [0, 1, 2, 3])
 @pytest.mark.parametrize("begins", [True, False])
 def test_the_first_byte_or_the_end_settles_it_once(index, picker, frames, begins):

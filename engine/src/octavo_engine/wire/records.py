@@ -76,6 +76,7 @@ class SeqOutput:
 class EngineStats:
     """Gauges of now and counters since start, one snapshot a step. Law: free + cached + in_use == total blocks."""
 
+    received: int = 0  # requests, refused ones too
     running: int = 0
     waiting: int = 0
     deferred: int = 0  # of those, the ones whose grammar isn't compiled yet

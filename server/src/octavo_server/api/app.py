@@ -75,7 +75,8 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
     stall = StallWatch(config.health_stall_timeout_s)
     card = model_card(client, config.served_model_names, cache_isolation=config.cache_isolation)
     publisher = KVPublisher(client.ready_info, config.served_model_names, card=card.fingerprint)
-    client.on_kv = publisher.publish if client.config.kv_stream else None
+    if client.config.kv_stream:
+        client.on_kv, client.on_add = publisher.publish, publisher.added
     return ApiContext(
         client=client,
         config=config,

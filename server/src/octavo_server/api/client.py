@@ -44,6 +44,7 @@ class EngineClient(Protocol):
     on_stats: "Callable[[EngineStats], None] | None"
     on_block_lives: "Callable[[list[BlockLife]], None] | None"
     on_kv: "Callable[[KVChange | None, EngineStats], None] | None"
+    on_add: "Callable[[int], None] | None"
 
     @property
     def config(self) -> "EngineConfig": ...

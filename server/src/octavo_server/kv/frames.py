@@ -16,7 +16,10 @@ _LENGTH = struct.Struct("<I")
 
 
 class Load(msgspec.Struct, kw_only=True):
-    """What the replica has to do, and whether it takes more. `step_tokens` took the latest step `step_ms`."""
+    """What the replica has to do, and whether it takes more. `step_tokens` took the latest step `step_ms`.
+
+    `received`: requests since the engine started, from anybody; those are what the other figures tell of.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -24,6 +27,7 @@ class Load(msgspec.Struct, kw_only=True):
     cached_blocks: int = 0
     total_blocks: int = 0
     prefill_backlog_tokens: int = 0
+    received: int = 0
     step_tokens: int = 0
     step_ms: float = 0.0
     accepts: bool = True

@@ -3,6 +3,9 @@
 The engine core only tells each step's change; snapshots are made from the copy here, in the API process, so the step
 loop never waits for a listener. A frame is encoded once for all of them. A listener whose backlog outgrows the limit
 is dropped with a reason: coming back for a snapshot costs less than what it has missed.
+
+The core looks at new requests between two steps, and a step with long prompts may take a second. So what is on its way
+to it is kept here, and told as part of what waits.
 """
 
 import asyncio
@@ -75,6 +78,8 @@ class KVPublisher:
         self._seq = 0
         self._digest = 0  # as the engine core computed it: a copy here that went wrong shows, too
         self._load = Load(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)
+        self._coming: deque[int] = deque()  # tokens of requests that the core hasn't told of yet, in their order
+        self._num_added = 0
         self._listeners: set[Listener] = set()
         self._hello = Hello(
             version=VERSION,
@@ -95,7 +100,9 @@ class KVPublisher:
 
     def publish(self, change: KVChange | None, stats: "EngineStats") -> None:
         """One step. Goes out if blocks came or went, or there is other work to do than before."""
-        before, self._load = self._load, load_of(stats, accepts=self._load.accepts)
+        while len(self._coming) > max(self._num_added - stats.received, 0):
+            self._coming.popleft()
+        before, self._load = self._load, self._with_coming(load_of(stats, accepts=self._load.accepts))
         if change is not None:
             for part in _parts(change, self._digest):
                 self.kept.apply(part)
@@ -103,11 +110,31 @@ class KVPublisher:
         elif is_news(before, self._load):
             self._tell(_NO_CHANGE)
 
+    def added(self, num_tokens: int) -> None:
+        """A request is on its way to the core: told at once."""
+        self._num_added += 1
+        self._coming.append(num_tokens)
+        load = self._load
+        self._load = msgspec.structs.replace(
+            load,
+            received=load.received + 1,
+            waiting=load.waiting + 1,
+            prefill_backlog_tokens=load.prefill_backlog_tokens + num_tokens,
+        )
+        self._tell(_NO_CHANGE)
+
     def set_accepts(self, accepts: bool) -> None:
         """Whether new requests are taken: told at once."""
         if self._load.accepts != accepts:
             self._load = msgspec.structs.replace(self._load, accepts=accepts)
             self._tell(_NO_CHANGE)
+
+    def _with_coming(self, load: Load) -> Load:
+        if self._coming:
+            load.received += len(self._coming)
+            load.waiting += len(self._coming)
+            load.prefill_backlog_tokens += sum(self._coming)
+        return load
 
     def _tell(self, change: KVChange) -> None:
         self._seq += 1
@@ -176,6 +203,7 @@ def load_of(stats: "EngineStats", *, accepts: bool = True) -> Load:
         cached_blocks=stats.cached_blocks,
         total_blocks=stats.total_blocks,
         prefill_backlog_tokens=stats.prefill_backlog_tokens,
+        received=stats.received,
         step_tokens=stats.batched_tokens,
         step_ms=stats.step_s * 1000,
         accepts=accepts,

@@ -1,11 +1,14 @@
 """`Activity`: what this router itself knows of a replica's work, beside what the replica's frames tell.
 
-A request just sent isn't in the load that frames report: the first frame after sending may have been made before it
-arrived. So its tokens stay *pending* until the second frame that tells another load, its own first byte, or its end,
-whichever is first. A frame with the load of the one before (the engine is amid a long step) says nothing of it.
+A request just sent isn't in the load that frames report, so its tokens are *pending* until a load has it in it, its own
+first byte, or its end, whichever is first. A load says how many requests it tells of: for each more than before, the
+one that is pending longest no longer is. Of a replica that doesn't say, a request is taken to be in the second load
+that differs from the one before it: the first may have been made before it arrived.
 """
 
 import math
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from octavo_server.router.rates import Rates
@@ -17,7 +20,8 @@ if TYPE_CHECKING:
 LATELY_HALF_LIFE_S = 60.0
 WORTH_HALF_LIFE_S = 600.0
 MAX_STEP_MS = 600_000.0  # what says more is no step, nor is what isn't a number
-_HOLD_SHARE = 0.1  # of the latest in the mean
+_HOLD_SHARE = _CACHED_SHARE = 0.1  # of the latest in the mean
+_LOADS_UNTIL_SURE = 2
 
 
 class Decayed:
@@ -45,42 +49,43 @@ class Activity:
         self.requests = Decayed(LATELY_HALF_LIFE_S)  # sent lately
         self.worth_tokens = Decayed(WORTH_HALF_LIFE_S)  # saved here that no other replica could have saved
         self.predicted: Predicted | None = None
+        self.pending_tokens = 0
+        self._pending: dict[int, tuple[int, int]] = {}  # in the order sent: tokens, and loads heard of before
+        self._num_sent = 0
         self._load: Load | None = None  # the latest heard of
-        self._num_frames = 0
+        self._num_loads = 0
         self._latest_step = (0, 0.0)
-        self._tokens = [0, 0]  # pending since the latest frame, and since the one before it
-        self._requests = [0, 0]
         self._cached_tokens = 0  # expected to be found by those without a first byte
-
-    @property
-    def pending_tokens(self) -> int:
-        return self._tokens[0] + self._tokens[1]
+        self._usual_cached_tokens = 0.0  # by any sent lately
 
     @property
     def num_pending(self) -> int:
-        return self._requests[0] + self._requests[1]
+        return len(self._pending)
 
     @property
     def mean_cached_tokens(self) -> float:
-        return self._cached_tokens / self.num_unanswered if self.num_unanswered else 0.0
+        """Of those that wait: of our own that do, or else of our own lately, as the others' will be like them."""
+        return self._cached_tokens / self.num_unanswered if self.num_unanswered else self._usual_cached_tokens
 
     def send(self, compute_tokens: int, cached_tokens: int) -> int:
-        """When that was, to be told to `answered`."""
+        """Its number, to be told to `answered`."""
         self.num_in_flight += 1
         self.num_unanswered += 1
         self._cached_tokens += cached_tokens
-        self._tokens[0] += compute_tokens
-        self._requests[0] += 1
-        return self._num_frames
+        self._usual_cached_tokens += (_CACHED_SHARE if self._num_sent else 1.0) * (
+            cached_tokens - self._usual_cached_tokens
+        )
+        self._num_sent += 1
+        self._pending[self._num_sent] = (compute_tokens, self._num_loads)
+        self.pending_tokens += compute_tokens
+        return self._num_sent
 
-    def answered(self, compute_tokens: int, cached_tokens: int, sent: int) -> None:
+    def answered(self, cached_tokens: int, sent: int) -> None:
         """A request was heard of for the first time."""
         self.num_unanswered -= 1
         self._cached_tokens -= cached_tokens
-        age = self._num_frames - sent
-        if age < len(self._tokens):
-            self._tokens[age] -= compute_tokens
-            self._requests[age] -= 1
+        if sent in self._pending:
+            self._settle(sent)
 
     def held(self, took_s: float) -> None:
         self.hold_s += (_HOLD_SHARE if self.hold_s else 1.0) * (took_s - self.hold_s)
@@ -92,12 +97,26 @@ class Activity:
         """
         if load == self._load:
             return
+        before = self._load.received if self._load is not None else 0
         self._load = load
-        self._num_frames += 1
-        self._tokens = [0, self._tokens[0]]
-        self._requests = [0, self._requests[0]]
+        self._num_loads += 1
+        for sent in [*self._told_of(load.received, before)]:
+            self._settle(sent)
         step = load.step_tokens, load.step_ms
         if step != self._latest_step and load.step_tokens > 0 and 0 < load.step_ms < MAX_STEP_MS:
             self._latest_step = step
             pool.learn(load.step_tokens, load.step_ms / 1000, pool.token_s)
             self.rates.learn(load.step_tokens, load.step_ms / 1000, pool.token_s)
+
+    def _told_of(self, received: int, before: int) -> Iterator[int]:
+        """Of the requests that are pending, those that the latest load has in it."""
+        if received:
+            yield from islice(self._pending, received - before if received >= before else received)
+            return
+        for sent, (_, num_loads) in self._pending.items():
+            if self._num_loads - num_loads < _LOADS_UNTIL_SURE:
+                return
+            yield sent
+
+    def _settle(self, sent: int) -> None:
+        self.pending_tokens -= self._pending.pop(sent)[0]

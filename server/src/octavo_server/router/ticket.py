@@ -19,7 +19,6 @@ BLIND_S = 120.0  # what was sent to a replica without a stream is believed to be
 class Ticket:
     __slots__ = (
         "_clock",
-        "_compute_tokens",
         "_has_begun",
         "_has_ended",
         "_prediction",
@@ -40,12 +39,11 @@ class Ticket:
         self._clock = clock
         self._sent_at = now
         self._has_begun = self._has_ended = False
-        self._compute_tokens = prompt.num_tokens - decision.expected_tokens
         activity = decision.chosen.activity
         activity.requests.add(1, now)
         if unique := _unique_tokens(decision, prompt):
             activity.worth_tokens.add(unique, now)
-        self._sent = activity.send(self._compute_tokens, decision.expected_tokens)
+        self._sent = activity.send(prompt.num_tokens - decision.expected_tokens, decision.expected_tokens)
         self._prediction = self._predict(prompt, now)
 
     def first_byte(self, cached_tokens: int | None) -> None:
@@ -71,7 +69,7 @@ class Ticket:
 
     def _answered(self) -> None:
         decision = self.decision
-        decision.chosen.activity.answered(self._compute_tokens, decision.expected_tokens, self._sent)
+        decision.chosen.activity.answered(decision.expected_tokens, self._sent)
 
     def _predict(self, prompt: "Prompt", now: float) -> Prediction | None:
         terms = self.decision.terms
