@@ -8,6 +8,7 @@ The unobvious idea: the root has a base part that a replica publishes once, and 
 folded in per request; the empty scope is the base itself.
 """
 
+import functools
 import struct
 from collections.abc import Sequence
 from hashlib import sha256
@@ -31,6 +32,12 @@ _HASH_HEAD = _u32(HASH_BYTES)
 def _digest(*fields: bytes) -> bytes:
     """SHA-256 over length-prefixed fields, so that no two lists of fields run together."""
     return sha256(b"".join(part for field in fields for part in (_u32(len(field)), field))).digest()
+
+
+@functools.cache
+def _block_layout(block_size: int) -> struct.Struct:
+    """Of what is hashed for a block without extra bytes."""
+    return struct.Struct(f"<I{HASH_BYTES}sI{4 * block_size}sI")
 
 
 def _token_bytes(token_ids: Sequence[int]) -> bytes:
@@ -78,13 +85,9 @@ def block_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> list
 
 def chained_hashes(prev: bytes, data: bytes, block_size: int) -> list[bytes]:
     """Of the full blocks in `data`, tokens as little-endian u32, that follow the block whose hash is `prev`."""
-    width = 4 * block_size
-    middle, no_extra = _u32(width), _u32(0)
-    hashes = []
-    for start in range(0, len(data) - width + 1, width):
-        prev = sha256(_HASH_HEAD + prev + middle + data[start : start + width] + no_extra).digest()
-        hashes.append(prev)
-    return hashes
+    width, pack = 4 * block_size, _block_layout(block_size).pack
+    blocks = struct.iter_unpack(f"{width}s", data[: len(data) - len(data) % width])
+    return [prev := sha256(pack(HASH_BYTES, prev, width, tokens, 0)).digest() for (tokens,) in blocks]
 
 
 def short_hash(block_hash: bytes) -> bytes:

@@ -5,7 +5,6 @@ can't be read here (the replica will say what is wrong with it) becomes an estim
 calls itself exact.
 """
 
-import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -64,7 +63,7 @@ class PromptReader:
         root = self._root(body, tenant)
         try:
             prompts = self._prompts(kind, body, root)
-        except (OctavoError, ValidationError, struct.error):
+        except (OctavoError, ValidationError, OverflowError):
             return estimate(kind, body)
         hashes, num_tokens = prompts[0] if len(prompts) == 1 else max(prompts, key=_num_tokens)
         if len(prompts) > 1:
@@ -87,7 +86,7 @@ class PromptReader:
         return scoped_root(card.root, adapter, salt)
 
     def _prompts(self, kind: Kind, body: Mapping[str, Any], root: bytes) -> list[Blocks]:
-        """Raises OctavoError, ValidationError or struct.error for what a replica would refuse."""
+        """Raises OctavoError, ValidationError or OverflowError for what a replica would refuse."""
         if kind == "completion":
             return self._completion(body, root)
         if kind == "responses":

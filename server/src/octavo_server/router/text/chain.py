@@ -6,12 +6,15 @@ blocks only, those that its last step completed.
 
 import itertools
 import struct
-from collections.abc import Sequence
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from octavo_engine.wire.hashing import SHORT_BYTES, chained_hashes
+from octavo_engine.wire.hashing import HASH_BYTES, SHORT_BYTES, chained_hashes
 
 _TOKEN_BYTES = 4
+_SHORT = f"Q{HASH_BYTES - SHORT_BYTES}x"  # of a hash, as `struct` reads it
 _ids = itertools.count()
 
 
@@ -29,11 +32,11 @@ def root_node(root: bytes) -> Node:
     return Node(next(_ids), 0, root)
 
 
-def extended(node: Node, steps: Sequence[Sequence[int]], block_size: int) -> list[Node]:
-    """By the tokens of each step, one after the other: hashed in one go. Raises struct.error for what is no token."""
-    data = node.rest + struct.pack(f"<{sum(map(len, steps))}I", *itertools.chain.from_iterable(steps))
+def extended(node: Node, steps: Sequence[list[int]], block_size: int) -> list[Node]:
+    """By the tokens of each step, one after the other: hashed in one go. Raises OverflowError for what is no token."""
+    data = node.rest + _packed(steps)
     hashes = chained_hashes(node.last, data, block_size)
-    shorts = struct.unpack(f"<{len(hashes)}Q", b"".join([block_hash[:SHORT_BYTES] for block_hash in hashes]))
+    shorts = struct.unpack("<" + _SHORT * len(hashes), b"".join(hashes))
     nodes, start, num_blocks = [], len(node.rest) // _TOKEN_BYTES, 0
     num_before = node.num_tokens - start
     for step in steps:
@@ -43,3 +46,13 @@ def extended(node: Node, steps: Sequence[Sequence[int]], block_size: int) -> lis
         rest = data[num_blocks * block_size * _TOKEN_BYTES : start * _TOKEN_BYTES]
         nodes.append(Node(next(_ids), num_before + start, last, rest, shorts[done:num_blocks]))
     return nodes
+
+
+def _packed(steps: Iterable[list[int]]) -> bytes:
+    """As little-endian u32. An array takes a list over twice as fast as `struct` does."""
+    tokens = array("I")
+    for step in steps:
+        tokens.fromlist(step)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens.tobytes()

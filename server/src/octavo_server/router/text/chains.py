@@ -52,12 +52,12 @@ class PromptChains:
             node = self._step(node, after, hashes) if after else node
         return hashes, node.num_tokens
 
-    def hashes_of_ids(self, root: bytes, token_ids: Sequence[int]) -> tuple[Sequence[int], int]:
-        """Raises struct.error for what is no token."""
+    def hashes_of_ids(self, root: bytes, token_ids: list[int]) -> tuple[Sequence[int], int]:
+        """Raises OverflowError for what is no token."""
         (node,) = extended(self._root(root), [token_ids], self._block_size)
         return node.hashes, node.num_tokens
 
-    def _root(self, root: bytes, first: Sequence[int] = ()) -> Node:
+    def _root(self, root: bytes, first: list[int] | None = None) -> Node:
         """Or the node after it, where prompts have some tokens `first`."""
         key = (root, bool(first))
         node = self._roots.get(key)
@@ -107,7 +107,7 @@ class PromptChains:
         known |= zip(learned, ids, strict=False)
         return ids[-1] if rest else [token_id for part in parts for token_id in known[part]]
 
-    def _step(self, node: Node, token_ids: Sequence[int], hashes: list[int]) -> Node:
+    def _step(self, node: Node, token_ids: list[int], hashes: list[int]) -> Node:
         (node,) = extended(node, [token_ids], self._block_size)
         hashes += node.hashes
         return node
