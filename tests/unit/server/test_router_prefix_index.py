@@ -23,6 +23,18 @@ def test_confirmed_is_no_longer_predicted():
     assert index.match([1, 2], [slot]) == {slot: Match(1)}
 
 
+def test_what_was_predicted_already_is_told():
+    index = PrefixIndex(max_entries=20)
+    a, b = index.take_slot(), index.take_slot()
+    assert index.store(a, [1, 2], PREDICTED) == []
+    assert index.store(b, [2, 3], PREDICTED) == []
+    index.store(a, [1])
+    assert index.store(a, [1, 2, 3], PREDICTED) == [2]
+    index.store(b, range(10, 18))  # so that the others are of the older generation
+    assert index.store(a, [2, 3, 4], PREDICTED) == [2, 3]
+    assert index.match([1, 2, 3, 4], [a]) == {a: Match(4, predicted=3)}
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 def test_a_slot_is_given_to_another_only_when_nothing_is_left_of_it(chunk):
     index = PrefixIndex(max_entries=1000)

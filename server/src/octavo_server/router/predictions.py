@@ -24,12 +24,12 @@ MAX_BLOCKS = 250_000  # some 30 MB
 class Predicted:
     """All that is predicted of one copy of a replica's blocks: the one that its stream feeds (`blocks`), or our own."""
 
-    __slots__ = ("blocks", "counts", "is_over", "slot")
+    __slots__ = ("blocks", "is_over", "repeated", "slot")
 
     def __init__(self, slot: Slot, blocks: "ReplicaBlocks | None") -> None:
         self.slot = slot
         self.blocks = blocks
-        self.counts: dict[int, int] = {}  # hash -> by how many requests
+        self.repeated: dict[int, int] = {}  # hash -> by how many requests after the first
         self.is_over = False  # the slot was given up, and may be another replica's by now
 
     @property
@@ -62,13 +62,9 @@ class Predictions:
 
     def add(self, replica: "Replica", hashes: Sequence[int], expires_at: float) -> Prediction:
         prediction = Prediction(self._of(replica), hashes)
-        counts = prediction.of.counts
-        if counts.keys().isdisjoint(hashes):
-            counts.update(dict.fromkeys(hashes, 1))
-        else:
-            for block_hash in hashes:
-                counts[block_hash] = counts.get(block_hash, 0) + 1
-        self._index.store(prediction.of.slot, hashes, PREDICTED)
+        repeated = prediction.of.repeated
+        for block_hash in self._index.store(prediction.of.slot, hashes, PREDICTED):
+            repeated[block_hash] = repeated.get(block_hash, 0) + 1
         heapq.heappush(self._expiring, (expires_at, next(self._order), prediction))
         self._num_blocks += len(hashes)
         while self._num_blocks > MAX_BLOCKS:
@@ -80,17 +76,10 @@ class Predictions:
         if prediction.is_over:
             return
         prediction.is_over = True
-        counts = prediction.of.counts
-        gone: list[int] = []
-        for block_hash in prediction.hashes:
-            if (left := counts.pop(block_hash) - 1) > 0:
-                counts[block_hash] = left
-            else:
-                gone.append(block_hash)
-        self._num_blocks -= len(prediction.hashes)
-        prediction.hashes = ()
+        hashes, prediction.hashes = prediction.hashes, ()
+        self._num_blocks -= len(hashes)
         if prediction.of.is_believed:
-            self._index.remove(prediction.of.slot, gone, PREDICTED)
+            self._index.remove(prediction.of.slot, _no_longer(hashes, prediction.of.repeated), PREDICTED)
 
     def expire(self, now: float) -> None:
         expiring = self._expiring
@@ -113,3 +102,17 @@ class Predictions:
             return Predicted(blocks.slot, blocks)
         predicted = self._blind[replica] = Predicted(self._index.take_slot(), None)
         return predicted
+
+
+def _no_longer(hashes: Sequence[int], repeated: dict[int, int]) -> Sequence[int]:
+    """Those that no other request predicts; the others are predicted by one less now."""
+    if repeated.keys().isdisjoint(hashes):
+        return hashes
+    gone: list[int] = []
+    for block_hash in hashes:
+        others = repeated.pop(block_hash, 0)
+        if others > 1:
+            repeated[block_hash] = others - 1
+        elif not others:
+            gone.append(block_hash)
+    return gone

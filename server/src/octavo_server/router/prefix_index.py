@@ -74,29 +74,39 @@ class PrefixIndex:
         else:
             self._free_slots.append(slot)
 
-    def store(self, slot: Slot, hashes: Iterable[int], kind: int = DEVICE) -> None:
-        """What a replica says of a block replaces what was predicted of it; one on the device isn't predicted."""
+    def store(self, slot: Slot, hashes: Iterable[int], kind: int = DEVICE) -> list[int]:
+        """What a replica says of a block replaces what was predicted of it; one on the device isn't predicted.
+
+        Of what is predicted: what was already. Of the rest: nothing.
+        """
         shift = slot * _BITS
-        set_bits, clear, known, unchanged = kind << shift, ~(PREDICTED << shift), 0, 0
+        set_bits, clear, unchanged, repeated = kind << shift, ~(PREDICTED << shift), 0, 0
         if kind == PREDICTED:
-            clear, known, unchanged = ~0, DEVICE << shift, (DEVICE | PREDICTED) << shift
+            clear, unchanged, repeated = ~0, (DEVICE | PREDICTED) << shift, set_bits
         young, old, low, entries, share = self._young, self._old, self._low, self._shard_entries, self._sharing()
         self._used_slots.add(slot)
         only = share(set_bits, set_bits)
+        again: list[int] = []
         for block_hash in hashes:
-            generation = young[block_hash & low]
+            shard = block_hash & low
+            generation = young[shard]
             mask = generation.get(block_hash)
             if mask is None:
-                mask = old[block_hash & low].pop(block_hash, 0)
+                older = old[shard]
+                mask = older.pop(block_hash, 0) if older else 0
                 if len(generation) >= entries:
-                    generation = self._turn_over(block_hash & low)
+                    generation = self._turn_over(shard)
                 if not mask:
                     generation[block_hash] = only
                     continue
-            elif mask & unchanged:
+                generation[block_hash] = mask
+            if mask & unchanged:
+                if mask & repeated:
+                    again.append(block_hash)
                 continue
-            new = mask if mask & known else mask & clear | set_bits
+            new = mask & clear | set_bits
             generation[block_hash] = share(new, new)
+        return again
 
     def remove(self, slot: Slot, hashes: Iterable[int], kind: int = DEVICE) -> None:
         young, old, low, share = self._young, self._old, self._low, self._sharing()
@@ -109,10 +119,11 @@ class PrefixIndex:
                 mask = generation.get(block_hash)
                 if mask is None:
                     continue
-            if left := mask & clear:
-                generation[block_hash] = share(left, left)
-            else:
+            left = mask & clear
+            if not left:
                 del generation[block_hash]
+            elif left != mask:
+                generation[block_hash] = share(left, left)
 
     def match(self, hashes: Sequence[int], slots: Iterable[Slot]) -> dict[Slot, Match]:
         """What each of `slots` has of a prompt with these block hashes; those that have nothing are left out.
