@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -52,6 +53,10 @@ POKE_EVERY_S = 0.25
 LOST_STREAM_S = 5.0
 
 
+def _soon(act: Callable[[], None]) -> object:
+    return asyncio.get_running_loop().call_soon(act)
+
+
 class Router:
     """An ASGI application. Belongs to one event loop, from `start` to `stop`."""
 
@@ -69,7 +74,7 @@ class Router:
         self.lifecycle = Lifecycle(self.in_flight, timeout_s=settings.drain_timeout_s)
         self.index = PrefixIndex(max_entries=settings.max_index_entries)
         self.telemetry = Telemetry(tracer=tracer)
-        self.picker = Picker(self.index, clock=time.monotonic)
+        self.picker = Picker(self.index, clock=time.monotonic, soon=_soon)
         self.upstream = Upstream(connect_timeout_s=settings.forward.connect_timeout_s)
         follow = FollowSettings(secret=self._secret, key=settings.replica_key)
         self.fleet = Fleet(follow, discovery, self.index)

@@ -20,12 +20,17 @@ if TYPE_CHECKING:
     from octavo_server.router.replica import Replica
 
 NOTHING = Match(0)
+MANY_BLOCKS = 64
+
+Soon = Callable[[Callable[[], None]], object]
 
 
 class Picker:
-    def __init__(self, index: PrefixIndex, *, clock: Callable[[], float]) -> None:
+    def __init__(self, index: PrefixIndex, *, clock: Callable[[], float], soon: Soon | None = None) -> None:
+        """`soon`: calls what needn't hold up the request that is on its way out; else it is done for the next one."""
         self._index = index
         self._clock = clock
+        self._soon = soon
         self._predictions = Predictions(index)
         self._evening_out = EveningOut()
         self._pools: dict[frozenset[str], Rates] = {}  # by what replicas serve: those alike take alike long
@@ -35,7 +40,7 @@ class Picker:
         candidates = [r for r in replicas if r not in exclude] if exclude else replicas
         assert candidates, "there is no replica to pick from"
         now = self._clock()
-        self._predictions.expire(now)
+        self._predictions.settle(now)
         terms = self._look(prompt, candidates)
         if prompt.hashes and any(t.replica.is_exact or t.match.blocks for t in terms):
             chosen, why = _least_cost(prompt, terms, now)
@@ -51,7 +56,12 @@ class Picker:
     def sent(self, decision: Decision, prompt: "Prompt") -> Ticket:
         """The request goes out to the chosen replica now."""
         self._evening_out.sent(decision, prompt, self._clock())
+        if self._soon is not None and len(prompt.hashes) >= MANY_BLOCKS:
+            self._soon(self._settle)
         return Ticket(decision, prompt, self._predictions, self._clock)
+
+    def _settle(self) -> None:
+        self._predictions.settle(self._clock())
 
     def heard(self, replica: "Replica") -> None:
         """After each frame of the replica's stream."""

@@ -4,6 +4,9 @@ A block that the replica's stream then names is no longer predicted (the index s
 last request that predicted them has expired or failed. A replica without a stream has a slot of its own here, and what
 was sent there is believed for longer, as nothing will ever confirm it. There is a limit to how much is predicted at
 once: beyond it what would expire first goes early.
+
+What is added waits for `settle`, as the request needn't: a long prompt's hundreds of blocks take the index a good part
+of a millisecond.
 """
 
 import heapq
@@ -40,11 +43,12 @@ class Predicted:
 class Prediction:
     """Of one request."""
 
-    __slots__ = ("hashes", "is_over", "of")
+    __slots__ = ("hashes", "is_over", "is_settled", "of")
 
     def __init__(self, of: Predicted, hashes: Sequence[int]) -> None:
         self.of = of
         self.hashes = hashes
+        self.is_settled = False  # and so in the index
         self.is_over = False
 
 
@@ -53,6 +57,7 @@ class Predictions:
         self._index = index
         self._order = count()
         self._expiring: list[tuple[float, int, Prediction]] = []
+        self._waiting: list[Prediction] = []
         self._blind: dict[Replica, Predicted] = {}
         self._num_blocks = 0  # of all predictions that aren't over
 
@@ -62,14 +67,20 @@ class Predictions:
 
     def add(self, replica: "Replica", hashes: Sequence[int], expires_at: float) -> Prediction:
         prediction = Prediction(self._of(replica), hashes)
-        repeated = prediction.of.repeated
-        for block_hash in self._index.store(prediction.of.slot, hashes, PREDICTED):
-            repeated[block_hash] = repeated.get(block_hash, 0) + 1
         heapq.heappush(self._expiring, (expires_at, next(self._order), prediction))
+        self._waiting.append(prediction)
         self._num_blocks += len(hashes)
-        while self._num_blocks > MAX_BLOCKS:
-            self.end(heapq.heappop(self._expiring)[2])
         return prediction
+
+    def settle(self, now: float) -> None:
+        """Before anybody asks what is predicted: what was added goes into the index, what has expired out of it."""
+        waiting, expiring = self._waiting, self._expiring
+        if waiting:
+            self._waiting = []
+            for prediction in waiting:
+                self._enter(prediction)
+        while expiring and (expiring[0][0] <= now or self._num_blocks > MAX_BLOCKS):
+            self.end(heapq.heappop(expiring)[2])
 
     def end(self, prediction: Prediction) -> None:
         """Its blocks are no longer predicted by this request; any number of times."""
@@ -78,13 +89,16 @@ class Predictions:
         prediction.is_over = True
         hashes, prediction.hashes = prediction.hashes, ()
         self._num_blocks -= len(hashes)
-        if prediction.of.is_believed:
+        if prediction.is_settled and prediction.of.is_believed:
             self._index.remove(prediction.of.slot, _no_longer(hashes, prediction.of.repeated), PREDICTED)
 
-    def expire(self, now: float) -> None:
-        expiring = self._expiring
-        while expiring and expiring[0][0] <= now:
-            self.end(heapq.heappop(expiring)[2])
+    def _enter(self, prediction: Prediction) -> None:
+        if prediction.is_over or not prediction.of.is_believed:
+            return
+        prediction.is_settled = True
+        repeated = prediction.of.repeated
+        for block_hash in self._index.store(prediction.of.slot, prediction.hashes, PREDICTED):
+            repeated[block_hash] = repeated.get(block_hash, 0) + 1
 
     def _of(self, replica: "Replica") -> Predicted:
         blocks = replica.blocks if replica.is_exact else None
