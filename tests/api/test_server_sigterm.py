@@ -36,10 +36,10 @@ async def read_stream(http, begun):
 
 
 async def late_answers(url, over):
-    """Statuses of requests on connections of their own, from the signal to the end of the last stream."""
+    """Statuses of requests on connections of their own, from the signal to the end of the last stream or later."""
     statuses = []
     async with httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_keepalive_connections=0)) as http:
-        while not over.done():
+        while not statuses or not over.done():
             ready, late = await http.get("/ready"), await http.post(TEXT, json={"prompt": "late", "max_tokens": 1})
             statuses += [ready.status_code, late.status_code]
             assert late.headers["connection"] == "close"

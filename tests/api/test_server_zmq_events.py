@@ -20,6 +20,7 @@ from octavo_testing.scripted import LOADER, text_ids, write_byte_model
 from octavo_testing.server import MODEL, serving
 
 SIZE = 16
+TOPIC, PROBE = b"kv@here@scripted", b"?"
 TEXT = "Sixteen letters."  # as long as a block
 
 
@@ -36,7 +37,7 @@ def config(tmp_path):
         enable_kv_cache_events=True,
         endpoint=f"ipc://{tmp_path}/pub",
         replay_endpoint=f"ipc://{tmp_path}/replay",
-        topic="kv@here@scripted",
+        topic=TOPIC.decode(),
     )
 
 
@@ -54,13 +55,21 @@ class Subscriber:
         self._socket = socket
         self.batches = []
 
+    async def joined(self, events):
+        """Whoever subscribes late gets nothing of what came before: until it gets what is said to all."""
+        async with asyncio.timeout(20):
+            while not await self._socket.poll(50):
+                events._publisher.send_multipart([TOPIC + PROBE, b"", b""])
+
     async def until(self, wanted):
         """The events up to the first that is wanted."""
         events = []
         async with asyncio.timeout(20):
             while not any(wanted(event) for event in events):
                 topic, seq, payload = await self._socket.recv_multipart()
-                assert topic == b"kv@here@scripted"
+                if topic.endswith(PROBE):
+                    continue
+                assert topic == TOPIC
                 self.batches.append((int.from_bytes(seq, "big"), payload))
                 _, more, rank = msgspec.msgpack.decode(payload)
                 assert rank == 0
@@ -111,6 +120,7 @@ async def test_blocks_are_told_with_their_tokens_as_they_come_and_go(folder, con
         serving(llm) as served,
     ):
         events.attach(llm)
+        await subscriber.joined(events)
         first, second, third = hashes_of(llm, 3 * TEXT)
         await complete(served, 2 * TEXT)
         (stored,) = await subscriber.until(holds(second))
@@ -138,6 +148,7 @@ async def test_what_was_missed_is_sent_again(folder, config, subscriber):
         serving(llm) as served,
     ):
         events.attach(llm)
+        await subscriber.joined(events)
         for number in range(3):
             await complete(served, f"{number}" * SIZE)
             await subscriber.until(holds(hashes_of(llm, f"{number}" * SIZE)[0]))
