@@ -69,7 +69,7 @@ class FakeReplica:
         app = web.Application()
         app.router.add_get("/kv/events", self._events)
         app.router.add_route("*", "/{path:.*}", self._others)
-        self._runner = web.AppRunner(app, handle_signals=False, handler_cancellation=True, shutdown_timeout=0.0)
+        self._runner = web.AppRunner(app, handle_signals=False, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
         await site.start()
@@ -77,6 +77,8 @@ class FakeReplica:
 
     async def kill(self) -> None:
         assert self._runner is not None
+        for site in [*self._runner.sites]:  # first: else who comes back at once is let in and waited for
+            await site.stop()
         for transport in self._transports:
             assert isinstance(transport, asyncio.Transport)
             transport.abort()
