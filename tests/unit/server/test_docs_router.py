@@ -1,0 +1,53 @@
+"""Times and limits that the guides give for the router and the KV stream are those of the code."""
+
+from pathlib import Path
+
+import pytest
+from octavo_server.config import HttpSettings, RequestLimits
+from octavo_server.http import protocol
+from octavo_server.kv import frames, publisher
+from octavo_server.router import app, breaker, decision_log, metrics, state_events
+from octavo_server.router.follower import FollowSettings
+from octavo_server.router.settings import ForwardLimits
+
+DOCS = Path(__file__).parents[3] / "docs"
+FOLLOW, FORWARD, HTTP = FollowSettings(), ForwardLimits(), HttpSettings()
+SILENCE_S = FOLLOW.missed_heartbeats * publisher.HEARTBEAT_S
+KIB, MIB = 1024, 1024 * 1024
+
+PHRASES = {
+    "router.md": [
+        f"after {FOLLOW.missed_heartbeats} missed heartbeats ({SILENCE_S:g} s) nothing that it told is believed",
+        f"without an answer in {FOLLOW.health_timeout_s:g} s it is sent nothing",
+        f"error event (504) when they have been silent for {app.LOST_STREAM_S:g} s",
+        f"at the next frame: a heartbeat at the latest, {publisher.HEARTBEAT_S:g} s",
+        f"at first after {FOLLOW.least_wait_s:g} s",
+        f"left alone for {FORWARD.breaker_open_s:g} s, then 2, 4, up to {breaker.MOST_OPEN_S:g}",
+        f"`--max-retries` times ({FORWARD.max_retries})",
+        f"`--max-queued-reqs` of them ({FORWARD.max_queued_requests})",
+        f"`--max-hold-time` seconds ({FORWARD.max_hold_s:g})",
+        f"`--slow-client-timeout` ({HTTP.slow_client_timeout_s:g} s)",
+        f"`--max-request-bytes` ({RequestLimits().max_request_bytes // MIB} MiB)",
+        f"({decision_log.KEPT} are kept in each worker)",
+        f"`model` takes at most {metrics.MAX_VALUES} values",
+        f"a head that goes on beyond {protocol.MAX_HEAD_BYTES // KIB} KiB",
+    ],
+    "kv-stream.md": [
+        f"heartbeats ({SILENCE_S:g} s) without a byte",
+        f"if `/health` answers within {FOLLOW.health_timeout_s:g} s",
+        f"{FOLLOW.least_wait_s:g} s, later every {FOLLOW.most_wait_s:g} s at most",
+        f"more than {publisher.MAX_BACKLOG_BYTES // MIB} MiB behind",
+        f"at most {publisher.PART_HASHES} hashes of a tier",
+        f"refuses one above {frames.MAX_FRAME_BYTES // KIB} KiB",
+        f"`version` {frames.VERSION}",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("page", "phrase"), [(page, phrase) for page, said in PHRASES.items() for phrase in said])
+def test_what_the_guide_says_is_so(page, phrase):
+    assert phrase in " ".join((DOCS / page).read_text().split())
+
+
+def test_the_times_of_the_state_stream():
+    assert (state_events.PERIOD_S, state_events.HEARTBEAT_S) == (0.2, 1.0), "docs/router.md: five a second, a second"
