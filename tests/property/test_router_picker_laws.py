@@ -139,7 +139,7 @@ class PickerMachine(RuleBasedStateMachine):
             assert activity.num_unanswered == sum(not s.has_begun for s in mine)
             assert 0 <= activity.num_pending <= activity.num_unanswered
             assert (activity.pending_tokens > 0) == (activity.num_pending > 0)
-            assert activity.mean_cached_tokens >= 0
+            assert activity.waiting_cached_tokens >= 0
             assert activity.rates.token_s > 0
             assert activity.rates.step_s >= 0
 

@@ -1,5 +1,6 @@
 import pytest
 from octavo_server.kv.frames import Load
+from octavo_server.router import score
 from octavo_server.router.picker import Picker
 from octavo_server.router.prefix_index import Match, PrefixIndex
 from octavo_server.router.ticket import BLIND_S, MIN_PREDICTED_S
@@ -123,6 +124,18 @@ def test_who_says_how_many_it_received_is_believed(index, picker):
     assert (activity.num_pending, activity.pending_tokens) == (1, 17)
     hear(picker, fed, received=1, running=1)  # it was started anew
     assert (activity.num_pending, activity.pending_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize(("waiting", "found"), [(0, 0), (1, 480), (2, 480), (3, 496), (5, 496 + 2 * 61)])
+def test_who_came_last_waits_and_finds_what_it_was_sent_for(index, picker, waiting, found):
+    """One that computes all of a long prompt says nothing of those behind it."""
+    fed = FedReplica(index, "a", device=[1, *range(100, 130)])
+    hear(picker, fed, received=1)
+    for hashes in ([1, 2, 3], [50], [*range(100, 130)]):
+        prompt = prompt_of(hashes)
+        picker.sent(picker.pick(prompt, [fed.replica]), prompt)
+    hear(picker, fed, received=4, running=1, waiting=waiting, prefill_backlog_tokens=5000)
+    assert score.queued_tokens(fed.replica) == pytest.approx(5000 - found, abs=0.1)
 
 
 def test_requests_of_other_routers_that_wait_find_what_ours_do(index, picker):

@@ -68,8 +68,7 @@ class Ticket:
             self._predictions.end(self._prediction)
 
     def _answered(self) -> None:
-        decision = self.decision
-        decision.chosen.activity.answered(decision.expected_tokens, self._sent)
+        self.decision.chosen.activity.answered(self._sent)
 
     def _predict(self, prompt: "Prompt", now: float) -> Prediction | None:
         terms = self.decision.terms
