@@ -6,6 +6,7 @@ open and silent; `kill` resets them and closes the port, as the death of a proce
 """
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
@@ -21,6 +22,8 @@ from octavo_server.kv.publisher import KVPublisher
 from octavo_testing.scripted import ready_info
 
 MODEL = "fake"
+#: Of the event loop, after which a connection that was being accepted is there.
+ACCEPTING_TURNS = 5
 
 #: What is sent in place of a step, heartbeats included.
 Spoiler = Callable[[Step], Sequence[Frame]]
@@ -40,7 +43,7 @@ class FakeReplica:
         self._awake = asyncio.Event()
         self._awake.set()
         self._runner: web.AppRunner | None = None
-        self._transports: set[asyncio.BaseTransport] = set()
+        self._listening: socket.socket | None = None
         self.begin()
 
     @property
@@ -71,18 +74,23 @@ class FakeReplica:
         app.router.add_route("*", "/{path:.*}", self._others)
         self._runner = web.AppRunner(app, handle_signals=False, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
-        await site.start()
+        self._listening = socket.create_server(("127.0.0.1", self.port))
+        await web.SockSite(self._runner, self._listening).start()
         self.port = self._runner.addresses[0][1]
 
     async def kill(self) -> None:
-        assert self._runner is not None
-        for site in [*self._runner.sites]:  # first: else who comes back at once is let in and waited for
-            await site.stop()
-        for transport in self._transports:
-            assert isinstance(transport, asyncio.Transport)
-            transport.abort()
         runner, self._runner = self._runner, None
+        assert runner is not None
+        assert runner.server is not None
+        assert self._listening is not None
+        asyncio.get_running_loop().remove_reader(
+            self._listening
+        )  # else who comes back at once is let in and waited for
+        for _ in range(ACCEPTING_TURNS):
+            await asyncio.sleep(0)
+        for connection in runner.server.connections:
+            if connection.transport is not None:  # else it has just been closed
+                connection.transport.abort()
         await runner.cleanup()
 
     async def stop(self) -> None:
@@ -121,7 +129,7 @@ class FakeReplica:
         self.bodies["/metrics"] = "\n".join(lines).encode()
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        self._note(request)
+        self.paths.append(request.path)
         await self._awake.wait()
         if status := self.status.get(request.path):
             return web.Response(status=status)
@@ -144,16 +152,11 @@ class FakeReplica:
                         await response.write(write(sent))
 
     async def _others(self, request: web.Request) -> web.StreamResponse:
-        self._note(request)
+        self.paths.append(request.path)
         await self._awake.wait()
         if answer := self.answers.get(request.path):
             return await answer(request)
         return web.Response(status=self.status.get(request.path, 200), body=self.bodies.get(request.path, b""))
-
-    def _note(self, request: web.Request) -> None:
-        self.paths.append(request.path)
-        if request.transport is not None:
-            self._transports.add(request.transport)
 
 
 def vllm(*models: str, running: int = 0, waiting: int = 0) -> FakeReplica:
