@@ -43,6 +43,12 @@ def test_one_long_step_does_not_throw_it_off():
     assert rates.step_s < 0.01
 
 
+def test_prompts_after_a_short_step_are_no_accidents():
+    """Of a replica that was asked little before, the stream tells one step of one token first."""
+    rates = taught([(1, 0.05), (466, 4.3), (1, 0.5), (66, 1.0), (66, 0.9)])
+    assert rates.token_s == pytest.approx(0.0085, rel=0.1)
+
+
 def test_a_lasting_change_comes_through():
     rates = taught([(n, 0.0001 * n) for n in [64, 512] * 50] + [(n, 0.001 * n) for n in [64, 512] * 100])
     assert rates.token_s == pytest.approx(0.001, rel=0.1)
@@ -64,14 +70,14 @@ def test_unless_they_clearly_are_not(own, low, high):
     "steps",
     [
         [(64, 0.128), (512, 1.024)],
-        [(64, 0.03), (512, 1.8), (40, 0.25), (400, 0.5), (64, 0.3), (500, 1.5)],
+        [(64, 0.03), (512, 1.6), (40, 0.25), (400, 0.5), (64, 0.3), (500, 1.3)],
     ],
     ids=["two", "a few that scatter"],
 )
 def test_twice_as_slow_by_what_says_little_is_as_fast_as_the_others(steps):
     rates = taught(steps)
     assert rates.is_own
-    assert rates.token_s == pytest.approx(0.002, rel=0.3)
+    assert rates.token_s > 0.0017
     assert rates.likely_token_s(0.001) == 0.001
 
 

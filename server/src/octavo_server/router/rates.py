@@ -4,6 +4,7 @@ Exponentially weighted least squares, drawn towards the slope of all replicas al
 little (none yet, or all of one size). A full chunk takes at least as long again as a step without tokens: on a busy
 machine a short step may have taken longer than a long one, and prefill would look free. A step that took far longer
 than expected (a compilation, say) counts as a few times the expected: a lasting change comes through after a few steps.
+Before the slope is known nothing is expected: after one short step, say, every prompt would look like an accident.
 
 How sure a slope is, its standard error says: steps that scatter widely, or few of them, tell little of a replica.
 """
@@ -39,7 +40,7 @@ class Rates:
         self._count = self._tokens = self._times = self._squares = self._squared_times = self._pairs = 0.0
 
     def learn(self, tokens: int, took_s: float, usual_token_s: float) -> None:
-        if self.num_steps:
+        if self.is_own:
             took_s = min(took_s, _OUTLIER * (self.step_s + self.token_s * tokens))
         self.num_steps += 1
         self._count = _FORGET * self._count + 1
