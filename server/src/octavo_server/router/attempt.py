@@ -1,6 +1,5 @@
 """`Job` and `Attempt`: one request as it is sent on, and one replica's chance to answer it."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,18 +14,31 @@ if TYPE_CHECKING:
     from octavo_server.router.upstream import Origin
 
 
-@dataclass(slots=True, kw_only=True)
 class Job:
     """`target` and `headers`: the client's. `more`: header lines that only a router may send."""
 
-    target: bytes
-    headers: "Headers"
-    track: "Track"
-    model: str
-    body: bytes
-    prompt: "Prompt"
-    more: bytes
-    without: "Collection[bytes]"
+    __slots__ = ("body", "headers", "model", "more", "prompt", "target", "track", "without")
+
+    def __init__(
+        self,
+        *,
+        target: bytes,
+        headers: "Headers",
+        track: "Track",
+        model: str,
+        body: bytes,
+        prompt: "Prompt",
+        more: bytes,
+        without: "Collection[bytes]",
+    ) -> None:
+        self.target = target
+        self.headers = headers
+        self.track = track
+        self.model = model
+        self.body = body
+        self.prompt = prompt
+        self.more = more
+        self.without = without
 
 
 class Attempt:

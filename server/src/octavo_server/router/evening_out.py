@@ -28,7 +28,7 @@ MAX_PREFIXES = 4096  # that are counted; those not asked for longest are forgott
 
 class EveningOut:
     def __init__(self) -> None:
-        self._budget_tokens: float = MOST_TOKENS
+        self._budget_tokens = float(MOST_TOKENS)
         self._asked: dict[int, Decayed] = {}  # last block found -> requests lately
 
     @property
@@ -57,7 +57,7 @@ class EveningOut:
             found = best
         if found.match.blocks:
             self._count(_prefix(found, prompt), now)
-        self._budget_tokens = min(self._budget_tokens, MOST_TOKENS)
+        self._budget_tokens = min(self._budget_tokens, float(MOST_TOKENS))
 
     def _count(self, prefix: int, now: float) -> None:
         asked = self._asked.pop(prefix, None) or Decayed(LATELY_HALF_LIFE_S)

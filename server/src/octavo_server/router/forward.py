@@ -20,24 +20,24 @@ from octavo_engine.wire.errors import OctavoError
 
 from octavo_server.openai.errors import ReplicaLost, ReplicaTimeout
 from octavo_server.router.attempt import Attempt, Job
+from octavo_server.router.breaker import Breakers
 from octavo_server.router.ending import FrameGate
 from octavo_server.router.exchange import NotReached
+from octavo_server.router.fleet import Fleet
 from octavo_server.router.heads import answer_headers, request_head, value_of
+from octavo_server.router.picker import Picker
+from octavo_server.router.settings import ForwardLimits
+from octavo_server.router.upstream import Upstream
+from octavo_server.router.waiting_room import WaitingRoom
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from octavo_server.router.breaker import Breakers
     from octavo_server.router.caller import Caller
     from octavo_server.router.decision import Decision
     from octavo_server.router.exchange import Exchange
-    from octavo_server.router.fleet import Fleet
     from octavo_server.router.heads import Headers
-    from octavo_server.router.picker import Picker
     from octavo_server.router.replica import Replica
-    from octavo_server.router.settings import ForwardLimits
-    from octavo_server.router.upstream import Upstream
-    from octavo_server.router.waiting_room import WaitingRoom
 
 ELSEWHERE = frozenset({429, 502, 503, 504})
 #: Of these, the ones that speak against the replica. Being full doesn't.

@@ -3,11 +3,23 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 PREFIX = "octavo_router_"
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _DECISION_S = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
 _RATIOS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)
+
+
+Labels = tuple[str, ...]
+
+
+class Observed(msgspec.Struct):
+    """Family -> its series: labels and value, or labels, bucket counts and sum."""
+
+    counts: dict[str, list[tuple[Labels, float]]]
+    histograms: dict[str, list[tuple[Labels, list[int], float]]]
 
 
 @dataclass(frozen=True, slots=True)

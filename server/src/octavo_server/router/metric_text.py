@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from octavo_server.exposition import Histogram, family_text, label_text
-from octavo_server.router.metric_list import BY_NAME, FAMILIES, PREFIX, Family
-from octavo_server.router.metrics import Labels, Observed
+from octavo_server.router.metric_list import BY_NAME, FAMILIES, PREFIX, Family, Labels, Observed
 
 #: Family -> labels -> value: those of the list that are read, not counted.
 Gauges = Mapping[str, Mapping[Labels, float]]

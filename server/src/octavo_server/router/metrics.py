@@ -7,11 +7,9 @@ written by `metric_text.py`. Gauges aren't here: they are read from the router's
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from octavo_server.exposition import Histogram
 from octavo_server.router.decision import RUNGS
-from octavo_server.router.metric_list import BY_NAME
+from octavo_server.router.metric_list import BY_NAME, Labels, Observed
 
 if TYPE_CHECKING:
     from octavo_server.router.decision import Decision
@@ -20,15 +18,6 @@ if TYPE_CHECKING:
 #: No label takes more values: models beyond count as "other".
 MAX_VALUES = 1000
 OTHER = "other"
-
-Labels = tuple[str, ...]
-
-
-class Observed(msgspec.Struct):
-    """Family -> its series: labels and value, or labels, bucket counts and sum."""
-
-    counts: dict[str, list[tuple[Labels, float]]]
-    histograms: dict[str, list[tuple[Labels, list[int], float]]]
 
 
 class _Times:

@@ -17,27 +17,25 @@ from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
 from octavo_server.http.body import discard_body
-from octavo_server.http.lifecycle import RETRY_AFTER_S
+from octavo_server.http.lifecycle import RETRY_AFTER_S, Lifecycle
 from octavo_server.http.trust import SECRET_HEADER, TENANT_HEADER
-from octavo_server.http.watched import log_failure
+from octavo_server.http.watched import InFlight, log_failure
 from octavo_server.http.whole import TAKEN
+from octavo_server.keys import KeyRing
 from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout, Unauthorized, describe
 from octavo_server.router.attempt import Job
 from octavo_server.router.caller import Caller, ClientLeft, request_id_of
+from octavo_server.router.fleet import Fleet
 from octavo_server.router.forward import Forwarder
 from octavo_server.router.heads import NOT_SENT_ON, Headers, value_of
 from octavo_server.router.prompt import Prompt
 from octavo_server.router.prompt_estimate import Kind, estimate
+from octavo_server.router.settings import RouterSettings
+from octavo_server.router.track import Telemetry, Track
 
 if TYPE_CHECKING:
-    from octavo_server.http.lifecycle import Lifecycle
-    from octavo_server.http.watched import InFlight
-    from octavo_server.keys import KeyRing
-    from octavo_server.router.fleet import Fleet
     from octavo_server.router.prompt_reader import PromptReader
-    from octavo_server.router.settings import RouterSettings
     from octavo_server.router.straight import Straight
-    from octavo_server.router.track import Telemetry, Track
 
 logger = logging.getLogger(__name__)
 

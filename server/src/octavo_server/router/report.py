@@ -10,8 +10,8 @@ from octavo_server.exposition import family_text
 from octavo_server.router.breaker import BreakerState
 from octavo_server.router.debug import DecisionInfo, decision_info
 from octavo_server.router.gauges import IndexInfo, gauges, index_info
+from octavo_server.router.metric_list import Observed
 from octavo_server.router.metric_text import MetricText
-from octavo_server.router.metrics import Observed
 from octavo_server.router.state import RouterState, merged, replica_state, router_state
 
 if TYPE_CHECKING:

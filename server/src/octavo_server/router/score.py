@@ -31,7 +31,7 @@ def expected_tokens(prompt: "Prompt", match: "Match") -> int:
 
 
 def terms(prompt: "Prompt", replica: "Replica", match: "Match", token_s: float) -> Terms:
-    compute: float = prompt.num_tokens - expected_tokens(prompt, match)
+    compute = float(prompt.num_tokens - expected_tokens(prompt, match))
     if match.host:
         compute += (1 - HOST_SHARE) * match.host * prompt.block_size
     queued = queued_tokens(replica)
@@ -57,7 +57,7 @@ def queued_tokens(replica: "Replica") -> float:
     if not replica.is_exact:
         return activity.pending_tokens
     load = replica.load
-    queued: float = load.prefill_backlog_tokens
+    queued = float(load.prefill_backlog_tokens)
     if load.waiting:
         queued = max(queued - activity.waiting_cached_tokens, load.waiting)
     return queued + activity.pending_tokens
