@@ -21,6 +21,9 @@ from octavo_engine.text.pre_tokenizers import PRE_TOKENIZERS
 from octavo_engine.text.token_bytes import alphabet_of
 from octavo_engine.wire.errors import InvalidRequest, StartupError
 
+#: Of several texts together, which to hand to other threads takes longer than to encode them.
+FEW_CHARS = 128
+
 
 class Tokenizer:
     """Safe to use from several threads: the table of bytes fills itself, always with the same values.
@@ -64,6 +67,8 @@ class Tokenizer:
         """Each on its own."""
         for text in texts:
             _check_encodable(text)
+        if sum(map(len, texts)) <= FEW_CHARS:
+            return [self._backend.encode(text, add_special_tokens=add_special_tokens).ids for text in texts]
         encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
