@@ -42,7 +42,7 @@ serve: $(VENV)/.run ## one engine on PORT behind the same OpenAI-compatible API;
 images: ## build octavo/engine, octavo/router and octavo/operator for the cluster (settings: images/build)
 	images/build
 
-compiled: $(VENV)/.dev ## build/compiled: engine and server with the router's hot path compiled, as its image has it; PYTHONPATH=build/compiled runs that
+compiled: $(VENV)/.dev ## compile the router's hot path into build/compiled, as its image has it (CONTRIBUTING.md)
 	rm -rf build/compiled && mkdir -p build/compiled
 	cp -r engine/src/octavo_engine server/src/octavo_server build/compiled
 	$(BIN)/python tools/compile_router.py build/compiled
