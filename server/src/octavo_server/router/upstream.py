@@ -1,7 +1,7 @@
 """The pools of connections to all replicas, and the one clock that ends exchanges which have been silent for too long.
 
-Our own and not a client library's, as what an exchange costs here is added to every answer (docs/router.md has both
-figures). Connections that have been idle for `KEEP_IDLE_S` are closed, before the replica does.
+Our own and not a client library's, as what an exchange costs here is added to every answer (docs/router.md says how
+much that is in all). Connections that have been idle for `KEEP_IDLE_S` are closed, before the replica does.
 """
 
 import asyncio
