@@ -1,6 +1,7 @@
 """What the accounts of operator, routers and engines did in all of this run, by the audit log, beside docs/rbac.md."""
 
 import re
+from collections.abc import Set
 from datetime import datetime
 
 import psutil
@@ -53,14 +54,17 @@ def _of(calls: list[Call], accounts: str) -> list[Call]:
     return found
 
 
+def _refused_beside(known: Set[Right], calls: list[Call]) -> list[Call]:
+    return [call for call in refused(calls) if Right(call.group, call.resource, call.verb) not in known]
+
+
 def test_all_that_the_operator_asked_for_is_in_the_table(calls: list[Call]) -> None:
     """What was refused, too: whoever uninstalls takes its rights away before it has ended."""
     theirs = _of(calls, OPERATOR)
     own, others = documented("The operator, in its own namespace"), documented("The operator, over services")
     assert sorted(used(call for call in theirs if call.namespace == SYSTEM) - own.keys() - others.keys()) == []
     assert sorted(used(call for call in theirs if call.namespace != SYSTEM) - others.keys()) == []
-    known = own.keys() | others.keys()
-    assert [call for call in refused(theirs) if Right(call.group, call.resource, call.verb) not in known] == []
+    assert _refused_beside(own.keys() | others.keys(), theirs) == []
 
 
 def test_every_right_of_the_operator_was_used_or_its_reason_stands_beside_it(
@@ -79,6 +83,6 @@ def test_every_right_of_the_operator_was_used_or_its_reason_stands_beside_it(
 def test_routers_read_endpoint_slices_and_engines_ask_for_nothing(calls: list[Call]) -> None:
     """An API server that has only just started refuses at first what it allows then."""
     theirs, known = _of(calls, f"{ACCOUNTS}e2e-[^:]+:[^:]+-router"), documented("A router")
-    assert [call for call in refused(theirs) if Right(call.group, call.resource, call.verb) not in known] == []
+    assert _refused_beside(known.keys(), theirs) == []
     assert used(theirs) == known.keys()
     assert [call for call in calls if re.fullmatch(f"{ACCOUNTS}e2e-[^:]+:[^:]+-engine", call.user)] == []

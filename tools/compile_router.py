@@ -1,8 +1,8 @@
 """Compile what a router does for each request to C, by mypyc, in a folder that has octavo_server and octavo_engine.
 
-The same source runs as it is, at about twice the CPU. Compiled modules lie beside their sources and are imported in
-their place, so the folder has to be a copy: an installed one (images/router.Dockerfile), or build/compiled
-(`make compiled`).
+The same source runs as it is, at about twice the CPU in these modules. Compiled modules lie beside their sources and
+are imported in their place, so the folder has to be a copy: an installed one (images/router.Dockerfile), or
+build/compiled (`make compiled`).
 """
 
 import argparse

@@ -14,7 +14,7 @@ from octavo_engine.wire.plan import SeqResult, StepPlan, StepResult
 from octavo_engine.wire.records import EngineRequest, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_server.kv.frames import VERSION, Frame, Hello, Load, Snapshot, Step
-from octavo_server.kv.publisher import is_news, load_of
+from octavo_server.kv.publisher import is_news, load_of, with_coming
 
 from router_sim.hardware import Hardware
 from router_sim.workloads import Request
@@ -85,13 +85,7 @@ class SimEngine:
             ),
             now,
         )
-        before = self._load
-        self._load = replace(
-            before,
-            received=self._num_received,
-            waiting=before.waiting + 1,
-            prefill_backlog_tokens=before.prefill_backlog_tokens + len(request.prompt),
-        )
+        self._load = with_coming(self._load, (len(request.prompt),))
         return self._tell(None)
 
     def begin(self, now: float) -> bool:

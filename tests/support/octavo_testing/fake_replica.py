@@ -83,9 +83,8 @@ class FakeReplica:
         assert runner is not None
         assert runner.server is not None
         assert self._listening is not None
-        asyncio.get_running_loop().remove_reader(
-            self._listening
-        )  # else who comes back at once is let in and waited for
+        # Else who comes back at once is let in and waited for.
+        asyncio.get_running_loop().remove_reader(self._listening)
         for _ in range(ACCEPTING_TURNS):
             await asyncio.sleep(0)
         for connection in runner.server.connections:

@@ -11,7 +11,7 @@ to it is kept here, and told as part of what waits.
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -102,7 +102,7 @@ class KVPublisher:
         """One step. Goes out if blocks came or went, or there is other work to do than before."""
         while len(self._coming) > max(self._num_added - stats.received, 0):
             self._coming.popleft()
-        before, self._load = self._load, self._with_coming(load_of(stats, accepts=self._load.accepts))
+        before, self._load = self._load, with_coming(load_of(stats, accepts=self._load.accepts), self._coming)
         if change is not None:
             for part in _parts(change, self._digest):
                 self.kept.apply(part)
@@ -114,13 +114,7 @@ class KVPublisher:
         """A request is on its way to the core: told at once."""
         self._num_added += 1
         self._coming.append(num_tokens)
-        load = self._load
-        self._load = msgspec.structs.replace(
-            load,
-            received=load.received + 1,
-            waiting=load.waiting + 1,
-            prefill_backlog_tokens=load.prefill_backlog_tokens + num_tokens,
-        )
+        self._load = with_coming(self._load, (num_tokens,))
         self._tell(_NO_CHANGE)
 
     def set_accepts(self, accepts: bool) -> None:
@@ -128,13 +122,6 @@ class KVPublisher:
         if self._load.accepts != accepts:
             self._load = msgspec.structs.replace(self._load, accepts=accepts)
             self._tell(_NO_CHANGE)
-
-    def _with_coming(self, load: Load) -> Load:
-        if self._coming:
-            load.received += len(self._coming)
-            load.waiting += len(self._coming)
-            load.prefill_backlog_tokens += sum(self._coming)
-        return load
 
     def _tell(self, change: KVChange) -> None:
         self._seq += 1
@@ -207,6 +194,18 @@ def load_of(stats: "EngineStats", *, accepts: bool = True) -> Load:
         step_tokens=stats.batched_tokens,
         step_ms=stats.step_s * 1000,
         accepts=accepts,
+    )
+
+
+def with_coming(load: Load, prompts: Collection[int]) -> Load:
+    """With requests that the core hasn't told of: the tokens of each."""
+    if not prompts:
+        return load
+    return msgspec.structs.replace(
+        load,
+        received=load.received + len(prompts),
+        waiting=load.waiting + len(prompts),
+        prefill_backlog_tokens=load.prefill_backlog_tokens + sum(prompts),
     )
 
 

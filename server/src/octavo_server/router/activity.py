@@ -44,7 +44,6 @@ class Activity:
     def __init__(self) -> None:
         self.rates = Rates()
         self.num_in_flight = 0  # requests sent and not ended
-        self.num_unanswered = 0  # of those, without a first byte
         self.hold_s = 0.0  # that an answer takes after its first token, in the mean; 0: none has ended yet
         self.requests = Decayed(LATELY_HALF_LIFE_S)  # sent lately
         self.worth_tokens = Decayed(WORTH_HALF_LIFE_S)  # saved here that no other replica could have saved
@@ -60,13 +59,17 @@ class Activity:
         self._usual_cached_tokens = 0.0  # by any sent lately
 
     @property
+    def num_unanswered(self) -> int:
+        """Of those in flight, those without a first byte."""
+        return len(self._pending) + len(self._told)
+
+    @property
     def num_pending(self) -> int:
         return len(self._pending)
 
     def send(self, compute_tokens: int, cached_tokens: int) -> int:
         """Its number, to be told to `answered`."""
         self.num_in_flight += 1
-        self.num_unanswered += 1
         self._usual_cached_tokens += (_CACHED_SHARE if self._num_sent else 1.0) * (
             cached_tokens - self._usual_cached_tokens
         )
@@ -77,7 +80,6 @@ class Activity:
 
     def answered(self, sent: int) -> None:
         """A request was heard of for the first time."""
-        self.num_unanswered -= 1
         if sent in self._pending:
             self._settle(sent)
         del self._told[sent]
