@@ -18,17 +18,23 @@ class Release:
         self._cluster = cluster
 
     def install(self, *values: str) -> Sequence[str]:
-        """helm's arguments: `install`, or `upgrade` with new pods, where a kept run has left a release."""
-        arguments = ("octavo", "charts/octavo", "-n", SYSTEM)
-        if NAME in self._cluster.helm("list", "-n", SYSTEM, "-q").split():
-            return self.upgrade(*values)
+        """helm's arguments: `install`, or `upgrade` with new pods, where a kept run has left a release.
+
+        One that was cut off on its way in or out can't be upgraded, and holds the name.
+        """
+        listed = self._cluster.helm("list", "--all", "-n", SYSTEM, "--filter", f"^{NAME}$", "-o", "json")
+        match [release["status"] for release in json.loads(listed)]:
+            case ["deployed"]:
+                return self.upgrade(*values)
+            case [_]:
+                self.remove()
         self._clear_leftover_crd()
-        command = ("install", *arguments, "--create-namespace")
+        command = ("install", NAME, "charts/octavo", "-n", SYSTEM, "--create-namespace")
         self._cluster.helm(*command, *_image_values(), *values)
         return command
 
     def upgrade(self, *values: str) -> Sequence[str]:
-        command = ("upgrade", "octavo", "charts/octavo", "-n", SYSTEM)
+        command = ("upgrade", NAME, "charts/octavo", "-n", SYSTEM)
         self._cluster.helm(*command, *_image_values(), *values)
         self._cluster.kubectl("rollout", "restart", "-n", SYSTEM, "deployment", "-l", SELECTOR)
         return command
