@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 
 import pytest
 from octavo_server.config import RequestLimits
@@ -28,7 +29,7 @@ async def test_a_declared_size_beyond_the_limit(served, path):
     answer = await served.http.post(path, content=b"x" * (LIMIT + 1))
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["code"]) == (413, "RequestTooLargeError", 413)
-    assert f"{LIMIT} bytes" in error["message"]
+    assert f"The request body has {LIMIT + 1} bytes; the limit is {LIMIT}: send less" in error["message"]
     assert "--max-request-bytes" in error["message"]
     assert await still_serves(served)
 
@@ -42,8 +43,11 @@ async def test_a_chunked_body_beyond_the_limit(served):
             sent += 1000
             yield b" " * 1000
 
-    assert (await served.http.post(TEXT, content=chunks())).status_code == 413
+    answer = await served.http.post(TEXT, content=chunks())
+    assert answer.status_code == 413
     assert sent == 1_000_000
+    read = re.search(rf"has at least (\d+) bytes; the limit is {LIMIT}: ", answer.json()["error"]["message"])
+    assert LIMIT < int(read[1]) <= sent
     assert await still_serves(served)
 
 

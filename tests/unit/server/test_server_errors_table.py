@@ -31,7 +31,7 @@ TABLE = [
     (Forbidden("x"), 403, "PermissionDeniedError", None),
     (ModelNotFound("m"), 404, "NotFoundError", None),
     (RequestTimeout("x"), 408, "RequestTimeoutError", None),
-    (RequestTooLarge(5), 413, "RequestTooLargeError", None),
+    (RequestTooLarge(6, limit=5, is_all=True), 413, "RequestTooLargeError", None),
     (Overloaded("x", retry_after_s=3.2), 429, "RateLimitError", None),
     (GenerationFailed("x"), 500, "InternalServerError", None),
     (Unavailable("x", retry_after_s=5), 503, "ServiceUnavailableError", None),

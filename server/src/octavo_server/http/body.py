@@ -23,7 +23,7 @@ async def read_bytes(request: Request, limits: RequestLimits) -> bytes:
     """Raises RequestTooLarge, RequestTimeout, and MalformedRequest for a client that left."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limits.max_request_bytes:
-        raise RequestTooLarge(limits.max_request_bytes)
+        raise RequestTooLarge(int(declared), limit=limits.max_request_bytes, is_all=True)
     try:
         async with asyncio.timeout(limits.request_timeout_s):
             return await _read(request, limits.max_request_bytes)
@@ -42,7 +42,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > max_bytes:
-            raise RequestTooLarge(max_bytes)
+            raise RequestTooLarge(len(body), limit=max_bytes, is_all=False)
     return bytes(body)
 
 

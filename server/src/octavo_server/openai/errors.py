@@ -21,10 +21,13 @@ class MalformedRequest(InvalidRequest):
 
 
 class RequestTooLarge(OctavoError):
-    def __init__(self, limit: int) -> None:
+    """`is_all`: of a size that was declared; what comes in parts isn't read to its end."""
+
+    def __init__(self, num_bytes: int, *, limit: int, is_all: bool) -> None:
+        size = f"{num_bytes} bytes" if is_all else f"at least {num_bytes} bytes"
         super().__init__(
-            f"The request body is larger than {limit} bytes, the limit: send less, or start the server with a larger "
-            f"--max-request-bytes."
+            f"The request body has {size}; the limit is {limit}: send less, or start the server with a larger "
+            "--max-request-bytes."
         )
 
 

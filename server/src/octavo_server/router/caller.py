@@ -62,18 +62,17 @@ class Caller:
 
     async def body(self, limits: RequestLimits) -> bytes:
         """Raises RequestTooLarge, RequestTimeout, ClientLeft."""
-        declared = value_of(self.scope["headers"], b"content-length")
-        if declared.isdigit() and int(declared) > limits.max_request_bytes:
-            raise RequestTooLarge(limits.max_request_bytes)
+        declared, max_bytes = value_of(self.scope["headers"], b"content-length"), limits.max_request_bytes
+        if declared.isdigit() and int(declared) > max_bytes:
+            raise RequestTooLarge(int(declared), limit=max_bytes, is_all=True)
         message = await self._receive()
         if message["type"] == "http.request" and not message["more_body"] and message["body"]:
             body: bytes = message["body"]
-            if len(body) > limits.max_request_bytes:
-                raise RequestTooLarge(limits.max_request_bytes)
-            return body
+            if len(body) <= max_bytes:
+                return body
         try:
             async with asyncio.timeout(limits.request_timeout_s):
-                return await self._rest(message, limits.max_request_bytes)
+                return await self._rest(message, max_bytes)
         except TimeoutError:
             raise RequestTimeout(
                 f"The request body was not complete after {limits.request_timeout_s:g} s (--request-timeout)."
@@ -86,7 +85,7 @@ class Caller:
                 raise ClientLeft("The client left before the body was complete.")
             body += message["body"]
             if len(body) > max_bytes:
-                raise RequestTooLarge(max_bytes)
+                raise RequestTooLarge(len(body), limit=max_bytes, is_all=False)
             if not message["more_body"]:
                 return bytes(body)
             message = await self._receive()
