@@ -346,7 +346,9 @@ async def test_beyond_its_bounds_the_queue_refuses(parts):
     await until(lambda: len(routed.router.room) == 2)
     refused = await routed.http.post(CHAT, json=BODY)
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-    assert "--max-queued-reqs" in refused.json()["error"]["message"]
+    full = "busy: 1 of 1, the limit is 1 at once (--max-requests-per-replica)"
+    waiting = "waiting: 2, the limit is 2 (--max-queued-reqs). Send the request again later"
+    assert f"{full}; {waiting}" in refused.json()["error"]["message"]
     go_on.set()
     assert [(await task).status_code for task in asking] == [200, 200, 200]
     assert len(routed.router.room) == 0
