@@ -14,6 +14,7 @@ router = APIRouter()
 STATE = dict[str, Any]
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get(
     "/ready", **answers("200 while requests are taken, 503 with the reason otherwise", STATE, unavailable=STATE)
 )

@@ -13,6 +13,7 @@ from octavo_server.exposition import CONTENT_TYPE
 router = APIRouter()
 
 
+@router.head("/health", include_in_schema=False)
 @router.get(
     "/health", **answers("200 while the engine gets on; 503 with a reason when not", None, unavailable=dict[str, str])
 )
@@ -21,6 +22,7 @@ async def health(request: Request) -> Response:
     return Response() if reason is None else JSONResponse({"status": "unhealthy", "reason": reason}, 503)
 
 
+@router.head("/ping", include_in_schema=False)
 @router.get("/ping", **answers("Health, as SageMaker asks for it", None, unavailable=dict[str, str]))
 async def ping(request: Request) -> Response:
     return await health(request)

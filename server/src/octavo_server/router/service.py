@@ -39,7 +39,9 @@ def _context(request: Request) -> ServiceContext:
     return context
 
 
+@router.head("/health")
 @router.get("/health")
+@router.head("/ping")
 @router.get("/ping")
 @router.post("/ping")
 async def health() -> Response:
@@ -47,6 +49,7 @@ async def health() -> Response:
     return Response()
 
 
+@router.head("/ready")
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     """200 while requests are taken, and sent on or held for replicas that are still to come."""
