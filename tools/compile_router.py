@@ -17,7 +17,7 @@ from pathlib import Path
 MODULES = """
 octavo_engine/wire/hashing
 octavo_server/exposition
-octavo_server/http/cork
+octavo_server/http/{cork,plain_head,whole}
 octavo_server/router/{activity,attempt,breaker,caller,decision,decision_log,ending,evening_out,exchange,fleet,forward}
 octavo_server/router/{heads,metrics,picker,predictions,prefix_index,prompt,prompt_estimate,prompt_reader}
 octavo_server/router/{proxy,rates,rendezvous,replica,replica_blocks,score,straight,ticket,track,upstream,waiting_room}

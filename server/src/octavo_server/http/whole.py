@@ -1,243 +1,209 @@
-"""`WholeProtocol`: small requests that come at once are offered to the application whole, before ASGI sees them.
+"""`Front`: small requests that come at once are offered to the application whole, before uvicorn sees them.
 
 A task, its scope, messages and timers cost more than all that a proxy does with a small request. So whoever is named
-by `take` may answer one by callbacks alone (`Taken`). What isn't offered (other paths, a body that is long or comes
-late, an old or a closing connection), isn't taken, or turns out to need more than that, goes the ordinary way, through
-uvicorn, from wherever it is: nobody sees a difference but in what it costs.
+by `Offer.take` may answer one by callbacks alone (`Taken`). What isn't offered (other paths, unusual heads, a body that
+is long or comes late, a closing connection), isn't taken, or turns out to need more than that, goes the ordinary way:
+its bytes go to uvicorn, as they came. Nobody sees a difference but in what it costs.
+
+The transport's protocol is the `Front`. It is compiled for the router's image, which a subclass of uvicorn's can't be.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
-from octavo_engine.log_format import REQUEST_ID
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from octavo_server.http.cork import Cork
-from octavo_server.http.protocol import CONNECTION, MAX_HEAD_BYTES, PatientProtocol
+from octavo_server.http.plain_head import Headers, PlainHeads
 
-Headers = list[tuple[bytes, bytes]]
+if TYPE_CHECKING:
+    from octavo_server.http.fronted import FrontedProtocol
 
-#: In the state of a request's scope: the `Taken` that was handed over, if there is one.
-TAKEN = "taken"
 #: A body may come this much later than its head: many clients write them apart.
 HELD_S = 0.05
 
 
 class Taken(Protocol):
-    """A request that is being answered without ASGI. It ends by `WholeProtocol.answer` or `hand_over`, or here."""
+    """A request that is being answered without ASGI. It ends by `Front.answer` or `hand_over`, or here."""
 
     path: bytes
-    headers: Headers
-    body: bytes
     request_id: str
 
     def hand_over(self) -> None:
-        """`WholeProtocol.hand_over`, when nothing comes to it any more."""
+        """`Front.hand_over`, when nothing comes to it any more."""
         ...
 
     def client_left(self) -> None: ...
 
 
-class WholeProtocol(PatientProtocol):
-    """`take` and those below it are set in a subclass. `paths`: as they are in requests."""
+class Offer:
+    """What one server's connections have in common. `take`: gets path, headers and body, and may decline."""
 
-    take: ClassVar[Callable[["WholeProtocol", bytes, Headers, bytes], Taken | None]]
-    paths: ClassVar[frozenset[bytes]]
-    max_body_bytes: ClassVar[int]
+    __slots__ = ("_usual", "_usual_of", "heads", "max_body_bytes", "take")
 
-    _taken: Taken | None = None
-    _is_held = False  # its end isn't there yet, and uvicorn doesn't know of it
-    _body = b""
-    _holding: asyncio.TimerHandle | None = None
-    _idle: asyncio.TimerHandle | None = None  # since an answer of ours; one for many requests
-    _idle_since_s = 0.0
-    _is_last = False
+    def __init__(
+        self,
+        take: "Callable[[Front, bytes, Headers, bytes], Taken | None]",
+        *,
+        paths: frozenset[bytes],
+        max_body_bytes: int,
+    ) -> None:
+        self.take = take
+        self.heads = PlainHeads(paths)
+        self.max_body_bytes = max_body_bytes
+        self._usual = b""
+        self._usual_of: Headers = []
+
+    def usual(self, headers: Headers) -> bytes:
+        """The lines of what uvicorn adds to each answer: another list each second."""
+        if headers is not self._usual_of:
+            self._usual_of = headers
+            self._usual = b"".join([b"%b: %b\r\n" % field for field in headers])
+        return self._usual
+
+
+class Front:
+    """States: idle, held (the end of a request isn't there yet), taken (one is being answered), or uvicorn's."""
+
+    __slots__ = (
+        *("_held", "_holding", "_idle", "_idle_since_s", "_inner", "_inner_waits"),
+        *("_offer", "_request", "_taken", "is_behind", "is_last", "loop", "transport"),
+    )
+
+    def __init__(self, offer: Offer, inner: "FrontedProtocol", cork: Cork, loop: asyncio.AbstractEventLoop) -> None:
+        self.transport = cork
+        self.loop = loop
+        self.is_behind = False  # the client doesn't read: an answer has to wait
+        self.is_last = False  # what is being answered
+        self._offer = offer
+        self._inner = inner
+        self._inner_waits = True  # it may have a timer for the next request
+        self._taken: Taken | None = None
+        self._request = b""  # what is taken
+        self._held = b""
+        self._holding: asyncio.TimerHandle | None = None
+        self._idle: asyncio.TimerHandle | None = None  # since an answer of ours; one for many requests
+        self._idle_since_s = 0.0
+
+    @property
+    def is_answering(self) -> bool:
+        return self._taken is not None
 
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """Of the request that was taken."""
-        assert self._taken is not None, "there is nothing to answer"
-        if self.access_log:
-            self._log(self._taken, status)
-        self._taken = None
-        parts = [STATUS_LINE[status]]
-        for name, value in self.server_state.default_headers:
-            parts += (name, b": ", value, b"\r\n")
+        taken, inner = self._taken, self._inner
+        assert taken is not None, "there is nothing to answer"
+        if inner.access_log:
+            inner.log(taken.path, taken.request_id, status)
+        self._taken, self._request = None, b""
+        state: Any = inner.server_state
+        parts = [STATUS_LINE[status], self._offer.usual(state.default_headers)]
         for name, value in headers:
             parts += (name, b": ", value, b"\r\n")
         parts += (b"\r\n", body)
-        cast(Cork, self.transport).write_now(b"".join(parts))
-        self.server_state.total_requests += 1
-        if self._is_last:
+        self.transport.write_now(b"".join(parts))
+        state.total_requests += 1
+        if self.is_last:
             self.transport.close()
             return
         self._idle_since_s = self.loop.time()
         if self._idle is None:
-            self._idle = self.loop.call_later(self.timeout_keep_alive, self._look_if_idle)
+            self._idle = self.loop.call_later(inner.timeout_keep_alive, self._look_if_idle)
 
     def hand_over(self) -> None:
-        """What was taken goes on through ASGI; `TAKEN` tells the application."""
-        taken, self._taken = self._taken, None
+        """What was taken goes on through ASGI."""
+        taken, request = self._taken, self._request
         assert taken is not None, "there is nothing to hand over"
-        self._begin(taken.path, taken.headers)
-        self.scope["state"][TAKEN] = taken
-        self.cycle.keep_alive = not self._is_last
-        self._end(taken.body)
+        self._taken, self._request = None, b""
+        self._inner_waits = True
+        self._inner.go_on(request, taken, is_last=self.is_last)
 
-    @property
-    def is_behind(self) -> bool:
-        """The client doesn't read: an answer has to wait."""
-        return self.flow.write_paused
+    def let_go(self) -> None:
+        """The end of what is held isn't there yet, or won't come."""
+        if self._holding is not None:
+            self._holding.cancel()
+            self._holding = None
+        held, self._held = self._held, b""
+        if held:
+            self._pass_on(held)
+
+    # The transport calls these.
 
     def data_received(self, data: bytes) -> None:
-        self._read_bytes = len(data)
-        HttpToolsProtocol.data_received(self, data)
-        if self._taken is not None:
-            return
-        if self._is_held:
-            self._hold()
-            return
-        if self._is_in_head:
-            if not self._head_bytes:
-                self._expect(self.request_timeout_s)
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self._refuse_head()
+        if self._taken is not None:  # uvicorn keeps requests in their order
+            self._taken.hand_over()
+        if self._inner.is_between_requests:
+            whole = self._held + data if self._held else data
+            if self._is_accepted(whole):
                 return
-        if self._sending is None and self.timeout_keep_alive_task is None and self._idle is None and self._is_free:
-            self._expect(self.timeout_keep_alive)
+        self.let_go()
+        self._pass_on(data)
+
+    def eof_received(self) -> None: ...
 
     def connection_lost(self, exc: Exception | None) -> None:
-        taken, self._taken = self._taken, None
         if self._idle is not None:
             self._idle.cancel()
-        if self._is_held:
-            self._let_go()
-        super().connection_lost(exc)
+        self.let_go()
+        taken, self._taken = self._taken, None
+        self._inner.connection_lost(exc)
         if taken is not None:
             taken.client_left()
 
-    def shutdown(self) -> None:
-        if self._is_held:
-            self._let_go()
+    def pause_writing(self) -> None:
+        self.is_behind = True
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.is_behind = False
+        self._inner.resume_writing()
+
+    def _is_accepted(self, data: bytes) -> bool:
+        """Taken or held."""
+        offer = self._offer
+        head_bytes = offer.heads.begins(data)
+        head = offer.heads.read(data[:head_bytes]) if head_bytes else None
+        if head is None or head.body_bytes > offer.max_body_bytes:
+            return False
+        missing_bytes = head_bytes + head.body_bytes - len(data)
+        if missing_bytes > 0:
+            self._hold(data)
+        elif missing_bytes == 0:
+            return self._is_taken(data, head.path, head.headers, data[head_bytes:])
+        return missing_bytes > 0
+
+    def _is_taken(self, data: bytes, path: bytes, headers: Headers, body: bytes) -> bool:
+        if self._holding is not None:
+            self._holding.cancel()
+            self._holding = None
+        self._request = data
+        self._taken = self._offer.take(self, path, headers, body)
         if self._taken is None:
-            super().shutdown()
-        else:
-            self._is_last = True
+            self._request = b""
+            return False
+        self._held = b""
+        if self._inner_waits:
+            self._inner_waits = False
+            self._inner.wait_no_more()
+        return True
 
-    def on_message_begin(self) -> None:
-        """uvicorn's is called when it is to know of the request."""
-        if self._taken is not None:  # uvicorn keeps requests in their order
-            self._taken.hand_over()
-        self.url = b""
-        self.headers = []
-        self.expect_100_continue = False
-        self._is_in_head, self._head_bytes = True, 0
+    def _hold(self, data: bytes) -> None:
+        self._held = data
+        if self._holding is None:
+            self._holding = self.loop.call_later(HELD_S, self.let_go)
 
-    def on_headers_complete(self) -> None:
-        self._is_in_head = False
-        self._refuse_whole_head()
-        if self.url in self.paths and self._may_be_held():
-            self._is_held, self._body = True, b""
-            return
-        self._begin(self.url, self.headers)
-        self._expect_body()
-
-    def on_body(self, body: bytes) -> None:
-        if self._is_held:
-            self._body = self._body + body if self._body else body
-        else:
-            super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        if self._sending is not None:
-            self._expect(None)
-        if not self._is_held:
-            super().on_message_complete()
-            return
-        self._is_held = False
-        if self._holding is not None:
-            self._holding.cancel()
-            self._holding = None
-        body, self._body = self._body, b""
-        taken = self._taken = type(self).take(self, self.url, self.headers, body)
-        if taken is None:
-            self._begin(self.url, self.headers)
-            self._end(body)
-
-    @property
-    def _is_free(self) -> bool:
-        """No request is being answered."""
-        return self._taken is None and (self.cycle is None or self.cycle.response_complete)
-
-    def _may_be_held(self) -> bool:
-        parser = self.parser
-        return (
-            self._is_free
-            and not self.expect_100_continue
-            and parser.get_method() == b"POST"
-            and parser.get_http_version() == "1.1"
-            and parser.should_keep_alive()
-            and not parser.should_upgrade()
-        )
-
-    def _hold(self) -> None:
-        if len(self._body) > self.max_body_bytes:
-            self._let_go()
-        elif self._holding is None:
-            self._holding = self.loop.call_later(HELD_S, self._let_go)
-
-    def _let_go(self) -> None:
-        """Its end isn't there yet."""
-        self._is_held = False
-        if self._holding is not None:
-            self._holding.cancel()
-            self._holding = None
-        body, self._body = self._body, b""
-        self._begin(self.url, self.headers)
-        if body:
-            super().on_body(body)
-        self._expect_body()
-
-    def _begin(self, url: bytes, headers: Headers) -> None:
-        expects = self.expect_100_continue
-        HttpToolsProtocol.on_message_begin(self)
-        self.url, self.expect_100_continue = url, expects
-        self.headers.extend(headers)  # the scope has the list
-        HttpToolsProtocol.on_headers_complete(self)
-        self.scope["state"][CONNECTION] = self
-
-    def _end(self, body: bytes) -> None:
-        if body:
-            super().on_body(body)
-        super().on_message_complete()
+    def _pass_on(self, data: bytes) -> None:
+        self._inner_waits = True
+        self._inner.data_received(data)
 
     def _look_if_idle(self) -> None:
         """Whoever is answered anew begins anew."""
         self._idle = None
-        if not self._is_free or self._sending is not None or self.timeout_keep_alive_task is not None:
+        if self._taken is not None or self._held or self._inner_waits:
             return
-        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        left_s = self._idle_since_s + self._inner.timeout_keep_alive - self.loop.time()
         if left_s > 0:
             self._idle = self.loop.call_later(left_s, self._look_if_idle)
         else:
-            self.timeout_keep_alive_handler()
-
-    def _log(self, taken: Taken, status: int) -> None:
-        """As uvicorn does."""
-        scope: Any = {"client": self.client, "path": taken.path.decode("ascii"), "query_string": b""}
-        path = get_path_with_query_string(scope)
-        mark = REQUEST_ID.set(taken.request_id)
-        self.access_logger.info('%s - "%s %s HTTP/%s" %d', get_client_addr(scope), "POST", path, "1.1", status)
-        REQUEST_ID.reset(mark)
-
-
-def whole(
-    take: Callable[[WholeProtocol, bytes, Headers, bytes], Taken | None],
-    *,
-    paths: frozenset[bytes],
-    max_body_bytes: int,
-) -> type[WholeProtocol]:
-    settings = {"take": staticmethod(take), "paths": paths, "max_body_bytes": max_body_bytes}
-    return type("Protocol", (WholeProtocol,), settings)
+            self.transport.close()

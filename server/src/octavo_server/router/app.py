@@ -15,11 +15,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo_server.http.auth import BearerAuth
+from octavo_server.http.fronted import fronted
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.middleware import RequestId
 from octavo_server.http.trust import read_secrets, router_secrets
 from octavo_server.http.watched import InFlight
-from octavo_server.http.whole import whole
+from octavo_server.http.whole import Offer
 from octavo_server.keys import KeyRing
 from octavo_server.replies import error_reply
 from octavo_server.router import service
@@ -104,7 +105,8 @@ class Router:
         self._rest = self._admin(ring)
         self._paths = frozenset(KINDS) | OTHERS
         take = partial(take_straight, self._proxy)
-        self.protocol = whole(take, paths=frozenset(path.encode() for path in self._paths), max_body_bytes=INLINE_BYTES)
+        offered = frozenset(path.encode() for path in self._paths)
+        self.protocol = fronted(Offer(take, paths=offered, max_body_bytes=INLINE_BYTES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._paths:

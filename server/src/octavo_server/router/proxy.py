@@ -17,10 +17,10 @@ from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
 from octavo_server.http.body import discard_body
+from octavo_server.http.fronted import TAKEN
 from octavo_server.http.lifecycle import RETRY_AFTER_S, Lifecycle
 from octavo_server.http.trust import SECRET_HEADER, TENANT_HEADER
 from octavo_server.http.watched import InFlight, log_failure
-from octavo_server.http.whole import TAKEN
 from octavo_server.keys import KeyRing
 from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout, Unauthorized, describe
 from octavo_server.router.attempt import Job

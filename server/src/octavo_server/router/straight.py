@@ -15,7 +15,7 @@ from octavo_server.router.prompt_estimate import estimate
 from octavo_server.router.proxy import CLIENT_LEFT, INLINE_BYTES, KINDS, UNREAD, read_object, tenant_of
 
 if TYPE_CHECKING:
-    from octavo_server.http.whole import WholeProtocol
+    from octavo_server.http.whole import Front
     from octavo_server.router.attempt import Attempt, Job
     from octavo_server.router.heads import Headers
     from octavo_server.router.prompt_estimate import Kind
@@ -34,7 +34,7 @@ class Straight:
         *("attempt", "body", "headers", "job", "kind", "path", "request_id"),
     )
 
-    def __init__(self, proxy: "Proxy", connection: "WholeProtocol", job: "Job", attempt: "Attempt") -> None:
+    def __init__(self, proxy: "Proxy", connection: "Front", job: "Job", attempt: "Attempt") -> None:
         self.path = job.target
         self.headers = job.headers
         self.body = job.body
@@ -119,9 +119,7 @@ class Straight:
         self._proxy.lifecycle.leave()
 
 
-def take_straight(
-    proxy: "Proxy", connection: "WholeProtocol", path: bytes, headers: "Headers", body: bytes
-) -> Straight | None:
+def take_straight(proxy: "Proxy", connection: "Front", path: bytes, headers: "Headers", body: bytes) -> Straight | None:
     """None for what isn't taken; nothing was done about it then."""
     try:
         return _taken(proxy, connection, path, headers, body)
@@ -130,9 +128,7 @@ def take_straight(
         return None
 
 
-def _taken(
-    proxy: "Proxy", connection: "WholeProtocol", path: bytes, headers: "Headers", body: bytes
-) -> Straight | None:
+def _taken(proxy: "Proxy", connection: "Front", path: bytes, headers: "Headers", body: bytes) -> Straight | None:
     if not body or len(body) > INLINE_BYTES or proxy.lifecycle.state != "accepting":
         return None
     try:
