@@ -1,7 +1,7 @@
 """What a router adds to an answer, and how many it passes on: wrk -> router -> nginx, which answers at once.
 
 Two replicas, whose completions come from nginx and whose KV streams and model cards are real, so that `octavo route`
-routes by exact blocks: the prompt's beginning is in one replica's cache, and each last message is new.
+routes by exact blocks: the prompt's beginning is in their caches, and each last message is new.
 The peers (`install_peers.sh DIR router`) see the same nginx in the same run. CPU is the router's own, user and system.
 """
 
@@ -73,7 +73,7 @@ def card(model: str, block_size: int) -> ModelCard:
 
 
 async def warm_replicas(stack: AsyncExitStack, model: str) -> list[FakeReplica]:
-    """The first has the beginning of every prompt in its cache."""
+    """Both have the beginning of every prompt in their caches, as soon as so many want it of two."""
     said = await asyncio.to_thread(card, model, 16)
     reader = PromptReader.from_card(said)
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "question"}]
@@ -84,7 +84,7 @@ async def warm_replicas(stack: AsyncExitStack, model: str) -> list[FakeReplica]:
         replica.bodies["/kv/model"] = write_card(said)
         await replica.start()
         stack.push_async_callback(replica.stop)
-    replicas[0].step(stored=prompt.hashes, total_blocks=4096, free_blocks=4000)
+        replica.step(stored=prompt.hashes, total_blocks=4096, free_blocks=4000)
     return replicas
 
 

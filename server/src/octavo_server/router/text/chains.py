@@ -87,8 +87,8 @@ class PromptChains:
         return steps[-1] if steps else node
 
     def _token_ids(self, pieces: list[str]) -> list[list[int]]:
-        if len(pieces) == 1 and len(pieces[0]) <= SHORT_CHARS:
-            return [self._short_ids(pieces[0])]
+        if sum(map(len, pieces)) <= SHORT_CHARS:
+            return [self._short_ids(piece) for piece in pieces]
         ids: list[list[int]] = []
         for start in range(0, len(pieces), BATCH_PIECES):
             ids += self._tokenizer.encode_each(pieces[start : start + BATCH_PIECES], add_special_tokens=False)
