@@ -1,10 +1,13 @@
-"""What load balancers and old clients send, to the engine's server and to a router: probes by HEAD."""
+"""What load balancers and old clients send, to the engine's server and to a router: probes by HEAD, HTTP/1.0."""
+
+import asyncio
+import json
 
 import pytest
 import pytest_asyncio
 from octavo_testing.routing import routing
 from octavo_testing.scripted import write_byte_model
-from octavo_testing.server import MODEL, ScriptedClient, serving
+from octavo_testing.server import MODEL, ScriptedClient, events, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -36,3 +39,35 @@ async def test_a_probe_by_head_hears_that_the_router_drains(both):
     assert (await routed.http.head("/ready")).status_code == 503
     routed.router.lifecycle.resume()
     assert (await routed.http.head("/ready")).status_code == 200
+
+
+async def said(asked, *requests):
+    """The head and the body of what comes until the connection is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(asked.url.rpartition(":")[2]))
+    writer.write(b"".join(requests))
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    return head.lower(), body
+
+
+def post(**fields):
+    body = json.dumps({"model": MODEL, "prompt": "a", **fields}).encode()
+    head = b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+async def test_a_stream_to_a_client_of_http_1_0_has_no_chunks_and_ends_with_the_connection(asked):
+    head, body = await said(asked, post(stream=True), post())
+    assert head.startswith(b"http/1.1 200 ok\r\n")
+    assert (b"transfer-encoding" in head, b"content-length" in head) == (False, False)
+    assert b"\r\nconnection: close" in head
+    frames = events(body.decode())
+    assert "".join(json.loads(frame)["choices"][0]["text"] for frame in frames[:-1]) == "Hello, world!"
+    assert frames[-1] == "[DONE]"
+
+
+async def test_a_whole_answer_to_a_client_of_http_1_0_has_its_length(asked):
+    head, body = await said(asked, post())
+    assert b"\r\ncontent-length: %d\r\n" % len(body) in head
+    assert json.loads(body)["choices"][0]["text"] == "Hello, world!"

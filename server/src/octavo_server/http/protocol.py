@@ -5,6 +5,7 @@
   A head of endless size is refused (431).
 - A client that doesn't read what it asked for is cut off. Meanwhile nothing piles up: uvicorn holds a response back
   while the socket's buffer is full, and a generation keeps one copy of its text however slowly it is read.
+- A client of HTTP/1.0, which knows no chunks, gets a stream that ends with the connection.
 - What one turn of the event loop writes goes out in one piece (`Cork`).
 - Who wants to know at once that the client left can be told without a task that waits for it (`watch`).
 - A peer that vanished without a word (no FIN ever came) is found by TCP keep-alive.
@@ -14,11 +15,12 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo_server.http.body import discard_body
 from octavo_server.http.cork import Cork
@@ -110,6 +112,10 @@ class PatientProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._watch_reader(None)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        is_old = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, partial(_answer_unchunked, app, cycle) if is_old else app)
+
     def _refuse_whole_head(self) -> None:
         """If it is too large."""
         if self._head_bytes + self._read_bytes > MAX_HEAD_BYTES and _size(self.url, self.headers) > MAX_HEAD_BYTES:
@@ -171,6 +177,24 @@ async def _refuse_whole_head(scope: Scope, receive: Receive, send: Send) -> None
     """In its turn, after the answers to what came before it on the connection; whatever comes after is cut off."""
     await discard_body(receive)
     await Response(_TOO_LARGE.body(), 431, {"connection": "close"}, "application/json")(scope, receive, send)
+
+
+async def _answer_unchunked(
+    app: ASGIApp, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """uvicorn would send chunks where no length is said."""
+    has_length = False
+
+    async def send_unchunked(message: Message) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+            cycle.chunked_encoding = None if has_length else False
+        elif not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, send_unchunked)
 
 
 def _keep_alive(sock: socket.socket) -> None:
