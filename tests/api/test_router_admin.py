@@ -59,6 +59,23 @@ async def test_decisions_show_each_candidate_and_what_the_engine_found():
     ]
 
 
+async def test_what_ended_is_told_from_where_somebody_has_heard_it():
+    parts = Parts()
+    for number in range(3):
+        track = parts.telemetry.track(f"r-{number}")
+        track.decided(PROMPT, decision(*parts.replicas), 0.0)
+        if number != 1:
+            track.ended(200, "finished")
+    async with parts.http() as http:
+        first, last = (await http.get("/debug/decisions/ended")).json()["decisions"]
+        after = {"after": [f"{first['worker']}:{first['number']}", "another:9"]}
+        (later,) = (await http.get("/debug/decisions/ended", params=after)).json()["decisions"]
+        refused = await http.get("/debug/decisions/ended", params={"after": "here"})
+    assert (first["request_id"], last["request_id"]) == ("r-0", "r-2")
+    assert later == last
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "after")
+
+
 async def test_the_index_shows_its_size_and_each_replica():
     parts = Parts()
     parts.index.store(parts.replicas[0].blocks.slot, range(10))
@@ -83,7 +100,7 @@ async def test_metrics_show_the_state_at_the_scrape():
     assert found["octavo_router_index_divergence_ratio"] == 0.5
 
 
-@pytest.mark.parametrize("path", ["/debug/decisions", "/debug/index", "/state/events"])
+@pytest.mark.parametrize("path", ["/debug/decisions", "/debug/decisions/ended", "/debug/index", "/state/events"])
 async def test_what_is_the_operators_needs_their_key(path):
     parts = Parts()
     parts.keys = KeyRing(["key"])

@@ -9,6 +9,7 @@ from octavo_server.cli.main import build_parser
 from octavo_server.client import api
 from octavo_server.client.api import Api, ApiFailure, Unreachable
 from octavo_server.router.debug import decision_info
+from octavo_server.router.decision_log import KEPT, DecisionLog
 from octavo_server.router.prefix_index import Match, PrefixIndex
 from octavo_server.router.track import Telemetry
 from octavo_testing.router_parts import PROMPT, decision, exact_replica
@@ -27,7 +28,7 @@ def infos(monkeypatch):
         if number == 0:
             track.first_byte(48)
             track.ended(200, "finished")
-    return [decision_info(entry, 1e9) for entry in telemetry.decisions.latest(10)][::-1]
+    return [decision_info(entry, 1e9, "w") for entry in telemetry.decisions.latest(10)][::-1]
 
 
 def cells(line):
@@ -85,10 +86,10 @@ def test_no_router_there_is_said_with_the_remedy(url, told, capsys):
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_that_nothing_was_decided_yet_is_said(as_json, monkeypatch, capsys):
-    async def latest(*_):
+    async def decisions(*_):
         return []
 
-    monkeypatch.setattr(explain, "_latest", latest)
+    monkeypatch.setattr(explain, "_decisions", decisions)
     args = Namespace(url="http://router:1/v1", api_key=None, n=3, candidates=4, json=as_json, follow=False)
     assert explain.explain_decisions(args) == 0
     told = capsys.readouterr()
@@ -121,10 +122,10 @@ async def test_a_router_that_hangs_is_not_waited_for_for_ever(monkeypatch):
 
 
 def test_what_is_no_router_is_said_in_sentences(monkeypatch, capsys):
-    async def latest(*_):
+    async def decisions(*_):
         raise ApiFailure("HTTP 404: Not Found", 404)
 
-    monkeypatch.setattr(explain, "_latest", latest)
+    monkeypatch.setattr(explain, "_decisions", decisions)
     args = Namespace(url="http://engine:1", api_key=None, n=3, candidates=4, json=False, follow=False)
     assert explain.explain_decisions(args) == 1
     assert capsys.readouterr().err == (
@@ -139,26 +140,97 @@ def test_json_is_a_line_for_each_decision(infos, capsys):
     assert len(lines[0]["candidates"]) == 3
 
 
-async def test_each_decision_is_followed_once(monkeypatch, capsys):
-    """Asked again, a router tells the old ones, too."""
-    monkeypatch.setattr(explain, "FOLLOW_EVERY_S", 0.0)
-    telemetry, index = Telemetry(), PrefixIndex(max_entries=100)
-    replica, asked = exact_replica("a", index), 0
-
-    async def latest(*_):
-        nonlocal asked
-        asked += 1
-        if asked > 4:
-            raise asyncio.CancelledError
-        track = telemetry.track(f"r-{asked}")
-        track.decided(PROMPT, decision(replica), 0.0)
+def ended(telemetry, *numbers):
+    for number in numbers:
+        track = telemetry.track(f"r-{number}")
+        track.decided(PROMPT, decision(exact_replica("a", PrefixIndex(max_entries=100))), 0.0)
         track.ended(200, "finished")
-        entries = [*telemetry.decisions.latest(10)]
-        return [decision_info(entry, telemetry.time_of(entry.decided_s)) for entry in reversed(entries)]
 
-    monkeypatch.setattr(explain, "_latest", latest)
+
+def told_by(telemetry, after=0):
+    log = telemetry.decisions
+    return [decision_info(e, telemetry.time_of(e.decided_s), log.worker) for e in log.ended_after(after)]
+
+
+async def test_each_decision_is_followed_once(monkeypatch, capsys):
+    """Of some that were asked before the router tells nothing new; it tells them again where a worker hangs."""
+    monkeypatch.setattr(explain, "FOLLOW_EVERY_S", 0.0)
+    telemetry, asked = Telemetry(), []
+
+    async def decisions(_, url):
+        asked.append(url)
+        if len(asked) > 4:
+            raise asyncio.CancelledError
+        ended(telemetry, len(asked))
+        return told_by(telemetry)
+
+    monkeypatch.setattr(explain, "_decisions", decisions)
     args = Namespace(url="http://x", api_key=None, n=9, candidates=4, json=True, follow=True)
     with pytest.raises(asyncio.CancelledError):
         await explain._show(args)
-    told = [json.loads(line)["request_id"] for line in capsys.readouterr().out.splitlines()]
-    assert told == ["r-1", "r-2", "r-3", "r-4"]
+    told = capsys.readouterr()
+    assert [json.loads(line)["request_id"] for line in told.out.splitlines()] == ["r-1", "r-2", "r-3", "r-4"]
+    assert told.err == ""
+    assert asked[0] == "http://x/debug/decisions/ended"
+    assert asked[1] == f"http://x/debug/decisions/ended?after={telemetry.decisions.worker}%3A1"
+
+
+async def test_a_first_look_shows_the_latest_only(monkeypatch, capsys):
+    telemetry = Telemetry()
+    ended(telemetry, 1, 2, 3)
+    answers = iter([told_by(telemetry)])
+
+    async def decisions(*_):
+        try:
+            return next(answers)
+        except StopIteration:
+            raise asyncio.CancelledError from None
+
+    monkeypatch.setattr(explain, "_decisions", decisions)
+    args = Namespace(url="http://x", api_key=None, n=2, candidates=4, json=True, follow=True)
+    with pytest.raises(asyncio.CancelledError):
+        await explain._show(args)
+    assert [json.loads(line)["request_id"] for line in capsys.readouterr().out.splitlines()] == ["r-2", "r-3"]
+
+
+def test_what_the_router_no_longer_keeps_is_counted():
+    workers = [Telemetry(decisions=DecisionLog(3)) for _ in range(2)]
+    heard = explain.Heard()
+    for telemetry in workers:
+        ended(telemetry, *range(5))
+    news, num_lost = heard.take([info for telemetry in workers for info in told_by(telemetry)])
+    assert (len(news), num_lost) == (6, 0)  # what was before is nobody's loss
+    ended(workers[0], *range(5, 13))
+    news, num_lost = heard.take([info for telemetry in workers for info in told_by(telemetry, after=5)])
+    assert ([info.request_id for info in news], num_lost) == (["r-10", "r-11", "r-12"], 5)
+
+
+async def test_losses_are_said_beside_the_decisions(monkeypatch, capsys):
+    monkeypatch.setattr(explain, "FOLLOW_EVERY_S", 0.0)
+    telemetry, rounds = Telemetry(decisions=DecisionLog(3)), iter([range(1), range(1, 9)])
+
+    async def decisions(*_):
+        numbers = next(rounds, None)
+        if numbers is None:
+            raise asyncio.CancelledError
+        ended(telemetry, *numbers)
+        return told_by(telemetry)
+
+    monkeypatch.setattr(explain, "_decisions", decisions)
+    args = Namespace(url="http://x", api_key=None, n=9, candidates=4, json=True, follow=True)
+    with pytest.raises(asyncio.CancelledError):
+        await explain._show(args)
+    told = capsys.readouterr()
+    assert len(told.out.splitlines()) == 4
+    assert (
+        told.err == "octavo: 5 decisions are missing here: more came than the router keeps until it is asked again.\n"
+    )
+
+
+def test_the_more_there_is_to_hear_the_sooner_it_is_asked_for():
+    most_s = explain.FOLLOW_EVERY_S
+    assert explain.next_wait_s(most_s, 0) == explain.next_wait_s(most_s, 10) == most_s
+    assert explain.next_wait_s(most_s, 4 * explain.WANTED) == most_s / 4
+    assert explain.next_wait_s(most_s / 4, explain.WANTED) == most_s / 4
+    assert explain.next_wait_s(most_s / 4, 0) == most_s
+    assert explain.WANTED < KEPT / 2

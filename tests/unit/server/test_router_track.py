@@ -61,6 +61,30 @@ def test_the_log_keeps_the_latest_and_tells_the_newest_first(replicas):
     assert [entry.request_id for entry in log.latest(1)] == ["r-3"]
 
 
+def test_the_log_tells_what_ended_in_the_order_of_the_ends_however_long_ago_it_was_decided(replicas):
+    log = DecisionLog(2)
+    telemetry = Telemetry(decisions=log)
+    tracks = [telemetry.track(f"r-{number}") for number in range(5)]
+    for track in tracks:
+        track.decided(PROMPT, decision(*replicas), 0.0)
+    for number in (1, 0, 4):
+        tracks[number].ended(200, "finished")
+    assert [(entry.request_id, entry.number) for entry in log.ended_after(0)] == [("r-0", 2), ("r-4", 3)]
+    assert [entry.request_id for entry in log.ended_after(2)] == ["r-4"]
+    assert [*log.ended_after(3)] == []
+    assert log.worker != DecisionLog(2).worker
+
+
+def test_an_attempt_that_failed_has_ended_once(replicas):
+    telemetry = Telemetry()
+    track = telemetry.track("r")
+    track.decided(PROMPT, decision(*replicas), 0.0)
+    track.retried("status 503")
+    assert [entry.reason for entry in telemetry.decisions.ended_after(0)] == ["status 503"]
+    track.ended(503, "unavailable")
+    assert [entry.reason for entry in telemetry.decisions.ended_after(0)] == ["unavailable"]
+
+
 def test_what_workers_counted_adds_up():
     parts = [RouterMetrics(), RouterMetrics()]
     for duration_s, metrics in zip((0.02, 3.0), parts, strict=True):

@@ -59,6 +59,11 @@ async def test_whoever_is_asked_answers_for_all(three):
         assert found["process_resident_memory_bytes"] > 0
         decisions = latest_decisions(await worker.workers.ask(Ask("decisions", 2)), 2)
         assert [info.request_id for info in decisions] == ["r-2", "r-1"]
+        ended = [report.decisions for report in await worker.workers.ask(Ask("ended"))]
+        assert sorted(info.request_id for part in ended for info in part) == ["r-0", "r-1", "r-2"]
+        heard = {part[0].worker: part[0].number for part in ended}
+        assert len(heard) == 3
+        assert not any(report.decisions for report in await worker.workers.ask(Ask("ended", after=heard)))
         assert whole_index(await worker.workers.ask(Ask("index"))).entries == 6
 
 

@@ -1,7 +1,8 @@
 """`octavo explain decisions`: a router's latest decisions as a table, the oldest first, or as lines of JSON.
 
 A decision's first row is the replica that was chosen; the others that were looked at follow, the cheapest first.
-Costs are milliseconds: to the first token, and "delay" that of others.
+Costs are milliseconds: to the first token, and "delay" that of others. Followed are those whose requests end: the
+router is asked for what ended after what was heard, the sooner the more there is, and what it didn't keep is counted.
 """
 
 import argparse
@@ -9,16 +10,18 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from urllib.parse import urlsplit
+from typing import NoReturn
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
 from octavo_server.cli.chat_flags import key_of
-from octavo_server.cli.explain_flags import MOST
 from octavo_server.client.api import Api, ApiFailure, Unreachable, normalise_url
 from octavo_server.router.debug import Candidate, DecisionInfo, Decisions
 
 FOLLOW_EVERY_S = 0.5
+#: News at once, of the 256 that each worker of a router keeps.
+WANTED = 64
 _HEAD = ("time", "request", "model", "prompt", "rung", "replica", "blocks", "cost", "prefill", "queue", "evict")
 HEAD = (*_HEAD, "decode", "delay", "expected", "cached", "first byte", "end", "why")
 _LEFT = frozenset({"time", "request", "model", "rung", "replica", "end", "why"})
@@ -40,24 +43,52 @@ async def _show(args: argparse.Namespace) -> None:
     url = urlsplit(normalise_url(args.url))._replace(path="/debug/decisions").geturl()
     table = Table(args.candidates)
     async with Api(args.url, key=key_of(args)) as api:
-        if not args.follow:
-            found = await _latest(api, url, args.n)
-            if not found:
-                print(f"octavo: the router at {args.url} has sent no request to a replica yet.", file=sys.stderr)
-            _print(found, table, as_json=args.json)
-            return
-        passed = [info for info in await _latest(api, url, MOST) if info.ended is not None]
-        told = {_key(info) for info in passed[: -args.n]}
-        while True:
-            news = [info for info in passed if _key(info) not in told]
-            told |= {_key(info) for info in news}
-            _print(news, table, as_json=args.json)
-            await asyncio.sleep(FOLLOW_EVERY_S)
-            passed = [info for info in await _latest(api, url, MOST) if info.ended is not None]
+        if args.follow:
+            await _follow(args, api, url, table)
+        found = (await _decisions(api, f"{url}?n={args.n}"))[::-1]
+        if not found:
+            print(f"octavo: the router at {args.url} has sent no request to a replica yet.", file=sys.stderr)
+        _print(found, table, as_json=args.json)
 
 
-def _key(info: DecisionInfo) -> tuple[str, float, int]:
-    return info.request_id, info.at_s, info.attempt
+async def _follow(args: argparse.Namespace, api: Api, url: str, table: "Table") -> NoReturn:
+    heard, wait_s = Heard(), FOLLOW_EVERY_S
+    news, _ = heard.take(await _decisions(api, f"{url}/ended"))
+    _print(news[-args.n :], table, as_json=args.json)
+    while True:
+        await asyncio.sleep(wait_s)
+        news, num_lost = heard.take(await _decisions(api, f"{url}/ended?{heard.query}"))
+        if num_lost:
+            why = "more came than the router keeps until it is asked again."
+            print(f"octavo: {num_lost} decisions are missing here: {why}", file=sys.stderr)
+        _print(news, table, as_json=args.json)
+        wait_s = next_wait_s(wait_s, len(news))
+
+
+class Heard:
+    """How far each worker of a router was heard."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+
+    @property
+    def query(self) -> str:
+        return urlencode([("after", f"{worker}:{number}") for worker, number in self._last.items()])
+
+    def take(self, told: Sequence[DecisionInfo]) -> tuple[list[DecisionInfo], int]:
+        """What is new in it, the oldest first, and how many there were between that nobody keeps any more."""
+        news, num_lost = [], 0
+        for info in told:
+            last = self._last.get(info.worker, info.number - 1)
+            if info.number > last:
+                num_lost += info.number - last - 1
+                self._last[info.worker] = info.number
+                news.append(info)
+        return sorted(news, key=lambda info: info.at_s), num_lost
+
+
+def next_wait_s(waited_s: float, num_news: int) -> float:
+    return min(FOLLOW_EVERY_S, waited_s * WANTED / max(num_news, 1))
 
 
 def _remedy(error: ApiFailure) -> str:
@@ -68,11 +99,10 @@ def _remedy(error: ApiFailure) -> str:
     return " Is this a router? A single engine decides nothing." if error.status == 404 else ""
 
 
-async def _latest(api: Api, url: str, number: int) -> list[DecisionInfo]:
-    """The oldest first."""
-    body = await api.get(f"{url}?n={number}")
+async def _decisions(api: Api, url: str) -> list[DecisionInfo]:
+    body = await api.get(url)
     try:
-        return msgspec.json.decode(body, type=Decisions).decisions[::-1]
+        return msgspec.json.decode(body, type=Decisions).decisions
     except msgspec.MsgspecError as error:
         raise ApiFailure(f"{url} tells no decisions: {error}") from None
 

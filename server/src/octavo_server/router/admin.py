@@ -1,4 +1,5 @@
-"""The routes for whoever runs the router: `/metrics`, `/debug/decisions`, `/debug/index`, `/state/events`.
+"""The routes for whoever runs the router: `/metrics`, `/debug/decisions` (and `/ended`), `/debug/index`,
+`/state/events`.
 
 FastAPI: none of them is on the way of a request. Each answers for all workers of the router. `/metrics` is open, as it
 tells nothing of any request; the others are the operator's.
@@ -20,6 +21,7 @@ from octavo_server.router.state_events import StateFeed, StateStream
 from octavo_server.router.workers import Workers
 
 MAX_DECISIONS = 1000
+MAX_DIGITS = 18
 
 router = APIRouter()
 
@@ -62,6 +64,13 @@ async def debug_decisions(request: Request, n: str = "20") -> Response:
     return json_reply(Decisions(latest_decisions(await workers.ask(Ask("decisions", number)), number)))
 
 
+@router.get("/debug/decisions/ended")
+async def ended_decisions(request: Request) -> Response:
+    workers, after = _operators(request).workers, _after(request.query_params.getlist("after"))
+    reports = await workers.ask(Ask("ended", after=after))
+    return json_reply(Decisions([info for report in reports for info in report.decisions]))
+
+
 @router.get("/debug/index")
 async def debug_index(request: Request) -> Response:
     reports = await _operators(request).workers.ask(Ask("index"))
@@ -77,6 +86,19 @@ def _number(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text[:9]) <= MAX_DECISIONS:
         raise InvalidRequest(f"n is {text[:20]!r}; it may be from 1 to {MAX_DECISIONS}.", param="n")
     return int(text)
+
+
+def _after(given: list[str]) -> dict[str, int]:
+    found = {}
+    for text in given:
+        worker, _, number = text.partition(":")
+        if not number.isdecimal() or len(number) > MAX_DIGITS:
+            message = (
+                f"after is {text[:40]!r}; it has to be WORKER:NUMBER, both as the latest decision of a worker has them."
+            )
+            raise InvalidRequest(message, param="after")
+        found[worker] = int(number)
+    return found
 
 
 async def _refuse(_: Request, error: Exception) -> Response:

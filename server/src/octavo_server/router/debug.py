@@ -28,7 +28,11 @@ class Candidate(msgspec.Struct, kw_only=True):
 
 
 class DecisionInfo(msgspec.Struct, kw_only=True):
-    """`cached_tokens`: as the engine then reported; null: not yet, or never."""
+    """`cached_tokens`: as the engine then reported; null: not yet, or never. `number`: of its end, among all of
+    `worker`; 0 before."""
+
+    worker: str
+    number: int
 
     at_s: float
     request_id: str
@@ -50,7 +54,7 @@ class DecisionInfo(msgspec.Struct, kw_only=True):
 
 
 class Decisions(msgspec.Struct):
-    """The newest first."""
+    """The newest first; of those that ended after others, each worker's in the order of their ends."""
 
     decisions: list[DecisionInfo]
 
@@ -60,10 +64,12 @@ class IndexDebug(msgspec.Struct):
     replicas: list[ReplicaState]
 
 
-def decision_info(entry: "Entry", at_s: float) -> DecisionInfo:
+def decision_info(entry: "Entry", at_s: float, worker: str) -> DecisionInfo:
     """`at_s`: seconds since the epoch."""
     decision = entry.decision
     return DecisionInfo(
+        worker=worker,
+        number=entry.number,
         at_s=at_s,
         request_id=entry.request_id,
         attempt=entry.attempt,

@@ -15,16 +15,18 @@ from octavo_server.router.metric_text import MetricText
 from octavo_server.router.state import RouterState, merged, replica_state, router_state
 
 if TYPE_CHECKING:
+    from octavo_server.router.decision_log import Entry
     from octavo_server.router.prefix_index import PrefixIndex
     from octavo_server.router.replica import Replica
     from octavo_server.router.track import Telemetry
 
 
 class Ask(msgspec.Struct):
-    """`n`: how many decisions at most."""
+    """`n`: how many decisions at most; `after`: worker -> the end after which those that ended are asked for."""
 
-    what: Literal["state", "metrics", "decisions", "index"]
+    what: Literal["state", "metrics", "decisions", "ended", "index"]
     n: int = 0
+    after: dict[str, int] = {}
 
 
 class Report(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -94,7 +96,10 @@ class Reporter:
             case "index":
                 return Report(state=self.state(), index=index_info(self._index))
             case "decisions":
-                return Report(decisions=self._decisions(ask.n))
+                return Report(decisions=self._infos(self._telemetry.decisions.latest(ask.n)))
+            case "ended":
+                log = self._telemetry.decisions
+                return Report(decisions=self._infos(log.ended_after(ask.after.get(log.worker, 0))))
             case "metrics":
                 return Report(
                     state=self.state(),
@@ -103,9 +108,9 @@ class Reporter:
                     process={s.name: s.value for family in self._process.collect() for s in family.samples},
                 )
 
-    def _decisions(self, n: int) -> list[DecisionInfo]:
+    def _infos(self, entries: "Iterable[Entry]") -> list[DecisionInfo]:
         telemetry = self._telemetry
-        return [decision_info(e, telemetry.time_of(e.decided_s)) for e in telemetry.decisions.latest(n)]
+        return [decision_info(e, telemetry.time_of(e.decided_s), telemetry.decisions.worker) for e in entries]
 
 
 def whole_state(reports: Sequence[Report]) -> RouterState:

@@ -76,6 +76,7 @@ class Track:
         """The attempt failed before its first byte; another one follows."""
         if self._entry is not None:
             self._entry.reason = reason
+            self._telemetry.decisions.end(self._entry)
             if self._span is not None:
                 self._span.retried(self._entry.decision.chosen.name, reason)
         self._telemetry.metrics.retried(reason)
@@ -98,5 +99,6 @@ class Track:
         self._telemetry.metrics.ended(model=self.model, code=code, reason=reason, duration_s=duration_s)
         if self._entry is not None:
             self._entry.code, self._entry.reason = code, reason
+            self._telemetry.decisions.end(self._entry)
         if self._span is not None:
             self._span.ended(self.request_id, self.model, self._entry, code=code, reason=reason)

@@ -19,7 +19,7 @@ from octavo_server.router.state import RouterState
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 1.0
-_MAX_ASK_BYTES = 1024
+_MAX_ASK_BYTES = 128 * 1024  # as much as the head of a request that it is made of may have, and more
 _LENGTH = struct.Struct("<I")
 _encode = msgspec.msgpack.Encoder().encode
 _ask_decoder = msgspec.msgpack.Decoder(Ask)
