@@ -50,7 +50,13 @@ COPIES = {
 @pytest.mark.parametrize("body", COPIES.values(), ids=COPIES.keys())
 def test_what_is_copied_is_put_in(body):
     source = EACH.replace("%s", body)
-    assert skeletons_of(source).text(ROLES, SAID, options=PLAIN, options_key=b"") == rendered(source, ROLES, SAID)
+    assert skeletons_of(source).text(ROLES, SAID, options=PLAIN, options_key=b"")[0] == rendered(source, ROLES, SAID)
+
+
+def test_it_says_where_the_last_content_begins():
+    text, opening_chars = skeletons_of(TEMPLATES["chatml"]).text(ROLES, SAID, options=PLAIN, options_key=b"")
+    assert text[:opening_chars].count(SAID[-1]) == SAID[:-1].count(SAID[-1])
+    assert text[opening_chars:].startswith(SAID[-1])
 
 
 LOOKS = {
@@ -104,7 +110,7 @@ def test_looking_at_some_roles_leaves_the_others_theirs():
         "%s", "{% if m.role == 'assistant' %}{{ m.content | length }}{% else %}{{ m.content }}{% endif %}"
     )
     skeletons = skeletons_of(source)
-    assert skeletons.text(("user",), ["a"], options=PLAIN, options_key=b"") == "a"
+    assert skeletons.text(("user",), ["a"], options=PLAIN, options_key=b"") == ("a", 0)
     assert skeletons.text(("user", "assistant"), ["a", "b"], options=PLAIN, options_key=b"") is None
 
 
@@ -112,7 +118,7 @@ def test_looking_at_some_roles_leaves_the_others_theirs():
 def test_an_empty_content_is_known_to_be_empty(said):
     source = EACH.replace("%s", "{% if m.content %}<{{ m.content }}>{% else %}nothing{% endif %}")
     roles = ("user", "user")
-    assert skeletons_of(source).text(roles, said, options=PLAIN, options_key=b"") == rendered(source, roles, said)
+    assert skeletons_of(source).text(roles, said, options=PLAIN, options_key=b"")[0] == rendered(source, roles, said)
 
 
 def test_white_space_alone_is_rendered():
@@ -130,7 +136,7 @@ def test_marks_in_roles_or_options_are_not_taken_for_contents():
 def test_options_have_skeletons_of_their_own():
     skeletons, quiet = skeletons_of(TEMPLATES["chatml"]), RenderOptions(add_generation_prompt=False)
     for key, options in ((b"", PLAIN), (b"quiet", quiet), (b"", PLAIN)):
-        text = skeletons.text(("user",), ["a"], options=options, options_key=key)
+        text, _ = skeletons.text(("user",), ["a"], options=options, options_key=key)
         assert text == rendered(TEMPLATES["chatml"], ("user",), ["a"], options)
 
 
@@ -152,7 +158,7 @@ def test_the_date_is_that_of_the_request(monkeypatch):
     shown = []
     for Clock.year in (2024, 2024, 2025):
         shown.append(skeletons.text(("user",), ["a"], options=PLAIN, options_key=b""))
-    assert shown == ["in 2024 a", "in 2024 a", "in 2025 a"]
+    assert shown == [("in 2024 a", 8), ("in 2024 a", 8), ("in 2025 a", 8)]
 
 
 def test_a_template_may_draw_lots():
@@ -171,9 +177,9 @@ def test_real_templates(path):
     skeletons = skeletons_of(source)
     for roles in (("user",), ("system", "user"), ("user", "assistant", "user"), ("system", *("user", "assistant") * 4)):
         said = [f"{SAID[i % 4]} {i}" for i in range(len(roles))]
-        text = skeletons.text(roles, said, options=PLAIN, options_key=b"")
+        filled = skeletons.text(roles, said, options=PLAIN, options_key=b"")
         try:
             whole = rendered(source, roles, said)
         except InvalidRequest:
             whole = None
-        assert text in (None, whole)
+        assert filled is None or filled[0] == whole

@@ -4,7 +4,8 @@ Takes bodies as clients send them, so nothing here may rely on a type: what isn'
 replica says what is wrong.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ Kind = Literal["chat", "completion", "responses"]
 
 CHARS_PER_TOKEN = 4
 OPENING_CHARS = 256
+#: Of which it is known where they are drawn to.
+MAX_OPENINGS = 1024
 #: What a template adds to each message, about.
 TOKENS_PER_MESSAGE = 4
 
@@ -35,14 +38,19 @@ def estimate(kind: Kind, body: Mapping[str, Any]) -> Prompt:
 
 def affinity_of(kind: Kind, body: Mapping[str, Any]) -> int:
     """Of the first characters, up to the first user message's end: the same in every turn of a conversation."""
-    opening: list[str] = []
+    opening = [str(body.get("cache_salt") or "")]
     room = OPENING_CHARS
     for text in _opening(kind, body):
         opening.append(text[:room])
         room -= len(text)
         if room <= 0:
             break
-    data = "\n".join((str(body.get("cache_salt") or ""), *opening)).encode(errors="surrogatepass")
+    return _drawn("\n".join(opening))
+
+
+@lru_cache(MAX_OPENINGS)
+def _drawn(opening: str) -> int:
+    data = opening.encode(errors="surrogatepass")
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
 
@@ -59,17 +67,16 @@ def num_outputs(body: Mapping[str, Any]) -> int:
     return max(1, min(n, INT32_MAX)) if isinstance(n, int) else 1
 
 
-def _opening(kind: Kind, body: Mapping[str, Any]) -> Iterable[str]:
+def _opening(kind: Kind, body: Mapping[str, Any]) -> list[str]:
     if kind == "completion":
-        for prompt in _prompts(kind, body)[:1]:
-            yield prompt if isinstance(prompt, str) else " ".join(map(str, prompt[:OPENING_CHARS]))
-        return
-    if isinstance(body.get("instructions"), str):
-        yield body["instructions"]
+        first = _prompts(kind, body)[:1]
+        return [prompt if isinstance(prompt, str) else " ".join(map(str, prompt[:OPENING_CHARS])) for prompt in first]
+    texts = [body["instructions"]] if isinstance(body.get("instructions"), str) else []
     for message in _messages(kind, body):
-        yield _content(message)
+        texts.append(_content(message))
         if isinstance(message, str) or message.get("role") == "user":
-            return
+            break
+    return texts
 
 
 def _prompts(kind: Kind, body: Mapping[str, Any]) -> list[str | list[Any]]:

@@ -97,27 +97,27 @@ class PromptReader:
     def _chat(self, messages: object, options_key: bytes, options: RenderOptions, root: bytes) -> Blocks:
         if self._draws_lots:
             raise InvalidRequest("The chat template draws lots.", param="messages")
-        text, said = None, spoken(messages)
+        filled, said = None, spoken(messages)
         if said is not None:
-            text = self._skeletons.text(*said, options=options, options_key=options_key)
-        if text is None:
-            text = render_conversation(self._template, self._fields.conversation(messages), options)
-        return self._text(text, root, add_special_tokens=options.add_special_tokens)
+            filled = self._skeletons.text(*said, options=options, options_key=options_key)
+        if filled is None:
+            filled = render_conversation(self._template, self._fields.conversation(messages), options), 0
+        return self._text(*filled, root, add_special_tokens=options.add_special_tokens)
 
     def _completion(self, body: Mapping[str, Any], root: bytes) -> list[Blocks]:
         asked = CompletionRequest.model_validate({name: body.get(name) for name in ("prompt", "add_special_tokens")})
         special = True if asked.add_special_tokens is None else asked.add_special_tokens
         return [
-            self._text(prompt, root, add_special_tokens=special)
+            self._text(prompt, 0, root, add_special_tokens=special)
             if isinstance(prompt, str)
             else self._chains.hashes_of_ids(root, prompt)
             for prompt in asked.prompts()
         ]
 
-    def _text(self, text: str, root: bytes, *, add_special_tokens: bool) -> Blocks:
+    def _text(self, text: str, opening_chars: int, root: bytes, *, add_special_tokens: bool) -> Blocks:
         if len(text) > self._max_chars:
             raise InvalidRequest(f"{len(text)} characters don't fit the context.", param="prompt")
-        return self._chains.hashes(root, text, add_special_tokens=add_special_tokens)
+        return self._chains.hashes(root, text, add_special_tokens=add_special_tokens, opening_chars=opening_chars)
 
 
 def _with_special_tokens(card: ModelCard, template: ChatTemplate | None) -> str:

@@ -58,9 +58,12 @@ _SAFE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
+    """`reach`: by how many characters behind it a cut is decided."""
+
     special: re.Pattern[str] = _NEVER
     cuts_words: bool = False
     cuts_digits: bool = False
+    reach: int = 2
 
     @classmethod
     def of(cls, tokenizer_json: str, near: str) -> "Cuts":
@@ -73,7 +76,8 @@ class Cuts:
         special = re.compile("|".join(map(re.escape, sorted(clean)))) if clean else _NEVER
         cuts_words = _splits_words(spec) and not any(map(_minds_word_gaps, added))
         has_digits = any(char.isdigit() for token in added for char in token["content"])
-        return cls(special, cuts_words, cuts_words and not has_digits and _splits_digits(spec))
+        reach = max([2, *map(len, clean)])
+        return cls(special, cuts_words, cuts_words and not has_digits and _splits_digits(spec), reach)
 
     def split(self, text: str) -> list[str]:
         """Pieces of at least `MIN_CHARS`, but for the last."""

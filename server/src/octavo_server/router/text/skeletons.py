@@ -41,13 +41,15 @@ class Skeleton:
     is_plain: bool  # each content once, in order, as it is
     dates: tuple[tuple[str, str], ...]
 
-    def text(self, contents: Sequence[str]) -> str:
+    def text(self, contents: Sequence[str]) -> tuple[str, int]:
+        """And how much of it comes before what was said last."""
         parts = self.parts.copy()
         if self.is_plain:
             parts[1::2] = contents
         else:
             parts[1::2] = [strip(contents[index]) for index, strip in self.contents]
-        return "".join(parts)
+        text = "".join(parts)
+        return text, len(text) - sum(map(len, parts[-2:]))
 
     @property
     def is_of_today(self) -> bool:
@@ -71,8 +73,8 @@ class Skeletons:
 
     def text(
         self, roles: tuple[str, ...], contents: list[str], *, options: RenderOptions, options_key: bytes
-    ) -> str | None:
-        """None where it has to be rendered."""
+    ) -> tuple[str, int] | None:
+        """As `Skeleton.text`; None where it has to be rendered."""
         if self._template is None or options.continue_final_message or any(map(str.isspace, contents)):
             return None
         key = (options_key, roles, tuple(map(bool, contents)))
