@@ -1,4 +1,4 @@
-"""What load balancers and old clients send, to the engine's server and to a router: probes by HEAD, HTTP/1.0."""
+"""What load balancers, old and broken clients send, to the engine's server and to a router."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 from octavo_testing.routing import routing
 from octavo_testing.scripted import write_byte_model
-from octavo_testing.server import MODEL, ScriptedClient, events, serving
+from octavo_testing.server import MODEL, ScriptedClient, events, parse_metrics, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -71,3 +71,21 @@ async def test_a_whole_answer_to_a_client_of_http_1_0_has_its_length(asked):
     head, body = await said(asked, post())
     assert b"\r\ncontent-length: %d\r\n" % len(body) in head
     assert json.loads(body)["choices"][0]["text"] == "Hello, world!"
+
+
+REFUSED = (
+    'http_requests_total{handler="none",status="4xx",method="POST"}',
+    'octavo_router_requests_total{model="",code="431",reason="refused"}',
+)
+
+
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"], ids=["endless", "whole"])
+async def test_a_head_that_is_too_large_is_counted(asked, end):
+    async def count():
+        found = parse_metrics((await asked.http.get("/metrics")).text)
+        return sum(found.get(name, 0) for name in REFUSED)
+
+    before = await count()
+    head, _ = await said(asked, b"POST /v1/completions HTTP/1.1\r\nX-Long: " + b"x" * 70_000 + end)
+    assert head.startswith(b"http/1.1 431 ")
+    assert await count() == before + 1

@@ -47,6 +47,10 @@ class HttpMetrics:
             durations = self._durations[key[:2]] = Histogram((DURATION,), DURATION_S, labels)
         durations.observe(duration_s)
 
+    def refused(self, method: str) -> None:
+        """What no layer sees, as its head is too large."""
+        self.observe(handler=NO_ROUTE, method=method, status=431, duration_s=0.0, request_bytes=0, response_bytes=0)
+
     def text(self) -> str:
         return "".join(
             [

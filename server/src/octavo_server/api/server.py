@@ -15,7 +15,8 @@ logger = logging.getLogger(__name__)
 class ApiServer(DrainingServer):
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
         self._context: ApiContext = app.state.context
-        super().__init__(app, config, self._context.lifecycle)
+        http = self._context.telemetry.http
+        super().__init__(app, config, self._context.lifecycle, on_refused_head=http.refused)
         self.engine_died = False
 
     async def on_tick(self, counter: int) -> bool:

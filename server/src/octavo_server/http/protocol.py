@@ -16,7 +16,7 @@ import logging
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -43,10 +43,11 @@ KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 60, 15, 4
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """`request_timeout_s` and `slow_client_timeout_s` are set by `patient`, in a subclass."""
+    """`request_timeout_s`, `slow_client_timeout_s` and `on_refused_head` are set by `patient`, in a subclass."""
 
     request_timeout_s: float
     slow_client_timeout_s: float
+    on_refused_head: ClassVar[Callable[[str], None]]
 
     _sending: asyncio.TimerHandle | None = None  # the client's request
     _reading: asyncio.TimerHandle | None = None  # our response
@@ -120,6 +121,7 @@ class PatientProtocol(HttpToolsProtocol):
         """If it is too large."""
         if self._head_bytes + self._read_bytes > MAX_HEAD_BYTES and _size(self.url, self.headers) > MAX_HEAD_BYTES:
             self.app, self.url = _refuse_whole_head, b"/"
+            self._tell_refused_head()
 
     def _refuse_head(self) -> None:
         """The parser has no limit of its own."""
@@ -127,6 +129,10 @@ class PatientProtocol(HttpToolsProtocol):
         head = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
         self.transport.write(head + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         self.transport.close()
+        self._tell_refused_head()
+
+    def _tell_refused_head(self) -> None:
+        type(self).on_refused_head(self.parser.get_method().decode("ascii"))
 
     def _expect_body(self) -> None:
         self._expect(self.request_timeout_s + BODY_GRACE_S)
@@ -162,10 +168,19 @@ class PatientProtocol(HttpToolsProtocol):
 
 
 def patient(
-    protocol: type[PatientProtocol], *, request_timeout_s: float, slow_client_timeout_s: float
+    protocol: type[PatientProtocol],
+    *,
+    request_timeout_s: float,
+    slow_client_timeout_s: float,
+    on_refused_head: Callable[[str], None],
 ) -> type[PatientProtocol]:
-    """uvicorn makes protocols itself, of a class: the settings are the class's."""
-    settings = {"request_timeout_s": request_timeout_s, "slow_client_timeout_s": slow_client_timeout_s}
+    """uvicorn makes protocols itself, of a class: the settings are the class's. `on_refused_head`: told the method of
+    a request whose head is too large, which no application sees."""
+    settings = {
+        "request_timeout_s": request_timeout_s,
+        "slow_client_timeout_s": slow_client_timeout_s,
+        "on_refused_head": staticmethod(on_refused_head),
+    }
     return type("Protocol", (protocol,), settings)
 
 

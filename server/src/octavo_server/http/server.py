@@ -8,7 +8,7 @@ once. What a server has besides, its subclass looks after at each tick and lets 
 import asyncio
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -33,11 +33,18 @@ class DrainingServer(uvicorn.Server):
         settings: HttpSettings,
         lifecycle: Lifecycle,
         *,
+        on_refused_head: Callable[[str], None],
         protocol: type[PatientProtocol] = PatientProtocol,
         **more: Any,
     ) -> None:
-        """`more`: what uvicorn is told besides."""
-        super().__init__(_uvicorn_config(app, settings, protocol, more))
+        """`on_refused_head`: as for `patient`; `more`: what uvicorn is told besides."""
+        http = patient(
+            protocol,
+            request_timeout_s=settings.limits.request_timeout_s,
+            slow_client_timeout_s=settings.slow_client_timeout_s,
+            on_refused_head=on_refused_head,
+        )
+        super().__init__(_uvicorn_config(app, settings, http, more))
         self._lifecycle = lifecycle
         self._shutdown_delay_s = settings.shutdown_delay_s
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -88,15 +95,11 @@ class DrainingServer(uvicorn.Server):
 
 
 def _uvicorn_config(
-    app: ASGIApp, settings: HttpSettings, protocol: type[PatientProtocol], more: dict[str, Any]
+    app: ASGIApp, settings: HttpSettings, http: type[PatientProtocol], more: dict[str, Any]
 ) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=patient(
-            protocol,
-            request_timeout_s=settings.limits.request_timeout_s,
-            slow_client_timeout_s=settings.slow_client_timeout_s,
-        ),
+        http=http,
         ws="none",
         lifespan="off",
         log_config=None,
