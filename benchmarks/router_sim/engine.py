@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 from octavo_engine.core.scheduler import Scheduler
-from octavo_engine.wire.kv_stream import KVChange, numbers
+from octavo_engine.wire.kv_stream import KVChange, numbers, run_together
 from octavo_engine.wire.plan import SeqResult, StepPlan, StepResult
 from octavo_engine.wire.records import EngineRequest, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
+from octavo_server.kv.arrivals import Arrivals, full_blocks
 from octavo_server.kv.frames import VERSION, Frame, Hello, Load, Snapshot, Step
-from octavo_server.kv.publisher import is_news, load_of, with_coming
+from octavo_server.kv.publisher import is_news, load_of
 
-from router_sim.hardware import Hardware
+from router_sim.hardware import HASH_ROOT, Hardware
 from router_sim.workloads import Request
 
 
@@ -40,7 +41,8 @@ class SimEngine:
         self._epoch = epoch
         self._seq = 0
         self._digest = 0
-        self._load = Load()
+        self._arrivals = Arrivals(self.scheduler.config.block_size)
+        self._of_scheduler = self._load = Load()
         self._answers: dict[int, _Answer] = {}  # by seed, then by sequence, as the plan names them
         self._plan: StepPlan | None = None
         self._step_s = 0.0
@@ -59,7 +61,7 @@ class SimEngine:
 
     def hello(self) -> list[Frame]:
         config = self.scheduler.config
-        self._load = self._load_now()
+        self._of_scheduler = self._load = self._load_now()
         hello = Hello(
             version=VERSION,
             epoch=self._epoch,
@@ -76,17 +78,17 @@ class SimEngine:
         self.num_requests += 1
         self._num_received += 1
         self._answers[-1 - request.number] = _Answer(len(request.prompt), request.answer)
-        self.scheduler.add(
-            EngineRequest(
-                request_id=str(request.number),
-                prompt_token_ids=list(request.prompt),
-                params=SamplingParams(seed=request.number, max_tokens=len(request.answer), ignore_eos=True),
-                arrival_s=now,
-            ),
-            now,
+        asked = EngineRequest(
+            request_id=str(request.number),
+            prompt_token_ids=list(request.prompt),
+            params=SamplingParams(seed=request.number, max_tokens=len(request.answer), ignore_eos=True),
+            arrival_s=now,
         )
-        self._load = with_coming(self._load, (len(request.prompt),))
-        return self._tell(None)
+        self.scheduler.add(asked, now)
+        blocks = full_blocks(asked, HASH_ROOT, self.scheduler.config.block_size)
+        arrival = self._arrivals.add(asked, blocks, self.cached.__contains__)
+        self._load = self._arrivals.within(self._of_scheduler)
+        return self._tell(None, coming=run_together(arrival.coming))
 
     def begin(self, now: float) -> bool:
         """Start a step; False if there is nothing to do. It ends at `ends_s`."""
@@ -133,15 +135,16 @@ class SimEngine:
 
     def _news(self, load: Load) -> Step | None:
         change = self.scheduler.take_kv_delta().change()
-        before, self._load = self._load, load
-        if change is None and not is_news(before, load):
+        before, self._of_scheduler = self._load, load
+        self._load = self._arrivals.within(load)
+        if change is None and not is_news(before, self._load):
             return None
         return self._tell(change)
 
-    def _tell(self, change: KVChange | None) -> Step:
+    def _tell(self, change: KVChange | None, *, coming: bytes = b"") -> Step:
         self._seq += 1
         if change is None:
-            return Step(epoch=self._epoch, seq=self._seq, digest=self._digest, load=self._load)
+            return Step(epoch=self._epoch, seq=self._seq, digest=self._digest, load=self._load, coming=coming)
         self._digest = change.digest
         self.cached.update(numbers(change.stored))
         self.cached.difference_update(numbers(change.removed))

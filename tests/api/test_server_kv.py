@@ -76,6 +76,24 @@ async def test_a_request_is_told_of_before_it_runs_and_counted_once(core_server)
         assert (idle.load.received, idle.load.prefill_backlog_tokens) == (start.load.received + 2, 0)
 
 
+async def test_what_requests_will_have_stored_is_told_as_they_come(core_server):
+    """Of each prompt of a request once, of however many answers."""
+    prompts = ["first " + PROMPT, "second " + PROMPT]
+    async with core_server.http.stream("GET", "/kv/events") as response:
+        stream = Stream(response)
+        hello = await stream.until(lambda f: isinstance(f, Hello))
+        wanted = [await rendered_hashes(core_server, hello, prompt, cache_salt="s") for prompt in prompts]
+        await complete(core_server, prompts, cache_salt="s", n=2, temperature=1, max_tokens=1)
+        for hashes in wanted:
+            told = await stream.until(lambda f: isinstance(f, Step) and f.coming)
+            assert [*numbers(told.coming)] == hashes
+        await stream.until(lambda f: set(wanted[0] + wanted[1]) <= stream.device)
+        await complete(core_server, prompts[0], cache_salt="s")
+        again = await stream.until(lambda f: isinstance(f, Step) and f.load.received == told.load.received + 1)
+        assert again.coming == b""
+        assert again.load.waiting_cached_tokens >= len(wanted[0]) * hello.block_size
+
+
 async def test_a_salt_has_hashes_of_its_own(core_server):
     async with core_server.http.stream("GET", "/kv/events") as response:
         stream = Stream(response)

@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from octavo_server.kv.frames import Load
+from octavo_server.router import score
 from octavo_server.router.picker import NOTHING, Picker
 from octavo_server.router.prefix_index import PrefixIndex
 from octavo_server.router.score import TIE
@@ -21,10 +22,18 @@ LOADS = st.builds(
     cached_blocks=st.integers(0, 50),
     total_blocks=st.just(100),
     prefill_backlog_tokens=st.integers(0, 20_000),
+    waiting_cached_tokens=st.integers(0, 30_000),
     received=st.integers(0, 20),
     step_tokens=st.integers(0, 2048),
     step_ms=st.floats(0, 1e5),
 )
+
+
+class Told:
+    """Another router's request, or ours once more."""
+
+    def __init__(self, hashes, slot, ends_s):
+        self.predicts, self.slot, self.ends_s = {*hashes}, slot, ends_s
 
 
 class Sent:
@@ -90,13 +99,16 @@ class PickerMachine(RuleBasedStateMachine):
         if not ok and not sent.has_begun:
             self.predicting = [s for s in self.predicting if s is not sent]
 
-    @rule(data=st.data(), load=LOADS, stored=PREFIXES)
-    def hear(self, data, load, stored):
+    @rule(data=st.data(), load=LOADS, stored=PREFIXES, coming=st.lists(st.sampled_from(HASHES), unique=True))
+    def hear(self, data, load, stored, coming):
         fed = data.draw(st.sampled_from(self.fed))
         if fed.replica.is_exact:
             known = [h for h in HASHES if self._match(fed.blocks.slot, h).device]
-            fed.tell(load, stored=[h for h in stored if h not in known], removed=known[-2:])
+            fed.tell(load, stored=[h for h in stored if h not in known], removed=known[-2:], coming=coming)
             self.picker.heard(fed.replica)
+            token_s = fed.replica.activity.rates.likely_token_s(self.picker._pools[fed.replica.models].token_s)
+            lasts_s = max(2 * score.queued_tokens(fed.replica) * token_s, MIN_PREDICTED_S)
+            self.predicting.append(Told(coming, fed.blocks.slot, self.now + lasts_s))
 
     @rule(data=st.data())
     def lose_or_find(self, data):
@@ -139,7 +151,7 @@ class PickerMachine(RuleBasedStateMachine):
             assert activity.num_unanswered == sum(not s.has_begun for s in mine)
             assert 0 <= activity.num_pending <= activity.num_unanswered
             assert (activity.pending_tokens > 0) == (activity.num_pending > 0)
-            assert activity.waiting_cached_tokens >= 0
+            assert score.queued_tokens(replica) >= activity.pending_tokens
             assert activity.rates.token_s > 0
             assert activity.rates.step_s >= 0
 

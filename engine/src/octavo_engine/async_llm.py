@@ -26,7 +26,7 @@ from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.errors import EngineDead, InvalidRequest
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.kv_stream import KVChange
-from octavo_engine.wire.records import BlockLife, EngineStats, SeqOutput
+from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
 
 LONG_PROMPT_CHARS = 2000  # tokenised in a thread: the streams of others go on
@@ -69,7 +69,7 @@ class AsyncLLM:
         self.stats = EngineStats(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)
         self.on_stats: Callable[[EngineStats], None] | None = None  # called with each step's
         self.on_kv: Callable[[KVChange | None, EngineStats], None] | None = None  # before it, too
-        self.on_add: Callable[[int], None] | None = None  # a prompt of so many tokens was sent to the core
+        self.on_add: Callable[[EngineRequest], None] | None = None  # called as it is sent to the core
         self.on_block_lives: Callable[[list[BlockLife]], None] | None = None  # with --kv-cache-metrics
         self.dead_error: EngineDead | None = None
         self._frontend = frontend
@@ -224,7 +224,7 @@ class AsyncLLM:
         self._streams[core_id] = stream
         self._core_ids[request_id] = core_id
         if self.on_add is not None:
-            self.on_add(len(request.prompt_token_ids))
+            self.on_add(request)
         return stream
 
     def _forget(self, stream: _Stream) -> None:

@@ -36,14 +36,25 @@ class FedReplica:
         self.blocks.feed(Snapshot(epoch=EPOCH, seq=0, digest=self._digest, load=load))
         self.replica.load, self.replica.state = load, "exact"
 
-    def tell(self, load: Load | None = None, *, stored: Iterable[int] = (), removed: Iterable[int] = ()) -> None:
+    def tell(
+        self,
+        load: Load | None = None,
+        *,
+        stored: Iterable[int] = (),
+        removed: Iterable[int] = (),
+        coming: Iterable[int] = (),
+    ) -> None:
         load = load or self.replica.load
         new, old = run_together(stored), run_together(removed)
         self._roll(device=new)
         self._roll(device=old)
         self._seq += 1
-        step = Step(epoch=EPOCH, seq=self._seq, digest=self._digest, load=load, stored=new, removed=old)
-        self.blocks.feed(step)
+        self.blocks.feed(
+            Step(
+                epoch=EPOCH, seq=self._seq, digest=self._digest, load=load, stored=new, removed=old,
+                coming=run_together(coming),
+            )
+        )  # fmt: skip
         self.replica.load = load
 
     def lose(self) -> None:

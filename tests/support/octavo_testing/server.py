@@ -45,7 +45,7 @@ class ScriptedClient:
         self.on_block_lives: Callable[[list[BlockLife]], None] | None = None
         self.on_stats: Callable[[EngineStats], None] | None = None
         self.on_kv: Callable[[KVChange | None, EngineStats], None] | None = None
-        self.on_add: Callable[[int], None] | None = None
+        self.on_add: Callable[[EngineRequest], None] | None = None
         self._frontend = Frontend.load(self.config)
         self.reset()
 

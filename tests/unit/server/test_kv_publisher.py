@@ -6,8 +6,10 @@ from contextlib import aclosing
 import pytest
 from octavo_engine.config import EngineConfig
 from octavo_engine.wire.kv_stream import KVChange, KVSet, numbers, roll, run_together
-from octavo_engine.wire.records import EngineStats
+from octavo_engine.wire.records import EngineRequest, EngineStats
+from octavo_engine.wire.sampling import SamplingParams
 from octavo_server.kv import publisher as publishing
+from octavo_server.kv.arrivals import full_blocks
 from octavo_server.kv.frames import Bye, FrameReader, Hello, Part, Snapshot, Step
 from octavo_server.kv.publisher import KVPublisher
 from octavo_testing.scripted import ready_info
@@ -170,7 +172,12 @@ async def test_a_large_change_is_told_in_small_frames(monkeypatch):
 
 
 def figures(frame):
-    return frame.load.received, frame.load.waiting, frame.load.prefill_backlog_tokens
+    load = frame.load
+    return load.received, load.waiting, load.prefill_backlog_tokens, load.waiting_cached_tokens
+
+
+def request(num_tokens, **fields):
+    return EngineRequest(request_id="r", prompt_token_ids=[*range(num_tokens)], params=SamplingParams(), **fields)
 
 
 async def test_a_request_is_told_of_at_once_and_counted_once():
@@ -180,18 +187,47 @@ async def test_a_request_is_told_of_at_once_and_counted_once():
     async with aclosing(publisher.frames()) as frames:
         await take(frames, told, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
         for tokens in (30, 100):
-            publisher.added(tokens)
+            publisher.added(request(tokens))
         engine.step(stored=[1])  # the end of a step in which they came
         engine.step(running=1, received=1, prefill_backlog_tokens=30, stored=[2])
-        publisher.added(1000)
+        publisher.added(request(1000))
         engine.step(running=1, waiting=2, received=3, prefill_backlog_tokens=1100)
         engine.step(running=4, received=3)
         await take(frames, told, lambda t: t.frames[-1].load.running == 4)
     steps = [figures(frame) for frame in told.frames if isinstance(frame, Step)]
     assert steps == [
-        *[(1, 1, 30), (2, 2, 130), (2, 2, 130)],
-        *[(2, 1, 130), (3, 2, 1130), (3, 2, 1100), (3, 0, 0)],
+        *[(1, 1, 30, 0), (2, 2, 130, 16), (2, 2, 130, 16)],
+        *[(2, 1, 130, 16), (3, 2, 1130, 16 + 96), (3, 2, 1100, 16 + 96), (3, 0, 0, 0)],
     ]
+
+
+async def test_what_a_request_will_have_stored_is_told_with_it_and_once():
+    publisher, engine = made()
+    asked = request(70, cache_salt="s")
+    blocks = full_blocks(asked, READY.hash_root, READY.block_size)
+    publisher.added(asked)
+    engine.step(stored=blocks[:1], host_stored=blocks[1:2], received=1)
+    told = Told()
+    async with aclosing(publisher.frames()) as frames:
+        await take(frames, told, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
+        publisher.added(asked)
+        engine.step(received=1, running=1, waiting=1)
+        await take(frames, told, lambda t: t.frames[-1].load.running == 1)
+        assert told.set.is_exact
+    steps = [frame for frame in told.frames if isinstance(frame, Step)]
+    assert [numbers(frame.coming) for frame in steps] == [blocks[2:], ()]
+    assert [frame.load.waiting_cached_tokens for frame in steps] == [32, 32]
+
+
+@pytest.mark.parametrize(("caches", "listens"), [(False, True), (True, False)])
+async def test_no_prompt_is_hashed_where_nothing_is_cached_or_nobody_listens(monkeypatch, caches, listens):
+    monkeypatch.setattr(publishing, "full_blocks", lambda *_: pytest.fail("it was"))
+    publisher, _ = made(caches=caches)
+    async with aclosing(publisher.frames()) as frames:
+        if listens:
+            await anext(frames)
+        assert publisher.num_listeners == listens
+        publisher.added(request(100))
 
 
 async def test_a_drain_is_told_at_once_and_stays_told():

@@ -126,28 +126,12 @@ def test_who_says_how_many_it_received_is_believed(index, picker):
     assert (activity.num_pending, activity.pending_tokens) == (0, 0)
 
 
-@pytest.mark.parametrize(("waiting", "found"), [(0, 0), (1, 480), (2, 480), (3, 496), (5, 496 + 2 * 61)])
-def test_who_came_last_waits_and_finds_what_it_was_sent_for(index, picker, waiting, found):
-    """One that computes all of a long prompt says nothing of those behind it."""
-    fed = FedReplica(index, "a", device=[1, *range(100, 130)])
-    hear(picker, fed, received=1)
-    for hashes in ([1, 2, 3], [50], [*range(100, 130)]):
-        prompt = prompt_of(hashes)
-        picker.sent(picker.pick(prompt, [fed.replica]), prompt)
-    hear(picker, fed, received=4, running=1, waiting=waiting, prefill_backlog_tokens=5000)
-    assert score.queued_tokens(fed.replica) == pytest.approx(5000 - found, abs=0.1)
-
-
-def test_requests_of_other_routers_that_wait_find_what_ours_do(index, picker):
-    fed = FedReplica(index, "a", device=range(1, 31))
-    prompt = prompt_of(range(1, 31))
-    for _ in range(2):
-        ticket = picker.sent(picker.pick(prompt, [fed.replica]), prompt)
-        ticket.first_byte(480)
-        ticket.ended(ok=True)
-    hear(picker, fed, waiting=2, prefill_backlog_tokens=2 * 485, received=4)
-    terms = picker.pick(prompt, [fed.replica]).terms
-    assert terms.queue_s == pytest.approx(2 * terms.prefill_s)
+@pytest.mark.parametrize(("waiting", "found", "queued"), [(0, 0, 5000), (2, 960, 4040), (3, 4999, 3)])
+def test_those_who_wait_are_no_more_work_than_what_they_will_not_find(index, picker, waiting, found, queued):
+    """Whoever sent them; and each computes its last token."""
+    fed = FedReplica(index, "a")
+    hear(picker, fed, waiting=waiting, prefill_backlog_tokens=5000, waiting_cached_tokens=found)
+    assert score.queued_tokens(fed.replica) == queued
 
 
 @pytest.mark.parametrize("frames", [0, 1, 2, 3])
@@ -302,7 +286,7 @@ def test_tokens_that_those_who_wait_will_find_cached_are_no_queue(index, picker)
     for _ in range(4):
         picker.sent(picker.pick(prompt, [warm.replica]), prompt)
     for waiting in (3, 4):
-        hear(picker, warm, waiting=waiting, prefill_backlog_tokens=waiting * 484)
+        hear(picker, warm, waiting=waiting, prefill_backlog_tokens=waiting * 484, waiting_cached_tokens=waiting * 480)
     decision = picker.pick(prompt, [warm.replica, cold.replica])
     assert decision.chosen is warm.replica
     assert decision.terms.queue_s == pytest.approx(4 * 4 * warm.replica.activity.rates.token_s)

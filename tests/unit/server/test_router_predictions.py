@@ -1,8 +1,12 @@
-"""What a long prompt predicts goes into the index when its request is out."""
+"""What is predicted: what a long prompt predicts goes into the index when its request is out, and what replicas tell of
+others' requests is predicted as our own is.
+"""
 
 import pytest
+from octavo_server.kv.frames import Load
 from octavo_server.router.picker import Picker
 from octavo_server.router.prefix_index import Match, PrefixIndex
+from octavo_server.router.ticket import MIN_PREDICTED_S
 from octavo_testing.clock import Clock
 from octavo_testing.router_replicas import FedReplica, prompt_of
 
@@ -18,8 +22,13 @@ def put_off():
 
 
 @pytest.fixture
-def picker(index, put_off):
-    return Picker(index, clock=Clock(100.0), soon=put_off.append)
+def clock():
+    return Clock(100.0)
+
+
+@pytest.fixture
+def picker(index, put_off, clock):
+    return Picker(index, clock=clock, soon=put_off.append)
 
 
 def send(picker, fed, prompt):
@@ -76,3 +85,72 @@ def test_what_a_frame_named_before_is_not_predicted(index, picker, put_off):
     fed.tell(stored=range(100, 150))
     put_off.pop()()
     assert picker.pick(prompt, [fed.replica]).candidates[0].match == Match(100, predicted=50)
+
+
+def come(picker, fed, hashes, **load):
+    fed.tell(Load(free_blocks=1000, total_blocks=1000, **load), coming=hashes)
+    picker.heard(fed.replica)
+
+
+def found(picker, fed, hashes):
+    return picker.pick(prompt_of(hashes), [fed.replica]).candidates[0].match
+
+
+def test_what_comes_for_another_routers_request_is_predicted_until_it_expires(index, picker, clock):
+    fed = FedReplica(index, "a", device=[1])
+    come(picker, fed, [2, 3], received=1)
+    assert found(picker, fed, [1, 2, 3]) == Match(3, predicted=2)
+    clock.now_s += MIN_PREDICTED_S
+    assert found(picker, fed, [1, 2, 3]) == Match(1)
+
+
+def test_it_is_predicted_for_as_long_as_what_is_before_it_takes(index, picker, clock):
+    fed = FedReplica(index, "a")
+    come(picker, fed, [2, 3], received=1, waiting=1, prefill_backlog_tokens=50_000)
+    clock.now_s += 2 * 50_000 * fed.replica.activity.rates.token_s - 0.1
+    assert found(picker, fed, [2, 3]) == Match(2, predicted=2)
+    clock.now_s += 0.1
+    assert found(picker, fed, [2, 3]) == Match(0)
+
+
+def test_what_comes_and_is_stored_is_there(index, picker, clock):
+    fed = FedReplica(index, "a")
+    come(picker, fed, [2, 3])
+    fed.tell(stored=[2])
+    clock.now_s += MIN_PREDICTED_S
+    assert found(picker, fed, [2, 3]) == Match(1)
+
+
+def test_our_own_request_is_not_predicted_twice(index, picker):
+    """The replica tells of it, too; what failed takes all back that it alone predicted."""
+    fed = FedReplica(index, "a")
+    ticket = send(picker, fed, prompt_of([1, 2, 3]))
+    come(picker, fed, [1, 2, 3], received=1)
+    assert found(picker, fed, [1, 2, 3]) == Match(3, predicted=3)
+    ticket.ended(ok=False)
+    assert found(picker, fed, [1, 2, 3]) == Match(0)
+
+
+def test_ours_that_fails_leaves_what_comes_for_another(index, picker):
+    fed = FedReplica(index, "a")
+    come(picker, fed, [1, 2])
+    send(picker, fed, prompt_of([1, 2, 3])).ended(ok=False)
+    assert found(picker, fed, [1, 2, 3]) == Match(2, predicted=2)
+
+
+def test_what_comes_ends_nothing_of_ours_that_lasts_longer(index, picker, clock):
+    fed, prompt = FedReplica(index, "a"), prompt_of([1, 2])
+    fed.tell(Load(free_blocks=1000, total_blocks=1000, prefill_backlog_tokens=50_000))
+    send(picker, fed, prompt)
+    come(picker, fed, [1, 2, 3], received=1)
+    clock.now_s += MIN_PREDICTED_S
+    assert found(picker, fed, [1, 2, 3]) == Match(2, predicted=2)
+
+
+def test_what_comes_has_the_limit_of_all_that_is_predicted(index, picker, clock, monkeypatch):
+    monkeypatch.setattr("octavo_server.router.predictions.MAX_BLOCKS", 25)
+    fed = FedReplica(index, "a")
+    for first in (100, 200, 300):
+        come(picker, fed, range(first, first + 10))
+        clock.now_s += 0.1
+    assert [found(picker, fed, range(first, first + 10)).blocks for first in (100, 200, 300)] == [0, 10, 10]

@@ -67,6 +67,7 @@ def test_it_is_exact_from_the_snapshot_on(index):
         pytest.param([Part(device=b"")], "Part frame came while exact", id="part after the snapshot"),
         pytest.param([Bye("slow reader")], "the replica ended it: slow reader", id="bye"),
         pytest.param([Step(epoch=7, seq=5, digest=3, load=Load(), stored=b"123")], "3 bytes", id="half a hash"),
+        pytest.param([Step(epoch=7, seq=5, digest=3, load=Load(), coming=b"123")], "3 bytes", id="half a coming one"),
     ],
 )
 def test_a_fault_breaks_the_stream_with_a_reason_and_nothing_is_believed(index, frames, reason):
@@ -78,6 +79,14 @@ def test_a_fault_breaks_the_stream_with_a_reason_and_nothing_is_believed(index, 
     while index.sweep(10):
         pass
     assert len(index) == 0
+
+
+def test_what_is_coming_is_told_once_and_is_nothing_that_is_there(index):
+    replica = read(index, [*snapshot(), step(5, 1 ^ 2, coming=[7, 8])])
+    assert (replica.state, replica.coming, replica.num_blocks) == ("exact", (7, 8), 2)
+    assert index.match([7], [replica.slot]) == {}
+    replica.feed(step(5, 1 ^ 2, coming=[7, 8]))
+    assert replica.coming == ()
 
 
 def test_a_repeated_step_right_away_changes_nothing(index):

@@ -59,6 +59,9 @@ class KVSet:
     digest: int = 0
     is_exact: bool = True
 
+    def has(self, block_hash: int) -> bool:
+        return block_hash in self.device or block_hash in self.host
+
     def apply(self, change: KVChange) -> None:
         device_in, device_out = numbers(change.stored), numbers(change.removed)
         host_in, host_out = numbers(change.host_stored), numbers(change.host_removed)

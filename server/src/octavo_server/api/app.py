@@ -74,7 +74,12 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
     fingerprint = f"octavo-{version('octavo-server')}-{weights}"
     stall = StallWatch(config.health_stall_timeout_s)
     card = model_card(client, config.served_model_names, cache_isolation=config.cache_isolation)
-    publisher = KVPublisher(client.ready_info, config.served_model_names, card=card.fingerprint)
+    publisher = KVPublisher(
+        client.ready_info,
+        config.served_model_names,
+        card=card.fingerprint,
+        caches=client.config.enable_prefix_caching,
+    )
     if client.config.kv_stream:
         client.on_kv, client.on_add = publisher.publish, publisher.added
     return ApiContext(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from octavo_engine.outputs import OutputKind, RequestOutput
     from octavo_engine.wire.inspection import SequenceInfo
     from octavo_engine.wire.kv_stream import KVChange
-    from octavo_engine.wire.records import BlockLife, EngineStats
+    from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats
     from octavo_engine.wire.sampling import SamplingParams
 
 
@@ -44,7 +44,7 @@ class EngineClient(Protocol):
     on_stats: "Callable[[EngineStats], None] | None"
     on_block_lives: "Callable[[list[BlockLife]], None] | None"
     on_kv: "Callable[[KVChange | None, EngineStats], None] | None"
-    on_add: "Callable[[int], None] | None"
+    on_add: "Callable[[EngineRequest], None] | None"
 
     @property
     def config(self) -> "EngineConfig": ...

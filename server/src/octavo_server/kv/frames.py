@@ -19,6 +19,7 @@ class Load(msgspec.Struct, kw_only=True):
     """What the replica has to do, and whether it takes more. `step_tokens` took the latest step `step_ms`.
 
     `received`: requests since the engine started, from anybody; those are what the other figures tell of.
+    `waiting_cached_tokens`: of the backlog, what those who wait will find; the backlog has their prompts whole.
     """
 
     running: int = 0
@@ -27,6 +28,7 @@ class Load(msgspec.Struct, kw_only=True):
     cached_blocks: int = 0
     total_blocks: int = 0
     prefill_backlog_tokens: int = 0
+    waiting_cached_tokens: int = 0
     received: int = 0
     step_tokens: int = 0
     step_ms: float = 0.0
@@ -67,7 +69,10 @@ class Snapshot(msgspec.Struct, tag="snapshot", kw_only=True):
 
 
 class Step(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
-    """One step's change; `seq` is the one before plus one. A heartbeat repeats the latest `seq` and changes nothing."""
+    """One step's change; `seq` is the one before plus one. A heartbeat repeats the latest `seq` and changes nothing.
+
+    `coming`: blocks that a request which has just been received will have stored on the device, unless it fails.
+    """
 
     epoch: int
     seq: int
@@ -77,6 +82,7 @@ class Step(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
     removed: bytes = b""
     host_stored: bytes = b""
     host_removed: bytes = b""
+    coming: bytes = b""
 
 
 class Bye(msgspec.Struct, tag="bye", omit_defaults=True):

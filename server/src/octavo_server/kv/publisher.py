@@ -5,13 +5,13 @@ loop never waits for a listener. A frame is encoded once for all of them. A list
 is dropped with a reason: coming back for a snapshot costs less than what it has missed.
 
 The core looks at new requests between two steps, and a step with long prompts may take a second. So what is on its way
-to it is kept here, and told as part of what waits.
+to it is known here (`Arrivals`), and told as part of what waits.
 """
 
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Collection, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -19,11 +19,12 @@ import msgspec
 from octavo_engine.wire.hashing import SHORT_BYTES
 from octavo_engine.wire.kv_stream import KVChange, KVSet, run_together
 
+from octavo_server.kv.arrivals import Arrivals, full_blocks
 from octavo_server.kv.frames import VERSION, Bye, Hello, Load, Part, Snapshot, Step, write
 
 if TYPE_CHECKING:
     from octavo_engine.config import ReadyInfo
-    from octavo_engine.wire.records import EngineStats
+    from octavo_engine.wire.records import EngineRequest, EngineStats
 
 HEARTBEAT_S = 0.5
 PART_HASHES = 2048  # of a tier in one frame: a reader takes it in between two other things that it does
@@ -70,16 +71,24 @@ class Listener:
 
 class KVPublisher:
     def __init__(
-        self, ready: "ReadyInfo", models: tuple[str, ...], *, card: str = "", heartbeat_s: float = HEARTBEAT_S
+        self,
+        ready: "ReadyInfo",
+        models: tuple[str, ...],
+        *,
+        card: str = "",
+        heartbeat_s: float = HEARTBEAT_S,
+        caches: bool = True,
     ) -> None:
+        """`caches`: False where nothing of a prompt is found again."""
         self.kept = KVSet()
         self.max_backlog_bytes = MAX_BACKLOG_BYTES
         self._heartbeat_s = heartbeat_s
+        self._caches = caches
         self._seq = 0
         self._digest = 0  # as the engine core computed it: a copy here that went wrong shows, too
-        self._load = Load(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)
-        self._coming: deque[int] = deque()  # tokens of requests that the core hasn't told of yet, in their order
-        self._num_added = 0
+        self._arrivals = Arrivals(ready.block_size)
+        self._of_core = Load(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)  # as it last told
+        self._load = self._of_core
         self._listeners: set[Listener] = set()
         self._hello = Hello(
             version=VERSION,
@@ -100,9 +109,9 @@ class KVPublisher:
 
     def publish(self, change: KVChange | None, stats: "EngineStats") -> None:
         """One step. Goes out if blocks came or went, or there is other work to do than before."""
-        while len(self._coming) > max(self._num_added - stats.received, 0):
-            self._coming.popleft()
-        before, self._load = self._load, with_coming(load_of(stats, accepts=self._load.accepts), self._coming)
+        before = self._load
+        self._of_core = load_of(stats, accepts=before.accepts)
+        self._load = self._arrivals.within(self._of_core)
         if change is not None:
             for part in _parts(change, self._digest):
                 self.kept.apply(part)
@@ -110,25 +119,27 @@ class KVPublisher:
         elif is_news(before, self._load):
             self._tell(_NO_CHANGE)
 
-    def added(self, num_tokens: int) -> None:
-        """A request is on its way to the core: told at once."""
-        self._num_added += 1
-        self._coming.append(num_tokens)
-        self._load = with_coming(self._load, (num_tokens,))
-        self._tell(_NO_CHANGE)
+    def added(self, request: "EngineRequest") -> None:
+        """It is on its way to the core: told at once."""
+        hello, is_asked = self._hello, bool(self._caches and self._listeners)
+        blocks = full_blocks(request, hello.root, hello.block_size) if is_asked else ()
+        arrival = self._arrivals.add(request, blocks, self.kept.has)
+        self._load = self._arrivals.within(self._of_core)
+        self._tell(_NO_CHANGE, coming=run_together(arrival.coming))
 
     def set_accepts(self, accepts: bool) -> None:
         """Whether new requests are taken: told at once."""
         if self._load.accepts != accepts:
-            self._load = msgspec.structs.replace(self._load, accepts=accepts)
+            self._of_core = msgspec.structs.replace(self._of_core, accepts=accepts)
+            self._load = self._arrivals.within(self._of_core)
             self._tell(_NO_CHANGE)
 
-    def _tell(self, change: KVChange) -> None:
+    def _tell(self, change: KVChange, *, coming: bytes = b"") -> None:
         self._seq += 1
         if change is not _NO_CHANGE:
             self._digest = change.digest
         if self._listeners:
-            frame = self._step(change)
+            frame = self._step(change, coming)
             for listener in [*self._listeners]:
                 listener.push(frame)
 
@@ -167,7 +178,7 @@ class KVPublisher:
             yield write(Part(device=run_together(device[part]), host=run_together(host[part])))
         yield write(end)
 
-    def _step(self, change: KVChange) -> bytes:
+    def _step(self, change: KVChange, coming: bytes = b"") -> bytes:
         return write(
             Step(
                 epoch=self._hello.epoch,
@@ -178,6 +189,7 @@ class KVPublisher:
                 removed=change.removed,
                 host_stored=change.host_stored,
                 host_removed=change.host_removed,
+                coming=coming,
             )
         )
 
@@ -194,18 +206,6 @@ def load_of(stats: "EngineStats", *, accepts: bool = True) -> Load:
         step_tokens=stats.batched_tokens,
         step_ms=stats.step_s * 1000,
         accepts=accepts,
-    )
-
-
-def with_coming(load: Load, prompts: Collection[int]) -> Load:
-    """With requests that the core hasn't told of: the tokens of each."""
-    if not prompts:
-        return load
-    return msgspec.structs.replace(
-        load,
-        received=load.received + len(prompts),
-        waiting=load.waiting + len(prompts),
-        prefill_backlog_tokens=load.prefill_backlog_tokens + sum(prompts),
     )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LATELY_HALF_LIFE_S = 60.0
 WORTH_HALF_LIFE_S = 600.0
 MAX_STEP_MS = 600_000.0  # what says more is no step, nor is what isn't a number
-_HOLD_SHARE = _CACHED_SHARE = 0.1  # of the latest in the mean
+_HOLD_SHARE = 0.1  # of the latest in the mean
 _LOADS_UNTIL_SURE = 2
 
 
@@ -49,14 +49,12 @@ class Activity:
         self.worth_tokens = Decayed(WORTH_HALF_LIFE_S)  # saved here that no other replica could have saved
         self.predicted: Predicted | None = None
         self.pending_tokens = 0
-        self.waiting_cached_tokens = 0.0  # that those who wait, by the latest load, will find
-        self._pending: dict[int, tuple[int, int, int]] = {}  # in the order sent: tokens, cached ones, loads before
+        self._pending: dict[int, tuple[int, int]] = {}  # in the order sent: tokens, loads before
         self._num_sent = 0
         self._load: Load | None = None  # the latest heard of
         self._num_loads = 0
         self._latest_step = (0, 0.0)
-        self._told: dict[int, int] = {}  # unanswered ones that a load told of: tokens expected to be cached
-        self._usual_cached_tokens = 0.0  # by any sent lately
+        self._told: set[int] = set()  # unanswered ones that a load told of
 
     @property
     def num_unanswered(self) -> int:
@@ -67,14 +65,11 @@ class Activity:
     def num_pending(self) -> int:
         return len(self._pending)
 
-    def send(self, compute_tokens: int, cached_tokens: int) -> int:
+    def send(self, compute_tokens: int) -> int:
         """Its number, to be told to `answered`."""
         self.num_in_flight += 1
-        self._usual_cached_tokens += (_CACHED_SHARE if self._num_sent else 1.0) * (
-            cached_tokens - self._usual_cached_tokens
-        )
         self._num_sent += 1
-        self._pending[self._num_sent] = (compute_tokens, cached_tokens, self._num_loads)
+        self._pending[self._num_sent] = (compute_tokens, self._num_loads)
         self.pending_tokens += compute_tokens
         return self._num_sent
 
@@ -82,7 +77,7 @@ class Activity:
         """A request was heard of for the first time."""
         if sent in self._pending:
             self._settle(sent)
-        del self._told[sent]
+        self._told.remove(sent)
 
     def held(self, took_s: float) -> None:
         self.hold_s += (_HOLD_SHARE if self.hold_s else 1.0) * (took_s - self.hold_s)
@@ -99,7 +94,6 @@ class Activity:
         self._num_loads += 1
         for sent in [*self._told_of(load.received, before)]:
             self._settle(sent)
-        self.waiting_cached_tokens = self._found_by(load.waiting) if load.waiting else 0.0
         step = load.step_tokens, load.step_ms
         if step != self._latest_step and load.step_tokens > 0 and 0 < load.step_ms < MAX_STEP_MS:
             self._latest_step = step
@@ -111,18 +105,12 @@ class Activity:
         if received:
             yield from islice(self._pending, received - before if received >= before else received)
             return
-        for sent, (_, _, num_loads) in self._pending.items():
+        for sent, (_, num_loads) in self._pending.items():
             if self._num_loads - num_loads < _LOADS_UNTIL_SURE:
                 return
             yield sent
 
-    def _found_by(self, num_waiting: int) -> float:
-        """Our own that came last wait; it is known what they will find. Others' find what ours did lately."""
-        others = max(num_waiting - len(self._told), 0)
-        ours = sum(islice(reversed(self._told.values()), num_waiting))
-        return ours + others * self._usual_cached_tokens
-
     def _settle(self, sent: int) -> None:
-        tokens, cached_tokens, _ = self._pending.pop(sent)
+        tokens, _ = self._pending.pop(sent)
         self.pending_tokens -= tokens
-        self._told[sent] = cached_tokens
+        self._told.add(sent)

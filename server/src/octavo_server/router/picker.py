@@ -13,7 +13,7 @@ from octavo_server.router.evening_out import EveningOut
 from octavo_server.router.predictions import Predictions
 from octavo_server.router.prefix_index import Match, PrefixIndex
 from octavo_server.router.rates import PRIOR_TOKEN_S, Rates
-from octavo_server.router.ticket import Ticket
+from octavo_server.router.ticket import MIN_PREDICTED_S, Ticket
 
 if TYPE_CHECKING:
     from octavo_server.router.prompt import Prompt
@@ -69,6 +69,13 @@ class Picker:
         if pool is None:
             pool = self._pools[replica.models] = Rates()
         replica.activity.hear(replica.load, pool)
+        if replica.blocks is not None and replica.blocks.coming:
+            self._expect(replica, replica.blocks.coming, pool.token_s)
+
+    def _expect(self, replica: "Replica", coming: Sequence[int], usual_s: float) -> None:
+        lasts_s = 2 * score.queued_tokens(replica) * replica.activity.rates.likely_token_s(usual_s)
+        now = self._clock()
+        self._predictions.told(replica, coming, now=now, expires_at=now + max(lasts_s, MIN_PREDICTED_S))
 
     def _look(self, prompt: "Prompt", candidates: "Sequence[Replica]") -> tuple[Terms, ...]:
         slots = [self._predictions.slot(r) for r in candidates]

@@ -1,5 +1,8 @@
 """`Predictions`: what replicas will have because requests were just sent there, as expiring entries of the index.
 
+By us, or by others: replicas tell of every request that comes to them. What is predicted already isn't predicted once
+more by that, and so our own requests aren't.
+
 A block that the replica's stream then names is no longer predicted (the index sees to that). The others go when the
 last request that predicted them has expired or failed. A replica without a stream has a slot of its own here, and what
 was sent there is believed for longer, as nothing will ever confirm it. There is a limit to how much is predicted at
@@ -71,6 +74,19 @@ class Predictions:
         self._waiting.append(prediction)
         self._num_blocks += len(hashes)
         return prediction
+
+    def told(self, replica: "Replica", hashes: Sequence[int], *, now: float, expires_at: float) -> None:
+        """By the replica: a request came there that will have these blocks computed."""
+        self.settle(now)
+        of = self._of(replica)
+        known = self._index.store(of.slot, hashes, PREDICTED)
+        if len(known) == len(hashes):
+            return
+        left_out = {*known}
+        prediction = Prediction(of, [block_hash for block_hash in hashes if block_hash not in left_out])
+        prediction.is_settled = True
+        heapq.heappush(self._expiring, (expires_at, next(self._order), prediction))
+        self._num_blocks += len(prediction.hashes)
 
     def settle(self, now: float) -> None:
         """Before anybody asks what is predicted: what was added goes into the index, what has expired out of it."""

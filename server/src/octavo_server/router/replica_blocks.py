@@ -26,6 +26,7 @@ class ReplicaBlocks:
         self.hello: Hello | None = None
         self.load = Load()
         self.num_blocks = 0  # hashes on the device
+        self.coming: tuple[int, ...] = ()  # that the latest frame told of: blocks of a request that just came there
         self._index = index
         self._digest = 0
         self._seq = 0
@@ -79,11 +80,13 @@ class ReplicaBlocks:
         self._seq, self.load, self.state = frame.seq, frame.load, "exact"
 
     def _advance(self, frame: Step) -> None:
+        self.coming = ()
         if frame.seq != self._seq:
             if frame.seq != self._seq + 1:
                 raise StreamBroken(f"frame {frame.seq} came after frame {self._seq}.")
             self._apply(frame)
             self._seq = frame.seq
+            self.coming = numbers(frame.coming) if frame.coming else ()
         self._check(frame)
         self.load = frame.load
 

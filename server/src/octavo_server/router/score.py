@@ -59,7 +59,7 @@ def queued_tokens(replica: "Replica") -> float:
     load = replica.load
     queued = float(load.prefill_backlog_tokens)
     if load.waiting:
-        queued = max(queued - activity.waiting_cached_tokens, load.waiting)
+        queued = max(queued - load.waiting_cached_tokens, load.waiting)
     return queued + activity.pending_tokens
 
 

@@ -43,7 +43,7 @@ class Ticket:
         activity.requests.add(1, now)
         if unique := _unique_tokens(decision, prompt):
             activity.worth_tokens.add(unique, now)
-        self._sent = activity.send(prompt.num_tokens - decision.expected_tokens, decision.expected_tokens)
+        self._sent = activity.send(prompt.num_tokens - decision.expected_tokens)
         self._prediction = self._predict(prompt, now)
 
     def first_byte(self, cached_tokens: int | None) -> None:
