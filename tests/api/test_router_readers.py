@@ -19,7 +19,7 @@ from octavo_testing.server import ScriptedClient, serving
 @asynccontextmanager
 async def reading(*urls):
     fleet = Fleet(FollowSettings(), StaticDiscovery(urls), PrefixIndex(max_entries=1000))
-    readers = Readers(fleet, {})
+    readers = Readers(fleet, dict)
     await readers.start()
     await fleet.start()
     try:

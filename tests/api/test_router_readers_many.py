@@ -75,7 +75,7 @@ async def test_many_replicas_that_say_the_same_are_understood_once(fleet, tmp_pa
     async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
         card = (await served.http.get("/kv/model")).content
     fingerprint = msgspec.msgpack.decode(card, type=ModelCard).fingerprint
-    readers = Readers(fleet, {})
+    readers = Readers(fleet, dict)
     async with AsyncExitStack() as stack:
         await readers.start()
         stack.push_async_callback(readers.stop)
@@ -101,7 +101,7 @@ async def test_one_that_is_still_being_understood_when_another_is_known_is_kept(
     monkeypatch.setattr(readers_module, "PromptReader", Slow)
     async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
         card = msgspec.msgpack.decode((await served.http.get("/kv/model")).content, type=ModelCard)
-    readers = Readers(fleet, {})
+    readers = Readers(fleet, dict)
     async with AsyncExitStack() as stack:
         await readers.start()
         stack.push_async_callback(readers.stop)

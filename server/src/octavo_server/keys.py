@@ -26,6 +26,28 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 Signature = tuple[tuple[str, int, int, int], ...]
 
 
+class FileWatch:
+    """Whether files were changed. Files that can't be looked at are as good as none."""
+
+    def __init__(self, paths: Iterable[Path], clock: Callable[[], float]) -> None:
+        self.paths = tuple(paths)
+        self._clock = clock
+        self._signature = self._look()
+        self._looked_s = clock()
+
+    def has_news(self) -> bool:
+        """Since it was asked for the last time. Looks once a second at most."""
+        now = self._clock()
+        if not self.paths or now - self._looked_s < LOOK_EVERY_S:
+            return False
+        self._looked_s = now
+        known, self._signature = self._signature, self._look()
+        return self._signature != known
+
+    def _look(self) -> Signature:
+        return tuple(entry for path in self.paths for entry in _signature(path))
+
+
 class KeyRing:
     """Raises StartupError for files that can't be used; once it works, a broken change is logged and passed over."""
 
@@ -39,13 +61,10 @@ class KeyRing:
         what: str = "API keys",
     ) -> None:
         self._given = {unnamed_tenant(key): key for key in keys}
-        self._paths = tuple(paths)
-        self._clock = clock
+        self._files = FileWatch(paths, clock)
         self._read_path = read or read_keys
         self._what = what
-        self._signature = self._look()
         self._digests = self._read()
-        self._looked_s = clock()
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -58,14 +77,8 @@ class KeyRing:
         return matches[0] if matches else None
 
     def _refresh(self) -> None:
-        now = self._clock()
-        if not self._paths or now - self._looked_s < LOOK_EVERY_S:
+        if not self._files.has_news():
             return
-        self._looked_s = now
-        signature = self._look()
-        if signature == self._signature:
-            return
-        self._signature = signature
         try:
             self._digests = self._read()
         except StartupError as error:
@@ -73,12 +86,9 @@ class KeyRing:
         else:
             logger.info("read the %s again: %d are valid", self._what, len(self._digests))
 
-    def _look(self) -> Signature:
-        return tuple(entry for path in self._paths for entry in _signature(path))
-
     def _read(self) -> dict[str, bytes]:
         keys = dict(self._given)
-        for path in self._paths:
+        for path in self._files.paths:
             for name, key in self._read_path(path).items():
                 if keys.get(name, key) != key:
                     raise StartupError(f"{path}: the name {name!r} is given twice: each key needs its own.")

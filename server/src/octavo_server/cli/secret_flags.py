@@ -20,8 +20,8 @@ def add_secret_flags(group: Any) -> None:
         *("--router-secret-file",),
         type=Path,
         metavar="FILE",
-        help="the same from a file, one a line, or from a folder of files; what is accepted is read again when it "
-        "changes, what a router sends is the first one at its start (default: none)",
+        help="the same from a file, one a line, or from a folder of files; it is read again when it "
+        "changes; of several a router sends the first (default: none)",
     )
 
 

@@ -2,9 +2,13 @@
 
 A request with the secret needs no API key, may read the KV stream, and is the tenant's whom it names. Without a secret
 set, these headers say nothing; with one set, a wrong one is refused, as a router whose tenants aren't believed would
-mix their caches. Several secrets are valid at once, so that one can be replaced while both sides run.
+mix their caches. Several secrets are valid at once, so that one can be replaced while both sides run: files are read
+again when they change, what is accepted (`router_secrets`) like what is sent (`SentSecret`).
 """
 
+import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from octavo_engine.wire.errors import StartupError
@@ -13,9 +17,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo_server.http.auth import ADMIN_PREFIXES, path_of
-from octavo_server.keys import KeyRing
+from octavo_server.keys import FileWatch, KeyRing
 from octavo_server.openai.errors import Unauthorized
 from octavo_server.replies import error_reply
+
+logger = logging.getLogger(__name__)
 
 SECRET_HEADER = "x-octavo-secret"
 TENANT_HEADER = "x-octavo-tenant"
@@ -49,6 +55,32 @@ class RouterTrust:
         if path.startswith(ROUTER_PREFIX) or not path.startswith(ADMIN_PREFIXES):
             scope.setdefault("state", {}).update(is_router=True, tenant=headers.get(TENANT_HEADER, ""))
         return True
+
+
+class SentSecret:
+    """Of several the first is sent; replicas accept all of theirs. Raises StartupError for a file that can't be used;
+    once it works, a broken change is logged and passed over."""
+
+    def __init__(
+        self, given: tuple[str, ...] = (), path: Path | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._file = FileWatch([] if given or path is None else [path], clock)
+        self._current = given[0] if given else self._read()
+
+    @property
+    def current(self) -> str:
+        """Empty without one."""
+        if self._file.has_news():
+            try:
+                self._current = self._read()
+            except StartupError as error:
+                logger.error("the secret that replicas are sent stays as it was: %s", error)
+            else:
+                logger.info("read the secret that replicas are sent again")
+        return self._current
+
+    def _read(self) -> str:
+        return next((secret for path in self._file.paths for secret in read_secrets(path).values()), "")
 
 
 def read_secrets(path: Path) -> dict[str, str]:

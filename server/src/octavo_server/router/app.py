@@ -18,7 +18,7 @@ from octavo_server.http.auth import BearerAuth
 from octavo_server.http.fronted import fronted
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.middleware import RequestId
-from octavo_server.http.trust import read_secrets, router_secrets
+from octavo_server.http.trust import SentSecret, router_secrets
 from octavo_server.http.watched import InFlight
 from octavo_server.http.whole import Offer
 from octavo_server.keys import KeyRing
@@ -70,7 +70,7 @@ class Router:
     ) -> None:
         self.team = team or Team()
         self.settings = settings
-        self._secret = _secret(settings)
+        self._secret = SentSecret(settings.router_secrets, settings.router_secret_file)
         self.in_flight = InFlight()
         self.lifecycle = Lifecycle(self.in_flight, timeout_s=settings.drain_timeout_s)
         self.index = PrefixIndex(max_entries=settings.max_index_entries)
@@ -196,13 +196,6 @@ class Router:
         counts = self.room.of_model()
         held = {model: count for model, count in counts.items() if not self.fleet.routable(model)}
         return Waiting(sum(counts.values()) - sum(held.values()), held)
-
-
-def _secret(settings: RouterSettings) -> str:
-    """Raises StartupError. Of several the first is sent; replicas accept all of theirs."""
-    if settings.router_secrets or settings.router_secret_file is None:
-        return next(iter(settings.router_secrets), "")
-    return next(iter(read_secrets(settings.router_secret_file).values()))
 
 
 def _layered(app: FastAPI, ring: KeyRing | None) -> ASGIApp:

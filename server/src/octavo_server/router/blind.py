@@ -4,7 +4,7 @@ Its names come from `/v1/models`, its load from the Prometheus text of `/metrics
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from math import isfinite
 from typing import Any
@@ -34,7 +34,7 @@ _read_models = msgspec.json.Decoder(_Models).decode
 
 
 class Streamless:
-    def __init__(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, headers: Callable[[], Mapping[str, str]]) -> None:
         self._session = session
         self._url = url
         self._headers = headers
@@ -44,7 +44,7 @@ class Streamless:
         """The head of the answer, in time. Its end waits for nothing: what follows from it is decided at once."""
         async with asyncio.timeout(timeout_s):
             # A redirect would take the secret elsewhere.
-            response = await self._session.get(self._url + path, headers=self._headers, allow_redirects=False)
+            response = await self._session.get(self._url + path, headers=self._headers(), allow_redirects=False)
         try:
             yield response
         finally:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from octavo_server.http.trust import SECRET_HEADER
+from octavo_server.http.trust import SECRET_HEADER, SentSecret
 from octavo_server.kv.frames import MEDIA_TYPE, Bye, Frame, FrameError, FrameReader, Hello, Load, Step
 from octavo_server.router.backoff import Backoff
 from octavo_server.router.blind import Streamless
@@ -38,7 +38,7 @@ MAX_SILENCE_S = 5.0  # whatever heartbeat a replica promises
 class FollowSettings:
     """`secret`: what the replicas know the router by. `key`: an API key, for those that want one."""
 
-    secret: str = ""
+    secret: SentSecret = field(default_factory=SentSecret)
     key: str = ""
     answer_timeout_s: float = 2.0  # until the head of an answer is there
     health_timeout_s: float = 1.0  # the same for /health of a replica that fell silent
@@ -52,9 +52,9 @@ class FollowSettings:
     most_wait_s: float = 2.0
     stable_s: float = 5.0  # exact for so long, a replica is waited for as if it were new
 
-    @property
     def headers(self) -> dict[str, str]:
-        headers = {SECRET_HEADER: self.secret} if self.secret else {}
+        secret = self.secret.current
+        headers = {SECRET_HEADER: secret} if secret else {}
         return headers | ({"authorization": f"Bearer {self.key}"} if self.key else {})
 
 

@@ -8,7 +8,7 @@ nothing is raised past it, and each request is counted once.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from octavo_server.http.body import discard_body
 from octavo_server.http.fronted import TAKEN
 from octavo_server.http.lifecycle import RETRY_AFTER_S, Lifecycle
-from octavo_server.http.trust import SECRET_HEADER, TENANT_HEADER
+from octavo_server.http.trust import SECRET_HEADER, TENANT_HEADER, SentSecret
 from octavo_server.http.watched import InFlight, log_failure
 from octavo_server.keys import KeyRing
 from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout, Unauthorized, describe
@@ -58,7 +58,7 @@ KEYED = NOT_SENT_ON | {b"authorization"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """`ring`: None where no key is needed. `secret`: what replicas believe this router by; empty without one."""
+    """`ring`: None where no key is needed. `secret`: what replicas believe this router by."""
 
     settings: "RouterSettings"
     fleet: "Fleet"
@@ -68,7 +68,7 @@ class Proxy:
     lifecycle: "Lifecycle"
     in_flight: "InFlight"
     ring: "KeyRing | None"
-    secret: str = field(repr=False)
+    secret: SentSecret
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun: Straight | None = scope["state"].get(TAKEN)
@@ -175,9 +175,9 @@ class Proxy:
     def _said(self, tenant: str, request_id: str) -> tuple[Collection[bytes], bytes]:
         """What is left out of the client's headers, and the lines that are added."""
         more = f"x-request-id: {request_id}\r\n"
-        replica_key = self.settings.replica_key
-        if self.secret:
-            more += f"{SECRET_HEADER}: {self.secret}\r\n{TENANT_HEADER}: {tenant}\r\n"
+        replica_key, secret = self.settings.replica_key, self.secret.current
+        if secret:
+            more += f"{SECRET_HEADER}: {secret}\r\n{TENANT_HEADER}: {tenant}\r\n"
         if replica_key:
             more += f"authorization: Bearer {replica_key}\r\n"
         return NOT_SENT_ON if self.ring is None and not replica_key else KEYED, more.encode("latin-1")

@@ -8,7 +8,7 @@ stream, another server) has none: its prompts are estimated.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from weakref import WeakValueDictionary
 
 import aiohttp
@@ -31,7 +31,7 @@ _read_card = msgspec.msgpack.Decoder(ModelCard).decode
 class Readers:
     """Belongs to one event loop, from `start` to `stop`."""
 
-    def __init__(self, fleet: Fleet, headers: Mapping[str, str]) -> None:
+    def __init__(self, fleet: Fleet, headers: Callable[[], Mapping[str, str]]) -> None:
         self._fleet = fleet
         self._headers = headers
         self._asked: dict[str, int] = {}  # a replica's name -> the epoch of which it was asked
@@ -114,6 +114,6 @@ class Readers:
 
     async def _card(self, replica: Replica) -> bytes:
         url = replica.url + "/kv/model"
-        async with self._session.get(url, headers=self._headers, allow_redirects=False) as answer:
+        async with self._session.get(url, headers=self._headers(), allow_redirects=False) as answer:
             answer.raise_for_status()
             return await answer.read()

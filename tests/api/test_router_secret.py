@@ -1,0 +1,84 @@
+"""The secret that a router shows to its replicas is replaced while both run."""
+
+import logging
+import os
+
+import pytest
+from octavo_engine.wire.errors import StartupError
+from octavo_server.http.trust import SentSecret
+from octavo_server.keys import LOOK_EVERY_S
+from octavo_testing.clock import Clock
+from octavo_testing.fleets import until
+from octavo_testing.routing import routing
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import MODEL, ScriptedClient, serving
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def write(file, text, version=1):
+    file.write_text(text)
+    os.utime(file, ns=(version, version))
+
+
+def test_the_first_one_is_sent_and_a_change_of_the_file_is_seen(tmp_path, clock):
+    file = tmp_path / "secret"
+    write(file, "old\nother")
+    secret = SentSecret((), file, clock=clock)
+    write(file, "new\nold", version=2)
+    assert secret.current == "old"
+    clock.now_s = LOOK_EVERY_S
+    assert secret.current == "new"
+
+
+def test_one_of_a_flag_is_sent_before_one_of_a_file(tmp_path, clock):
+    file = tmp_path / "secret"
+    write(file, "of the file")
+    secret = SentSecret(("of the flag", "more"), file, clock=clock)
+    write(file, "changed", version=2)
+    clock.now_s = LOOK_EVERY_S
+    assert secret.current == "of the flag"
+    assert SentSecret((), None, clock=clock).current == ""
+
+
+def test_a_broken_change_leaves_the_secret_and_is_logged_once(tmp_path, clock, caplog):
+    file = tmp_path / "secret"
+    with pytest.raises(StartupError, match="FileNotFoundError"):
+        SentSecret((), file, clock=clock)
+    write(file, "s3cret")
+    secret = SentSecret((), file, clock=clock)
+    write(file, "", version=2)
+    with caplog.at_level(logging.ERROR):
+        for clock.now_s in (LOOK_EVERY_S, 2 * LOOK_EVERY_S):
+            assert secret.current == "s3cret"
+    (record,) = caplog.records
+    assert "stays as it was" in record.message
+    assert "s3cret" not in record.message
+
+
+async def test_it_is_replaced_without_a_restart(tmp_path, monkeypatch):
+    monkeypatch.setattr("octavo_server.keys.LOOK_EVERY_S", 0.0)
+    theirs, ours = tmp_path / "replicas", tmp_path / "routers"
+    write(theirs, "old")
+    write(ours, "old")
+    engine = ScriptedClient(write_byte_model(tmp_path))
+    guards = {"api_keys": ("k",), "router_secret_file": theirs}
+    async with serving(engine, **guards) as served, routing(served.url, router_secret_file=ours) as routed:
+        await routed.routable(MODEL, 1)
+
+        async def complete():
+            return (await routed.http.post("/v1/completions", json={"model": MODEL, "prompt": "a"})).status_code
+
+        assert await complete() == 200
+        write(theirs, "new", version=2)
+        assert await complete() == 401
+        write(ours, "new", version=2)
+        assert await complete() == 200
+        (replica,) = routed.router.fleet.replicas
+        for connection in served.server.server_state.connections:
+            connection.transport.abort()
+        await until(lambda: replica.state != "exact")
+        await until(lambda: replica.state == "exact")
