@@ -71,4 +71,4 @@ class PlainHeads:
 
 def _field(line: bytes) -> tuple[bytes, bytes]:
     name, _, value = line.partition(b":")
-    return name.lower(), value.strip(b" \t")
+    return name.lower(), value.lstrip(b" \t")  # llhttp leaves what follows
