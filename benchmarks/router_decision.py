@@ -1,4 +1,5 @@
-"""What a routing decision costs once the prompt's hashes are known: `pick` and `sent`, microseconds of CPU.
+"""What a routing decision costs once the prompt's hashes are known, in microseconds of CPU: `pick` and `sent`; then to
+take in the frame in which the replica tells of that request, and one about a request of another router.
 
 Prompts share all but their last block with what the replicas have ("warm"), or nothing ("cold"). Goals: 25 us for 450
 tokens on 2 replicas, 500 us for 8192 tokens on 8.
@@ -12,9 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import support_path  # noqa: F401  (makes octavo_testing importable)
+from octavo_server.kv.frames import FrameReader, Step, write
 from octavo_server.router.picker import Picker
 from octavo_server.router.prefix_index import PrefixIndex
 from octavo_server.router.prompt import Prompt
+from octavo_server.router.replica import Replica
 from octavo_testing.router_replicas import FedReplica
 from table import Samples, print_table, save_json
 
@@ -33,24 +36,46 @@ def prompts(shared: list[int], blocks: int, count: int, *, warm: bool) -> Iterat
         yield Prompt(num_tokens=BLOCK * blocks + 3, affinity=shared[0], hashes=known, block_size=BLOCK, is_exact=True)
 
 
-def measure(replicas: int, tokens: int, count: int, *, warm: bool) -> Samples:
+class Bench:
     """Each request begins and ends before the next, so that only its own last block is new."""
-    blocks = tokens // BLOCK
-    shared = hashes(0, blocks)
-    index = PrefixIndex(max_entries=4_000_000)
-    fed = [FedReplica(index, f"replica-{k}", device=shared).replica for k in range(replicas)]
-    now = 0.0
-    picker = Picker(index, clock=lambda: now)
-    took = []
-    gc.collect()
-    for prompt in prompts(shared, blocks, count, warm=warm):
-        now += 0.01
+
+    def __init__(self, replicas: int, tokens: int) -> None:
+        self._shared = hashes(0, tokens // BLOCK)
+        self._known = {*self._shared}
+        index = PrefixIndex(max_entries=4_000_000)
+        self._fed = [FedReplica(index, f"replica-{k}", device=self._shared) for k in range(replicas)]
+        self._replicas = [fed.replica for fed in self._fed]
+        self._reader = FrameReader()
+        self._now = 0.0
+        self._picker = Picker(index, clock=lambda: self._now)
+
+    def measure(self, count: int, *, warm: bool) -> list[Samples]:
+        """Of decisions, of the frames about them, of frames about requests of others."""
+        made = prompts(self._shared, len(self._shared), 2 * count, warm=warm)
+        gc.collect()
+        took = [self._round(ours, theirs) for ours, theirs in zip(made, made, strict=True)]
+        return [Samples(values) for values in zip(*took[count // 10 :], strict=True)]
+
+    def _round(self, ours: Prompt, theirs: Prompt) -> tuple[float, float, float]:
+        self._now += 0.01
         started = time.process_time_ns()
-        ticket = picker.sent(picker.pick(prompt, fed), prompt)
-        took.append((time.process_time_ns() - started) / 1000)
+        ticket = self._picker.sent(self._picker.pick(ours, self._replicas), ours)
+        decided_us = (time.process_time_ns() - started) / 1000
+        told_us = self._tell(ticket.decision.chosen, ours)
+        told_others_us = self._tell(self._replicas[0], theirs)
         ticket.first_byte(0)
         ticket.ended(ok=True)
-    return Samples(tuple(took[count // 10 :]))
+        return decided_us, told_us, told_others_us
+
+    def _tell(self, replica: Replica, prompt: Prompt) -> float:
+        fed = self._fed[self._replicas.index(replica)]
+        data = write(fed.step(coming=[block for block in prompt.hashes if block not in self._known]))
+        started = time.process_time_ns()
+        for frame in self._reader.feed(data):
+            assert isinstance(frame, Step)
+            fed.hear(frame)
+            self._picker.heard(replica)
+        return (time.process_time_ns() - started) / 1000
 
 
 def main() -> None:
@@ -60,14 +85,15 @@ def main() -> None:
     args = parser.parse_args()
     cases = [(2, 450), (8, 450), (8, 8192), (32, 8192), (100, 450), (100, 8192)]
     samples = {
-        f"{replicas} replicas, {tokens} tokens, {'warm' if warm else 'cold'}": measure(
-            replicas, tokens, args.count, warm=warm
+        f"{replicas} replicas, {tokens} tokens, {'warm' if warm else 'cold'}": Bench(replicas, tokens).measure(
+            args.count, warm=warm
         )
         for warm in (True, False)
         for replicas, tokens in cases
     }
-    print_table("pick and sent, us of CPU: median [min, max]", ["", "us"], [[k, str(v)] for k, v in samples.items()])
-    save_json(args.json, samples)
+    header = ["", "pick and sent", "frame about ours", "about another's"]
+    print_table("us of CPU: median [min, max]", header, [[name, *map(str, of)] for name, of in samples.items()])
+    save_json(args.json, {name: dict(zip(header[1:], of, strict=True)) for name, of in samples.items()})
 
 
 if __name__ == "__main__":

@@ -44,18 +44,29 @@ class FedReplica:
         removed: Iterable[int] = (),
         coming: Iterable[int] = (),
     ) -> None:
-        load = load or self.replica.load
+        self.hear(self.step(load, stored=stored, removed=removed, coming=coming))
+
+    def step(
+        self,
+        load: Load | None = None,
+        *,
+        stored: Iterable[int] = (),
+        removed: Iterable[int] = (),
+        coming: Iterable[int] = (),
+    ) -> Step:
+        """The next frame, which has to be heard."""
         new, old = run_together(stored), run_together(removed)
         self._roll(device=new)
         self._roll(device=old)
         self._seq += 1
-        self.blocks.feed(
-            Step(
-                epoch=EPOCH, seq=self._seq, digest=self._digest, load=load, stored=new, removed=old,
-                coming=run_together(coming),
-            )
+        return Step(
+            epoch=EPOCH, seq=self._seq, digest=self._digest, load=load or self.replica.load, stored=new, removed=old,
+            coming=run_together(coming),
         )  # fmt: skip
-        self.replica.load = load
+
+    def hear(self, step: Step) -> None:
+        self.blocks.feed(step)
+        self.replica.load = step.load
 
     def lose(self) -> None:
         self.blocks.give_up()
