@@ -68,7 +68,7 @@ async def serve_router(
     router = Router(settings, discovery, team, tracer)
     server = RouterServer(router)
     await router.start()
-    _settle_memory()
+    settle_memory()
     try:
         port = sock.getsockname()[1]
         logger.info("routing at http://%s:%d/v1", reachable(settings.host), port)
@@ -81,7 +81,7 @@ async def serve_router(
             await asyncio.to_thread(tracer.shutdown)
 
 
-def _settle_memory() -> None:
+def settle_memory() -> None:
     """What is there by now stays: the collector needn't look at it again, and at requests only now and then."""
     gc.collect()
     gc.freeze()
