@@ -149,7 +149,14 @@ def history(audited: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> 
         for name in EDITED:
             audited.call("DELETE", f"{SERVICES}/{name}")
         _until(lambda: not _exists(audited, f"/apis/apps/v1/namespaces/{SERVED}/deployments/host-router"), operator)
+        _until(lambda: _is_renewed(audited), operator)
         return audited.audit.calls(user=":octavo-operator")
+
+
+def _is_renewed(plane: ControlPlane) -> bool:
+    """The operator's Lease: after some seconds, which all else may have taken less than."""
+    leases = plane.call("GET", f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases")["items"]
+    return any(lease["spec"]["renewTime"] != lease["spec"]["acquireTime"] for lease in leases)
 
 
 def _repaired(plane: ControlPlane, operator: Component, path: str) -> None:
