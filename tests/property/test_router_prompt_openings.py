@@ -37,10 +37,25 @@ def test_a_cut_at_the_very_end_of_an_opening_is_not_everybodys(name):
         assert USED[name].hashes(ROOT, opening + rest, add_special_tokens=False, opening_chars=len(opening)) == plain
 
 
-def test_a_known_opening_is_not_followed_again(monkeypatch):
-    chains, texts = USED["byte level"], []
-    monkeypatch.setattr(Cuts, "split", lambda cuts, text, split=Cuts.split: texts.append(text) or split(cuts, text))
+class Watched:
+    """Looks for special tokens, and knows in which texts."""
+
+    def __init__(self, special):
+        self._special = special
+        self.texts = []
+
+    def finditer(self, text):
+        self.texts.append(text)
+        return self._special.finditer(text)
+
+
+def test_a_known_opening_is_not_followed_again():
+    tokenizer = MADE["byte level"]
+    cuts = Cuts.of(tokenizer.to_json(), " ".join(TOKENS))
+    watched = Watched(cuts.special)
+    seen = Cuts(watched, cuts.cuts_words, cuts.cuts_digits, cuts.reach)
+    chains = PromptChains(tokenizer, seen, block_size=BLOCK, max_bytes=1 << 20)
     opening = TOKENS[0] + "said " * 200 + TOKENS[0] + "says the user: "
     for last in "abc":
         chains.hashes(ROOT, opening + last, add_special_tokens=False, opening_chars=len(opening))
-    assert texts == [opening + "a", TOKENS[0] + "says the user: b", TOKENS[0] + "says the user: c"]
+    assert [text for text in watched.texts if text.startswith(opening)] == [opening + "a"]
