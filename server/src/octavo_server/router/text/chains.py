@@ -6,6 +6,7 @@ it isn't kept, and requests that differ in their last message only leave nothing
 may be alike (`opening_chars`), that much is one look-up.
 """
 
+from array import array
 from collections.abc import Sequence
 
 from octavo_engine.text.tokenizer import Tokenizer
@@ -14,8 +15,8 @@ from octavo_server.router.text.chain import Node, extended, root_node
 from octavo_server.router.text.cuts import MIN_CHARS, Cuts
 from octavo_server.router.text.recency import RecencyCache
 
-#: Of a node, per block that it completes: a number and its place in a tuple.
-BLOCK_BYTES = 44
+#: Of a node, per block that it completes.
+BLOCK_BYTES = 8
 SHORT_CHARS = 1024
 MAX_KNOWN_PARTS = 16384
 #: Of one text. Where more of it is new, the tokenizer is faster with all of it at once.
@@ -24,7 +25,7 @@ MAX_NEW_PARTS = 8
 BATCH_PIECES = 256
 
 #: Where the last piece in it ends, what the pieces lead to, and the hashes of its blocks.
-Opening = tuple[int, Node, tuple[int, ...]]
+Opening = tuple[int, Node, Sequence[int]]
 
 
 class PromptChains:
@@ -63,7 +64,7 @@ class PromptChains:
     def hashes_of_ids(self, root: bytes, token_ids: list[int]) -> tuple[Sequence[int], int]:
         """Raises OverflowError for what is no token."""
         (node,) = extended(self._root(root), [token_ids], self._block_size)
-        return node.hashes, node.num_tokens
+        return list(node.hashes), node.num_tokens
 
     def _root(self, root: bytes, first: list[int] | None = None) -> Node:
         """Or the node after it, where prompts have some tokens `first`."""
@@ -93,7 +94,8 @@ class PromptChains:
             num_pieces += 1
         node = self._follow(node, pieces[:num_pieces], hashes, is_whole=False)
         if num_pieces:
-            self._openings.put(key, (end, node, tuple(hashes[num_before:])), opening_chars + BLOCK_BYTES * len(hashes))
+            of_opening = array("Q", hashes[num_before:])
+            self._openings.put(key, (end, node, of_opening), opening_chars + BLOCK_BYTES * len(of_opening))
         return self._follow(node, pieces[num_pieces:], hashes)
 
     def _follow(self, node: Node, pieces: list[str], hashes: list[int], *, is_whole: bool = True) -> Node:
