@@ -3,6 +3,7 @@
 #   PYTHON       the interpreter that makes .venv (3.11 or newer)
 #   TORCH_INDEX  a package index to take torch from; TORCH_SPEC  a requirement or wheel, as pip takes it (see tools/install_torch.py)
 #   MODEL PORT REPLICAS ARGS   what `make up` and `make serve` pass on        TESTS ARGS   what `make test` and `make e2e` pass on        PEERS   see docs/benchmarks.md
+#   JOBS         how many processes `make test` spreads the test files over
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -13,6 +14,7 @@ REPLICAS ?= 2
 TESTS ?= tests
 PEERS ?=
 ARGS ?=
+JOBS ?= 1
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -47,8 +49,8 @@ compiled: $(VENV)/.dev ## compile the router's hot path into build/compiled, as 
 	cp -r engine/src/octavo_engine server/src/octavo_server build/compiled
 	$(BIN)/python tools/compile_router.py build/compiled
 
-test: $(VENV)/.dev ## run the tests; fewer: TESTS=tests/unit ARGS='-x -k name'
-	$(BIN)/python -m pytest -ra $(TESTS) $(ARGS)
+test: $(VENV)/.dev ## run the tests; fewer: TESTS=tests/unit ARGS='-x -k name'; sooner: JOBS=2
+	$(BIN)/python -m pytest -ra $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile) $(TESTS) $(ARGS)
 
 e2e: $(VENV)/.dev ## run the tests of a whole cluster, from nothing: images, chart, examples (e2e/README.md); fewer: ARGS='-k name'
 	$(BIN)/python -m pytest -ra e2e $(ARGS)

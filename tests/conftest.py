@@ -44,8 +44,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     global _cache_home
-    _cache_home = tempfile.mkdtemp(prefix="octavo-test-cache-")
-    os.environ.update(OFFLINE, XDG_CACHE_HOME=_cache_home, TOKENIZERS_PARALLELISM="false")
+    if not hasattr(config, "workerinput"):  # else a process of pytest-xdist, which shares its parent's
+        _cache_home = tempfile.mkdtemp(prefix="octavo-test-cache-")
+        os.environ["XDG_CACHE_HOME"] = _cache_home
+    os.environ.update(OFFLINE, TOKENIZERS_PARALLELISM="false")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
     os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
     wait_politely()
