@@ -123,6 +123,24 @@ async def test_a_hung_replica_is_not_believed_and_not_sent_to_and_awakes():
         await until(lambda: found(fleet, replica, [1, 2, 3]))
 
 
+async def test_one_that_fell_silent_is_sent_to_only_where_there_is_no_other_until_its_health_is_known():
+    hung, other = FakeReplica(heartbeat_s=0.05), FakeReplica(heartbeat_s=0.05)
+    async with followed(hung, other) as fleet:
+        await until(lambda: len(fleet.routable(MODEL)) == 2)
+        first, second = fleet.replicas if fleet.replicas[0].url == hung.url else fleet.replicas[::-1]
+        seen = []
+        fleet.on_change.append(lambda _: seen.append((first.state, [*fleet.routable(MODEL)])))
+        hung.hang()
+        await until(lambda: first.state == "connecting")
+        assert {state for state, _ in seen} == {"blind", "connecting"}
+        assert all(routable == [second] for _, routable in seen)
+        other.hang()
+        await until(lambda: second.state == "blind")
+        assert fleet.routable(MODEL) == [second]
+        other.wake()
+        await until(lambda: second.is_exact and fleet.routable(MODEL) == [second])
+
+
 async def test_a_stream_that_pauses_while_the_replica_answers_goes_on_without_a_new_snapshot():
     async with exact_pair() as (fake, fleet, replica):
         seen = states_of(fleet)

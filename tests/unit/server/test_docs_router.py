@@ -34,7 +34,7 @@ PHRASES = {
     ],
     "kv-stream.md": [
         f"heartbeats ({SILENCE_S:g} s) without a byte",
-        f"if `/health` answers within {FOLLOW.health_timeout_s:g} s",
+        f"as soon as `/health` answers; until then (at most {FOLLOW.health_timeout_s:g} s)",
         f"{FOLLOW.least_wait_s:g} s, later every {FOLLOW.most_wait_s:g} s at most",
         f"more than {publisher.MAX_BACKLOG_BYTES // MIB} MiB behind",
         f"at most {publisher.PART_HASHES} hashes of a tier",

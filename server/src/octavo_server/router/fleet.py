@@ -57,6 +57,7 @@ class Fleet:
         found = self._routable.get(model)
         if found is None:
             found = [r for r in self._followed.values() if model in r.models and r.is_routable]
+            found = [r for r in found if not r.is_silent] or found
             if found:
                 self._routable[model] = found
         return found

@@ -106,6 +106,7 @@ class Follower:
     def _renew(self) -> ReplicaBlocks:
         self.replica.blocks = blocks = ReplicaBlocks(self._around.index)
         self._exact_since_s = None
+        self.replica.is_silent = False
         return blocks
 
     def _exact_s(self) -> float:
@@ -178,10 +179,17 @@ class Follower:
                 if silent_s >= self._around.settings.reopen_after_s:
                     raise Lost(f"nothing was heard for {silent_s:g} s") from None
                 if self.replica.state in ("exact", "blind"):
-                    self._become("blind", f"nothing was heard for {silent_s:g} s")
-                    await self._check_health()
+                    await self._explain(f"nothing was heard for {silent_s:g} s")
             except aiohttp.ClientPayloadError:
                 raise Lost("the connection broke") from None
+
+    async def _explain(self, silence: str) -> None:
+        """Raises Lost if the replica doesn't say that it is well."""
+        self.replica.is_silent = True
+        self._become("blind", silence)
+        await self._check_health()
+        self.replica.is_silent = False
+        self._around.changed(self.replica)
 
     async def _check_health(self) -> None:
         try:
