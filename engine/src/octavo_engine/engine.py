@@ -112,7 +112,9 @@ class EngineCore:
             case "debug_requests":
                 return describe_sequences(self._scheduler, self._clock())
             case "reset_prefix_cache":
-                return self._scheduler.reset_prefix_cache()
+                done = self._scheduler.reset_prefix_cache()
+                self._tell()  # before the answer is there: whoever has it may look who has which blocks
+                return done
 
     def stats(self) -> EngineStats:
         stats = self._scheduler.stats()
@@ -135,10 +137,14 @@ class EngineCore:
 
     def _begin(self, plan: StepPlan) -> None:
         """Tell what whoever comes from now on will find, and wait for: a step with prefill may take a second."""
+        self._tell(is_long=any(step.num_tokens > 1 for step in plan.seqs))
+
+    def _tell(self, *, is_long: bool = False) -> None:
+        """Changes of who has which blocks; of a step that `is_long`, of its load as well."""
         if self.on_begin is None:
             return
         kv = self._scheduler.take_kv_delta().change()
-        if kv is not None or any(step.num_tokens > 1 for step in plan.seqs):
+        if kv is not None or is_long:
             stats = self.stats()
             stats.batched_tokens = self._batched_tokens  # with `step_s`, of the latest step that has ended
             self.on_begin(CoreOutputs(stats=stats, kv=kv, begins=True))

@@ -186,6 +186,18 @@ def test_what_a_step_will_change_is_told_before_it_runs():
     assert told[:2] == [((1, 11, 1), (3, 2)), "runs"]  # one of the four blocks was free
 
 
+def test_a_reset_is_told_before_it_is_answered():
+    """Who has the answer finds none of the old blocks in a snapshot."""
+    told = []
+    core = make_core(num_blocks=4, block_size=4, max_model_len=16, kv_events=True)
+    core.on_begin = lambda news: told.append(len(numbers(news.kv.removed)))
+    core.add(make_request("fills", "0123456789ab", params=scripted("x")))
+    run(core)
+    told.clear()
+    assert core.call("reset_prefix_cache") is True
+    assert told == [3]
+
+
 def test_requests_are_counted_as_they_are_received_refused_ones_too():
     core = make_core()
     core.add(make_request("fits"))

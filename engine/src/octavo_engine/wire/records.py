@@ -122,7 +122,7 @@ class BlockLife:
 @dataclass(slots=True, kw_only=True)
 class CoreOutputs:
     """One message from the engine core to its front end. `begins`: of the step about to run, before all that it brings:
-    blocks that it writes over or will have computed, and the queue with it in it.
+    blocks that it writes over or will have computed, and the queue with it in it; or of what was asked for between two.
     """
 
     outputs: list[SeqOutput] = field(default_factory=list)
