@@ -102,3 +102,18 @@ def test_two_that_begin_at_once_share_one_key(plane: ControlPlane, plane_namespa
         assert [secret["metadata"]["name"] for secret in secrets] == ["octavo-key"]
         first.operator.check()
         second.operator.check()
+
+
+def test_who_leads_next_puts_a_deleted_key_back(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
+    secret = f"/api/v1/namespaces/{plane_namespace}/secrets/octavo-key"
+    first = Operated(plane, plane_namespace, tmp_path, key_secret="octavo-key")
+    second = Operated(plane, plane_namespace, tmp_path, user=first.user, identity="two", key_secret="octavo-key")
+    with first:
+        eventually(lambda: first.holder() == "one", says=first.operator.last_words)
+        with second:
+            eventually(lambda: _probe(second, "/readyz") == 200, says=second.operator.last_words)
+            key = plane.call("GET", secret)["data"]
+            plane.call("DELETE", secret)
+            assert first.operator.stop() == 0
+            eventually(lambda: plane.answers(secret), says=second.operator.last_words)
+            assert plane.call("GET", secret)["data"] == key

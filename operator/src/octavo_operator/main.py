@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import aiohttp
 import kopf
@@ -25,7 +26,7 @@ from octavo_operator.handlers import SERVICES, Watching, watched
 from octavo_operator.metrics import Telemetry
 from octavo_operator.probes import Pulse, answering
 from octavo_operator.rounds import Rounds, patiently
-from octavo_operator.secret import derived_secret, operator_key
+from octavo_operator.secret import derived_secret, keep_key, operator_key
 from octavo_operator.service import Settings
 from octavo_operator.settings_flags import build_parser, settings_of
 from octavo_operator.spec.service import GROUP, KIND
@@ -110,7 +111,8 @@ async def _operate(
         secret_of=secret_of,
         telemetry=telemetry,
     )
-    rounds = Rounds(census, view, queue, leadership=leadership, watches=watches)
+    keep = partial(_keep, cluster, args, key)
+    rounds = Rounds(census, view, queue, leadership=leadership, watches=watches, on_turn=keep)
     pulse.expect("nobody has looked at the Lease", lambda: leadership.looked_s, within_s=LEASE_PULSE_S)
     pulse.expect("nothing was held against the cluster", lambda: rounds.counted_s, within_s=CENSUS_PULSE_S)
     try:
@@ -162,6 +164,11 @@ async def _key(cluster: Cluster, args: argparse.Namespace) -> bytes:
         content: bytes = args.key_file.read_bytes()
         return content.strip()
     return await operator_key(cluster, namespace=args.lease_namespace, name=args.key_secret)
+
+
+async def _keep(cluster: Cluster, args: argparse.Namespace, key: bytes) -> None:
+    if args.key_file is None:
+        await keep_key(cluster, key, namespace=args.lease_namespace, name=args.key_secret)
 
 
 if __name__ == "__main__":

@@ -52,8 +52,11 @@ class Rounds:
         *,
         leadership: Leadership,
         watches: Watches,
+        on_turn: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`on_turn`: whenever whoever leads looks at all services anew."""
+        self._on_turn = on_turn
         self._census = census
         self._view = view
         self._queue = queue
@@ -100,6 +103,7 @@ class Rounds:
         """All services, at the beginning of each time that we lead and from then on now and again."""
         while True:
             await self._leadership.gained.wait()
+            await self._on_turn()
             for key in self._view.services:
                 self._queue.add(key)
             with suppress(TimeoutError):

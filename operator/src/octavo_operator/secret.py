@@ -6,10 +6,13 @@ HMAC-SHA256 (RFC 2104) of the router's place under the operator's own key.
 import base64
 import hashlib
 import hmac
+import logging
 import secrets
 from http import HTTPStatus
 
 from octavo_operator.cluster.client import ApiError, Cluster
+
+logger = logging.getLogger(__name__)
 
 KEY_BYTES = 32
 
@@ -25,15 +28,36 @@ async def operator_key(cluster: Cluster, *, namespace: str, name: str) -> bytes:
     except ApiError as error:
         if not error.is_gone:
             raise
+    await _write_key(cluster, secrets.token_hex(KEY_BYTES), namespace, name)
+    return await _read_key(cluster, namespace, name)
+
+
+async def keep_key(cluster: Cluster, key: bytes, *, namespace: str, name: str) -> None:
+    """If the Secret was deleted it comes back as it was, while there is somebody who knows the key. Never raises."""
+    try:
+        if await _read_key(cluster, namespace, name) != key:
+            logger.warning("the Secret %s/%s was changed: put the key in use back, or restart the operator and apply "
+                           "all services anew", namespace, name)  # fmt: skip
+    except ApiError as error:
+        if not error.is_gone:
+            logger.warning("%s", error)
+            return
+        logger.warning("the Secret %s/%s is gone: it is made again, with the same key", namespace, name)
+        try:
+            await _write_key(cluster, key.decode(), namespace, name)
+        except ApiError as failure:
+            logger.warning("%s", failure)
+
+
+async def _write_key(cluster: Cluster, key: str, namespace: str, name: str) -> None:
     manifest = {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": name, "namespace": namespace},
         "type": "Opaque",
-        "stringData": {"key": secrets.token_hex(KEY_BYTES)},
+        "stringData": {"key": key},
     }
     await cluster.create(manifest)
-    return await _read_key(cluster, namespace, name)
 
 
 async def _read_key(cluster: Cluster, namespace: str, name: str) -> bytes:

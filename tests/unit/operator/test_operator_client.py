@@ -1,5 +1,6 @@
 """The operator's client against servers that fail: whatever happens is one kind of error, that says what was asked."""
 
+import base64
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -9,7 +10,7 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 from octavo_operator.cluster.client import ApiError, Cluster
-from octavo_operator.secret import operator_key
+from octavo_operator.secret import keep_key, operator_key
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -81,6 +82,40 @@ async def test_uids_come_page_by_page_and_only_of_the_labelled() -> None:
         assert await cluster.uids("Deployment", None, label="a/b") == {"1", "2", "3"}
     first = {"limit": "500", "labelSelector": "a/b"}
     assert asked == [("/apis/apps/v1/deployments", first), ("/apis/apps/v1/deployments", first | {"continue": "a+b"})]
+
+
+@pytest.mark.parametrize(("there", "written", "said"), [
+    (None, [{"key": "mine"}], "is gone: it is made again"),
+    (b"mine", [], ""),
+    (b"other", [], "was changed: put the key in use back"),
+])  # fmt: skip
+async def test_a_key_that_was_deleted_comes_back_as_it_was(there, written, said, caplog) -> None:  # type: ignore[no-untyped-def]
+    posted = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.method == "POST":
+            posted.append((await request.json())["stringData"])
+        elif there is None:
+            return web.json_response({"reason": "NotFound"}, status=404)
+        return web.json_response({"data": {"key": base64.b64encode(there or b"").decode()}})
+
+    async with cluster_of(answer) as cluster:
+        await keep_key(cluster, b"mine", namespace="octavo-system", name="octavo-key")
+    assert posted == written
+    assert said in caplog.text
+    assert bool(caplog.text) == bool(said)
+
+
+@pytest.mark.parametrize("statuses", [(403,), (404, 403)])
+async def test_what_keeps_a_key_from_coming_back_is_said_and_no_more(statuses, caplog) -> None:  # type: ignore[no-untyped-def]
+    left = list(statuses)
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"message": "you may not"}, status=left.pop(0))
+
+    async with cluster_of(answer) as cluster:
+        await keep_key(cluster, b"mine", namespace="octavo-system", name="octavo-key")
+    assert (left, "you may not" in caplog.text) == ([], True)
 
 
 async def test_a_secret_without_its_key_says_what_to_do() -> None:

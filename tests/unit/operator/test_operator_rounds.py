@@ -59,9 +59,11 @@ class Parts:
 
         cluster: Any = self.cluster
         watches: Any = self.watches
-        leadership: Any = None
+        unused: Any = None
         census = Census(cluster, self.view, kinds=["InferenceService"], namespaces=["a"], forget=forget)
-        self.rounds = Rounds(census, self.view, self.queue, leadership=leadership, watches=watches, clock=self.clock)
+        self.rounds = Rounds(
+            census, self.view, self.queue, leadership=unused, watches=watches, on_turn=unused, clock=self.clock
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
