@@ -24,7 +24,7 @@ from octavo_operator.metrics import Telemetry
 from octavo_operator.names import COMPONENT_LABEL, ENGINE, REVISION_LABEL, ROUTER, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.observed import RouterReport
 from octavo_operator.service import Settings
-from octavo_operator.spec.service import KIND
+from octavo_operator.spec.service import GROUP, KIND
 
 from octavo_testing.control_plane import ControlPlane
 
@@ -219,9 +219,10 @@ def essence(plane: ControlPlane, namespace: str) -> dict[str, Any]:
 
 
 def told(plane: ControlPlane, namespace: str) -> Counter[str]:
-    """Reasons of events, with how often each was told."""
+    """Reasons of the operator's events, with how often each was told. The API server tells some, too."""
     found = Counter[str]()
-    for event in plane.call("GET", path_of("Event", namespace))["items"]:
+    items = plane.call("GET", path_of("Event", namespace))["items"]
+    for event in (item for item in items if item.get("reportingController", "").startswith(GROUP)):
         found[event["reason"]] += (event.get("series") or {"count": 1})["count"]
     return found
 
