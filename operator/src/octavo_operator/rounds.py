@@ -55,7 +55,7 @@ class Rounds:
         on_turn: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_turn`: whenever whoever leads looks at all services anew."""
+        """`on_turn`: after whoever leads has queued all services anew."""
         self._on_turn = on_turn
         self._census = census
         self._view = view
@@ -103,9 +103,9 @@ class Rounds:
         """All services, at the beginning of each time that we lead and from then on now and again."""
         while True:
             await self._leadership.gained.wait()
-            await self._on_turn()
             for key in self._view.services:
                 self._queue.add(key)
+            await self._on_turn()
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S):
                     await self._leadership.lost.wait()

@@ -23,41 +23,44 @@ def derived_secret(operator_key: bytes, namespace: str, router: str) -> str:
 
 async def operator_key(cluster: Cluster, *, namespace: str, name: str) -> bytes:
     """Of the Secret of this name; drawn by whichever operator comes first."""
-    try:
-        return await _read_key(cluster, namespace, name)
-    except ApiError as error:
-        if not error.is_gone:
-            raise
-    await _write_key(cluster, secrets.token_hex(KEY_BYTES), namespace, name)
+    if (found := await _find_key(cluster, namespace, name)) is not None:
+        return found
+    await _write_key(cluster, secrets.token_hex(KEY_BYTES).encode(), namespace, name)
     return await _read_key(cluster, namespace, name)
 
 
 async def keep_key(cluster: Cluster, key: bytes, *, namespace: str, name: str) -> None:
     """If the Secret was deleted it comes back as it was, while there is somebody who knows the key. Never raises."""
     try:
-        if await _read_key(cluster, namespace, name) != key:
+        found = await _find_key(cluster, namespace, name)
+        if found is None:
+            logger.warning("the Secret %s/%s is gone: it is made again, with the same key", namespace, name)
+            await _write_key(cluster, key, namespace, name)
+        elif found != key:
             logger.warning("the Secret %s/%s was changed: put the key in use back, or restart the operator and apply "
                            "all services anew", namespace, name)  # fmt: skip
     except ApiError as error:
-        if not error.is_gone:
-            logger.warning("%s", error)
-            return
-        logger.warning("the Secret %s/%s is gone: it is made again, with the same key", namespace, name)
-        try:
-            await _write_key(cluster, key.decode(), namespace, name)
-        except ApiError as failure:
-            logger.warning("%s", failure)
+        logger.warning("%s", error)
 
 
-async def _write_key(cluster: Cluster, key: str, namespace: str, name: str) -> None:
+async def _write_key(cluster: Cluster, key: bytes, namespace: str, name: str) -> None:
     manifest = {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": name, "namespace": namespace},
         "type": "Opaque",
-        "stringData": {"key": key},
+        "data": {"key": base64.b64encode(key).decode()},
     }
     await cluster.create(manifest)
+
+
+async def _find_key(cluster: Cluster, namespace: str, name: str) -> bytes | None:
+    try:
+        return await _read_key(cluster, namespace, name)
+    except ApiError as error:
+        if not error.is_gone:
+            raise
+    return None
 
 
 async def _read_key(cluster: Cluster, namespace: str, name: str) -> bytes:

@@ -12,6 +12,7 @@ from kubernetes.aio.client.configuration import Configuration
 from octavo_operator.cluster.client import ApiError, Cluster
 from octavo_operator.secret import keep_key, operator_key
 
+MINE = b"mine, \xff is no text"
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -85,8 +86,8 @@ async def test_uids_come_page_by_page_and_only_of_the_labelled() -> None:
 
 
 @pytest.mark.parametrize(("there", "written", "said"), [
-    (None, [{"key": "mine"}], "is gone: it is made again"),
-    (b"mine", [], ""),
+    (None, [{"key": MINE}], "is gone: it is made again"),
+    (MINE, [], ""),
     (b"other", [], "was changed: put the key in use back"),
 ])  # fmt: skip
 async def test_a_key_that_was_deleted_comes_back_as_it_was(there, written, said, caplog) -> None:  # type: ignore[no-untyped-def]
@@ -94,13 +95,14 @@ async def test_a_key_that_was_deleted_comes_back_as_it_was(there, written, said,
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.method == "POST":
-            posted.append((await request.json())["stringData"])
+            data = (await request.json())["data"]
+            posted.append({name: base64.b64decode(value) for name, value in data.items()})
         elif there is None:
             return web.json_response({"reason": "NotFound"}, status=404)
         return web.json_response({"data": {"key": base64.b64encode(there or b"").decode()}})
 
     async with cluster_of(answer) as cluster:
-        await keep_key(cluster, b"mine", namespace="octavo-system", name="octavo-key")
+        await keep_key(cluster, MINE, namespace="octavo-system", name="octavo-key")
     assert posted == written
     assert said in caplog.text
     assert bool(caplog.text) == bool(said)
