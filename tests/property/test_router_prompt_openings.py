@@ -55,7 +55,9 @@ def test_a_known_opening_is_not_followed_again():
     watched = Watched(cuts.special)
     seen = Cuts(watched, cuts.cuts_words, cuts.cuts_digits, cuts.reach)
     chains = PromptChains(tokenizer, seen, block_size=BLOCK, max_bytes=1 << 20)
-    opening = TOKENS[0] + "said " * 200 + TOKENS[0] + "says the user: "
+    said, asks = TOKENS[0] + "said " * 200, TOKENS[0] + "says the user: "
+    opening = said + asks
     for last in "abc":
         chains.hashes(ROOT, opening + last, add_special_tokens=False, opening_chars=len(opening))
-    assert [text for text in watched.texts if text.startswith(opening)] == [opening + "a"]
+    ends = [asks + last for last in "abbcc"]  # for cuts, and for known words
+    assert watched.texts == [opening + "a", said, *ends]
