@@ -130,21 +130,17 @@ class EngineCore:
         plan = self._scheduler.step(now, self._costs)
         if plan.is_empty:
             return []
-        self._begin(plan)
+        self._tell(plan)
         result = self._run(plan)
         self._costs = result.costs
         return self._scheduler.commit(result, self._clock())
 
-    def _begin(self, plan: StepPlan) -> None:
-        """Tell what whoever comes from now on will find, and wait for: a step with prefill may take a second."""
-        self._tell(is_long=any(step.num_tokens > 1 for step in plan.seqs))
-
-    def _tell(self, *, is_long: bool = False) -> None:
-        """Changes of who has which blocks; of a step that `is_long`, of its load as well."""
+    def _tell(self, plan: StepPlan | None = None) -> None:
+        """What whoever comes from now on will find, and wait for: a step with prefill may take a second."""
         if self.on_begin is None:
             return
         kv = self._scheduler.take_kv_delta().change()
-        if kv is not None or is_long:
+        if kv is not None or (plan is not None and any(step.num_tokens > 1 for step in plan.seqs)):
             stats = self.stats()
             stats.batched_tokens = self._batched_tokens  # with `step_s`, of the latest step that has ended
             self.on_begin(CoreOutputs(stats=stats, kv=kv, begins=True))
