@@ -17,10 +17,10 @@ from pathlib import Path
 MODULES = """
 octavo_engine/wire/hashing
 octavo_server/exposition
-octavo_server/http/{cork,plain_head,whole}
+octavo_server/http/{cork}
 octavo_server/router/{activity,attempt,breaker,caller,decision,decision_log,ending,evening_out,exchange,fleet,forward}
 octavo_server/router/{heads,metrics,picker,predictions,prefix_index,prompt,prompt_estimate,prompt_reader}
-octavo_server/router/{proxy,rates,rendezvous,replica,replica_blocks,score,straight,ticket,track,upstream,wait,waiting_room}
+octavo_server/router/{proxy,rates,rendezvous,replica,replica_blocks,score,ticket,track,upstream,wait,waiting_room}
 octavo_server/router/text/{chain,chains,chat_fields,cuts,recency,skeletons}
 """
 #: Large, and not called for each request: what they return is any object.

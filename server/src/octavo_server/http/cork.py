@@ -26,13 +26,6 @@ class Cork:
             self._loop.call_soon(self.flush)
         self._parts.append(data)
 
-    def write_now(self, data: bytes) -> None:
-        """What is whole by itself."""
-        if self._parts:
-            self._parts.append(data)
-        else:
-            self._transport.write(data)
-
     def flush(self) -> None:
         parts, self._parts = self._parts, []
         if parts:

@@ -168,7 +168,6 @@ class PatientProtocol(HttpToolsProtocol):
 
 
 def patient(
-    protocol: type[PatientProtocol],
     *,
     request_timeout_s: float,
     slow_client_timeout_s: float,
@@ -181,7 +180,7 @@ def patient(
         "slow_client_timeout_s": slow_client_timeout_s,
         "on_refused_head": staticmethod(on_refused_head),
     }
-    return type("Protocol", (protocol,), settings)
+    return type("Protocol", (PatientProtocol,), settings)
 
 
 def _size(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:

@@ -34,12 +34,10 @@ class DrainingServer(uvicorn.Server):
         lifecycle: Lifecycle,
         *,
         on_refused_head: Callable[[str], None],
-        protocol: type[PatientProtocol] = PatientProtocol,
         **more: Any,
     ) -> None:
         """`on_refused_head`: as for `patient`; `more`: what uvicorn is told besides."""
         http = patient(
-            protocol,
             request_timeout_s=settings.limits.request_timeout_s,
             slow_client_timeout_s=settings.slow_client_timeout_s,
             on_refused_head=on_refused_head,

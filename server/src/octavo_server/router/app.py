@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -15,12 +14,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo_server.http.auth import BearerAuth
-from octavo_server.http.fronted import fronted
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.middleware import RequestId
 from octavo_server.http.trust import SentSecret, router_secrets
 from octavo_server.http.watched import InFlight
-from octavo_server.http.whole import Offer
 from octavo_server.keys import KeyRing
 from octavo_server.replies import error_reply
 from octavo_server.router import service
@@ -33,13 +30,12 @@ from octavo_server.router.forward import Forwarder
 from octavo_server.router.operators import Operators
 from octavo_server.router.picker import Picker
 from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.proxy import INLINE_BYTES, KINDS, OTHERS, Proxy
+from octavo_server.router.proxy import KINDS, OTHERS, Proxy
 from octavo_server.router.readers import Readers
 from octavo_server.router.replica import Replica
 from octavo_server.router.report import Reporter, Waiting
 from octavo_server.router.settings import RouterSettings
 from octavo_server.router.state_events import StateFeed
-from octavo_server.router.straight import take_straight
 from octavo_server.router.team import Team
 from octavo_server.router.track import Telemetry
 from octavo_server.router.upstream import Upstream
@@ -104,9 +100,6 @@ class Router:
         self._proxy = self._proxied(ring)
         self._rest = self._admin(ring)
         self._paths = frozenset(KINDS) | OTHERS
-        take = partial(take_straight, self._proxy)
-        offered = frozenset(path.encode() for path in self._paths)
-        self.protocol = fronted(Offer(take, paths=offered, max_body_bytes=INLINE_BYTES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._paths:

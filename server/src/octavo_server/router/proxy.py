@@ -17,7 +17,6 @@ from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
 from octavo_server.http.body import discard_body
-from octavo_server.http.fronted import TAKEN
 from octavo_server.http.lifecycle import RETRY_AFTER_S, Lifecycle
 from octavo_server.http.trust import SECRET_HEADER, TENANT_HEADER, SentSecret
 from octavo_server.http.watched import InFlight, log_failure
@@ -35,7 +34,6 @@ from octavo_server.router.track import Telemetry, Track
 
 if TYPE_CHECKING:
     from octavo_server.router.prompt_reader import PromptReader
-    from octavo_server.router.straight import Straight
 
 logger = logging.getLogger(__name__)
 
@@ -71,18 +69,13 @@ class Proxy:
     secret: SentSecret
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun: Straight | None = scope["state"].get(TAKEN)
-        request_id = request_id_of(scope["headers"]) if begun is None else begun.request_id
+        request_id = request_id_of(scope["headers"])
         caller = Caller(scope, receive, send, self.lifecycle, request_id=request_id)
-        if begun is None:
-            caller.track = self.telemetry.track(request_id)
-            self.lifecycle.enter()
-        else:
-            caller.track = begun.job.track
-            self.in_flight.discard(begun)
+        caller.track = self.telemetry.track(request_id)
+        self.lifecycle.enter()
         self.in_flight.add(caller)
         try:
-            await (self._serve(caller, receive) if begun is None else self._go_on(caller, begun))
+            await self._serve(caller, receive)
             _count(caller, None)
         except asyncio.CancelledError:
             if caller.ended_by is None:
@@ -113,17 +106,6 @@ class Proxy:
         target = scope["raw_path"] + (b"?" + query if query else b"")
         job = self.job(target, headers, raw, tenant=tenant, track=track, model=model, prompt=prompt)
         await self.forwarder.forward(job, caller)
-
-    async def _go_on(self, caller: Caller, begun: "Straight") -> None:
-        """What was begun without a task needs one after all."""
-        try:
-            await caller.body(self.settings.limits)  # it is there, and so is the client
-        except BaseException:
-            self.forwarder.settle(begun.attempt, is_ok=False, has_failed=False)
-            raise
-        caller.watch()
-        caller.dialect = "events" if begun.kind == "responses" else "chunks"
-        await self.forwarder.forward(begun.job, caller, begun.attempt)
 
     def job(
         self, target: bytes, headers: Headers, body: bytes, *, tenant: str, track: "Track", model: str, prompt: Prompt

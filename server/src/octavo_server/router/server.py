@@ -16,7 +16,6 @@ class RouterServer(DrainingServer):
             on_refused_head=lambda _: router.telemetry.metrics.ended(
                 model="", code=431, reason="refused", duration_s=0.0
             ),
-            protocol=router.protocol,
             interface="asgi3",
             proxy_headers=False,
         )
