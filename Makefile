@@ -25,7 +25,7 @@ MANIFESTS := engine/pyproject.toml server/pyproject.toml operator/pyproject.toml
 export TORCH_INDEX TORCH_SPEC
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up serve images compiled test e2e lint fmt crds bench clean
+.PHONY: help setup setup-dev up serve images test e2e lint fmt crds bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,11 +43,6 @@ serve: $(VENV)/.run ## one engine on PORT behind the same OpenAI-compatible API;
 
 images: ## build octavo/engine, octavo/router and octavo/operator for the cluster (settings: images/build)
 	images/build
-
-compiled: $(VENV)/.dev ## compile the router's hot path into build/compiled, as its image has it (CONTRIBUTING.md)
-	rm -rf build/compiled && mkdir -p build/compiled
-	cp -r engine/src/octavo_engine server/src/octavo_server build/compiled
-	$(BIN)/python tools/compile_router.py build/compiled
 
 test: $(VENV)/.dev ## run the tests; fewer: TESTS=tests/unit ARGS='-x -k name'; sooner: JOBS=2
 	$(BIN)/python -m pytest -ra $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile) $(TESTS) $(ARGS)
