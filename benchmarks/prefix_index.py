@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from octavo_server.router.prefix_index import PrefixIndex
+from octavo_server.router.fleet.prefix_index import PrefixIndex
 from table import Samples, number, print_table, save_json
 
 GOAL_MB_PER_MILLION = 150

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import support_path  # noqa: F401  (makes octavo_testing importable)
 from octavo_server.kv.frames import FrameReader, Step, write
-from octavo_server.router.picker import Picker
-from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.prompt import Prompt
-from octavo_server.router.replica import Replica
+from octavo_server.router.balance.picker import Picker
+from octavo_server.router.fleet.prefix_index import PrefixIndex
+from octavo_server.router.fleet.replica import Replica
+from octavo_server.router.prompts.prompt import Prompt
 from octavo_testing.router_replicas import FedReplica
 from table import Samples, print_table, save_json
 

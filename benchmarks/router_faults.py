@@ -21,13 +21,13 @@ from typing import Any
 import support_path  # noqa: F401  (makes octavo_testing importable)
 import uvloop
 from fake_fleets import FakeFleet, fake_fleet
-from octavo_server.router.discovery.static import StaticDiscovery
-from octavo_server.router.fleet import Fleet
-from octavo_server.router.follower import FollowSettings
-from octavo_server.router.picker import Picker
-from octavo_server.router.prefix_index import DEVICE, PrefixIndex
-from octavo_server.router.prompt import Prompt
-from octavo_server.router.replica import Replica
+from octavo_server.router.balance.picker import Picker
+from octavo_server.router.fleet.discovery.static import StaticDiscovery
+from octavo_server.router.fleet.fleet import Fleet
+from octavo_server.router.fleet.kv_stream_client import FollowSettings
+from octavo_server.router.fleet.prefix_index import DEVICE, PrefixIndex
+from octavo_server.router.fleet.replica import Replica
+from octavo_server.router.prompts.prompt import Prompt
 from octavo_testing.fake_replica import MODEL
 from table import Samples, print_table, save_json
 

@@ -23,7 +23,7 @@ import support_path  # noqa: F401  (makes octavo_testing importable)
 from octavo_engine.config import EngineConfig
 from octavo_engine.frontend import Frontend
 from octavo_server.kv.card import ModelCard, write_card
-from octavo_server.router.prompt_reader import PromptReader
+from octavo_server.router.prompts.prompt_hasher import PromptHasher
 from octavo_testing.fake_replica import FakeReplica
 from table import Samples, number, print_table, save_json
 
@@ -75,7 +75,7 @@ def card(model: str, block_size: int) -> ModelCard:
 async def warm_replicas(stack: AsyncExitStack, model: str) -> list[FakeReplica]:
     """Both have the beginning of every prompt in their caches, as soon as so many want it of two."""
     said = await asyncio.to_thread(card, model, 16)
-    reader = PromptReader.from_card(said)
+    reader = PromptHasher.from_card(said)
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "question"}]
     prompt = reader.read("chat", {"model": MODEL, "messages": messages}, "")
     print(f"the prompt's beginning: {prompt.num_tokens} tokens, {len(prompt.hashes)} blocks")

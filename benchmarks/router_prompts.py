@@ -22,9 +22,9 @@ from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.hashing import root_hash
 from octavo_server.cli.route import settle_memory
 from octavo_server.kv.card import ModelCard
-from octavo_server.router.picker import Picker
-from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.prompt_reader import PromptReader
+from octavo_server.router.balance.picker import Picker
+from octavo_server.router.fleet.prefix_index import PrefixIndex
+from octavo_server.router.prompts.prompt_hasher import PromptHasher
 from octavo_testing.router_replicas import FedReplica
 from table import Samples, print_table, save_json
 
@@ -117,7 +117,7 @@ CASES = {
 
 def measure(card: ModelCard, tokenizer: TimedTokenizer, bodies: Iterator[Body], count: int) -> dict[str, Samples]:
     template = ChatTemplate(card.chat_template or "", card.special_tokens)
-    reader = PromptReader(card, tokenizer, template)  # type: ignore[arg-type]
+    reader = PromptHasher(card, tokenizer, template)  # type: ignore[arg-type]
     index = PrefixIndex(max_entries=4_000_000)
     replicas = [FedReplica(index, f"replica-{k}", device=[]).replica for k in range(REPLICAS)]
     now = 0.0

@@ -1,8 +1,8 @@
 """`Octavo`: the router's own classes, as they run in production, behind the simulator's interface."""
 
-from octavo_server.router.picker import Picker
-from octavo_server.router.prompt import Prompt
-from octavo_server.router.ticket import Ticket
+from octavo_server.router.balance.picker import Picker
+from octavo_server.router.balance.ticket import Ticket
+from octavo_server.router.prompts.prompt import Prompt
 
 from router_sim.site import BLOCK_SIZE, Asked, Site
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.replica import Replica
+from octavo_server.router.fleet.prefix_index import PrefixIndex
+from octavo_server.router.fleet.replica import Replica
 
 from router_sim.engine import SimEngine
 from router_sim.hardware import Hardware

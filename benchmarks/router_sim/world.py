@@ -13,10 +13,10 @@ from functools import partial
 from random import Random
 
 from octavo_server.kv.frames import Step
-from octavo_server.router.endpoint import Endpoint
-from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.replica import Replica
-from octavo_server.router.replica_blocks import ReplicaBlocks
+from octavo_server.router.fleet.block_mirror import BlockMirror
+from octavo_server.router.fleet.endpoint import Endpoint
+from octavo_server.router.fleet.prefix_index import PrefixIndex
+from octavo_server.router.fleet.replica import Replica
 
 from router_sim.engine import SimEngine
 from router_sim.hardware import Hardware
@@ -213,7 +213,7 @@ def asked_of(request: Request) -> Asked:
 
 def _replica(number: int, engine: SimEngine, index: PrefixIndex) -> Replica:
     replica = Replica(Endpoint(url=f"http://r{number}", name=f"r{number}", is_ready=True))
-    replica.blocks = ReplicaBlocks(index)
+    replica.blocks = BlockMirror(index)
     for frame in engine.hello():
         replica.blocks.feed(frame)
     replica.load = replica.blocks.load

@@ -4,14 +4,14 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-from octavo_server.keys import KeyRing
-from octavo_server.router.admin import AdminContext, build_admin
-from octavo_server.router.operators import Operators
-from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.report import Reporter, Waiting
-from octavo_server.router.state_events import StateFeed
-from octavo_server.router.track import Telemetry
-from octavo_server.router.workers import Workers
+from octavo_server.api_keys import ApiKeys
+from octavo_server.router.admin_auth import AdminAuth
+from octavo_server.router.admin_routes import AdminContext, build_admin
+from octavo_server.router.fleet.prefix_index import PrefixIndex
+from octavo_server.router.observe.report import Reporter, Waiting
+from octavo_server.router.observe.request_observer import Telemetry
+from octavo_server.router.observe.state_stream import StateFeed
+from octavo_server.router.observe.workers import Workers
 from octavo_testing.router_parts import PROMPT, decision, exact_replica
 from octavo_testing.server import parse_metrics
 
@@ -36,7 +36,7 @@ class Parts:
             clock=lambda: 0.0,
         )
         workers = Workers(reporter)
-        context = AdminContext(workers=workers, feed=StateFeed(workers.state), operators=Operators(keys=self.keys))
+        context = AdminContext(workers=workers, feed=StateFeed(workers.state), operators=AdminAuth(keys=self.keys))
         transport = httpx.ASGITransport(build_admin(context))
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as http:
             yield http
@@ -103,7 +103,7 @@ async def test_metrics_show_the_state_at_the_scrape():
 @pytest.mark.parametrize("path", ["/debug/decisions", "/debug/decisions/ended", "/debug/index", "/state/events"])
 async def test_what_is_the_operators_needs_their_key(path):
     parts = Parts()
-    parts.keys = KeyRing(["key"])
+    parts.keys = ApiKeys(["key"])
     async with parts.http() as http:
         answer = await http.get(path)
         assert (await http.get("/metrics")).status_code == 200

@@ -3,7 +3,7 @@
 import pytest
 from octavo_engine.wire.hashing import block_hashes, scoped_root, short_hash
 from octavo_engine.wire.kv_stream import numbers
-from octavo_server.router.prefix_index import Match
+from octavo_server.router.fleet.prefix_index import Match
 from octavo_testing.core_process import running
 from octavo_testing.fleets import following, until
 from octavo_testing.server import MODEL, serving

@@ -4,10 +4,10 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from octavo_server.router.endpoint import Endpoint
-from octavo_server.router.fleet import Fleet
-from octavo_server.router.follower import FollowSettings
-from octavo_server.router.prefix_index import PrefixIndex
+from octavo_server.router.fleet.endpoint import Endpoint
+from octavo_server.router.fleet.fleet import Fleet
+from octavo_server.router.fleet.kv_stream_client import FollowSettings
+from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_testing.fake_replica import MODEL, FakeReplica
 from octavo_testing.fleets import until
 

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from octavo_server.kv import publisher as publishing
 from octavo_server.kv.frames import MAX_FRAME_BYTES
-from octavo_server.router.follower import FollowSettings
-from octavo_server.router.prefix_index import Match
+from octavo_server.router.fleet.kv_stream_client import FollowSettings
+from octavo_server.router.fleet.prefix_index import Match
 from octavo_testing.fake_replica import MODEL, FakeReplica, Lose, Reorder, Repeat, lie, twice
 from octavo_testing.fleets import followed, until
 

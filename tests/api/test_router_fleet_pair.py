@@ -8,8 +8,8 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_server.kv.arrivals import full_blocks
-from octavo_server.router.picker import Picker
-from octavo_server.router.prompt import Prompt
+from octavo_server.router.balance.picker import Picker
+from octavo_server.router.prompts.prompt import Prompt
 from octavo_testing.fake_replica import MODEL, FakeReplica
 from octavo_testing.fleets import followed, following, until
 from octavo_testing.scripted import ready_info

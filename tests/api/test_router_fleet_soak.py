@@ -4,7 +4,7 @@ import asyncio
 import random
 
 import pytest
-from octavo_server.router.follower import FollowSettings
+from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_testing.fake_replica import MODEL, FakeReplica, Lose, Reorder, Repeat, lie, twice
 from octavo_testing.fleets import followed, until
 

@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 from octavo_engine.wire.errors import StartupError
-from octavo_server.router.backoff import Backoff
-from octavo_server.router.discovery.endpoint_slices import EndpointSlice, endpoints_of
-from octavo_server.router.discovery.kubernetes import ClusterAccess, KubernetesDiscovery
-from octavo_server.router.endpoint import Endpoint
-from octavo_server.router.fleet import Fleet
-from octavo_server.router.follower import FollowSettings
-from octavo_server.router.prefix_index import PrefixIndex
+from octavo_server.router.fleet.backoff import Backoff
+from octavo_server.router.fleet.discovery.endpoint_slices import EndpointSlice, endpoints_of
+from octavo_server.router.fleet.discovery.kubernetes import ClusterAccess, KubernetesDiscovery
+from octavo_server.router.fleet.endpoint import Endpoint
+from octavo_server.router.fleet.fleet import Fleet
+from octavo_server.router.fleet.kv_stream_client import FollowSettings
+from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_testing.fake_kubernetes import FakeKubernetes
 from octavo_testing.fake_replica import MODEL, FakeReplica
 from octavo_testing.fleets import until

@@ -5,11 +5,11 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from octavo_server.router.decision import RUNGS
-from octavo_server.router.metric_list import FAMILIES, PREFIX
-from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.report import Ask, Reporter, Waiting, exposition
-from octavo_server.router.track import Telemetry
+from octavo_server.router.balance.decision import RUNGS
+from octavo_server.router.fleet.prefix_index import PrefixIndex
+from octavo_server.router.observe.metrics.catalogue import FAMILIES, PREFIX
+from octavo_server.router.observe.report import Ask, Reporter, Waiting, exposition
+from octavo_server.router.observe.request_observer import Telemetry
 from octavo_testing.router_parts import PROMPT, decision, exact_replica
 
 PAGE = Path(__file__).parents[2] / "docs" / "router.md"

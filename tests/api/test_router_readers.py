@@ -4,11 +4,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from octavo_server.kv.card import model_card, write_card
-from octavo_server.router.discovery.static import StaticDiscovery
-from octavo_server.router.fleet import Fleet
-from octavo_server.router.follower import FollowSettings
-from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.readers import Readers
+from octavo_server.router.fleet.discovery.static import StaticDiscovery
+from octavo_server.router.fleet.fleet import Fleet
+from octavo_server.router.fleet.kv_stream_client import FollowSettings
+from octavo_server.router.fleet.prefix_index import PrefixIndex
+from octavo_server.router.prompts.prompt_hashers import PromptHashers
 from octavo_testing.fake_replica import MODEL, FakeReplica
 from octavo_testing.fleets import until
 from octavo_testing.scripted import write_byte_model
@@ -19,7 +19,7 @@ from octavo_testing.server import ScriptedClient, serving
 @asynccontextmanager
 async def reading(*urls):
     fleet = Fleet(FollowSettings(), StaticDiscovery(urls), PrefixIndex(max_entries=1000))
-    readers = Readers(fleet, dict)
+    readers = PromptHashers(fleet, dict)
     await readers.start()
     await fleet.start()
     try:

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from octavo_server.kv.card import ModelCard
 from octavo_server.kv.frames import Hello
-from octavo_server.router import readers as readers_module
-from octavo_server.router.endpoint import Endpoint
-from octavo_server.router.prompt_reader import PromptReader
-from octavo_server.router.readers import Readers
-from octavo_server.router.replica import Replica
+from octavo_server.router.fleet.endpoint import Endpoint
+from octavo_server.router.fleet.replica import Replica
+from octavo_server.router.prompts import prompt_hashers as readers_module
+from octavo_server.router.prompts.prompt_hasher import PromptHasher
+from octavo_server.router.prompts.prompt_hashers import PromptHashers
 from octavo_testing.fake_replica import FakeReplica
 from octavo_testing.fleets import until
 from octavo_testing.scripted import write_byte_model
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 NUM_REPLICAS = 20
 
 
-class Counted(PromptReader):
+class Counted(PromptHasher):
     num_made = 0
 
     @classmethod
@@ -33,7 +33,7 @@ class Counted(PromptReader):
         return super().from_card(card)
 
 
-class Slow(PromptReader):
+class Slow(PromptHasher):
     """That of the card `slow` is built only once it may."""
 
     has_begun, may_end = Event(), Event()
@@ -75,7 +75,7 @@ async def test_many_replicas_that_say_the_same_are_understood_once(fleet, tmp_pa
     async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
         card = (await served.http.get("/kv/model")).content
     fingerprint = msgspec.msgpack.decode(card, type=ModelCard).fingerprint
-    readers = Readers(fleet, dict)
+    readers = PromptHashers(fleet, dict)
     async with AsyncExitStack() as stack:
         await readers.start()
         stack.push_async_callback(readers.stop)
@@ -101,7 +101,7 @@ async def test_one_that_is_still_being_understood_when_another_is_known_is_kept(
     monkeypatch.setattr(readers_module, "PromptReader", Slow)
     async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
         card = msgspec.msgpack.decode((await served.http.get("/kv/model")).content, type=ModelCard)
-    readers = Readers(fleet, dict)
+    readers = PromptHashers(fleet, dict)
     async with AsyncExitStack() as stack:
         await readers.start()
         stack.push_async_callback(readers.stop)

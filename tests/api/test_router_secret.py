@@ -5,8 +5,8 @@ import os
 
 import pytest
 from octavo_engine.wire.errors import StartupError
-from octavo_server.http.trust import SentSecret
-from octavo_server.keys import LOOK_EVERY_S
+from octavo_server.api_keys import LOOK_EVERY_S
+from octavo_server.http.router_secret import OutgoingSecret
 from octavo_testing.clock import Clock
 from octavo_testing.fleets import until
 from octavo_testing.routing import routing
@@ -27,7 +27,7 @@ def write(file, text, version=1):
 def test_the_first_one_is_sent_and_a_change_of_the_file_is_seen(tmp_path, clock):
     file = tmp_path / "secret"
     write(file, "old\nother")
-    secret = SentSecret((), file, clock=clock)
+    secret = OutgoingSecret((), file, clock=clock)
     write(file, "new\nold", version=2)
     assert secret.current == "old"
     clock.now_s = LOOK_EVERY_S
@@ -37,19 +37,19 @@ def test_the_first_one_is_sent_and_a_change_of_the_file_is_seen(tmp_path, clock)
 def test_one_of_a_flag_is_sent_before_one_of_a_file(tmp_path, clock):
     file = tmp_path / "secret"
     write(file, "of the file")
-    secret = SentSecret(("of the flag", "more"), file, clock=clock)
+    secret = OutgoingSecret(("of the flag", "more"), file, clock=clock)
     write(file, "changed", version=2)
     clock.now_s = LOOK_EVERY_S
     assert secret.current == "of the flag"
-    assert SentSecret((), None, clock=clock).current == ""
+    assert OutgoingSecret((), None, clock=clock).current == ""
 
 
 def test_a_broken_change_leaves_the_secret_and_is_logged_once(tmp_path, clock, caplog):
     file = tmp_path / "secret"
     with pytest.raises(StartupError, match="FileNotFoundError"):
-        SentSecret((), file, clock=clock)
+        OutgoingSecret((), file, clock=clock)
     write(file, "s3cret")
-    secret = SentSecret((), file, clock=clock)
+    secret = OutgoingSecret((), file, clock=clock)
     write(file, "", version=2)
     with caplog.at_level(logging.ERROR):
         for clock.now_s in (LOOK_EVERY_S, 2 * LOOK_EVERY_S):
@@ -60,7 +60,7 @@ def test_a_broken_change_leaves_the_secret_and_is_logged_once(tmp_path, clock, c
 
 
 async def test_it_is_replaced_without_a_restart(tmp_path, monkeypatch):
-    monkeypatch.setattr("octavo_server.keys.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("octavo_server.api_keys.LOOK_EVERY_S", 0.0)
     theirs, ours = tmp_path / "replicas", tmp_path / "routers"
     write(theirs, "old")
     write(ours, "old")

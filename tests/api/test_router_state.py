@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import httpx
 from aiohttp import web
-from octavo_server.router.state import ReplicaState, RouterState
+from octavo_server.router.observe.state import ReplicaState, RouterState
 from octavo_testing.fake_replica import MODEL, FakeReplica, lie
 from octavo_testing.fleets import until
 from octavo_testing.routing import routing

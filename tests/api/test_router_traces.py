@@ -7,7 +7,7 @@ from functools import partial
 import httpx
 import pytest
 from aiohttp import web
-from octavo_server.router.spans import RouteTracer
+from octavo_server.router.observe.spans import RouteTracer
 from octavo_testing.collector import collecting, spans_of
 from octavo_testing.fake_replica import MODEL, FakeReplica
 from octavo_testing.route_command import octavo_route

@@ -7,7 +7,7 @@ from octavo_engine.wire.hashing import block_hashes, scoped_root, unnamed_tenant
 from octavo_engine.wire.kv_stream import numbers
 from octavo_server.kv.card import read_card
 from octavo_server.kv.frames import FrameReader, Part, Step
-from octavo_server.router.prompt_reader import PromptReader
+from octavo_server.router.prompts.prompt_hasher import PromptHasher
 from octavo_server.tools.use import ToolSettings
 from octavo_testing.chat_shapes import QWEN, TOKENS
 from octavo_testing.core_process import running, scripted_environment
@@ -31,7 +31,7 @@ async def server(tmp_path_factory):
 async def reader(server):
     answer = await server.http.get("/kv/model")
     assert answer.headers["content-type"] == "application/msgpack"
-    return PromptReader.from_card(read_card(answer.content))
+    return PromptHasher.from_card(read_card(answer.content))
 
 
 def numbers_of(root, token_ids, block_size):
@@ -82,7 +82,7 @@ async def test_an_isolated_tenant_has_hashes_of_its_own(tmp_path):
     body = {"prompt": "The quick brown fox. " * 5}
     async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=("k",), cache_isolation=True) as served:
         assert (await served.http.get("/kv/model")).status_code == 401
-        reader = PromptReader.from_card(read_card((await served.http.get("/kv/model", headers=KEY)).content))
+        reader = PromptHasher.from_card(read_card((await served.http.get("/kv/model", headers=KEY)).content))
         (rendered,) = (await served.http.post("/v1/completions/render", json=body, headers=KEY)).json()
     root = scoped_root(reader.card.root, "", rendered["cache_salt"])
     prompt = reader.read("completion", body, TENANT)
@@ -136,7 +136,7 @@ TURNS = {
 
 @pytest.mark.parametrize("body", TURNS.values(), ids=TURNS.keys())
 async def test_the_engine_stores_and_finds_what_a_router_reads(engine, body):
-    reader = PromptReader.from_card(read_card((await engine.http.get("/kv/model")).content))
+    reader = PromptHasher.from_card(read_card((await engine.http.get("/kv/model")).content))
     prompt = reader.read("chat", body, "")
     wanted = set(prompt.hashes)
     assert prompt.is_exact

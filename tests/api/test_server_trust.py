@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import tenant_salt
-from octavo_server.http.trust import read_secrets, router_secrets
+from octavo_server.http.router_secret import read_secrets, router_secrets
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import ScriptedClient, serving
 

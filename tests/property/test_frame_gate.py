@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo_server.openai.errors import ReplicaLost
-from octavo_server.router.ending import FrameGate
+from octavo_server.router.proxy.sse import SSEFramer
 
 LINES = st.lists(st.sampled_from([b"data: {}", b"event: x", b": hm", b"data: \xc3\xa9", b"id: 1"]), min_size=1)
 NEWLINES = st.sampled_from([b"\n", b"\r\n"])
@@ -29,7 +29,7 @@ def is_whole(data):
 
 @given(stream=streams(), places=st.lists(st.integers(0, 500)), tail=st.sampled_from([b"", b"data: {", b"data: x\n"]))
 def test_bytes_are_the_same_and_frames_are_whole(stream, places, tail):
-    gate, out = FrameGate(), b""
+    gate, out = SSEFramer(), b""
     for piece in cut(stream + tail, places):
         out += gate.feed(piece)
         assert is_whole(out)
@@ -40,7 +40,7 @@ def test_bytes_are_the_same_and_frames_are_whole(stream, places, tail):
 
 @given(stream=streams(), places=st.lists(st.integers(0, 500)))
 def test_only_a_last_event_is_an_end(stream, places):
-    gate = FrameGate()
+    gate = SSEFramer()
     for piece in cut(stream, places):
         gate.feed(piece)
     assert not gate.has_ended
@@ -49,7 +49,7 @@ def test_only_a_last_event_is_an_end(stream, places):
 
 
 def test_an_error_event_is_of_the_dialect_that_the_stream_speaks():
-    gate, error = FrameGate(), ReplicaLost("it broke")
+    gate, error = SSEFramer(), ReplicaLost("it broke")
     gate.feed(b'event: response.created\ndata: {"sequence_number":7}\n\n')
     assert gate.failure(error, "chunks").endswith(b'"code":502}}\n\ndata: [DONE]\n\n')
     assert b'"sequence_number":8' in gate.failure(error, "events")

@@ -3,7 +3,7 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from octavo_server.router.prefix_index import DEVICE, HOST, PREDICTED, Match, PrefixIndex
+from octavo_server.router.fleet.prefix_index import DEVICE, HOST, PREDICTED, Match, PrefixIndex
 
 HASHES = st.integers(1, 12)
 KINDS = st.sampled_from([DEVICE, HOST, PREDICTED])

@@ -4,11 +4,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from octavo_server.kv.frames import Load
-from octavo_server.router import score
-from octavo_server.router.picker import NOTHING, Picker
-from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.score import TIE
-from octavo_server.router.ticket import BLIND_S, MIN_PREDICTED_S
+from octavo_server.router.balance import score
+from octavo_server.router.balance.picker import NOTHING, Picker
+from octavo_server.router.balance.score import TIE
+from octavo_server.router.balance.ticket import BLIND_S, MIN_PREDICTED_S
+from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_testing.router_replicas import FedReplica, prompt_of
 
 HASHES = range(1, 9)  # prompts share the first of them and have some of the others of their own

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo_engine.wire.hashing import root_hash
-from octavo_server.router.text.chains import PromptChains
-from octavo_server.router.text.cuts import Cuts
+from octavo_server.router.prompts.hash_chain import PromptHashCache
+from octavo_server.router.prompts.split_points import SafeSplitter
 from octavo_testing.chat_shapes import TOKENIZERS, TOKENS
 
 BLOCK, ROOT = 4, root_hash("weights", "float32", 4)
@@ -13,7 +13,9 @@ WORDS = ["word ", "a", " b", "ab 7", "\n", "And ", "long" * 20, *TOKENS]
 
 
 def chains_of(tokenizer):
-    return PromptChains(tokenizer, Cuts.of(tokenizer.to_json(), " ".join(TOKENS)), block_size=BLOCK, max_bytes=1 << 20)
+    return PromptHashCache(
+        tokenizer, SafeSplitter.of(tokenizer.to_json(), " ".join(TOKENS)), block_size=BLOCK, max_bytes=1 << 20
+    )
 
 
 MADE = {name: make() for name, make in TOKENIZERS.items()}
@@ -51,10 +53,10 @@ class Watched:
 
 def test_a_known_opening_is_not_followed_again():
     tokenizer = MADE["byte level"]
-    cuts = Cuts.of(tokenizer.to_json(), " ".join(TOKENS))
+    cuts = SafeSplitter.of(tokenizer.to_json(), " ".join(TOKENS))
     watched = Watched(cuts.special)
-    seen = Cuts(watched, cuts.cuts_words, cuts.cuts_digits, cuts.reach)
-    chains = PromptChains(tokenizer, seen, block_size=BLOCK, max_bytes=1 << 20)
+    seen = SafeSplitter(watched, cuts.cuts_words, cuts.cuts_digits, cuts.reach)
+    chains = PromptHashCache(tokenizer, seen, block_size=BLOCK, max_bytes=1 << 20)
     said, asks = TOKENS[0] + "said " * 200, TOKENS[0] + "says the user: "
     opening = said + asks
     for last in "abc":

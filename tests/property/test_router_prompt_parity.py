@@ -1,7 +1,7 @@
 """The router's block hashes are those that the engine stores, whatever the template, tokenizer, tools and salts.
 
 The engine's side is its own code: the body is read by the API's schema, rendered and encoded whole, and a real
-scheduler stores the blocks. The router's side is a `PromptReader` that has read many other prompts before.
+scheduler stores the blocks. The router's side is a `PromptHasher` that has read many other prompts before.
 """
 
 import functools
@@ -22,7 +22,7 @@ from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.rendering import render_messages
 from octavo_server.openai.responses import ResponsesRequest
-from octavo_server.router.prompt_reader import PromptReader
+from octavo_server.router.prompts.prompt_hasher import PromptHasher
 from octavo_testing.chat_shapes import SPECIAL, TEMPLATES, TOKENIZERS, TOKENS
 from octavo_testing.simulation import Simulation, sim_config
 
@@ -59,7 +59,7 @@ def reader_of(tokenizer_name, template_name, isolated):
         cache_isolation=isolated,
         adapters=ADAPTERS,
     )
-    return PromptReader.from_card(read_card(write_card(card)))
+    return PromptHasher.from_card(read_card(write_card(card)))
 
 
 def stored(token_ids, salt, adapter):

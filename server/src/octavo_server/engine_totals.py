@@ -6,7 +6,7 @@ from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.wire.metrics import Metric, active_metrics
 from octavo_engine.wire.records import EngineStats
 
-from octavo_server.exposition import family_head, label_text
+from octavo_server.prometheus_text import family_head, label_text
 
 #: One sample: the values of the metric's own labels, and the number.
 Sample = tuple[tuple[str, ...], float]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo_server.exposition import Histogram, Summary, family_text, label_text
+from octavo_server.prometheus_text import Histogram, Summary, family_text, label_text
 
 UNCOUNTED = frozenset({"/metrics", "/health", "/ready", "/load", "/ping", "/version", "/server_info", "/kv/events"})
 NO_ROUTE = "none"

@@ -13,8 +13,8 @@ from octavo_engine.wire.records import BlockLife, EngineStats
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
 from octavo_server.engine_totals import TotalsText, cache_labels, engine_samples
-from octavo_server.exposition import Histogram, family_head, label_text
 from octavo_server.http_metrics import HttpMetrics
+from octavo_server.prometheus_text import Histogram, family_head, label_text
 from octavo_server.request_track import RequestLife, RequestTrack
 
 if TYPE_CHECKING:

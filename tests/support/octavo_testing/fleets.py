@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from octavo_server.router.discovery.static import StaticDiscovery
-from octavo_server.router.fleet import Fleet
-from octavo_server.router.follower import FollowSettings
-from octavo_server.router.prefix_index import PrefixIndex
+from octavo_server.router.fleet.discovery.static import StaticDiscovery
+from octavo_server.router.fleet.fleet import Fleet
+from octavo_server.router.fleet.kv_stream_client import FollowSettings
+from octavo_server.router.fleet.prefix_index import PrefixIndex
 
 from octavo_testing.fake_replica import FakeReplica
 

@@ -1,12 +1,12 @@
 """Pieces of a router for tests of what looks at them: replicas in a given state, decisions, an admin app."""
 
 from octavo_server.kv.frames import Hello, Snapshot
-from octavo_server.router.decision import Decision, Rung, Terms
-from octavo_server.router.endpoint import Endpoint
-from octavo_server.router.prefix_index import Match, PrefixIndex
-from octavo_server.router.prompt import Prompt
-from octavo_server.router.replica import Replica
-from octavo_server.router.replica_blocks import ReplicaBlocks
+from octavo_server.router.balance.decision import CandidateCost, Decision, Rung
+from octavo_server.router.fleet.block_mirror import BlockMirror
+from octavo_server.router.fleet.endpoint import Endpoint
+from octavo_server.router.fleet.prefix_index import Match, PrefixIndex
+from octavo_server.router.fleet.replica import Replica
+from octavo_server.router.prompts.prompt import Prompt
 
 PROMPT = Prompt(num_tokens=100, affinity=7, hashes=tuple(range(6)), is_exact=True)
 
@@ -14,7 +14,7 @@ PROMPT = Prompt(num_tokens=100, affinity=7, hashes=tuple(range(6)), is_exact=Tru
 def exact_replica(name: str, index: PrefixIndex, *, epoch: int = 1, model: str = "tiny") -> Replica:
     """One whose snapshot is there, with nothing in it."""
     replica = Replica(Endpoint(f"http://{name}:8000", name))
-    replica.blocks = blocks = ReplicaBlocks(index)
+    replica.blocks = blocks = BlockMirror(index)
     replica.hello = Hello(
         version=1, epoch=epoch, block_size=16, root=b"r" * 32, max_model_len=512, models=[model], heartbeat_s=1.0
     )
@@ -29,7 +29,7 @@ def exact_replica(name: str, index: PrefixIndex, *, epoch: int = 1, model: str =
 def decision(*replicas: Replica, expected_tokens: int = 64, rung: Rung = "exact") -> Decision:
     """For the first of them."""
     terms = [
-        Terms(replica, Match(4 if position == 0 else 0), 0.010 * (position + 1), 0.002, 0.0, 0.001)
+        CandidateCost(replica, Match(4 if position == 0 else 0), 0.010 * (position + 1), 0.002, 0.0, 0.001)
         for position, replica in enumerate(replicas)
     ]
     return Decision(replicas[0], rung, "least cost", tuple(terms), expected_tokens)

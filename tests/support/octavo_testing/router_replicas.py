@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 from octavo_engine.wire.kv_stream import numbers, roll, run_together
 from octavo_server.kv.frames import Hello, Load, Part, Snapshot, Step
-from octavo_server.router.endpoint import Endpoint
-from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.prompt import Prompt
-from octavo_server.router.replica import Replica
-from octavo_server.router.replica_blocks import ReplicaBlocks
+from octavo_server.router.fleet.block_mirror import BlockMirror
+from octavo_server.router.fleet.endpoint import Endpoint
+from octavo_server.router.fleet.prefix_index import PrefixIndex
+from octavo_server.router.fleet.replica import Replica
+from octavo_server.router.prompts.prompt import Prompt
 
 EPOCH = 7
 
@@ -22,7 +22,7 @@ class FedReplica:
         self.connect(device=device, host=host)
 
     def connect(self, *, device: Iterable[int] = (), host: Iterable[int] = ()) -> None:
-        self.blocks = self.replica.blocks = ReplicaBlocks(self._index)
+        self.blocks = self.replica.blocks = BlockMirror(self._index)
         self._digest = self._seq = 0
         part = Part(device=run_together(device), host=run_together(host))
         self._roll(device=part.device, host=part.host)

@@ -6,8 +6,11 @@ import pytest
 from octavo_server.config import HttpSettings, RequestLimits
 from octavo_server.http import protocol
 from octavo_server.kv import frames, publisher
-from octavo_server.router import app, breaker, decision_log, metrics, state_events
-from octavo_server.router.follower import FollowSettings
+from octavo_server.router import app
+from octavo_server.router.balance import breaker
+from octavo_server.router.fleet.kv_stream_client import FollowSettings
+from octavo_server.router.observe import decision_log, state_stream
+from octavo_server.router.observe.metrics import counters
 from octavo_server.router.settings import ForwardLimits
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -29,7 +32,7 @@ PHRASES = {
         f"`--slow-client-timeout` ({HTTP.slow_client_timeout_s:g} s)",
         f"`--max-request-bytes` ({RequestLimits().max_request_bytes // MIB} MiB)",
         f"({decision_log.KEPT} are kept in each worker)",
-        f"`model` takes at most {metrics.MAX_VALUES} values",
+        f"`model` takes at most {counters.MAX_VALUES} values",
         f"a head that goes on beyond {protocol.MAX_HEAD_BYTES // KIB} KiB",
     ],
     "kv-stream.md": [
@@ -50,4 +53,4 @@ def test_what_the_guide_says_is_so(page, phrase):
 
 
 def test_the_times_of_the_state_stream():
-    assert (state_events.PERIOD_S, state_events.HEARTBEAT_S) == (0.2, 1.0), "docs/router.md: five a second, a second"
+    assert (state_stream.PERIOD_S, state_stream.HEARTBEAT_S) == (0.2, 1.0), "docs/router.md: five a second, a second"

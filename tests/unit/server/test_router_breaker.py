@@ -1,7 +1,7 @@
 """Circuit breakers by a clock that the test turns."""
 
 import pytest
-from octavo_server.router.breaker import MOST_OPEN_S, PROBE_S, Breakers
+from octavo_server.router.balance.breaker import MOST_OPEN_S, PROBE_S, Breakers
 from octavo_testing.clock import Clock
 
 

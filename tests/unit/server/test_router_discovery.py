@@ -8,10 +8,10 @@ import pytest
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.discovery import discovery_of
 from octavo_server.cli.discovery_flags import add_discovery_flags
-from octavo_server.router.discovery.dns import DnsDiscovery
-from octavo_server.router.discovery.kubernetes import KubernetesDiscovery
-from octavo_server.router.discovery.static import StaticDiscovery
-from octavo_server.router.endpoint import Endpoint
+from octavo_server.router.fleet.discovery.dns import DnsDiscovery
+from octavo_server.router.fleet.discovery.kubernetes import KubernetesDiscovery
+from octavo_server.router.fleet.discovery.static import StaticDiscovery
+from octavo_server.router.fleet.endpoint import Endpoint
 
 
 class Resolver:

@@ -8,10 +8,10 @@ from octavo_server.cli import explain
 from octavo_server.cli.main import build_parser
 from octavo_server.client import api
 from octavo_server.client.api import Api, ApiFailure, Unreachable
-from octavo_server.router.debug import decision_info
-from octavo_server.router.decision_log import KEPT, DecisionLog
-from octavo_server.router.prefix_index import Match, PrefixIndex
-from octavo_server.router.track import Telemetry
+from octavo_server.router.fleet.prefix_index import Match, PrefixIndex
+from octavo_server.router.observe.debug import decision_info
+from octavo_server.router.observe.decision_log import KEPT, DecisionLog
+from octavo_server.router.observe.request_observer import Telemetry
 from octavo_testing.router_parts import PROMPT, decision, exact_replica
 
 

@@ -1,19 +1,19 @@
 from contextlib import nullcontext
 
 import pytest
-from octavo_server.keys import KeyRing
+from octavo_server.api_keys import ApiKeys
 from octavo_server.openai.errors import Forbidden, Unauthorized
-from octavo_server.router.operators import Operators
+from octavo_server.router.admin_auth import AdminAuth
 
-ONE = KeyRing(["k1"])
-SECRETS = KeyRing(["s1", "s2"])
+ONE = ApiKeys(["k1"])
+SECRETS = ApiKeys(["s1", "s2"])
 
 
 @pytest.fixture
 def several(tmp_path):
     file = tmp_path / "keys"
     file.write_text("admin: boss\nteam: k1\n")
-    return KeyRing(paths=[file])
+    return ApiKeys(paths=[file])
 
 
 def asks(operators, **headers):
@@ -22,7 +22,7 @@ def asks(operators, **headers):
 
 
 def test_without_keys_and_secret_everybody_may():
-    asks(Operators())
+    asks(AdminAuth())
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ def test_without_keys_and_secret_everybody_may():
 )
 def test_of_several_keys_only_the_operators(several, headers, outcome):
     with outcome:
-        asks(Operators(keys=several, secrets=SECRETS), **headers)
+        asks(AdminAuth(keys=several, secrets=SECRETS), **headers)
 
 
 def test_a_single_key_is_the_operators():
-    asks(Operators(keys=ONE), authorization="Bearer k1")
+    asks(AdminAuth(keys=ONE), authorization="Bearer k1")
 
 
 def test_with_a_secret_alone_it_takes_the_secret():
-    asks(Operators(secrets=SECRETS), x_octavo_secret="s1")
+    asks(AdminAuth(secrets=SECRETS), x_octavo_secret="s1")
     with pytest.raises(Unauthorized):
-        asks(Operators(secrets=SECRETS))
+        asks(AdminAuth(secrets=SECRETS))

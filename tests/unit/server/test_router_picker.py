@@ -1,9 +1,9 @@
 import pytest
 from octavo_server.kv.frames import Load
-from octavo_server.router import score
-from octavo_server.router.picker import Picker
-from octavo_server.router.prefix_index import Match, PrefixIndex
-from octavo_server.router.ticket import BLIND_S, MIN_PREDICTED_S
+from octavo_server.router.balance import score
+from octavo_server.router.balance.picker import Picker
+from octavo_server.router.balance.ticket import BLIND_S, MIN_PREDICTED_S
+from octavo_server.router.fleet.prefix_index import Match, PrefixIndex
 from octavo_testing.clock import Clock
 from octavo_testing.router_replicas import FedReplica, blind_replica, prompt_of
 
@@ -307,7 +307,7 @@ def test_without_free_blocks_it_takes_until_others_give_theirs_back(index, picke
 
 
 def test_what_is_predicted_has_a_limit(index, picker, clock, monkeypatch):
-    monkeypatch.setattr("octavo_server.router.predictions.MAX_BLOCKS", 25)
+    monkeypatch.setattr("octavo_server.router.balance.predictions.MAX_BLOCKS", 25)
     replica = blind_replica("a")
     for first in (100, 200, 300):
         prompt = prompt_of(range(first, first + 10))

@@ -4,9 +4,9 @@ others' requests is predicted as our own is.
 
 import pytest
 from octavo_server.kv.frames import Load
-from octavo_server.router.picker import Picker
-from octavo_server.router.prefix_index import Match, PrefixIndex
-from octavo_server.router.ticket import MIN_PREDICTED_S
+from octavo_server.router.balance.picker import Picker
+from octavo_server.router.balance.ticket import MIN_PREDICTED_S
+from octavo_server.router.fleet.prefix_index import Match, PrefixIndex
 from octavo_testing.clock import Clock
 from octavo_testing.router_replicas import FedReplica, prompt_of
 
@@ -148,7 +148,7 @@ def test_what_comes_ends_nothing_of_ours_that_lasts_longer(index, picker, clock)
 
 
 def test_what_comes_has_the_limit_of_all_that_is_predicted(index, picker, clock, monkeypatch):
-    monkeypatch.setattr("octavo_server.router.predictions.MAX_BLOCKS", 25)
+    monkeypatch.setattr("octavo_server.router.balance.predictions.MAX_BLOCKS", 25)
     fed = FedReplica(index, "a")
     for first in (100, 200, 300):
         come(picker, fed, range(first, first + 10))

@@ -1,5 +1,5 @@
 import pytest
-from octavo_server.router.prefix_index import HOST, PREDICTED, Match, PrefixIndex
+from octavo_server.router.fleet.prefix_index import HOST, PREDICTED, Match, PrefixIndex
 
 
 def test_a_prefix_counts_up_to_the_first_gap():

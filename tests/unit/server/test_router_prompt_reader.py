@@ -9,8 +9,8 @@ from octavo_engine.text.template import ChatTemplate
 from octavo_engine.wire.hashing import block_hashes, root_hash
 from octavo_server.kv.card import ModelCard
 from octavo_server.openai.rendering import RenderOptions, render_conversation
-from octavo_server.router.prompt_estimate import estimate
-from octavo_server.router.prompt_reader import PromptReader
+from octavo_server.router.prompts.estimate import estimate
+from octavo_server.router.prompts.prompt_hasher import PromptHasher
 from octavo_testing.chat_shapes import SPECIAL, TEMPLATES, TOKENIZERS
 
 BLOCK = 16
@@ -42,7 +42,7 @@ def reader_with(max_bytes=1 << 22, tokenizer="byte level", **fields):
     tokenizer = CountingTokenizer(TOKENIZERS[tokenizer]())
     card = card_of(tokenizer, **fields)
     template = None if card.chat_template is None else ChatTemplate(card.chat_template, SPECIAL)
-    return PromptReader(card, tokenizer, template, max_bytes=max_bytes), tokenizer
+    return PromptHasher(card, tokenizer, template, max_bytes=max_bytes), tokenizer
 
 
 def ask(text):
@@ -116,7 +116,7 @@ def test_distinct_last_messages_leave_nothing_behind():
 def test_threads_read_alike():
     reader, _ = reader_with(max_bytes=1 << 18)
     bodies = [ask(f"{number % 7} a b " * (number % 50)) for number in range(200)]
-    alone = [PromptReader.from_card(reader.card).read("chat", body, "") for body in bodies[:14]]
+    alone = [PromptHasher.from_card(reader.card).read("chat", body, "") for body in bodies[:14]]
     with ThreadPoolExecutor(4) as pool:
         prompts = [*pool.map(lambda body: reader.read("chat", body, ""), bodies)]
     assert [p.hashes for p in prompts[:14]] == [p.hashes for p in alone]
@@ -215,7 +215,7 @@ def test_the_real_model_s_prompts():
     frontend = Frontend.load(EngineConfig())
     tokenizer, template = frontend.tokenizer, frontend.chat_template
     card = card_of(tokenizer, chat_template=template.source)
-    reader = PromptReader.from_card(ModelCard(**{**{f: getattr(card, f) for f in card.__struct_fields__},
+    reader = PromptHasher.from_card(ModelCard(**{**{f: getattr(card, f) for f in card.__struct_fields__},
                                                  "special_tokens": template.special_tokens}))  # fmt: skip
     messages = [SYSTEM]
     for turn in range(12):

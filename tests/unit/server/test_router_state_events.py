@@ -2,9 +2,9 @@ import asyncio
 import json
 
 import pytest
-from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.state import merged, replica_state, router_state
-from octavo_server.router.state_events import StateFeed
+from octavo_server.router.fleet.prefix_index import PrefixIndex
+from octavo_server.router.observe.state import merged, replica_state, router_state
+from octavo_server.router.observe.state_stream import StateFeed
 from octavo_testing.router_parts import exact_replica
 from octavo_testing.server import events
 

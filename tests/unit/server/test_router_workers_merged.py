@@ -4,11 +4,19 @@ from contextlib import AsyncExitStack
 
 import pytest
 import pytest_asyncio
-from octavo_server.router import workers as workers_module
-from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.report import Ask, Reporter, Waiting, exposition, latest_decisions, whole_index, whole_state
-from octavo_server.router.track import Telemetry
-from octavo_server.router.workers import Workers
+from octavo_server.router.fleet.prefix_index import PrefixIndex
+from octavo_server.router.observe import workers as workers_module
+from octavo_server.router.observe.report import (
+    Ask,
+    Reporter,
+    Waiting,
+    exposition,
+    latest_decisions,
+    whole_index,
+    whole_state,
+)
+from octavo_server.router.observe.request_observer import Telemetry
+from octavo_server.router.observe.workers import Workers
 from octavo_testing.router_parts import PROMPT, decision, exact_replica
 from octavo_testing.server import parse_metrics
 

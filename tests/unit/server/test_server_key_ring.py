@@ -6,7 +6,7 @@ import os
 import pytest
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import unnamed_tenant
-from octavo_server.keys import LOOK_EVERY_S, KeyRing, read_keys
+from octavo_server.api_keys import LOOK_EVERY_S, ApiKeys, read_keys
 from octavo_testing.clock import Clock
 
 
@@ -32,7 +32,7 @@ def secret(folder, **keys):
 
 
 def test_keys_of_flags_are_named_by_what_they_are():
-    ring = KeyRing(["first", "sécond"])
+    ring = ApiKeys(["first", "sécond"])
     assert ring.tenant_of(b"first") == unnamed_tenant("first")
     assert ring.tenant_of("sécond".encode()) == unnamed_tenant("sécond")
     assert ring.tenant_of(b"third") is None
@@ -67,13 +67,13 @@ def test_a_file_that_cannot_be_used_is_named_and_its_content_is_not(tmp_path, te
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(StartupError, match=told) as caught:
-        KeyRing(paths=[path])
+        ApiKeys(paths=[path])
     assert "sk-" not in str(caught.value)
 
 
 def test_a_swapped_secret_is_seen_without_a_restart(tmp_path, clock):
     secret(tmp_path / "keys", alice="sk-a", bob="sk-b")
-    ring = KeyRing(paths=[tmp_path / "keys"], clock=clock)
+    ring = ApiKeys(paths=[tmp_path / "keys"], clock=clock)
     assert (ring.tenant_of(b"sk-a"), ring.tenant_of(b"sk-b")) == ("alice", "bob")
     secret(tmp_path / "keys", alice="sk-new", carol="sk-c")
     clock.now_s = LOOK_EVERY_S
@@ -83,8 +83,8 @@ def test_a_swapped_secret_is_seen_without_a_restart(tmp_path, clock):
 
 def test_a_secret_with_many_keys_costs_one_look(tmp_path, clock, monkeypatch):
     secret(tmp_path / "keys", **{f"k{i}": f"sk-{i}" for i in range(50)})
-    ring = KeyRing(paths=[tmp_path / "keys"], clock=clock)
-    monkeypatch.setattr("octavo_server.keys._entries", None)
+    ring = ApiKeys(paths=[tmp_path / "keys"], clock=clock)
+    monkeypatch.setattr("octavo_server.api_keys._entries", None)
     clock.now_s = LOOK_EVERY_S
     assert ring.tenant_of(b"sk-7") == "k7"
 
@@ -92,7 +92,7 @@ def test_a_secret_with_many_keys_costs_one_look(tmp_path, clock, monkeypatch):
 def test_a_changed_file_is_looked_at_once_a_while(tmp_path, clock):
     path = tmp_path / "keys"
     path.write_text("alice: sk-a")
-    ring = KeyRing(["flag"], [path], clock=clock)
+    ring = ApiKeys(["flag"], [path], clock=clock)
     path.write_text("alice: sk-new")
     os.utime(path, ns=(1, 1))
     assert ring.tenant_of(b"sk-a") == "alice"
@@ -104,7 +104,7 @@ def test_a_changed_file_is_looked_at_once_a_while(tmp_path, clock):
 def test_a_broken_change_leaves_the_keys_and_is_logged_once(tmp_path, clock, caplog):
     path = tmp_path / "keys"
     path.write_text("alice: sk-a")
-    ring = KeyRing(paths=[path], clock=clock)
+    ring = ApiKeys(paths=[path], clock=clock)
     path.write_text("sk-half")
     with caplog.at_level(logging.ERROR):
         for clock.now_s in (LOOK_EVERY_S, 2 * LOOK_EVERY_S):
@@ -119,4 +119,4 @@ def test_a_broken_change_leaves_the_keys_and_is_logged_once(tmp_path, clock, cap
 
 def test_an_empty_secret_lets_nobody_in(tmp_path):
     secret(tmp_path / "keys")
-    assert KeyRing(paths=[tmp_path / "keys"]).tenant_of(b"") is None
+    assert ApiKeys(paths=[tmp_path / "keys"]).tenant_of(b"") is None

@@ -1,6 +1,6 @@
 import pytest
 from octavo_engine.wire.records import EngineStats
-from octavo_server.stall import LONGEST_STEP, Pulse, StallWatch
+from octavo_server.watchdog import LONGEST_STEP, Pulse, StallDetector
 
 TIMEOUT_S = 30
 
@@ -9,7 +9,7 @@ class Engine:
     """Watched once a second for as long as a test says."""
 
     def __init__(self, timeout_s=TIMEOUT_S):
-        self.watch = StallWatch(timeout_s)
+        self.watch = StallDetector(timeout_s)
         self.now, self.cpu_s, self.unfinished = 1000.0, 5.0, 0
         self.stats = EngineStats()
 

@@ -19,20 +19,20 @@ from octavo_server.api import admin, chat, completions, drain, health, kv, model
 from octavo_server.api.client import EngineClient
 from octavo_server.api.context import ApiContext
 from octavo_server.api.openapi import document
+from octavo_server.api_keys import ApiKeys
 from octavo_server.config import ServerConfig
 from octavo_server.http.auth import BearerAuth
-from octavo_server.http.lifecycle import DrainGate
-from octavo_server.http.middleware import RequestId
-from octavo_server.http.trust import RouterTrust, router_secrets
-from octavo_server.http.watched import log_failure
+from octavo_server.http.lifecycle import DrainMiddleware
+from octavo_server.http.request_id import RequestIdMiddleware
+from octavo_server.http.responses import log_failure
+from octavo_server.http.router_secret import RouterSecretMiddleware, router_secrets
 from octavo_server.http_metrics import HttpMetricsLayer
-from octavo_server.keys import KeyRing
+from octavo_server.json_responses import error_reply
 from octavo_server.kv.card import model_card, write_card
 from octavo_server.kv.publisher import KVPublisher
 from octavo_server.openai.errors import MalformedRequest
-from octavo_server.replies import error_reply
-from octavo_server.stall import StallWatch
 from octavo_server.telemetry import Telemetry
+from octavo_server.watchdog import StallDetector
 
 if TYPE_CHECKING:
     from octavo_server.tracing import RequestTracer
@@ -72,7 +72,7 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
     client.on_block_lives = telemetry.block_lives
     weights = hashlib.sha256(client.ready_info.weights_fingerprint.encode()).hexdigest()[:8]
     fingerprint = f"octavo-{version('octavo-server')}-{weights}"
-    stall = StallWatch(config.health_stall_timeout_s)
+    stall = StallDetector(config.health_stall_timeout_s)
     card = model_card(client, config.served_model_names, cache_isolation=config.cache_isolation)
     publisher = KVPublisher(
         client.ready_info,
@@ -96,18 +96,18 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
 def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> None:
     """The last one added is the outermost."""
     if config.needs_key:
-        app.add_middleware(BearerAuth, ring=KeyRing(config.api_keys, config.api_key_files))
+        app.add_middleware(BearerAuth, ring=ApiKeys(config.api_keys, config.api_key_files))
     secrets = router_secrets(config.router_secrets, config.router_secret_file)
     if secrets is not None:
-        app.add_middleware(RouterTrust, secrets=secrets)
-    app.add_middleware(DrainGate, lifecycle=app.state.context.lifecycle)
+        app.add_middleware(RouterSecretMiddleware, secrets=secrets)
+    app.add_middleware(DrainMiddleware, lifecycle=app.state.context.lifecycle)
     app.add_middleware(
         CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
     )
     app.add_middleware(
         HttpMetricsLayer, metrics=telemetry.http, routes=[route for module in MODULES for route in module.router.routes]
     )
-    app.add_middleware(RequestId)
+    app.add_middleware(RequestIdMiddleware)
 
 
 def _trace(app: FastAPI, tracer: "RequestTracer") -> None:

@@ -13,7 +13,7 @@ from octavo_server.api.chat_writer import ChatWriter
 from octavo_server.api.context import ApiContext, Head, context_of, read_generation
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.openapi import accepts
-from octavo_server.http.watched import EventStream, JsonReply
+from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
 from octavo_server.openai.rendering import render_messages
 from octavo_server.reasoning.registry import REASONING_PARSERS, Thinking
@@ -31,8 +31,8 @@ async def create_chat_completion(request: Request) -> Response:
     turn = await read_chat(request)
     writer = ChatWriter(context, turn.head, turn.body, turn.generation, reading=turn.reading)
     if turn.body.stream:
-        return EventStream(context.in_flight, turn.head.id, writer.frames(), writer.tally.headers)
-    return JsonReply(context.in_flight, turn.head.id, writer.body, writer.tally.headers)
+        return SSEResponse(context.in_flight, turn.head.id, writer.frames(), writer.tally.headers)
+    return CancellableJSONResponse(context.in_flight, turn.head.id, writer.body, writer.tally.headers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

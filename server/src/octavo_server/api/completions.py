@@ -13,7 +13,7 @@ from octavo_server.api.context import ApiContext, Head, context_of, read_generat
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.openapi import accepts
 from octavo_server.api.writer import AnswerWriter
-from octavo_server.http.watched import EventStream, JsonReply
+from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.openai.completion import (
     Completion,
     CompletionChoice,
@@ -35,8 +35,8 @@ async def create_completion(request: Request) -> Response:
     head, body, generation = await read_completion(request)
     writer = CompletionWriter(context, head, body, generation)
     if body.stream:
-        return EventStream(context.in_flight, head.id, writer.frames(), writer.tally.headers)
-    return JsonReply(context.in_flight, head.id, writer.body, writer.tally.headers)
+        return SSEResponse(context.in_flight, head.id, writer.frames(), writer.tally.headers)
+    return CancellableJSONResponse(context.in_flight, head.id, writer.body, writer.tally.headers)
 
 
 async def read_completion(request: Request) -> tuple[Head, CompletionRequest, Generation]:

@@ -21,13 +21,13 @@ from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.config import ServerConfig
 from octavo_server.http.body import read_bytes
 from octavo_server.http.lifecycle import Lifecycle
-from octavo_server.http.watched import InFlight
+from octavo_server.http.responses import InFlight
 from octavo_server.kv.publisher import KVPublisher
 from octavo_server.openai.errors import malformed
 from octavo_server.openai.fields import GenerationFields
 from octavo_server.openai.limits import check_chars, check_counts, check_depth, check_fits
 from octavo_server.openai.unsupported import refuse_unsupported
-from octavo_server.stall import Pulse, StallWatch
+from octavo_server.watchdog import Pulse, StallDetector
 
 if TYPE_CHECKING:
     from octavo_engine.wire.sampling import SamplingParams
@@ -57,7 +57,7 @@ class ApiContext:
     config: ServerConfig
     telemetry: "Telemetry"
     fingerprint: str
-    stall: StallWatch
+    stall: StallDetector
     kv: KVPublisher
     model_card: bytes
     in_flight: InFlight = field(default_factory=InFlight)

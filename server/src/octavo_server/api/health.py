@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from octavo_server.api.context import context_of
 from octavo_server.api.openapi import TEXT, answers
-from octavo_server.exposition import CONTENT_TYPE
+from octavo_server.prometheus_text import CONTENT_TYPE
 
 router = APIRouter()
 

@@ -13,7 +13,7 @@ from starlette.types import Send
 
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import answers
-from octavo_server.http.watched import InFlight, WatchedResponse
+from octavo_server.http.responses import CancellableResponse, InFlight
 from octavo_server.kv import card
 from octavo_server.kv.frames import MEDIA_TYPE
 from octavo_server.openai.sse import UNBUFFERED
@@ -48,7 +48,7 @@ async def kv_model(request: Request) -> Response:
     return Response(_streaming(request).model_card, media_type=card.MEDIA_TYPE)
 
 
-class FrameStream(WatchedResponse):
+class FrameStream(CancellableResponse):
     """Not counted among the responses in flight: a listener is no work, and doesn't hold up a drain."""
 
     def __init__(self, context: ApiContext, request: Request, frames: AsyncGenerator[bytes, None]) -> None:

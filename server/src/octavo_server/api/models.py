@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import answers
+from octavo_server.json_responses import json_reply
 from octavo_server.openai.models import ModelCard, ModelList, permission
-from octavo_server.replies import json_reply
 
 router = APIRouter()
 

@@ -16,12 +16,12 @@ from octavo_server.api.context import Head
 from octavo_server.api.generation import Generation
 from octavo_server.api.openapi import accepts
 from octavo_server.api.responses import read_response
+from octavo_server.json_responses import json_reply
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.fields import GenerationFields
 from octavo_server.openai.render import RenderedRequest
 from octavo_server.openai.responses import ResponsesRequest
-from octavo_server.replies import json_reply
 
 router = APIRouter()
 

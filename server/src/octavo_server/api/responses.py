@@ -11,7 +11,7 @@ from octavo_server.api.chat import ChatTurn, chat_turn
 from octavo_server.api.context import ApiContext, context_of, read_body
 from octavo_server.api.openapi import accepts, answers
 from octavo_server.api.responses_writer import ResponsesWriter
-from octavo_server.http.watched import EventStream, InFlight, JsonReply
+from octavo_server.http.responses import CancellableJSONResponse, InFlight, SSEResponse
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.errors import NotStored, malformed
 from octavo_server.openai.limits import check_counts
@@ -32,7 +32,7 @@ async def create_response(request: Request) -> Response:
     writer = ResponsesWriter(context, body, turn)
     if body.stream:
         return ResponseStream(context.in_flight, turn.head.id, writer)
-    return JsonReply(context.in_flight, turn.head.id, writer.body, writer.tally.headers)
+    return CancellableJSONResponse(context.in_flight, turn.head.id, writer.body, writer.tally.headers)
 
 
 async def read_response(request: Request) -> tuple[ResponsesRequest, ChatTurn]:
@@ -57,7 +57,7 @@ def _as_chat(context: ApiContext, body: ResponsesRequest) -> ChatCompletionReque
     return chat
 
 
-class ResponseStream(EventStream):
+class ResponseStream(SSEResponse):
     """Ends without `[DONE]`; a failure is the last event of the stream's own kind."""
 
     def __init__(self, in_flight: InFlight, request_id: str, writer: ResponsesWriter) -> None:

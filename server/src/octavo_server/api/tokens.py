@@ -8,9 +8,9 @@ from starlette.responses import Response
 from octavo_server.api.chat import render_chat
 from octavo_server.api.context import ApiContext, context_of, read_body
 from octavo_server.api.openapi import accepts
+from octavo_server.json_responses import json_reply
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
-from octavo_server.replies import json_reply
 
 router = APIRouter()
 

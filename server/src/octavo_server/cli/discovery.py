@@ -4,10 +4,10 @@ import argparse
 
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.router.discovery.dns import DnsDiscovery
-from octavo_server.router.discovery.kubernetes import ClusterAccess, KubernetesDiscovery
-from octavo_server.router.discovery.static import StaticDiscovery
-from octavo_server.router.endpoint import Discovery
+from octavo_server.router.fleet.discovery.dns import DnsDiscovery
+from octavo_server.router.fleet.discovery.kubernetes import ClusterAccess, KubernetesDiscovery
+from octavo_server.router.fleet.discovery.static import StaticDiscovery
+from octavo_server.router.fleet.endpoint import Discovery
 
 WAYS = ("--replica", "--service", "--kubernetes")
 

@@ -17,7 +17,7 @@ import msgspec
 
 from octavo_server.cli.chat_flags import key_of
 from octavo_server.client.api import Api, ApiFailure, Unreachable, normalise_url
-from octavo_server.router.debug import Candidate, DecisionInfo, Decisions
+from octavo_server.router.observe.debug import Candidate, DecisionInfo, Decisions
 
 FOLLOW_EVERY_S = 0.5
 #: News at once, of the 256 that each worker of a router keeps.

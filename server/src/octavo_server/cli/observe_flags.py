@@ -13,7 +13,7 @@ from octavo_server.config import HttpSettings, ServerConfig
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-    from octavo_server.router.spans import RouteTracer
+    from octavo_server.router.observe.spans import RouteTracer
     from octavo_server.tracing import RequestTracer
 
 
@@ -59,7 +59,7 @@ def route_tracer_of(settings: HttpSettings) -> "RouteTracer | None":
     if settings.otlp_traces_endpoint is None:
         return None
     provider = _exporting_to(settings.otlp_traces_endpoint)
-    from octavo_server.router.spans import RouteTracer
+    from octavo_server.router.observe.spans import RouteTracer
 
     return RouteTracer(provider)
 

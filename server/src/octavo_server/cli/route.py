@@ -21,10 +21,10 @@ from octavo_server.cli.route_flags import settings_of
 from octavo_server.cli.route_workers import Place, Supervisor, take_place, worker_command
 from octavo_server.http.listener import allow_many_connections, bind, cannot_listen
 from octavo_server.router.app import Router
-from octavo_server.router.endpoint import Discovery
+from octavo_server.router.fleet.endpoint import Discovery
 from octavo_server.router.server import RouterServer
 from octavo_server.router.settings import RouterSettings
-from octavo_server.router.team import Team
+from octavo_server.router.worker_group import WorkerGroup
 
 logger = logging.getLogger("octavo")
 
@@ -63,7 +63,7 @@ async def _supervise(num_workers: int, port: int) -> int:
 async def serve_router(
     settings: RouterSettings, discovery: Discovery, sock: socket.socket, place: Place | None = None
 ) -> None:
-    team = Team() if place is None else Team(Path(place.folder), place.number)
+    team = WorkerGroup() if place is None else WorkerGroup(Path(place.folder), place.number)
     tracer = route_tracer_of(settings)
     router = Router(settings, discovery, team, tracer)
     server = RouterServer(router)

@@ -26,6 +26,7 @@ from octavo_engine.wire.errors import StartupError
 from octavo_server.access_log import skip_probes
 from octavo_server.api.app import build_app
 from octavo_server.api.server import ApiServer
+from octavo_server.api_keys import ApiKeys
 from octavo_server.cli.banner import banner
 from octavo_server.cli.http_flags import http_settings_of
 from octavo_server.cli.limit_flags import limits_of
@@ -34,9 +35,8 @@ from octavo_server.cli.stats_log import log_stats
 from octavo_server.cli.tool_flags import reasoning_parser_of, template_warning, tool_settings_of
 from octavo_server.config import ServerConfig
 from octavo_server.http.listener import allow_many_connections, bind, cannot_listen
+from octavo_server.http.router_secret import router_secrets
 from octavo_server.http.server import SIGNALS
-from octavo_server.http.trust import router_secrets
-from octavo_server.keys import KeyRing
 from octavo_server.kv.zmq_events import zmq_events
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
 
 def check_keys(config: ServerConfig) -> None:
     """Raises StartupError before the model is loaded rather than after."""
-    KeyRing(config.api_keys, config.api_key_files)
+    ApiKeys(config.api_keys, config.api_key_files)
     router_secrets(config.router_secrets, config.router_secret_file)
     if config.cache_isolation and not config.needs_key and not config.trusts_router:
         raise StartupError(

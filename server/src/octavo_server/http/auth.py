@@ -8,9 +8,9 @@ several keys, the routes of `ADMIN_PREFIXES` answer the one called "admin" only:
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo_server.keys import KeyRing
+from octavo_server.api_keys import ApiKeys
+from octavo_server.json_responses import error_reply
 from octavo_server.openai.errors import Forbidden, Unauthorized
-from octavo_server.replies import error_reply
 
 OPEN_PATHS = frozenset(
     {"/health", "/ready", "/ping", "/version", "/load", "/metrics"}
@@ -21,7 +21,7 @@ ADMIN = "admin"
 
 
 class BearerAuth:
-    def __init__(self, app: ASGIApp, ring: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, ring: ApiKeys) -> None:
         self._app = app
         self._ring = ring
 

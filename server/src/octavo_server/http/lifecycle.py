@@ -1,8 +1,8 @@
 """Whether this server takes requests: accepting, draining, stopping.
 
 Draining, new requests are refused and running ones may finish; what outlasts the timeout is told to end. Draining can
-be taken back, stopping (the process was told to end) can't. `DrainGate` is the ASGI layer that refuses and counts:
-it counts a request from its first byte, so that one still being read or tokenised isn't forgotten.
+be taken back, stopping (the process was told to end) can't. `DrainMiddleware` is the ASGI layer that refuses and
+counts: it counts a request from its first byte, so that one still being read or tokenised isn't forgotten.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo_server.http.auth import ADMIN_PREFIXES, is_guarded, path_of
 from octavo_server.http.body import discard_body
-from octavo_server.http.watched import InFlight
-from octavo_server.replies import error_reply
+from octavo_server.http.responses import InFlight
+from octavo_server.json_responses import error_reply
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Lifecycle:
         )
 
 
-class DrainGate:
+class DrainMiddleware:
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
         self._app = app
         self._lifecycle = lifecycle

@@ -28,7 +28,7 @@ from octavo_server.openai.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
-#: In the state of a request's scope: the `PatientProtocol` that it came by.
+#: In the state of a request's scope: the `TimeoutProtocol` that it came by.
 CONNECTION = "connection"
 
 #: Of the URL and the headers together.
@@ -42,7 +42,7 @@ MIN_PROGRESS_BYTES = 16 * 1024
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 60, 15, 4
 
 
-class PatientProtocol(HttpToolsProtocol):
+class TimeoutProtocol(HttpToolsProtocol):
     """`request_timeout_s`, `slow_client_timeout_s` and `on_refused_head` are set by `patient`, in a subclass."""
 
     request_timeout_s: float
@@ -172,7 +172,7 @@ def patient(
     request_timeout_s: float,
     slow_client_timeout_s: float,
     on_refused_head: Callable[[str], None],
-) -> type[PatientProtocol]:
+) -> type[TimeoutProtocol]:
     """uvicorn makes protocols itself, of a class: the settings are the class's. `on_refused_head`: told the method of
     a request whose head is too large, which no application sees."""
     settings = {
@@ -180,7 +180,7 @@ def patient(
         "slow_client_timeout_s": slow_client_timeout_s,
         "on_refused_head": staticmethod(on_refused_head),
     }
-    return type("Protocol", (PatientProtocol,), settings)
+    return type("Protocol", (TimeoutProtocol,), settings)
 
 
 def _size(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:

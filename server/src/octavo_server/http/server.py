@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from octavo_server.config import HttpSettings
 from octavo_server.http.lifecycle import Lifecycle
-from octavo_server.http.protocol import PatientProtocol, patient
+from octavo_server.http.protocol import TimeoutProtocol, patient
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 TICKS_PER_S = 10  # uvicorn's
@@ -93,7 +93,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def _uvicorn_config(
-    app: ASGIApp, settings: HttpSettings, http: type[PatientProtocol], more: dict[str, Any]
+    app: ASGIApp, settings: HttpSettings, http: type[TimeoutProtocol], more: dict[str, Any]
 ) -> uvicorn.Config:
     return uvicorn.Config(
         app,

@@ -13,37 +13,37 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from octavo_server.api_keys import ApiKeys
 from octavo_server.http.auth import BearerAuth
 from octavo_server.http.lifecycle import Lifecycle
-from octavo_server.http.middleware import RequestId
-from octavo_server.http.trust import SentSecret, router_secrets
-from octavo_server.http.watched import InFlight
-from octavo_server.keys import KeyRing
-from octavo_server.replies import error_reply
-from octavo_server.router import service
-from octavo_server.router.admin import AdminContext, build_admin
-from octavo_server.router.breaker import Breakers
-from octavo_server.router.endpoint import Discovery
-from octavo_server.router.fleet import Fleet
-from octavo_server.router.follower import FollowSettings
-from octavo_server.router.forward import Forwarder
-from octavo_server.router.operators import Operators
-from octavo_server.router.picker import Picker
-from octavo_server.router.prefix_index import PrefixIndex
-from octavo_server.router.proxy import KINDS, OTHERS, Proxy
-from octavo_server.router.readers import Readers
-from octavo_server.router.replica import Replica
-from octavo_server.router.report import Reporter, Waiting
+from octavo_server.http.request_id import RequestIdMiddleware
+from octavo_server.http.responses import InFlight
+from octavo_server.http.router_secret import OutgoingSecret, router_secrets
+from octavo_server.json_responses import error_reply
+from octavo_server.router import routes
+from octavo_server.router.admin_auth import AdminAuth
+from octavo_server.router.admin_routes import AdminContext, build_admin
+from octavo_server.router.balance.breaker import Breakers
+from octavo_server.router.balance.picker import Picker
+from octavo_server.router.balance.queue import RequestQueue
+from octavo_server.router.fleet.endpoint import Discovery
+from octavo_server.router.fleet.fleet import Fleet
+from octavo_server.router.fleet.kv_stream_client import FollowSettings
+from octavo_server.router.fleet.prefix_index import PrefixIndex
+from octavo_server.router.fleet.replica import Replica
+from octavo_server.router.observe.report import Reporter, Waiting
+from octavo_server.router.observe.request_observer import Telemetry
+from octavo_server.router.observe.state_stream import StateFeed
+from octavo_server.router.observe.workers import Workers
+from octavo_server.router.prompts.prompt_hashers import PromptHashers
+from octavo_server.router.proxy.forward import Forwarder
+from octavo_server.router.proxy.handler import KINDS, OTHERS, Proxy
 from octavo_server.router.settings import RouterSettings
-from octavo_server.router.state_events import StateFeed
-from octavo_server.router.team import Team
-from octavo_server.router.track import Telemetry
-from octavo_server.router.upstream import Upstream
-from octavo_server.router.waiting_room import WaitingRoom
-from octavo_server.router.workers import Workers
+from octavo_server.router.upstream.pool import ConnectionPools
+from octavo_server.router.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
-    from octavo_server.router.spans import RouteTracer
+    from octavo_server.router.observe.spans import RouteTracer
 
 POKE_EVERY_S = 0.25
 #: How long what a replica has begun may be silent once it is known not to answer any more.
@@ -61,28 +61,28 @@ class Router:
         self,
         settings: RouterSettings,
         discovery: Discovery,
-        team: Team | None = None,
+        team: WorkerGroup | None = None,
         tracer: "RouteTracer | None" = None,
     ) -> None:
-        self.team = team or Team()
+        self.team = team or WorkerGroup()
         self.settings = settings
-        self._secret = SentSecret(settings.router_secrets, settings.router_secret_file)
+        self._secret = OutgoingSecret(settings.router_secrets, settings.router_secret_file)
         self.in_flight = InFlight()
         self.lifecycle = Lifecycle(self.in_flight, timeout_s=settings.drain_timeout_s)
         self.index = PrefixIndex(max_entries=settings.max_index_entries)
         self.telemetry = Telemetry(tracer=tracer)
         self.picker = Picker(self.index, clock=time.monotonic, soon=_soon)
-        self.upstream = Upstream(connect_timeout_s=settings.forward.connect_timeout_s)
+        self.upstream = ConnectionPools(connect_timeout_s=settings.forward.connect_timeout_s)
         follow = FollowSettings(secret=self._secret, key=settings.replica_key)
         self.fleet = Fleet(follow, discovery, self.index)
-        self.readers = Readers(self.fleet, follow.headers)
+        self.readers = PromptHashers(self.fleet, follow.headers)
         self.fleet.on_change.append(self._changed)
         self.fleet.on_heard.append(self.picker.heard)
         forward = settings.forward
         self.breakers = Breakers(
             max_failures=forward.breaker_failures, open_s=forward.breaker_open_s, clock=time.monotonic
         )
-        self.room = WaitingRoom(max_waiting=forward.max_queued_requests, observe=self.telemetry.metrics.waited)
+        self.room = RequestQueue(max_waiting=forward.max_queued_requests, observe=self.telemetry.metrics.waited)
         reporter = Reporter(
             telemetry=self.telemetry,
             index=self.index,
@@ -96,7 +96,7 @@ class Router:
         self.workers = Workers(reporter, self.team.folder, self.team.number)
         self.feed = StateFeed(self.workers.state)
         self.lifecycle.on_change = self.feed.poke
-        ring = KeyRing(settings.api_keys, settings.api_key_files) if settings.needs_key else None
+        ring = ApiKeys(settings.api_keys, settings.api_key_files) if settings.needs_key else None
         self._proxy = self._proxied(ring)
         self._rest = self._admin(ring)
         self._paths = frozenset(KINDS) | OTHERS
@@ -123,7 +123,7 @@ class Router:
         await self.workers.stop()
         self.upstream.close()
 
-    def _proxied(self, ring: KeyRing | None) -> Proxy:
+    def _proxied(self, ring: ApiKeys | None) -> Proxy:
         forwarder = Forwarder(
             fleet=self.fleet,
             picker=self.picker,
@@ -144,18 +144,18 @@ class Router:
             secret=self._secret,
         )
 
-    def _admin(self, ring: KeyRing | None) -> ASGIApp:
+    def _admin(self, ring: ApiKeys | None) -> ASGIApp:
         secrets = router_secrets(self.settings.router_secrets, self.settings.router_secret_file)
-        operators = Operators(keys=ring, secrets=secrets)
+        operators = AdminAuth(keys=ring, secrets=secrets)
         app = build_admin(AdminContext(workers=self.workers, feed=self.feed, operators=operators))
-        app.state.service = service.ServiceContext(
+        app.state.service = routes.ServiceContext(
             fleet=self.fleet,
             lifecycle=self.lifecycle,
             team=self.team,
             operators=operators,
             created=int(time.time()),
         )
-        app.include_router(service.router)
+        app.include_router(routes.router)
         app.add_exception_handler(HTTPException, _answer_error)
         return _layered(app, ring)
 
@@ -191,13 +191,13 @@ class Router:
         return Waiting(sum(counts.values()) - sum(held.values()), held)
 
 
-def _layered(app: FastAPI, ring: KeyRing | None) -> ASGIApp:
+def _layered(app: FastAPI, ring: ApiKeys | None) -> ASGIApp:
     """The last one is the outermost."""
     layered: ASGIApp = app
     if ring is not None:
         layered = _Guard(layered, BearerAuth(layered, ring))
     layered = CORSMiddleware(layered, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
-    return RequestId(layered)
+    return RequestIdMiddleware(layered)
 
 
 class _Guard:

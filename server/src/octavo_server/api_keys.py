@@ -1,0 +1,157 @@
+"""API keys and the names under which they are known: the name of a request's key is its tenant.
+
+Keys come from flags and from files: a file of `name: key` lines, or a folder with one file a key, as Kubernetes mounts
+a Secret. Files are looked at again while the server runs. Only SHA-256 digests are kept and compared, all of them and
+in constant time, so that the time tells nothing; no key is ever part of a message.
+"""
+
+import hashlib
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.hashing import unnamed_tenant
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+SECRET_REVISION = "..data"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+#: What tells that a file was changed or, behind a symbolic link, swapped for another.
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+class FileWatch:
+    """Whether files were changed. Files that can't be looked at are as good as none."""
+
+    def __init__(self, paths: Iterable[Path], clock: Callable[[], float]) -> None:
+        self.paths = tuple(paths)
+        self._clock = clock
+        self._signature = self._look()
+        self._looked_s = clock()
+
+    def has_news(self) -> bool:
+        """Since it was asked for the last time. Looks once a second at most."""
+        now = self._clock()
+        if not self.paths or now - self._looked_s < LOOK_EVERY_S:
+            return False
+        self._looked_s = now
+        known, self._signature = self._signature, self._look()
+        return self._signature != known
+
+    def _look(self) -> Signature:
+        return tuple(entry for path in self.paths for entry in _signature(path))
+
+
+class ApiKeys:
+    """Raises StartupError for files that can't be used; once it works, a broken change is logged and passed over."""
+
+    def __init__(
+        self,
+        keys: Iterable[str] = (),
+        paths: Iterable[Path] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        read: Callable[[Path], dict[str, str]] | None = None,
+        what: str = "API keys",
+    ) -> None:
+        self._given = {unnamed_tenant(key): key for key in keys}
+        self._files = FileWatch(paths, clock)
+        self._read_path = read or read_keys
+        self._what = what
+        self._digests = self._read()
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def tenant_of(self, key: bytes) -> str | None:
+        """The name of a key, None for one that isn't known."""
+        self._refresh()
+        given = _digest(key)
+        matches = [name for name, digest in self._digests.items() if secrets.compare_digest(given, digest)]
+        return matches[0] if matches else None
+
+    def _refresh(self) -> None:
+        if not self._files.has_news():
+            return
+        try:
+            self._digests = self._read()
+        except StartupError as error:
+            logger.error("the %s stay as they were: %s", self._what, error)
+        else:
+            logger.info("read the %s again: %d are valid", self._what, len(self._digests))
+
+    def _read(self) -> dict[str, bytes]:
+        keys = dict(self._given)
+        for path in self._files.paths:
+            for name, key in self._read_path(path).items():
+                if keys.get(name, key) != key:
+                    raise StartupError(f"{path}: the name {name!r} is given twice: each key needs its own.")
+                keys[name] = key
+        digests = {name: _digest(key.encode()) for name, key in keys.items()}
+        if len(set(digests.values())) != len(digests):
+            raise StartupError("two names have the same API key: each needs its own.")
+        return digests
+
+
+def read_keys(path: Path) -> dict[str, str]:
+    """Name -> key. Raises StartupError; its message has the place, never the content."""
+    try:
+        if path.is_dir():
+            return {file.name: _checked(file.name, file.read_text(), file) for file in _entries(path)}
+        return _parse(path.read_text(), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"cannot read API keys from {path}: {_reason(error)}.") from None
+
+
+def _parse(text: str, path: Path) -> dict[str, str]:
+    keys: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found = re.match(r"\s*([^:=\s]+)\s*[:=](.*)", line)
+        if found is None:
+            raise StartupError(f"{path}, line {number}: expected `name: key`.")
+        name, key = found.groups()
+        if name in keys:
+            raise StartupError(f"{path}, line {number}: the name {name!r} is given twice.")
+        keys[name] = _checked(name, key, f"{path}, line {number}")
+    return keys
+
+
+def _checked(name: str, text: str, place: object) -> str:
+    key = text.strip().strip("\"'")
+    if not _NAME.fullmatch(name):
+        raise StartupError(f"{place}: a name has letters, digits, '.', '_' and '-', at most 64 of them.")
+    if not key.strip("="):
+        raise StartupError(f"{place}: there is no key.")
+    return key
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Without what begins with a dot: Kubernetes keeps its own links there."""
+    return sorted(file for file in folder.iterdir() if not file.name.startswith(".") and file.is_file())
+
+
+def _signature(path: Path) -> Signature:
+    """Of a mounted Secret only the link to its current revision is looked at, however many keys it holds."""
+    try:
+        revision = path / SECRET_REVISION
+        files = [revision] if revision.is_symlink() else _entries(path) if path.is_dir() else [path]
+        stats = [(str(file.resolve()), file.stat()) for file in files]
+    except OSError:
+        return ()
+    return tuple((name, stat.st_mtime_ns, stat.st_ino, stat.st_size) for name, stat in stats)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return error.strerror or "it can't be read" if isinstance(error, OSError) else "it is not UTF-8"

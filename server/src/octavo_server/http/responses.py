@@ -1,0 +1,193 @@
+"""Responses that know whether their client is still there, streamed or not.
+
+The work of a response runs as a task beside one that waits for the client to leave; a client that leaves cancels the
+work, and closing the work aborts the request in the engine. An error before the first byte gets its real status; in a
+stream that has begun it is an event, and `[DONE]` follows. This is the request boundary: nothing is raised past it.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Protocol
+
+from octavo_engine.wire.errors import Unavailable
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from octavo_server.openai import sse
+from octavo_server.openai.errors import ApiError, describe, is_known
+
+logger = logging.getLogger(__name__)
+
+JSON_TYPE = (b"content-type", b"application/json")
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Endable(Protocol):
+    def end(self, error: Exception) -> None:
+        """Tell the client this, and end."""
+        ...
+
+
+class InFlight:
+    """The responses at work. `end_all` makes each of them, and each that comes later, tell why it ends now."""
+
+    def __init__(self) -> None:
+        self._open: set[Endable] = set()
+        self._ended_by: Exception | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, response: Endable) -> None:
+        self._open.add(response)
+        if self._ended_by is not None:
+            response.end(self._ended_by)
+
+    def discard(self, response: Endable) -> None:
+        self._open.discard(response)
+
+    def end_all(self, error: Exception) -> None:
+        self._ended_by = error
+        for response in self._open:
+            response.end(error)
+
+    def reopen(self) -> None:
+        self._ended_by = None
+
+
+class CancellableResponse(Response):
+    """States: waiting, started (headers are out), ended."""
+
+    def __init__(self, in_flight: InFlight, request_id: str) -> None:
+        super().__init__()
+        self._in_flight = in_flight
+        self._request_id = request_id
+        self._work: asyncio.Task[None] | None = None
+        self._ended_by: Exception | None = None
+        self._has_started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = self._work = asyncio.create_task(self._run(send))
+        client = asyncio.create_task(_until_disconnect(receive))
+        self._in_flight.add(self)
+        try:
+            await asyncio.wait({work, client}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await self._finish(send, self._error_of(work))
+            else:
+                logger.info("request %s: the client left, aborting", self._request_id)
+        finally:
+            self._in_flight.discard(self)
+            work.cancel()
+            client.cancel()
+            await asyncio.gather(work, client, return_exceptions=True)
+
+    def end(self, error: Exception) -> None:
+        self._ended_by = error
+        if self._work is not None:
+            self._work.cancel()
+
+    def _error_of(self, work: "asyncio.Task[None]") -> Exception | None:
+        if work.cancelled():
+            return self._ended_by
+        error = work.exception()
+        return error if isinstance(error, Exception) else None
+
+    async def _run(self, send: Send) -> None:
+        raise NotImplementedError
+
+    async def _finish(self, send: Send, error: Exception | None) -> None:
+        if error is not None:
+            log_failure(error, self._request_id)
+            if not self._has_started:
+                await _send_error(send, describe(error))
+
+    async def _start(self, send: Send, status: int, headers: Headers) -> None:
+        self._has_started = True
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+class CancellableJSONResponse(CancellableResponse):
+    """`headers` is called when the body is there, as what they tell may be known only then."""
+
+    def __init__(
+        self,
+        in_flight: InFlight,
+        request_id: str,
+        body: Callable[[], Awaitable[bytes]],
+        headers: Callable[[], Headers],
+    ) -> None:
+        super().__init__(in_flight, request_id)
+        self._body = body
+        self._make_headers = headers
+
+    async def _run(self, send: Send) -> None:
+        body = await self._body()
+        await self._start(send, 200, [JSON_TYPE, _length(body), *self._make_headers()])
+        await send({"type": "http.response.body", "body": body})
+
+
+class SSEResponse(CancellableResponse):
+    """The first frame is awaited before the headers are made and sent."""
+
+    def __init__(
+        self,
+        in_flight: InFlight,
+        request_id: str,
+        frames: AsyncGenerator[bytes, None],
+        headers: Callable[[], Headers],
+    ) -> None:
+        super().__init__(in_flight, request_id)
+        self._frames = frames
+        self._make_headers = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Frames go past the layers between, which look at heads only: six calls less for each token."""
+        self._send_body = scope["state"]["send_body"]
+        await super().__call__(scope, receive, send)
+
+    async def _run(self, send: Send) -> None:
+        async with aclosing(self._frames) as frames:
+            async for frame in frames:
+                if not self._has_started:
+                    await self._start(send, 200, [*sse.HEADERS, *self._make_headers()])
+                await self._send_body({"type": "http.response.body", "body": frame, "more_body": True})
+
+    async def _finish(self, send: Send, error: Exception | None) -> None:
+        await super()._finish(send, error)
+        if self._has_started:
+            await send({"type": "http.response.body", "body": self._ending(error)})
+
+    def _ending(self, error: Exception | None) -> bytes:
+        return (sse.error_frame(error) if error is not None else b"") + sse.DONE
+
+
+def log_failure(error: Exception, request_id: str) -> None:
+    if describe(error).status < 500:
+        return
+    if isinstance(error, Unavailable):
+        logger.warning("request %s was turned away: %s", request_id, error)
+    elif is_known(error):
+        logger.error("request %s failed: %s", request_id, error)
+    else:
+        logger.error("request %s failed", request_id, exc_info=error)
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_error(send: Send, error: ApiError) -> None:
+    body = error.body()
+    extra = [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
+    headers = [JSON_TYPE, _length(body), *extra]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _length(body: bytes) -> tuple[bytes, bytes]:
+    return b"content-length", str(len(body)).encode()

@@ -1,0 +1,113 @@
+"""`BlockMirror`: one connection to a replica's KV stream, taken frame by frame into the prefix index.
+
+States: loading (the snapshot isn't complete), exact (every change so far is in the index, and the digests agree),
+broken (final, with the reason). Only an exact one may be asked. A broken one gives its slot up at once; whoever follows
+the replica connects again, with a new `BlockMirror` and so a new slot: nothing of the old copy can be believed.
+"""
+
+from typing import Literal
+
+from octavo_engine.wire.kv_stream import numbers, roll
+
+from octavo_server.kv.frames import VERSION, Bye, Frame, Hello, Load, Part, Snapshot, Step
+from octavo_server.router.fleet.prefix_index import DEVICE, HOST, PrefixIndex, Slot
+
+State = Literal["loading", "exact", "broken"]
+
+
+class StreamBroken(Exception):
+    """What this connection told can't be believed any more; the message says why."""
+
+
+class BlockMirror:
+    def __init__(self, index: PrefixIndex) -> None:
+        self.state: State = "loading"
+        self.slot: Slot = index.take_slot()
+        self.hello: Hello | None = None
+        self.load = Load()
+        self.num_blocks = 0  # hashes on the device
+        self.coming: tuple[int, ...] = ()  # that the latest frame told of: blocks of a request that just came there
+        self._index = index
+        self._digest = 0
+        self._seq = 0
+
+    def feed(self, frame: Frame) -> None:
+        """Raises StreamBroken, once; nothing may be fed after that."""
+        assert self.state != "broken", "a broken stream was read on"
+        try:
+            self._take(frame)
+        except (StreamBroken, ValueError) as error:
+            self.give_up()
+            raise StreamBroken(str(error)) from None
+
+    def give_up(self) -> None:
+        """The connection is gone, or what came over it is wrong."""
+        if self.state != "broken":
+            self.state = "broken"
+            self._index.give_up_slot(self.slot)
+
+    def _take(self, frame: Frame) -> None:
+        match frame:
+            case Hello():
+                self._meet(frame)
+            case Bye():
+                raise StreamBroken(f"the replica ended it: {frame.reason}.")
+            case _ if self.hello is None:
+                raise StreamBroken(f"a {type(frame).__name__} frame came before the hello.")
+            case Part():
+                self._expect("loading", frame)
+                self._store(frame.device, frame.host)
+            case Snapshot():
+                self._expect("loading", frame)
+                self._finish_loading(frame)
+            case Step():
+                self._expect("exact", frame)
+                self._advance(frame)
+
+    def _meet(self, hello: Hello) -> None:
+        if self.hello is not None:
+            raise StreamBroken("a second hello.")
+        if hello.version != VERSION:
+            raise StreamBroken(f"it speaks version {hello.version} of the KV stream; this router speaks {VERSION}.")
+        self.hello = hello
+
+    def _expect(self, state: State, frame: Frame) -> None:
+        if self.state != state:
+            raise StreamBroken(f"a {type(frame).__name__} frame came while {self.state}.")
+
+    def _finish_loading(self, frame: Snapshot) -> None:
+        self._check(frame)
+        self._seq, self.load, self.state = frame.seq, frame.load, "exact"
+
+    def _advance(self, frame: Step) -> None:
+        self.coming = ()
+        if frame.seq != self._seq:
+            if frame.seq != self._seq + 1:
+                raise StreamBroken(f"frame {frame.seq} came after frame {self._seq}.")
+            self._apply(frame)
+            self._seq = frame.seq
+            self.coming = numbers(frame.coming) if frame.coming else ()
+        self._check(frame)
+        self.load = frame.load
+
+    def _apply(self, frame: Step) -> None:
+        self._store(frame.stored, frame.host_stored)
+        gone, gone_from_host = numbers(frame.removed), numbers(frame.host_removed)
+        self._index.remove(self.slot, gone, DEVICE)
+        self._index.remove(self.slot, gone_from_host, HOST)
+        self.num_blocks -= len(gone)
+        self._digest = roll(roll(self._digest, "device", gone), "host", gone_from_host)
+
+    def _store(self, device: bytes, host: bytes) -> None:
+        on_device, on_host = numbers(device), numbers(host)
+        self._index.store(self.slot, on_device, DEVICE)
+        self._index.store(self.slot, on_host, HOST)
+        self.num_blocks += len(on_device)
+        self._digest = roll(roll(self._digest, "device", on_device), "host", on_host)
+
+    def _check(self, frame: Snapshot | Step) -> None:
+        assert self.hello is not None
+        if frame.epoch != self.hello.epoch:
+            raise StreamBroken("it is of another epoch: the engine was started anew.")
+        if frame.digest != self._digest:
+            raise StreamBroken(f"after frame {frame.seq} the digest is {self._digest:016x}, not {frame.digest:016x}.")

@@ -1,0 +1,83 @@
+"""Replicas behind one DNS name, as a headless Service has: every address of it, looked up again and again.
+
+An answer is believed, a failure is not: while the resolver is away the last addresses stay. That the name has no
+address, or doesn't exist, is an answer too, but one that resolvers give lightly: it counts when given a few times.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from urllib.parse import urlsplit
+
+from octavo_engine.wire.errors import StartupError
+
+from octavo_server.router.fleet.endpoint import Endpoint
+
+logger = logging.getLogger(__name__)
+
+LOOK_UP_S = 10.0
+NOTHINGS_BELIEVED = 3
+NOTHING = (socket.EAI_NONAME, socket.EAI_NODATA)
+
+#: Name and port -> addresses. Raises gaierror.
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+class DnsDiscovery:
+    """`service`: HOST:PORT or a URL of them. Raises StartupError for what is none."""
+
+    def __init__(self, service: str, *, interval_s: float, resolve: Resolve = resolve) -> None:
+        self._scheme, self._host, self._port = _parsed(service)
+        self._interval_s = interval_s
+        self._resolve = resolve
+        self._nothings = 0
+
+    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
+        told: frozenset[Endpoint] | None = None
+        while True:
+            found = await self._look_up()
+            if found is not None and found != told:
+                logger.info("%s has %d addresses", self._host, len(found))
+                told = found
+                yield found
+            await asyncio.sleep(self._interval_s)
+
+    async def _look_up(self) -> frozenset[Endpoint] | None:
+        """None if that can't be known now."""
+        try:
+            async with asyncio.timeout(LOOK_UP_S):
+                addresses = await self._resolve(self._host, self._port)
+        except socket.gaierror as error:
+            if error.errno not in NOTHING:
+                logger.warning("cannot look up %s: %s; its replicas stay as they were", self._host, error.strerror)
+                return None
+            addresses = []
+        except (TimeoutError, OSError) as error:
+            logger.warning("cannot look up %s: %s; its replicas stay as they were", self._host, error or "no answer")
+            return None
+        self._nothings = 0 if addresses else self._nothings + 1
+        if 0 < self._nothings < NOTHINGS_BELIEVED:
+            return None
+        return frozenset(endpoint_at(self._scheme, address, self._port) for address in addresses)
+
+
+def endpoint_at(scheme: str, address: str, port: int, *, name: str = "", is_ready: bool | None = None) -> Endpoint:
+    place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return Endpoint(f"{scheme}://{place}", name or place, is_ready)
+
+
+def _parsed(service: str) -> tuple[str, str, int]:
+    try:
+        parts = urlsplit(service if "://" in service else f"http://{service}")
+        port = parts.port
+    except ValueError as error:
+        raise StartupError(f"--service {service}: {error}.") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port or parts.path.strip("/"):
+        raise StartupError(f"--service {service}: expected HOST:PORT, or http://HOST:PORT.")
+    return parts.scheme, parts.hostname, port

@@ -1,0 +1,174 @@
+"""Replicas of a Kubernetes Service, ready or not: its EndpointSlices, listed once and then watched.
+
+Plain HTTP, as the API's documentation has it: the list's resourceVersion is where the watch begins, bookmarks move it
+on, and 410 Gone means to list again. Whatever fails is tried again with a back-off, and meanwhile the replicas stay as
+they were: an API server that is away takes no replica away. The token and the CA are read anew for each connection, as
+the kubelet exchanges both.
+"""
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from octavo_engine.wire.errors import StartupError
+
+from octavo_server.router.fleet.backoff import Backoff
+from octavo_server.router.fleet.discovery.endpoint_slices import (
+    SERVICE_LABEL,
+    EndpointSlice,
+    Event,
+    SliceList,
+    Status,
+    endpoints_of,
+)
+from octavo_server.router.fleet.endpoint import Endpoint
+
+logger = logging.getLogger(__name__)
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+WATCH_S = 60  # then a new one begins where the last ended: a connection that died unseen is replaced, too
+SLACK_S = 15.0
+ANSWER_S = 15.0
+MAX_EVENT_BYTES = 4 * 1024 * 1024
+GONE = 410
+
+_read_event = msgspec.json.Decoder(Event).decode
+_read_slice = msgspec.json.Decoder(EndpointSlice).decode
+_read_list = msgspec.json.Decoder(SliceList).decode
+_read_status = msgspec.json.Decoder(Status).decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterAccess:
+    url: str
+    namespace: str
+    token_file: Path | None = None
+    ca_file: Path | None = None
+
+    @classmethod
+    def in_cluster(cls, environ: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> "ClusterAccess":
+        """Raises StartupError outside of a pod."""
+        host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
+        try:
+            namespace = (account / "namespace").read_text().strip()
+        except OSError:
+            namespace = ""
+        if not host or not port or not namespace:
+            raise StartupError(
+                "--kubernetes: this doesn't run in a pod with a service account; outside of one give --kubernetes-api "
+                "URL, such as http://127.0.0.1:8001 of `kubectl proxy`."
+            )
+        host = f"[{host}]" if ":" in host else host
+        return cls(
+            url=f"https://{host}:{port}",
+            namespace=namespace,
+            token_file=account / "token",
+            ca_file=account / "ca.crt",
+        )
+
+
+class Refused(Exception):
+    """The API answered with a status that isn't success."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{code} {message}")
+        self.code = code
+
+
+class KubernetesDiscovery:
+    """`service`: [NAMESPACE/]SERVICE[:PORT]."""
+
+    def __init__(self, service: str, access: ClusterAccess, *, backoff: Backoff | None = None) -> None:
+        path, _, self._port = service.partition(":")
+        namespace, _, self._service = path.rpartition("/")
+        if not self._service or "/" in namespace:
+            raise StartupError(f"--kubernetes {service}: expected [NAMESPACE/]SERVICE[:PORT].")
+        self._access = access
+        self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace or access.namespace}/endpointslices"
+        self._backoff = backoff or Backoff(least_s=0.1, most_s=10.0)
+        self._slices: dict[str, EndpointSlice] = {}
+        self._version = ""  # where to go on; empty: from a new list
+
+    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
+        told: frozenset[Endpoint] | None = None
+        clock = asyncio.get_running_loop().time
+        timeout = aiohttp.ClientTimeout(total=WATCH_S + SLACK_S, connect=ANSWER_S)
+        async with aiohttp.ClientSession(timeout=timeout, read_bufsize=MAX_EVENT_BYTES) as session:
+            while True:
+                began_s = clock()
+                try:
+                    async for _ in self._follow(session):
+                        now = endpoints_of(self._slices.values(), port=self._port)
+                        if now != told:
+                            told = now
+                            yield now
+                except Refused as error:
+                    self._refused(error)
+                except (aiohttp.ClientError, msgspec.MsgspecError, TimeoutError, OSError, ValueError) as error:
+                    logger.warning("the Kubernetes API: %s; the replicas stay as they were", error or "no answer")
+                await asyncio.sleep(self._backoff.ended(lasted_s=clock() - began_s))
+
+    async def _follow(self, session: aiohttp.ClientSession) -> AsyncIterator[None]:
+        """A list, if need be, and one watch, a turn for each news."""
+        if not self._version:
+            listed = _read_list(await self._read(session))
+            self._slices = {piece.metadata.name: piece for piece in listed.items or []}
+            self._version = listed.metadata.resource_version
+            yield
+        query = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S)}
+        async with self._get(session, query | {"resourceVersion": self._version}) as answer:
+            await _check(answer)
+            while line := await answer.content.readline():
+                self._take(_read_event(line))
+                yield
+
+    def _take(self, event: Event) -> None:
+        if event.type == "ERROR":
+            status = _read_status(event.object)
+            raise Refused(status.code, status.message)
+        piece = _read_slice(event.object)
+        if event.type == "DELETED":
+            self._slices.pop(piece.metadata.name, None)
+        elif event.type in ("ADDED", "MODIFIED"):
+            self._slices[piece.metadata.name] = piece
+        self._version = piece.metadata.resource_version
+
+    def _refused(self, error: Refused) -> None:
+        if error.code == GONE:
+            logger.info("the Kubernetes API has forgotten where this watch was: listing again")
+            self._version = ""
+            return
+        hint = ": the service account needs list and watch of endpointslices" if error.code == 403 else ""
+        logger.warning("the Kubernetes API: %s%s; the replicas stay as they were", error, hint)
+
+    async def _read(self, session: aiohttp.ClientSession) -> bytes:
+        async with asyncio.timeout(ANSWER_S), self._get(session, {}) as answer:
+            await _check(answer)
+            return await answer.read()
+
+    def _get(self, session: aiohttp.ClientSession, query: dict[str, str]) -> "aiohttp.client._RequestContextManager":
+        access = self._access
+        token = access.token_file.read_text().strip() if access.token_file else ""
+        return session.get(
+            access.url + self._path,
+            params={"labelSelector": f"{SERVICE_LABEL}={self._service}", **query},
+            headers={"accept": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {}),
+            allow_redirects=False,
+            ssl=ssl.create_default_context(cafile=access.ca_file) if access.ca_file else True,
+        )
+
+
+async def _check(answer: aiohttp.ClientResponse) -> None:
+    """Raises Refused, with what the API says of it."""
+    if answer.status != 200:
+        try:
+            message = _read_status(await answer.read()).message
+        except msgspec.MsgspecError:
+            message = answer.reason or ""
+        raise Refused(answer.status, message)

@@ -1,0 +1,145 @@
+"""`Fleet`: the replicas that discovery names, each followed by a task of its own, and which of them serve a model.
+
+The one place that parts of the router ask for replicas. Sweeps what replicas that broke or went have left in the index,
+a piece in each turn of the event loop.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from octavo_server.router.fleet.endpoint import Discovery, Endpoint
+from octavo_server.router.fleet.kv_stream_client import ClientContext, FollowSettings, KVStreamClient
+from octavo_server.router.fleet.prefix_index import PrefixIndex
+from octavo_server.router.fleet.replica import Replica
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+logger = logging.getLogger(__name__)
+
+SWEPT_AT_ONCE = 4096
+READ_BUFFER_BYTES = 64 * 1024
+
+Listener = Callable[[Replica], None]
+
+
+class Fleet:
+    """Belongs to one event loop. `on_change` hears of each replica whose state, models or readiness changed, and
+    `on_heard` of each frame, after the replica's load is set."""
+
+    def __init__(self, settings: FollowSettings, discovery: Discovery, index: PrefixIndex) -> None:
+        self.index = index
+        self.on_change: list[Listener] = []
+        self.on_heard: list[Listener] = []
+        self._settings = settings
+        self._discovery = discovery
+        self._followed: dict[Endpoint, Replica] = {}  # by the endpoint without its readiness
+        self._tasks: dict[Endpoint, asyncio.Task[None]] = {}
+        self._routable: dict[str, list[Replica]] = {}
+        self._has_met = False
+        self._left_behind = asyncio.Event()
+        index.on_given_up = self._left_behind.set
+
+    @property
+    def replicas(self) -> list[Replica]:
+        return [*self._followed.values()]
+
+    def models(self) -> list[str]:
+        """Of all replicas that are known to serve any, routable or not, so that a restart doesn't take a model away."""
+        return sorted({model for replica in self._followed.values() for model in replica.models})
+
+    def routable(self, model: str) -> list[Replica]:
+        """Not to be changed by the caller. Empty where nobody serves the model now, or at all."""
+        found = self._routable.get(model)
+        if found is None:
+            found = [r for r in self._followed.values() if model in r.models and r.is_routable]
+            found = [r for r in found if not r.is_silent] or found
+            if found:
+                self._routable[model] = found
+        return found
+
+    @property
+    def missing(self) -> str | None:
+        """What there must be before requests are sent here; None once there is a replica to send them to.
+
+        Pods that aren't ready themselves are not waited for: they become ready when this router follows them, and until
+        then requests wait here.
+        """
+        if any(replica.is_routable for replica in self._followed.values()):
+            return None
+        if not self._has_met:
+            return "it isn't known yet where replicas are"
+        expected = [replica for replica in self._followed.values() if replica.endpoint.is_ready is not False]
+        return f"none of {len(expected)} replicas takes requests" if expected else None
+
+    async def start(self) -> None:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True, use_dns_cache=False)  # a name may have moved
+        timeout = aiohttp.ClientTimeout(total=None)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=READ_BUFFER_BYTES)
+        self._around = ClientContext(
+            session=self._session, index=self.index, settings=self._settings, changed=self.changed, heard=self._heard
+        )
+        self._own = [_supervised(self._discover()), _supervised(self._sweep())]
+
+    async def stop(self) -> None:
+        await _end(self._own)
+        await _end(self._tasks.values())
+        await self._session.close()
+
+    async def _discover(self) -> None:
+        async for endpoints in self._discovery.watch():
+            self._meet(endpoints)
+
+    def _meet(self, endpoints: frozenset[Endpoint]) -> None:
+        self._has_met = True
+        now = {Endpoint(e.url, e.name): e for e in endpoints}
+        for known in self._followed.keys() - now.keys():
+            self._followed.pop(known)
+            self._tasks.pop(known).cancel()
+        for known, endpoint in now.items():
+            replica = self._followed.get(known)
+            if replica is None:
+                replica = self._followed[known] = Replica(endpoint)
+                self._tasks[known] = _supervised(KVStreamClient(replica, self._around).run())
+            elif replica.endpoint != endpoint:
+                replica.endpoint = endpoint
+                self.changed(replica)
+
+    def changed(self, replica: Replica) -> None:
+        self._routable.clear()
+        for listener in self.on_change:
+            listener(replica)
+
+    def _heard(self, replica: Replica) -> None:
+        for listener in self.on_heard:
+            listener(replica)
+
+    async def _sweep(self) -> None:
+        while True:
+            await self._left_behind.wait()
+            self._left_behind.clear()
+            while self.index.sweep(SWEPT_AT_ONCE):
+                await asyncio.sleep(0)
+
+
+def _supervised(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    """What ends it unasked is our bug: it is logged at once, and whatever it did is missing from then on."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(_report)
+    return task
+
+
+def _report(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.critical("following the replicas: an unexpected end", exc_info=error)
+
+
+async def _end(tasks: "Iterable[asyncio.Task[None]]") -> None:
+    tasks = [*tasks]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,82 @@
+"""`StepTimeModel`: how long a replica's steps take, by the tokens computed in them: a line, fitted online.
+
+Exponentially weighted least squares, drawn towards the slope of all replicas alike as long as a replica's own steps say
+little (none yet, or all of one size). A full chunk takes at least as long again as a step without tokens: on a busy
+machine a short step may have taken longer than a long one, and prefill would look free. A step that took far longer
+than expected (a compilation, say) counts as a few times the expected: a lasting change comes through after a few steps.
+Before the slope is known nothing is expected: after one short step, say, every prompt would look like an accident.
+
+How sure a slope is, its standard error says: steps that scatter widely, or few of them, tell little of a replica.
+"""
+
+from math import sqrt
+
+PRIOR_TOKEN_S = 0.0002
+_FORGET = 0.98
+_HELD = 2000.0  # tokens squared: as if so much variance had been seen along the slope drawn to
+_OUTLIER = 4.0
+_CHUNK_TOKENS = 2048
+_MIN_TOKEN_S = 1e-9
+_ALIKE, _MOST_UNLIKE = 1.5, 4.0  # times slower or faster
+_SURE = 2.0  # standard errors
+_SCATTER = 0.25  # of a step's time, at least: two steps are always on a line
+
+
+class StepTimeModel:
+    """`is_own`: the slope rests on the replica's own steps more than on others'. Until then theirs is the better one:
+    this was drawn to it when the replica last made a step, which may be long ago."""
+
+    __slots__ = (
+        *("_count", "_pairs", "_squared_times", "_squares", "_times", "_tokens"),
+        *("error_s", "is_own", "num_steps", "step_s", "token_s"),
+    )
+
+    def __init__(self) -> None:
+        self.step_s = 0.0  # of a step without tokens
+        self.token_s = PRIOR_TOKEN_S  # more for each token
+        self.error_s = 0.0  # that `token_s` may well be off by
+        self.num_steps = 0
+        self.is_own = False
+        self._count = self._tokens = self._times = self._squares = self._squared_times = self._pairs = 0.0
+
+    def learn(self, tokens: int, took_s: float, usual_token_s: float) -> None:
+        if self.is_own:
+            took_s = min(took_s, _OUTLIER * (self.step_s + self.token_s * tokens))
+        self.num_steps += 1
+        self._count = _FORGET * self._count + 1
+        self._tokens = _FORGET * self._tokens + tokens
+        self._times = _FORGET * self._times + took_s
+        self._squares = _FORGET * self._squares + tokens * tokens
+        self._squared_times = _FORGET * self._squared_times + took_s * took_s
+        self._pairs = _FORGET * self._pairs + tokens * took_s
+        self._fit(usual_token_s)
+
+    def likely_token_s(self, usual_s: float) -> float:
+        """Those that serve the same are taken to be equally fast unless their own steps say clearly otherwise: half as
+        much again, beside what a slope may be off by, is what a busy machine makes of equals, and who looks fast by
+        chance would be sent everything.
+        """
+        if not self.is_own:
+            return usual_s
+        ratio = min(max(usual_s, self.token_s - self.error_s), self.token_s + self.error_s) / usual_s
+        if ratio > 1:
+            return usual_s * min(max(ratio / _ALIKE, 1.0), _MOST_UNLIKE)
+        return usual_s * max(min(ratio * _ALIKE, 1.0), 1 / _MOST_UNLIKE)
+
+    def _fit(self, usual_token_s: float) -> None:
+        mean_tokens, mean_s = self._tokens / self._count, self._times / self._count
+        variance = self._squares - self._tokens * mean_tokens
+        covariance = self._pairs - self._tokens * mean_s
+        slope = max((covariance + _HELD * usual_token_s) / (variance + _HELD), mean_s / (_CHUNK_TOKENS + mean_tokens))
+        intercept = mean_s - slope * mean_tokens
+        if intercept < 0:
+            slope, intercept = self._pairs / self._squares, 0.0
+        self.token_s, self.step_s, self.is_own = max(slope, _MIN_TOKEN_S), intercept, variance >= _HELD
+        self.error_s = _SURE * sqrt(self._scatter() / (variance + _HELD))
+
+    def _scatter(self) -> float:
+        """The mean square of what steps took beside the line."""
+        a, b = self.step_s, self.token_s
+        on_line = a * a * self._count + 2 * a * b * self._tokens + b * b * self._squares
+        beside = self._squared_times - 2 * (a * self._times + b * self._pairs) + on_line
+        return max(beside, _SCATTER * _SCATTER * self._squared_times) / self._count

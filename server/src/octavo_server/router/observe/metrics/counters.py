@@ -1,0 +1,131 @@
+"""`RouterMetrics`: what requests and decisions show one worker, counted as it happens: a few additions per request.
+
+What of it is exposed, and under which names, is `metric_list.py`'s affair; what several workers counted is added up and
+written by `metric_text.py`. Gauges aren't here: they are read from the router's state when somebody scrapes.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from octavo_server.prometheus_text import Histogram
+from octavo_server.router.balance.decision import RUNGS
+from octavo_server.router.observe.metrics.catalogue import BY_NAME, Labels, Observed
+
+if TYPE_CHECKING:
+    from octavo_server.router.balance.decision import Decision
+    from octavo_server.router.prompts.prompt import Prompt
+
+#: No label takes more values: models beyond count as "other".
+MAX_VALUES = 1000
+OTHER = "other"
+
+
+class _Times:
+    """Of one model."""
+
+    __slots__ = ("duration", "ttft")
+
+    def __init__(self) -> None:
+        self.duration = _histogram("request_duration_seconds")
+        self.ttft = _histogram("ttft_seconds")
+
+
+class RouterMetrics:
+    def __init__(self) -> None:
+        self._requests: dict[tuple[str, int, str], int] = {}
+        self._times: dict[str, _Times] = {}
+        self._decisions: dict[str, int] = dict.fromkeys(RUNGS, 0)
+        self._overlap_tokens: dict[str, int] = dict.fromkeys(RUNGS[:2], 0)
+        self._decision_s = _histogram("decision_seconds")
+        self._match_ratio = _histogram("prefix_match_ratio")
+        self._prompt_tokens = self._cached_tokens = self._over_tokens = self._under_tokens = 0
+        self._retries: dict[str, int] = {}
+        self._waits: dict[str, Histogram] = {}
+        self._stream_faults = 0
+
+    def decided(self, prompt: "Prompt", decision: "Decision", decision_s: float) -> None:
+        """Once for each attempt: a retry is decided anew."""
+        rung, expected, num_tokens = decision.rung, decision.expected_tokens, prompt.num_tokens
+        self._decisions[rung] += 1
+        self._decision_s.observe(decision_s)
+        self._prompt_tokens += num_tokens
+        if rung in self._overlap_tokens:
+            self._overlap_tokens[rung] += expected
+        if num_tokens:
+            self._match_ratio.observe(expected / num_tokens)
+
+    def reported(self, expected_tokens: int, cached_tokens: int) -> None:
+        """What the engine then said of the prompt: the proof, or not, of what the router believed."""
+        self._cached_tokens += cached_tokens
+        if expected_tokens > cached_tokens:
+            self._over_tokens += expected_tokens - cached_tokens
+        elif expected_tokens < cached_tokens:
+            self._under_tokens += cached_tokens - expected_tokens
+
+    def first_byte(self, model: str, ttft_s: float) -> None:
+        self._of_model(model).ttft.observe(ttft_s)
+
+    def ended(self, *, model: str, code: int, reason: str, duration_s: float) -> None:
+        """Once for each request, whatever became of it. `code`: of the answer; 499: the client left before it."""
+        times = self._times.get(model)
+        if times is None:
+            model, times = (model if len(self._times) < MAX_VALUES else OTHER), self._of_model(model)
+        times.duration.observe(duration_s)
+        key = model, code, reason
+        self._requests[key] = self._requests.get(key, 0) + 1
+
+    def retried(self, reason: str) -> None:
+        self._retries[reason] = self._retries.get(reason, 0) + 1
+
+    def waited(self, outcome: str, wait_s: float) -> None:
+        """A request came out of the queue."""
+        found = self._waits.get(outcome)
+        if found is None:
+            found = self._waits[outcome] = _histogram("queue_seconds")
+        found.observe(wait_s)
+
+    def streams_failed(self, times: int) -> None:
+        self._stream_faults += times
+
+    def observed(self) -> Observed:
+        totals = {
+            "prompt_tokens_total": self._prompt_tokens,
+            "cached_tokens_total": self._cached_tokens,
+            "stream_faults_total": self._stream_faults,
+        }
+        by_label = {
+            "decisions_total": self._decisions,
+            "overlap_tokens_total": self._overlap_tokens,
+            "prediction_error_tokens_total": {"over": self._over_tokens, "under": self._under_tokens},
+            "retries_total": self._retries,
+        }
+        return Observed(
+            {
+                "requests_total": [((model, str(code), why), n) for (model, code, why), n in self._requests.items()],
+                **{name: [((), value)] for name, value in totals.items()},
+                **{name: [((label,), value) for label, value in found.items()] for name, found in by_label.items()},
+            },
+            {
+                "request_duration_seconds": _series((model, times.duration) for model, times in self._times.items()),
+                "ttft_seconds": _series((model, times.ttft) for model, times in self._times.items()),
+                "queue_seconds": _series(self._waits.items()),
+                "decision_seconds": [((), *self._decision_s.observed())],
+                "prefix_match_ratio": [((), *self._match_ratio.observed())],
+            },
+        )
+
+    def _of_model(self, name: str) -> _Times:
+        found = self._times.get(name)
+        if found is None:
+            name = name if len(self._times) < MAX_VALUES else OTHER
+            found = self._times[name] = self._times.get(name) or _Times()
+        return found
+
+
+def _histogram(name: str) -> Histogram:
+    """Of this process only: it is never written under this name, so it needs no labels."""
+    return Histogram((), BY_NAME[name].bounds)
+
+
+def _series(found: Iterable[tuple[str, Histogram]]) -> list[tuple[Labels, list[int], float]]:
+    return [((label,), *histogram.observed()) for label, histogram in found]

@@ -1,0 +1,55 @@
+"""The router's metrics in Prometheus' format: what all its workers counted, added up, and gauges of its state."""
+
+from collections.abc import Iterable, Mapping
+
+from octavo_server.prometheus_text import Histogram, family_text, label_text
+from octavo_server.router.observe.metrics.catalogue import BY_NAME, FAMILIES, PREFIX, Family, Labels, Observed
+
+#: Family -> labels -> value: those of the list that are read, not counted.
+Gauges = Mapping[str, Mapping[Labels, float]]
+
+
+class MetricText:
+    def __init__(self, parts: Iterable[Observed], gauges: Gauges) -> None:
+        self._values: dict[str, dict[Labels, float]] = {name: {**series} for name, series in gauges.items()}
+        self._histograms: dict[str, dict[Labels, Histogram]] = {}
+        for part in parts:
+            self._add(part)
+
+    def __str__(self) -> str:
+        return "".join(
+            family_text(PREFIX + family.name, family.kind, family.help, self._series(family)) for family in FAMILIES
+        )
+
+    def _add(self, part: Observed) -> None:
+        for name, found in part.counts.items():
+            values = self._values.setdefault(name, {})
+            for labels, value in found:
+                values[labels] = values.get(labels, 0) + value
+        for name, series in part.histograms.items():
+            for labels, counts, total in series:
+                self._histogram(BY_NAME[name], labels).add(counts, total)
+
+    def _histogram(self, family: Family, labels: Labels) -> Histogram:
+        series = self._histograms.setdefault(family.name, {})
+        found = series.get(labels)
+        if found is None:
+            found = series[labels] = Histogram((PREFIX + family.name,), family.bounds, _label_text(family, labels))
+        return found
+
+    def _series(self, family: Family) -> Iterable[str]:
+        name = PREFIX + family.name
+        if family.kind == "histogram":
+            return (histogram.text(name) for histogram in self._histograms.get(family.name, {}).values())
+        return (
+            f"{name}{_braced(_label_text(family, labels))} {value}\n"
+            for labels, value in self._values.get(family.name, {}).items()
+        )
+
+
+def _label_text(family: Family, labels: Labels) -> str:
+    return label_text(dict(zip(family.labels, labels, strict=True)))
+
+
+def _braced(text: str) -> str:
+    return f"{{{text}}}" if text else ""

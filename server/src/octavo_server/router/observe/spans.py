@@ -1,0 +1,89 @@
+"""The router's OpenTelemetry spans, one a request that is sent on. Imported only with --otlp-traces-endpoint.
+
+The span begins when the request's head was there, belongs to the trace that its `traceparent` names, and is what the
+replica is told as its caller. Its attributes say what the choice rested on; attempts that failed are events.
+"""
+
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from octavo_server.router.upstream.headers import Headers
+from octavo_server.tracing import TRACE_HEADERS, Attributes, carrier_of
+
+if TYPE_CHECKING:
+    from octavo_server.router.observe.decision_log import Entry
+
+_NAMES = frozenset(name.encode() for name in TRACE_HEADERS)
+
+
+class RouteSpan:
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def retried(self, replica: str, reason: str) -> None:
+        self._span.add_event("retried", {"octavo.replica": replica, "octavo.reason": reason})
+
+    def ended(self, request_id: str, model: str, entry: "Entry | None", *, code: int, reason: str) -> None:
+        span = self._span
+        said: Attributes = {
+            "gen_ai.request.id": request_id,
+            "gen_ai.request.model": model,
+            "http.response.status_code": code,
+            "octavo.reason": reason,
+        }
+        span.set_attributes(said | ({} if entry is None else _attributes(entry)))
+        if code >= 500:
+            span.set_status(Status(StatusCode.ERROR))
+        span.end()
+
+
+class RouteTracer:
+    """Ends with `shutdown`, which sends what is left."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("octavo_server.router")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def begin(
+        self, headers: Headers, *, age_s: float, without: Collection[bytes], more: bytes
+    ) -> tuple[RouteSpan, Collection[bytes], bytes]:
+        """The span of a request that came `age_s` ago; which of the client's headers are left out now, and the lines
+        that are added.
+        """
+        context = self._propagator.extract(carrier_of(headers))
+        start_ns = time.time_ns() - int(age_s * 1e9)
+        span = self._tracer.start_span("route_request", context, kind=SpanKind.SERVER, start_time=start_ns)
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier, set_span_in_context(span))
+        lines = "".join(f"{name}: {value}\r\n" for name, value in carrier.items())
+        return RouteSpan(span), _NAMES.union(without), more + lines.encode("latin-1")
+
+    def shutdown(self) -> None:
+        self._provider.shutdown()
+
+
+def _attributes(entry: "Entry") -> Attributes:
+    decision = entry.decision
+    attributes: Attributes = {
+        "octavo.replica": decision.chosen.name,
+        "octavo.rung": decision.rung,
+        "octavo.why": decision.why,
+        "octavo.attempts": entry.attempt,
+        "octavo.candidates": len(decision.candidates),
+        "octavo.prompt_tokens": entry.num_prompt_tokens,
+        "octavo.expected_tokens": decision.expected_tokens,
+        "octavo.decision_s": entry.decision_s,
+    }
+    if decision.candidates:
+        attributes["octavo.expected_ttft_s"] = decision.terms.ttft_s
+    if entry.cached_tokens is not None:
+        attributes["octavo.cached_tokens"] = entry.cached_tokens
+    if entry.ttft_s is not None:
+        attributes["gen_ai.latency.time_to_first_token"] = entry.ttft_s
+    return attributes

@@ -1,0 +1,166 @@
+"""`RouterState`: what one router knows of its replicas and of who waits, for `/state/events`, `/metrics` and `/debug`.
+
+Numbers that may exceed 2^53 (epochs) are hexadecimal text, so that any JSON reader keeps them. What several workers
+know is made one by `merged`: a replica is admitted when every worker sends to it, withdrawn when none does.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from octavo_server.kv.frames import Load
+from octavo_server.router.balance.breaker import BREAKER_STATES, BreakerState
+from octavo_server.router.fleet.replica import State
+
+if TYPE_CHECKING:
+    from octavo_server.router.fleet.replica import Replica
+
+#: From the worst to the best.
+ORDER: tuple[State, ...] = ("gone", "connecting", "loading", "blind", "exact")
+
+
+class ModelSize(msgspec.Struct, kw_only=True, frozen=True):
+    """`kv_tokens`: that fit into the KV cache."""
+
+    max_model_len: int
+    weights_bytes: int
+    kv_bytes: int
+    kv_tokens: int
+
+
+class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
+    """`epoch`: as the replica last said. `acknowledged_epoch`: the latest of which this router had an exact copy.
+
+    `worth_tokens`: prompt tokens that its blocks lately saved and no other replica's could have. `model`: what its
+    model takes, once that is known.
+    """
+
+    name: str
+    url: str
+    state: State
+    why: str = ""
+    models: tuple[str, ...] = ()
+    epoch: str | None = None
+    acknowledged_epoch: str | None = None
+    admitted: bool = False
+    withdrawn: bool = True
+    load: Load = msgspec.field(default_factory=Load)
+    in_flight: int = 0
+    blocks: int = 0
+    worth_tokens: int = 0
+    faults: int = 0
+    breaker: BreakerState = "closed"
+    model: ModelSize | None = None
+
+
+class RouterState(msgspec.Struct, kw_only=True, frozen=True):
+    """`queue`: requests waiting for a replica to have room. `held`: model -> requests waiting for its first replica.
+
+    `accepts`: new requests are taken; a router that drains or stops takes none.
+    """
+
+    replicas: tuple[ReplicaState, ...] = ()
+    models: tuple[str, ...] = ()
+    queue: int = 0
+    held: dict[str, int] = {}
+    workers: int = 1
+    accepts: bool = True
+
+
+def replica_state(replica: "Replica", now: float, breaker: BreakerState = "closed") -> ReplicaState:
+    """`now`: by the clock of the router's picker."""
+    blocks, hello, epoch = replica.blocks, replica.hello, replica.admitted_epoch
+    is_admitted = replica.is_routable
+    return ReplicaState(
+        name=replica.name,
+        url=replica.url,
+        state=replica.state,
+        why=replica.why,
+        models=tuple(sorted(replica.models)),
+        epoch=None if hello is None else _hex(hello.epoch),
+        acknowledged_epoch=None if epoch is None else _hex(epoch),
+        admitted=is_admitted,
+        withdrawn=not is_admitted,
+        load=replica.load,
+        in_flight=replica.num_in_flight,
+        blocks=blocks.num_blocks if blocks is not None else 0,
+        worth_tokens=round(replica.activity.worth_tokens.at(now)),
+        faults=replica.num_faults,
+        breaker=breaker,
+        model=_model_size(replica),
+    )
+
+
+def _model_size(replica: "Replica") -> ModelSize | None:
+    hello, num_blocks = replica.hello, replica.load.total_blocks
+    if hello is None or not hello.weights_bytes or not num_blocks:
+        return None
+    return ModelSize(
+        max_model_len=hello.max_model_len,
+        weights_bytes=hello.weights_bytes,
+        kv_bytes=hello.kv_bytes,
+        kv_tokens=num_blocks * hello.block_size,
+    )
+
+
+def router_state(
+    replicas: Iterable[ReplicaState], *, queue: int = 0, held: Mapping[str, int] | None = None, accepts: bool = True
+) -> RouterState:
+    states = sorted(replicas, key=lambda state: state.name)
+    return RouterState(
+        replicas=tuple(states),
+        models=tuple(sorted({model for state in states for model in state.models})),
+        queue=queue,
+        held=dict(held or {}),
+        accepts=accepts,
+    )
+
+
+def _hex(epoch: int) -> str:
+    return f"{epoch:016x}"
+
+
+def merged(states: Sequence[RouterState]) -> RouterState:
+    """Of the workers of one router."""
+    if len(states) == 1:
+        return states[0]
+    by_name: dict[str, list[ReplicaState]] = {}
+    held: dict[str, int] = {}
+    for state in states:
+        for replica in state.replicas:
+            by_name.setdefault(replica.name, []).append(replica)
+        for model, waiting in state.held.items():
+            held[model] = held.get(model, 0) + waiting
+    return RouterState(
+        replicas=tuple(_merged_replica(found, len(states)) for _, found in sorted(by_name.items())),
+        models=tuple(sorted({model for state in states for model in state.models})),
+        queue=sum(state.queue for state in states),
+        held=held,
+        workers=sum(state.workers for state in states),
+        accepts=all(state.accepts for state in states),
+    )
+
+
+def _merged_replica(found: Sequence[ReplicaState], num_workers: int) -> ReplicaState:
+    worst = min(found, key=lambda state: ORDER.index(state.state))
+    is_known_to_all = len(found) == num_workers
+    acknowledged = {state.acknowledged_epoch for state in found}
+    return ReplicaState(
+        name=worst.name,
+        url=worst.url,
+        state=worst.state,
+        why=worst.why,
+        models=worst.models,
+        epoch=worst.epoch,
+        acknowledged_epoch=acknowledged.pop() if is_known_to_all and len(acknowledged) == 1 else None,
+        admitted=is_known_to_all and all(state.admitted for state in found),
+        withdrawn=all(state.withdrawn for state in found),
+        load=worst.load,
+        in_flight=sum(state.in_flight for state in found),
+        blocks=max(state.blocks for state in found),
+        worth_tokens=sum(state.worth_tokens for state in found),
+        faults=sum(state.faults for state in found),
+        breaker=max((state.breaker for state in found), key=BREAKER_STATES.index),
+        model=worst.model,
+    )

@@ -1,0 +1,159 @@
+"""`GET /state/events`: one stream from which operator and autoscaler learn what the router knows. Nobody scrapes.
+
+First the whole state, then changes only, at most one every `PERIOD_S`, and a heartbeat in each second without one. Each
+reader's changes are against what that reader was last told, made when it can take them: for a slow one they run
+together, and nothing piles up. One that takes nothing at all is cut off by the server, as every client is.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from typing import TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from octavo_server.openai import sse
+from octavo_server.router.observe.state import ReplicaState, RouterState
+
+VERSION = 1
+PERIOD_S = 0.2
+HEARTBEAT_S = 1.0
+
+T = TypeVar("T")
+Source = Callable[[], Awaitable[RouterState]]
+
+
+class WholeState(msgspec.Struct, tag="state", kw_only=True):
+    """First. `router` is new with each start of the router."""
+
+    version: int
+    router: str
+    state: RouterState
+
+
+class Change(msgspec.Struct, tag="change", kw_only=True, omit_defaults=True):
+    """What is different now: each replica that changed, whole; names of those that are gone; the rest if it changed."""
+
+    replicas: tuple[ReplicaState, ...] = ()
+    gone: tuple[str, ...] = ()
+    models: tuple[str, ...] | None = None
+    queue: int | None = None
+    held: dict[str, int] | None = None
+    workers: int | None = None
+    accepts: bool | None = None
+
+
+class Heartbeat(msgspec.Struct, tag="heartbeat"):
+    pass
+
+
+class Bye(msgspec.Struct, tag="bye"):
+    """Last: why the router ends the stream."""
+
+    reason: str
+
+
+class StateFeed:
+    def __init__(self, source: Source, *, period_s: float = PERIOD_S, heartbeat_s: float = HEARTBEAT_S) -> None:
+        self.router = secrets.token_hex(8)
+        self._source = source
+        self._period_s = period_s
+        self._heartbeat_s = heartbeat_s
+        self._news: set[asyncio.Event] = set()
+        self._ended_because: str | None = None
+
+    @property
+    def num_readers(self) -> int:
+        return len(self._news)
+
+    def poke(self) -> None:
+        """Something happened that isn't to wait for the next period: a replica came, went or was admitted."""
+        for news in self._news:
+            news.set()
+
+    def close(self, reason: str) -> None:
+        self._ended_because = reason
+        self.poke()
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        news = asyncio.Event()
+        self._news.add(news)
+        try:
+            told = await self._source()
+            yield sse.frame(WholeState(version=VERSION, router=self.router, state=told))
+            clock = asyncio.get_running_loop().time
+            silent_since_s = clock()
+            while self._ended_because is None:
+                await _wait(news, self._period_s)
+                now = await self._source()
+                if now != told:
+                    change, told = difference(told, now), now
+                    yield sse.frame(change)
+                elif clock() - silent_since_s >= self._heartbeat_s:
+                    yield sse.frame(Heartbeat())
+                else:
+                    continue
+                silent_since_s = clock()
+            yield sse.frame(Bye(self._ended_because))
+        finally:
+            self._news.discard(news)
+
+
+def difference(before: RouterState, now: RouterState) -> Change:
+    old = {replica.name: replica for replica in before.replicas}
+    names = {replica.name for replica in now.replicas}
+    return Change(
+        replicas=tuple(replica for replica in now.replicas if old.get(replica.name) != replica),
+        gone=tuple(name for name in old if name not in names),
+        models=_if_new(before.models, now.models),
+        queue=_if_new(before.queue, now.queue),
+        held=_if_new(before.held, now.held),
+        workers=_if_new(before.workers, now.workers),
+        accepts=_if_new(before.accepts, now.accepts),
+    )
+
+
+class StateStream(Response):
+    """Ends when the client leaves or the feed is closed."""
+
+    def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
+        super().__init__()
+        self._frames = frames
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._write(send))
+        client = asyncio.create_task(_until_disconnect(receive))
+        try:
+            await asyncio.wait({work, client}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            work.cancel()
+            client.cancel()
+            await asyncio.gather(work, client, return_exceptions=True)
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
+        async with aclosing(self._frames) as frames:
+            async for frame in frames:
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _wait(news: asyncio.Event, timeout_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await news.wait()
+    news.clear()
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _if_new(before: T, now: T) -> T | None:
+    return None if now == before else now

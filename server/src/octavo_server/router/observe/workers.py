@@ -1,0 +1,102 @@
+"""`Workers`: the processes of one router (`--workers N`) ask each other, so that whichever is asked answers for all.
+
+Each listens on a Unix socket in a folder that only they can enter. A question and its answer are msgpack, each after
+its length; a connection carries one of them. Whoever doesn't answer in time is counted as it was last known: a worker
+that hangs may still be sending requests. One whose socket nobody holds any more is gone.
+"""
+
+import asyncio
+import logging
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from octavo_server.router.observe.report import Ask, Report, Reporter, whole_state
+from octavo_server.router.observe.state import RouterState
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 1.0
+_MAX_ASK_BYTES = 128 * 1024  # as much as the head of a request that it is made of may have, and more
+_LENGTH = struct.Struct("<I")
+_encode = msgspec.msgpack.Encoder().encode
+_ask_decoder = msgspec.msgpack.Decoder(Ask)
+_report_decoder = msgspec.msgpack.Decoder(Report)
+
+
+class Workers:
+    """`folder`: None for the only worker."""
+
+    def __init__(self, reporter: Reporter, folder: Path | None = None, number: int = 0) -> None:
+        self._reporter = reporter
+        self._folder = folder
+        self._own = None if folder is None else folder / f"worker-{number}.sock"
+        self._server: asyncio.Server | None = None
+        self._known: dict[tuple[Path, str], Report] = {}
+
+    async def start(self) -> None:
+        if self._own is not None:
+            self._own.unlink(missing_ok=True)
+            self._server = await asyncio.start_unix_server(self._serve, self._own)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+            assert self._own is not None
+            self._own.unlink(missing_ok=True)
+
+    async def ask(self, ask: Ask) -> list[Report]:
+        """Of every worker, this one first."""
+        others = (
+            [path for path in sorted(self._folder.glob("worker-*.sock")) if path != self._own] if self._folder else []
+        )
+        answers = await asyncio.gather(*(self._ask_other(path, ask) for path in others))
+        return [self._reporter.report(ask), *(answer for answer in answers if answer is not None)]
+
+    async def state(self) -> RouterState:
+        return whole_state(await self.ask(Ask("state")))
+
+    async def _ask_other(self, path: Path, ask: Ask) -> Report | None:
+        key = path, ask.what
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                report = _report_decoder.decode(await _exchange(path, _encode(ask)))
+        except TimeoutError:
+            logger.warning("%s doesn't answer within %g s", path.stem, ANSWER_S)
+            return self._known.get(key)
+        except (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError):
+            self._known.pop(key, None)
+            return None
+        self._known[key] = report
+        return report
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError, TimeoutError, msgspec.MsgspecError):
+            async with asyncio.timeout(ANSWER_S):
+                ask = _ask_decoder.decode(await _read(reader, _MAX_ASK_BYTES))
+                _write(writer, _encode(self._reporter.report(ask)))
+                await writer.drain()
+        writer.close()
+
+
+async def _exchange(path: Path, question: bytes) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        _write(writer, question)
+        return await _read(reader)
+    finally:
+        writer.close()
+
+
+def _write(writer: asyncio.StreamWriter, body: bytes) -> None:
+    writer.write(_LENGTH.pack(len(body)) + body)
+
+
+async def _read(reader: asyncio.StreamReader, max_bytes: int = 2**32) -> bytes:
+    (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    if size > max_bytes:
+        raise OSError(f"a question of {size} bytes")
+    return await reader.readexactly(size)

@@ -1,0 +1,85 @@
+"""What a chat request's prompt is made of, from its body: the conversation, and the options of the rendering.
+
+The schema (`openai.chat`) says what a field means. It is asked once for each message or set of options that isn't
+plain; what it said is kept under the JSON that was asked about. A message of a role and a text is what it looks like.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from octavo_engine.wire.errors import InvalidRequest
+
+from octavo_server.openai.chat import ChatCompletionRequest, ChatMessage
+from octavo_server.openai.rendering import TEMPLATE_FIELDS, RenderOptions, render_options
+from octavo_server.router.prompts.two_queue_cache import TwoQueueCache
+
+_OPTIONS = frozenset(
+    {"tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "add_special_tokens"}
+).union(TEMPLATE_FIELDS)
+_PLAIN = RenderOptions()
+_to_json = msgspec.json.Encoder().encode
+
+
+class ChatFields:
+    def __init__(self, *, max_bytes: int) -> None:
+        self._messages: TwoQueueCache[bytes, dict[str, Any]] = TwoQueueCache(max_bytes)
+        self._options: TwoQueueCache[bytes, RenderOptions] = TwoQueueCache(max_bytes)
+
+    def options(self, body: Mapping[str, Any]) -> tuple[bytes, RenderOptions]:
+        """With a key under which equal options are known. Raises InvalidRequest or ValidationError."""
+        if _OPTIONS.isdisjoint(body):
+            return b"", _PLAIN
+        asked = {name: body[name] for name in _OPTIONS if name in body}
+        key = _to_json(asked)
+        known = self._options.get(key)
+        if known is None:
+            known = render_options(ChatCompletionRequest.model_validate({"messages": [], **asked}))
+            self._options.put(key, known, 8 * len(key))
+        return key, known
+
+    def options_of(self, body: ChatCompletionRequest) -> tuple[bytes, RenderOptions]:
+        options = render_options(body)
+        return b"" if options == _PLAIN else b"responses" + _to_json(options), options
+
+    def conversation(self, messages: object) -> list[dict[str, Any]]:
+        """Raises InvalidRequest or ValidationError."""
+        if not isinstance(messages, list):
+            raise InvalidRequest("messages must be a list.", param="messages")
+        return [self._read(message) for message in messages]
+
+    def _read(self, message: object) -> dict[str, Any]:
+        key = _to_json(message)
+        known = self._messages.get(key)
+        if known is None:
+            known = ChatMessage.model_validate(message).model_dump(exclude_none=True)
+            self._messages.put(key, known, 8 * len(key))
+        return known
+
+
+def spoken(messages: object) -> tuple[tuple[str, ...], list[str]] | None:
+    """Roles and texts, if that is all there is to the messages."""
+    if type(messages) is not list or not messages:
+        return None
+    roles, texts = [], []
+    for message in messages:
+        if type(message) is not dict or len(message) != 2:
+            return None
+        role, text = message.get("role"), message.get("content")
+        if type(text) is list:
+            text = _joined(text)
+        if type(role) is not str or type(text) is not str or not role:
+            return None
+        roles.append(role)
+        texts.append(text)
+    return tuple(roles), texts
+
+
+def _joined(parts: list[object]) -> str | None:
+    """As `text.messages.content_text` joins them."""
+    texts = []
+    for part in parts:
+        if type(part) is not dict or len(part) != 2 or part.get("type") != "text" or type(part.get("text")) is not str:
+            return None
+        texts.append(part["text"])
+    return "\n".join(texts)

@@ -1,0 +1,158 @@
+"""`PromptHashCache`: a text to the hashes of its blocks; what begins like an earlier text is not tokenised again.
+
+A text is cut into pieces where cutting is safe, and each piece leads from one node to the next. Known pieces cost a
+look-up. The last piece of a prompt ends where the text does, not at a cut: a longer prompt has another piece there, so
+it isn't kept, and requests that differ in their last message only leave nothing behind. Where it is known how far they
+may be alike (`opening_chars`), that much is one look-up.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+from octavo_engine.text.tokenizer import Tokenizer
+
+from octavo_server.router.prompts.chain import Node, extended, root_node
+from octavo_server.router.prompts.split_points import MIN_CHARS, SafeSplitter
+from octavo_server.router.prompts.two_queue_cache import TwoQueueCache
+
+#: Of a node, per block that it completes.
+BLOCK_BYTES = 8
+SHORT_CHARS = 1024
+MAX_KNOWN_PARTS = 16384
+#: Of one text. Where more of it is new, the tokenizer is faster with all of it at once.
+MAX_NEW_PARTS = 8
+#: The tokenizer lets other threads run while it works, but not while its results are taken over.
+BATCH_PIECES = 256
+
+#: Where the last piece in it ends, what the pieces lead to, and the hashes of its blocks.
+Opening = tuple[int, Node, Sequence[int]]
+
+
+class PromptHashCache:
+    def __init__(self, tokenizer: Tokenizer, cuts: SafeSplitter, *, block_size: int, max_bytes: int) -> None:
+        self._tokenizer = tokenizer
+        self._cuts = cuts
+        self._block_size = block_size
+        self._nodes: TwoQueueCache[tuple[int, str], Node] = TwoQueueCache(max_bytes)
+        self._roots: TwoQueueCache[tuple[bytes, bool], Node] = TwoQueueCache(max_bytes // 16)
+        self._openings: TwoQueueCache[tuple[int, str], Opening] = TwoQueueCache(max_bytes // 4)
+        self._known_parts: dict[str, list[int]] = {}
+        self._frame = _frame_of(tokenizer)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._nodes.num_bytes + self._openings.num_bytes
+
+    def hashes(
+        self, root: bytes, text: str, *, add_special_tokens: bool, opening_chars: int = 0
+    ) -> tuple[Sequence[int], int]:
+        """The short hashes of the full blocks, and the number of tokens. `opening_chars`: of `text`, that others are
+        likely to begin with."""
+        hashes: list[int] = []
+        if not add_special_tokens:
+            node = self._begin(self._root(root), text, hashes, opening_chars)
+        elif self._frame is None:
+            node = self._step(self._root(root), self._tokenizer.encode(text), hashes)
+        else:
+            before, after = self._frame
+            node = self._root(root, before)
+            hashes += node.hashes
+            node = self._begin(node, text, hashes, opening_chars)
+            node = self._step(node, after, hashes) if after else node
+        return hashes, node.num_tokens
+
+    def hashes_of_ids(self, root: bytes, token_ids: list[int]) -> tuple[Sequence[int], int]:
+        """Raises OverflowError for what is no token."""
+        (node,) = extended(self._root(root), [token_ids], self._block_size)
+        return list(node.hashes), node.num_tokens
+
+    def _root(self, root: bytes, first: list[int] | None = None) -> Node:
+        """Or the node after it, where prompts have some tokens `first`."""
+        key = (root, bool(first))
+        node = self._roots.get(key)
+        if node is None:
+            node = root_node(root)
+            if first:
+                (node,) = extended(node, [first], self._block_size)
+            self._roots.put(key, node, len(root))
+        return node
+
+    def _begin(self, node: Node, text: str, hashes: list[int], opening_chars: int) -> Node:
+        if opening_chars < MIN_CHARS:
+            return self._follow(node, self._cuts.split(text), hashes)
+        key = (node.id, text[:opening_chars])
+        known = self._openings.get(key)
+        if known is not None:
+            end, node, before = known
+            hashes += before
+            return self._follow(node, self._cuts.split(text[end:]), hashes)
+        pieces, end, num_pieces, num_before = self._cuts.split(text), 0, 0, len(hashes)
+        for piece in pieces:
+            if end + len(piece) + self._cuts.reach > opening_chars:  # a longer text may be cut elsewhere
+                break
+            end += len(piece)
+            num_pieces += 1
+        node = self._follow(node, pieces[:num_pieces], hashes, is_whole=False)
+        if num_pieces:
+            of_opening = array("Q", hashes[num_before:])
+            self._openings.put(key, (end, node, of_opening), opening_chars + BLOCK_BYTES * len(of_opening))
+        return self._follow(node, pieces[num_pieces:], hashes)
+
+    def _follow(self, node: Node, pieces: list[str], hashes: list[int], *, is_whole: bool = True) -> Node:
+        """`is_whole`: the last piece ends where the text does."""
+        num_known = 0
+        for piece in pieces:
+            known = self._nodes.get((node.id, piece))
+            if known is None:
+                break
+            node = known
+            hashes += node.hashes
+            num_known += 1
+        new = pieces[num_known:]
+        steps = extended(node, self._token_ids(new), self._block_size) if new else []
+        for piece, parent, child in zip(new, (node, *steps), steps, strict=False):
+            hashes += child.hashes
+            if child is not steps[-1] or not is_whole:
+                self._nodes.put((parent.id, piece), child, len(piece) + BLOCK_BYTES * len(child.hashes))
+        return steps[-1] if steps else node
+
+    def _token_ids(self, pieces: list[str]) -> list[list[int]]:
+        if sum(map(len, pieces)) <= SHORT_CHARS:
+            return [self._short_ids(piece) for piece in pieces]
+        ids: list[list[int]] = []
+        for start in range(0, len(pieces), BATCH_PIECES):
+            ids += self._tokenizer.encode_each(pieces[start : start + BATCH_PIECES], add_special_tokens=False)
+        return ids
+
+    def _short_ids(self, text: str) -> list[int]:
+        """What stands around each message is the same again and again, and so are most of its words."""
+        parts, known = self._cuts.parts(text), self._known_parts
+        new = [part for part in parts if part not in known]
+        if not new:
+            return [token_id for part in parts for token_id in known[part]]
+        if len(known) > MAX_KNOWN_PARTS:
+            self._known_parts = known = {part: known[part] for part in parts if part in known}
+        learned, rest = new[:MAX_NEW_PARTS], [text] if len(new) > MAX_NEW_PARTS else []
+        ids = self._tokenizer.encode_each(learned + rest, add_special_tokens=False)
+        known |= zip(learned, ids, strict=False)
+        return ids[-1] if rest else [token_id for part in parts for token_id in known[part]]
+
+    def _step(self, node: Node, token_ids: list[int], hashes: list[int]) -> Node:
+        (node,) = extended(node, [token_ids], self._block_size)
+        hashes += node.hashes
+        return node
+
+
+def _frame_of(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """The tokens that a tokenizer puts before and behind each text; None where that isn't all it does."""
+    frames = [
+        _around(tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)) for text in ("a", "b c")
+    ]
+    return frames[0] if frames[0] == frames[1] else None
+
+
+def _around(whole: list[int], inner: list[int]) -> tuple[list[int], list[int]] | None:
+    for start in range(len(whole) - len(inner) + 1):
+        if whole[start : start + len(inner)] == inner:
+            return whole[:start], whole[start + len(inner) :]
+    return None

@@ -1,0 +1,136 @@
+"""`PromptHasher`: a request's body to the blocks of its prompt, by what a replica's `ModelCard` says.
+
+Rendering, normalising and tokenising is the replicas' own code, so the hashes are those that a replica stores. What
+can't be read here (the replica will say what is wrong with it) becomes an estimate: never an error, never a guess that
+calls itself exact.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from octavo_engine.text.template import ChatTemplate
+from octavo_engine.text.tokenizer import Tokenizer
+from octavo_engine.wire.errors import InvalidRequest, OctavoError
+from octavo_engine.wire.hashing import scoped_root, tenant_salt
+from pydantic import ValidationError
+
+from octavo_server.kv.card import ModelCard
+from octavo_server.openai.completion import CompletionRequest
+from octavo_server.openai.rendering import RenderOptions, render_conversation
+from octavo_server.openai.responses import ResponsesRequest
+from octavo_server.router.prompts.chat_fields import ChatFields, spoken
+from octavo_server.router.prompts.estimate import Kind, affinity_of, estimate, num_outputs, output_limit
+from octavo_server.router.prompts.hash_chain import PromptHashCache
+from octavo_server.router.prompts.prompt import Prompt
+from octavo_server.router.prompts.split_points import SafeSplitter
+from octavo_server.router.prompts.template_cache import TemplateCache
+from octavo_server.router.prompts.template_taint import draws_lots
+
+MAX_BYTES = 64 * 1024 * 1024
+#: A text of more characters per token of the context can't fit: it isn't worth reading.
+MAX_CHARS_PER_TOKEN = 32
+_PROBE = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"})
+
+Blocks = tuple[Sequence[int], int]
+
+
+class PromptHasher:
+    """`read` may be called from several threads: a long text that isn't known is better read in one, as the tokenizer
+    lets others run. `max_bytes`: of everything kept of earlier prompts, about.
+    """
+
+    def __init__(
+        self, card: ModelCard, tokenizer: Tokenizer, template: ChatTemplate | None, *, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self.card = card
+        self._template = template
+        self._max_chars = card.max_model_len * MAX_CHARS_PER_TOKEN
+        self._fields = ChatFields(max_bytes=max_bytes // 16)
+        self._draws_lots = template is not None and draws_lots(template.source)
+        self._skeletons = TemplateCache(template, max_bytes=max_bytes // 16)
+        cuts = SafeSplitter.of(card.tokenizer, _with_special_tokens(card, template))
+        self._chains = PromptHashCache(tokenizer, cuts, block_size=card.block_size, max_bytes=max_bytes)
+
+    @classmethod
+    def from_card(cls, card: ModelCard) -> "PromptHasher":
+        """Raises OctavoError for a tokenizer or a template that can't be used."""
+        tokenizer = Tokenizer.from_json(card.tokenizer, bos_token_id=card.bos_token_id, eos_token_id=card.eos_token_id)
+        template = None if card.chat_template is None else ChatTemplate(card.chat_template, card.special_tokens)
+        return cls(card, tokenizer, template)
+
+    def read(self, kind: Kind, body: Mapping[str, Any], tenant: str) -> Prompt:
+        root = self._root(body, tenant)
+        try:
+            prompts = self._prompts(kind, body, root)
+        except (OctavoError, ValidationError, OverflowError):
+            return estimate(kind, body)
+        hashes, num_tokens = prompts[0] if len(prompts) == 1 else max(prompts, key=_num_tokens)
+        if len(prompts) > 1:
+            num_tokens = sum(map(_num_tokens, prompts))
+        return Prompt(
+            num_tokens=num_tokens,
+            affinity=affinity_of(kind, body),
+            hashes=hashes if self.card.root and _reads_cache(body) else (),
+            block_size=self.card.block_size,
+            is_exact=True,
+            max_tokens=output_limit(kind, body),
+            num_outputs=num_outputs(body) * len(prompts),
+        )
+
+    def _root(self, body: Mapping[str, Any], tenant: str) -> bytes:
+        card, own_salt, adapter = self.card, body.get("cache_salt"), ""
+        if card.adapters and isinstance(model := body.get("model"), str):
+            adapter = card.adapters.get(model, "")
+        salt = tenant_salt(tenant if card.cache_isolation else "", own_salt if isinstance(own_salt, str) else "")
+        return scoped_root(card.root, adapter, salt)
+
+    def _prompts(self, kind: Kind, body: Mapping[str, Any], root: bytes) -> list[Blocks]:
+        """Raises OctavoError, ValidationError or OverflowError for what a replica would refuse."""
+        if kind == "completion":
+            return self._completion(body, root)
+        if kind == "responses":
+            asked = ResponsesRequest.model_validate(body).as_chat()
+            return [self._chat(asked.conversation(), *self._fields.options_of(asked), root)]
+        return [self._chat(body.get("messages"), *self._fields.options(body), root)]
+
+    def _chat(self, messages: object, options_key: bytes, options: RenderOptions, root: bytes) -> Blocks:
+        if self._draws_lots:
+            raise InvalidRequest("The chat template draws lots.", param="messages")
+        filled, said = None, spoken(messages)
+        if said is not None:
+            filled = self._skeletons.text(*said, options=options, options_key=options_key)
+        if filled is None:
+            filled = render_conversation(self._template, self._fields.conversation(messages), options), 0
+        return self._text(*filled, root, add_special_tokens=options.add_special_tokens)
+
+    def _completion(self, body: Mapping[str, Any], root: bytes) -> list[Blocks]:
+        asked = CompletionRequest.model_validate({name: body.get(name) for name in ("prompt", "add_special_tokens")})
+        special = True if asked.add_special_tokens is None else asked.add_special_tokens
+        return [
+            self._text(prompt, 0, root, add_special_tokens=special)
+            if isinstance(prompt, str)
+            else self._chains.hashes_of_ids(root, prompt)
+            for prompt in asked.prompts()
+        ]
+
+    def _text(self, text: str, opening_chars: int, root: bytes, *, add_special_tokens: bool) -> Blocks:
+        if len(text) > self._max_chars:
+            raise InvalidRequest(f"{len(text)} characters don't fit the context.", param="prompt")
+        return self._chains.hashes(root, text, add_special_tokens=add_special_tokens, opening_chars=opening_chars)
+
+
+def _with_special_tokens(card: ModelCard, template: ChatTemplate | None) -> str:
+    """A text that has the special tokens which prompts of this model are full of."""
+    texts = [card.chat_template or "", *card.special_tokens.values()]
+    with suppress(InvalidRequest):
+        texts.append(render_conversation(template, [*_PROBE], RenderOptions()))
+    return "\n".join(texts)
+
+
+def _num_tokens(blocks: Blocks) -> int:
+    return blocks[1]
+
+
+def _reads_cache(body: Mapping[str, Any]) -> bool:
+    return not body.get("skip_reading_prefix_cache") and body.get("prompt_logprobs") is None

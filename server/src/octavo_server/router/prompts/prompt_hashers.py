@@ -1,0 +1,119 @@
+"""`PromptHashers`: how prompts are read for each model, as the replicas themselves say (`GET /kv/model`).
+
+A replica is asked when it has begun a new epoch; replicas with one fingerprint share one reader, whose caches are then
+warm for all of them. Cards are megabytes: of replicas whose streams name the same one, one is asked, however many begin
+at once; where they name none each is asked, but what they say is understood once. A replica that can't say (no KV
+stream, another server) has none: its prompts are estimated.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from weakref import WeakValueDictionary
+
+import aiohttp
+import msgspec
+from octavo_engine.wire.errors import OctavoError
+
+from octavo_server.kv.card import ModelCard
+from octavo_server.router.fleet.fleet import Fleet
+from octavo_server.router.fleet.replica import Replica
+from octavo_server.router.prompts.prompt_hasher import PromptHasher
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 10.0
+AGAIN_S = 5.0
+
+_read_card = msgspec.msgpack.Decoder(ModelCard).decode
+
+
+class PromptHashers:
+    """Belongs to one event loop, from `start` to `stop`."""
+
+    def __init__(self, fleet: Fleet, headers: Callable[[], Mapping[str, str]]) -> None:
+        self._fleet = fleet
+        self._headers = headers
+        self._asked: dict[str, int] = {}  # a replica's name -> the epoch of which it was asked
+        self._fingerprints: dict[str, str] = {}  # a replica's name -> that of its card
+        self._readers: dict[str, PromptHasher] = {}  # by fingerprint
+        self._by_model: dict[str, PromptHasher | None] = {}
+        self._turns: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
+        self._tasks: set[asyncio.Task[None]] = set()
+        fleet.on_change.append(self._look)
+
+    async def start(self) -> None:
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._session.close()
+
+    def of(self, model: str) -> PromptHasher | None:
+        """Of several, that of most replicas that can be sent to."""
+        if model not in self._by_model:
+            known = [self._fingerprints[r.name] for r in self._fleet.routable(model) if r.name in self._fingerprints]
+            self._by_model[model] = self._readers[max(known, key=known.count)] if known else None
+        return self._by_model[model]
+
+    def _look(self, replica: Replica) -> None:
+        self._by_model.clear()
+        if replica.state == "gone":
+            self._asked.pop(replica.name, None)
+            self._fingerprints.pop(replica.name, None)
+        elif replica.hello is not None and self._asked.get(replica.name) != replica.hello.epoch:
+            self._asked[replica.name] = replica.hello.epoch
+            replica.is_described = False
+            task = asyncio.create_task(self._ask(replica, replica.hello.epoch))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, replica: Replica, epoch: int) -> None:
+        while self._asked.get(replica.name) == epoch:
+            try:
+                await self._learn(replica)
+                return
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                logger.info("replica %s doesn't say how it reads prompts: %s", replica.name, error)
+            except (OctavoError, msgspec.MsgspecError) as error:
+                logger.warning("prompts for replica %s are estimated: %s", replica.name, error)
+                return
+            finally:
+                self._described(replica)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _learn(self, replica: Replica) -> None:
+        """Raises OctavoError or MsgspecError for a card that can't be used."""
+        fingerprint = replica.hello.card if replica.hello else ""
+        async with self._turn("asking", fingerprint or replica.name):
+            if fingerprint not in self._readers:
+                card = await asyncio.to_thread(_read_card, await self._card(replica))
+                fingerprint = card.fingerprint
+                await self._understand(card)
+        if replica.name in self._asked:
+            self._fingerprints[replica.name] = fingerprint
+        kept = set(self._fingerprints.values())
+        self._readers = {name: reader for name, reader in self._readers.items() if name in kept}
+        self._by_model.clear()
+
+    async def _understand(self, card: ModelCard) -> None:
+        async with self._turn("understanding", card.fingerprint):
+            if card.fingerprint not in self._readers:
+                self._readers[card.fingerprint] = await asyncio.to_thread(PromptHasher.from_card, card)
+
+    def _turn(self, *what: str) -> asyncio.Lock:
+        return self._turns.setdefault(what, asyncio.Lock())
+
+    def _described(self, replica: Replica) -> None:
+        """As well as it can be: requests needn't wait any longer."""
+        if not replica.is_described:
+            replica.is_described = True
+            self._fleet.changed(replica)
+
+    async def _card(self, replica: Replica) -> bytes:
+        url = replica.url + "/kv/model"
+        async with self._session.get(url, headers=self._headers(), allow_redirects=False) as answer:
+            answer.raise_for_status()
+            return await answer.read()

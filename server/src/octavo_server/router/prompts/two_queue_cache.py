@@ -1,0 +1,64 @@
+"""`TwoQueueCache`: a dict bounded in bytes, which a flood of things that are never asked for again can't empty.
+
+What is put in is on trial: it has a quarter of the room, first in, first out. What is asked for a second time moves to
+the rest, where the least recently used goes first. Safe to use from several threads.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+#: Of an entry, whatever it is: its places in the table, its key's and its value's heads.
+ENTRY_BYTES = 400
+
+
+class TwoQueueCache(Generic[Key, Value]):
+    def __init__(self, max_bytes: int) -> None:
+        self.num_bytes = 0
+        self._max_bytes = max_bytes
+        self._trial_bytes = 0
+        self._trial: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
+        self._kept: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._trial) + len(self._kept)
+
+    def get(self, key: Key) -> Value | None:
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+                return found[0]
+            found = self._trial.pop(key, None)
+            if found is None:
+                return None
+            self._trial_bytes -= found[1]
+            self._kept[key] = found
+            self._shrink(self._kept, self._max_bytes)
+            return found[0]
+
+    def put(self, key: Key, value: Value, num_bytes: int) -> None:
+        """`num_bytes`: of the key and the value, beyond `ENTRY_BYTES`."""
+        num_bytes += ENTRY_BYTES
+        with self._lock:
+            if key in self._kept or key in self._trial:
+                return
+            self._trial[key] = (value, num_bytes)
+            self.num_bytes += num_bytes
+            self._trial_bytes += num_bytes
+            while self._trial_bytes > self._max_bytes // 4:
+                self._trial_bytes -= self._drop_first(self._trial)
+
+    def _shrink(self, entries: OrderedDict[Key, tuple[Value, int]], max_bytes: int) -> None:
+        while self.num_bytes - self._trial_bytes > max_bytes - max_bytes // 4:
+            self._drop_first(entries)
+
+    def _drop_first(self, entries: OrderedDict[Key, tuple[Value, int]]) -> int:
+        _, (_, num_bytes) = entries.popitem(last=False)
+        self.num_bytes -= num_bytes
+        return num_bytes

@@ -1,0 +1,149 @@
+"""The routes of a router that clients, probes and platforms know from the engine's server: models, health, drain.
+
+They answer for the replicas together: `/v1/models` is the union of what they serve. FastAPI: none of them is on the way
+of a request that is sent on.
+"""
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter
+from octavo_engine.wire.errors import ModelNotFound
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from octavo_server.http.lifecycle import Lifecycle
+from octavo_server.json_responses import json_reply
+from octavo_server.openai.errors import NotStored
+from octavo_server.openai.models import ModelCard, ModelList, permission
+from octavo_server.router.admin_auth import AdminAuth
+from octavo_server.router.fleet.fleet import Fleet
+from octavo_server.router.proxy.handler import KINDS, OTHERS
+from octavo_server.router.worker_group import WorkerGroup
+
+router = APIRouter()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceContext:
+    fleet: Fleet
+    lifecycle: Lifecycle
+    team: WorkerGroup
+    operators: AdminAuth
+    created: int
+
+
+def _context(request: Request) -> ServiceContext:
+    context: ServiceContext = request.app.state.service
+    return context
+
+
+@router.head("/health")
+@router.get("/health")
+@router.head("/ping")
+@router.get("/ping")
+@router.post("/ping")
+async def health() -> Response:
+    """200 while the router itself works: what replicas do is no reason to restart it."""
+    return Response()
+
+
+@router.head("/ready")
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """200 while requests are taken, and sent on or held for replicas that are still to come."""
+    context = _context(request)
+    state, reason = context.lifecycle.state, context.fleet.missing
+    is_ready = state == "accepting" and reason is None
+    return JSONResponse({"ready": is_ready, "state": state, "reason": reason}, 200 if is_ready else 503)
+
+
+@router.get("/version")
+async def show_version() -> Response:
+    return JSONResponse({"version": version("octavo-server")})
+
+
+@router.get("/load")
+async def load(request: Request) -> Response:
+    return JSONResponse({"server_load": _context(request).lifecycle.num_requests})
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> Response:
+    context = _context(request)
+    return json_reply(ModelList([_card(context, name) for name in context.fleet.models()]))
+
+
+@router.get("/v1/models/{model:path}")
+async def retrieve_model(request: Request, model: str) -> Response:
+    context = _context(request)
+    if model not in context.fleet.models():
+        raise ModelNotFound(model)
+    return json_reply(_card(context, model))
+
+
+@router.get("/v1/responses/{response_id}")
+@router.get("/v1/responses/{response_id}/input_items")
+@router.delete("/v1/responses/{response_id}")
+@router.post("/v1/responses/{response_id}/cancel")
+async def stored_response(response_id: str) -> Response:
+    raise NotStored(response_id)
+
+
+async def sent_on() -> Response:
+    """The proxy has every POST before it comes here, so that all else is no method of these paths: 405."""
+    raise AssertionError("a request that is to be sent on came to the router's own routes")
+
+
+for path in (*KINDS, *sorted(OTHERS)):
+    router.add_api_route(path, sent_on, methods=["POST"])
+
+
+@router.get("/drain")
+async def show_drain(request: Request) -> Response:
+    context = _context(request)
+    context.operators.check(request.scope)
+    return _drain_state(context)
+
+
+@router.post("/drain")
+async def drain(request: Request) -> Response:
+    """Take no more requests; running ones may finish."""
+    context = _context(request)
+    context.operators.check(request.scope)
+    context.lifecycle.drain()
+    context.team.drain()
+    return _drain_state(context)
+
+
+@router.delete("/drain")
+async def resume(request: Request) -> Response:
+    """Take requests again; 409 for a router that was told to end."""
+    context = _context(request)
+    context.operators.check(request.scope)
+    context.team.resume()
+    return _drain_state(context, 200 if context.lifecycle.resume() else 409)
+
+
+def _drain_state(context: ServiceContext, status: int = 200) -> Response:
+    lifecycle = context.lifecycle
+    remaining_s = None if lifecycle.remaining_s is None else round(lifecycle.remaining_s, 3)
+    state: dict[str, Any] = {
+        "state": lifecycle.state,
+        "running": lifecycle.num_requests,
+        "remaining_s": remaining_s,
+    }
+    return JSONResponse(state, status)
+
+
+def _card(context: ServiceContext, name: str) -> ModelCard:
+    told = (replica.max_model_len(name) for replica in context.fleet.replicas)
+    lengths = [length for length in told if length is not None]
+    return ModelCard(
+        name,
+        context.created,
+        root=name,
+        max_model_len=min(lengths, default=None),
+        permission=[permission(name, context.created)],
+    )

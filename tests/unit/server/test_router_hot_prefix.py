@@ -1,0 +1,121 @@
+"""Hot prefixes at low load: whoever has one is the cheapest for it, so only a rule of its own takes it to others."""
+
+from collections import Counter
+
+import pytest
+from octavo_server.kv.frames import Load
+from octavo_server.router.balance.decision import CandidateCost, Decision
+from octavo_server.router.balance.hot_prefix import EARNED, MAX_PREFIXES, MOST_TOKENS, WHY, HotPrefixReplicator
+from octavo_server.router.balance.picker import Picker
+from octavo_server.router.fleet.prefix_index import Match, PrefixIndex
+from octavo_testing.router_replicas import FedReplica, prompt_of
+
+HOT = range(1, 31)  # 480 tokens
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Fleet:
+    """Each request has ended, and what it computed is told, before the next one comes."""
+
+    def __init__(self, *, replicas=4):
+        self.clock = Clock()
+        self.index = PrefixIndex(max_entries=100_000)
+        self.picker = Picker(self.index, clock=self.clock)
+        self.fed = {name: FedReplica(self.index, name) for name in "abcdefgh"[:replicas]}
+        self.decisions = []
+
+    def ask(self, hashes):
+        prompt = prompt_of(hashes)
+        decision = self.picker.pick(prompt, [fed.replica for fed in self.fed.values()])
+        ticket = self.picker.sent(decision, prompt)
+        fed = self.fed[decision.chosen.name]
+        fed.tell(stored=hashes[decision.terms.match.device :])
+        ticket.first_byte(decision.expected_tokens)
+        ticket.ended(ok=True)
+        self.clock.now += 0.5
+        self.decisions.append(decision)
+        return decision
+
+    def share_of_the_busiest(self):
+        counts = Counter(decision.chosen.name for decision in self.decisions)
+        return max(counts.values()) * len(self.fed) / counts.total()
+
+
+def test_a_hot_prefix_gets_to_all_replicas_while_they_have_little_to_do():
+    fleet = Fleet()
+    for number in range(100):
+        fleet.ask([*HOT, 1000 + number])
+    assert fleet.share_of_the_busiest() <= 1.3
+    copies = [d for d in fleet.decisions if d.why == WHY]
+    assert 0 < len(copies) < len(fleet.fed)
+    found = sum(d.expected_tokens for d in fleet.decisions)
+    assert found >= 0.95 * 99 * 480
+
+
+def test_a_few_that_are_alike_stay_together():
+    fleet = Fleet()
+    for number in range(5):
+        fleet.ask([*HOT, 1000 + number])
+    assert len({d.chosen.name for d in fleet.decisions}) == 1
+
+
+def test_what_it_costs_is_bounded():
+    """Prefixes that would cost more than was saved up stay where they are, but for what their hits earn."""
+    fleet = Fleet(replicas=8)
+    long = [*range(1, 2 + MOST_TOKENS // 16)]
+    for number in range(30):
+        fleet.ask([*long, 10_000 + number])
+    assert {d.why for d in fleet.decisions[1:]} == {"least cost"}
+    fleet = Fleet(replicas=8)
+    for number in range(60):
+        fleet.ask([*long[: len(long) // 2], 10_000 + number])
+    copies = [d for d in fleet.decisions if d.why == WHY]
+    lost = sum(16 * max(t.match.blocks for t in d.candidates) - d.expected_tokens for d in copies)
+    found = sum(d.expected_tokens for d in fleet.decisions)
+    assert 0 < lost <= MOST_TOKENS + EARNED * found
+
+
+def test_a_conversation_stays_where_it_is():
+    """Nobody else would find what was computed again for it; and it alone isn't too much for one replica."""
+    fleet = Fleet()
+    said = [*HOT]
+    for number in range(40):
+        said.append(1000 + number)
+        fleet.ask(said)
+    assert len({d.chosen.name for d in fleet.decisions}) == 1
+
+
+def test_prefixes_that_are_each_less_than_a_replicas_share_stay_where_they_are():
+    """Two prefixes that happen to be in one place make it busier, but to compute one again pays for nobody."""
+    fleet = Fleet()
+    prefixes = [range(100 * n, 100 * n + 30) for n in range(1, 9)]
+    for prefix in prefixes:
+        fleet.fed["a"].tell(stored=prefix)
+    for number in range(160):
+        fleet.ask([*prefixes[number % 8], 5000 + number])
+    assert {d.why for d in fleet.decisions} == {"least cost"}
+    assert {d.expected_tokens for d in fleet.decisions} == {480}
+
+
+def test_only_so_many_prefixes_are_counted():
+    evening_out, replica = HotPrefixReplicator(), FedReplica(PrefixIndex(max_entries=10), "a").replica
+    terms = CandidateCost(replica, Match(1), 0.0, 0.0, 0.0, 0.0)
+    for number in range(MAX_PREFIXES + 10):
+        evening_out.sent(Decision(replica, "exact", "least cost", (terms,), 16), prompt_of([number]), float(number))
+    assert evening_out.num_prefixes == MAX_PREFIXES
+
+
+@pytest.mark.parametrize("running", [0, 1])
+def test_only_idle_replicas_take_part(running):
+    fleet = Fleet(replicas=2)
+    for fed in fleet.fed.values():
+        fed.tell(Load(running=running, free_blocks=1000, total_blocks=1000))
+    for number in range(20):
+        fleet.ask([*HOT, 1000 + number])
+    assert any(d.why == WHY for d in fleet.decisions) == (running == 0)

@@ -1,0 +1,75 @@
+"""The waiting room: who may go on, in what order, and what those are told who may not."""
+
+import asyncio
+
+import pytest
+from octavo_engine.wire.errors import Overloaded, Unavailable
+from octavo_server.router.balance.queue import RequestQueue
+
+
+class Places:
+    def __init__(self, max_waiting=10):
+        self.free = {"m": 0, "n": 0}
+        self.gone_on = []
+        self.outcomes = []
+        self.room = RequestQueue(max_waiting=max_waiting, observe=lambda outcome, _: self.outcomes.append(outcome))
+
+    async def ask(self, name, model="m", until_s=1e9):
+        await self.room.wait(model, lambda: self.free[model] > 0, until_s=until_s, why="it is full")
+        self.free[model] -= 1
+        self.gone_on.append(name)
+        self.room.poke()
+
+
+async def turns():
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_they_go_on_in_the_order_in_which_they_came():
+    places = Places()
+    tasks = [asyncio.create_task(places.ask(i)) for i in range(5)]
+    await turns()
+    places.free["m"] = 3
+    places.room.poke()
+    await turns()
+    assert (places.gone_on, len(places.room), dict(places.room.of_model())) == ([0, 1, 2], 2, {"m": 2})
+    places.free["m"] = 2
+    places.room.poke()
+    await asyncio.gather(*tasks)
+    assert places.gone_on == [0, 1, 2, 3, 4]
+    assert not places.room.is_asked_for("m")
+    assert places.outcomes == ["sent"] * 5
+
+
+async def test_one_model_does_not_wait_for_another():
+    places = Places()
+    tasks = [asyncio.create_task(places.ask(name, model)) for name, model in (("a", "m"), ("b", "n"))]
+    await turns()
+    places.free["n"] = 1
+    places.room.poke()
+    await turns()
+    assert places.gone_on == ["b"]
+    assert (places.room.is_asked_for("m"), places.room.is_asked_for("n")) == (True, False)
+    tasks[0].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(places.room) == 0
+
+
+async def test_what_is_full_refuses_at_once():
+    places = Places(max_waiting=1)
+    task = asyncio.create_task(places.ask("a"))
+    await turns()
+    with pytest.raises(Overloaded, match=r"it is full; waiting: 1, the limit is 1 \(--max-queued-reqs\)") as refused:
+        await places.ask("b")
+    assert refused.value.retry_after_s >= 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert places.outcomes == ["refused", "left"]
+
+
+async def test_nobody_waits_for_ever():
+    places = Places()
+    with pytest.raises(Unavailable, match="it is full"):
+        await places.ask("a", until_s=asyncio.get_running_loop().time())
+    assert (len(places.room), places.outcomes) == (0, ["expired"])

@@ -1,0 +1,52 @@
+"""A bounded dict that a flood doesn't empty."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from octavo_server.router.prompts.two_queue_cache import ENTRY_BYTES, TwoQueueCache
+
+
+def full_of(count):
+    return TwoQueueCache(count * ENTRY_BYTES)
+
+
+def test_the_oldest_that_nobody_asked_for_goes_first():
+    cache = full_of(8)  # of which two are on trial
+    for key in "abc":
+        cache.put(key, key, 0)
+    assert [cache.get(key) for key in "abc"] == [None, "b", "c"]
+
+
+def test_a_flood_leaves_what_was_asked_for():
+    cache = full_of(16)
+    for key in "abc":
+        cache.put(key, key.upper(), 0)
+        assert cache.get(key) == key.upper()
+    for number in range(1000):
+        cache.put(str(number), "x", 0)
+    assert [cache.get(key) for key in "abc"] == ["A", "B", "C"]
+
+
+def test_of_what_was_asked_for_the_least_recent_goes():
+    cache = full_of(4)
+    for key in "abcd":
+        cache.put(key, key, 0)
+        assert cache.get(key) == key
+    assert [cache.get(key) for key in "abcd"] == [None, "b", "c", "d"]
+
+
+def test_what_is_larger_than_the_trial_is_not_kept():
+    cache = full_of(8)
+    cache.put("a", "a", 3 * ENTRY_BYTES)
+    assert (cache.get("a"), len(cache), cache.num_bytes) == (None, 0, 0)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 20), st.integers(0, 3 * ENTRY_BYTES))))
+def test_it_is_never_larger_than_allowed_and_counts_right(events):
+    cache, room = full_of(12), 12 * ENTRY_BYTES
+    for is_put, key, size in events:
+        if is_put:
+            cache.put(key, size, size)
+        else:
+            assert cache.get(key) in (None, *(size for _, k, size in events if k == key))
+        held = [entry for part in (cache._trial, cache._kept) for entry in part.values()]
+        assert cache.num_bytes == sum(size for _, size in held) <= room
