@@ -7,9 +7,9 @@ import pytest
 from octavo_engine.text.template import ChatTemplate
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_server.openai.rendering import RenderOptions, render_conversation
-from octavo_server.router.prompts.template_cache import TemplateCache
-from octavo_server.router.prompts.template_taint import draws_lots
 from octavo_server.router.prompts import template_cache as skeletons_module
+from octavo_server.router.prompts.template_cache import TemplateCache
+from octavo_server.router.prompts.template_taint import is_nondeterministic
 from octavo_testing.chat_shapes import SPECIAL, TEMPLATES
 
 ROLES = ("system", "user", "assistant", "user")
@@ -162,9 +162,9 @@ def test_the_date_is_that_of_the_request(monkeypatch):
 
 
 def test_a_template_may_draw_lots():
-    assert draws_lots("{{ ['a', 'b'] | random }}")
-    assert draws_lots("{{ lipsum() }}")
-    assert not draws_lots(TEMPLATES["qwen"])
+    assert is_nondeterministic("{{ ['a', 'b'] | random }}")
+    assert is_nondeterministic("{{ lipsum() }}")
+    assert not is_nondeterministic(TEMPLATES["qwen"])
 
 
 REAL = sorted(Path(os.environ.get("OCTAVO_LLAMA_VOCABS", "/nonexistent"), "templates").glob("*.jinja"))

@@ -25,7 +25,7 @@ from octavo_server.router.prompts.hash_chain import PromptHashCache
 from octavo_server.router.prompts.prompt import Prompt
 from octavo_server.router.prompts.split_points import SafeSplitter
 from octavo_server.router.prompts.template_cache import TemplateCache
-from octavo_server.router.prompts.template_taint import draws_lots
+from octavo_server.router.prompts.template_taint import is_nondeterministic
 
 MAX_BYTES = 64 * 1024 * 1024
 #: A text of more characters per token of the context can't fit: it isn't worth reading.
@@ -47,7 +47,7 @@ class PromptHasher:
         self._template = template
         self._max_chars = card.max_model_len * MAX_CHARS_PER_TOKEN
         self._fields = ChatFields(max_bytes=max_bytes // 16)
-        self._draws_lots = template is not None and draws_lots(template.source)
+        self._is_nondeterministic = template is not None and is_nondeterministic(template.source)
         self._skeletons = TemplateCache(template, max_bytes=max_bytes // 16)
         cuts = SafeSplitter.of(card.tokenizer, _with_special_tokens(card, template))
         self._chains = PromptHashCache(tokenizer, cuts, block_size=card.block_size, max_bytes=max_bytes)
@@ -95,7 +95,7 @@ class PromptHasher:
         return [self._chat(body.get("messages"), *self._fields.options(body), root)]
 
     def _chat(self, messages: object, options_key: bytes, options: RenderOptions, root: bytes) -> Blocks:
-        if self._draws_lots:
+        if self._is_nondeterministic:
             raise InvalidRequest("The chat template draws lots.", param="messages")
         filled, said = None, spoken(messages)
         if said is not None:

@@ -180,7 +180,7 @@ class OpaqueEnvironment(ImmutableSandboxedEnvironment):
         return _marked(super().call(context, function, *args, **kwargs))
 
 
-def draws_lots(source: str) -> bool:
+def is_nondeterministic(source: str) -> bool:
     """Whether a template gives another text each time: no two of its prompts are the same."""
     tree = template_environment().parse(source)
     filters, names = tree.find_all(nodes.Filter), tree.find_all(nodes.Name)
