@@ -63,9 +63,9 @@ async def _supervise(num_workers: int, port: int) -> int:
 async def serve_router(
     settings: RouterSettings, discovery: Discovery, sock: socket.socket, place: Place | None = None
 ) -> None:
-    team = WorkerGroup() if place is None else WorkerGroup(Path(place.folder), place.number)
+    group = WorkerGroup() if place is None else WorkerGroup(Path(place.folder), place.number)
     tracer = route_tracer_of(settings)
-    router = Router(settings, discovery, team, tracer)
+    router = Router(settings, discovery, group, tracer)
     server = RouterServer(router)
     await router.start()
     settle_memory()

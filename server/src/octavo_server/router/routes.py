@@ -29,7 +29,7 @@ router = APIRouter()
 class ServiceContext:
     fleet: Fleet
     lifecycle: Lifecycle
-    team: WorkerGroup
+    group: WorkerGroup
     operators: AdminAuth
     created: int
 
@@ -113,7 +113,7 @@ async def drain(request: Request) -> Response:
     context = _context(request)
     context.operators.check(request.scope)
     context.lifecycle.drain()
-    context.team.drain()
+    context.group.drain()
     return _drain_state(context)
 
 
@@ -122,7 +122,7 @@ async def resume(request: Request) -> Response:
     """Take requests again; 409 for a router that was told to end."""
     context = _context(request)
     context.operators.check(request.scope)
-    context.team.resume()
+    context.group.resume()
     return _drain_state(context, 200 if context.lifecycle.resume() else 409)
 
 

@@ -26,4 +26,5 @@ class RouterSettings(HttpSettings):
 
     replica_key: str = field(default="", repr=False)
     max_index_entries: int = 4_000_000
+    routing_headers: bool = True
     forward: ForwardLimits = field(default_factory=ForwardLimits)
