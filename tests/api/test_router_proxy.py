@@ -198,12 +198,24 @@ async def test_when_all_refuse_the_last_refusal_goes_through(parts):
     assert [replica.paths.count(CHAT) for replica in parts.replicas] == [1, 1]
 
 
-async def test_a_request_is_sent_anew_only_so_often(parts):
+@pytest.mark.parametrize(("max_retries", "attempts"), [(0, 1), (1, 2), (2, 2)])
+async def test_a_request_that_two_replicas_lost_is_not_sent_again(parts, max_retries, attempts):
     for _ in range(4):
         await parts.replica(cut)
-    routed = await parts.route(forward={"max_retries": 2})
+    routed = await parts.route(forward={"max_retries": max_retries})
     answer = await routed.http.post(CHAT, json=BODY)
     assert (answer.status_code, answer.json()["error"]["type"]) == (502, "BadGatewayError")
+    assert sum(replica.paths.count(CHAT) for replica in parts.replicas) == attempts
+
+
+async def test_refused_attempts_are_bounded(parts):
+    async def unavailable(request):
+        return web.Response(status=503)
+
+    for _ in range(5):
+        await parts.replica(unavailable)
+    routed = await parts.route(forward={"max_retries": 2})
+    assert (await routed.http.post(CHAT, json=BODY)).status_code == 503
     assert sum(replica.paths.count(CHAT) for replica in parts.replicas) == 3
 
 
@@ -465,11 +477,11 @@ async def test_a_large_answer_waits_for_a_slow_client_and_no_memory_fills(parts)
     async with routed.http.stream("POST", CHAT, json=BODY) as got:
         await until(lambda: routed.router.pools.pool(parts.replicas[0].url).active)
         (connection,) = routed.router.pools.pool(parts.replicas[0].url).active
-        exchange = connection.exchange
-        assert exchange is not None
+        response = connection.response
+        assert response is not None
         length = 0
         async for chunk in got.aiter_raw():
-            assert exchange.num_waiting_bytes < 2 * 2**20
+            assert response.num_waiting_bytes < 2 * 2**20
             length += len(chunk)
     assert length == size == 2**16 * len(told)
 

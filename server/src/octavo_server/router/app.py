@@ -159,7 +159,7 @@ class Router:
         if replica.state == "connecting":
             pool.fail_waiting(ReplicaLost("it does not answer any more"), begun_limit_s=DEAD_STREAM_S)
         elif replica.state == "exact":
-            self.balancer.breakers.succeeded(replica.name)
+            self.balancer.forget(replica.name)
         elif replica.state == "gone":
             self.pools.retire(replica.url)
             self.balancer.forget(replica.name)

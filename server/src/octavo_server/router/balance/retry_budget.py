@@ -3,20 +3,20 @@
 Each request deposits a fifth of a retry. A full budget covers the requests in flight on a replica that dies.
 """
 
-DEPOSIT = 0.2
-MAX_RETRIES = 1000.0
+REQUESTS_PER_RETRY = 5
+MAX_RETRIES = 1000
 
 
 class RetryBudget:
     def __init__(self) -> None:
-        self._left = MAX_RETRIES
+        self._deposits = MAX_RETRIES * REQUESTS_PER_RETRY
 
     def deposit(self) -> None:
-        self._left = min(self._left + DEPOSIT, MAX_RETRIES)
+        self._deposits = min(self._deposits + 1, MAX_RETRIES * REQUESTS_PER_RETRY)
 
     def withdraw(self) -> bool:
         """Whether a retry is allowed; if so, it is taken from the budget."""
-        if self._left < 1:
+        if self._deposits < REQUESTS_PER_RETRY:
             return False
-        self._left -= 1
+        self._deposits -= REQUESTS_PER_RETRY
         return True
