@@ -205,7 +205,8 @@ def test_the_table_in_the_guide_is_what_the_chart_grants(values: dict[str, Any])
 def test_the_table_in_the_guide_is_what_people_and_routers_are_granted() -> None:
     people = [m for m in render({}) if m["kind"] == "ClusterRole" and m["metadata"]["name"] != "octavo-operator"]
     assert documented("People").keys() == granted(rule for role in people for rule in role["rules"])
-    service, settings = read_service(stored(Case("", {}))), Settings(engine_image="engine", router_image="router")
+    service = read_service(stored(Case("", {})))
+    settings = Settings(engine_image="engine", router_image="router", operator_namespace=SYSTEM)
     (role,) = [child for child in desired_children(service, settings) if child["kind"] == "Role"]
     assert documented("A router").keys() == granted(role["rules"])
 

@@ -16,6 +16,7 @@ END_S = 15
 class Settings:
     engine_image: str
     router_image: str
+    operator_namespace: str  # its pods are let in by NetworkPolicies, and those of no other namespace
     image_pull_policy: str | None = None
     image_pull_secrets: tuple[str, ...] = ()  # where a spec names none
     cluster_domain: str = "cluster.local"

@@ -7,6 +7,7 @@ from octavo_operator.names import (
     COMPONENT_LABEL,
     ENGINE,
     ENGINE_PORT,
+    MANAGER,
     ROUTER,
     ROUTER_PORT,
     SERVICE_PORT,
@@ -31,10 +32,6 @@ INGRESS_ANNOTATIONS: dict[str, dict[str, str]] = {
     "haproxy": {"haproxy-ingress.github.io/timeout-server": f"{READ_TIMEOUT_S}s"},
     "alb": {"alb.ingress.kubernetes.io/load-balancer-attributes": f"idle_timeout.timeout_seconds={READ_TIMEOUT_S}"},
     "traefik": {},
-}
-MANAGER_SELECTOR: Manifest = {
-    "namespaceSelector": {},
-    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "octavo-operator"}},
 }
 
 
@@ -155,7 +152,7 @@ def _route(service: Service, wanted: Gateway) -> Manifest:
 def _router_policy(service: Service, settings: Settings) -> Manifest:
     """The operator reads the router's state; who else may come in is the user's to say."""
     peers = list(service.spec.network_policy.ingress_from)
-    allowed = [{"from": [*peers, MANAGER_SELECTOR, *_scrapers(settings)]}] if peers else [{}]
+    allowed = [{"from": [*peers, _operator(settings), *_scrapers(settings)]}] if peers else [{}]
     return _policy(service, ROUTER, selector=router_selector(service.name), port=ROUTER_PORT, rules=allowed)
 
 
@@ -166,14 +163,20 @@ def _engine_policy(service: Service, settings: Settings) -> Manifest:
     return _policy(service, ENGINE, selector=behind_router(service.name), port=ENGINE_PORT, rules=allowed)
 
 
+def _operator(settings: Settings) -> Manifest:
+    return _pods(MANAGER, settings.operator_namespace)
+
+
 def _scrapers(settings: Settings) -> list[Manifest]:
-    return [
-        {
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-            "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
-        }
-        for namespace in settings.scraped_from
-    ]
+    return [_pods("prometheus", namespace) for namespace in settings.scraped_from]
+
+
+def _pods(name: str, namespace: str) -> Manifest:
+    """A peer. The name alone proves nothing: a pod of any namespace can bear it."""
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": name}},
+    }
 
 
 def _policy(
