@@ -1,13 +1,16 @@
 """What discovery names, comes and goes: the fleet follows it."""
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
 import pytest
 from octavo_server.router.fleet.endpoint import Endpoint
-from octavo_server.router.fleet.fleet import Fleet
+from octavo_server.router.fleet.fleet import DEPARTED_S, Fleet
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
+from octavo_server.router.fleet.model_names import MAX_AWAY_S, Known, Pending, Unknown
 from octavo_server.router.fleet.prefix_index import PrefixIndex
+from octavo_testing.clock import Clock
 from octavo_testing.fake_replica import MODEL, FakeReplica
 from octavo_testing.fleets import until
 
@@ -27,14 +30,14 @@ class Named:
 
 
 @asynccontextmanager
-async def fleet_of(*names):
+async def fleet_of(*names, clock=time.monotonic):
     """Fake replicas by name, each with three blocks of its own, of which none is named yet."""
     fakes = {name: FakeReplica(heartbeat_s=0.05) for name in names}
     for number, fake in enumerate(fakes.values()):
         fake.step(stored=[10 * number + k for k in (1, 2, 3)])
         await fake.start()
     named = Named()
-    fleet = Fleet(FollowSettings(least_wait_s=0.01), named, PrefixIndex(max_entries=1000))
+    fleet = Fleet(FollowSettings(least_wait_s=0.01), named, PrefixIndex(max_entries=1000), clock)
     await fleet.start()
     try:
         yield fakes, named, fleet
@@ -42,6 +45,11 @@ async def fleet_of(*names):
         await fleet.stop()
         for fake in fakes.values():
             await fake.stop()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
 
 
 def at(fake, name, is_ready=None):
@@ -135,3 +143,25 @@ async def test_what_ends_following_unasked_is_logged(caplog):
     await fleet.start()
     await until(lambda: "an unexpected end" in caplog.text)
     await fleet.stop()
+
+
+async def test_a_model_of_a_replica_that_departed_is_known_for_a_minute(clock):
+    async with fleet_of("a", "b", clock=clock) as (fakes, named, fleet):
+        named.tell(at(fakes["a"], "a"))
+        assert fleet.resolve(MODEL) == Pending()
+        await until(lambda: fleet.resolve(MODEL) == Known(MODEL))
+        named.tell(Endpoint("http://127.0.0.1:9", "b"))
+        await until(lambda: names(fleet.replicas) == ["b"])
+        assert fleet.resolve(MODEL) == Known(MODEL)
+        clock.now_s += DEPARTED_S
+        assert fleet.resolve(MODEL) == Pending()
+
+
+async def test_an_unknown_model_is_pending_only_until_a_dead_replica_has_been_away_for_some_seconds(clock):
+    async with fleet_of("a", clock=clock) as (fakes, named, fleet):
+        named.tell(at(fakes["a"], "a"), Endpoint("http://127.0.0.1:9", "dead"))
+        await until(lambda: fleet.routable(MODEL))
+        pending = fleet.resolve("other")
+        clock.now_s += MAX_AWAY_S
+        assert pending == Pending(clock())
+        assert fleet.resolve("other") == Unknown([MODEL])

@@ -6,6 +6,7 @@ a piece in each turn of the event loop.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import aiohttp
 
 from octavo_server.router.fleet.endpoint import Discovery, Endpoint
 from octavo_server.router.fleet.kv_stream_client import ClientContext, FollowSettings, KVStreamClient
+from octavo_server.router.fleet.model_names import Resolution, reported_models, resolve_model
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_server.router.fleet.replica import Replica
 
@@ -23,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 SWEPT_AT_ONCE = 4096
 READ_BUFFER_BYTES = 64 * 1024
+#: Seconds for which requests still wait for a model after its last replica left discovery, as in a rollout.
+DEPARTED_S = 60.0
 
 Listener = Callable[[Replica], None]
 
@@ -31,7 +35,13 @@ class Fleet:
     """Belongs to one event loop. `on_change` hears of each replica whose state, models or readiness changed, and
     `on_heard` of each frame, after the replica's load is set."""
 
-    def __init__(self, settings: FollowSettings, discovery: Discovery, index: PrefixIndex) -> None:
+    def __init__(
+        self,
+        settings: FollowSettings,
+        discovery: Discovery,
+        index: PrefixIndex,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.index = index
         self.on_change: list[Listener] = []
         self.on_heard: list[Listener] = []
@@ -40,6 +50,8 @@ class Fleet:
         self._followed: dict[Endpoint, Replica] = {}  # by the endpoint without its readiness
         self._tasks: dict[Endpoint, asyncio.Task[None]] = {}
         self._routable: dict[str, list[Replica]] = {}
+        self._departed: dict[str, float] = {}  # model -> when a replica that reported it left discovery
+        self._clock = clock
         self._has_met = False
         self._left_behind = asyncio.Event()
         index.on_given_up = self._left_behind.set
@@ -50,7 +62,14 @@ class Fleet:
 
     def models(self) -> list[str]:
         """Of all replicas that are known to serve any, routable or not, so that a restart doesn't take a model away."""
-        return sorted({model for replica in self._followed.values() for model in replica.models})
+        return reported_models(self._followed.values())
+
+    def resolve(self, model: str | None) -> Resolution:
+        """Which model a request that asks for `model` means. A `Pending` one is to be resolved again at each
+        `on_change` and at its `again_at_s`."""
+        now_s = self._clock()
+        self._departed = {name: left_s for name, left_s in self._departed.items() if now_s - left_s < DEPARTED_S}
+        return resolve_model(model, self._followed.values(), departed=self._departed, now_s=now_s)
 
     def routable(self, model: str) -> list[Replica]:
         """Not to be changed by the caller. Empty where nobody serves the model now, or at all."""
@@ -98,12 +117,14 @@ class Fleet:
         self._has_met = True
         now = {Endpoint(e.url, e.name): e for e in endpoints}
         for known in self._followed.keys() - now.keys():
-            self._followed.pop(known)
+            left = self._followed.pop(known)
+            self._departed |= dict.fromkeys(left.models, self._clock())
             self._tasks.pop(known).cancel()
         for known, endpoint in now.items():
             replica = self._followed.get(known)
             if replica is None:
                 replica = self._followed[known] = Replica(endpoint)
+                replica.away_since_s = self._clock()
                 self._tasks[known] = _supervised(KVStreamClient(replica, self._around).run())
             elif replica.endpoint != endpoint:
                 replica.endpoint = endpoint
@@ -111,6 +132,10 @@ class Fleet:
 
     def changed(self, replica: Replica) -> None:
         self._routable.clear()
+        if replica.state != "connecting":
+            replica.away_since_s = None
+        elif replica.away_since_s is None:
+            replica.away_since_s = self._clock()
         for listener in self.on_change:
             listener(replica)
 

@@ -37,6 +37,7 @@ class Replica:
         self.models: frozenset[str] = frozenset()
         self.lengths: Mapping[str, int] = {}  # name -> context, where one without a stream tells
         self.is_described = True  # False while it is being asked how its prompts are read
+        self.away_since_s: float | None = None  # since when it has not answered, by the fleet's clock
         self.load = Load()
         self.activity = LocalLoad()
 
