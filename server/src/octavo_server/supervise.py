@@ -25,7 +25,7 @@ def supervised(
     return asyncio.create_task(_run_supervised(name, make_coroutine, backoff), name=name)
 
 
-async def cancel_tasks(tasks: "Iterable[asyncio.Task[None]]") -> None:
+async def cancel_tasks(tasks: "Iterable[asyncio.Task[Any]]") -> None:
     """Return after each task has ended."""
     tasks = [*tasks]
     for task in tasks:

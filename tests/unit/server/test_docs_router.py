@@ -21,7 +21,8 @@ KIB, MIB = 1024, 1024 * 1024
 PHRASES = {
     "router.md": [
         f"after {FOLLOW.missed_heartbeats} missed heartbeats ({SILENCE_S:g} s) nothing that it told is believed",
-        f"without an answer in {FOLLOW.health_timeout_s:g} s it is sent nothing",
+        f"After {FOLLOW.max_misses} misses in a row ({FOLLOW.answer_timeout_s:g} s each) it is sent nothing",
+        f"a miss is no answer in {FOLLOW.answer_timeout_s:g} s, or a 5xx",
         f"error event (504) when they have been silent for {app.LOST_STREAM_S:g} s",
         f"at the next frame: a heartbeat at the latest, {publisher.HEARTBEAT_S:g} s",
         f"at first after {FOLLOW.least_wait_s:g} s",
@@ -37,7 +38,7 @@ PHRASES = {
     ],
     "kv-stream.md": [
         f"heartbeats ({SILENCE_S:g} s) without a byte",
-        f"as soon as `/health` answers; until then (at most {FOLLOW.health_timeout_s:g} s)",
+        f"`/health` fails {FOLLOW.max_misses} times in a row (no answer in {FOLLOW.answer_timeout_s:g} s, or a 5xx)",
         f"{FOLLOW.least_wait_s:g} s, later every {FOLLOW.most_wait_s:g} s at most",
         f"more than {publisher.MAX_BACKLOG_BYTES // MIB} MiB behind",
         f"at most {publisher.PART_HASHES} hashes of a tier",
