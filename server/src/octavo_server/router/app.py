@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from octavo_server.router.observe.spans import RouteTracer
 
 POKE_EVERY_S = 0.25
-#: How long what a replica has begun may be silent once it is known not to answer any more.
+#: Seconds of silence that end a begun answer of an unresponsive replica.
 LOST_STREAM_S = 5.0
 
 
@@ -76,6 +76,7 @@ class Router:
         follow = FollowSettings(secret=self._secret, key=settings.replica_key)
         self.fleet = Fleet(follow, discovery, self.index)
         self.readers = PromptHashers(self.fleet, follow.headers)
+        self._exact: set[Replica] = set()
         self.fleet.on_change.append(self._changed)
         self.fleet.on_heard.append(self.picker.heard)
         forward = settings.forward
@@ -160,10 +161,11 @@ class Router:
         return _layered(app, ring)
 
     def _changed(self, replica: Replica) -> None:
-        origin = self.upstream.origin(replica.url)
-        if replica.state == "connecting":
-            origin.lost(LOST_STREAM_S)
-        elif replica.state == "exact":
+        if replica.is_unresponsive:
+            self.upstream.origin(replica.url).lost(LOST_STREAM_S)
+        was_exact = replica in self._exact
+        (self._exact.add if replica.is_exact else self._exact.discard)(replica)
+        if replica.is_exact and not was_exact:
             self.breakers.succeeded(replica.name)
         elif replica.state == "gone":
             self.upstream.forget(replica.url)
