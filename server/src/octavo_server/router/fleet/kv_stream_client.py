@@ -100,7 +100,7 @@ class KVStreamClient:
         self._silence_s = settings.answer_timeout_s
 
     async def run(self) -> None:
-        """Until it is cancelled: then the replica is gone."""
+        """Run until cancelled: then the replica is gone."""
         blocks = self._renew()
         try:
             while True:
@@ -109,10 +109,18 @@ class KVStreamClient:
                 blocks.give_up()
                 blocks = self._renew()
                 await asyncio.sleep(wait_s)
-        finally:
-            blocks.give_up()
-            self.replica.blocks = None
+        except asyncio.CancelledError:
+            self._end(blocks)
             self._become("gone", "discovery doesn't name it any more")
+            raise
+        except Exception as error:  # our own bug: the supervisor logs it and starts another client
+            self._end(blocks)
+            self._become("connecting", f"following it failed: {error!r}")
+            raise
+
+    def _end(self, blocks: BlockMirror) -> None:
+        blocks.give_up()
+        self.replica.blocks = None
 
     def _renew(self) -> BlockMirror:
         self.replica.blocks = blocks = BlockMirror(self._around.index)
