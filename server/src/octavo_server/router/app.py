@@ -82,6 +82,7 @@ class Router:
         self.balancer = Balancer(
             fleet=self.fleet, picker=self.picker, pools=self.pools, queue=self.queue, limits=settings.forward
         )
+        self._exact: set[Replica] = set()
         reporter = self._reporter()
         self.fleet.on_change += [self._on_replica_change, reporter.changed]
         self.fleet.on_heard.append(self.picker.heard)
@@ -155,12 +156,15 @@ class Router:
         return _layered(app, keys)
 
     def _on_replica_change(self, replica: Replica) -> None:
-        pool = self.pools.pool(replica.url)
-        if replica.state == "connecting":
-            pool.fail_waiting(ReplicaLost("it does not answer any more"), begun_limit_s=DEAD_STREAM_S)
-        elif replica.state == "exact":
+        if replica.is_unresponsive:
+            self.pools.pool(replica.url).fail_waiting(
+                ReplicaLost("it does not answer any more"), begun_limit_s=DEAD_STREAM_S
+            )
+        was_exact = replica in self._exact
+        (self._exact.add if replica.is_exact else self._exact.discard)(replica)
+        if replica.is_exact and not was_exact:
             self.balancer.forget(replica.name)
-        elif replica.state == "gone":
+        if replica.state == "gone":
             self.pools.retire(replica.url)
             self.balancer.forget(replica.name)
         self.queue.wake()
