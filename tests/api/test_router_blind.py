@@ -3,8 +3,8 @@
 import logging
 
 import pytest
+from octavo_server.backoff import Backoff
 from octavo_server.kv.frames import Load
-from octavo_server.router.fleet.backoff import Backoff
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_server.router.fleet.polling_client import load_of
 from octavo_testing.fake_replica import MODEL, FakeReplica, vllm

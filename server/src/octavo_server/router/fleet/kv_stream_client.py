@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
+from octavo_server.backoff import Backoff
 from octavo_server.http.router_secret import SECRET_HEADER, OutgoingSecret
 from octavo_server.kv.frames import MEDIA_TYPE, Bye, Frame, FrameError, FrameReader, Hello, Load, Step
-from octavo_server.router.fleet.backoff import Backoff
 from octavo_server.router.fleet.block_mirror import BlockMirror, StreamBroken
 from octavo_server.router.fleet.polling_client import PollingClient
 from octavo_server.router.fleet.prefix_index import PrefixIndex
