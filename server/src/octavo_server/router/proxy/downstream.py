@@ -5,7 +5,6 @@ cancelled, wherever that waits; `ended_by` then says why.
 """
 
 import asyncio
-import random
 from typing import TYPE_CHECKING
 
 from octavo_engine.log_format import REQUEST_ID
@@ -14,7 +13,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from octavo_server.config import RequestLimits
 from octavo_server.http.protocol import CONNECTION, TimeoutProtocol
-from octavo_server.http.request_id import usable_id
 from octavo_server.http.responses import JSON_TYPE
 from octavo_server.openai.errors import RequestTimeout, RequestTooLarge, describe
 from octavo_server.router.proxy.sse import Dialect, SSEFramer
@@ -31,11 +29,6 @@ ANY_ORIGIN = (b"access-control-allow-origin", b"*")
 
 class ClientLeft(OctavoError):
     """Nobody is there to be told anything."""
-
-
-def request_id_of(headers: Headers) -> str:
-    given = value_of(headers, b"x-request-id")
-    return (usable_id(given.decode("latin-1")) if given else "") or f"{random.getrandbits(128):032x}"
 
 
 class Downstream:

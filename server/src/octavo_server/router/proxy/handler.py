@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo_server.http.body import discard_body
 from octavo_server.http.lifecycle import RETRY_AFTER_S, Lifecycle
+from octavo_server.http.request_id import request_id_of
 from octavo_server.http.responses import InFlight, log_failure
 from octavo_server.http.router_secret import SECRET_HEADER, TENANT_HEADER, OutgoingSecret
 from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout, Unauthorized, describe
@@ -26,7 +27,7 @@ from octavo_server.router.observe.request_observer import Telemetry
 from octavo_server.router.prompts.estimate import Kind, estimate
 from octavo_server.router.prompts.prompt import Prompt
 from octavo_server.router.proxy.attempt import Job
-from octavo_server.router.proxy.downstream import ClientLeft, Downstream, request_id_of
+from octavo_server.router.proxy.downstream import ClientLeft, Downstream
 from octavo_server.router.proxy.forward import Forwarder
 from octavo_server.router.settings import RouterSettings
 from octavo_server.router.upstream.headers import NOT_SENT_ON, Headers, value_of
