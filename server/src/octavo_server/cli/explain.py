@@ -95,8 +95,12 @@ def _remedy(error: ApiFailure) -> str:
     if isinstance(error, Unreachable):
         return " Start a router with `octavo route`, or name another with --url."
     if error.status in (401, 403):
-        return " Give the operator's key with --api-key or $OPENAI_API_KEY."
-    return " Is this a router? A single engine decides nothing." if error.status == 404 else ""
+        return " Give the key named `admin` with --api-key or $OPENAI_API_KEY."
+    return (
+        " Is this a router? A router with --admin-port answers there: give that port with --url."
+        if error.status == 404
+        else ""
+    )
 
 
 async def _decisions(api: Api, url: str) -> list[DecisionInfo]:

@@ -9,14 +9,15 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import httptools
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from octavo_server.http.body import discard_body
+from octavo_server.json_responses import error_head, send_error
 from octavo_server.openai.errors import ApiError
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ _TRAILER_REFUSAL = ApiError(431, "RequestTooLargeError", TRAILERS_TOO_LARGE)
 _BAD_REQUEST = ApiError(400, "Bad Request", "The request is not valid HTTP/1.1: send it with a standard HTTP client.")
 _NO_TUNNEL = ApiError(405, "Method Not Allowed", "CONNECT is for proxies, and this is a server: send POST or GET.")
 
+CLOSE = (b"connection", b"close")
 #: Headers and `Connection` options that ask for another protocol.
 UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
 
@@ -167,8 +169,8 @@ class RequestFraming(HttpToolsProtocol):
 
     def _write_refusal(self, error: ApiError) -> None:
         body = error.body()
-        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[error.status] + head + body)
+        lines = [b"%s: %s\r\n" % header for header in (*error_head(error, body), CLOSE)]
+        self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body]))
 
     def _report_refused_head(self) -> None:
         type(self).on_refused_head(self.parser.get_method().decode("ascii"))
@@ -194,6 +196,6 @@ def _size(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
 def _refusing(error: ApiError) -> ASGIApp:
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         await discard_body(receive)
-        await Response(error.body(), error.status, {"connection": "close"}, "application/json")(scope, receive, send)
+        await send_error(send, replace(error, headers={"connection": "close"}))
 
     return refuse

@@ -6,22 +6,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo_server.api_keys import ApiKeys
-from octavo_server.http.auth import BearerAuth
+from octavo_server.http.access import AccessMiddleware, AccessPolicy, access_policy
+from octavo_server.http.cors import CorsPolicy
+from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.request_id import RequestIdMiddleware
-from octavo_server.http.responses import InFlight
-from octavo_server.http.router_secret import OutgoingSecret, router_secrets
+from octavo_server.http.router_secret import OutgoingSecret
 from octavo_server.json_responses import error_reply
 from octavo_server.router import routes
-from octavo_server.router.admin_auth import AdminAuth
 from octavo_server.router.admin_routes import AdminContext, build_admin
 from octavo_server.router.balance.breaker import Breakers
 from octavo_server.router.balance.picker import Picker
@@ -96,9 +93,9 @@ class Router:
         self.workers = Workers(reporter, self.team.folder, self.team.number)
         self.feed = StateFeed(self.workers.state)
         self.lifecycle.on_change = self.feed.poke
-        ring = ApiKeys(settings.api_keys, settings.api_key_files) if settings.needs_key else None
-        self._proxy = self._proxied(ring)
-        self._rest = self._admin(ring)
+        access = access_policy(settings, admin_port=settings.admin_port)
+        self._proxy = self._proxied(access)
+        self._rest = self._admin(access)
         self._paths = frozenset(KINDS) | OTHERS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,7 +120,7 @@ class Router:
         await self.workers.stop()
         self.upstream.close()
 
-    def _proxied(self, ring: ApiKeys | None) -> Proxy:
+    def _proxied(self, access: AccessPolicy) -> Proxy:
         forwarder = Forwarder(
             fleet=self.fleet,
             picker=self.picker,
@@ -140,24 +137,23 @@ class Router:
             telemetry=self.telemetry,
             lifecycle=self.lifecycle,
             in_flight=self.in_flight,
-            ring=ring,
+            access=access,
+            cors=CorsPolicy.of(self.settings),
             secret=self._secret,
         )
 
-    def _admin(self, ring: ApiKeys | None) -> ASGIApp:
-        secrets = router_secrets(self.settings.router_secrets, self.settings.router_secret_file)
-        operators = AdminAuth(keys=ring, secrets=secrets)
-        app = build_admin(AdminContext(workers=self.workers, feed=self.feed, operators=operators))
+    def _admin(self, access: AccessPolicy) -> ASGIApp:
+        app = build_admin(AdminContext(workers=self.workers, feed=self.feed))
         app.state.service = routes.ServiceContext(
             fleet=self.fleet,
             lifecycle=self.lifecycle,
             team=self.team,
-            operators=operators,
             created=int(time.time()),
         )
         app.include_router(routes.router)
         app.add_exception_handler(HTTPException, _answer_error)
-        return _layered(app, ring)
+        layered = CorsPolicy.of(self.settings).layer(AccessMiddleware(app, access))
+        return RequestIdMiddleware(layered)
 
     def _changed(self, replica: Replica) -> None:
         origin = self.upstream.origin(replica.url)
@@ -189,27 +185,6 @@ class Router:
         counts = self.room.of_model()
         held = {model: count for model, count in counts.items() if not self.fleet.routable(model)}
         return Waiting(sum(counts.values()) - sum(held.values()), held)
-
-
-def _layered(app: FastAPI, ring: ApiKeys | None) -> ASGIApp:
-    """The last one is the outermost."""
-    layered: ASGIApp = app
-    if ring is not None:
-        layered = _Guard(layered, BearerAuth(layered, ring))
-    layered = CORSMiddleware(layered, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
-    return RequestIdMiddleware(layered)
-
-
-class _Guard:
-    """Clients' keys for the routes of clients; the operator's routes ask for theirs themselves."""
-
-    def __init__(self, app: ASGIApp, guarded: ASGIApp) -> None:
-        self._app = app
-        self._guarded = guarded
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_client = scope["type"] == "http" and scope["path"].startswith("/v1/")
-        await (self._guarded if is_client else self._app)(scope, receive, send)
 
 
 async def _answer_error(_: Request, error: Exception) -> Response:

@@ -12,8 +12,9 @@ from octavo_engine.wire.errors import OctavoError
 from starlette.types import Message, Receive, Scope, Send
 
 from octavo_server.config import RequestLimits
+from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.protocol import CONNECTION, TimeoutProtocol
-from octavo_server.http.responses import JSON_TYPE
+from octavo_server.json_responses import error_head
 from octavo_server.openai.errors import RequestTimeout, RequestTooLarge, describe
 from octavo_server.router.proxy.sse import Dialect, SSEFramer
 from octavo_server.router.upstream.headers import Headers, value_of
@@ -23,21 +24,20 @@ if TYPE_CHECKING:
     from octavo_server.router.observe.request_observer import RequestObserver
 
 
-#: A page in a browser may read what went wrong, too; answers of replicas say so themselves.
-ANY_ORIGIN = (b"access-control-allow-origin", b"*")
-
-
 class ClientLeft(OctavoError):
     """Nobody is there to be told anything."""
 
 
 class Downstream:
     __slots__ = (
-        *("_lifecycle", "_receive", "_send", "_task", "dialect", "ended_by", "gate"),
+        *("_cors", "_lifecycle", "_receive", "_send", "_task", "dialect", "ended_by", "gate"),
         *("has_started", "is_done", "request_id", "scope", "status", "track"),
     )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, lifecycle: "Lifecycle", *, request_id: str) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, lifecycle: "Lifecycle", *, request_id: str, cors: CorsPolicy
+    ) -> None:
+        self._cors = cors
         self.scope = scope
         self.request_id = request_id
         REQUEST_ID.set(self.request_id)
@@ -106,6 +106,7 @@ class Downstream:
         self.status = status
         if self._lifecycle.state != "accepting":
             headers.append((b"connection", b"close"))
+        headers += self._cors.answer_headers(self.scope["headers"])
         headers.append((b"x-request-id", self.request_id.encode("latin-1")))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -116,9 +117,7 @@ class Downstream:
         elif not self.has_started:
             described = describe(error)
             body = described.body()
-            extra = [ANY_ORIGIN] if value_of(self.scope["headers"], b"origin") else []
-            extra += [(name.lower().encode(), value.encode("latin-1")) for name, value in described.headers.items()]
-            await self.start(described.status, [JSON_TYPE, (b"content-length", b"%d" % len(body)), *extra])
+            await self.start(described.status, error_head(described, body))
             await self.finish(body)
         elif self.gate is not None and not self.is_done:
             await self.finish(b"" if self.gate.has_ended else self.gate.failure(error, self.dialect))

@@ -16,12 +16,14 @@ from octavo_engine.wire.errors import ModelNotFound, Overloaded, Unavailable
 from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
-from octavo_server.http.body import discard_body
+from octavo_server.http.access import AccessPolicy, port_of
+from octavo_server.http.cors import CorsPolicy
+from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import RETRY_AFTER_S, Lifecycle
 from octavo_server.http.request_id import request_id_of
-from octavo_server.http.responses import InFlight, log_failure
+from octavo_server.http.responses import log_failure
 from octavo_server.http.router_secret import SECRET_HEADER, TENANT_HEADER, OutgoingSecret
-from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout, Unauthorized, describe
+from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout, describe
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.observe.request_observer import Telemetry
 from octavo_server.router.prompts.estimate import Kind, estimate
@@ -30,10 +32,9 @@ from octavo_server.router.proxy.attempt import Job
 from octavo_server.router.proxy.downstream import ClientLeft, Downstream
 from octavo_server.router.proxy.forward import Forwarder
 from octavo_server.router.settings import RouterSettings
-from octavo_server.router.upstream.headers import NOT_SENT_ON, Headers, value_of
+from octavo_server.router.upstream.headers import NOT_SENT_ON, Headers
 
 if TYPE_CHECKING:
-    from octavo_server.api_keys import ApiKeys
     from octavo_server.router.observe.request_observer import RequestObserver
     from octavo_server.router.prompts.prompt_hasher import PromptHasher
 
@@ -58,7 +59,7 @@ KEYED = NOT_SENT_ON | {b"authorization"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """`ring`: None where no key is needed. `secret`: what replicas believe this router by."""
+    """`secret`: what replicas believe this router by."""
 
     settings: "RouterSettings"
     fleet: "Fleet"
@@ -67,12 +68,13 @@ class Proxy:
     telemetry: "Telemetry"
     lifecycle: "Lifecycle"
     in_flight: "InFlight"
-    ring: "ApiKeys | None"
+    access: AccessPolicy
+    cors: CorsPolicy
     secret: OutgoingSecret
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope["headers"])
-        caller = Downstream(scope, receive, send, self.lifecycle, request_id=request_id)
+        caller = Downstream(scope, receive, send, self.lifecycle, request_id=request_id, cors=self.cors)
         caller.track = self.telemetry.track(request_id)
         self.lifecycle.enter()
         self.in_flight.add(caller)
@@ -90,11 +92,9 @@ class Proxy:
             self.lifecycle.leave()
 
     async def _serve(self, caller: Downstream, receive: Receive) -> None:
-        if self.lifecycle.state != "accepting":
-            await discard_body(receive)
-            raise Unavailable("The router is draining: ask another one.", retry_after_s=RETRY_AFTER_S)
+        await self.lifecycle.check_accepting(receive)
         scope, headers = caller.scope, caller.scope["headers"]
-        tenant = "" if self.ring is None else tenant_of(headers, self.ring)
+        tenant = self.access.identify("POST", scope["path"], headers, port_of(scope)).tenant
         raw = await caller.body(self.settings.limits)
         caller.watch()
         kind = KINDS.get(scope["path"])
@@ -172,7 +172,7 @@ class Proxy:
             more += f"{SECRET_HEADER}: {secret}\r\n{TENANT_HEADER}: {tenant}\r\n"
         if replica_key:
             more += f"authorization: Bearer {replica_key}\r\n"
-        return NOT_SENT_ON if self.ring is None and not replica_key else KEYED, more.encode("latin-1")
+        return NOT_SENT_ON if not self.access.has_keys and not replica_key else KEYED, more.encode("latin-1")
 
     async def _fail(self, caller: Downstream, error: Exception) -> None:
         _count(caller, error)
@@ -181,15 +181,6 @@ class Proxy:
         else:
             log_failure(error, caller.request_id)
         await caller.fail(error)
-
-
-def tenant_of(headers: Headers, ring: "ApiKeys") -> str:
-    """Raises Unauthorized."""
-    scheme, _, key = value_of(headers, b"authorization").partition(b" ")
-    tenant = ring.tenant_of(key.strip())
-    if tenant is None or scheme.lower() != b"bearer":
-        raise Unauthorized("Missing or wrong API key: send 'Authorization: Bearer KEY'.")
-    return tenant
 
 
 def read_object(raw: bytes) -> tuple[Mapping[str, Any], bool]:

@@ -13,8 +13,8 @@ _HOP_BY_HOP = frozenset(
 )
 #: The framing is the connection's; the id is said once, by us.
 NOT_SENT_ON = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
-#: uvicorn says the date.
-NOT_SENT_BACK = _HOP_BY_HOP | {b"date", b"x-request-id"}
+#: uvicorn says the date; which pages may read the answer is decided here.
+NOT_SENT_BACK = _HOP_BY_HOP | {b"date", b"x-request-id", b"access-control-allow-origin"}
 
 
 def request_head(
