@@ -56,6 +56,7 @@ class HttpSettings:
     keep_alive_s: int = 120
     slow_client_timeout_s: float = 60.0
     otlp_traces_endpoint: str | None = None
+    allowed_origins: tuple[str, ...] | None = None  # None: all where keys are needed, else none
 
     @property
     def needs_key(self) -> bool:
@@ -66,7 +67,7 @@ class HttpSettings:
 class ServerConfig(HttpSettings):
     served_model_names: tuple[str, ...]
     root_path: str = ""
-    allowed_origins: tuple[str, ...] = ("*",)
+    router_only: bool = False
     cache_isolation: bool = False
     queue: QueueLimits = field(default_factory=QueueLimits)
     response_role: str = "assistant"

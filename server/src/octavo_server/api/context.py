@@ -20,8 +20,8 @@ from octavo_server.api.client import EngineClient
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.config import ServerConfig
 from octavo_server.http.body import read_bytes
+from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import Lifecycle
-from octavo_server.http.responses import InFlight
 from octavo_server.kv.publisher import KVPublisher
 from octavo_server.openai.errors import malformed
 from octavo_server.openai.fields import GenerationFields

@@ -11,7 +11,8 @@ from octavo_server.api.chat import ChatTurn, chat_turn
 from octavo_server.api.context import ApiContext, context_of, read_body
 from octavo_server.api.openapi import accepts, answers
 from octavo_server.api.responses_writer import ResponsesWriter
-from octavo_server.http.responses import CancellableJSONResponse, InFlight, SSEResponse
+from octavo_server.http.in_flight import InFlight
+from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.errors import NotStored, malformed
 from octavo_server.openai.limits import check_counts

@@ -37,11 +37,22 @@ QUEUE_HELP = {
 
 
 def add_limit_flags(parser: Any) -> None:
-    _add_isolation_flag(add_key_flags(parser))
+    keys = add_key_flags(parser)
+    _add_isolation_flag(keys)
+    _add_router_only_flag(keys)
     _add_request_flags(parser)
     _add_queue_flags(parser)
     add_connection_flags(parser)
     add_lifecycle_flags(parser)
+
+
+def _add_router_only_flag(group: Any) -> None:
+    group.add_argument(
+        "--router-only",
+        action=BooleanOptionalAction,
+        default=False,
+        help="refuse every request without the router's secret, but for probes and /metrics (default: off)",
+    )
 
 
 def limits_of(args: Namespace) -> dict[str, Any]:

@@ -6,23 +6,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo_server.api_keys import ApiKeys
-from octavo_server.http.auth import BearerAuth
+from octavo_server.http.access import AccessMiddleware, AccessPolicy, access_policy
+from octavo_server.http.cors import CorsPolicy
+from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.request_id import RequestIdMiddleware
-from octavo_server.http.responses import InFlight
-from octavo_server.http.router_secret import OutgoingSecret, router_secrets
+from octavo_server.http.router_secret import OutgoingSecret
 from octavo_server.json_responses import error_reply
 from octavo_server.openai.errors import ReplicaLost
 from octavo_server.router import routes
-from octavo_server.router.admin_auth import AdminAuth
 from octavo_server.router.admin_routes import AdminContext, build_admin
 from octavo_server.router.balance.balancer import Balancer
 from octavo_server.router.balance.picker import Picker
@@ -89,9 +86,9 @@ class Router:
         self.workers = Workers(reporter, self.group.folder, self.group.number)
         self.feed = StateFeed(self.workers.state)
         self.lifecycle.on_change = self.feed.poke
-        keys = ApiKeys(settings.api_keys, settings.api_key_files) if settings.needs_key else None
-        self._proxy = self._make_proxy(keys)
-        self._rest = self._admin(keys)
+        access = access_policy(settings, admin_port=settings.admin_port)
+        self._proxy = self._make_proxy(access)
+        self._rest = self._admin(access)
         self._paths = frozenset(KINDS) | OTHERS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,7 +113,7 @@ class Router:
         await self.workers.stop()
         self.pools.close()
 
-    def _make_proxy(self, keys: ApiKeys | None) -> ProxyHandler:
+    def _make_proxy(self, access: AccessPolicy) -> ProxyHandler:
         return ProxyHandler(
             settings=self.settings,
             fleet=self.fleet,
@@ -125,7 +122,8 @@ class Router:
             telemetry=self.telemetry,
             lifecycle=self.lifecycle,
             in_flight=self.in_flight,
-            keys=keys,
+            access=access,
+            cors=CorsPolicy.of(self.settings),
             secret=self._secret,
         )
 
@@ -140,20 +138,18 @@ class Router:
             accepts=lambda: self.lifecycle.state == "accepting",
         )
 
-    def _admin(self, keys: ApiKeys | None) -> ASGIApp:
-        secrets = router_secrets(self.settings.router_secrets, self.settings.router_secret_file)
-        operators = AdminAuth(keys=keys, secrets=secrets)
-        app = build_admin(AdminContext(workers=self.workers, feed=self.feed, operators=operators))
+    def _admin(self, access: AccessPolicy) -> ASGIApp:
+        app = build_admin(AdminContext(workers=self.workers, feed=self.feed))
         app.state.service = routes.ServiceContext(
             fleet=self.fleet,
             lifecycle=self.lifecycle,
             group=self.group,
-            operators=operators,
             created=int(time.time()),
         )
         app.include_router(routes.router)
         app.add_exception_handler(HTTPException, _answer_error)
-        return _layered(app, keys)
+        layered = CorsPolicy.of(self.settings).layer(AccessMiddleware(app, access))
+        return RequestIdMiddleware(layered)
 
     def _on_replica_change(self, replica: Replica) -> None:
         if replica.is_unresponsive:
@@ -188,27 +184,6 @@ class Router:
         counts = self.queue.num_by_model()
         held = {model: count for model, count in counts.items() if not self.fleet.routable(model)}
         return Waiting(sum(counts.values()) - sum(held.values()), held)
-
-
-def _layered(app: FastAPI, keys: ApiKeys | None) -> ASGIApp:
-    """The last one is the outermost."""
-    layered: ASGIApp = app
-    if keys is not None:
-        layered = _Guard(layered, BearerAuth(layered, keys))
-    layered = CORSMiddleware(layered, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
-    return RequestIdMiddleware(layered)
-
-
-class _Guard:
-    """Clients' keys for the routes of clients; the operator's routes ask for theirs themselves."""
-
-    def __init__(self, app: ASGIApp, guarded: ASGIApp) -> None:
-        self._app = app
-        self._guarded = guarded
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_client = scope["type"] == "http" and scope["path"].startswith("/v1/")
-        await (self._guarded if is_client else self._app)(scope, receive, send)
 
 
 async def _answer_error(_: Request, error: Exception) -> Response:

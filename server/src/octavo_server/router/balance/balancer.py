@@ -11,10 +11,13 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from octavo_server.openai.errors import ReplicaLost, ReplicaTimeout
+from octavo_engine.wire.errors import ModelNotFound
+
+from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout
 from octavo_server.router.balance.breaker import Breakers, BreakerState
 from octavo_server.router.balance.outliers import OutlierDetector
 from octavo_server.router.balance.retry_budget import RetryBudget
+from octavo_server.router.fleet.model_names import Ambiguous, Known, Pending
 from octavo_server.router.upstream.connection import StaleConnection
 
 if TYPE_CHECKING:
@@ -81,6 +84,29 @@ class Balancer:
             raise
         finally:
             self._release(model, lease, outcome)
+
+    async def resolve(self, model: str | None, *, hold_s: float) -> str:
+        """The served model that a request for `model` means. Waits while replicas that may serve it still load.
+
+        Raises ModelNotFound, MalformedRequest where the name is missing and needed, Overloaded, and Unavailable.
+        """
+        if model and self._fleet.routable(model):
+            return model
+        found = self._fleet.resolve(model)
+        if isinstance(found, Pending):
+            has_answer = partial(self._is_resolved, model)
+            why = "the replicas have not reported their models yet"
+            await self.queue.wait(model or "", has_answer, hold_s=hold_s, why=why)
+            found = self._fleet.resolve(model)
+        match found:
+            case Known():
+                return found.model
+            case Ambiguous():
+                raise MalformedRequest(f"`model` is missing; the models are {', '.join(found.models)}.", param="model")
+        raise ModelNotFound(model or "")
+
+    def _is_resolved(self, model: str | None) -> bool:
+        return not isinstance(self._fleet.resolve(model), Pending)
 
     def has_other(self, model: str, exclude: "Collection[Replica]") -> bool:
         return bool(self._candidates(model, exclude))

@@ -6,7 +6,6 @@ event stream with an error event, and any other answer by closing the connection
 """
 
 import asyncio
-import random
 from typing import TYPE_CHECKING
 
 from octavo_engine.log_format import REQUEST_ID
@@ -14,9 +13,9 @@ from octavo_engine.wire.errors import OctavoError
 from starlette.types import Message, Receive, Scope, Send
 
 from octavo_server.config import RequestLimits
+from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.protocol import CONNECTION, TimeoutProtocol
-from octavo_server.http.request_id import usable_id
-from octavo_server.http.responses import JSON_TYPE
+from octavo_server.json_responses import error_head
 from octavo_server.openai.errors import RequestTimeout, RequestTooLarge, describe
 from octavo_server.router.upstream.headers import Headers, value_of
 
@@ -25,23 +24,17 @@ if TYPE_CHECKING:
     from octavo_server.router.proxy.sse import Dialect, SSEFramer
 
 
-#: A page in a browser may read what went wrong, too; answers of replicas say so themselves.
-ANY_ORIGIN = (b"access-control-allow-origin", b"*")
-
-
 class ClientLeft(OctavoError):
     """The client closed the connection."""
-
-
-def request_id_of(headers: Headers) -> str:
-    given = value_of(headers, b"x-request-id")
-    return (usable_id(given.decode("latin-1")) if given else "") or f"{random.getrandbits(128):032x}"
 
 
 class Downstream:
     """`framer`: set while an event stream is passed on."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, lifecycle: "Lifecycle", *, request_id: str) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, lifecycle: "Lifecycle", *, request_id: str, cors: CorsPolicy
+    ) -> None:
+        self._cors = cors
         self.scope = scope
         self.headers: Headers = scope["headers"]
         self.request_id = request_id
@@ -116,6 +109,7 @@ class Downstream:
         self.status = status
         if self._lifecycle.state != "accepting":
             headers.append((b"connection", b"close"))
+        headers += self._cors.answer_headers(self.headers)
         headers.append((b"x-request-id", self.request_id.encode("latin-1")))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -133,9 +127,7 @@ class Downstream:
         elif not self.has_started:
             described = describe(error)
             body = described.body()
-            extra = [ANY_ORIGIN] if value_of(self.headers, b"origin") else []
-            extra += [(name.lower().encode(), value.encode("latin-1")) for name, value in described.headers.items()]
-            await self.start(described.status, [JSON_TYPE, (b"content-length", b"%d" % len(body)), *extra])
+            await self.start(described.status, error_head(described, body))
             await self.finish(body)
         elif self.framer is not None and not self.is_done:
             await self.finish(b"" if self.framer.has_ended else self.framer.failure(error))

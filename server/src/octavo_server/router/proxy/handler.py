@@ -12,29 +12,31 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from octavo_engine.wire.errors import ModelNotFound, Overloaded, Unavailable
+from octavo_engine.wire.errors import Overloaded, Unavailable
 from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
-from octavo_server.http.body import discard_body
-from octavo_server.http.lifecycle import RETRY_AFTER_S, Lifecycle
-from octavo_server.http.responses import InFlight, log_failure
+from octavo_server.http.access import AccessPolicy, port_of
+from octavo_server.http.cors import CorsPolicy
+from octavo_server.http.in_flight import InFlight
+from octavo_server.http.lifecycle import Lifecycle
+from octavo_server.http.request_id import request_id_of
+from octavo_server.http.responses import log_failure
 from octavo_server.http.router_secret import SECRET_HEADER, TENANT_HEADER, OutgoingSecret
-from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout, Unauthorized, describe
+from octavo_server.openai.errors import ReplicaLost, ReplicaTimeout, describe
 from octavo_server.router.balance.balancer import Balancer
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.observe.request_observer import RequestObserver, RouterTelemetry
 from octavo_server.router.prompts.estimate import Kind, estimate
 from octavo_server.router.prompts.prompt import Prompt
-from octavo_server.router.proxy.downstream import ClientLeft, Downstream, request_id_of
+from octavo_server.router.proxy.downstream import ClientLeft, Downstream
 from octavo_server.router.proxy.relay import cached_tokens, client_headers, relay
 from octavo_server.router.proxy.request import ProxyRequest
 from octavo_server.router.proxy.retries import Retries, retry_reason
 from octavo_server.router.settings import RouterSettings
-from octavo_server.router.upstream.headers import NOT_FORWARDED, Headers, value_of
+from octavo_server.router.upstream.headers import NOT_FORWARDED, Headers
 
 if TYPE_CHECKING:
-    from octavo_server.api_keys import ApiKeys
     from octavo_server.router.balance.lease import Lease
     from octavo_server.router.prompts.prompt_hasher import PromptHasher
     from octavo_server.router.upstream.connection import UpstreamResponse
@@ -62,7 +64,7 @@ NOT_FORWARDED_KEYED = NOT_FORWARDED | {b"authorization"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyHandler:
-    """`keys`: None where no key is needed. `secret`: proves to replicas that the request comes from this router."""
+    """`secret`: proves to replicas that the request comes from this router."""
 
     settings: RouterSettings
     fleet: Fleet
@@ -71,11 +73,13 @@ class ProxyHandler:
     telemetry: RouterTelemetry
     lifecycle: Lifecycle
     in_flight: InFlight
-    keys: "ApiKeys | None"
+    access: AccessPolicy
+    cors: CorsPolicy
     secret: OutgoingSecret
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        downstream = Downstream(scope, receive, send, self.lifecycle, request_id=request_id_of(scope["headers"]))
+        request_id = request_id_of(scope["headers"])
+        downstream = Downstream(scope, receive, send, self.lifecycle, request_id=request_id, cors=self.cors)
         observer = self.telemetry.observe(downstream.request_id)
         self.lifecycle.enter()
         self.in_flight.add(downstream)
@@ -127,13 +131,12 @@ class ProxyHandler:
         await relay(response, headers, downstream)
 
     async def _serve(self, downstream: Downstream, observer: RequestObserver, receive: Receive) -> None:
-        if self.lifecycle.state != "accepting":
-            await discard_body(receive)
-            raise Unavailable("The router is draining: ask another one.", retry_after_s=RETRY_AFTER_S)
-        tenant = "" if self.keys is None else tenant_of(downstream.headers, self.keys)
+        await self.lifecycle.check_accepting(receive)
+        scope = downstream.scope
+        tenant = self.access.identify("POST", scope["path"], scope["headers"], port_of(scope)).tenant
         raw = await downstream.read_body(self.settings.limits)
         downstream.watch()
-        kind = KINDS.get(downstream.scope["path"])
+        kind = KINDS.get(scope["path"])
         downstream.dialect = "events" if kind == "responses" else "chunks"
         model, prompt = await self._read(kind, raw, tenant, observer)
         without, extra = self._own_headers(downstream.headers, tenant, observer)
@@ -153,7 +156,11 @@ class ProxyHandler:
     async def _read(self, kind: Kind | None, raw: bytes, tenant: str, observer: RequestObserver) -> tuple[str, Prompt]:
         """Model and prompt of the request."""
         body, is_plain = read_object(raw)
-        model = self._model(body, observer)
+        name = body.get("model")
+        model = await self.balancer.resolve(
+            name if isinstance(name, str) else None, hold_s=self.settings.forward.max_hold_s
+        )
+        observer.model = model
         if kind is None:
             return model, NO_PROMPT
         hasher = self.hashers(model) if is_plain else None
@@ -163,26 +170,6 @@ class ProxyHandler:
             return model, hasher.read(kind, body, tenant)
         return model, await asyncio.to_thread(hasher.read, kind, body, tenant)
 
-    def _model(self, body: Mapping[str, Any], observer: RequestObserver) -> str:
-        """Raises ModelNotFound; not while there are replicas of which it isn't known yet what they serve."""
-        model = body.get("model")
-        if isinstance(model, str) and self.fleet.routable(model):
-            observer.model = model
-            return model
-        known = self.fleet.models()
-        if isinstance(model, str) and model:
-            if model not in known and self.fleet.replicas and all(replica.models for replica in self.fleet.replicas):
-                raise ModelNotFound(model)
-            observer.model = model if model in known else ""
-            return model
-        if not known:
-            raise Unavailable("No replica is there yet. Send the request again later.", retry_after_s=RETRY_AFTER_S)
-        if len({replica.models for replica in self.fleet.replicas if replica.models}) > 1:
-            unread = "" if body else "No field could be read from the body. "
-            raise MalformedRequest(f"{unread}`model` has to say which one: {', '.join(known)}.", param="model")
-        observer.model = known[0]
-        return known[0]
-
     def _own_headers(self, headers: Headers, tenant: str, observer: RequestObserver) -> tuple[Collection[bytes], bytes]:
         """Names of the client's headers that stay behind, and the header lines that the router adds."""
         extra = f"x-request-id: {observer.request_id}\r\n"
@@ -191,20 +178,11 @@ class ProxyHandler:
             extra += f"{SECRET_HEADER}: {secret}\r\n{TENANT_HEADER}: {tenant}\r\n"
         if replica_key:
             extra += f"authorization: Bearer {replica_key}\r\n"
-        without = NOT_FORWARDED if self.keys is None and not replica_key else NOT_FORWARDED_KEYED
+        without = NOT_FORWARDED if not self.access.has_keys and not replica_key else NOT_FORWARDED_KEYED
         tracer = self.telemetry.tracer
         if tracer is None:
             return without, extra.encode("latin-1")
         return observer.trace(tracer, headers, without=without, more=extra.encode("latin-1"))
-
-
-def tenant_of(headers: Headers, keys: "ApiKeys") -> str:
-    """Raises Unauthorized."""
-    scheme, _, key = value_of(headers, b"authorization").partition(b" ")
-    tenant = keys.tenant_of(key.strip())
-    if tenant is None or scheme.lower() != b"bearer":
-        raise Unauthorized("Missing or wrong API key: send 'Authorization: Bearer KEY'.")
-    return tenant
 
 
 def read_object(raw: bytes) -> tuple[Mapping[str, Any], bool]:

@@ -15,8 +15,8 @@ _HOP_BY_HOP = frozenset(
 )
 #: The router frames the body and sets the request id itself.
 NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
-#: uvicorn sets the date.
-NOT_RETURNED = _HOP_BY_HOP | {b"date", b"x-request-id"}
+#: uvicorn sets the date; the router decides which pages may read the answer.
+NOT_RETURNED = _HOP_BY_HOP | {b"date", b"x-request-id", b"access-control-allow-origin"}
 #: Answers with these status codes have no body and no content-length (RFC 9110 §8.6).
 BODYLESS = frozenset({204, 304})
 
