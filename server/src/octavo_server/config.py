@@ -49,6 +49,7 @@ class HttpSettings:
     router_secrets: tuple[str, ...] = field(default=(), repr=False)
     router_secret_file: Path | None = None
     limits: RequestLimits = field(default_factory=RequestLimits)
+    max_body_memory_bytes: int = 256 * 2**20
     log_format: LogFormat = "text"
     logs_access: bool = True
     drain_timeout_s: float = 30.0

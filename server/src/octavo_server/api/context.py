@@ -18,8 +18,9 @@ from starlette.requests import Request
 from octavo_server.api.admission import Admission
 from octavo_server.api.client import EngineClient
 from octavo_server.api.generation import Generation, PromptInput
-from octavo_server.config import ServerConfig
-from octavo_server.http.body import read_bytes
+from octavo_server.config import RequestLimits, ServerConfig
+from octavo_server.http.body import BodyBudget, ClientDisconnected
+from octavo_server.http.body import read_body as read_raw
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.responses import InFlight
 from octavo_server.kv.publisher import KVPublisher
@@ -62,6 +63,7 @@ class ApiContext:
     model_card: bytes
     in_flight: InFlight = field(default_factory=InFlight)
     lifecycle: Lifecycle = field(init=False)
+    body_budget: BodyBudget = field(init=False)
     admission: Admission = field(init=False)
     longest_token: int = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -70,6 +72,7 @@ class ApiContext:
         codec = self.client.tokenizer
         self.lifecycle = Lifecycle(self.in_flight, timeout_s=self.config.drain_timeout_s)
         self.lifecycle.on_change = self.tell_routers
+        self.body_budget = BodyBudget(self.config.max_body_memory_bytes)
         self.admission = Admission(
             self.config.queue,
             max_running=self.client.config.max_num_seqs,
@@ -171,8 +174,19 @@ def context_of(request: Request) -> ApiContext:
 
 async def read_body(request: Request, kind: type[Body]) -> Body:
     """Raises MalformedRequest (not JSON, not UTF-8, or not of the documented types) and what `RequestLimits` forbid."""
-    limits = context_of(request).config.limits
-    raw = await read_bytes(request, limits)
+    context = context_of(request)
+    with context.body_budget.reserve() as reservation:
+        try:
+            raw = await read_raw(request.scope, request.receive, context.config.limits, reservation)
+        except ClientDisconnected:
+            logger.debug(
+                "request %s: the client left before the body was complete", request.scope["state"]["request_id"]
+            )
+            raise
+        return _parse(raw, kind, context.config.limits)
+
+
+def _parse(raw: bytes, kind: type[Body], limits: RequestLimits) -> Body:
     check_depth(raw, limits)
     try:
         body = kind.model_validate_json(raw)
