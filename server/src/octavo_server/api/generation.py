@@ -60,7 +60,7 @@ class Generation:
         """Raises what the engine raises, GenerationFailed for a sequence that ended with an error, Overloaded before
         anything has begun, and Unavailable for a prompt that waited too long.
         """
-        self.admission.check(self.tenant)
+        self.admission.check(self.tenant, num_seqs=len(self.prompts) * self.params.n)
         return self._of_prompt(0) if len(self.prompts) == 1 else self._merged()
 
     async def _of_prompt(self, index: int) -> AsyncGenerator[Delta, None]:

@@ -8,7 +8,8 @@ from octavo_engine.log_format import LogFormat
 
 from octavo_server.cli.durations import add_seconds, whole_seconds
 from octavo_server.cli.secret_flags import add_api_key_flags, add_secret_flags, keys_of
-from octavo_server.config import RequestLimits
+from octavo_server.cli.sizes import size
+from octavo_server.config import HttpSettings, RequestLimits
 
 MAX_PORT = 65535
 UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
@@ -88,6 +89,17 @@ def add_key_flags(parser: Any) -> Any:
     add_api_key_flags(group)
     add_secret_flags(group)
     return group
+
+
+def add_body_memory_flag(group: Any) -> None:
+    default = HttpSettings().max_body_memory_bytes
+    group.add_argument(
+        "--max-body-memory",
+        type=size,
+        default=default,
+        metavar="N",
+        help=f"bytes of all request bodies that are read or held at once; beyond it 503 (default: {default})",
+    )
 
 
 def add_request_timeout(group: Any) -> None:

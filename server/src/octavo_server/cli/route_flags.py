@@ -9,6 +9,7 @@ from octavo_server.cli.discovery_flags import add_discovery_flags
 from octavo_server.cli.durations import seconds, some_seconds
 from octavo_server.cli.http_flags import (
     add_address_flags,
+    add_body_memory_flag,
     add_connection_flags,
     add_key_flags,
     add_lifecycle_flags,
@@ -25,6 +26,8 @@ from octavo_server.cli.sizes import count, size
 from octavo_server.config import RequestLimits
 from octavo_server.router.settings import ForwardLimits, RouterSettings
 
+#: The limits of one request that a router checks itself.
+BODY_LIMITS = ("max_request_bytes", "max_json_values", "max_json_depth")
 #: Field of ForwardLimits -> flag, how it is read, help.
 FORWARD: dict[str, tuple[str, Any, str]] = {
     "connect_timeout_s": ("--connect-timeout", some_seconds, "seconds for a connection to a replica"),
@@ -59,7 +62,10 @@ def settings_of(args: argparse.Namespace) -> RouterSettings:
         routing_headers=args.routing_headers,
         replica_key="".join(checked("--replica-key", () if args.replica_key is None else [args.replica_key])),
         max_index_entries=args.max_index_entries,
-        limits=RequestLimits(max_request_bytes=args.max_request_bytes, request_timeout_s=args.request_timeout),
+        limits=RequestLimits(
+            request_timeout_s=args.request_timeout, **{name: getattr(args, name) for name in BODY_LIMITS}
+        ),
+        max_body_memory_bytes=args.max_body_memory,
         forward=ForwardLimits(**{name: getattr(args, name) for name in FORWARD}),
     )
 
@@ -108,13 +114,11 @@ def _add_forward_flags(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             *(flag,), dest=name, type=kind, default=default, metavar="N", help=f"{text} (default: {shown})"
         )
-    group.add_argument(
-        "--max-request-bytes",
-        type=size,
-        default=limits.max_request_bytes,
-        metavar="N",
-        help=f"{LIMIT_HELP['max_request_bytes']} (default: {limits.max_request_bytes})",
-    )
+    for name in BODY_LIMITS:
+        flag, default = "--" + name.replace("_", "-"), getattr(limits, name)
+        help_text = f"{LIMIT_HELP[name]} (default: {default})"
+        group.add_argument(flag, type=size, default=default, metavar="N", help=help_text)
+    add_body_memory_flag(group)
     add_request_timeout(group)
     group.add_argument(
         "--routing-headers",
