@@ -40,6 +40,8 @@ _cache_home: str | None = None
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew instead of comparing")
     parser.addoption("--fuzz-requests", type=int, default=500, help="how many requests tests/fuzz sends (default: 500)")
+    heads = "how many mutated heads tests/hostile sends to each server (default: 20000)"
+    parser.addoption("--hostile-heads", type=int, default=20_000, help=heads)
 
 
 def pytest_configure(config: pytest.Config) -> None:
