@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from octavo_testing.framing_attacks import SMUGGLED
+from octavo_testing.framing_attacks import H2C, SMUGGLED
 from octavo_testing.raw_http import chunks, completion_body, request_bytes
 
 START_LINES = (
@@ -32,18 +32,21 @@ LINES = (
     *(b"x-octavo-secret: s", b"x-octavo-tenant: evil", b"authorization: Bearer x", b"sec-websocket-version: 13"),
 )
 ENDS = (*[b"\r\n"] * 24, b"\n", b"\r", b"\r\n\r\n", b"\r\n ", b"")
-#: Of a request that nothing was done to; of a line whose byte is changed.
-PLAIN_SHARE, CHANGED_SHARE = 0.15, 0.08
+UPGRADES = (b"", b"", b"", b"connection: upgrade\r\nupgrade: foo\r\n", b"".join(line + b"\r\n" for line in H2C))
+#: Of a connection whose requests have to be served; of a line whose byte is changed.
+PLAIN_SHARE, CHANGED_SHARE = 0.2, 0.08
 #: Of a connection whose bytes all arrive at once; of a body that is a request.
 AT_ONCE_SHARE, SMUGGLING_SHARE = 0.6, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class MutatedConnection:
-    """`prompts`: those that may be served, each once. `most_answers`: to all requests in the segments."""
+    """`prompts`: those that may be served, each once. `needed`: those that have to be, in order.
+    `most_answers`: to all requests in the segments."""
 
     segments: tuple[bytes, ...]
     prompts: frozenset[str]
+    needed: tuple[str, ...]
     most_answers: int
     num_heads: int
 
@@ -60,26 +63,30 @@ class HeadMutator:
             yield connection
 
     def _connection(self, num_heads: int) -> MutatedConnection:
-        requests, prompts, most_answers = [], set[str](), 0
+        requests, prompts, most_answers = list[bytes](), list[str](), 0
+        is_plain = self._dice.random() < PLAIN_SHARE
         for _ in range(num_heads):
             self._number += 1
             prompt = f"m{self._number:07d}"
             smuggles = self._dice.random() < SMUGGLING_SHARE
             body = request_bytes(completion_body(f"{SMUGGLED}-{prompt}")) if smuggles else completion_body(prompt)
-            head, content = self._request(body)
+            head, content = self._request(body, is_plain=is_plain)
             requests.append(head + content)
             most_answers += _num_heads_in(head)
-            prompts |= set() if smuggles else {prompt}
-        return MutatedConnection(self._cut(b"".join(requests)), frozenset(prompts), most_answers, num_heads)
+            prompts += [] if smuggles else [prompt]
+        segments, needed = self._cut(b"".join(requests)), tuple(prompts) if is_plain else ()
+        return MutatedConnection(segments, frozenset(prompts), needed, most_answers, num_heads)
 
-    def _request(self, body: bytes) -> tuple[bytes, bytes]:
+    def _request(self, body: bytes, *, is_plain: bool) -> tuple[bytes, bytes]:
+        """Its head and the rest."""
         is_chunked = self._dice.random() < 0.3
         framing = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(body)
         content = chunks(body, trailers=self._dice.choice((b"", b"x: y\r\n"))) if is_chunked else body
-        if self._dice.random() < PLAIN_SHARE:
-            return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n\r\n", content
-        before = self._lines(self._dice.randint(0, 3))
-        after = self._lines(self._dice.randint(0, 2))
+        if is_plain:
+            upgrade = self._dice.choice(UPGRADES)
+            return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + upgrade + framing + b"\r\n\r\n", content
+        before = self._lines(self._dice.randint(0, 2))
+        after = self._lines(self._dice.randint(0, 1))
         start = self._dice.choice(START_LINES) + self._end(is_last=not before)
         return start + before + framing + b"\r\n" + after + b"\r\n", content
 

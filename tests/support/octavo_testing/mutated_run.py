@@ -49,12 +49,14 @@ def fault_of(answers: list[Answer], sent: MutatedConnection) -> str:
     most = sent.most_answers + 1  # the last request's
     if len(answers) > most:
         return f"{len(answers)} answers to at most {most} requests"
-    texts = [answer.text.removesuffix("\x00") for answer in answers if answer.status == 200]
+    texts = [answer.text for answer in answers if answer.status == 200]
     found = [prompt for text in texts for prompt in (LAST, *sent.prompts) if text.startswith(prompt)]
     if len(found) != len(texts):
         return "an answer to a request that was not sent on this connection"
     if len(found) != len({*found}):
         return "two answers to one request"
+    if found[: len(sent.needed)] != [*sent.needed]:
+        return "a well-formed request was not served"
     if any(answer.status >= 500 for answer in answers):
         return "server error"
     return ""

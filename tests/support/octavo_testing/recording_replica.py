@@ -43,6 +43,8 @@ class RecordingReplica(FakeReplica):
         self.seen.append(seen)
         self.prompts.append(seen.prompt)
         answer = await self.behave(seen) if self.behave is not None else None
+        if answer is None and not seen.prompt:
+            answer = await answering(400)(seen)
         return answer or web.json_response({"choices": [{"index": 0, "text": seen.prompt, "finish_reason": "length"}]})
 
 
