@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import httptools
 
@@ -37,9 +37,9 @@ class Answer:
             return ""
 
 
-def completion_body(prompt: str, **fields: Any) -> bytes:
+def completion_body(prompt: str) -> bytes:
     """Both servers answer it with a text that begins with the prompt."""
-    return json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 1, "echo": True, **fields}).encode()
+    return json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 1, "echo": True}).encode()
 
 
 def request_bytes(body: bytes, *, method: bytes = b"POST", lines: Iterable[bytes] = (), is_chunked: bool = False) -> bytes:
@@ -132,10 +132,10 @@ class RawConnection:
         self.answers[-1].is_complete = True
 
 
-async def ask(port: int, prompt: str, **fields: Any) -> Answer:
+async def ask(port: int, prompt: str, *, timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
     """One completion over a connection of its own."""
     async with await RawConnection.open(port) as connection:
-        await connection.send(request_bytes(completion_body(prompt, **fields)))
-        answers = await connection.read_answers(1)
+        await connection.send(request_bytes(completion_body(prompt)))
+        answers = await connection.read_answers(1, timeout_s=timeout_s)
         assert answers, f"the request {prompt!r} got no answer {connection.fault}"
         return answers[0]
