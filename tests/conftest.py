@@ -45,6 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="pack bf16 weights with a stand-in for oneDNN on a CPU with matrix instructions (octavo_testing.onednn)",
     )
     parser.addoption("--fuzz-requests", type=int, default=500, help="how many requests tests/fuzz sends (default: 500)")
+    heads = "how many mutated heads tests/hostile sends to each server (default: 20000)"
+    parser.addoption("--hostile-heads", type=int, default=20_000, help=heads)
 
 
 def pytest_configure(config: pytest.Config) -> None:
