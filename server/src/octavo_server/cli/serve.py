@@ -102,9 +102,7 @@ def check_keys(config: ServerConfig) -> None:
     ApiKeys(config.api_keys, config.api_key_files)
     router_secrets(config.router_secrets, config.router_secret_file)
     if config.router_only and not config.trusts_router:
-        raise StartupError(
-            "--router-only needs the router's secret: add --router-secret or --router-secret-file."
-        )
+        raise StartupError("--router-only needs the router's secret: add --router-secret or --router-secret-file.")
     if config.cache_isolation and not config.needs_key and not config.trusts_router:
         raise StartupError(
             "--cache-isolation tells tenants apart by their API keys: add --api-key, --api-key-file or, behind a "

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo_server.http.access import AccessMiddleware, AccessPolicy, access_policy
+from octavo_server.http.body import BodyBudget
 from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import Lifecycle
@@ -125,6 +126,7 @@ class Router:
             access=access,
             cors=CorsPolicy.of(self.settings),
             secret=self._secret,
+            budget=BodyBudget(self.settings.max_body_memory_bytes),
         )
 
     def _reporter(self) -> Reporter:

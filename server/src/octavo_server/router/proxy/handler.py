@@ -17,6 +17,7 @@ from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
 from octavo_server.http.access import AccessPolicy, port_of
+from octavo_server.http.body import BodyBudget, BodyReservation
 from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import Lifecycle
@@ -76,6 +77,7 @@ class ProxyHandler:
     access: AccessPolicy
     cors: CorsPolicy
     secret: OutgoingSecret
+    budget: BodyBudget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope["headers"])
@@ -84,7 +86,8 @@ class ProxyHandler:
         self.lifecycle.enter()
         self.in_flight.add(downstream)
         try:
-            await self._serve(downstream, observer, receive)
+            with self.budget.reserve() as reservation:
+                await self._serve(downstream, observer, receive, reservation)
             observer.ended(downstream.status or CLIENT_LEFT, "finished")
         except asyncio.CancelledError:
             if downstream.ended_by is None:
@@ -124,17 +127,19 @@ class ProxyHandler:
         response.limit_s = self.settings.forward.idle_timeout_s
         if not response.is_stream:
             await response.wait_complete()
-        request.body = b""  # from here on it is not sent again
+        request.drop_body()
         self.balancer.record_first_byte(lease)
         request.observer.first_byte(cached_tokens(response))
         headers = client_headers(response, lease.decision, has_routing=self.settings.routing_headers)
         await relay(response, headers, downstream)
 
-    async def _serve(self, downstream: Downstream, observer: RequestObserver, receive: Receive) -> None:
+    async def _serve(
+        self, downstream: Downstream, observer: RequestObserver, receive: Receive, reservation: BodyReservation
+    ) -> None:
         await self.lifecycle.check_accepting(receive)
         scope = downstream.scope
         tenant = self.access.identify("POST", scope["path"], scope["headers"], port_of(scope)).tenant
-        raw = await downstream.read_body(self.settings.limits)
+        raw = await downstream.read_body(self.settings.limits, reservation)
         downstream.watch()
         kind = KINDS.get(scope["path"])
         downstream.dialect = "events" if kind == "responses" else "chunks"
@@ -149,6 +154,7 @@ class ProxyHandler:
             observer=observer,
             without=without,
             extra=extra,
+            reservation=reservation,
         )
         del raw
         await self.handle(request, downstream)
