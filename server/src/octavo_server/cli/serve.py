@@ -103,7 +103,7 @@ def check_keys(config: ServerConfig) -> None:
     router_secrets(config.router_secrets, config.router_secret_file)
     if config.router_only and not config.trusts_router:
         raise StartupError(
-            "--router-only needs the router's secret: add --router-secret or --router-secret-file, as the router has it."
+            "--router-only needs the router's secret: add --router-secret or --router-secret-file, as the router has."
         )
     if config.cache_isolation and not config.needs_key and not config.trusts_router:
         raise StartupError(
