@@ -76,7 +76,7 @@ class Killable:
 class Router(Killable):
     def __init__(self, replicas: Sequence[Killable], log: Path, flags: Sequence[str] = ()) -> None:
         named = [word for replica in replicas for word in ("--replica", replica.url)]
-        super().__init__(["-m", "octavo_server.cli.main", "route", *named, *flags], log)
+        super().__init__(["-m", "octavo_server.cli.main", "route", "--routing-headers", *named, *flags], log)
 
     def wait_until_exact(self, number: int) -> None:
         self.wait_until("/debug/index", lambda shown: _num_exact(shown) == number)

@@ -502,14 +502,16 @@ async def test_a_failing_replica_is_left_alone_until_a_probe_succeeds(parts):
     assert routed.router.balancer.breaker_state(bad.url.removeprefix("http://")) == "open"
 
 
-async def test_a_page_in_a_browser_may_read_answers_and_errors(parts):
+@pytest.mark.parametrize(("settings", "allowed"), [({}, None), ({"api_keys": ("k",)}, "*")])
+async def test_pages_may_read_answers_and_errors_of_a_router_with_keys(parts, settings, allowed):
     await parts.replica(fine)
-    routed = await parts.route()
-    origin = {"origin": "http://page"}
-    refused = await routed.http.post(CHAT, json={**BODY, "model": "other"}, headers=origin)
-    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (404, "*")
-    asks = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    assert (await routed.http.options(CHAT, headers=asks)).headers["access-control-allow-origin"] == "*"
+    routed = await parts.route(**settings)
+    headers = {"origin": "http://page", "authorization": "Bearer k"}
+    for model, status in (("other", 404), (BODY["model"], 200)):
+        answer = await routed.http.post(CHAT, json={**BODY, "model": model}, headers=headers)
+        assert (answer.status_code, answer.headers.get("access-control-allow-origin")) == (status, allowed)
+    asks = {"origin": "http://page", "access-control-request-method": "POST"}
+    assert (await routed.http.options(CHAT, headers=asks)).headers.get("access-control-allow-origin") == allowed
 
 
 async def test_connections_are_kept_and_used_again(parts):

@@ -2,7 +2,7 @@
 
 import pytest
 from octavo_engine.wire.hashing import tenant_salt
-from octavo_server.http.auth import OPEN_PATHS
+from octavo_server.http.access import kind_of
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import ScriptedClient, serving
 
@@ -43,7 +43,7 @@ async def test_what_probes_and_browsers_ask_needs_no_key(served):
 async def test_every_other_documented_path_is_guarded(served):
     paths = (await served.http.get("/openapi.json")).json()["paths"]
     guarded = [path for path in paths if (await served.http.get(path)).status_code == 401]
-    assert set(paths) - set(guarded) == set(paths) & OPEN_PATHS
+    assert set(paths) - set(guarded) == {p for p in paths if kind_of(p) in ("probe", "metrics", "public")}
     assert len(guarded) > 5
 
 
@@ -53,9 +53,25 @@ async def test_of_several_keys_only_the_operator_s_opens_its_routes(served):
     assert (await served.http.get("/debug/requests", headers=bearer("sk-root"))).status_code != 403
 
 
-async def test_a_single_key_opens_everything(tmp_path):
+async def test_the_only_key_is_not_the_administrator_s(tmp_path):
     async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=("only",)) as served:
-        assert (await served.http.get("/debug/requests", headers=bearer("only"))).status_code not in (401, 403)
+        for method, path in (("GET", "/debug/requests"), ("POST", "/drain"), ("GET", "/kv/snapshot")):
+            refused = await served.http.request(method, path, headers=bearer("only"))
+            assert refused.status_code == 403
+            assert "admin" in refused.json()["error"]["message"]
+        assert served.server._lifecycle.state == "accepting"
+
+
+@pytest.mark.parametrize("root_path", ["/", "/prefix", "/debug"])
+async def test_a_root_path_changes_no_rule(tmp_path, root_path):
+    keys = tmp_path / "keys"
+    keys.write_text("alice: sk-a\n")
+    engine = ScriptedClient(write_byte_model(tmp_path))
+    async with serving(engine, api_key_files=(keys,), root_path=root_path) as served:
+        for path in ("/debug/requests", f"{root_path}/debug/requests"):
+            answer = await served.http.get(path, headers=bearer("sk-a"))
+            assert answer.status_code in (403, 404)
+            assert (await served.http.get(path)).status_code == 401
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

@@ -72,10 +72,26 @@ async def test_version(served):
     assert (await served.http.get("/version")).json() == {"version": "0.1.0"}
 
 
-async def test_cors(served):
-    headers = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
-    answer = await served.http.options("/v1/chat/completions", headers=headers)
-    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
+PAGE = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "allowed"),
+    [
+        ({}, None),
+        ({"api_keys": ("k",)}, "*"),
+        ({"api_keys": ("k",), "allowed_origins": ()}, None),
+        ({"allowed_origins": ("*",)}, "*"),
+        ({"allowed_origins": ("https://example.org",)}, "https://example.org"),
+        ({"allowed_origins": ("https://other.org",)}, None),
+    ],
+)
+async def test_pages_may_read_answers_of_a_server_with_keys_or_with_their_origin(tmp_path, settings, allowed):
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), **settings) as served:
+        preflight = await served.http.options("/v1/chat/completions", headers=PAGE)
+        assert preflight.headers.get("access-control-allow-origin") == allowed
+        answer = await served.http.get("/version", headers=PAGE)
+        assert answer.headers.get("access-control-allow-origin") == allowed
 
 
 async def test_the_document_declares_our_errors_and_bodies(served):

@@ -36,11 +36,10 @@ async def test_with_the_secret_a_request_is_whose_the_router_says(served):
     assert [r.cache_salt for r in served.engine.requests] == [tenant_salt("alice"), tenant_salt("bob"), ""]
 
 
-async def test_each_of_several_secrets_opens_the_kv_stream_but_no_other_route_of_the_admin(served):
+async def test_each_of_several_secrets_opens_the_kv_stream_and_the_routes_of_administrators(served):
     for secret in ("between-us", "between-us-new"):
-        assert (await served.http.get("/kv/snapshot", headers={"x-octavo-secret": secret})).status_code == 200
-    for path in ("/debug/requests", "/drain", "/server_info"):
-        assert (await served.http.get(path, headers=SECRET)).status_code == 401
+        for path in ("/kv/snapshot", "/debug/requests", "/drain", "/server_info"):
+            assert (await served.http.get(path, headers={"x-octavo-secret": secret})).status_code == 200
     assert (await served.http.get("/kv/snapshot", headers={"authorization": "Bearer one"})).status_code == 403
 
 
@@ -70,6 +69,34 @@ async def test_a_secret_alone_needs_no_keys(engine):
         assert (await complete(served, {**SECRET, **ALICE})).status_code == 200
         assert (await complete(served, {})).status_code == 200
     assert [r.cache_salt for r in engine.requests] == [tenant_salt("alice"), ""]
+
+
+async def test_a_secret_without_keys_closes_the_routes_of_administrators_and_of_routers(engine):
+    async with serving(engine, router_secrets=("between-us",)) as served:
+        for path in ("/kv/snapshot", "/debug/requests", "/drain", "/server_info"):
+            assert (await served.http.get(path)).status_code == 401
+            assert (await served.http.get(path, headers=SECRET)).status_code == 200
+
+
+async def test_router_only_refuses_every_request_without_the_secret_but_probes_and_metrics(engine):
+    guards = {"router_secrets": ("between-us",), "api_keys": ("key",), "router_only": True}
+    async with serving(engine, **guards) as served:
+        key = {"authorization": "Bearer key"}
+        for path in ("/health", "/ready", "/ping", "/version", "/metrics"):
+            assert (await served.http.get(path)).status_code == 200
+        for path in ("/v1/models", "/kv/snapshot", "/drain", "/load", "/docs", "/openapi.json", "/nowhere"):
+            refused = await served.http.get(path, headers=key)
+            assert (refused.status_code, "--router-only" in refused.json()["error"]["message"]) == (401, True)
+        assert (await complete(served, {})).status_code == 401
+        assert (await complete(served, {**SECRET, **ALICE})).status_code == 200
+
+
+async def test_what_was_cached_is_shown_to_routers_and_not_to_clients(engine):
+    engine.num_cached_tokens = 16
+    async with serving(engine, api_keys=("key",), router_secrets=("between-us",)) as served:
+        key = {"authorization": "Bearer key"}
+        assert "x-octavo-cached-tokens" not in (await complete(served, key)).headers
+        assert (await complete(served, SECRET)).headers["x-octavo-cached-tokens"] == "16"
 
 
 def test_secrets_of_a_file_and_of_a_folder(tmp_path):

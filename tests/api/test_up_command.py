@@ -30,7 +30,7 @@ def cores(up):
 
 
 def test_it_serves_behind_a_router_until_ctrl_c(tmp_path):
-    with octavo_up(tmp_path, "--replicas", "2", "--served-model-name", "tiny") as up:
+    with octavo_up(tmp_path, "--replicas", "2", "--served-model-name", "tiny", "--router-args=--routing-headers") as up:
         up.until_said(SERVING)
         complete(up)
         up.until(lambda: complete(up).headers["x-octavo-rung"] == "exact", "the router knows what was cached")

@@ -60,6 +60,9 @@ class ApiKeys:
         read: Callable[[Path], dict[str, str]] | None = None,
         what: str = "API keys",
     ) -> None:
+        keys = tuple(keys)
+        if not all(key.strip() for key in keys):
+            raise StartupError(f"one of the {what} is empty, which would let everybody in: leave it out.")
         self._given = {unnamed_tenant(key): key for key in keys}
         self._files = FileWatch(paths, clock)
         self._read_path = read or read_keys

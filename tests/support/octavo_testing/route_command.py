@@ -19,7 +19,7 @@ from octavo_testing.scripted_serve import SCRIPTED_SERVE
 from octavo_testing.serve_command import ServeProcess, free_port, octavo_serve
 
 LIMIT_S = 60.0
-ROUTE = (sys.executable, "-m", "octavo_server.cli.main", "route", "--host", "127.0.0.1")
+ROUTE = (sys.executable, "-m", "octavo_server.cli.main", "route", "--host", "127.0.0.1", "--routing-headers")
 QUIET = "--disable-uvicorn-access-log"
 SERVE_FLAGS = ("--load-format", "dummy", "--dtype", "float32", "--max-model-len", "4096", "--served-model-name", "tiny")
 

@@ -32,19 +32,23 @@ class Routed:
 async def routing(
     *urls: str, forward: dict[str, Any] | None = None, tracer: Any = None, **settings: Any
 ) -> AsyncIterator[Routed]:
-    sock = socket.socket(proto=socket.IPPROTO_TCP)
-    sock.bind(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    """`admin_port`: 0 for a free one."""
+    sockets = [socket.socket(proto=socket.IPPROTO_TCP) for _ in range(2 if "admin_port" in settings else 1)]
+    for sock in sockets:
+        sock.bind(("127.0.0.1", 0))
+    urls_here = [f"http://127.0.0.1:{sock.getsockname()[1]}" for sock in sockets]
+    if "admin_port" in settings:
+        settings["admin_port"] = sockets[1].getsockname()[1]
     limits = ForwardLimits(**{"max_hold_s": 10.0, "connect_timeout_s": 5.0, **(forward or {})})
-    told = RouterSettings(**{"drain_timeout_s": 5.0, "forward": limits, **settings})
+    told = RouterSettings(**{"drain_timeout_s": 5.0, "routing_headers": True, "forward": limits, **settings})
     router = Router(told, StaticDiscovery(urls), tracer=tracer)
     server = RouterServer(router)
     await router.start()
-    running = asyncio.create_task(server.serve(sockets=[sock]))
+    running = asyncio.create_task(server.serve(sockets=sockets))
     try:
         await until(lambda: server.started)
-        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-            yield Routed(url, router, server, http)
+        async with httpx.AsyncClient(base_url=urls_here[0], timeout=30) as http:
+            yield Routed(urls_here[0], router, server, http)
     finally:
         server.should_exit = True
         await running

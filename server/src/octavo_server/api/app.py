@@ -13,6 +13,7 @@ from octavo_engine.wire.errors import OctavoError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo_server.api import admin, chat, completions, drain, health, kv, models, render, responses, tokens
 from octavo_server.api.client import EngineClient
@@ -43,7 +44,6 @@ def build_app(client: EngineClient, config: ServerConfig, tracer: "RequestTracer
     app = FastAPI(
         title="Octavo",
         version=version("octavo-server"),
-        root_path=config.root_path,
         openapi_url="/openapi.json" if shows_docs else None,
     )
     app.state.context = _context(client, config)
@@ -100,6 +100,18 @@ def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> Non
         HttpMetricsLayer, metrics=telemetry.http, routes=[route for module in MODULES for route in module.router.routes]
     )
     app.add_middleware(RequestIdMiddleware)
+    root_path = config.root_path.rstrip("/")
+    if root_path:
+        app.add_middleware(_with_root_path, root_path=root_path)
+
+
+def _with_root_path(app: ASGIApp, root_path: str) -> ASGIApp:
+    """Note the prefix that a proxy has stripped, for documents and links. No route and no rule depends on it."""
+
+    async def noted(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "root_path": root_path}, receive, send)
+
+    return noted
 
 
 def _trace(app: FastAPI, tracer: "RequestTracer") -> None:

@@ -141,7 +141,7 @@ class Router:
         )
 
     def _admin(self, access: AccessPolicy) -> ASGIApp:
-        app = build_admin(AdminContext(workers=self.workers, feed=self.feed))
+        self.app = app = build_admin(AdminContext(workers=self.workers, feed=self.feed))
         app.state.service = routes.ServiceContext(
             fleet=self.fleet,
             lifecycle=self.lifecycle,

@@ -1,0 +1,104 @@
+"""docs/access.md is made from the answers of real servers to each route: --update-golden writes it."""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from octavo_server.http.access import PREFIXES, ROUTES, kind_of
+from octavo_testing.routing import routing
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import MODEL, ScriptedClient, serving
+
+PAGE = Path(__file__).parents[2] / "docs" / "access.md"
+BEGIN, END = (
+    "<!-- The tables are made by tests/api/test_access_matrix.py --update-golden -->\n",
+    "<!-- end of tables -->",
+)
+SECRET = "between-us"
+CALLERS = {
+    "nobody": {},
+    "client": {"authorization": "Bearer sk-a"},
+    "admin": {"authorization": "Bearer boss"},
+    "router": {"x-octavo-secret": SECRET},
+}
+PARAMETERS = {"{model:path}": MODEL, "{response_id}": "resp_1"}
+
+
+def routes_of(routes: Iterable) -> list[tuple[str, str]]:
+    """(path, method) of each, those of included routers, too."""
+    found = set()
+    for route in routes:
+        inner = getattr(route, "routes", None) or getattr(getattr(route, "original_router", None), "routes", None)
+        if inner:
+            found.update(routes_of(inner))
+        else:
+            found.update((route.path, method) for method in route.methods - {"HEAD", "OPTIONS"})
+    return sorted(found, key=lambda route: (route[0], route[1] == "DELETE", route[1]))  # what drains is resumed next
+
+
+async def outcome(http, path, method, headers):
+    """What the policy said. A stream of events is left once its head is there."""
+    for name, value in PARAMETERS.items():
+        path = path.replace(name, value)
+    async with asyncio.timeout(20), http.stream(method, path, headers=headers, json={"model": MODEL}) as answer:
+        if answer.status_code == 404:
+            await answer.aread()
+            is_ours = "x-octavo-rung" not in answer.headers and answer.json()["error"]["type"] == "Not Found"
+            return "404" if is_ours else "open"
+        return str(answer.status_code) if answer.status_code in (401, 403) else "open"
+
+
+async def table(title, routes, servers):
+    """One column for each caller of each server."""
+    heads = [f"{name}: {caller}" if name else caller for name, _ in servers for caller in CALLERS]
+    lines = [f"### {title}", "", "| route | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for path, method in routes:
+        cells = [await outcome(http, path, method, headers) for _, http in servers for headers in CALLERS.values()]
+        lines.append(f"| `{method} {path}` | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+@pytest.fixture
+async def servers(tmp_path):
+    """name -> (its routes, http client)."""
+    (tmp_path / "keys").write_text("admin: boss\nalice: sk-a\n")
+    guards = {"api_key_files": (tmp_path / "keys",), "router_secrets": (SECRET,)}
+    async with AsyncExitStack() as stack:
+        engines, routers = [], []
+        for is_router_only in (False, True):
+            engine = ScriptedClient(write_byte_model(tmp_path))
+            engines.append(await stack.enter_async_context(serving(engine, **guards, router_only=is_router_only)))
+        for settings in ({}, {"admin_port": 0}):
+            routed = await stack.enter_async_context(routing(engines[0].url, **guards, **settings))
+            await routed.routable(MODEL, 1)
+            routers.append(routed)
+        url = f"http://127.0.0.1:{routers[1].router.settings.admin_port}"
+        admin = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
+        yield engines, routers, admin
+
+
+@pytest.mark.timeout(300)
+async def test_who_may_call_each_route(servers, pytestconfig):
+    engines, routers, admin = servers
+    of_engine = routes_of(engines[0].server.config.app.routes)
+    of_router = routes_of(routers[0].router.app.routes)
+    for path, _ in (*of_engine, *of_router):
+        assert kind_of(path) is not None, f"{path} is missing in http/access.py"
+    paths = {path for path, _ in (*of_engine, *of_router)}
+    assert set(ROUTES) <= paths
+    assert all(any(path.startswith(prefix) for path in paths) for prefix in PREFIXES)
+    tables = [
+        await table("`octavo serve` with keys and a secret", of_engine, [("", engines[0].http)]),
+        await table("`octavo serve --router-only`", of_engine, [("", engines[1].http)]),
+        await table("`octavo route` with keys and a secret", of_router, [("", routers[0].http)]),
+        await table("`octavo route --admin-port`", of_router, [("main port", routers[1].http), ("admin port", admin)]),
+    ]
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    whole = before + BEGIN + "\n" + "\n".join(tables) + END + after
+    if pytestconfig.getoption("--update-golden"):
+        PAGE.write_text(whole)
+    assert whole == PAGE.read_text(), "if this is meant: pytest tests/api/test_access_matrix.py --update-golden"

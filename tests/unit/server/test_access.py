@@ -1,0 +1,134 @@
+"""The policy of both servers: who may call which kind of route. docs/access.md has every route, from real servers."""
+
+import pytest
+from octavo_server.api_keys import ApiKeys
+from octavo_server.http.access import AccessPolicy, Identity, kind_of
+from octavo_server.http.cors import CorsPolicy
+from octavo_server.openai.errors import Forbidden, Unauthorized
+from starlette.exceptions import HTTPException
+
+ADMIN_PORT = 9000
+
+
+@pytest.fixture
+def keys(tmp_path):
+    (tmp_path / "keys").write_text("admin: boss\nalice: sk-a\n")
+    return ApiKeys(paths=[tmp_path / "keys"])
+
+
+def bearer(key):
+    return [(b"authorization", b"Bearer " + key)]
+
+
+def secret(value, tenant=b"bob"):
+    return [(b"x-octavo-secret", value), (b"x-octavo-tenant", tenant)]
+
+
+def identify(policy, path, headers=(), *, method="GET", port=8000):
+    try:
+        return policy.identify(method, path, list(headers), port)
+    except (Unauthorized, Forbidden, HTTPException) as error:
+        return {Unauthorized: 401, Forbidden: 403, HTTPException: 404}[type(error)]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/models/org/name", "client"),
+        ("/v1/responses/id/cancel", "client"),
+        ("/v1/modelsx", None),
+        ("/drain/", None),
+        ("", None),
+        ("/kv/events", "router"),
+    ],
+)
+def test_the_table_knows_parameters_and_nothing_else(path, kind):
+    assert kind_of(path) == kind
+
+
+@pytest.mark.parametrize(
+    ("headers", "client", "admin", "unknown"),
+    [
+        ([], 401, 401, 401),
+        (bearer(b"sk-a"), Identity("alice"), 403, 404),
+        (bearer(b"boss"), Identity("admin", is_admin=True), Identity("admin", is_admin=True), Identity("admin", True)),
+        ([(b"authorization", b"bearer  sk-a ")], Identity("alice"), 403, 404),
+        ([(b"authorization", b"Basic sk-a")], 401, 401, 401),
+        ([(b"authorization", b"Bearer ")], 401, 401, 401),
+        ([*bearer(b"wrong"), *bearer(b"sk-a")], 401, 401, 401),
+        (secret(b"s2"), *[Identity("bob", is_router=True)] * 3),
+        (secret(b""), 401, 401, 401),
+        ([*secret(b"wrong"), *bearer(b"boss")], 401, 401, 401),
+    ],
+)
+def test_with_keys_and_a_secret(keys, headers, client, admin, unknown):
+    policy = AccessPolicy(keys=keys, secrets=ApiKeys(["s1", "s2"]))
+    assert identify(policy, "/v1/models", headers) == client
+    for path in ("/drain", "/kv/events"):
+        assert identify(policy, path, headers) == admin
+    assert identify(policy, "/nowhere", headers) == unknown
+    assert identify(policy, "/health", headers) == Identity()
+
+
+def test_the_only_key_is_not_the_administrators():
+    policy = AccessPolicy(keys=ApiKeys(["only"]))
+    assert isinstance(identify(policy, "/v1/models", bearer(b"only")), Identity)
+    assert identify(policy, "/drain", bearer(b"only")) == 403
+
+
+def test_without_keys_and_secret_everything_is_open():
+    for path in ("/v1/models", "/drain", "/kv/events", "/nowhere"):
+        assert identify(AccessPolicy(), path, secret(b"x")) == Identity()
+
+
+def test_a_secret_alone_closes_all_but_the_routes_of_clients():
+    policy = AccessPolicy(secrets=ApiKeys(["s"]))
+    assert identify(policy, "/v1/models") == Identity()
+    assert [identify(policy, path) for path in ("/drain", "/kv/events", "/nowhere")] == [401, 401, 404]
+
+
+def test_a_foreign_page_does_not_administer_an_open_server():
+    policy = AccessPolicy(cors=CorsPolicy())
+    foreign = [(b"host", b"localhost:8000"), (b"origin", b"https://evil.test")]
+    same = [(b"host", b"localhost:8000"), (b"origin", b"http://localhost:8000")]
+    assert identify(policy, "/drain", foreign, method="POST") == 403
+    assert identify(policy, "/drain", same, method="POST") == Identity()
+    assert identify(policy, "/drain", foreign) == Identity()
+
+
+@pytest.mark.parametrize(
+    ("path", "main", "admin"),
+    [
+        ("/health", 200, 200),
+        ("/metrics", 404, 200),
+        ("/drain", 404, 200),
+        ("/v1/models", 200, 404),
+        ("/load", 200, 404),
+    ],
+)
+def test_an_admin_port_divides_the_routes(path, main, admin):
+    policy = AccessPolicy(admin_port=ADMIN_PORT)
+    found = [identify(policy, path, port=port) for port in (8000, ADMIN_PORT)]
+    assert [code if isinstance(code, int) else 200 for code in found] == [main, admin]
+
+
+def test_internals_are_for_routers_and_administrators(keys):
+    policy = AccessPolicy(keys=keys)
+    identities = (Identity("alice"), Identity("admin", is_admin=True), Identity(is_router=True))
+    assert [policy.shows_internals(identity) for identity in identities] == [False, True, True]
+    assert AccessPolicy().shows_internals(Identity())
+
+
+@pytest.mark.parametrize(
+    ("allowed", "origin", "expected"),
+    [
+        ((), b"https://a", {}),
+        (("*",), b"https://a", {b"access-control-allow-origin": b"*"}),
+        (("https://a",), b"https://a", {b"access-control-allow-origin": b"https://a", b"vary": b"origin"}),
+        (("https://a",), b"https://b", {b"vary": b"origin"}),
+        (("*",), None, {}),
+    ],
+)
+def test_the_headers_for_pages(allowed, origin, expected):
+    headers = [] if origin is None else [(b"origin", origin)]
+    assert dict(CorsPolicy(allowed).answer_headers(headers)) == expected

@@ -1,0 +1,58 @@
+"""An empty key or secret would let everybody in: it is refused at the start, by the name of its flag or variable."""
+
+import argparse
+
+import pytest
+from octavo_engine.wire.errors import StartupError
+from octavo_server.api_keys import ApiKeys
+from octavo_server.cli.route_flags import add_route_flags, settings_of
+
+
+@pytest.fixture(autouse=True)
+def _without_variables(monkeypatch):
+    for name in ("OCTAVO_API_KEY", "VLLM_API_KEY", "OCTAVO_ROUTER_SECRET"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def settings(*given):
+    parser = argparse.ArgumentParser()
+    add_route_flags(parser)
+    return settings_of(parser.parse_args(["--replica", "http://a", *given]))
+
+
+@pytest.mark.parametrize("value", ["", " ", "\n"])
+@pytest.mark.parametrize("flag", ["--api-key", "--router-secret", "--replica-key"])
+def test_an_empty_flag(flag, value):
+    with pytest.raises(StartupError, match=f"{flag} is empty"):
+        settings(flag, value)
+
+
+@pytest.mark.parametrize("flag", ["--api-key", "--router-secret"])
+def test_an_empty_one_among_several(flag):
+    with pytest.raises(StartupError, match=flag):
+        settings(flag, "good", "")
+
+
+@pytest.mark.parametrize("name", ["OCTAVO_API_KEY", "VLLM_API_KEY", "OCTAVO_ROUTER_SECRET"])
+def test_an_empty_variable(monkeypatch, name):
+    monkeypatch.setenv(name, "")
+    with pytest.raises(StartupError, match=f"{name} is empty"):
+        settings()
+
+
+def test_an_empty_key_never_gets_into_a_ring():
+    with pytest.raises(StartupError, match="empty"):
+        ApiKeys([""])
+
+
+def test_values_of_flags_come_before_those_of_variables(monkeypatch):
+    monkeypatch.setenv("OCTAVO_API_KEY", "of-the-variable")
+    assert settings().api_keys == ("of-the-variable",)
+    assert settings("--api-key", "a", "b", "a").api_keys == ("a", "b")
+    assert settings("--replica-key", "r").replica_key == "r"
+
+
+def test_two_ports_differ():
+    with pytest.raises(StartupError, match="--admin-port"):
+        settings("--port", "8000", "--admin-port", "8000")
+    assert settings("--port", "0", "--admin-port", "0").admin_port == 0
