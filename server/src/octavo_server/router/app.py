@@ -15,8 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo_server.api_keys import ApiKeys
 from octavo_server.http.auth import BearerAuth
+from octavo_server.http.body import BodyBudget
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.request_id import RequestIdMiddleware
+from octavo_server.http.request_threads import RequestThreads
 from octavo_server.http.responses import InFlight
 from octavo_server.http.router_secret import OutgoingSecret, router_secrets
 from octavo_server.json_responses import error_reply
@@ -36,6 +38,7 @@ from octavo_server.router.observe.request_observer import Telemetry
 from octavo_server.router.observe.state_stream import StateFeed
 from octavo_server.router.observe.workers import Workers
 from octavo_server.router.prompts.prompt_hashers import PromptHashers
+from octavo_server.router.prompts.prompt_source import PromptSource
 from octavo_server.router.proxy.forward import Forwarder
 from octavo_server.router.proxy.handler import KINDS, OTHERS, Proxy
 from octavo_server.router.settings import RouterSettings
@@ -135,7 +138,8 @@ class Router:
         return Proxy(
             settings=self.settings,
             fleet=self.fleet,
-            readers=self.readers.of,
+            prompts=PromptSource(self.readers.of, self.settings.limits, RequestThreads()),
+            body_budget=BodyBudget(self.settings.max_body_memory_bytes),
             forwarder=forwarder,
             telemetry=self.telemetry,
             lifecycle=self.lifecycle,

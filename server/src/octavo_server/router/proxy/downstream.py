@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.log_format import REQUEST_ID
 from octavo_engine.wire.errors import OctavoError
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from octavo_server.config import RequestLimits
+from octavo_server.http.body import BodyReservation, ClientDisconnected, read_body
 from octavo_server.http.protocol import CONNECTION, TimeoutProtocol
 from octavo_server.http.request_id import usable_id
 from octavo_server.http.responses import JSON_TYPE
-from octavo_server.openai.errors import RequestTimeout, RequestTooLarge, describe
+from octavo_server.openai.errors import describe
 from octavo_server.router.proxy.sse import Dialect, SSEFramer
 from octavo_server.router.upstream.headers import Headers, value_of
 
@@ -60,35 +61,12 @@ class Downstream:
         self._send = send
         self._task = asyncio.current_task()
 
-    async def body(self, limits: RequestLimits) -> bytes:
-        """Raises RequestTooLarge, RequestTimeout, ClientLeft."""
-        declared, max_bytes = value_of(self.scope["headers"], b"content-length"), limits.max_request_bytes
-        if declared.isdigit() and int(declared) > max_bytes:
-            raise RequestTooLarge(int(declared), limit=max_bytes, is_all=True)
-        message = await self._receive()
-        if message["type"] == "http.request" and not message["more_body"] and message["body"]:
-            body: bytes = message["body"]
-            if len(body) <= max_bytes:
-                return body
+    async def body(self, limits: RequestLimits, reservation: BodyReservation) -> bytes:
+        """Raises RequestTooLarge, RequestTimeout, Unavailable, ClientLeft."""
         try:
-            async with asyncio.timeout(limits.request_timeout_s):
-                return await self._rest(message, max_bytes)
-        except TimeoutError:
-            raise RequestTimeout(
-                f"The request body was not complete after {limits.request_timeout_s:g} s (--request-timeout)."
-            ) from None
-
-    async def _rest(self, message: Message, max_bytes: int) -> bytes:
-        body = bytearray()
-        while True:
-            if message["type"] == "http.disconnect":
-                raise ClientLeft("The client left before the body was complete.")
-            body += message["body"]
-            if len(body) > max_bytes:
-                raise RequestTooLarge(len(body), limit=max_bytes, is_all=False)
-            if not message["more_body"]:
-                return bytes(body)
-            message = await self._receive()
+            return await read_body(self.scope, self._receive, limits, reservation)
+        except ClientDisconnected as error:
+            raise ClientLeft(str(error)) from None
 
     def watch(self) -> None:
         """From now on a client that leaves ends the request at once.

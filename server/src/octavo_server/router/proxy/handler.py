@@ -7,24 +7,23 @@ nothing is raised past it, and each request is counted once.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from octavo_engine.wire.errors import ModelNotFound, Overloaded, Unavailable
-from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
-from octavo_server.http.body import discard_body
+from octavo_server.http.body import BodyBudget, discard_body
 from octavo_server.http.lifecycle import RETRY_AFTER_S, Lifecycle
 from octavo_server.http.responses import InFlight, log_failure
 from octavo_server.http.router_secret import SECRET_HEADER, TENANT_HEADER, OutgoingSecret
 from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout, Unauthorized, describe
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.observe.request_observer import Telemetry
-from octavo_server.router.prompts.estimate import Kind, estimate
+from octavo_server.router.prompts.estimate import Kind
 from octavo_server.router.prompts.prompt import Prompt
+from octavo_server.router.prompts.prompt_source import PromptSource
 from octavo_server.router.proxy.attempt import Job
 from octavo_server.router.proxy.downstream import ClientLeft, Downstream, request_id_of
 from octavo_server.router.proxy.forward import Forwarder
@@ -34,7 +33,6 @@ from octavo_server.router.upstream.headers import NOT_SENT_ON, Headers, value_of
 if TYPE_CHECKING:
     from octavo_server.api_keys import ApiKeys
     from octavo_server.router.observe.request_observer import RequestObserver
-    from octavo_server.router.prompts.prompt_hasher import PromptHasher
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +46,6 @@ OTHERS = frozenset(
     {"/tokenize", "/detokenize", "/v1/chat/completions/render", "/v1/completions/render", "/v1/embeddings"}
 )
 UNREAD = Prompt(num_tokens=1, affinity=0)
-#: Longer bodies are read in a thread, so that the streams of others go on.
-INLINE_BYTES = 16 * 1024
 CLIENT_LEFT = 499
 #: Where clients' keys are the router's own.
 KEYED = NOT_SENT_ON | {b"authorization"}
@@ -61,7 +57,8 @@ class Proxy:
 
     settings: "RouterSettings"
     fleet: "Fleet"
-    readers: "Callable[[str], PromptHasher | None]"
+    prompts: PromptSource
+    body_budget: BodyBudget
     forwarder: Forwarder
     telemetry: "Telemetry"
     lifecycle: "Lifecycle"
@@ -94,19 +91,26 @@ class Proxy:
             raise Unavailable("The router is draining: ask another one.", retry_after_s=RETRY_AFTER_S)
         scope, headers = caller.scope, caller.scope["headers"]
         tenant = "" if self.ring is None else tenant_of(headers, self.ring)
-        raw = await caller.body(self.settings.limits)
-        caller.watch()
-        kind = KINDS.get(scope["path"])
-        caller.dialect = "events" if kind == "responses" else "chunks"
-        body, is_plain = read_object(raw)
-        track = caller.track
-        assert track is not None
-        model = self._model(body, track)
-        prompt = UNREAD if kind is None else await self._prompt(kind, model if is_plain else None, raw, body, tenant)
-        query = scope["query_string"]
-        target = scope["raw_path"] + (b"?" + query if query else b"")
-        job = self.job(target, headers, raw, tenant=tenant, track=track, model=model, prompt=prompt)
-        await self.forwarder.forward(job, caller)
+        with self.body_budget.reserve() as reservation:
+            raw = await caller.body(self.settings.limits, reservation)
+            caller.watch()
+            kind = KINDS.get(scope["path"])
+            caller.dialect = "events" if kind == "responses" else "chunks"
+            track = caller.track
+            assert track is not None
+            model, prompt = await self._read(kind, raw, tenant, track)
+            query = scope["query_string"]
+            target = scope["raw_path"] + (b"?" + query if query else b"")
+            job = self.job(target, headers, raw, tenant=tenant, track=track, model=model, prompt=prompt)
+            await self.forwarder.forward(job, caller)
+
+    async def _read(self, kind: Kind | None, raw: bytes, tenant: str, track: "RequestObserver") -> tuple[str, Prompt]:
+        """The fields of the body are dropped here, before the response is awaited."""
+        fields = await self.prompts.parse(raw)
+        model = self._model(fields.body, track)
+        if kind is None:
+            return model, UNREAD
+        return model, await self.prompts.prompt_of(kind, fields, model=model, tenant=tenant)
 
     def job(
         self,
@@ -154,15 +158,6 @@ class Proxy:
         track.model = known[0]
         return known[0]
 
-    async def _prompt(self, kind: Kind, model: str | None, raw: bytes, body: Mapping[str, Any], tenant: str) -> Prompt:
-        """An estimate, if no reader of a model is to be asked."""
-        reader = None if model is None else self.readers(model)
-        if reader is None:
-            return estimate(kind, body)
-        if len(raw) <= INLINE_BYTES:
-            return reader.read(kind, body, tenant)
-        return await asyncio.to_thread(reader.read, kind, body, tenant)
-
     def _said(self, tenant: str, request_id: str) -> tuple[Collection[bytes], bytes]:
         """What is left out of the client's headers, and the lines that are added."""
         more = f"x-request-id: {request_id}\r\n"
@@ -189,22 +184,6 @@ def tenant_of(headers: Headers, ring: "ApiKeys") -> str:
     if tenant is None or scheme.lower() != b"bearer":
         raise Unauthorized("Missing or wrong API key: send 'Authorization: Bearer KEY'.")
     return tenant
-
-
-def read_object(raw: bytes) -> tuple[Mapping[str, Any], bool]:
-    """Empty for what is no JSON object: a replica says what is wrong with it. False: only a replica's parser reads it,
-    which takes NaN and Infinity, too; our caches know things by their JSON, in which there are no such numbers.
-    """
-    is_plain = True
-    try:
-        body = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        is_plain = False
-        try:
-            body = from_json(raw)
-        except ValueError:
-            return {}, False
-    return (body if isinstance(body, dict) else {}), is_plain
 
 
 def _count(caller: Downstream, error: Exception | None) -> None:
