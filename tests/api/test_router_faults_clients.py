@@ -8,11 +8,13 @@ import time
 
 import httpx
 import pytest
+from octavo_server.config import RequestLimits
 from octavo_testing.route_command import octavo_route, served_replicas
 from octavo_testing.server import events
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 
+MAX_BODY_BYTES = RequestLimits().max_request_bytes
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 SMALL = {"model": "tiny", "prompt": "abc", "max_tokens": 2}
 
@@ -61,9 +63,9 @@ def test_requests_beside_large_prompts_go_on(routed):
 
 
 def test_a_body_above_the_limit_is_refused_with_the_limit(http):
-    answer = http.post(TEXT, content=b" " * (16 * 2**20 + 1))
+    answer = http.post(TEXT, content=b" " * (MAX_BODY_BYTES + 1))
     assert answer.status_code == 413
-    assert str(16 * 2**20) in answer.json()["error"]["message"]
+    assert str(MAX_BODY_BYTES) in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"model": 1}', b"[" * 5000, b"\xff\xfe"])
@@ -79,7 +81,7 @@ def test_an_unknown_model_is_not_found(routed, http):
 
 def test_what_was_refused_is_counted_without_the_names_that_clients_made_up(routed, http):
     http.post(TEXT, json={**SMALL, "model": "made up"})
-    http.post(TEXT, content=b" " * (16 * 2**20 + 1))
+    http.post(TEXT, content=b" " * (MAX_BODY_BYTES + 1))
     metrics = http.get("/metrics").text
     assert "made up" not in metrics
     for code in (404, 413):

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 MAX_REPORTED_FIELDS = 5
 MAX_DESCRIBED_ERRORS = 1000
+MAX_MESSAGE_CHARS = 2000
 
 
 class MalformedRequest(InvalidRequest):
@@ -119,7 +120,7 @@ def describe(error: Exception) -> ApiError:
         return ApiError(error.status_code, phrase, str(error.detail), headers=dict(error.headers or {}))
     for kind, status, name in _TABLE:
         if isinstance(error, kind):
-            return ApiError(status, name, str(error), getattr(error, "param", None), _headers(error))
+            return ApiError(status, name, _shortened(str(error)), getattr(error, "param", None), _headers(error))
     return ApiError(500, "InternalServerError", "Internal server error.")
 
 
@@ -127,6 +128,14 @@ def describe(error: Exception) -> ApiError:
 _MESSAGES = dict.fromkeys(("model_type", "dict_type"), "Input should be an object") | {
     "list_type": "Input should be a valid array"
 }
+
+
+def _shortened(message: str) -> str:
+    """Messages quote what clients sent, a model's name for one, however long that is."""
+    if len(message) <= MAX_MESSAGE_CHARS:
+        return message
+    half = MAX_MESSAGE_CHARS // 2
+    return f"{message[:half]} ... {message[-half:]}"
 
 
 def malformed(error: ValidationError, where: str = "") -> MalformedRequest:

@@ -17,6 +17,7 @@ from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.request_id import RequestIdMiddleware
+from octavo_server.http.request_threads import RequestThreads
 from octavo_server.http.router_secret import OutgoingSecret
 from octavo_server.json_responses import error_reply
 from octavo_server.openai.errors import ReplicaLost
@@ -35,6 +36,7 @@ from octavo_server.router.observe.request_observer import RouterTelemetry
 from octavo_server.router.observe.state_stream import StateFeed
 from octavo_server.router.observe.workers import Workers
 from octavo_server.router.prompts.prompt_hashers import PromptHashers
+from octavo_server.router.prompts.prompt_source import PromptSource
 from octavo_server.router.proxy.handler import KINDS, OTHERS, ProxyHandler
 from octavo_server.router.settings import RouterSettings
 from octavo_server.router.upstream.pool import ConnectionPools
@@ -118,7 +120,7 @@ class Router:
         return ProxyHandler(
             settings=self.settings,
             fleet=self.fleet,
-            hashers=self.hashers.of,
+            prompts=PromptSource(self.hashers.of, self.settings.limits, RequestThreads()),
             balancer=self.balancer,
             telemetry=self.telemetry,
             lifecycle=self.lifecycle,

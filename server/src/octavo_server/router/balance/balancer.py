@@ -85,28 +85,28 @@ class Balancer:
         finally:
             self._release(model, lease, outcome)
 
-    async def resolve(self, model: str | None, *, hold_s: float) -> str:
-        """The served model that a request for `model` means. Waits while replicas that may serve it still load.
+    def is_resolved(self, model: str | None) -> bool:
+        """False while replicas that may serve the model still load."""
+        return bool(model and self._fleet.routable(model)) or not isinstance(self._fleet.resolve(model), Pending)
 
-        Raises ModelNotFound, MalformedRequest where the name is missing and needed, Overloaded, and Unavailable.
+    async def wait_resolved(self, model: str | None, *, hold_s: float) -> None:
+        """Raises Overloaded where the queue is full, and Unavailable after `hold_s`."""
+        why = "the replicas have not reported their models yet"
+        await self.queue.wait(model or "", partial(self.is_resolved, model), hold_s=hold_s, why=why)
+
+    def resolve(self, model: str | None) -> str:
+        """The served model that a request for `model` means.
+
+        Raises ModelNotFound, and MalformedRequest where the name is missing and there are several models.
         """
         if model and self._fleet.routable(model):
             return model
-        found = self._fleet.resolve(model)
-        if isinstance(found, Pending):
-            has_answer = partial(self._is_resolved, model)
-            why = "the replicas have not reported their models yet"
-            await self.queue.wait(model or "", has_answer, hold_s=hold_s, why=why)
-            found = self._fleet.resolve(model)
-        match found:
-            case Known():
-                return found.model
-            case Ambiguous():
-                raise MalformedRequest(f"`model` is missing; the models are {', '.join(found.models)}.", param="model")
+        match self._fleet.resolve(model):
+            case Known(name):
+                return name
+            case Ambiguous(names):
+                raise MalformedRequest(f"`model` is missing; the models are {', '.join(names)}.", param="model")
         raise ModelNotFound(model or "")
-
-    def _is_resolved(self, model: str | None) -> bool:
-        return not isinstance(self._fleet.resolve(model), Pending)
 
     def has_other(self, model: str, exclude: "Collection[Replica]") -> bool:
         return bool(self._candidates(model, exclude))

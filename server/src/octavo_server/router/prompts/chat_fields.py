@@ -12,12 +12,17 @@ from octavo_engine.wire.errors import InvalidRequest
 
 from octavo_server.openai.chat import ChatCompletionRequest, ChatMessage
 from octavo_server.openai.rendering import TEMPLATE_FIELDS, RenderOptions, render_options
+from octavo_server.openai.request_parser import validate_request
 from octavo_server.router.prompts.two_queue_cache import TwoQueueCache
 
 _OPTIONS = frozenset(
     {"tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "add_special_tokens"}
 ).union(TEMPLATE_FIELDS)
 _PLAIN = RenderOptions()
+#: Bytes of a character, at most: of the key, and of a text in the value.
+WIDEST_TEXT = 1 + 4
+#: An empty object takes 64 bytes, its place in a list 8.
+VALUE_BYTES = 100
 _to_json = msgspec.json.Encoder().encode
 
 
@@ -34,8 +39,8 @@ class ChatFields:
         key = _to_json(asked)
         known = self._options.get(key)
         if known is None:
-            known = render_options(ChatCompletionRequest.model_validate({"messages": [], **asked}))
-            self._options.put(key, known, 8 * len(key))
+            known = render_options(validate_request({"messages": [], **asked}, ChatCompletionRequest))
+            self._options.put(key, known, _size(key))
         return key, known
 
     def options_of(self, body: ChatCompletionRequest) -> tuple[bytes, RenderOptions]:
@@ -53,8 +58,14 @@ class ChatFields:
         known = self._messages.get(key)
         if known is None:
             known = ChatMessage.model_validate(message).model_dump(exclude_none=True)
-            self._messages.put(key, known, 8 * len(key))
+            self._messages.put(key, known, _size(key))
         return known
+
+
+def _size(key: bytes) -> int:
+    """Of a key, which is JSON, and of the values that were read from it."""
+    num_values = sum(map(key.count, (b",", b"[", b"{")))
+    return WIDEST_TEXT * len(key) + VALUE_BYTES * num_values
 
 
 def spoken(messages: object) -> tuple[tuple[str, ...], list[str]] | None:

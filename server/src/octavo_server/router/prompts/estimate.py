@@ -38,7 +38,7 @@ def estimate(kind: Kind, body: Mapping[str, Any]) -> Prompt:
 
 def affinity_of(kind: Kind, body: Mapping[str, Any]) -> int:
     """Of the first characters, up to the first user message's end: the same in every turn of a conversation."""
-    opening = [str(body.get("cache_salt") or "")]
+    opening = [_short_salt(body.get("cache_salt"))]
     room = OPENING_CHARS
     for text in _opening(kind, body):
         opening.append(text[:room])
@@ -48,10 +48,20 @@ def affinity_of(kind: Kind, body: Mapping[str, Any]) -> int:
     return _drawn("\n".join(opening))
 
 
+def _short_salt(salt: object) -> str:
+    """Openings are keys of a cache that counts its entries, so that they have to be short."""
+    if not isinstance(salt, str):
+        return ""
+    return salt if len(salt) <= OPENING_CHARS else _digest(salt).hex()
+
+
 @lru_cache(MAX_OPENINGS)
 def _drawn(opening: str) -> int:
-    data = opening.encode(errors="surrogatepass")
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+    return int.from_bytes(_digest(opening)[:8], "little")
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=32).digest()
 
 
 def output_limit(kind: Kind, body: Mapping[str, Any]) -> int | None:

@@ -6,6 +6,7 @@ it isn't kept, and requests that differ in their last message only leave nothing
 may be alike (`opening_chars`), that much is one look-up.
 """
 
+import sys
 from array import array
 from collections.abc import Sequence
 
@@ -19,6 +20,8 @@ from octavo_server.router.prompts.two_queue_cache import TwoQueueCache
 BLOCK_BYTES = 8
 SHORT_CHARS = 1024
 MAX_KNOWN_PARTS = 16384
+#: A longer part is seldom met again, and 16384 of them would be too much to keep.
+KNOWN_CHARS = 64
 #: Of one text. Where more of it is new, the tokenizer is faster with all of it at once.
 MAX_NEW_PARTS = 8
 #: The tokenizer lets other threads run while it works, but not while its results are taken over.
@@ -95,7 +98,7 @@ class PromptHashCache:
         node = self._follow(node, pieces[:num_pieces], hashes, is_whole=False)
         if num_pieces:
             of_opening = array("Q", hashes[num_before:])
-            self._openings.put(key, (end, node, of_opening), opening_chars + BLOCK_BYTES * len(of_opening))
+            self._openings.put(key, (end, node, of_opening), sys.getsizeof(key[1]) + BLOCK_BYTES * len(of_opening))
         return self._follow(node, pieces[num_pieces:], hashes)
 
     def _follow(self, node: Node, pieces: list[str], hashes: list[int], *, is_whole: bool = True) -> Node:
@@ -113,7 +116,7 @@ class PromptHashCache:
         for piece, parent, child in zip(new, (node, *steps), steps, strict=False):
             hashes += child.hashes
             if child is not steps[-1] or not is_whole:
-                self._nodes.put((parent.id, piece), child, len(piece) + BLOCK_BYTES * len(child.hashes))
+                self._nodes.put((parent.id, piece), child, sys.getsizeof(piece) + BLOCK_BYTES * len(child.hashes))
         return steps[-1] if steps else node
 
     def _token_ids(self, pieces: list[str]) -> list[list[int]]:
@@ -134,8 +137,11 @@ class PromptHashCache:
             self._known_parts = known = {part: known[part] for part in parts if part in known}
         learned, rest = new[:MAX_NEW_PARTS], [text] if len(new) > MAX_NEW_PARTS else []
         ids = self._tokenizer.encode_each(learned + rest, add_special_tokens=False)
-        known |= zip(learned, ids, strict=False)
-        return ids[-1] if rest else [token_id for part in parts for token_id in known[part]]
+        known |= ((part, of_part) for part, of_part in zip(learned, ids, strict=False) if len(part) <= KNOWN_CHARS)
+        if rest:
+            return ids[-1]
+        found = dict(zip(new, ids, strict=False))
+        return [token_id for part in parts for token_id in (found[part] if part in found else known[part])]
 
     def _step(self, node: Node, token_ids: list[int], hashes: list[int]) -> Node:
         (node,) = extended(node, [token_ids], self._block_size)

@@ -15,9 +15,12 @@ from octavo_engine.wire.errors import InvalidRequest, OctavoError
 from octavo_engine.wire.hashing import scoped_root, tenant_salt
 from pydantic import ValidationError
 
+from octavo_server.config import RequestLimits
 from octavo_server.kv.card import ModelCard
 from octavo_server.openai.completion import CompletionRequest
+from octavo_server.openai.limits import check_counts
 from octavo_server.openai.rendering import RenderOptions, render_conversation
+from octavo_server.openai.request_parser import validate_request
 from octavo_server.openai.responses import ResponsesRequest
 from octavo_server.router.prompts.chat_fields import ChatFields, spoken
 from octavo_server.router.prompts.estimate import Kind, affinity_of, estimate, num_outputs, output_limit
@@ -27,6 +30,7 @@ from octavo_server.router.prompts.split_points import SafeSplitter
 from octavo_server.router.prompts.template_cache import TemplateCache
 from octavo_server.router.prompts.template_taint import is_nondeterministic
 
+DEFAULT_LIMITS = RequestLimits()
 MAX_BYTES = 64 * 1024 * 1024
 #: A text of more characters per token of the context can't fit: it isn't worth reading.
 MAX_CHARS_PER_TOKEN = 32
@@ -86,11 +90,15 @@ class PromptHasher:
         return scoped_root(card.root, adapter, salt)
 
     def _prompts(self, kind: Kind, body: Mapping[str, Any], root: bytes) -> list[Blocks]:
-        """Raises OctavoError, ValidationError or OverflowError for what a replica would refuse."""
+        """Raises OctavoError, ValidationError or OverflowError for what a replica would refuse.
+
+        Counts are checked first: validation doesn't release the GIL.
+        """
+        check_counts(body, DEFAULT_LIMITS)
         if kind == "completion":
             return self._completion(body, root)
         if kind == "responses":
-            asked = ResponsesRequest.model_validate(body).as_chat()
+            asked = validate_request(dict(body), ResponsesRequest).as_chat()
             return [self._chat(asked.conversation(), *self._fields.options_of(asked), root)]
         return [self._chat(body.get("messages"), *self._fields.options(body), root)]
 

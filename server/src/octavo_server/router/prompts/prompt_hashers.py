@@ -54,7 +54,10 @@ class PromptHashers:
     def of(self, model: str) -> PromptHasher | None:
         """Of several, that of most replicas that can be sent to."""
         if model not in self._by_model:
-            known = [self._fingerprints[r.name] for r in self._fleet.routable(model) if r.name in self._fingerprints]
+            routable = self._fleet.routable(model)
+            if not routable:  # any text that clients send: not worth keeping
+                return None
+            known = [self._fingerprints[r.name] for r in routable if r.name in self._fingerprints]
             self._by_model[model] = self._readers[max(known, key=known.count)] if known else None
         return self._by_model[model]
 

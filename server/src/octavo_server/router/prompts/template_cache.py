@@ -6,7 +6,7 @@ Where the template may look at what is said, there is no skeleton, and whoever a
 """
 
 import re
-import threading
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -66,10 +66,15 @@ class Skeleton:
 Key = tuple[bytes, tuple[str, ...], tuple[bool, ...]]
 
 
+def _size(key: Key, skeleton: Skeleton | None) -> int:
+    options_key, roles, _ = key
+    texts = (*roles, *(skeleton.parts if skeleton is not None else ()))
+    return len(options_key) + MESSAGE_BYTES * len(roles) + sum(map(sys.getsizeof, texts))
+
+
 class TemplateCache:
     def __init__(self, template: ChatTemplate | None, *, max_bytes: int) -> None:
         self._environment = opaque_environment()
-        self._lock = threading.Lock()
         self._known: TwoQueueCache[Key, list[Skeleton | None]] = TwoQueueCache(max_bytes)
         self._template: ChatTemplate | None = None
         if template is not None and _STRANGE.search(template.source) is None:
@@ -88,7 +93,7 @@ class TemplateCache:
         known = self._known.get(key)
         if known is None:
             known = [self._made(key, options)]
-            self._known.put(key, known, len(options_key) + MESSAGE_BYTES * len(roles))
+            self._known.put(key, known, _size(key, known[0]))
         skeleton = known[0]
         if skeleton is not None and not skeleton.is_of_today:
             skeleton = known[0] = self._made(key, options)
@@ -102,10 +107,9 @@ class TemplateCache:
             {"role": role, "content": content_mark(i) if speaks[i] else ""} for i, role in enumerate(roles)
         ]
         try:
-            with self._lock:
-                self._environment.dates.clear()
-                text = render_conversation(self._template, conversation, options)
-                dates = tuple(self._environment.dates.items())
+            self._environment.dates.shown.clear()
+            text = render_conversation(self._template, conversation, options)
+            dates = tuple(self._environment.dates.shown.items())
         except (TemplateInspectsContent, InvalidRequest):
             return None
         return _taken_apart(text, len(roles), dates)

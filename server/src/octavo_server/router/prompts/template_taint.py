@@ -11,6 +11,7 @@ block, is known by the marks in it, which no template or client has any business
 """
 
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -161,10 +162,18 @@ _TEXT_IS = {
 }
 
 
-class OpaqueEnvironment(ImmutableSandboxedEnvironment):
-    """Made by `opaque_environment`. `dates`: what templates asked of the clock since it was emptied."""
+class ShownDates(threading.local):
+    """What templates asked of the clock in this thread since `shown` was emptied: format -> text. Renderings in several
+    threads share nothing, so that none waits for another."""
 
-    dates: dict[str, str]
+    def __init__(self) -> None:
+        self.shown: dict[str, str] = {}
+
+
+class OpaqueEnvironment(ImmutableSandboxedEnvironment):
+    """Made by `opaque_environment`."""
+
+    dates: ShownDates
 
     def parse(self, source: str, name: str | None = None, filename: str | None = None) -> nodes.Template:
         """Raises TemplateInspectsContent."""
@@ -194,11 +203,11 @@ def opaque_environment() -> OpaqueEnvironment:
     environment.tests = {name: _watched_test(name, call) for name, call in environment.tests.items()}
     environment.globals |= {**_OPERATORS, "lipsum": _refuse}
     environment.finalize = _written
-    environment.dates = {}
+    environment.dates = ShownDates()
     now: Any = environment.globals["strftime_now"]
 
     def strftime_now(format: str) -> str:
-        shown: str = environment.dates.setdefault(format, now(format))
+        shown: str = environment.dates.shown.setdefault(format, now(format))
         return shown
 
     environment.globals["strftime_now"] = strftime_now

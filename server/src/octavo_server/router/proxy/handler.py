@@ -7,13 +7,11 @@ passes it, and each request is counted once.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 from octavo_engine.wire.errors import Overloaded, Unavailable
-from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
 from octavo_server.http.access import AccessPolicy, port_of
@@ -28,8 +26,9 @@ from octavo_server.openai.errors import ReplicaLost, ReplicaTimeout, describe
 from octavo_server.router.balance.balancer import Balancer
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.observe.request_observer import RequestObserver, RouterTelemetry
-from octavo_server.router.prompts.estimate import Kind, estimate
+from octavo_server.router.prompts.estimate import Kind
 from octavo_server.router.prompts.prompt import Prompt
+from octavo_server.router.prompts.prompt_source import PromptSource, RequestFields
 from octavo_server.router.proxy.downstream import ClientLeft, Downstream
 from octavo_server.router.proxy.relay import cached_tokens, client_headers, relay
 from octavo_server.router.proxy.request import ProxyRequest
@@ -39,7 +38,6 @@ from octavo_server.router.upstream.headers import NOT_FORWARDED, Headers
 
 if TYPE_CHECKING:
     from octavo_server.router.balance.lease import Lease
-    from octavo_server.router.prompts.prompt_hasher import PromptHasher
     from octavo_server.router.upstream.connection import UpstreamResponse
 
 logger = logging.getLogger(__name__)
@@ -56,8 +54,6 @@ OTHERS = frozenset(
     | {"/v1/embeddings"}
 )
 NO_PROMPT = Prompt(num_tokens=1, affinity=0)
-#: Longer bodies are hashed in a thread, so that the streams of other requests go on.
-INLINE_BYTES = 16 * 1024
 CLIENT_LEFT = 499
 #: Where the router checks the clients' keys, replicas never see them.
 NOT_FORWARDED_KEYED = NOT_FORWARDED | {b"authorization"}
@@ -69,7 +65,7 @@ class ProxyHandler:
 
     settings: RouterSettings
     fleet: Fleet
-    hashers: "Callable[[str], PromptHasher | None]"
+    prompts: PromptSource
     balancer: Balancer
     telemetry: RouterTelemetry
     lifecycle: Lifecycle
@@ -160,21 +156,17 @@ class ProxyHandler:
         await self.handle(request, downstream)
 
     async def _read(self, kind: Kind | None, raw: bytes, tenant: str, observer: RequestObserver) -> tuple[str, Prompt]:
-        """Model and prompt of the request."""
-        body, is_plain = read_object(raw)
-        name = body.get("model")
-        model = await self.balancer.resolve(
-            name if isinstance(name, str) else None, hold_s=self.settings.forward.max_hold_s
-        )
-        observer.model = model
+        """Model and prompt of the request. The parsed body takes many times the memory of `raw` and is dropped here."""
+        fields = await self.prompts.parse(raw)
+        name = _name_of(fields)
+        if not self.balancer.is_resolved(name):  # the request is held: it may be for long
+            del fields
+            await self.balancer.wait_resolved(name, hold_s=self.settings.forward.max_hold_s)
+            fields = await self.prompts.parse(raw)
+        model = observer.model = self.balancer.resolve(name)
         if kind is None:
             return model, NO_PROMPT
-        hasher = self.hashers(model) if is_plain else None
-        if hasher is None:
-            return model, estimate(kind, body)
-        if len(raw) <= INLINE_BYTES:
-            return model, hasher.read(kind, body, tenant)
-        return model, await asyncio.to_thread(hasher.read, kind, body, tenant)
+        return model, await self.prompts.prompt_of(kind, fields, model=model, tenant=tenant)
 
     def _own_headers(self, headers: Headers, tenant: str, observer: RequestObserver) -> tuple[Collection[bytes], bytes]:
         """Names of the client's headers that stay behind, and the header lines that the router adds."""
@@ -191,20 +183,9 @@ class ProxyHandler:
         return observer.trace(tracer, headers, without=without, more=extra.encode("latin-1"))
 
 
-def read_object(raw: bytes) -> tuple[Mapping[str, Any], bool]:
-    """Empty for what is no JSON object: a replica says what is wrong with it. False: only a replica's parser reads it,
-    which takes NaN and Infinity, too; our caches know things by their JSON, in which there are no such numbers.
-    """
-    is_plain = True
-    try:
-        body = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        is_plain = False
-        try:
-            body = from_json(raw)
-        except ValueError:
-            return {}, False
-    return (body if isinstance(body, dict) else {}), is_plain
+def _name_of(fields: RequestFields) -> str | None:
+    name = fields.body.get("model")
+    return name if isinstance(name, str) else None
 
 
 async def _fail(downstream: Downstream, observer: RequestObserver, error: Exception) -> None:
