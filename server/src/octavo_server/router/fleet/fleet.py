@@ -93,7 +93,8 @@ class Fleet:
         if 2 * num_routable > len(expected) or not expected:
             return None
         if not num_routable:
-            return f"none of {len(expected)} replicas takes requests"
+            refusals = [f"; {replica.name}: {replica.refusal}" for replica in expected if replica.refusal]
+            return f"none of {len(expected)} replicas takes requests" + "".join(refusals[:1])
         if self._routable_since_s is not None and self._clock() - self._routable_since_s >= FEW_S:
             return None
         return f"{num_routable} of {len(expected)} replicas take requests: waiting for more than half, or {FEW_S:g} s"

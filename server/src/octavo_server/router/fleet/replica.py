@@ -38,6 +38,7 @@ class Replica:
         self.models: frozenset[str] = frozenset()
         self.lengths: Mapping[str, int] = {}  # name -> context, where one without a stream tells
         self.is_described = True  # False while it is being asked how its prompts are read
+        self.refusal = ""  # why no requests may be sent to it although it would take them
         self.away_since_s: float | None = None  # since when it has not answered, by the fleet's clock
         self.load = Load()
         self.activity = LocalLoad()
@@ -72,5 +73,5 @@ class Replica:
 
     @property
     def is_routable(self) -> bool:
-        is_in_use = self.state in ("exact", "blind") and self.is_described
+        is_in_use = self.state in ("exact", "blind") and self.is_described and not self.refusal
         return is_in_use and self.load.accepts and self.endpoint.is_ready is not False
