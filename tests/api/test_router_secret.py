@@ -87,9 +87,10 @@ async def test_it_is_replaced_without_a_restart(tmp_path, monkeypatch):
 @pytest.mark.parametrize("settings", [{"replica_key": "k"}, {"api_keys": ("mine",), "replica_key": "k"}])
 async def test_a_replica_whose_isolation_would_be_off_is_refused_with_the_remedy(tmp_path, caplog, settings):
     """It would see the router's key only, and share one tenant's cache among all clients."""
-    engine = ScriptedClient(write_byte_model(tmp_path))
+    engine, keys = ScriptedClient(write_byte_model(tmp_path)), tmp_path / "keys"
+    keys.write_text("admin: k\n")  # else it would not let the router read its stream
     async with (
-        serving(engine, api_keys=("k",), cache_isolation=True) as served,
+        serving(engine, api_key_files=(keys,), cache_isolation=True) as served,
         routing(served.url, **settings) as routed,
     ):
         await until(lambda: routed.router.fleet.replicas[0].refusal)

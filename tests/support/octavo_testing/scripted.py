@@ -21,6 +21,7 @@ from octavo_engine.wire.records import TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
 
 from octavo_testing.gate import ValveReader, pass_gate
+from octavo_testing.prompt_log import PROMPT_LOG, PromptLog
 
 EOS = 256
 VOCAB_SIZE = 259
@@ -48,6 +49,7 @@ class ScriptedExecutor:
 
     def __init__(self) -> None:
         self._valve = ValveReader(os.environ.get(VALVE))
+        self._prompt_log = PromptLog(os.environ.get(PROMPT_LOG))
         self._seqs: dict[int, NewSeq] = {}
         self.plans: list[StepPlan] = []
         self.preparing: dict[str, Future[object]] = {}
@@ -74,6 +76,7 @@ class ScriptedExecutor:
         for seq_id in plan.dropped_seqs:
             self._seqs.pop(seq_id, None)
         for new in plan.new_seqs:
+            self._prompt_log.write(new.token_ids[: new.num_prompt_tokens])
             self._seqs[new.seq_id] = NewSeq(
                 seq_id=new.seq_id,
                 token_ids=list(new.token_ids),

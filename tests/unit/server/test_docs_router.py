@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from octavo_server.config import HttpSettings, RequestLimits
-from octavo_server.http import protocol
+from octavo_server.http import request_framing
 from octavo_server.kv import frames, publisher
 from octavo_server.router import app
 from octavo_server.router.balance import breaker
@@ -37,7 +37,7 @@ PHRASES = {
         f"`--max-request-bytes` ({RequestLimits().max_request_bytes // MIB} MiB)",
         f"({decision_log.KEPT} are kept in each worker)",
         f"`model` takes at most {counters.MAX_VALUES} values",
-        f"a head that goes on beyond {protocol.MAX_HEAD_BYTES // KIB} KiB",
+        f"a head that goes on beyond {request_framing.MAX_HEAD_BYTES // KIB} KiB",
     ],
     "kv-stream.md": [
         f"heartbeats ({SILENCE_S:g} s) without a byte",

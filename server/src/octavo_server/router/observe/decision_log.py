@@ -17,7 +17,7 @@ KEPT = 256
 
 
 class Entry:
-    """One decision; a request that is retried has several. `decided_s`: by the clock of `Telemetry`. `number`: position
+    """One decision; a request that is retried has several. `decided_s`: by the router's clock. `number`: position
     of its end, 0 before.
 
     Holds sizes of the prompt, never its text or hashes: decisions outlive requests.

@@ -1,0 +1,16 @@
+"""The two servers under attack, each started once for a module."""
+
+import pytest_asyncio
+from octavo_testing.attacked import attacked_engine, attacked_router
+from octavo_testing.recording_replica import RecordingReplica
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["route", "serve"])
+async def server(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "serve":
+        attacked = attacked_engine(folder)
+    else:
+        attacked = attacked_router(folder, [RecordingReplica(), RecordingReplica()])
+    async with attacked as server:
+        yield server

@@ -1,0 +1,63 @@
+"""Bodies as large as the limit, of every shape that is dear to parse: the event loop stays free and memory bounded."""
+
+import asyncio
+import gc
+import time
+from contextlib import suppress
+
+import msgspec
+import pytest
+from octavo_testing.hostile_bodies import SHAPES, hostile_body
+from octavo_testing.raw_http import RawConnection
+from octavo_testing.standstill import HealthProbe
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180), pytest.mark.slow]
+
+#: The default of `--max-request-bytes`.
+LIMIT_BYTES = 4 * 1024 * 1024
+MIB = 1024 * 1024
+#: A machine that does other work stops each process now and then: the best of so many runs counts.
+RUNS = 3
+ANSWER_TIMEOUT_S = 60.0
+LEAST_STANDSTILL_S = 0.1
+
+
+def decode_s(body):
+    """What msgspec needs to decode it on this machine, or to refuse it."""
+    best = float("inf")
+    for _ in range(RUNS):
+        started = time.perf_counter()
+        with suppress(msgspec.DecodeError, RecursionError):
+            msgspec.json.decode(body)
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+async def standstill_s(server, path, body):
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" % path.encode()
+    async with HealthProbe(server.port) as probe, await RawConnection.open(server.port) as connection:
+        await connection.send(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        answers = await connection.read_answers(1, timeout_s=ANSWER_TIMEOUT_S)
+        assert answers or connection.is_closed, f"no answer within {ANSWER_TIMEOUT_S:g} s"
+    return probe.longest_s
+
+
+@pytest.mark.parametrize("num_bytes", [256 * 1024, LIMIT_BYTES], ids=["256KiB", "limit"])
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_no_body_stops_the_event_loop_or_takes_a_multiple_of_its_memory(server, shape, num_bytes):
+    path, body = hostile_body(shape, num_bytes)
+    assert len(body) <= num_bytes
+    most_s = max(LEAST_STANDSTILL_S, 3 * decode_s(body))
+    gc.collect()
+    server.reset_peak()
+    before = server.rss_bytes
+
+    longest_s = []
+    while len(longest_s) < RUNS and min(longest_s, default=most_s + 1) > most_s:
+        longest_s.append(await standstill_s(server, path, body))
+
+    assert min(longest_s) <= most_s
+    assert server.peak_bytes - before <= 8 * len(body) + 32 * MIB
+    async with asyncio.timeout(10):
+        while server.rss_bytes - before > 2 * len(body) + 16 * MIB:
+            await asyncio.sleep(0.05)

@@ -1,0 +1,74 @@
+"""The two servers as an attacker finds them: `octavo route` over recording replicas, `octavo serve` over a scripted engine.
+
+Each is a process of its own on a loopback port. `prompts` is everything that got through to a replica or the engine.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from octavo_testing.prompt_log import PROMPT_LOG, read_prompt_log
+from octavo_testing.recording_replica import RecordingReplica
+from octavo_testing.route_command import SERVE_FLAGS, octavo_route
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.scripted_serve import SCRIPTED_SERVE
+from octavo_testing.serve_command import octavo_serve
+
+QUIET = ("--disable-uvicorn-access-log", "--uvicorn-log-level", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Attacked:
+    port: int
+    process: psutil.Process
+    prompts: Callable[[], list[str]]
+    replicas: Sequence[RecordingReplica] = ()
+
+    @property
+    def rss_bytes(self) -> int:
+        return int(self.process.memory_info().rss)
+
+    def reset_peak(self) -> None:
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most resident memory since `reset_peak`."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        (peak,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+        return int(peak) * 1024
+
+
+@asynccontextmanager
+async def attacked_router(folder: Path, replicas: Sequence[RecordingReplica], *flags: str) -> AsyncIterator[Attacked]:
+    """Starts and stops the replicas, too. They are routable from the beginning."""
+    prompts: list[str] = []
+    async with AsyncExitStack() as stack:
+        for replica in replicas:
+            replica.prompts = prompts
+            await replica.start()
+            stack.push_async_callback(replica.stop)
+        named = [word for replica in replicas for word in ("--replica", replica.url)]
+        route = stack.enter_context(octavo_route(folder, *named, *QUIET[1:], *flags))
+        await asyncio.to_thread(route.wait_until, lambda found: _num_routable(found) == len(replicas))
+        assert route.process is not None
+        yield Attacked(route.port, psutil.Process(route.process.pid), lambda: prompts, replicas)
+
+
+@asynccontextmanager
+async def attacked_engine(folder: Path, *flags: str) -> AsyncIterator[Attacked]:
+    (folder / "model").mkdir()
+    model, log = str(write_byte_model(folder / "model")), folder / "prompts.log"
+    env = {**os.environ, PROMPT_LOG: str(log)}
+    with octavo_serve(folder, model, *SERVE_FLAGS, *QUIET, *flags, module=SCRIPTED_SERVE, env=env) as serving:
+        port = int(serving.url.rpartition(":")[2])
+        yield Attacked(port, psutil.Process(serving.process.pid), lambda: read_prompt_log(log))
+
+
+def _num_routable(found: dict[str, dict[str, object]]) -> int:
+    return sum(replica["state"] in ("exact", "blind") for replica in found.values())

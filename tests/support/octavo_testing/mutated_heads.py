@@ -1,0 +1,119 @@
+"""Requests with mutated heads, several to a connection, drawn from a seeded source, and what a server may make of them.
+
+Each head keeps one intact line of framing, so it is known where the request's body ends, whatever else the head says:
+a server serves it, with that body, or refuses it and closes the connection. Half the bodies are whole requests, which
+a server that loses the framing would serve: their prompts begin with `SMUGGLED`.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from octavo_testing.framing_attacks import H2C, SMUGGLED
+from octavo_testing.raw_http import chunks, completion_body, request_bytes
+
+START_LINES = (
+    *[b"POST /v1/completions HTTP/1.1"] * 16,
+    *(b"POST  /v1/completions HTTP/1.1", b"POST /v1/completions HTTP/1.0", b"POST /v1/completions HTTP/1.1 "),
+    *(b"POST /v1/completions\tHTTP/1.1", b"POST http://x/v1/completions HTTP/1.1", b"POST /v1/completions HTTP/2.0"),
+    *(b"CONNECT x:1 HTTP/1.1", b"CONNECT /v1/completions HTTP/1.1", b"POST /v1/completions?a=b HTTP/1.1"),
+    *(b"POST /v1/completions HTTP/1.1 x", b"post /v1/completions HTTP/1.1", b"GET /v1/completions HTTP/1.1"),
+)
+LINES = (
+    *(b"content-length: 5", b"Content-Length:5", b"Content-Length: 0", b"Content-Length:\t5", b"content-length: 05"),
+    *(b"content-length: 5,5", b"Content-Length : 5", b"content-length: 0x5", b"content-length: +5", b"content-length:"),
+    *(b"transfer-encoding: chunked", b"Transfer-Encoding : chunked", b"transfer-encoding: xchunked", b"te: trailers"),
+    *(b"transfer-encoding: chunked, identity", b"transfer-encoding: identity", b"transfer-encoding:\x0bchunked"),
+    *(b"upgrade: h2c", b"upgrade: websocket", b"upgrade: foo", b"connection: upgrade", b"connection: Upgrade, x"),
+    *(b"connection: keep-alive", b"Connection:keep-alive ", b"connection: close", b"connection: content-length"),
+    *(b"proxy-connection: keep-alive", b"keep-alive: timeout=5", b"trailer: content-length", b"expect: 100-continue"),
+    *(b"host: a", b"Host:", b"x: y", b"x: \xff\x80", b"x:\x0b", b"x: a\x00b", b"x:a\tb", b" folded", b"\tfolded"),
+    *(b":novalue", b"a b: c", b"x_y: z", b"x: \x7f", b'"x": y', b"x: a\rb", b"x: a\nb: c", b"x" * 300 + b": y"),
+    *(b"x-octavo-secret: s", b"x-octavo-tenant: evil", b"authorization: Bearer x", b"sec-websocket-version: 13"),
+)
+ENDS = (*[b"\r\n"] * 24, b"\n", b"\r", b"\r\n\r\n", b"\r\n ", b"")
+UPGRADES = (b"", b"", b"", b"connection: upgrade\r\nupgrade: foo\r\n", b"".join(line + b"\r\n" for line in H2C))
+#: Of a connection whose requests have to be served; of a line whose byte is changed.
+PLAIN_SHARE, CHANGED_SHARE = 0.2, 0.08
+#: Of a connection whose bytes all arrive at once; of a body that is a request.
+AT_ONCE_SHARE, SMUGGLING_SHARE = 0.6, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class MutatedConnection:
+    """`prompts`: those that may be served, each once. `needed`: those that have to be, in order.
+    `most_answers`: to all requests in the segments."""
+
+    segments: tuple[bytes, ...]
+    prompts: frozenset[str]
+    needed: tuple[str, ...]
+    most_answers: int
+    num_heads: int
+
+
+class HeadMutator:
+    def __init__(self, seed: int) -> None:
+        self._dice = random.Random(seed)
+        self._number = 0
+
+    def connections(self, num_heads: int) -> Iterator[MutatedConnection]:
+        while num_heads > 0:
+            connection = self._connection(min(num_heads, self._dice.randint(1, 4)))
+            num_heads -= connection.num_heads
+            yield connection
+
+    def _connection(self, num_heads: int) -> MutatedConnection:
+        requests, prompts, most_answers = list[bytes](), list[str](), 0
+        is_plain = self._dice.random() < PLAIN_SHARE
+        for _ in range(num_heads):
+            self._number += 1
+            prompt = f"m{self._number:07d}"
+            smuggles = self._dice.random() < SMUGGLING_SHARE
+            body = request_bytes(completion_body(f"{SMUGGLED}-{prompt}")) if smuggles else completion_body(prompt)
+            head, content = self._request(body, is_plain=is_plain)
+            requests.append(head + content)
+            most_answers += _num_heads_in(head)
+            prompts += [] if smuggles else [prompt]
+        segments, needed = self._cut(b"".join(requests)), tuple(prompts) if is_plain else ()
+        return MutatedConnection(segments, frozenset(prompts), needed, most_answers, num_heads)
+
+    def _request(self, body: bytes, *, is_plain: bool) -> tuple[bytes, bytes]:
+        """Its head and the rest."""
+        is_chunked = self._dice.random() < 0.3
+        framing = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(body)
+        content = chunks(body, trailers=self._dice.choice((b"", b"x: y\r\n"))) if is_chunked else body
+        if is_plain:
+            upgrade = self._dice.choice(UPGRADES)
+            return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + upgrade + framing + b"\r\n\r\n", content
+        before = self._lines(self._dice.randint(0, 2))
+        after = self._lines(self._dice.randint(0, 1))
+        start = self._dice.choice(START_LINES) + self._end(is_last=not before)
+        return start + before + framing + b"\r\n" + after + b"\r\n", content
+
+    def _lines(self, count: int) -> bytes:
+        """The last one ends well, so that what follows is a line of its own."""
+        return b"".join(self._line() + self._end(is_last=i == count - 1) for i in range(count))
+
+    def _line(self) -> bytes:
+        line = bytearray(self._dice.choice(LINES))
+        if self._dice.random() < CHANGED_SHARE:
+            line[self._dice.randrange(len(line))] = self._dice.randrange(256)
+        return bytes(line)
+
+    def _end(self, *, is_last: bool) -> bytes:
+        return b"\r\n" if is_last else self._dice.choice(ENDS)
+
+    def _cut(self, data: bytes) -> tuple[bytes, ...]:
+        """At random places, heads' ends among them."""
+        if self._dice.random() < AT_ONCE_SHARE:
+            return (data,)
+        places = {self._dice.randrange(1, len(data)) for _ in range(self._dice.randint(1, 2))}
+        end = data.find(b"\r\n\r\n") + 4
+        cuts = sorted(places | {end} - {len(data)})
+        return tuple(data[a:b] for a, b in zip((0, *cuts), (*cuts, len(data)), strict=True) if a < b)
+
+
+def _num_heads_in(head: bytes) -> int:
+    """An empty line in a head ends it early, and what follows may be refused by an answer of its own."""
+    lines = head.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    return 1 + sum(not line for line in lines[:-2])
