@@ -155,7 +155,7 @@ async def test_a_breaker_is_reset_when_a_replica_becomes_exact_and_not_at_other_
     async with routing(fake.url) as routed:
         await routed.routable("fake", 1)
         (replica,) = routed.router.fleet.replicas
-        breakers = routed.router.breakers
+        breakers = routed.router.balancer.breakers
         for _ in range(routed.router.settings.forward.breaker_failures):
             breakers.failed(replica.name)
         routed.router.fleet.changed(replica)

@@ -82,3 +82,35 @@ async def test_it_is_replaced_without_a_restart(tmp_path, monkeypatch):
             connection.transport.abort()
         await until(lambda: replica.state != "exact")
         await until(lambda: replica.state == "exact")
+
+
+@pytest.mark.parametrize("settings", [{"replica_key": "k"}, {"api_keys": ("mine",), "replica_key": "k"}])
+async def test_a_replica_whose_isolation_would_be_off_is_refused_with_the_remedy(tmp_path, caplog, settings):
+    """It would see the router's key only, and share one tenant's cache among all clients."""
+    engine, keys = ScriptedClient(write_byte_model(tmp_path)), tmp_path / "keys"
+    keys.write_text("admin: k\n")  # else it would not let the router read its stream
+    async with (
+        serving(engine, api_key_files=(keys,), cache_isolation=True) as served,
+        routing(served.url, **settings) as routed,
+    ):
+        await until(lambda: routed.router.fleet.replicas[0].refusal)
+        await until(lambda: routed.router.fleet.replicas[0].is_described)
+        assert routed.router.fleet.routable(MODEL) == []
+        assert "--router-secret" in routed.router.fleet.missing
+    (line,) = [message for message in caplog.messages if "gets no requests" in message]
+    assert "--router-secret" in line
+
+
+@pytest.mark.parametrize(
+    ("guards", "settings"),
+    [
+        ({"api_keys": ("k",), "router_secrets": ("s",)}, {"router_secrets": ("s",), "api_keys": ("mine",)}),
+        ({}, {}),
+    ],
+    ids=["secret", "no keys at all"],
+)
+async def test_a_replica_that_isolates_tenants_is_admitted_where_it_can(tmp_path, guards, settings):
+    engine = ScriptedClient(write_byte_model(tmp_path))
+    async with serving(engine, cache_isolation=True, **guards) as served, routing(served.url, **settings) as routed:
+        await routed.routable(MODEL, 1)
+        assert not routed.router.fleet.replicas[0].refusal

@@ -75,7 +75,9 @@ class Router:
         self.pools = ConnectionPools(connect_timeout_s=settings.forward.connect_timeout_s)
         follow = FollowSettings(secret=self._secret, key=settings.replica_key)
         self.fleet = Fleet(follow, discovery, self.index)
-        self.hashers = PromptHashers(self.fleet, follow.headers)
+        has_secret = bool(settings.router_secrets or settings.router_secret_file)
+        merges_tenants = not has_secret and (settings.needs_key or bool(settings.replica_key))
+        self.hashers = PromptHashers(self.fleet, follow.headers, merges_tenants=merges_tenants)
         self.queue = RequestQueue(
             max_waiting=settings.forward.max_queued_requests, observe=self.telemetry.metrics.waited
         )

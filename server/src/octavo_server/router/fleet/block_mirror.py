@@ -1,8 +1,8 @@
-"""`BlockMirror`: one connection to a replica's KV stream, taken frame by frame into the prefix index.
+"""`BlockMirror`: a copy of one replica's blocks in the prefix index, fed with the frames of one KV stream connection.
 
 States: loading (the snapshot isn't complete), exact (every change so far is in the index, and the digests agree),
-broken (final, with the reason). Only an exact one may be asked. A broken one gives its slot up at once; whoever follows
-the replica connects again, with a new `BlockMirror` and so a new slot: nothing of the old copy can be believed.
+broken (final). Only an exact mirror may be used for a choice. A broken mirror releases its slot at once; the next
+connection gets a new `BlockMirror` and a new slot, as no entry of the old copy can be trusted.
 """
 
 from typing import Literal
@@ -16,7 +16,7 @@ State = Literal["loading", "exact", "broken"]
 
 
 class StreamBroken(Exception):
-    """What this connection told can't be believed any more; the message says why."""
+    """The mirror may differ from the replica's blocks from now on; the message is the reason."""
 
 
 class BlockMirror:
@@ -26,71 +26,71 @@ class BlockMirror:
         self.hello: Hello | None = None
         self.load = Load()
         self.num_blocks = 0  # hashes on the device
-        self.coming: tuple[int, ...] = ()  # that the latest frame told of: blocks of a request that just came there
+        self.coming: tuple[int, ...] = ()  # in the latest frame: blocks of a request that just arrived there
         self._index = index
         self._digest = 0
         self._seq = 0
 
     def feed(self, frame: Frame) -> None:
-        """Raises StreamBroken, once; nothing may be fed after that."""
-        assert self.state != "broken", "a broken stream was read on"
+        """Raises StreamBroken. No frame may be fed after that."""
+        assert self.state != "broken", "a frame was fed to a broken mirror"
         try:
-            self._take(frame)
+            self._apply_frame(frame)
         except (StreamBroken, ValueError) as error:
             self.give_up()
             raise StreamBroken(str(error)) from None
 
     def give_up(self) -> None:
-        """The connection is gone, or what came over it is wrong."""
+        """Release the slot: the connection is gone, or a frame was wrong."""
         if self.state != "broken":
             self.state = "broken"
             self._index.give_up_slot(self.slot)
 
-    def _take(self, frame: Frame) -> None:
+    def _apply_frame(self, frame: Frame) -> None:
         match frame:
             case Hello():
-                self._meet(frame)
+                self._check_hello(frame)
             case Bye():
                 raise StreamBroken(f"the replica ended it: {frame.reason}.")
             case _ if self.hello is None:
                 raise StreamBroken(f"a {type(frame).__name__} frame came before the hello.")
             case Part():
-                self._expect("loading", frame)
+                self._require_state("loading", frame)
                 self._store(frame.device, frame.host)
             case Snapshot():
-                self._expect("loading", frame)
+                self._require_state("loading", frame)
                 self._finish_loading(frame)
             case Step():
-                self._expect("exact", frame)
-                self._advance(frame)
+                self._require_state("exact", frame)
+                self._apply_step(frame)
 
-    def _meet(self, hello: Hello) -> None:
+    def _check_hello(self, hello: Hello) -> None:
         if self.hello is not None:
             raise StreamBroken("a second hello.")
         if hello.version != VERSION:
-            raise StreamBroken(f"it speaks version {hello.version} of the KV stream; this router speaks {VERSION}.")
+            raise StreamBroken(f"its KV stream has version {hello.version}; this router reads version {VERSION}.")
         self.hello = hello
 
-    def _expect(self, state: State, frame: Frame) -> None:
+    def _require_state(self, state: State, frame: Frame) -> None:
         if self.state != state:
             raise StreamBroken(f"a {type(frame).__name__} frame came while {self.state}.")
 
     def _finish_loading(self, frame: Snapshot) -> None:
-        self._check(frame)
+        self._check_digest(frame)
         self._seq, self.load, self.state = frame.seq, frame.load, "exact"
 
-    def _advance(self, frame: Step) -> None:
+    def _apply_step(self, frame: Step) -> None:
         self.coming = ()
         if frame.seq != self._seq:
             if frame.seq != self._seq + 1:
                 raise StreamBroken(f"frame {frame.seq} came after frame {self._seq}.")
-            self._apply(frame)
+            self._apply_changes(frame)
             self._seq = frame.seq
             self.coming = numbers(frame.coming) if frame.coming else ()
-        self._check(frame)
+        self._check_digest(frame)
         self.load = frame.load
 
-    def _apply(self, frame: Step) -> None:
+    def _apply_changes(self, frame: Step) -> None:
         self._store(frame.stored, frame.host_stored)
         gone, gone_from_host = numbers(frame.removed), numbers(frame.host_removed)
         self._index.remove(self.slot, gone, DEVICE)
@@ -105,9 +105,9 @@ class BlockMirror:
         self.num_blocks += len(on_device)
         self._digest = roll(roll(self._digest, "device", on_device), "host", on_host)
 
-    def _check(self, frame: Snapshot | Step) -> None:
+    def _check_digest(self, frame: Snapshot | Step) -> None:
         assert self.hello is not None
         if frame.epoch != self.hello.epoch:
-            raise StreamBroken("it is of another epoch: the engine was started anew.")
+            raise StreamBroken("it is of another epoch: the engine was restarted.")
         if frame.digest != self._digest:
             raise StreamBroken(f"after frame {frame.seq} the digest is {self._digest:016x}, not {frame.digest:016x}.")

@@ -1,4 +1,4 @@
-"""`Endpoint`: where a replica answers, as discovery knows it, and the small seam to whatever discovers."""
+"""`Endpoint`: the address of a replica as discovery reports it, and the protocol of a discovery."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`url`: scheme, host and port, nothing behind. `name`: the pod's, else host and port; unique among replicas.
+    """`url`: scheme, host and port only. `name`: the pod's name, else host and port; unique among replicas.
 
-    `is_ready`: None where discovery has no opinion (a list, DNS); False for a pod that isn't ready yet, which is
-    followed, not sent to.
+    `is_ready`: None where discovery can't tell (a list, DNS). False for a pod that isn't ready yet: the router follows
+    its KV stream and sends it no requests.
     """
 
     url: str
@@ -20,5 +20,5 @@ class Endpoint:
 
 class Discovery(Protocol):
     def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        """All endpoints, at once and again whenever they change; goes on until it is closed, whatever fails."""
+        """Yield all endpoints at first and after each change. Errors are retried inside; only closing it ends it."""
         ...

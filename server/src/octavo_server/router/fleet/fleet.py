@@ -1,7 +1,7 @@
 """`Fleet`: the replicas that discovery names, each followed by a task of its own, and which of them serve a model.
 
-The one place that parts of the router ask for replicas. Sweeps what replicas that broke or went have left in the index,
-a piece in each turn of the event loop.
+The other parts of the router get replicas from here only. A task sweeps index entries of replicas that are gone or
+whose stream broke, a few in each turn of the event loop.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ Listener = Callable[[Replica], None]
 
 
 class Fleet:
-    """Belongs to one event loop. `on_change` hears of each replica whose state, models or readiness changed, and
-    `on_heard` of each frame, after the replica's load is set."""
+    """Belongs to one event loop. `on_change` is called with each replica whose state, models or readiness changed,
+    `on_heard` with the replica of each frame, after its load is set. `clock`: the event loop's, unless in a test."""
 
     def __init__(
         self,
@@ -50,15 +50,15 @@ class Fleet:
         self._clock = clock
         self._is_discovered = False
         self._routable_since_s: float | None = None  # since when some replica has taken requests
-        self._left_behind = asyncio.Event()
-        index.on_given_up = self._left_behind.set
+        self._has_leftovers = asyncio.Event()
+        index.on_given_up = self._has_leftovers.set
 
     @property
     def replicas(self) -> list[Replica]:
         return [*self._followed.values()]
 
     def models(self) -> list[str]:
-        """Of all replicas that are known to serve any, routable or not, so that a restart doesn't take a model away."""
+        """Names that any replica reported, routable or not, so that a restart doesn't take a model away."""
         return reported_models(self._followed.values())
 
     def resolve(self, model: str | None) -> Resolution:
@@ -69,7 +69,7 @@ class Fleet:
         return resolve_model(model, self._followed.values(), departed=self._departed, now_s=now_s)
 
     def routable(self, model: str) -> list[Replica]:
-        """Not to be changed by the caller. Empty where nobody serves the model now, or at all."""
+        """Replicas that requests for `model` may be sent to. The caller must not change the list."""
         found = self._routable.get(model)
         if found is None:
             found = [r for r in self._followed.values() if model in r.models and r.is_routable]
@@ -93,7 +93,8 @@ class Fleet:
         if 2 * num_routable > len(expected) or not expected:
             return None
         if not num_routable:
-            return f"none of {len(expected)} replicas takes requests"
+            refusals = [f"; {replica.name}: {replica.refusal}" for replica in expected if replica.refusal]
+            return f"none of {len(expected)} replicas takes requests" + "".join(refusals[:1])
         if self._routable_since_s is not None and self._clock() - self._routable_since_s >= FEW_S:
             return None
         return f"{num_routable} of {len(expected)} replicas take requests: waiting for more than half, or {FEW_S:g} s"
@@ -102,8 +103,12 @@ class Fleet:
         connector = aiohttp.TCPConnector(limit=0, force_close=True, use_dns_cache=False)  # a name may have moved
         timeout = aiohttp.ClientTimeout(total=None)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=READ_BUFFER_BYTES)
-        self._around = ClientContext(
-            session=self._session, index=self.index, settings=self._settings, changed=self.changed, heard=self._heard
+        self._context = ClientContext(
+            session=self._session,
+            index=self.index,
+            settings=self._settings,
+            changed=self.changed,
+            load_updated=self._load_updated,
         )
         self._own = [
             supervised("the discovery of replicas", self._discover),
@@ -116,9 +121,9 @@ class Fleet:
 
     async def _discover(self) -> None:
         async for endpoints in self._discovery.watch():
-            self._meet(endpoints)
+            self._update_endpoints(endpoints)
 
-    def _meet(self, endpoints: frozenset[Endpoint]) -> None:
+    def _update_endpoints(self, endpoints: frozenset[Endpoint]) -> None:
         self._is_discovered = True
         now = {Endpoint(e.url, e.name): e for e in endpoints}
         for known in self._followed.keys() - now.keys():
@@ -136,7 +141,7 @@ class Fleet:
                 self.changed(replica)
 
     def _follow(self, replica: Replica) -> "asyncio.Task[None]":
-        return supervised(f"following replica {replica.name}", lambda: KVStreamClient(replica, self._around).run())
+        return supervised(f"following replica {replica.name}", lambda: KVStreamClient(replica, self._context).run())
 
     def changed(self, replica: Replica) -> None:
         self._routable.clear()
@@ -151,13 +156,13 @@ class Fleet:
         for listener in self.on_change:
             listener(replica)
 
-    def _heard(self, replica: Replica) -> None:
+    def _load_updated(self, replica: Replica) -> None:
         for listener in self.on_heard:
             listener(replica)
 
     async def _sweep(self) -> None:
         while True:
-            await self._left_behind.wait()
-            self._left_behind.clear()
+            await self._has_leftovers.wait()
+            self._has_leftovers.clear()
             while self.index.sweep(SWEPT_AT_ONCE):
                 await asyncio.sleep(0)

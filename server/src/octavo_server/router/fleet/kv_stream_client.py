@@ -13,9 +13,6 @@ once don't delay requests. The clocks of a replica and of the router are never c
 """
 
 import asyncio
-import logging
-import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,20 +25,19 @@ from octavo_server.router.fleet.block_mirror import BlockMirror, StreamBroken
 from octavo_server.router.fleet.health_check import ConnectionLost, HealthCheck
 from octavo_server.router.fleet.polling_client import PollingClient
 from octavo_server.router.fleet.prefix_index import PrefixIndex
-from octavo_server.router.fleet.replica import NEW, Replica, State
+from octavo_server.router.fleet.replica import Replica, State
+from octavo_server.router.fleet.replica_status import ReplicaStatus, describe_failure
 from octavo_server.supervise import cancel_tasks
-
-logger = logging.getLogger(__name__)
 
 LARGE_BYTES = 4096
 NO_STREAM = (400, 404, 405, 501)
 HINTS = {401: ": it wants --replica-key or --router-secret", 403: ": it wants --replica-key or --router-secret"}
-MAX_SILENCE_S = 5.0  # whatever heartbeat a replica promises
+MAX_SILENCE_S = 5.0  # also of a replica that promises a slower heartbeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowSettings:
-    """`secret`: what the replicas know the router by. `key`: an API key, for those that want one."""
+    """`secret`: the router's, by which replicas trust it. `key`: an API key, for replicas that ask for one."""
 
     secret: OutgoingSecret = field(default_factory=OutgoingSecret)
     key: str = ""
@@ -55,7 +51,7 @@ class FollowSettings:
     reads_metrics: bool = True
     least_wait_s: float = 0.1
     most_wait_s: float = 2.0
-    stable_s: float = 5.0  # exact for so long, a replica is waited for as if it were new
+    stable_s: float = 5.0  # a stream that was exact for so long resets the back-off
 
     def headers(self) -> dict[str, str]:
         secret = self.secret.current
@@ -65,18 +61,18 @@ class FollowSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientContext:
-    """What the followers of one fleet share."""
+    """The parts that all clients of one fleet share. `large_chunks`: held while a large chunk is fed."""
 
     session: aiohttp.ClientSession
     index: PrefixIndex
     settings: FollowSettings
     changed: Callable[[Replica], None]
-    heard: Callable[[Replica], None]
-    large: asyncio.Lock = field(default_factory=asyncio.Lock)
+    load_updated: Callable[[Replica], None]
+    large_chunks: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class NoStream(Exception):
-    """The server knows no /kv/events, or was told to have none."""
+    """The server has no /kv/events, or runs with `--no-kv-stream`."""
 
 
 class StreamSilent(Exception):
@@ -84,46 +80,47 @@ class StreamSilent(Exception):
 
 
 class KVStreamClient:
-    def __init__(self, replica: Replica, around: ClientContext) -> None:
+    def __init__(self, replica: Replica, context: ClientContext) -> None:
         self.replica = replica
-        self._around = around
-        settings = around.settings
-        self._server = PollingClient(around.session, replica.url, settings.headers)
+        self._context = context
+        settings = context.settings
+        self._status = ReplicaStatus(replica, context.changed)
+        self._client = PollingClient(context.session, replica.url, settings.headers)
         self._health = HealthCheck(
-            self._server,
+            self._client,
             timeout_s=settings.answer_timeout_s,
             pause_s=settings.look_every_s,
             max_misses=settings.max_misses,
         )
         self._backoff = Backoff(least_s=settings.least_wait_s, most_s=settings.most_wait_s, stable_s=settings.stable_s)
         self._exact_since_s: float | None = None
-        self._silence_s = settings.answer_timeout_s
+        self._max_silence_s = settings.answer_timeout_s
 
     async def run(self) -> None:
         """Run until cancelled: then the replica is gone."""
-        blocks = self._renew()
+        blocks = self._start_mirror()
         try:
             while True:
-                await self._try(blocks)
+                await self._run_connection(blocks)
                 wait_s = self._backoff.ended(lasted_s=self._exact_s())
                 blocks.give_up()
-                blocks = self._renew()
+                blocks = self._start_mirror()
                 await asyncio.sleep(wait_s)
         except asyncio.CancelledError:
-            self._end(blocks)
-            self._become("gone", "discovery doesn't name it any more")
+            self._drop_mirror(blocks)
+            self._status.set_state("gone", "discovery doesn't name it any more")
             raise
         except Exception as error:  # our own bug: the supervisor logs it and starts another client
-            self._end(blocks)
-            self._become("connecting", f"following it failed: {error!r}")
+            self._drop_mirror(blocks)
+            self._status.set_state("connecting", f"following it failed: {error!r}")
             raise
 
-    def _end(self, blocks: BlockMirror) -> None:
+    def _drop_mirror(self, blocks: BlockMirror) -> None:
         blocks.give_up()
         self.replica.blocks = None
 
-    def _renew(self) -> BlockMirror:
-        self.replica.blocks = blocks = BlockMirror(self._around.index)
+    def _start_mirror(self) -> BlockMirror:
+        self.replica.blocks = blocks = BlockMirror(self._context.index)
         self._exact_since_s = None
         self.replica.is_silent = False
         return blocks
@@ -132,64 +129,70 @@ class KVStreamClient:
         since_s = self._exact_since_s
         return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
 
-    async def _try(self, blocks: BlockMirror) -> None:
-        """One connection, from its beginning to its end. While a new replica starts, only the first failure is logged:
-        enough to find a mistyped address."""
+    async def _run_connection(self, blocks: BlockMirror) -> None:
+        """Run one connection to its end, and set the state that follows from the end."""
         replica = self.replica
         try:
             while True:
                 try:
-                    await self._follow(blocks)
+                    await self._read_stream(blocks)
                 except NoStream:
                     await self._poll()
         except (StreamBroken, FrameError, StreamSilent) as error:
             replica.num_faults += not isinstance(error, StreamSilent)
             state: State = "blind" if replica.state in ("exact", "blind") else "connecting"
-            self._become(state, str(error), is_new=replica.state == "connecting")
+            self._status.set_state(state, str(error), is_new_reason=replica.state == "connecting")
         except (ConnectionLost, aiohttp.ClientError, TimeoutError, OSError) as error:
-            if isinstance(error, TimeoutError) and replica.state == "blind" and await self._is_healthy():
-                return
-            why = _described(error, self._around.settings.answer_timeout_s)
-            if replica.why == NEW and type(error) is not ConnectionLost:
-                logger.info("replica %s isn't there yet: %s", replica.name, why)
-            self._become("connecting", why, is_new=isinstance(error, ConnectionLost))
+            if not (isinstance(error, TimeoutError) and replica.state == "blind" and await self._is_healthy()):
+                self._set_connecting(error)
 
-    async def _follow(self, blocks: BlockMirror) -> None:
-        """Raises what ended the connection."""
+    def _set_connecting(self, error: Exception) -> None:
+        settings = self._context.settings
+        why = describe_failure(error, settings.answer_timeout_s)
+        self._status.log_first_failure(error, why)
+        self._status.set_state(
+            "connecting",
+            why,
+            is_new_reason=isinstance(error, ConnectionLost),
+            is_unresponsive=self._client.num_unanswered >= settings.max_misses,
+        )
+
+    async def _read_stream(self, blocks: BlockMirror) -> None:
+        """Feed frames until the connection ends. Always raises: NoStream, ConnectionLost, or a fault in a frame."""
         reader = FrameReader()
-        async with self._server.open("/kv/events", self._around.settings.answer_timeout_s) as response:
+        async with self._client.open("/kv/events", self._context.settings.answer_timeout_s) as response:
             if response.status in NO_STREAM or (response.status == 200 and response.content_type != MEDIA_TYPE):
                 raise NoStream
             if response.status != 200:
                 raise ConnectionLost(f"/kv/events answered {response.status}{HINTS.get(response.status, '')}")
-            while chunk := await self._read(response.content):
+            while chunk := await self._read_chunk(response.content):
                 if len(chunk) < LARGE_BYTES:
                     for frame in reader.feed(chunk):
-                        self._take(blocks, frame)
+                        self._handle_frame(blocks, frame)
                 else:
-                    await self._take_large(blocks, reader, chunk)
+                    await self._handle_large_chunk(blocks, reader, chunk)
         raise ConnectionLost("the stream ended")
 
     async def _poll(self) -> None:
         """Poll a server without a stream, until it is time to ask again whether it has one. Raises if it fails."""
-        settings, replica = self._around.settings, self.replica
+        settings, replica = self._context.settings, self.replica
         replica.hello, replica.load = None, Load()
-        found = await self._server.models(settings.answer_timeout_s)
+        found = await self._client.models(settings.answer_timeout_s)
         replica.lengths = {name: length for name, length in found.items() if length is not None}
         if found.keys() != replica.models:
             replica.models = frozenset(found)
-            self._around.changed(replica)
+            self._context.changed(replica)
         for look in range(settings.looks_at_health):
             if settings.reads_metrics and look % settings.looks_at_metrics == 0:
-                replica.load = await self._server.load(settings.answer_timeout_s)
-            self._become("blind", "it has no KV stream")
+                replica.load = await self._client.load(settings.answer_timeout_s)
+            self._status.set_state("blind", "it has no KV stream")
             await asyncio.sleep(settings.look_every_s)
-            await self._health.run(self._set_silent)
+            await self._health.run(self._status.set_silent)
 
-    async def _read(self, content: aiohttp.StreamReader) -> bytes:
+    async def _read_chunk(self, content: aiohttp.StreamReader) -> bytes:
         """Empty at the end of the stream."""
         try:
-            async with asyncio.timeout(self._silence_s):
+            async with asyncio.timeout(self._max_silence_s):
                 return await content.readany()
         except TimeoutError:  # if bytes are there by now, this process was held up, not the replica
             return content.read_nowait() or await self._wait_out_silence(content)
@@ -200,7 +203,8 @@ class KVStreamClient:
         """Read on while `/health` is checked. Raises ConnectionLost or StreamSilent."""
         if self.replica.state in ("exact", "blind"):
             self.replica.is_silent = True
-            self._become("blind", f"its KV stream has been silent for {self._silence_s:g} s")
+            self._status.set_state("blind", f"its KV stream has been silent for {self._max_silence_s:g} s")
+            self._context.changed(self.replica)  # also where it was blind before
         reading = asyncio.create_task(content.readany())
         checking = asyncio.create_task(self._check_silent_replica())
         try:
@@ -212,38 +216,33 @@ class KVStreamClient:
             raise ConnectionLost("the connection broke") from None
         finally:
             await cancel_tasks([reading, checking])
-        self._set_silent(False)
+        self._status.set_silent(False)
         return data
 
     async def _check_silent_replica(self) -> None:
         """Raises ConnectionLost if `/health` fails, StreamSilent if the stream stays silent although it answers."""
-        settings, clock = self._around.settings, asyncio.get_running_loop().time
+        settings, clock = self._context.settings, asyncio.get_running_loop().time
         reopen_s = clock() + settings.reopen_after_s
-        self._server.num_unanswered = 0  # the stream has spoken since
+        self._client.num_unanswered = 0  # the stream has spoken since
         while clock() < reopen_s:
-            await self._health.run(self._set_silent)
+            await self._health.run(self._status.set_silent)
             await asyncio.sleep(settings.look_every_s)
         raise StreamSilent(f"its KV stream was silent for more than {settings.reopen_after_s:g} s")
 
     async def _is_healthy(self) -> bool:
         try:
-            await self._health.run(self._set_silent)
+            await self._health.run(self._status.set_silent)
         except ConnectionLost:
             return False
         return True
 
-    def _set_silent(self, is_silent: bool) -> None:
-        if self.replica.is_silent is not is_silent:
-            self.replica.is_silent = is_silent
-            self._around.changed(self.replica)
-
-    async def _take_large(self, blocks: BlockMirror, reader: FrameReader, chunk: bytes) -> None:
-        async with self._around.large:
+    async def _handle_large_chunk(self, blocks: BlockMirror, reader: FrameReader, chunk: bytes) -> None:
+        async with self._context.large_chunks:
             for frame in reader.feed(chunk):
-                self._take(blocks, frame)
+                self._handle_frame(blocks, frame)
                 await asyncio.sleep(0)
 
-    def _take(self, blocks: BlockMirror, frame: Frame) -> None:
+    def _handle_frame(self, blocks: BlockMirror, frame: Frame) -> None:
         replica = self.replica
         accepted = replica.load.accepts
         if type(frame) is Bye and not frame.again:
@@ -252,51 +251,25 @@ class KVStreamClient:
         if type(frame) is Step and replica.state == "exact":
             replica.load = frame.load
             if frame.load.accepts is not accepted:
-                self._around.changed(replica)
+                self._context.changed(replica)
         elif isinstance(frame, Hello):
-            self._meet(frame)
+            self._handle_hello(frame)
         elif blocks.state == "exact":
-            self._become_exact(blocks)
-        self._around.heard(replica)
+            self._set_exact(blocks)
+        self._context.load_updated(replica)
 
-    def _meet(self, hello: Hello) -> None:
+    def _handle_hello(self, hello: Hello) -> None:
         replica = self.replica
         replica.hello, replica.models = hello, frozenset(hello.models)
-        self._silence_s = min(MAX_SILENCE_S, self._around.settings.missed_heartbeats * max(hello.heartbeat_s, 0.1))
+        self._max_silence_s = min(MAX_SILENCE_S, self._context.settings.missed_heartbeats * max(hello.heartbeat_s, 0.1))
         if replica.admitted_epoch == hello.epoch:
-            self._become("blind", "its snapshot is on its way")
+            self._status.set_state("blind", "its snapshot is on its way")
         else:
-            self._become("loading", "its snapshot is on its way")
+            self._status.set_state("loading", "its snapshot is on its way")
 
-    def _become_exact(self, blocks: BlockMirror) -> None:
+    def _set_exact(self, blocks: BlockMirror) -> None:
         assert blocks.hello is not None
         self.replica.load = blocks.load
         self.replica.admitted_epoch = blocks.hello.epoch
         self._exact_since_s = self._exact_since_s or asyncio.get_running_loop().time()
-        self._become("exact", "every change so far is known")
-
-    def _become(self, state: State, why: str, *, is_new: bool = False) -> None:
-        """`is_new`: log the reason even if the state is unchanged. A server that never had a stream is logged at INFO:
-        it has none on purpose."""
-        replica = self.replica
-        is_unresponsive = state == "connecting" and self._server.num_unanswered >= self._around.settings.max_misses
-        if (replica.state, replica.why, replica.is_unresponsive) == (state, why, is_unresponsive):
-            return
-        if replica.state != state or is_new:
-            is_usual = state in ("loading", "exact", "gone") or (state == "blind" and replica.why == NEW)
-            level = logging.INFO if is_usual else logging.WARNING
-            logger.log(level, "replica %s is %s: %s", replica.name, state, why.removesuffix("."))
-        replica.state, replica.why, replica.is_unresponsive = state, why, is_unresponsive
-        self._around.changed(replica)
-
-
-def _described(error: Exception, answer_timeout_s: float) -> str:
-    """The reason that logs and `/debug/index` give for a replica that isn't there."""
-    if isinstance(error, TimeoutError):
-        return f"no answer within {answer_timeout_s:g} s"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        found = error.os_error
-        if isinstance(found, socket.gaierror) or found.errno is None:
-            return f"no connection: {found.strerror or found}"
-        return f"no connection: {os.strerror(found.errno)}"
-    return str(error) or type(error).__name__
+        self._status.set_state("exact", "every change so far is known")

@@ -1,17 +1,17 @@
 """`PrefixIndex`: which replicas have which KV blocks, in one table from short hash to a set of replicas.
 
 A replica has a *slot*, and a slot has three bits in the mask of each hash: on the device, in host memory, predicted
-(a request with this block was routed there, and nothing was heard of it yet). Masks are shared between equal entries,
+(a request with this block was routed there, and no frame has reported it yet). Masks are shared between equal entries,
 so that an entry costs its key and its place in the table.
 
-Memory is capped: the table is kept in two generations, and when they are full the older one goes at once. What goes is
-forgotten, not wrong: the router then expects less to be found than there is. Looking up keeps an entry young.
+Memory is capped: the table is kept in two generations, and when they are full the older one is dropped at once. The
+router then expects fewer cached blocks than a replica has, never more. A lookup moves an entry to the young generation.
 
-The table is many small dictionaries, by the low bits of the hash (hashes are as good as random): to grow, drop or sweep
-one of millions of entries would hold up everything else for a good part of a second.
+The table is many small dictionaries, by the low bits of the hash (hashes are as good as random): growing, dropping or
+sweeping one dictionary of millions of entries would stop the event loop for a good part of a second.
 
-A slot that is given up can be used again when `sweep` has taken its bits out, a piece at a time; until then whoever
-looks up leaves it out of the slots that it asks for.
+A slot that is given up can be used again when `sweep` has cleared its bits, a piece at a time; until then callers of
+`match` don't ask for it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,8 @@ _MAX_SHARD_BITS = 12
 
 
 class Match(NamedTuple):
-    """What a replica has of a prompt: `blocks` without a gap from its beginning, so many of them not on the device."""
+    """The part of a prompt that a replica has: `blocks` from its beginning without a gap. `host` and `predicted`: the
+    number of them that aren't on the device."""
 
     blocks: int
     host: int = 0
@@ -41,7 +42,7 @@ class Match(NamedTuple):
 class PrefixIndex:
     def __init__(self, *, max_entries: int) -> None:
         self.max_entries = max_entries
-        self.num_forgotten = 0  # entries that went because the table was full
+        self.num_forgotten = 0  # entries that were dropped because the table was full
         num_shards = 1 << min(_MAX_SHARD_BITS, max(0, (max_entries // _SHARD_ENTRIES).bit_length()))
         self._low = num_shards - 1
         self._shard_entries = max(1, max_entries // num_shards // 2)  # of one generation
@@ -50,9 +51,9 @@ class PrefixIndex:
         self._shared: dict[int, int] = {}
         self._num_slots = 0
         self._free_slots: list[Slot] = []
-        self.on_given_up: Callable[[], None] = lambda: None  # there is something to sweep
+        self.on_given_up: Callable[[], None] = lambda: None  # called when a slot can be swept
         self._used_slots: set[Slot] = set()
-        self._given_up: list[Slot] = []  # after the sweep that is on began
+        self._given_up: list[Slot] = []  # since the current sweep began
         self._sweeping: list[Slot] = []
         self._unswept: list[int] = []  # shards
 
@@ -66,7 +67,7 @@ class PrefixIndex:
         return self._num_slots - 1
 
     def give_up_slot(self, slot: Slot) -> None:
-        """Its entries mean nothing any more; `sweep` takes them out."""
+        """End the use of `slot`. `sweep` clears its entries."""
         if slot in self._used_slots:
             self._used_slots.remove(slot)
             self._given_up.append(slot)
@@ -75,9 +76,9 @@ class PrefixIndex:
             self._free_slots.append(slot)
 
     def store(self, slot: Slot, hashes: Iterable[int], kind: int = DEVICE) -> list[int]:
-        """What a replica says of a block replaces what was predicted of it; one on the device isn't predicted.
+        """A report of a replica replaces a prediction; a block on the device can't be predicted.
 
-        Of what is predicted: what was already. Of the rest: nothing.
+        With `kind` PREDICTED: return the hashes that were predicted already. Else an empty list.
         """
         shift = slot * _BITS
         set_bits, clear, unchanged, repeated = kind << shift, ~(PREDICTED << shift), 0, 0
@@ -114,7 +115,7 @@ class PrefixIndex:
         for block_hash in hashes:
             generation = young[block_hash & low]
             mask = generation.get(block_hash)
-            if mask is None:  # it is in one of them only
+            if mask is None:  # each entry is in one generation only
                 generation = old[block_hash & low]
                 mask = generation.get(block_hash)
                 if mask is None:
@@ -126,10 +127,10 @@ class PrefixIndex:
                 generation[block_hash] = share(left, left)
 
     def match(self, hashes: Sequence[int], slots: Iterable[Slot]) -> dict[Slot, Match]:
-        """What each of `slots` has of a prompt with these block hashes; those that have nothing are left out.
+        """The match of each slot with a prompt's block hashes. Slots without any match are left out.
 
-        Most neighbours have one mask between them, as a prompt's blocks come and go together: only where another begins
-        is there anything to do.
+        Neighbouring blocks mostly share one mask, as a prompt's blocks are stored and evicted together: the walk only
+        does work where the mask changes.
         """
         young, low = self._young, self._low
         if not hashes or not self._has(hashes[0]):
@@ -148,7 +149,7 @@ class PrefixIndex:
         return walk.found
 
     def sweep(self, max_entries: int) -> int:
-        """Look at some `max_entries` for bits of slots that were given up; how many are still to be looked at."""
+        """Clear the bits of given-up slots in about `max_entries` entries. Return the number of entries left."""
         while max_entries > 0 and (self._unswept or self._given_up):
             if not self._unswept:
                 self._sweeping, self._given_up = self._given_up, []
@@ -160,7 +161,7 @@ class PrefixIndex:
         return left + (len(self) if self._given_up else 0)
 
     def _sweep_shard(self, shard: int) -> int:
-        """How many entries were looked at."""
+        """Return the number of entries in the shard."""
         gone = sum((DEVICE | HOST | PREDICTED) << slot * _BITS for slot in self._sweeping)
         share, looked = self._sharing(), 0
         for generations in (self._young, self._old):
@@ -189,20 +190,20 @@ class PrefixIndex:
         return mask
 
     def _turn_over(self, shard: int) -> dict[int, int]:
-        """The old generation goes, the young one is the old one now; the new young one."""
+        """Drop the old generation, make the young one old, and return a new young one."""
         self.num_forgotten += len(self._old[shard])
         self._old[shard], self._young[shard] = self._young[shard], {}
         return self._young[shard]
 
     def _sharing(self) -> Callable[[int, int], int]:
-        """To be called with a mask, twice: the one object there is of it."""
+        """A function that returns the one shared object of a mask; call it with the mask as both arguments."""
         if len(self._shared) > _MAX_SHARED_MASKS:
             self._shared = {}
         return self._shared.setdefault
 
 
 class _Walk:
-    """Along one prompt: which slots have had every block so far. A slot is known here by its first bit."""
+    """A walk along one prompt: which slots have had every block so far. A slot is identified by its first bit."""
 
     __slots__ = ("_alive", "_elsewhere", "_not_on_device", "_on_host", "_since", "_slots", "found")
 
@@ -211,10 +212,10 @@ class _Walk:
         self._slots = slots
         self._alive = sum(slots)
         self._elsewhere: dict[int, list[int]] = {}  # blocks in host memory, predicted ones
-        self._not_on_device = self._on_host = self._since = 0  # as they are since that position
+        self._not_on_device = self._on_host = self._since = 0  # bits at the position `_since`
 
     def turn(self, mask: int, position: int) -> bool:
-        """From here on blocks have this mask. False if no slot goes on."""
+        """Blocks from `position` on have this mask. False if no slot has them."""
         if self._not_on_device:
             self._count(position)
         alive = self._alive

@@ -1,12 +1,11 @@
 """`Replica`: one engine behind the router, as all parts of the router see it.
 
-States: connecting (no stream, and it isn't known to answer), loading (the snapshot is on its way), exact (the index has
-what it has), blind (it answers, but what it has isn't known: a stream that broke or fell silent, or a server without
-one, such as vLLM), gone (discovery doesn't name it any more; final). The follower alone changes the state.
+States: connecting (no stream, and no sign that it answers), loading (its snapshot is being read), exact (the index
+equals its cache), blind (it answers, but its cache isn't known: its stream broke or fell silent, or it is a server
+without one, such as vLLM), gone (discovery dropped it; final). Only `KVStreamClient` changes the state.
 
-A replica is admitted when it is exact for the first time in an epoch (one without a stream: when it answers) and has
-said, or couldn't, how its prompts are read; until then nothing is sent to it. What comes after may be of a lower rung,
-but it is sent to.
+A replica is admitted, that is sent requests, when it is exact for the first time in an epoch (a polled one: when it
+answers) and the router has asked how its prompts are read. In the same epoch it stays admitted while it is blind.
 """
 
 from collections.abc import Mapping
@@ -19,25 +18,26 @@ from octavo_server.router.fleet.local_load import LocalLoad
 
 State = Literal["connecting", "loading", "exact", "blind", "gone"]
 
-#: Why one is connecting of which nothing was ever heard.
+#: The reason of a replica that was never reached so far.
 NEW = "it is new"
 
 
 class Replica:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.is_exact = False  # which each decision asks again and again
+        self.is_exact = False  # kept beside `state`, as each decision reads it many times
         self.state = "connecting"
-        self.why = NEW  # it is in this state
+        self.why = NEW  # reason for the state
         self.is_silent = False  # it missed a heartbeat or a health check: sent to only where there is no other
         self.is_unresponsive = False  # no answer to several requests in a row: its host or process is gone or hangs
-        self.num_faults = 0  # how often what it told couldn't be believed
-        self.blocks: BlockMirror | None = None  # of the connection there is or will be; None for one that is gone
+        self.num_faults = 0  # frames that broke its mirror
+        self.blocks: BlockMirror | None = None  # None once it is gone
         self.hello: Hello | None = None  # the latest
-        self.admitted_epoch: int | None = None  # of the latest copy that was exact
+        self.admitted_epoch: int | None = None  # epoch of the latest exact mirror
         self.models: frozenset[str] = frozenset()
-        self.lengths: Mapping[str, int] = {}  # name -> context, where one without a stream tells
-        self.is_described = True  # False while it is being asked how its prompts are read
+        self.lengths: Mapping[str, int] = {}  # name -> longest context, of a polled replica
+        self.is_described = True  # False while the router asks how its prompts are read
+        self.refusal = ""  # why no requests may be sent to it although it would take them
         self.away_since_s: float | None = None  # since when it has not answered, by the fleet's clock
         self.load = Load()
         self.activity = LocalLoad()
@@ -60,17 +60,17 @@ class Replica:
         self.is_exact = state == "exact"
 
     def max_model_len(self, model: str) -> int | None:
-        """None where it isn't known, or another's model."""
+        """None where it isn't known, or the replica doesn't serve `model`."""
         if self.hello is None or model not in self.models:
             return self.lengths.get(model)
         return self.hello.max_model_len
 
     @property
     def num_in_flight(self) -> int:
-        """Requests that this router sent and that haven't ended."""
+        """Requests of this router that haven't ended."""
         return self.activity.num_in_flight
 
     @property
     def is_routable(self) -> bool:
-        is_in_use = self.state in ("exact", "blind") and self.is_described
+        is_in_use = self.state in ("exact", "blind") and self.is_described and not self.refusal
         return is_in_use and self.load.accepts and self.endpoint.is_ready is not False

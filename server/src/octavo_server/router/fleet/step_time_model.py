@@ -1,12 +1,13 @@
 """`StepTimeModel`: how long a replica's steps take, by the tokens computed in them: a line, fitted online.
 
-Exponentially weighted least squares, drawn towards the slope of all replicas alike as long as a replica's own steps say
-little (none yet, or all of one size). A full chunk takes at least as long again as a step without tokens: on a busy
-machine a short step may have taken longer than a long one, and prefill would look free. A step that took far longer
-than expected (a compilation, say) counts as a few times the expected: a lasting change comes through after a few steps.
-Before the slope is known nothing is expected: after one short step, say, every prompt would look like an accident.
+Exponentially weighted least squares, drawn towards the slope of all similar replicas as long as a replica's own steps
+determine little (none yet, or all of one size). A full chunk takes at least twice as long as a step without tokens: on
+a busy machine a short step may have taken longer than a long one, and prefill would look free. A step that took far
+longer than expected, for a compilation say, counts as a few times the expected time: a lasting change shows after a few
+steps.
+Until the slope is known no step is limited: after one short step every prompt would look like an outlier.
 
-How sure a slope is, its standard error says: steps that scatter widely, or few of them, tell little of a replica.
+The standard error measures how sure a slope is: it is large for few steps, and for steps that scatter widely.
 """
 
 from math import sqrt
@@ -23,8 +24,8 @@ _SCATTER = 0.25  # of a step's time, at least: two steps are always on a line
 
 
 class StepTimeModel:
-    """`is_own`: the slope rests on the replica's own steps more than on others'. Until then theirs is the better one:
-    this was drawn to it when the replica last made a step, which may be long ago."""
+    """`is_own`: the slope rests on the replica's own steps more than on the pool's. Until then the pool's current slope
+    is the better estimate: this one was drawn to the pool's slope at the replica's last step."""
 
     __slots__ = (
         *("_count", "_pairs", "_squared_times", "_squares", "_times", "_tokens"),
@@ -32,9 +33,9 @@ class StepTimeModel:
     )
 
     def __init__(self) -> None:
-        self.step_s = 0.0  # of a step without tokens
-        self.token_s = PRIOR_TOKEN_S  # more for each token
-        self.error_s = 0.0  # that `token_s` may well be off by
+        self.step_s = 0.0  # time of a step without tokens
+        self.token_s = PRIOR_TOKEN_S  # additional time for each token
+        self.error_s = 0.0  # standard errors of `token_s`, times `_SURE`
         self.num_steps = 0
         self.is_own = False
         self._count = self._tokens = self._times = self._squares = self._squared_times = self._pairs = 0.0
@@ -52,9 +53,9 @@ class StepTimeModel:
         self._fit(usual_token_s)
 
     def likely_token_s(self, usual_s: float) -> float:
-        """Those that serve the same are taken to be equally fast unless their own steps say clearly otherwise: half as
-        much again, beside what a slope may be off by, is what a busy machine makes of equals, and who looks fast by
-        chance would be sent everything.
+        """Expected time for each token. Replicas of one model count as equally fast unless their steps differ clearly:
+        by more than `_ALIKE` beside the error of the slope. Equal replicas on a busy machine differ by as much, and a
+        replica that looks fast by chance would get all requests.
         """
         if not self.is_own:
             return usual_s
@@ -75,7 +76,7 @@ class StepTimeModel:
         self.error_s = _SURE * sqrt(self._scatter() / (variance + _HELD))
 
     def _scatter(self) -> float:
-        """The mean square of what steps took beside the line."""
+        """Mean square of the distance of steps from the line."""
         a, b = self.step_s, self.token_s
         on_line = a * a * self._count + 2 * a * b * self._tokens + b * b * self._squares
         beside = self._squared_times - 2 * (a * self._times + b * self._pairs) + on_line

@@ -1,4 +1,4 @@
-"""What `/debug/decisions` and `/debug/index` answer. Made when somebody asks; shows sizes and times, never a prompt."""
+"""Responses of `/debug/decisions` and `/debug/index`, built on request: sizes and times, never a prompt."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Candidate(msgspec.Struct, kw_only=True):
-    """`cost_s` is the sum of the terms: seconds to the first token if this one were chosen, `delay_s` of others."""
+    """`cost_s`: sum of the other times, in seconds to the first token. `delay_s`: the delay of other requests."""
 
     replica: str
     matched_blocks: int
@@ -28,8 +28,8 @@ class Candidate(msgspec.Struct, kw_only=True):
 
 
 class DecisionInfo(msgspec.Struct, kw_only=True):
-    """`cached_tokens`: as the engine then reported; null: not yet, or never. `number`: of its end, among all of
-    `worker`; 0 before."""
+    """`cached_tokens`: as the engine reported; null where it did not, or not yet. `number`: position of its end among
+    the decisions of `worker`; 0 until it ends."""
 
     worker: str
     number: int
@@ -54,7 +54,7 @@ class DecisionInfo(msgspec.Struct, kw_only=True):
 
 
 class Decisions(msgspec.Struct):
-    """The newest first; of those that ended after others, each worker's in the order of their ends."""
+    """Newest first. For `/debug/decisions/ended`: each worker's in the order of their ends."""
 
     decisions: list[DecisionInfo]
 
@@ -65,7 +65,7 @@ class IndexDebug(msgspec.Struct):
 
 
 def decision_info(entry: "Entry", at_s: float, worker: str) -> DecisionInfo:
-    """`at_s`: seconds since the epoch."""
+    """`at_s`: time of the decision in seconds since the epoch."""
     decision = entry.decision
     return DecisionInfo(
         worker=worker,

@@ -1,7 +1,7 @@
-"""`DecisionLog`: the latest decisions, and what became of them. Kept as they are; rendered only when somebody asks.
+"""`DecisionLog`: the latest decisions and the outcomes of their requests. They are rendered on request only.
 
-Those that have ended are kept apart, numbered in the order of their ends: so whoever follows them can ask for what came
-after what they have heard, gets each, however long its request took, and sees by a gap what nobody keeps any more.
+Decisions whose requests ended are also kept in the order of their ends, with a number. A client that follows them asks
+for those after the last number it has; a gap in the numbers shows that some were dropped in between.
 """
 
 import random
@@ -17,10 +17,10 @@ KEPT = 256
 
 
 class Entry:
-    """One decision; a request that is sent anew has several. `decided_s`: by the clock of the tracks. `number`: of
-    its end, 0 before.
+    """One decision; a request that is retried has several. `decided_s`: by the router's clock. `number`: position
+    of its end, 0 before.
 
-    Holds numbers of the prompt, never its text or hashes: decisions outlive requests.
+    Holds sizes of the prompt, never its text or hashes: decisions outlive requests.
     """
 
     __slots__ = (
@@ -45,7 +45,7 @@ class Entry:
 
 
 class DecisionLog:
-    """`worker`: whose numbers these are; another one in each process, also after a restart."""
+    """`worker`: identifies the process that gave the numbers; different after each start."""
 
     def __init__(self, max_entries: int = KEPT) -> None:
         self.worker = f"{random.getrandbits(64):016x}"
@@ -55,18 +55,18 @@ class DecisionLog:
         self.add = self._entries.append
 
     def end(self, entry: Entry) -> None:
-        """Once for each: an attempt that failed, when it is told, whatever becomes of its request."""
+        """Number the decision. An attempt that failed ends before its request does. Later calls do nothing."""
         if not entry.number:
             self._num_ended += 1
             entry.number = self._num_ended
             self._ended.append(entry)
 
     def ended_after(self, number: int) -> Iterator[Entry]:
-        """The first to end first."""
+        """In the order of their ends."""
         return (entry for entry in self._ended if entry.number > number)
 
     def latest(self, limit: int) -> Iterator[Entry]:
-        """The newest first."""
+        """Newest first."""
         for position, entry in enumerate(reversed(self._entries)):
             if position == limit:
                 return

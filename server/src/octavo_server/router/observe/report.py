@@ -1,4 +1,4 @@
-"""`Report`: what one worker knows when it is asked, in a form that can be sent to the worker that somebody asked."""
+"""`Report`: state, metrics and decisions of one worker, as it sends them to the worker that answers a request."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Ask(msgspec.Struct):
-    """`n`: how many decisions at most; `after`: worker -> the end after which those that ended are asked for."""
+    """A question to a worker. `n`: most decisions to return. `after`: worker -> number of the last end already seen."""
 
     what: Literal["state", "metrics", "decisions", "ended", "index"]
     n: int = 0
@@ -30,7 +30,7 @@ class Ask(msgspec.Struct):
 
 
 class Report(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`process`: Prometheus' own names -> values."""
+    """`process`: the standard process metrics of Prometheus, name -> value."""
 
     state: RouterState = msgspec.field(default_factory=RouterState)
     index: IndexInfo = msgspec.field(default_factory=IndexInfo)
@@ -40,7 +40,7 @@ class Report(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """Requests that no replica has yet. `queue`: of models with replicas; `held`: model -> of those without."""
+    """Numbers of waiting requests. `queue`: for models with a replica. `held`: model without a replica -> requests."""
 
     queue: int = 0
     held: Mapping[str, int] = {}
@@ -51,8 +51,8 @@ def _closed(_: str) -> BreakerState:
 
 
 class Reporter:
-    """Of one worker. `breaker`: the state of that of a replica by its name; `clock`: that of the picker; `accepts`:
-    whether new requests are taken.
+    """Builds the reports of one worker. `breaker`: name of a replica -> state of its breaker. `clock`: the picker's.
+    `accepts`: whether the worker takes new requests.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Reporter:
         self._faults: dict[Replica, int] = {}
 
     def changed(self, replica: "Replica") -> None:
-        """To be told of every replica whose state changed."""
+        """Count stream faults. To be called at each change of a replica."""
         if replica.num_faults:
             self._telemetry.metrics.streams_failed(replica.num_faults - self._faults.get(replica, 0))
             self._faults[replica] = replica.num_faults
@@ -128,20 +128,20 @@ def whole_index(reports: Sequence[Report]) -> IndexInfo:
 
 
 def latest_decisions(reports: Sequence[Report], n: int) -> list[DecisionInfo]:
-    """The newest first."""
+    """Newest first."""
     every = [info for report in reports for info in report.decisions]
     return sorted(every, key=lambda info: info.at_s, reverse=True)[:n]
 
 
 def exposition(reports: Sequence[Report]) -> str:
-    """`/metrics` of the router: all of its workers together."""
+    """The text of `/metrics`, for all workers of the router together."""
     observed = [report.observed for report in reports if report.observed is not None]
     text = MetricText(observed, gauges(whole_state(reports), whole_index(reports)))
     return f"{text}{_process_text(reports)}"
 
 
 def _process_text(reports: Sequence[Report]) -> str:
-    """Sums over the workers, as of one process; the start is that of the oldest."""
+    """Process metrics summed over the workers, with the start time of the oldest."""
     pieces = []
     for name, (kind, help, combine) in _PROCESS.items():
         values = [report.process[name] for report in reports if name in report.process]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RouterTelemetry:
-    """Of one worker."""
+    """Metrics, decision log and tracer of one worker."""
 
     def __init__(
         self,
@@ -32,17 +32,17 @@ class RouterTelemetry:
         self._epoch_s = time.time() - clock()
 
     def time_of(self, moment_s: float) -> float:
-        """Of a moment by `clock`, in seconds since the epoch: the same whenever it is asked for."""
+        """Convert a moment by `clock` to seconds since the epoch. Steps of the wall clock don't change the result."""
         return self._epoch_s + moment_s
 
     def observe(self, request_id: str) -> "RequestObserver":
-        """When a request's head is there."""
+        """To be called when the head of a request has come."""
         return RequestObserver(self, request_id)
 
 
 class RequestObserver:
-    """In this order: (decided, retried)*, first_byte, ended. `model`: empty until it is known to be a served one, as
-    clients may name anything."""
+    """Order of calls: (decided, retried)*, first_byte, ended. `model`: empty until it is known to be a served model, as
+    clients may send any name."""
 
     __slots__ = ("_entry", "_is_ended", "_num_attempts", "_span", "_started_s", "_telemetry", "model", "request_id")
 
@@ -59,7 +59,7 @@ class RequestObserver:
     def trace(
         self, tracer: "RouteTracer", headers: "Headers", *, without: Collection[bytes], more: bytes
     ) -> tuple[Collection[bytes], bytes]:
-        """As `RouteTracer.begin`: what is left out of the headers that go on, and the lines that are added."""
+        """Begin a span. Returns as `RouteTracer.begin` does: names of headers to drop, and header lines to add."""
         age_s = self._telemetry.clock() - self._started_s
         self._span, without, more = tracer.begin(headers, age_s=age_s, without=without, more=more)
         return without, more
@@ -73,7 +73,7 @@ class RequestObserver:
         telemetry.metrics.decided(prompt, decision, decision_s)
 
     def retried(self, reason: str) -> None:
-        """The attempt failed before its first byte; another one follows."""
+        """The attempt failed before its first byte; another attempt follows."""
         if self._entry is not None:
             self._entry.reason = reason
             self._telemetry.decisions.end(self._entry)
@@ -82,7 +82,7 @@ class RequestObserver:
         self._telemetry.metrics.retried(reason)
 
     def first_byte(self, cached_tokens: int | None) -> None:
-        """`cached_tokens`: what the engine reported in `x-octavo-cached-tokens`, None where it reports nothing."""
+        """`cached_tokens`: value of the engine's `x-octavo-cached-tokens`, None without that header."""
         ttft_s = self._telemetry.clock() - self._started_s
         self._telemetry.metrics.first_byte(self.model, ttft_s)
         entry = self._entry

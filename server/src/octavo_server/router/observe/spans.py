@@ -1,7 +1,7 @@
 """The router's OpenTelemetry spans, one a request that is sent on. Imported only with --otlp-traces-endpoint.
 
-The span begins when the request's head was there, belongs to the trace that its `traceparent` names, and is what the
-replica is told as its caller. Its attributes say what the choice rested on; attempts that failed are events.
+The span begins when the request's head has come, belongs to the trace of its `traceparent`, and is the parent of the
+replica's span. Its attributes give the inputs of the choice; attempts that failed are events.
 """
 
 import time
@@ -30,20 +30,20 @@ class RouteSpan:
 
     def ended(self, request_id: str, model: str, entry: "Entry | None", *, code: int, reason: str) -> None:
         span = self._span
-        said: Attributes = {
+        attributes: Attributes = {
             "gen_ai.request.id": request_id,
             "gen_ai.request.model": model,
             "http.response.status_code": code,
             "octavo.reason": reason,
         }
-        span.set_attributes(said | ({} if entry is None else _attributes(entry)))
+        span.set_attributes(attributes | ({} if entry is None else _attributes(entry)))
         if code >= 500:
             span.set_status(Status(StatusCode.ERROR))
         span.end()
 
 
 class RouteTracer:
-    """Ends with `shutdown`, which sends what is left."""
+    """`shutdown` exports the remaining spans."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -53,8 +53,8 @@ class RouteTracer:
     def begin(
         self, headers: Headers, *, age_s: float, without: Collection[bytes], more: bytes
     ) -> tuple[RouteSpan, Collection[bytes], bytes]:
-        """The span of a request that came `age_s` ago; which of the client's headers are left out now, and the lines
-        that are added.
+        """Begin the span of a request that came `age_s` ago. Returns it, the names of the client's headers to drop, and
+        the header lines to add.
         """
         context = self._propagator.extract(carrier_of(headers))
         start_ns = time.time_ns() - int(age_s * 1e9)

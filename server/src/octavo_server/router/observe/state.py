@@ -1,7 +1,7 @@
-"""`RouterState`: what one router knows of its replicas and of who waits, for `/state/events`, `/metrics` and `/debug`.
+"""`RouterState`: replicas and waiting requests of one router, for `/state/events`, `/metrics` and `/debug`.
 
-Numbers that may exceed 2^53 (epochs) are hexadecimal text, so that any JSON reader keeps them. What several workers
-know is made one by `merged`: a replica is admitted when every worker sends to it, withdrawn when none does.
+Numbers that may exceed 2^53 (epochs) are hexadecimal text, as many JSON parsers round them. `merged` combines the
+states of several workers: a replica is admitted when every worker sends to it, withdrawn when none does.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ ORDER: tuple[State, ...] = ("gone", "connecting", "loading", "blind", "exact")
 
 
 class ModelSize(msgspec.Struct, kw_only=True, frozen=True):
-    """`kv_tokens`: that fit into the KV cache."""
+    """`kv_tokens`: capacity of the KV cache."""
 
     max_model_len: int
     weights_bytes: int
@@ -30,10 +30,10 @@ class ModelSize(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
-    """`epoch`: as the replica last said. `acknowledged_epoch`: the latest of which this router had an exact copy.
+    """`epoch`: as the replica last reported. `acknowledged_epoch`: the latest of which this router had an exact copy.
 
-    `worth_tokens`: prompt tokens that its blocks lately saved and no other replica's could have. `model`: what its
-    model takes, once that is known.
+    `worth_tokens`: prompt tokens that its blocks saved lately and no other replica's blocks could have saved. `model`:
+    sizes of its model, once they are known.
     """
 
     name: str
@@ -57,7 +57,7 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
 class RouterState(msgspec.Struct, kw_only=True, frozen=True):
     """`queue`: requests waiting for a replica to have room. `held`: model -> requests waiting for its first replica.
 
-    `accepts`: new requests are taken; a router that drains or stops takes none.
+    `accepts`: the router takes new requests; false while it drains or stops.
     """
 
     replicas: tuple[ReplicaState, ...] = ()
@@ -69,14 +69,14 @@ class RouterState(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def replica_state(replica: "Replica", now: float, breaker: BreakerState = "closed") -> ReplicaState:
-    """`now`: by the clock of the router's picker."""
+    """`now`: time of the picker's clock."""
     blocks, hello, epoch = replica.blocks, replica.hello, replica.admitted_epoch
     is_admitted = replica.is_routable
     return ReplicaState(
         name=replica.name,
         url=replica.url,
         state=replica.state,
-        why=replica.why,
+        why=replica.refusal or replica.why,
         models=tuple(sorted(replica.models)),
         epoch=None if hello is None else _hex(hello.epoch),
         acknowledged_epoch=None if epoch is None else _hex(epoch),
@@ -122,7 +122,7 @@ def _hex(epoch: int) -> str:
 
 
 def merged(states: Sequence[RouterState]) -> RouterState:
-    """Of the workers of one router."""
+    """Combine the states of the workers of one router."""
     if len(states) == 1:
         return states[0]
     by_name: dict[str, list[ReplicaState]] = {}

@@ -1,8 +1,8 @@
-"""`GET /state/events`: one stream from which operator and autoscaler learn what the router knows. Nobody scrapes.
+"""`GET /state/events`: a stream of the router's state for operator and autoscaler, in place of scraping.
 
-First the whole state, then changes only, at most one every `PERIOD_S`, and a heartbeat in each second without one. Each
-reader's changes are against what that reader was last told, made when it can take them: for a slow one they run
-together, and nothing piles up. One that takes nothing at all is cut off by the server, as every client is.
+It begins with the whole state. Then come changes, at most one every `PERIOD_S`, and a heartbeat in each second without
+a change. A change is the difference to the state last sent to that reader, built when the reader can receive it: a slow
+reader gets fewer, larger changes, and no backlog grows. The server closes the stream of a reader that stops reading.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Source = Callable[[], Awaitable[RouterState]]
 
 
 class WholeState(msgspec.Struct, tag="state", kw_only=True):
-    """First. `router` is new with each start of the router."""
+    """The first event. `router` is different after each start of the router."""
 
     version: int
     router: str
@@ -36,7 +36,7 @@ class WholeState(msgspec.Struct, tag="state", kw_only=True):
 
 
 class Change(msgspec.Struct, tag="change", kw_only=True, omit_defaults=True):
-    """What is different now: each replica that changed, whole; names of those that are gone; the rest if it changed."""
+    """`replicas`: each that changed, with all fields. `gone`: names. The other fields are present if they changed."""
 
     replicas: tuple[ReplicaState, ...] = ()
     gone: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
 
 
 class Bye(msgspec.Struct, tag="bye"):
-    """Last: why the router ends the stream."""
+    """The last event. `reason`: why the router ends the stream."""
 
     reason: str
 
@@ -63,35 +63,35 @@ class StateFeed:
         self._source = source
         self._period_s = period_s
         self._heartbeat_s = heartbeat_s
-        self._news: set[asyncio.Event] = set()
+        self._wakeups: set[asyncio.Event] = set()  # one for each reader
         self._ended_because: str | None = None
 
     @property
     def num_readers(self) -> int:
-        return len(self._news)
+        return len(self._wakeups)
 
     def poke(self) -> None:
-        """Something happened that isn't to wait for the next period: a replica came, went or was admitted."""
-        for news in self._news:
-            news.set()
+        """Send the next change now, not at the end of the period: a replica came, left or was admitted."""
+        for wakeup in self._wakeups:
+            wakeup.set()
 
     def close(self, reason: str) -> None:
         self._ended_because = reason
         self.poke()
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        news = asyncio.Event()
-        self._news.add(news)
+        wakeup = asyncio.Event()
+        self._wakeups.add(wakeup)
         try:
-            told = await self._source()
-            yield sse.frame(WholeState(version=VERSION, router=self.router, state=told))
+            sent = await self._source()
+            yield sse.frame(WholeState(version=VERSION, router=self.router, state=sent))
             clock = asyncio.get_running_loop().time
             silent_since_s = clock()
             while self._ended_because is None:
-                await _wait(news, self._period_s)
+                await _wait(wakeup, self._period_s)
                 now = await self._source()
-                if now != told:
-                    change, told = difference(told, now), now
+                if now != sent:
+                    change, sent = difference(sent, now), now
                     yield sse.frame(change)
                 elif clock() - silent_since_s >= self._heartbeat_s:
                     yield sse.frame(Heartbeat())
@@ -100,7 +100,7 @@ class StateFeed:
                 silent_since_s = clock()
             yield sse.frame(Bye(self._ended_because))
         finally:
-            self._news.discard(news)
+            self._wakeups.discard(wakeup)
 
 
 def difference(before: RouterState, now: RouterState) -> Change:
@@ -137,11 +137,11 @@ class StateStream(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _wait(news: asyncio.Event, timeout_s: float) -> None:
+async def _wait(wakeup: asyncio.Event, timeout_s: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            await news.wait()
-    news.clear()
+            await wakeup.wait()
+    wakeup.clear()
 
 
 def _if_new(before: T, now: T) -> T | None:

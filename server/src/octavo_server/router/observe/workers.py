@@ -1,8 +1,9 @@
-"""`Workers`: the processes of one router (`--workers N`) ask each other, so that whichever is asked answers for all.
+"""`Workers`: the processes of one router (`--workers N`) collect reports from each other, so that any of them can
+answer for all.
 
 Each listens on a Unix socket in a folder that only they can enter. A question and its answer are msgpack, each after
-its length; a connection carries one of them. Whoever doesn't answer in time is counted as it was last known: a worker
-that hangs may still be sending requests. One whose socket nobody holds any more is gone.
+its length; a connection carries one question. A worker that doesn't answer in time counts with its latest report: it
+may hang and still send requests. A worker whose socket refuses connections is gone.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from octavo_server.router.observe.state import RouterState
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 1.0
-_MAX_ASK_BYTES = 128 * 1024  # as much as the head of a request that it is made of may have, and more
+_MAX_ASK_BYTES = 128 * 1024  # more than the head of the HTTP request that it is built from
 _LENGTH = struct.Struct("<I")
 _encode = msgspec.msgpack.Encoder().encode
 _ask_decoder = msgspec.msgpack.Decoder(Ask)
@@ -27,7 +28,7 @@ _report_decoder = msgspec.msgpack.Decoder(Report)
 
 
 class Workers:
-    """`folder`: None for the only worker."""
+    """`folder`: None for a router of one worker."""
 
     def __init__(self, reporter: Reporter, folder: Path | None = None, number: int = 0) -> None:
         self._reporter = reporter
@@ -49,7 +50,7 @@ class Workers:
             self._own.unlink(missing_ok=True)
 
     async def ask(self, ask: Ask) -> list[Report]:
-        """Of every worker, this one first."""
+        """Reports of all workers, this one's first."""
         others = (
             [path for path in sorted(self._folder.glob("worker-*.sock")) if path != self._own] if self._folder else []
         )

@@ -25,14 +25,21 @@ logger = logging.getLogger(__name__)
 ANSWER_S = 10.0
 AGAIN_S = 5.0
 
+#: A replica knows the tenant of a request by the router's secret only. By a key of the router's it sees one tenant.
+MERGED_TENANTS = (
+    "it isolates the caches of tenants (--cache-isolation), but without a router secret it takes all clients of this "
+    "router for one tenant: give the same --router-secret to both, or start the replica without --cache-isolation"
+)
+
 _read_card = msgspec.msgpack.Decoder(ModelCard).decode
 
 
 class PromptHashers:
-    """Belongs to one event loop, from `start` to `stop`."""
+    """Belongs to one event loop, from `start` to `stop`. `merges_tenants`: replicas see one tenant for all clients."""
 
-    def __init__(self, fleet: Fleet, headers: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(self, fleet: Fleet, headers: Callable[[], Mapping[str, str]], *, merges_tenants: bool = False) -> None:
         self._fleet = fleet
+        self._merges_tenants = merges_tenants
         self._headers = headers
         self._asked: dict[str, int] = {}  # a replica's name -> the epoch of which it was asked
         self._fingerprints: dict[str, str] = {}  # a replica's name -> that of its card
@@ -68,7 +75,7 @@ class PromptHashers:
             self._fingerprints.pop(replica.name, None)
         elif replica.hello is not None and self._asked.get(replica.name) != replica.hello.epoch:
             self._asked[replica.name] = replica.hello.epoch
-            replica.is_described = False
+            replica.is_described, replica.refusal = False, ""
             task = asyncio.create_task(self._ask(replica, replica.hello.epoch))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -97,6 +104,10 @@ class PromptHashers:
                 await self._understand(card)
         if replica.name in self._asked:
             self._fingerprints[replica.name] = fingerprint
+            if self._merges_tenants and self._readers[fingerprint].card.cache_isolation:
+                replica.refusal = MERGED_TENANTS
+                logger.warning("replica %s gets no requests: %s", replica.name, replica.refusal)
+                self._fleet.changed(replica)
         kept = set(self._fingerprints.values())
         self._readers = {name: reader for name, reader in self._readers.items() if name in kept}
         self._by_model.clear()

@@ -1,7 +1,7 @@
-"""Replicas behind one DNS name, as a headless Service has: every address of it, looked up again and again.
+"""Replicas behind one DNS name, as of a headless Service: each address is a replica, resolved again at an interval.
 
-An answer is believed, a failure is not: while the resolver is away the last addresses stay. That the name has no
-address, or doesn't exist, is an answer too, but one that resolvers give lightly: it counts when given a few times.
+While the resolver fails, the last addresses stay. An answer without any address, or that the name doesn't exist, counts
+only after a few in a row, as resolvers also give it by mistake.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from octavo_server.router.fleet.endpoint import Endpoint
 logger = logging.getLogger(__name__)
 
 LOOK_UP_S = 10.0
-NOTHINGS_BELIEVED = 3
+EMPTY_ANSWERS = 3
 NOTHING = (socket.EAI_NONAME, socket.EAI_NODATA)
 
 #: Name and port -> addresses. Raises gaierror.
@@ -30,26 +30,26 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 class DnsDiscovery:
-    """`service`: HOST:PORT or a URL of them. Raises StartupError for what is none."""
+    """`service`: HOST:PORT or a URL. Raises StartupError for any other text."""
 
     def __init__(self, service: str, *, interval_s: float, resolve: Resolve = resolve) -> None:
         self._scheme, self._host, self._port = _parsed(service)
         self._interval_s = interval_s
         self._resolve = resolve
-        self._nothings = 0
+        self._num_empty = 0
 
     async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        told: frozenset[Endpoint] | None = None
+        latest: frozenset[Endpoint] | None = None
         while True:
             found = await self._look_up()
-            if found is not None and found != told:
+            if found is not None and found != latest:
                 logger.info("%s has %d addresses", self._host, len(found))
-                told = found
+                latest = found
                 yield found
             await asyncio.sleep(self._interval_s)
 
     async def _look_up(self) -> frozenset[Endpoint] | None:
-        """None if that can't be known now."""
+        """None while the answer doesn't count."""
         try:
             async with asyncio.timeout(LOOK_UP_S):
                 addresses = await self._resolve(self._host, self._port)
@@ -61,8 +61,8 @@ class DnsDiscovery:
         except (TimeoutError, OSError) as error:
             logger.warning("cannot look up %s: %s; its replicas stay as they were", self._host, error or "no answer")
             return None
-        self._nothings = 0 if addresses else self._nothings + 1
-        if 0 < self._nothings < NOTHINGS_BELIEVED:
+        self._num_empty = 0 if addresses else self._num_empty + 1
+        if 0 < self._num_empty < EMPTY_ANSWERS:
             return None
         return frozenset(endpoint_at(self._scheme, address, self._port) for address in addresses)
 

@@ -1,7 +1,7 @@
-"""Kubernetes' EndpointSlices as its API writes them, as far as they say where replicas are. Pure.
+"""Kubernetes' EndpointSlices: the fields of its API that give the addresses of replicas. Pure.
 
-A pod that isn't ready is in them too: the router follows it, so that its blocks are known when it is. A condition that
-is missing means ready.
+Slices also list pods that aren't ready: the router follows those, so that their blocks are known when they become
+ready. A missing condition means ready.
 """
 
 from collections.abc import Iterable
@@ -51,14 +51,14 @@ class SliceList(msgspec.Struct):
 
 
 class Status(msgspec.Struct):
-    """What the API answers instead of what was asked for."""
+    """The API's answer to a request that failed."""
 
     code: int = 0
     message: str = ""
 
 
 class Event(msgspec.Struct):
-    """Of a watch: ADDED, MODIFIED, DELETED and BOOKMARK have a slice, ERROR a status."""
+    """An event of a watch: ADDED, MODIFIED, DELETED and BOOKMARK carry a slice, ERROR a status."""
 
     type: str
     object: msgspec.Raw
@@ -85,7 +85,7 @@ def _place(endpoint: SliceEndpoint, port: int, scheme: str) -> Endpoint | None:
 
 
 def _port(ports: list[Port], wanted: str) -> int:
-    """0 if it has none of that name."""
+    """0 if the slice has no port of that name."""
     for port in ports:
         if port.port and wanted in ("", port.name or "", str(port.port)):
             return port.port

@@ -1,9 +1,8 @@
 """Replicas of a Kubernetes Service, ready or not: its EndpointSlices, listed once and then watched.
 
-Plain HTTP, as the API's documentation has it: the list's resourceVersion is where the watch begins, bookmarks move it
-on, and 410 Gone means to list again. Whatever fails is tried again with a back-off, and meanwhile the replicas stay as
-they were: an API server that is away takes no replica away. The token and the CA are read anew for each connection, as
-the kubelet exchanges both.
+Plain HTTP, by the API's documentation: the watch begins at the list's resourceVersion, bookmarks advance it, and 410
+Gone means to list again. Failures are retried with a back-off, and meanwhile the replicas stay as they were: an API
+server that is away removes no replica. The token and the CA are read for each connection, as the kubelet replaces both.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ from octavo_server.router.fleet.endpoint import Endpoint
 logger = logging.getLogger(__name__)
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-WATCH_S = 60  # then a new one begins where the last ended: a connection that died unseen is replaced, too
+WATCH_S = 60  # the next watch begins where the last ended; this also replaces a dead connection
 SLACK_S = 15.0
 ANSWER_S = 15.0
 MAX_EVENT_BYTES = 4 * 1024 * 1024
@@ -93,10 +92,10 @@ class KubernetesDiscovery:
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace or access.namespace}/endpointslices"
         self._backoff = backoff or Backoff(least_s=0.1, most_s=10.0)
         self._slices: dict[str, EndpointSlice] = {}
-        self._version = ""  # where to go on; empty: from a new list
+        self._version = ""  # where the next watch begins; empty: list first
 
     async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        told: frozenset[Endpoint] | None = None
+        latest: frozenset[Endpoint] | None = None
         clock = asyncio.get_running_loop().time
         timeout = aiohttp.ClientTimeout(total=WATCH_S + SLACK_S, connect=ANSWER_S)
         async with aiohttp.ClientSession(timeout=timeout, read_bufsize=MAX_EVENT_BYTES) as session:
@@ -105,17 +104,17 @@ class KubernetesDiscovery:
                 try:
                     async for _ in self._follow(session):
                         now = endpoints_of(self._slices.values(), port=self._port)
-                        if now != told:
-                            told = now
+                        if now != latest:
+                            latest = now
                             yield now
                 except Refused as error:
-                    self._refused(error)
+                    self._handle_refusal(error)
                 except (aiohttp.ClientError, msgspec.MsgspecError, TimeoutError, OSError, ValueError) as error:
                     logger.warning("the Kubernetes API: %s; the replicas stay as they were", error or "no answer")
                 await asyncio.sleep(self._backoff.ended(lasted_s=clock() - began_s))
 
     async def _follow(self, session: aiohttp.ClientSession) -> AsyncIterator[None]:
-        """A list, if need be, and one watch, a turn for each news."""
+        """List if needed, then watch once. Yields after each change."""
         if not self._version:
             listed = _read_list(await self._read(session))
             self._slices = {piece.metadata.name: piece for piece in listed.items or []}
@@ -125,10 +124,10 @@ class KubernetesDiscovery:
         async with self._get(session, query | {"resourceVersion": self._version}) as answer:
             await _check(answer)
             while line := await answer.content.readline():
-                self._take(_read_event(line))
+                self._apply_event(_read_event(line))
                 yield
 
-    def _take(self, event: Event) -> None:
+    def _apply_event(self, event: Event) -> None:
         if event.type == "ERROR":
             status = _read_status(event.object)
             raise Refused(status.code, status.message)
@@ -139,9 +138,9 @@ class KubernetesDiscovery:
             self._slices[piece.metadata.name] = piece
         self._version = piece.metadata.resource_version
 
-    def _refused(self, error: Refused) -> None:
+    def _handle_refusal(self, error: Refused) -> None:
         if error.code == GONE:
-            logger.info("the Kubernetes API has forgotten where this watch was: listing again")
+            logger.info("the Kubernetes API no longer has the resourceVersion of this watch: listing again")
             self._version = ""
             return
         hint = ": the service account needs list and watch of endpointslices" if error.code == 403 else ""
@@ -165,7 +164,7 @@ class KubernetesDiscovery:
 
 
 async def _check(answer: aiohttp.ClientResponse) -> None:
-    """Raises Refused, with what the API says of it."""
+    """Raises Refused, with the message of the API."""
     if answer.status != 200:
         try:
             message = _read_status(await answer.read()).message

@@ -1,7 +1,7 @@
-"""`RouterMetrics`: what requests and decisions show one worker, counted as it happens: a few additions per request.
+"""`RouterMetrics`: counters and histograms of one worker, updated with a few additions per request.
 
-What of it is exposed, and under which names, is `metric_list.py`'s affair; what several workers counted is added up and
-written by `metric_text.py`. Gauges aren't here: they are read from the router's state when somebody scrapes.
+`catalogue.py` lists the names that are exposed; `render.py` adds up the counts of several workers. Gauges aren't here:
+`gauges.py` reads them from the router's state at a scrape.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ OTHER = "other"
 
 
 class _Times:
-    """Of one model."""
+    """Times of one model's requests."""
 
     __slots__ = ("duration", "ttft")
 
@@ -44,7 +44,7 @@ class RouterMetrics:
         self._stream_faults = 0
 
     def decided(self, prompt: "Prompt", decision: "Decision", decision_s: float) -> None:
-        """Once for each attempt: a retry is decided anew."""
+        """Once for each attempt: a retry is a decision of its own."""
         rung, expected, num_tokens = decision.rung, decision.expected_tokens, prompt.num_tokens
         self._decisions[rung] += 1
         self._decision_s.observe(decision_s)
@@ -55,7 +55,7 @@ class RouterMetrics:
             self._match_ratio.observe(expected / num_tokens)
 
     def reported(self, expected_tokens: int, cached_tokens: int) -> None:
-        """What the engine then said of the prompt: the proof, or not, of what the router believed."""
+        """Compare the cached tokens that the engine reported with the router's expectation."""
         self._cached_tokens += cached_tokens
         if expected_tokens > cached_tokens:
             self._over_tokens += expected_tokens - cached_tokens
@@ -66,7 +66,7 @@ class RouterMetrics:
         self._of_model(model).ttft.observe(ttft_s)
 
     def ended(self, *, model: str, code: int, reason: str, duration_s: float) -> None:
-        """Once for each request, whatever became of it. `code`: of the answer; 499: the client left before it."""
+        """Once for each request. `code`: status of the answer; 499: the client left before one."""
         times = self._times.get(model)
         if times is None:
             model, times = (model if len(self._times) < MAX_VALUES else OTHER), self._of_model(model)
@@ -78,7 +78,7 @@ class RouterMetrics:
         self._retries[reason] = self._retries.get(reason, 0) + 1
 
     def waited(self, outcome: str, wait_s: float) -> None:
-        """A request came out of the queue."""
+        """A request left the queue."""
         found = self._waits.get(outcome)
         if found is None:
             found = self._waits[outcome] = _histogram("queue_seconds")
@@ -123,7 +123,7 @@ class RouterMetrics:
 
 
 def _histogram(name: str) -> Histogram:
-    """Of this process only: it is never written under this name, so it needs no labels."""
+    """A histogram that only counts: `render.py` writes it with its name and labels."""
     return Histogram((), BY_NAME[name].bounds)
 
 

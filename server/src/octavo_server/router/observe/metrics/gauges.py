@@ -16,7 +16,7 @@ ENTRY_BYTES = 110
 
 
 class IndexInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """The prefix index of a worker, or the sums of all."""
+    """Sizes of the prefix index of one worker, or the sums over all workers."""
 
     entries: int = 0
     max_entries: int = 0
@@ -52,7 +52,7 @@ def gauges(state: RouterState, index: IndexInfo) -> "Gauges":
 
 
 def _held(state: RouterState) -> dict[tuple[str, ...], float]:
-    """Clients may ask for any name: those that no replica has are one label."""
+    """Names that no replica reports share the empty label, as clients may send any name."""
     counts: Counter[tuple[str, ...]] = Counter()
     for model, waiting in state.held.items():
         counts[(model if model in state.models else "",)] += waiting

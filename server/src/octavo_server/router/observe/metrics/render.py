@@ -1,11 +1,11 @@
-"""The router's metrics in Prometheus' format: what all its workers counted, added up, and gauges of its state."""
+"""The router's metrics in Prometheus' format: counts summed over its workers, and gauges of its state."""
 
 from collections.abc import Iterable, Mapping
 
 from octavo_server.prometheus_text import Histogram, family_text, label_text
 from octavo_server.router.observe.metrics.catalogue import BY_NAME, FAMILIES, PREFIX, Family, Labels, Observed
 
-#: Family -> labels -> value: those of the list that are read, not counted.
+#: Family -> labels -> value, for families whose values are read at the scrape.
 Gauges = Mapping[str, Mapping[Labels, float]]
 
 

@@ -1,0 +1,58 @@
+"""`ReplicaStatus`: sets the state of one replica, logs the change, and notifies the fleet."""
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+
+import aiohttp
+
+from octavo_server.router.fleet.health_check import ConnectionLost
+from octavo_server.router.fleet.replica import NEW, Replica, State
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaStatus:
+    """`changed`: called after each change, never without one."""
+
+    def __init__(self, replica: Replica, changed: Callable[[Replica], None]) -> None:
+        self._replica = replica
+        self._changed = changed
+
+    def set_state(self, state: State, why: str, *, is_new_reason: bool = False, is_unresponsive: bool = False) -> None:
+        """`is_new_reason`: log the reason even if the state is unchanged."""
+        replica = self._replica
+        if (replica.state, replica.why, replica.is_unresponsive) == (state, why, is_unresponsive):
+            return
+        if replica.state != state or is_new_reason:
+            logger.log(self._level(state), "replica %s is %s: %s", replica.name, state, why.removesuffix("."))
+        replica.state, replica.why, replica.is_unresponsive = state, why, is_unresponsive
+        self._changed(replica)
+
+    def set_silent(self, is_silent: bool) -> None:
+        if self._replica.is_silent is not is_silent:
+            self._replica.is_silent = is_silent
+            self._changed(self._replica)
+
+    def log_first_failure(self, error: Exception, why: str) -> None:
+        """While a new replica starts, only its first failure is logged: enough to find a mistyped address."""
+        if self._replica.why == NEW and not isinstance(error, ConnectionLost):
+            logger.info("replica %s isn't there yet: %s", self._replica.name, why)
+
+    def _level(self, state: State) -> int:
+        """A server that never had a KV stream has none on purpose."""
+        is_usual = state in ("loading", "exact", "gone") or (state == "blind" and self._replica.why == NEW)
+        return logging.INFO if is_usual else logging.WARNING
+
+
+def describe_failure(error: Exception, answer_timeout_s: float) -> str:
+    """The reason that logs and `/debug/index` give for a replica that can't be reached."""
+    if isinstance(error, TimeoutError):
+        return f"no answer within {answer_timeout_s:g} s"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        found = error.os_error
+        if isinstance(found, socket.gaierror) or found.errno is None:
+            return f"no connection: {found.strerror or found}"
+        return f"no connection: {os.strerror(found.errno)}"
+    return str(error) or type(error).__name__
