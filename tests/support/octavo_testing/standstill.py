@@ -1,4 +1,4 @@
-"""How long a server's event loop stands still, seen from outside: `/health` is asked at a fixed rate over one connection."""
+"""How long a server's event loop stands still: the slowest `/health`, asked at a fixed rate over one connection."""
 
 import asyncio
 import time
