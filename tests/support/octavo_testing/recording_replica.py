@@ -11,6 +11,8 @@ from octavo_server.kv.card import ModelCard, write_card
 from octavo_testing.fake_replica import FakeReplica
 from octavo_testing.raw_http import MODEL, PATH
 
+#: Larger bodies aren't parsed, as that would stop the event loop that measures the router.
+MAX_READ_BYTES = 16 * 1024
 #: What a replica does with a request in place of answering it with 200.
 Behavior = Callable[["Seen"], Awaitable[web.StreamResponse | None]]
 
@@ -93,6 +95,8 @@ def taking(seconds: float) -> Behavior:
 
 
 def _prompt(body: bytes) -> str:
+    if len(body) > MAX_READ_BYTES:
+        return ""
     try:
         return str(json.loads(body)["prompt"])
     except (ValueError, KeyError, TypeError):
