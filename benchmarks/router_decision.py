@@ -59,12 +59,12 @@ class Bench:
     def _round(self, ours: Prompt, theirs: Prompt) -> tuple[float, float, float]:
         self._now += 0.01
         started = time.process_time_ns()
-        ticket = self._picker.sent(self._picker.pick(ours, self._replicas), ours)
+        ticket = self._picker.lease(self._picker.pick(ours, self._replicas), ours)
         decided_us = (time.process_time_ns() - started) / 1000
         told_us = self._tell(ticket.decision.chosen, ours)
         told_others_us = self._tell(self._replicas[0], theirs)
-        ticket.first_byte(0)
-        ticket.ended(ok=True)
+        ticket.record_first_byte()
+        ticket.release("ok")
         return decided_us, told_us, told_others_us
 
     def _tell(self, replica: Replica, prompt: Prompt) -> float:

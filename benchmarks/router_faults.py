@@ -64,9 +64,9 @@ class Pauses:
             self.num_unserved += 1
             return
         prompt = Prompt(num_tokens=480, affinity=hashes[0], hashes=hashes, is_exact=True)
-        ticket = self._picker.sent(self._picker.pick(prompt, replicas), prompt)
-        ticket.first_byte(0)
-        ticket.ended(True)
+        ticket = self._picker.lease(self._picker.pick(prompt, replicas), prompt)
+        ticket.record_first_byte()
+        ticket.release("ok")
 
 
 async def until(holds: Callable[[], object]) -> float:

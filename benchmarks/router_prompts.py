@@ -131,13 +131,13 @@ def measure(card: ModelCard, tokenizer: TimedTokenizer, bodies: Iterator[Body], 
         started = time.perf_counter_ns()
         prompt = reader.read("chat", body, "")
         read = time.perf_counter_ns()
-        ticket = picker.sent(picker.pick(prompt, replicas), prompt)
+        ticket = picker.lease(picker.pick(prompt, replicas), prompt)
         picked = time.perf_counter_ns()
         while late:
             late.pop()()
         settled = time.perf_counter_ns()
-        ticket.first_byte(0)
-        ticket.ended(ok=True)
+        ticket.record_first_byte()
+        ticket.release("ok")
         assert prompt.is_exact
         found["read"].append((read - started) / 1000)
         found["tokenising"].append(tokenizer.took_us)

@@ -39,6 +39,11 @@ _cache_home: str | None = None
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew instead of comparing")
+    parser.addoption(
+        "--other-onednn",
+        action="store_true",
+        help="pack bf16 weights with a stand-in for oneDNN on a CPU with matrix instructions (octavo_testing.onednn)",
+    )
     parser.addoption("--fuzz-requests", type=int, default=500, help="how many requests tests/fuzz sends (default: 500)")
     heads = "how many mutated heads tests/hostile sends to each server (default: 20000)"
     parser.addoption("--hostile-heads", type=int, default=20_000, help=heads)
@@ -98,6 +103,17 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(), f"if this is meant: pytest {request.path} --update-golden"
 
     return compare
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _other_onednn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In this process: an engine core in a process of its own packs with the real oneDNN."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--other-onednn"):
+            from octavo_testing.onednn import install_other_onednn  # not without the option: it imports torch
+
+            install_other_onednn(patch)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

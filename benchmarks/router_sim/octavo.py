@@ -1,7 +1,7 @@
 """`Octavo`: the router's own classes, as they run in production, behind the simulator's interface."""
 
+from octavo_server.router.balance.lease import Lease
 from octavo_server.router.balance.picker import Picker
-from octavo_server.router.balance.ticket import Ticket
 from octavo_server.router.prompts.prompt import Prompt
 
 from router_sim.site import BLOCK_SIZE, Asked, Site
@@ -14,7 +14,7 @@ class Octavo:
         self._site = site
         self._picker = Picker(site.index, clock=site.clock)
         self._number = {replica.name: i for i, replica in enumerate(site.replicas)}
-        self._tickets: dict[int, Ticket] = {}
+        self._leases: dict[int, Lease] = {}
 
     def pick(self, asked: Asked) -> int:
         prompt = Prompt(
@@ -26,17 +26,17 @@ class Octavo:
             max_tokens=asked.max_tokens,
         )
         decision = self._picker.pick(prompt, self._site.replicas)
-        self._tickets[asked.number] = self._picker.sent(decision, prompt)
+        self._leases[asked.number] = self._picker.lease(decision, prompt)
         return self._number[decision.chosen.name]
 
     def expected_tokens(self, number: int) -> int:
-        return self._tickets[number].decision.expected_tokens
+        return self._leases[number].decision.expected_tokens
 
     def heard(self, replica: int) -> None:
         self._picker.heard(self._site.replicas[replica])
 
     def first_byte(self, asked: Asked, replica: int, cached_tokens: int) -> None:
-        self._tickets[asked.number].first_byte(cached_tokens)
+        self._leases[asked.number].record_first_byte()
 
     def ended(self, asked: Asked, replica: int, *, ok: bool) -> None:
-        self._tickets.pop(asked.number).ended(ok)
+        self._leases.pop(asked.number).release("ok" if ok else "unknown")

@@ -9,7 +9,7 @@ from octavo_server.router.admin_auth import AdminAuth
 from octavo_server.router.admin_routes import AdminContext, build_admin
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_server.router.observe.report import Reporter, Waiting
-from octavo_server.router.observe.request_observer import Telemetry
+from octavo_server.router.observe.request_observer import RouterTelemetry
 from octavo_server.router.observe.state_stream import StateFeed
 from octavo_server.router.observe.workers import Workers
 from octavo_testing.router_parts import PROMPT, decision, exact_replica
@@ -23,7 +23,7 @@ class Parts:
         self.index = PrefixIndex(max_entries=1000)
         self.replicas = [exact_replica("a", self.index, epoch=2**63 + 1), exact_replica("b", self.index)]
         self.replicas[1].state = "loading"
-        self.telemetry = Telemetry()
+        self.telemetry = RouterTelemetry()
         self.keys = None
 
     @asynccontextmanager
@@ -44,11 +44,11 @@ class Parts:
 
 async def test_decisions_show_each_candidate_and_what_the_engine_found():
     parts = Parts()
-    track = parts.telemetry.track("r-1")
-    track.model = "tiny"
-    track.decided(PROMPT, decision(*parts.replicas), 0.00002)
-    track.first_byte(48)
-    track.ended(200, "finished")
+    observer = parts.telemetry.observe("r-1")
+    observer.model = "tiny"
+    observer.decided(PROMPT, decision(*parts.replicas), 0.00002)
+    observer.first_byte(48)
+    observer.ended(200, "finished")
     async with parts.http() as http:
         (info,) = (await http.get("/debug/decisions")).json()["decisions"]
     assert (info["request_id"], info["chosen"], info["rung"], info["why"]) == ("r-1", "a", "exact", "least cost")
@@ -62,10 +62,10 @@ async def test_decisions_show_each_candidate_and_what_the_engine_found():
 async def test_what_ended_is_told_from_where_somebody_has_heard_it():
     parts = Parts()
     for number in range(3):
-        track = parts.telemetry.track(f"r-{number}")
-        track.decided(PROMPT, decision(*parts.replicas), 0.0)
+        observer = parts.telemetry.observe(f"r-{number}")
+        observer.decided(PROMPT, decision(*parts.replicas), 0.0)
         if number != 1:
-            track.ended(200, "finished")
+            observer.ended(200, "finished")
     async with parts.http() as http:
         first, last = (await http.get("/debug/decisions/ended")).json()["decisions"]
         after = {"after": [f"{first['worker']}:{first['number']}", "another:9"]}

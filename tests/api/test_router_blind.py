@@ -3,8 +3,8 @@
 import logging
 
 import pytest
+from octavo_server.backoff import Backoff
 from octavo_server.kv.frames import Load
-from octavo_server.router.fleet.backoff import Backoff
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_server.router.fleet.polling_client import load_of
 from octavo_testing.fake_replica import MODEL, FakeReplica, vllm
@@ -135,7 +135,7 @@ async def test_a_replica_that_is_still_starting_is_told_once_and_nothing_to_warn
         await until(lambda: fleet.replicas and fleet.replicas[0].why == "no connection: Connection refused")
         await until(lambda: len(tries) > 2)
         assert fleet.replicas[0].state == "connecting"
-    first, last = [record for record in caplog.records if record.name.endswith("follower")]
+    first, last = [record for record in caplog.records if record.name.endswith("kv_stream_client")]
     name = fake.url.removeprefix("http://")
     assert first.message == f"replica {name} isn't there yet: no connection: Connection refused"
     assert "is gone" in last.message

@@ -1,13 +1,16 @@
 """What discovery names, comes and goes: the fleet follows it."""
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
 import pytest
 from octavo_server.router.fleet.endpoint import Endpoint
-from octavo_server.router.fleet.fleet import Fleet
+from octavo_server.router.fleet.fleet import DEPARTED_S, FEW_S, Fleet
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
+from octavo_server.router.fleet.model_names import MAX_AWAY_S, Known, Pending, Unknown
 from octavo_server.router.fleet.prefix_index import PrefixIndex
+from octavo_testing.clock import Clock
 from octavo_testing.fake_replica import MODEL, FakeReplica
 from octavo_testing.fleets import until
 
@@ -27,14 +30,14 @@ class Named:
 
 
 @asynccontextmanager
-async def fleet_of(*names):
+async def fleet_of(*names, clock=time.monotonic):
     """Fake replicas by name, each with three blocks of its own, of which none is named yet."""
     fakes = {name: FakeReplica(heartbeat_s=0.05) for name in names}
     for number, fake in enumerate(fakes.values()):
         fake.step(stored=[10 * number + k for k in (1, 2, 3)])
         await fake.start()
     named = Named()
-    fleet = Fleet(FollowSettings(least_wait_s=0.01), named, PrefixIndex(max_entries=1000))
+    fleet = Fleet(FollowSettings(least_wait_s=0.01), named, PrefixIndex(max_entries=1000), clock)
     await fleet.start()
     try:
         yield fakes, named, fleet
@@ -42,6 +45,11 @@ async def fleet_of(*names):
         await fleet.stop()
         for fake in fakes.values():
             await fake.stop()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
 
 
 def at(fake, name, is_ready=None):
@@ -125,13 +133,82 @@ async def test_models_have_groups_of_their_own():
         assert fleet.models() == [MODEL, "other"]
 
 
-async def test_what_ends_following_unasked_is_logged(caplog):
+async def test_discovery_that_ends_by_a_bug_is_logged_and_starts_again(caplog):
     class Broken:
+        num_starts = 0
+
         async def watch(self):
-            yield frozenset()
+            self.num_starts += 1
+            yield frozenset({Endpoint("http://127.0.0.1:9", f"start-{self.num_starts}")})
             raise ZeroDivisionError
 
     fleet = Fleet(FollowSettings(), Broken(), PrefixIndex(max_entries=1000))
     await fleet.start()
-    await until(lambda: "an unexpected end" in caplog.text)
+    await until(lambda: names(fleet.replicas) == ["start-2"])
+    assert "the discovery of replicas failed" in caplog.text
     await fleet.stop()
+
+
+async def test_following_a_replica_that_ends_by_a_bug_is_logged_and_starts_again(caplog):
+    async with fleet_of("a") as (fakes, named, fleet):
+        failures = [ZeroDivisionError("of a listener")]
+
+        def fail_once(replica):
+            if replica.is_exact and failures:
+                raise failures.pop()
+
+        states = []
+        fleet.on_change += [lambda replica: states.append(replica.state), fail_once]
+        named.tell(at(fakes["a"], "a"))
+        await until(lambda: fleet.routable(MODEL) and not failures and fakes["a"].num_connections == 2)
+        assert "following replica a failed" in caplog.text
+        assert "connecting" in states
+        assert "gone" not in states
+
+
+async def test_a_router_is_ready_when_more_than_half_of_its_replicas_take_requests(clock):
+    async with fleet_of("a", "b", clock=clock) as (fakes, named, fleet):
+        dead = Endpoint("http://127.0.0.1:9", "dead")
+        named.tell(at(fakes["a"], "a"), dead)
+        await until(lambda: fleet.routable(MODEL))
+        assert fleet.missing.startswith("1 of 2 replicas take requests")
+        named.tell(at(fakes["a"], "a"), at(fakes["b"], "b"), dead)
+        await until(lambda: len(fleet.routable(MODEL)) == 2)
+        assert fleet.missing is None
+
+
+async def test_a_router_is_ready_two_seconds_after_its_first_replica(clock):
+    async with fleet_of("a", clock=clock) as (fakes, named, fleet):
+        named.tell(at(fakes["a"], "a"), *(Endpoint("http://127.0.0.1:9", name) for name in "bc"))
+        await until(lambda: fleet.routable(MODEL))
+        assert fleet.missing.startswith("1 of 3 replicas take requests")
+        clock.now_s += FEW_S
+        assert fleet.missing is None
+        fakes["a"].publisher.set_accepts(False)
+        await until(lambda: not fleet.routable(MODEL))
+        assert fleet.missing == "none of 3 replicas takes requests"
+        fakes["a"].publisher.set_accepts(True)
+        await until(lambda: fleet.routable(MODEL))
+        assert fleet.missing is not None, "its time counts from when it takes requests again"
+
+
+async def test_a_model_of_a_replica_that_departed_is_known_for_a_minute(clock):
+    async with fleet_of("a", "b", clock=clock) as (fakes, named, fleet):
+        named.tell(at(fakes["a"], "a"))
+        assert fleet.resolve(MODEL) == Pending()
+        await until(lambda: fleet.resolve(MODEL) == Known(MODEL))
+        named.tell(Endpoint("http://127.0.0.1:9", "b"))
+        await until(lambda: names(fleet.replicas) == ["b"])
+        assert fleet.resolve(MODEL) == Known(MODEL)
+        clock.now_s += DEPARTED_S
+        assert fleet.resolve(MODEL) == Pending()
+
+
+async def test_an_unknown_model_is_pending_only_until_a_dead_replica_has_been_away_for_some_seconds(clock):
+    async with fleet_of("a", clock=clock) as (fakes, named, fleet):
+        named.tell(at(fakes["a"], "a"), Endpoint("http://127.0.0.1:9", "dead"))
+        await until(lambda: fleet.routable(MODEL))
+        pending = fleet.resolve("other")
+        clock.now_s += MAX_AWAY_S
+        assert pending == Pending(clock())
+        assert fleet.resolve("other") == Unknown([MODEL])

@@ -51,14 +51,14 @@ async def test_the_same_new_prompt_goes_where_another_router_just_sent_it():
     fakes = [FakeReplica() for _ in range(4)]
     async with pair(*fakes) as (one, other):
         chosen = one.pick()
-        ticket = one.picker.sent(chosen, PROMPT)
+        ticket = one.picker.lease(chosen, PROMPT)
         fake = next(fake for fake in fakes if fake.url == chosen.chosen.url)
         fake.publisher.added(ASKED)
         await until(lambda: heard(one, other, received=1))
         sent = other.pick()
         assert (sent.chosen.url, sent.rung, sent.expected_tokens) == (fake.url, "predicted", 16 * len(PROMPT.hashes))
         assert one.pick().chosen is chosen.chosen
-        ticket.ended(ok=False)
+        ticket.release("unknown")
         assert one.pick().expected_tokens == 0, "it was its own, and is predicted once"
 
 

@@ -9,7 +9,7 @@ from octavo_testing.fake_replica import MODEL, FakeReplica, Lose, Reorder, Repea
 from octavo_testing.fleets import followed, until
 
 QUICK = FollowSettings(
-    answer_timeout_s=0.2, health_timeout_s=0.1, reopen_after_s=0.2, least_wait_s=0.001, most_wait_s=0.01
+    answer_timeout_s=0.1, look_every_s=0.02, reopen_after_s=0.2, least_wait_s=0.001, most_wait_s=0.01
 )
 SPOILERS = (Lose, Repeat, Reorder, lambda: lie, lambda: twice)
 

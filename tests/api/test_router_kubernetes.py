@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 from octavo_engine.wire.errors import StartupError
-from octavo_server.router.fleet.backoff import Backoff
+from octavo_server.backoff import Backoff
 from octavo_server.router.fleet.discovery.endpoint_slices import EndpointSlice, endpoints_of
 from octavo_server.router.fleet.discovery.kubernetes import ClusterAccess, KubernetesDiscovery
 from octavo_server.router.fleet.endpoint import Endpoint

@@ -9,7 +9,7 @@ from octavo_server.router.balance.decision import RUNGS
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_server.router.observe.metrics.catalogue import FAMILIES, PREFIX
 from octavo_server.router.observe.report import Ask, Reporter, Waiting, exposition
-from octavo_server.router.observe.request_observer import Telemetry
+from octavo_server.router.observe.request_observer import RouterTelemetry
 from octavo_testing.router_parts import PROMPT, decision, exact_replica
 
 PAGE = Path(__file__).parents[2] / "docs" / "router.md"
@@ -19,16 +19,16 @@ BEGIN, END = "--update-golden -->\n", "<!-- end of metrics -->"
 @pytest.fixture(scope="module")
 def text():
     """Of a router to which everything has happened."""
-    index, telemetry = PrefixIndex(max_entries=100), Telemetry()
+    index, telemetry = PrefixIndex(max_entries=100), RouterTelemetry()
     replicas = [exact_replica(name, index) for name in "ab"]
     for rung in RUNGS:
-        track = telemetry.track("r")
-        track.model = "tiny"
-        track.decided(PROMPT, decision(*replicas, rung=rung), 0.00001)
-        track.retried("connect")
-        track.decided(PROMPT, decision(*replicas, rung=rung), 0.00001)
-        track.first_byte(48 if rung == "exact" else 80)
-        track.ended(200, "finished")
+        observer = telemetry.observe("r")
+        observer.model = "tiny"
+        observer.decided(PROMPT, decision(*replicas, rung=rung), 0.00001)
+        observer.retried("connect")
+        observer.decided(PROMPT, decision(*replicas, rung=rung), 0.00001)
+        observer.first_byte(48 if rung == "exact" else 80)
+        observer.ended(200, "finished")
     telemetry.metrics.waited("sent", 0.1)
     reporter = Reporter(
         telemetry=telemetry,

@@ -198,12 +198,24 @@ async def test_when_all_refuse_the_last_refusal_goes_through(parts):
     assert [replica.paths.count(CHAT) for replica in parts.replicas] == [1, 1]
 
 
-async def test_a_request_is_sent_anew_only_so_often(parts):
+@pytest.mark.parametrize(("max_retries", "attempts"), [(0, 1), (1, 2), (2, 2)])
+async def test_a_request_that_two_replicas_lost_is_not_sent_again(parts, max_retries, attempts):
     for _ in range(4):
         await parts.replica(cut)
-    routed = await parts.route(forward={"max_retries": 2})
+    routed = await parts.route(forward={"max_retries": max_retries})
     answer = await routed.http.post(CHAT, json=BODY)
     assert (answer.status_code, answer.json()["error"]["type"]) == (502, "BadGatewayError")
+    assert sum(replica.paths.count(CHAT) for replica in parts.replicas) == attempts
+
+
+async def test_refused_attempts_are_bounded(parts):
+    async def unavailable(request):
+        return web.Response(status=503)
+
+    for _ in range(5):
+        await parts.replica(unavailable)
+    routed = await parts.route(forward={"max_retries": 2})
+    assert (await routed.http.post(CHAT, json=BODY)).status_code == 503
     assert sum(replica.paths.count(CHAT) for replica in parts.replicas) == 3
 
 
@@ -301,7 +313,7 @@ async def test_a_request_waits_for_the_first_replica(parts):
     await replica.kill()
     routed = await parts.stack.enter_async_context(routing(replica.url))
     asking = asyncio.create_task(routed.http.post(CHAT, json=BODY))
-    await until(lambda: len(routed.router.room) == 1)
+    await until(lambda: len(routed.router.queue) == 1)
     assert not asking.done()
     await replica.start()
     assert (await asking).json() == {"said": "fine"}
@@ -317,7 +329,7 @@ async def test_a_request_that_an_ending_replica_refuses_waits_for_the_next(parts
     routed = await parts.stack.enter_async_context(routing(first.url, second.url))
     await routed.routable(MODEL, 1)
     asking = asyncio.create_task(routed.http.post(CHAT, json=BODY))
-    await until(lambda: len(routed.router.room) == 1)
+    await until(lambda: len(routed.router.queue) == 1)
     assert not asking.done()
     await second.start()
     assert (await asking).json() == {"said": "fine"}
@@ -343,7 +355,7 @@ async def test_beyond_its_bounds_the_queue_refuses(parts):
     await parts.replica(answer)
     routed = await parts.route(forward={"max_requests_per_replica": 1, "max_queued_requests": 2})
     asking = [asyncio.create_task(routed.http.post(CHAT, json=BODY)) for _ in range(3)]
-    await until(lambda: len(routed.router.room) == 2)
+    await until(lambda: len(routed.router.queue) == 2)
     refused = await routed.http.post(CHAT, json=BODY)
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     full = "busy: 1 of 1, the limit is 1 at once (--max-requests-per-replica)"
@@ -351,17 +363,17 @@ async def test_beyond_its_bounds_the_queue_refuses(parts):
     assert f"{full}; {waiting}" in refused.json()["error"]["message"]
     go_on.set()
     assert [(await task).status_code for task in asking] == [200, 200, 200]
-    assert len(routed.router.room) == 0
+    assert len(routed.router.queue) == 0
 
 
 async def test_a_client_that_leaves_the_queue_is_forgotten(parts):
     await parts.replica(never)
     routed = await parts.route(forward={"max_requests_per_replica": 1})
     asking = [asyncio.create_task(routed.http.post(CHAT, json=BODY)) for _ in range(2)]
-    await until(lambda: len(routed.router.room) == 1)
+    await until(lambda: len(routed.router.queue) == 1)
     for task in asking:
         task.cancel()
-    await until(lambda: not len(routed.router.room) and not routed.router.lifecycle.num_requests)
+    await until(lambda: not len(routed.router.queue) and not routed.router.lifecycle.num_requests)
 
 
 async def test_draining_lets_streams_finish_and_refuses_the_rest(parts):
@@ -463,13 +475,13 @@ async def test_a_large_answer_waits_for_a_slow_client_and_no_memory_fills(parts)
     await parts.replica(answer)
     routed = await parts.route()
     async with routed.http.stream("POST", CHAT, json=BODY) as got:
-        await until(lambda: routed.router.upstream.origin(parts.replicas[0].url).active)
-        (connection,) = routed.router.upstream.origin(parts.replicas[0].url).active
-        exchange = connection.exchange
-        assert exchange is not None
+        await until(lambda: routed.router.pools.pool(parts.replicas[0].url).active)
+        (connection,) = routed.router.pools.pool(parts.replicas[0].url).active
+        response = connection.response
+        assert response is not None
         length = 0
         async for chunk in got.aiter_raw():
-            assert exchange.num_waiting < 2 * 2**20
+            assert response.num_waiting_bytes < 2 * 2**20
             length += len(chunk)
     assert length == size == 2**16 * len(told)
 
@@ -481,13 +493,13 @@ async def test_a_failing_replica_is_left_alone_until_a_probe_succeeds(parts):
     asked = await routed.http.post(CHAT, json=BODY)
     (bad,) = [r for r in parts.replicas if r.url.endswith(asked.headers["x-octavo-replica"])]
     bad.answers[CHAT] = cut
-    while routed.router.breakers.state(bad.url.removeprefix("http://")) == "closed":
+    while routed.router.balancer.breaker_state(bad.url.removeprefix("http://")) == "closed":
         assert (await routed.http.post(CHAT, json=BODY)).status_code == 200
     num_asked = bad.paths.count(CHAT)
     for _ in range(4):
         assert (await routed.http.post(CHAT, json=BODY)).status_code == 200
     assert bad.paths.count(CHAT) == num_asked
-    assert routed.router.breakers.state(bad.url.removeprefix("http://")) == "open"
+    assert routed.router.balancer.breaker_state(bad.url.removeprefix("http://")) == "open"
 
 
 async def test_a_page_in_a_browser_may_read_answers_and_errors(parts):
@@ -518,7 +530,7 @@ async def test_a_connection_that_the_replica_closed_meanwhile_is_no_failure(part
     replica = await parts.replica(fine)
     routed = await parts.route()
     assert (await routed.http.post(CHAT, json=BODY)).status_code == 200
-    (idle,) = routed.router.upstream.origin(replica.url).idle
+    (idle,) = routed.router.pools.pool(replica.url).idle
 
     async def answer(request):
         if request.transport.get_extra_info("peername") == idle.transport.get_extra_info("sockname"):
@@ -527,7 +539,7 @@ async def test_a_connection_that_the_replica_closed_meanwhile_is_no_failure(part
 
     replica.answers[CHAT] = answer
     assert (await routed.http.post(CHAT, json=BODY)).status_code == 200
-    assert not routed.router.breakers
+    assert not routed.router.balancer.breakers
 
 
 @pytest.mark.parametrize("answer", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000])

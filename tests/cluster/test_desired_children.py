@@ -8,7 +8,7 @@ from octavo_operator.desired.engine import desired_engine
 from octavo_operator.service import Service, Settings, read_service
 from octavo_testing.infsvc_cases import TAKEN, Case, stored
 
-SETTINGS = Settings(engine_image="engine:1", router_image="router:1")
+SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 
 
 @pytest.fixture(scope="module")

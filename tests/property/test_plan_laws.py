@@ -15,7 +15,7 @@ from octavo_operator.service import Service, Settings, read_service
 from octavo_testing.infsvc_cases import HOST, KEYS, OPEN, Case, stored
 from octavo_testing.plan_cluster import PlanCluster
 
-SETTINGS = Settings(engine_image="engine:1", router_image="router:1")
+SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 SPECS: tuple[dict[str, Any], ...] = (
     {},
     {"replicas": 0},

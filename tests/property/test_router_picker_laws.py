@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from octavo_server.kv.frames import Load
 from octavo_server.router.balance import score
+from octavo_server.router.balance.lease import MIN_PREDICTED_S, POLLED_S
 from octavo_server.router.balance.picker import NOTHING, Picker
 from octavo_server.router.balance.score import TIE
-from octavo_server.router.balance.ticket import BLIND_S, MIN_PREDICTED_S
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_testing.router_replicas import FedReplica, prompt_of
 
@@ -76,8 +76,8 @@ class PickerMachine(RuleBasedStateMachine):
         if decision.why == "least cost" or decision.why.startswith("tie"):
             assert chosen.cost_s <= (1 + TIE) * min(t.cost_s for t in decision.candidates)
         assert 0 <= decision.expected_tokens < prompt.num_tokens
-        ticket = self.picker.sent(decision, prompt)
-        lasts_s = max(2 * chosen.ttft_s, MIN_PREDICTED_S) if decision.chosen.is_exact else BLIND_S
+        ticket = self.picker.lease(decision, prompt)
+        lasts_s = max(2 * chosen.ttft_s, MIN_PREDICTED_S) if decision.chosen.is_exact else POLLED_S
         sent = Sent(ticket, prompt, decision.chosen.activity.predicted.slot, self.now + lasts_s)
         self.open.append(sent)
         self.predicting.append(sent)
@@ -86,7 +86,7 @@ class PickerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.none() | st.integers(0, 100))
     def first_byte(self, data, tokens):
         sent = data.draw(st.sampled_from(self.open))
-        sent.ticket.first_byte(tokens)
+        sent.ticket.record_first_byte()
         sent.has_begun = True
 
     @precondition(lambda self: self.open)
@@ -94,8 +94,8 @@ class PickerMachine(RuleBasedStateMachine):
     def end(self, data, ok):
         sent = data.draw(st.sampled_from(self.open))
         self.open.remove(sent)
-        sent.ticket.ended(ok)
-        sent.ticket.ended(not ok)
+        sent.ticket.release("ok" if ok else "unknown")
+        sent.ticket.release("unknown" if ok else "ok")
         if not ok and not sent.has_begun:
             self.predicting = [s for s in self.predicting if s is not sent]
 
@@ -157,7 +157,7 @@ class PickerMachine(RuleBasedStateMachine):
 
     def teardown(self):
         for sent in self.open:
-            sent.ticket.ended(ok=True)
+            sent.ticket.release("ok")
         for replica in self.replicas:
             activity = replica.activity
             assert (activity.num_in_flight, activity.num_unanswered, activity.num_pending) == (0, 0, 0)

@@ -107,19 +107,28 @@ class AsyncLLM:
         kind: OutputKind = "cumulative",
         priority: int = 0,
         turn: float = 0.0,
+        start_by_s: float | None = None,
         cache_salt: str = "",
         add_special_tokens: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs until the request is finished; see `outputs` for `kind`.
 
-        `turn`: see `EngineRequest`. Raises InvalidRequest before the first output, EngineDead at any time. A failed
-        sequence is no exception: it has finish_reason "error".
+        `turn`, `start_by_s`: see `EngineRequest`. Raises InvalidRequest before the first output, EngineDead at any
+        time. A failed sequence is no exception: it has finish_reason "error".
         """
         tokenized = await self._tokenize(prompt, add_special_tokens)
         tokenized.cache_salt = cache_salt or tokenized.cache_salt
         if params.structured_outputs is not None:  # checked in a thread: the streams of others go on
             await asyncio.to_thread(self._frontend.grammar, params)
-        stream = self._add(tokenized, params, request_id, priority=priority, turn=turn)
+        request = self._frontend.build(
+            tokenized,
+            params,
+            request_id=self._new_core_id(request_id),
+            priority=priority,
+            turn=turn,
+            start_by_s=start_by_s,
+        )
+        stream = self._add(tokenized, request, request_id)
         try:
             while True:
                 await stream.news()
@@ -144,12 +153,6 @@ class AsyncLLM:
         core_id = self._core_ids.get(request_id)
         if core_id is not None:
             self._core.send(Abort(core_id))
-
-    def expire(self, request_id: str) -> None:
-        """As `abort`, for a request that has waited too long: one that has started goes on."""
-        core_id = self._core_ids.get(request_id)
-        if core_id is not None and not self.is_dead:
-            self._core.send(Abort(core_id, only_waiting=True))
 
     async def debug_requests(self) -> list[SequenceInfo]:
         """What runs and what waits, and why, under the callers' request ids. Raises EngineDead."""
@@ -210,19 +213,18 @@ class AsyncLLM:
             return await asyncio.to_thread(self._frontend.tokenize, prompt, add_special_tokens=add_special_tokens)
         return self._frontend.tokenize(prompt, add_special_tokens=add_special_tokens)
 
-    def _add(
-        self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str, *, priority: int, turn: float
-    ) -> _Stream:
-        """The core gets an id of its own, so that late outputs never reach a later request of the same name."""
+    def _new_core_id(self, request_id: str) -> str:
+        """An id of the core's own, so that late outputs never reach a later request of the same name."""
         self._check_alive()
         if request_id in self._core_ids:
             raise InvalidRequest(f"request_id {request_id!r} is already running.", param="request_id")
-        core_id = f"{request_id}.{next(self._serial)}"
-        request = self._frontend.build(prompt, params, request_id=core_id, priority=priority, turn=turn)
+        return f"{request_id}.{next(self._serial)}"
+
+    def _add(self, prompt: TokenizedPrompt, request: EngineRequest, request_id: str) -> _Stream:
         stream = _Stream(self._frontend.assemble(request, prompt, request_id=request_id))
         self._core.send(Add(request))
-        self._streams[core_id] = stream
-        self._core_ids[request_id] = core_id
+        self._streams[request.request_id] = stream
+        self._core_ids[request_id] = request.request_id
         if self.on_add is not None:
             self.on_add(request)
         return stream

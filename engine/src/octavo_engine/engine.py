@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from octavo_engine.core.inspection import describe_sequences
 from octavo_engine.preparation import Preparations
+from octavo_engine.queue_deadlines import QueueDeadlines
 from octavo_engine.wire.errors import EngineDead, OctavoError
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult
@@ -45,6 +46,7 @@ class EngineCore:
         self._trace = trace
         self._costs = StepCosts()
         self._preparations = Preparations(executor.prepare, timeout_s=grammar_timeout_s)
+        self._deadlines = QueueDeadlines(scheduler.is_waiting)
         self._events: list[SeqOutput] = []  # terminal records that no commit brought
         self._step_s = 0.0
         self._batched_tokens = 0
@@ -59,19 +61,16 @@ class EngineCore:
             self._scheduler.add(request, now, deferred=request.grammar is not None)
             if request.grammar is not None:
                 self._preparations.start(request.request_id, request.grammar, now)
+            if request.start_by_s is not None:
+                self._deadlines.add(request.request_id, request.start_by_s)
         except OctavoError as error:
             self._events += [
                 SeqOutput(request_id=request.request_id, index=i, finish_reason="error", error=str(error))
                 for i in range(request.params.n)
             ]
 
-    def abort(self, request_id: str, index: int | None = None, *, only_waiting: bool = False) -> None:
-        """Unknown and finished sequences are ignored: an abort may cross the last output on its way.
-
-        `only_waiting`: not if it was ever scheduled.
-        """
-        if only_waiting and self._scheduler.has_run(request_id):
-            return
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Unknown and finished sequences are ignored: an abort may cross the last output on its way."""
         self._events += self._scheduler.abort(request_id, index)
         self._let_go([request_id])
 
@@ -84,8 +83,8 @@ class EngineCore:
 
     def sleep_s(self) -> float | None:
         """How long a core without work may be left alone, unless a message or more work comes first."""
-        deadline = self._preparations.next_deadline_s()
-        return None if deadline is None else max(0.0, deadline - self._clock())
+        deadlines = [s for s in (self._preparations.next_deadline_s(), self._deadlines.next_s()) if s is not None]
+        return max(0.0, min(deadlines) - self._clock()) if deadlines else None
 
     def wait(self, timeout_s: float) -> None:
         """For work, where no messages can come meanwhile."""
@@ -97,6 +96,8 @@ class EngineCore:
         started = self._clock()
         for request_id, error in self._preparations.take_done(started):
             self._events += self._scheduler.prepared(request_id, started, error=error)
+        for request_id in self._deadlines.pop_expired(started):
+            self.abort(request_id)
         outputs = self._advance(started) if self._scheduler.has_work() else []
         self._let_go([out.request_id for out in outputs if out.finish_reason is not None])
         events, self._events = self._events, []

@@ -95,6 +95,7 @@ class Frontend:
         request_id: str,
         priority: int = 0,
         turn: float = 0.0,
+        start_by_s: float | None = None,
         clamp_max_tokens: bool = False,
     ) -> EngineRequest:
         """`clamp_max_tokens`: cut `max_tokens` to the context instead of refusing it (offline use)."""
@@ -109,6 +110,7 @@ class Frontend:
             arrival_s=time.monotonic(),
             priority=priority,
             turn=turn,
+            start_by_s=start_by_s,
             cache_salt=prompt.cache_salt,
             grammar=grammar,
         )

@@ -16,13 +16,14 @@ END_S = 15
 class Settings:
     engine_image: str
     router_image: str
+    operator_namespace: str  # its pods are let in by NetworkPolicies, and those of no other namespace
     image_pull_policy: str | None = None
     image_pull_secrets: tuple[str, ...] = ()  # where a spec names none
     cluster_domain: str = "cluster.local"
     lame_duck_s: int = 15  # a pod that is told to end goes on answering while proxies learn of it
     has_pod_monitors: bool = False
     monitor_labels: Mapping[str, str] = field(default_factory=dict)  # by which a Prometheus selects them
-    scraped_from: tuple[str, ...] = ()  # namespaces whose Prometheus NetworkPolicies let in
+    scraped_from: tuple[str, ...] = ()  # namespaces whose Prometheus NetworkPolicies let in to engines and routers
     has_gateway_api: bool = False
 
 

@@ -48,10 +48,11 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAMESPACE",
-        help="NetworkPolicies let the Prometheus of this namespace in; may be given again",
+        help="namespace whose Prometheus NetworkPolicies let in to engines and routers; may be given again",
     )
     add("--gateway-api", action="store_true", help="the cluster has the Gateway API's HTTPRoutes")
-    add("--lease-namespace", default=os.environ.get("POD_NAMESPACE", "default"), help="where the Lease is")
+    namespace = os.environ.get("POD_NAMESPACE", "default")
+    add("--lease-namespace", default=namespace, help="namespace of the operator and its Lease (default: %(default)s)")
     add("--lease-name", default="octavo-operator", help="(default: %(default)s)")
     add("--identity", default=os.environ.get("POD_NAME") or os.uname().nodename, help="who holds it (default: the pod)")
     key = parser.add_mutually_exclusive_group(required=True)
@@ -71,6 +72,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     return Settings(
         engine_image=args.engine_image,
         router_image=args.router_image,
+        operator_namespace=args.lease_namespace,
         image_pull_policy=args.image_pull_policy,
         image_pull_secrets=tuple(args.image_pull_secrets),
         cluster_domain=args.cluster_domain,

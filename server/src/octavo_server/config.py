@@ -12,9 +12,12 @@ from octavo_server.tools.use import ToolSettings
 class RequestLimits:
     """The most that one request may ask for. Each field is a flag."""
 
-    max_request_bytes: int = 16 * 2**20
+    max_request_bytes: int = 4 * 2**20
+    max_json_values: int = 400_000
     max_json_depth: int = 128
     max_messages: int = 4096
+    max_content_parts: int = 4096
+    max_tools: int = 4096
     max_prompts: int = 1024
     max_prompt_chars: int = 2**21
     max_n: int = 256
@@ -49,6 +52,7 @@ class HttpSettings:
     router_secrets: tuple[str, ...] = field(default=(), repr=False)
     router_secret_file: Path | None = None
     limits: RequestLimits = field(default_factory=RequestLimits)
+    max_body_memory_bytes: int = 256 * 2**20
     log_format: LogFormat = "text"
     logs_access: bool = True
     drain_timeout_s: float = 30.0
@@ -56,6 +60,7 @@ class HttpSettings:
     keep_alive_s: int = 120
     slow_client_timeout_s: float = 60.0
     otlp_traces_endpoint: str | None = None
+    allowed_origins: tuple[str, ...] | None = None  # None: all where keys are needed, else none
 
     @property
     def needs_key(self) -> bool:
@@ -66,7 +71,7 @@ class HttpSettings:
 class ServerConfig(HttpSettings):
     served_model_names: tuple[str, ...]
     root_path: str = ""
-    allowed_origins: tuple[str, ...] = ("*",)
+    router_only: bool = False
     cache_isolation: bool = False
     queue: QueueLimits = field(default_factory=QueueLimits)
     response_role: str = "assistant"

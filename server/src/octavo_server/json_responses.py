@@ -4,8 +4,12 @@ from collections.abc import Mapping
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Send
 
-from octavo_server.openai.errors import describe
+from octavo_server.openai.errors import ApiError, describe
+
+JSON_TYPE = (b"content-type", b"application/json")
+RawHeaders = list[tuple[bytes, bytes]]
 
 
 def json_reply(content: object) -> Response:
@@ -17,3 +21,15 @@ def error_reply(error: Exception, headers: Mapping[str, str] | None = None) -> R
     described = describe(error)
     head = {**described.headers, **(headers or {})}
     return Response(described.body(), described.status, head, media_type="application/json")
+
+
+def error_head(error: ApiError, body: bytes) -> RawHeaders:
+    """All headers of an answer with this error, as ASGI has them."""
+    own = [(name.lower().encode(), value.encode("latin-1")) for name, value in error.headers.items()]
+    return [JSON_TYPE, (b"content-length", b"%d" % len(body)), *own]
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    body = error.body()
+    await send({"type": "http.response.start", "status": error.status, "headers": error_head(error, body)})
+    await send({"type": "http.response.body", "body": body})

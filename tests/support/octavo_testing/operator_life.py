@@ -28,7 +28,7 @@ from octavo_operator.spec.service import GROUP, KIND
 
 from octavo_testing.control_plane import ControlPlane
 
-SETTINGS = Settings(engine_image="engine:1", router_image="router:1")
+SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 CHILDREN = (
     "Deployment",
     "Service",

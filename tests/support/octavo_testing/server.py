@@ -78,9 +78,12 @@ class ScriptedClient:
         kind: OutputKind = "cumulative",
         priority: int = 0,
         turn: float = 0.0,
+        start_by_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         tokenized = self._frontend.tokenize(prompt)
-        request = self._frontend.build(tokenized, params, request_id=request_id, priority=priority, turn=turn)
+        request = self._frontend.build(
+            tokenized, params, request_id=request_id, priority=priority, turn=turn, start_by_s=start_by_s
+        )
         assembly = self._frontend.assemble(request, tokenized, request_id=request_id)
         self.requests.append(request)
         self.running.add(request_id)

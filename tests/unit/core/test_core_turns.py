@@ -49,10 +49,10 @@ def test_priority_comes_before_turns():
     assert started(core) == ["c", "b", "a"]
 
 
-def test_what_has_run_is_known():
+def test_a_request_waits_until_it_is_scheduled():
     core = scheduler()
     add(core, "a")
     add(core, "b")
-    assert not core.has_run("a")
+    assert core.is_waiting("a")
     core.step(0.0)
-    assert (core.has_run("a"), core.has_run("b"), core.has_run("unknown")) == (True, False, False)
+    assert (core.is_waiting("a"), core.is_waiting("b"), core.is_waiting("unknown")) == (False, True, False)

@@ -6,12 +6,14 @@ from octavo_engine.layers.head import LogitsHead
 from octavo_engine.layers.layer import Build
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
+from octavo_engine.ops import native_linear
+from octavo_testing.onednn import install_other_onednn
 from torch import Tensor
 
 
 def head_of(weight: Tensor, *, tied: bool, softcap: float | None = None) -> LogitsHead:
     build = Build(dtype=weight.dtype, device=torch.device("cpu"), max_model_len=8)
-    spec = LinearSpec(in_features=weight.shape[1], outs=(weight.shape[0],), names=("lm_head",))
+    spec = LinearSpec(in_features=weight.shape[1], outs=(weight.shape[0],), names=("lm_head",), wide=True)
     linear = Linear(spec, build, tied=weight if tied else None)
     for slot in linear.slots():
         slot.load(weight)
@@ -19,6 +21,15 @@ def head_of(weight: Tensor, *, tied: bool, softcap: float | None = None) -> Logi
     return LogitsHead(linear, softcap=softcap)
 
 
+@pytest.fixture(params=["as-here", "without-kernels", "other-onednn"])
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "without-kernels":
+        monkeypatch.setattr(native_linear, "native_library", lambda: None)
+    elif request.param == "other-onednn":
+        install_other_onednn(monkeypatch)
+
+
+@pytest.mark.usefixtures("machine")
 def test_logits_that_tie_in_bfloat16_are_told_apart() -> None:
     weight = torch.tensor([[16.0, 0.0625], [16.0, 0.125], [0.0, 0.0]], dtype=torch.bfloat16)
     hidden = torch.tensor([[1.0, 0.25]], dtype=torch.bfloat16)
@@ -27,11 +38,13 @@ def test_logits_that_tie_in_bfloat16_are_told_apart() -> None:
     assert head_of(weight, tied=True)(hidden).tolist() == [[16.015625, 16.03125, 0.0]]
 
 
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("rows", [1, 7, 40])
-def test_every_logit_is_as_exact_as_fp32(rows: int, tied: bool) -> None:
+def test_every_logit_is_as_exact_as_fp32(rows: int, tied: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    weight, hidden = torch.randn(101, 96).bfloat16(), torch.randn(rows, 96).bfloat16()
+    weight, hidden = torch.randn(101, 96).to(dtype), torch.randn(rows, 96).to(dtype)
     exact = hidden.float() @ weight.float().T
     logits = head_of(weight, tied=tied)(hidden)
     assert logits.dtype == torch.float32
@@ -42,3 +55,10 @@ def test_softcap_comes_last() -> None:
     weight, hidden = torch.tensor([[100.0], [1.0]]), torch.tensor([[1.0]])
     want = 30.0 * torch.tanh(torch.tensor([[100.0, 1.0]]) / 30.0)
     torch.testing.assert_close(head_of(weight, tied=True, softcap=30.0)(hidden), want)
+
+
+def test_an_adapter_adds_to_logits_that_were_not_rounded() -> None:
+    weight = torch.tensor([[16.0, 0.0625], [16.0, 0.125]], dtype=torch.bfloat16)
+    head = head_of(weight, tied=True)
+    head.linear.adapter = lambda x, parts: parts[0].add_(0.25)  # what it returns is not read
+    assert head(torch.tensor([[1.0, 0.25]], dtype=torch.bfloat16)).tolist() == [[16.265625, 16.28125]]

@@ -11,7 +11,13 @@ from octavo_operator.names import REVISION_LABEL
 from octavo_operator.service import Service, Settings, read_service
 from octavo_testing.infsvc_cases import HOST, KEYS, MINIMAL, OPEN, TAKEN, Case, stored
 
-SETTINGS = Settings(engine_image="engine:1", router_image="router:1", has_pod_monitors=True, has_gateway_api=True)
+SETTINGS = Settings(
+    engine_image="engine:1",
+    router_image="router:1",
+    operator_namespace="octavo-system",
+    has_pod_monitors=True,
+    has_gateway_api=True,
+)
 
 
 def _service(spec: dict[str, Any] | None = None, name: str = "llm") -> Service:
@@ -80,15 +86,23 @@ def test_prometheus_is_let_in_to_engines_only_from_where_it_is_said_to_be() -> N
         service = _service({"networkPolicy": {"ingressFrom": [{"podSelector": {}}]}})
         made = desired_children(service, settings)
         (policy,) = [c for c in made if (c["kind"], c["metadata"]["name"]) == ("NetworkPolicy", name)]
-        (rule,) = policy["spec"]["ingress"]
-        found: list[dict[str, Any]] = rule["from"]
-        return found
+        return [peer for rule in policy["spec"]["ingress"] for peer in rule["from"]]
 
     for name in ("llm-engine", "llm-router"):
         alone, scraped = peers(SETTINGS, name), peers(replace(SETTINGS, scraped_from=("monitoring",)), name)
         (added,) = [peer for peer in scraped if peer not in alone]
         assert added["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
         assert added["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
+
+
+def test_the_operator_is_let_in_from_its_own_namespace_only() -> None:
+    """A pod of another namespace can bear the operator's label, too."""
+    service = _service({"networkPolicy": {"ingressFrom": [{"podSelector": {}}]}})
+    peers = [peer for rule in _find(service, "NetworkPolicy", "llm-router")["spec"]["ingress"] for peer in rule["from"]]
+    operators = [peer for peer in peers if "octavo-operator" in str(peer)]
+    assert operators
+    for peer in operators:
+        assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "octavo-system"}}
 
 
 def test_pod_monitors_bear_the_labels_that_prometheus_selects_by_and_name_the_service() -> None:

@@ -17,7 +17,7 @@ class Troubled(Reconciler):
         super().__init__(
             nobody,
             View(),
-            settings=Settings(engine_image="e", router_image="r"),
+            settings=Settings(engine_image="e", router_image="r", operator_namespace="o"),
             leadership=nobody,
             reports=nobody,
             queue=queue,

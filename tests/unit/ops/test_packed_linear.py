@@ -5,8 +5,19 @@ from typing import Any
 
 import pytest
 import torch
+from octavo_engine.ops import native_linear as native_module
 from octavo_engine.ops import packed_linear as module
-from octavo_engine.ops.packed_linear import pack, packed_linear
+from octavo_engine.ops.activation import ACTIVATIONS
+from octavo_engine.ops.native_library import load_library
+from octavo_engine.ops.packed_linear import (
+    PackedWeight,
+    gated_linear,
+    num_layouts,
+    pack,
+    packed_linear,
+    wide_linear,
+)
+from octavo_testing.onednn import install_other_onednn
 from torch.nn import functional as F
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
@@ -26,6 +37,13 @@ BROKEN = {
     ),
     "another signature": SimpleNamespace(_is_mkldnn_bf16_supported=lambda: True, _reorder_linear_weight=lambda w: w),
 }
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library of this machine, even where OCTAVO_NATIVE=0 keeps the engine from loading it."""
+    library = load_library("g++")
+    monkeypatch.setattr(native_module, "native_library", lambda: library)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -58,12 +76,87 @@ def test_a_transposed_weight_and_strided_rows() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_falls_back_to_the_plain_weight(monkeypatch: pytest.MonkeyPatch, fault: str, dtype: torch.dtype) -> None:
     monkeypatch.setattr(module, "_mkldnn", lambda: BROKEN[fault])
+    monkeypatch.setattr(native_module, "native_library", lambda: None)
     weight, x = torch.randn(6, 4).to(dtype), torch.randn(3, 4).to(dtype)
     packed = pack(weight)
     assert packed.packed is None
     assert torch.equal(packed_linear(x, packed), F.linear(x, weight))
 
 
-def test_exactly_one_form_is_kept() -> None:
-    packed = pack(torch.randn(8, 8))
-    assert (packed.packed is None) != (packed.plain is None)
+@pytest.mark.parametrize("fault", BROKEN)
+def test_our_kernel_needs_no_onednn(monkeypatch: pytest.MonkeyPatch, kernels: None, fault: str) -> None:
+    monkeypatch.setattr(module, "_mkldnn", lambda: BROKEN[fault])
+    monkeypatch.setattr(module, "_has_matrix_instructions", lambda: True)
+    weight, x = torch.randn(70, 34).bfloat16(), torch.randn(20, 34).bfloat16()
+    packed = pack(weight)
+    assert (packed.native is not None, packed.packed, packed.plain) == (True, None, None)
+    torch.testing.assert_close(packed_linear(x, packed).float(), x.float() @ weight.float().T, atol=3e-2, rtol=3e-2)
+
+
+def test_a_weight_is_kept_once_without_matrix_instructions(monkeypatch: pytest.MonkeyPatch, kernels: None) -> None:
+    install_other_onednn(monkeypatch)
+    monkeypatch.setattr(module, "_has_matrix_instructions", lambda: False)
+    assert pack(torch.zeros(64, 32, dtype=torch.bfloat16)).num_layouts == num_layouts(torch.bfloat16) == 1
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch, kernels: None) -> PackedWeight:
+    """A weight in our layout, and in that of an oneDNN whose every product is zero."""
+    monkeypatch.setattr(install_other_onednn(monkeypatch), "_linear_pointwise", zero_product, raising=False)
+    packed = pack(torch.randn(64, 32).bfloat16())
+    assert packed.num_layouts == num_layouts(torch.bfloat16) == 2
+    return packed
+
+
+def zero_product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, *post: Any) -> torch.Tensor:
+    return x.new_zeros(len(x), packed.shape[1])
+
+
+def test_matrix_instructions_get_the_many_rows(both: PackedWeight) -> None:
+    x = torch.randn(module.MOST_ROWS + 1, 32).bfloat16()
+    assert packed_linear(x, both).count_nonzero() == 0
+    assert gated_linear(x, both, ACTIVATIONS["silu"]).count_nonzero() == 0
+    assert packed_linear(x[1:], both).count_nonzero() > 0
+    assert gated_linear(x[1:], both, ACTIVATIONS["silu"]).count_nonzero() > 0
+
+
+def test_a_wide_weight_is_never_kept_twice(both: PackedWeight) -> None:
+    packed = pack(torch.zeros(64, 32, dtype=torch.bfloat16), wide=True)
+    assert packed.num_layouts == num_layouts(torch.bfloat16, wide=True) == 1
+    assert packed.packed is None
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])
+@pytest.mark.parametrize("with_kernels", [True, False], ids=["kernels", "torch"])
+def test_a_wide_product_is_as_exact_as_fp32(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, dtype: torch.dtype, bias: bool, with_kernels: bool
+) -> None:
+    if with_kernels:
+        request.getfixturevalue("kernels")
+    else:
+        monkeypatch.setattr(native_module, "native_library", lambda: None)
+    monkeypatch.setattr(module, "_WIDE_CHUNK_BYTES", 4 * 96 * 30)  # of 30 rows: the last chunk has fewer
+    torch.manual_seed(0)
+    weight, x, b = torch.randn(101, 96).to(dtype), torch.randn(7, 96).to(dtype), torch.randn(101).to(dtype)
+    want = x.double() @ weight.double().T + (b.double() if bias else 0)
+    got = wide_linear(x, pack(weight, b if bias else None, wide=True))
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), want, atol=1e-4, rtol=1e-5)
+
+
+def test_a_wide_weight_of_16_bits_stays_plain_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tied head is then no copy of the embedding."""
+    monkeypatch.setattr(native_module, "native_library", lambda: None)
+    for dtype in (torch.bfloat16, torch.float16):
+        weight = torch.randn(8, 8).to(dtype)
+        plain = pack(weight, wide=True).plain
+        assert plain is not None
+        assert plain.data_ptr() == weight.data_ptr()
+        assert num_layouts(dtype, wide=True) == 0
+
+
+def test_a_weight_is_plain_or_packed() -> None:
+    for dtype in TOLERANCE:
+        packed = pack(torch.randn(8, 8).to(dtype))
+        assert (packed.num_layouts == 0) == (packed.plain is not None)

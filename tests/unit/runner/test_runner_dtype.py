@@ -80,3 +80,12 @@ def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(dtype, "_BUDGET_S", 0.001)
     monkeypatch.setattr(dtype, "_BEYOND_CACHE_BYTES", 1 << 12)
     assert choose_cpu_dtype(model()) in (torch.bfloat16, torch.float32)
+
+
+def test_without_our_kernels_it_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(dtype, "_measure", lambda shapes, kind: [1.0, 1.0, 1.0])
+    for library in (object(), None, object()):
+        monkeypatch.setattr(dtype, "native_library", lambda found=library: found)
+        choose_cpu_dtype(model(intermediate_size=48))
+    assert len(list((tmp_path / "octavo").glob("dtype-*"))) == 2

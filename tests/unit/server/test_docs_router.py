@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 from octavo_server.config import HttpSettings, RequestLimits
-from octavo_server.http import protocol
+from octavo_server.http import request_framing
 from octavo_server.kv import frames, publisher
 from octavo_server.router import app
 from octavo_server.router.balance import breaker
+from octavo_server.router.fleet import fleet, model_names
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_server.router.observe import decision_log, state_stream
 from octavo_server.router.observe.metrics import counters
@@ -21,8 +22,11 @@ KIB, MIB = 1024, 1024 * 1024
 PHRASES = {
     "router.md": [
         f"after {FOLLOW.missed_heartbeats} missed heartbeats ({SILENCE_S:g} s) nothing that it told is believed",
-        f"without an answer in {FOLLOW.health_timeout_s:g} s it is sent nothing",
+        f"After {FOLLOW.max_misses} misses in a row ({FOLLOW.answer_timeout_s:g} s each) it is sent nothing",
+        f"a miss is no answer in {FOLLOW.answer_timeout_s:g} s, or a 5xx",
         f"error event (504) when they have been silent for {app.LOST_STREAM_S:g} s",
+        f"or hasn't answered for {model_names.MAX_AWAY_S:g} s",
+        f"or some have for {fleet.FEW_S:g} s",
         f"at the next frame: a heartbeat at the latest, {publisher.HEARTBEAT_S:g} s",
         f"at first after {FOLLOW.least_wait_s:g} s",
         f"left alone for {FORWARD.breaker_open_s:g} s, then 2, 4, up to {breaker.MOST_OPEN_S:g}",
@@ -33,11 +37,11 @@ PHRASES = {
         f"`--max-request-bytes` ({RequestLimits().max_request_bytes // MIB} MiB)",
         f"({decision_log.KEPT} are kept in each worker)",
         f"`model` takes at most {counters.MAX_VALUES} values",
-        f"a head that goes on beyond {protocol.MAX_HEAD_BYTES // KIB} KiB",
+        f"a head that goes on beyond {request_framing.MAX_HEAD_BYTES // KIB} KiB",
     ],
     "kv-stream.md": [
         f"heartbeats ({SILENCE_S:g} s) without a byte",
-        f"as soon as `/health` answers; until then (at most {FOLLOW.health_timeout_s:g} s)",
+        f"`/health` fails {FOLLOW.max_misses} times in a row (no answer in {FOLLOW.answer_timeout_s:g} s, or a 5xx)",
         f"{FOLLOW.least_wait_s:g} s, later every {FOLLOW.most_wait_s:g} s at most",
         f"more than {publisher.MAX_BACKLOG_BYTES // MIB} MiB behind",
         f"at most {publisher.PART_HASHES} hashes of a tier",

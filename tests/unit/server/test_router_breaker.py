@@ -62,7 +62,7 @@ def test_a_probe_that_told_nothing_lets_the_next_one_go(breakers, clock):
     fail(breakers, 3)
     clock.now_s += 1.0
     breakers.sent("a")
-    breakers.untold("a")
+    breakers.release_probe("a")
     assert breakers.allows("a")
 
 

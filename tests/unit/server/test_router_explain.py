@@ -11,23 +11,23 @@ from octavo_server.client.api import Api, ApiFailure, Unreachable
 from octavo_server.router.fleet.prefix_index import Match, PrefixIndex
 from octavo_server.router.observe.debug import decision_info
 from octavo_server.router.observe.decision_log import KEPT, DecisionLog
-from octavo_server.router.observe.request_observer import Telemetry
+from octavo_server.router.observe.request_observer import RouterTelemetry
 from octavo_testing.router_parts import PROMPT, decision, exact_replica
 
 
 @pytest.fixture
 def infos(monkeypatch):
     monkeypatch.setenv("TZ", "UTC")
-    telemetry = Telemetry(clock=iter(range(1000)).__next__)
+    telemetry = RouterTelemetry(clock=iter(range(1000)).__next__)
     index = PrefixIndex(max_entries=100)
     replicas = [exact_replica(f"pod-{letter}", index) for letter in "abc"]
     for number in range(2):
-        track = telemetry.track(f"r-{number}")
-        track.model = "tiny"
-        track.decided(PROMPT, decision(*replicas), 0.00002)
+        observer = telemetry.observe(f"r-{number}")
+        observer.model = "tiny"
+        observer.decided(PROMPT, decision(*replicas), 0.00002)
         if number == 0:
-            track.first_byte(48)
-            track.ended(200, "finished")
+            observer.first_byte(48)
+            observer.ended(200, "finished")
     return [decision_info(entry, 1e9, "w") for entry in telemetry.decisions.latest(10)][::-1]
 
 
@@ -129,7 +129,7 @@ def test_what_is_no_router_is_said_in_sentences(monkeypatch, capsys):
     args = Namespace(url="http://engine:1", api_key=None, n=3, candidates=4, json=False, follow=False)
     assert explain.explain_decisions(args) == 1
     assert capsys.readouterr().err == (
-        "octavo: HTTP 404: Not Found. Is this a router? A single engine decides nothing.\n"
+        "octavo: HTTP 404: Not Found. Name the port of a router, or its --admin-port where it has one, with --url.\n"
     )
 
 
@@ -142,9 +142,9 @@ def test_json_is_a_line_for_each_decision(infos, capsys):
 
 def ended(telemetry, *numbers):
     for number in numbers:
-        track = telemetry.track(f"r-{number}")
-        track.decided(PROMPT, decision(exact_replica("a", PrefixIndex(max_entries=100))), 0.0)
-        track.ended(200, "finished")
+        observer = telemetry.observe(f"r-{number}")
+        observer.decided(PROMPT, decision(exact_replica("a", PrefixIndex(max_entries=100))), 0.0)
+        observer.ended(200, "finished")
 
 
 def told_by(telemetry, after=0):
@@ -155,7 +155,7 @@ def told_by(telemetry, after=0):
 async def test_each_decision_is_followed_once(monkeypatch, capsys):
     """Of some that were asked before the router tells nothing new; it tells them again where a worker hangs."""
     monkeypatch.setattr(explain, "FOLLOW_EVERY_S", 0.0)
-    telemetry, asked = Telemetry(), []
+    telemetry, asked = RouterTelemetry(), []
 
     async def decisions(_, url):
         asked.append(url)
@@ -176,7 +176,7 @@ async def test_each_decision_is_followed_once(monkeypatch, capsys):
 
 
 async def test_a_first_look_shows_the_latest_only(monkeypatch, capsys):
-    telemetry = Telemetry()
+    telemetry = RouterTelemetry()
     ended(telemetry, 1, 2, 3)
     answers = iter([told_by(telemetry)])
 
@@ -194,7 +194,7 @@ async def test_a_first_look_shows_the_latest_only(monkeypatch, capsys):
 
 
 def test_what_the_router_no_longer_keeps_is_counted():
-    workers = [Telemetry(decisions=DecisionLog(3)) for _ in range(2)]
+    workers = [RouterTelemetry(decisions=DecisionLog(3)) for _ in range(2)]
     heard = explain.Heard()
     for telemetry in workers:
         ended(telemetry, *range(5))
@@ -207,7 +207,7 @@ def test_what_the_router_no_longer_keeps_is_counted():
 
 async def test_losses_are_said_beside_the_decisions(monkeypatch, capsys):
     monkeypatch.setattr(explain, "FOLLOW_EVERY_S", 0.0)
-    telemetry, rounds = Telemetry(decisions=DecisionLog(3)), iter([range(1), range(1, 9)])
+    telemetry, rounds = RouterTelemetry(decisions=DecisionLog(3)), iter([range(1), range(1, 9)])
 
     async def decisions(*_):
         numbers = next(rounds, None)

@@ -33,11 +33,11 @@ class Fleet:
     def ask(self, hashes):
         prompt = prompt_of(hashes)
         decision = self.picker.pick(prompt, [fed.replica for fed in self.fed.values()])
-        ticket = self.picker.sent(decision, prompt)
+        ticket = self.picker.lease(decision, prompt)
         fed = self.fed[decision.chosen.name]
         fed.tell(stored=hashes[decision.terms.match.device :])
-        ticket.first_byte(decision.expected_tokens)
-        ticket.ended(ok=True)
+        ticket.record_first_byte()
+        ticket.release("ok")
         self.clock.now += 0.5
         self.decisions.append(decision)
         return decision

@@ -1,8 +1,8 @@
 import pytest
 from octavo_server.kv.frames import Load
 from octavo_server.router.balance import score
+from octavo_server.router.balance.lease import MIN_PREDICTED_S, POLLED_S
 from octavo_server.router.balance.picker import Picker
-from octavo_server.router.balance.ticket import BLIND_S, MIN_PREDICTED_S
 from octavo_server.router.fleet.prefix_index import Match, PrefixIndex
 from octavo_testing.clock import Clock
 from octavo_testing.router_replicas import FedReplica, blind_replica, prompt_of
@@ -92,7 +92,7 @@ def test_what_was_just_sent_counts_until_the_second_load_told(index, picker):
     fed = FedReplica(index, "a")
     prompt = prompt_of(range(1, 11))
     hear(picker, fed)
-    ticket = picker.sent(picker.pick(prompt, [fed.replica]), prompt)
+    ticket = picker.lease(picker.pick(prompt, [fed.replica]), prompt)
     activity = fed.replica.activity
     assert (activity.pending_tokens, activity.num_in_flight) == (165, 1)
     for _ in range(5):  # heartbeats, or blocks that are given up: the engine hasn't taken it in yet
@@ -101,7 +101,7 @@ def test_what_was_just_sent_counts_until_the_second_load_told(index, picker):
     assert activity.pending_tokens == 165
     hear(picker, fed, running=2)
     assert activity.pending_tokens == 0
-    ticket.ended(ok=True)
+    ticket.release("ok")
     assert (activity.pending_tokens, activity.num_pending, activity.num_in_flight) == (0, 0, 0)
 
 
@@ -113,14 +113,14 @@ def test_who_says_how_many_it_received_is_believed(index, picker):
     tickets = []
     for number in range(3):
         prompt = prompt_of([100 + number], extra_tokens=number)
-        tickets.append(picker.sent(picker.pick(prompt, [fed.replica]), prompt))
+        tickets.append(picker.lease(picker.pick(prompt, [fed.replica]), prompt))
     for running in range(4):  # steps of others end
         hear(picker, fed, received=7, running=running)
     assert (activity.num_pending, activity.pending_tokens) == (3, 16 + 17 + 18)
     hear(picker, fed, received=8, running=1)
     assert (activity.num_pending, activity.pending_tokens) == (2, 17 + 18)
-    tickets[0].ended(ok=True)
-    tickets[2].first_byte(0)  # heard of before its replica's load: another connection
+    tickets[0].release("ok")
+    tickets[2].record_first_byte()  # heard of before its replica's load: another connection
     assert (activity.num_pending, activity.pending_tokens) == (1, 17)
     hear(picker, fed, received=1, running=1)  # it was started anew
     assert (activity.num_pending, activity.pending_tokens) == (0, 0)
@@ -139,14 +139,14 @@ def test_those_who_wait_are_no_more_work_than_what_they_will_not_find(index, pic
 def test_the_first_byte_or_the_end_settles_it_once(index, picker, frames, begins):
     fed = FedReplica(index, "a")
     prompt = prompt_of(range(1, 11))
-    ticket = picker.sent(picker.pick(prompt, [fed.replica]), prompt)
+    ticket = picker.lease(picker.pick(prompt, [fed.replica]), prompt)
     for running in range(frames):
         hear(picker, fed, running=running)
     if begins:
-        ticket.first_byte(0)
-        ticket.first_byte(0)
-    ticket.ended(ok=False)
-    ticket.ended(ok=True)
+        ticket.record_first_byte()
+        ticket.record_first_byte()
+    ticket.release("unknown")
+    ticket.release("ok")
     activity = fed.replica.activity
     assert (activity.pending_tokens, activity.num_pending) == (0, 0)
     assert (activity.num_in_flight, activity.num_unanswered) == (0, 0)
@@ -157,7 +157,7 @@ def test_siblings_follow_what_was_predicted_until_it_expires(index, picker, cloc
     prompt = prompt_of(range(1, 31))
     first = picker.pick(prompt, replicas)
     assert (first.rung, first.why) == ("exact", "tie: least load")
-    picker.sent(first, prompt).first_byte(0)
+    picker.lease(first, prompt).record_first_byte()
     second = picker.pick(prompt_of([*range(1, 31), 99]), replicas)
     assert second.chosen is first.chosen
     assert (second.rung, second.expected_tokens) == ("predicted", 480)
@@ -168,17 +168,17 @@ def test_siblings_follow_what_was_predicted_until_it_expires(index, picker, cloc
 def test_a_failed_request_takes_its_prediction_back_but_not_that_of_another(index, picker):
     fed = FedReplica(index, "a")
     prompt = prompt_of([1, 2, 3])
-    tickets = [picker.sent(picker.pick(prompt, [fed.replica]), prompt) for _ in range(2)]
-    tickets[0].ended(ok=False)
+    tickets = [picker.lease(picker.pick(prompt, [fed.replica]), prompt) for _ in range(2)]
+    tickets[0].release("unknown")
     assert picker.pick(prompt, [fed.replica]).expected_tokens == 48
-    tickets[1].ended(ok=False)
+    tickets[1].release("unknown")
     assert picker.pick(prompt, [fed.replica]).expected_tokens == 0
 
 
 def test_a_frame_confirms_what_was_predicted(index, picker, clock):
     fed = FedReplica(index, "a")
     prompt = prompt_of([1, 2, 3])
-    picker.sent(picker.pick(prompt, [fed.replica]), prompt)
+    picker.lease(picker.pick(prompt, [fed.replica]), prompt)
     fed.tell(stored=[1, 2])
     clock.now_s += MIN_PREDICTED_S
     decision = picker.pick(prompt, [fed.replica])
@@ -189,19 +189,19 @@ def test_a_frame_confirms_what_was_predicted(index, picker, clock):
 def test_nothing_predicted_of_a_broken_stream_reaches_who_has_its_slot_next(index, picker, clock):
     fed = FedReplica(index, "a")
     prompt = prompt_of([1, 2, 3])
-    picker.sent(picker.pick(prompt, [fed.replica]), prompt)
+    picker.lease(picker.pick(prompt, [fed.replica]), prompt)
     slot = fed.blocks.slot
     fed.lose()
     while index.sweep(100):
         pass
     other = FedReplica(index, "b")
     assert other.blocks.slot == slot
-    picker.sent(picker.pick(prompt, [other.replica]), prompt)
+    picker.lease(picker.pick(prompt, [other.replica]), prompt)
     clock.now_s += MIN_PREDICTED_S / 2
-    again = picker.sent(picker.pick(prompt, [other.replica]), prompt)
+    again = picker.lease(picker.pick(prompt, [other.replica]), prompt)
     clock.now_s += MIN_PREDICTED_S / 2
     assert picker.pick(prompt, [other.replica]).expected_tokens == 48
-    again.ended(ok=False)
+    again.release("unknown")
     assert picker.pick(prompt, [other.replica]).expected_tokens == 0
 
 
@@ -210,8 +210,8 @@ def test_a_blind_replica_is_believed_to_have_what_it_was_sent(index, picker, clo
     prompt = prompt_of(range(1, 31))
     first = picker.pick(prompt, replicas)
     assert first.rung == "hash"
-    picker.sent(first, prompt).ended(ok=True)
-    clock.now_s += BLIND_S - 1
+    picker.lease(first, prompt).release("ok")
+    clock.now_s += POLLED_S - 1
     second = picker.pick(prompt, replicas)
     assert (second.chosen, second.rung) == (first.chosen, "predicted")
     clock.now_s += 1
@@ -223,7 +223,7 @@ def test_a_prompt_that_could_not_be_read_goes_by_its_beginning_within_bounds(ind
     prompt = prompt_of([], extra_tokens=500, affinity=17)
     decisions = [picker.pick(prompt, replicas)]
     for _ in range(12):
-        picker.sent(decisions[-1], prompt)
+        picker.lease(decisions[-1], prompt)
         decisions.append(picker.pick(prompt, replicas))
     assert {d.rung for d in decisions} == {"hash"}
     assert decisions[1].chosen is decisions[0].chosen
@@ -238,7 +238,7 @@ def test_without_any_knowledge_the_least_load(index, picker):
     for _ in range(6):
         decision = picker.pick(prompt, replicas)
         assert decision.rung == "load"
-        picker.sent(decision, prompt)
+        picker.lease(decision, prompt)
     assert [r.num_in_flight for r in replicas] == [2, 2, 2]
 
 
@@ -249,14 +249,14 @@ def test_what_a_blind_replica_says_of_its_load_counts(index, picker):
     for _ in range(4):
         decision = picker.pick(prompt, [busy, idle])
         assert decision.chosen is idle
-        picker.sent(decision, prompt)
+        picker.lease(decision, prompt)
     assert picker.pick(prompt, [busy, idle]).chosen is busy
 
 
 def test_tokens_that_only_this_replica_could_save_are_its_worth(index, picker, clock):
     a, b = FedReplica(index, "a", device=range(1, 31)), FedReplica(index, "b", device=range(1, 11))
     prompt = prompt_of(range(1, 31))
-    picker.sent(picker.pick(prompt, [a.replica, b.replica]), prompt)
+    picker.lease(picker.pick(prompt, [a.replica, b.replica]), prompt)
     assert a.replica.activity.worth_tokens.at(clock.now_s) == 20 * 16
     assert b.replica.activity.worth_tokens.at(clock.now_s) == 0
     assert a.replica.activity.worth_tokens.at(clock.now_s + 600) == pytest.approx(160)
@@ -284,7 +284,7 @@ def test_tokens_that_those_who_wait_will_find_cached_are_no_queue(index, picker)
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold")
     prompt = prompt_of(range(1, 31))
     for _ in range(4):
-        picker.sent(picker.pick(prompt, [warm.replica]), prompt)
+        picker.lease(picker.pick(prompt, [warm.replica]), prompt)
     for waiting in (3, 4):
         hear(picker, warm, waiting=waiting, prefill_backlog_tokens=waiting * 484, waiting_cached_tokens=waiting * 480)
     decision = picker.pick(prompt, [warm.replica, cold.replica])
@@ -295,9 +295,9 @@ def test_tokens_that_those_who_wait_will_find_cached_are_no_queue(index, picker)
 def test_without_free_blocks_it_takes_until_others_give_theirs_back(index, picker, clock):
     full, free = FedReplica(index, "full"), FedReplica(index, "free")
     prompt = prompt_of(range(1, 31), max_tokens=16)
-    ticket = picker.sent(picker.pick(prompt, [full.replica]), prompt)
+    ticket = picker.lease(picker.pick(prompt, [full.replica]), prompt)
     clock.now_s += 10
-    ticket.ended(ok=True)
+    ticket.release("ok")
     full.tell(Load(running=4, free_blocks=0, cached_blocks=12, total_blocks=112))
     free.tell(load(running=4))
     decision = picker.pick(prompt, [full.replica, free.replica])
@@ -311,7 +311,7 @@ def test_what_is_predicted_has_a_limit(index, picker, clock, monkeypatch):
     replica = blind_replica("a")
     for first in (100, 200, 300):
         prompt = prompt_of(range(first, first + 10))
-        picker.sent(picker.pick(prompt, [replica]), prompt)
+        picker.lease(picker.pick(prompt, [replica]), prompt)
         clock.now_s += 1
     found = [picker.pick(prompt_of(range(first, first + 10)), [replica]).expected_tokens for first in (100, 200, 300)]
     assert found == [0, 160, 160]

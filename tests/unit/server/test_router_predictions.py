@@ -4,8 +4,8 @@ others' requests is predicted as our own is.
 
 import pytest
 from octavo_server.kv.frames import Load
+from octavo_server.router.balance.lease import MIN_PREDICTED_S
 from octavo_server.router.balance.picker import Picker
-from octavo_server.router.balance.ticket import MIN_PREDICTED_S
 from octavo_server.router.fleet.prefix_index import Match, PrefixIndex
 from octavo_testing.clock import Clock
 from octavo_testing.router_replicas import FedReplica, prompt_of
@@ -32,7 +32,7 @@ def picker(index, put_off, clock):
 
 
 def send(picker, fed, prompt):
-    return picker.sent(picker.pick(prompt, [fed.replica]), prompt)
+    return picker.lease(picker.pick(prompt, [fed.replica]), prompt)
 
 
 def test_a_long_prompt_asks_for_it_and_a_short_one_leaves_it_to_the_next(index, picker, put_off):
@@ -57,13 +57,13 @@ def test_a_sibling_in_the_same_turn_need_not_wait_for_it(index, picker, put_off)
 def test_one_that_failed_before_takes_nothing_of_another_back(index, picker, put_off):
     fed, prompt = FedReplica(index, "a"), prompt_of(range(100, 200))
     send(picker, fed, prompt)
-    send(picker, fed, prompt).ended(ok=False)
+    send(picker, fed, prompt).release("unknown")
     assert picker.pick(prompt, [fed.replica]).expected_tokens == 1600
 
 
 def test_one_that_failed_before_is_not_predicted(index, picker, put_off):
     fed, prompt = FedReplica(index, "a"), prompt_of(range(100, 200))
-    send(picker, fed, prompt).ended(ok=False)
+    send(picker, fed, prompt).release("unknown")
     put_off.pop()()
     assert picker.pick(prompt, [fed.replica]).expected_tokens == 0
 
@@ -127,14 +127,14 @@ def test_our_own_request_is_not_predicted_twice(index, picker):
     ticket = send(picker, fed, prompt_of([1, 2, 3]))
     come(picker, fed, [1, 2, 3], received=1)
     assert found(picker, fed, [1, 2, 3]) == Match(3, predicted=3)
-    ticket.ended(ok=False)
+    ticket.release("unknown")
     assert found(picker, fed, [1, 2, 3]) == Match(0)
 
 
 def test_ours_that_fails_leaves_what_comes_for_another(index, picker):
     fed = FedReplica(index, "a")
     come(picker, fed, [1, 2])
-    send(picker, fed, prompt_of([1, 2, 3])).ended(ok=False)
+    send(picker, fed, prompt_of([1, 2, 3])).release("unknown")
     assert found(picker, fed, [1, 2, 3]) == Match(2, predicted=2)
 
 

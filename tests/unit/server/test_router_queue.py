@@ -1,4 +1,4 @@
-"""The waiting room: who may go on, in what order, and what those are told who may not."""
+"""The queue: the order in which requests proceed, and the errors of those that cannot."""
 
 import asyncio
 
@@ -12,13 +12,13 @@ class Places:
         self.free = {"m": 0, "n": 0}
         self.gone_on = []
         self.outcomes = []
-        self.room = RequestQueue(max_waiting=max_waiting, observe=lambda outcome, _: self.outcomes.append(outcome))
+        self.queue = RequestQueue(max_waiting=max_waiting, observe=lambda outcome, _: self.outcomes.append(outcome))
 
-    async def ask(self, name, model="m", until_s=1e9):
-        await self.room.wait(model, lambda: self.free[model] > 0, until_s=until_s, why="it is full")
+    async def ask(self, name, model="m", hold_s=1e9):
+        await self.queue.wait(model, lambda: self.free[model] > 0, hold_s=hold_s, why="it is full")
         self.free[model] -= 1
         self.gone_on.append(name)
-        self.room.poke()
+        self.queue.wake()
 
 
 async def turns():
@@ -31,14 +31,14 @@ async def test_they_go_on_in_the_order_in_which_they_came():
     tasks = [asyncio.create_task(places.ask(i)) for i in range(5)]
     await turns()
     places.free["m"] = 3
-    places.room.poke()
+    places.queue.wake()
     await turns()
-    assert (places.gone_on, len(places.room), dict(places.room.of_model())) == ([0, 1, 2], 2, {"m": 2})
+    assert (places.gone_on, len(places.queue), dict(places.queue.num_by_model())) == ([0, 1, 2], 2, {"m": 2})
     places.free["m"] = 2
-    places.room.poke()
+    places.queue.wake()
     await asyncio.gather(*tasks)
     assert places.gone_on == [0, 1, 2, 3, 4]
-    assert not places.room.is_asked_for("m")
+    assert not places.queue.has_line("m")
     assert places.outcomes == ["sent"] * 5
 
 
@@ -47,13 +47,13 @@ async def test_one_model_does_not_wait_for_another():
     tasks = [asyncio.create_task(places.ask(name, model)) for name, model in (("a", "m"), ("b", "n"))]
     await turns()
     places.free["n"] = 1
-    places.room.poke()
+    places.queue.wake()
     await turns()
     assert places.gone_on == ["b"]
-    assert (places.room.is_asked_for("m"), places.room.is_asked_for("n")) == (True, False)
+    assert (places.queue.has_line("m"), places.queue.has_line("n")) == (True, False)
     tasks[0].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert len(places.room) == 0
+    assert len(places.queue) == 0
 
 
 async def test_what_is_full_refuses_at_once():
@@ -71,5 +71,5 @@ async def test_what_is_full_refuses_at_once():
 async def test_nobody_waits_for_ever():
     places = Places()
     with pytest.raises(Unavailable, match="it is full"):
-        await places.ask("a", until_s=asyncio.get_running_loop().time())
-    assert (len(places.room), places.outcomes) == (0, ["expired"])
+        await places.ask("a", hold_s=0.0)
+    assert (len(places.queue), places.outcomes) == (0, ["expired"])

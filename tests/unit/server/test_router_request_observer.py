@@ -3,7 +3,7 @@ from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_server.router.observe.decision_log import DecisionLog
 from octavo_server.router.observe.metrics.counters import MAX_VALUES, RouterMetrics
 from octavo_server.router.observe.metrics.render import MetricText
-from octavo_server.router.observe.request_observer import Telemetry
+from octavo_server.router.observe.request_observer import RouterTelemetry
 from octavo_testing.router_parts import PROMPT, decision, exact_replica
 from octavo_testing.server import parse_metrics
 
@@ -23,22 +23,22 @@ def test_the_time_of_a_moment_stays_what_it_was(monkeypatch):
     """Else who asks again for decisions can't tell which are new."""
     wall = iter((1000.1, 1000.2, 1000.7))
     monkeypatch.setattr("octavo_server.router.observe.request_observer.time.time", lambda: next(wall))
-    telemetry = Telemetry(clock=lambda: 10.0)
+    telemetry = RouterTelemetry(clock=lambda: 10.0)
     assert telemetry.time_of(12.0) == telemetry.time_of(12.0) == pytest.approx(1002.1)
 
 
 def test_a_request_that_is_sent_anew_has_two_decisions_and_one_end(replicas):
     now = [10.0]
-    telemetry = Telemetry(clock=lambda: now[0])
-    track = telemetry.track("r-1")
-    track.model = "tiny"
-    track.decided(PROMPT, decision(*replicas), 0.00002)
-    track.retried("connect")
-    track.decided(PROMPT, decision(replicas[1], expected_tokens=0), 0.00002)
+    telemetry = RouterTelemetry(clock=lambda: now[0])
+    observer = telemetry.observe("r-1")
+    observer.model = "tiny"
+    observer.decided(PROMPT, decision(*replicas), 0.00002)
+    observer.retried("connect")
+    observer.decided(PROMPT, decision(replicas[1], expected_tokens=0), 0.00002)
     now[0] = 10.5
-    track.first_byte(16)
+    observer.first_byte(16)
     now[0] = 12.0
-    track.ended(200, "finished")
+    observer.ended(200, "finished")
     second, first = telemetry.decisions.latest(10)
     assert (first.attempt, first.reason, first.code, first.cached_tokens) == (1, "connect", None, None)
     assert (second.attempt, second.reason, second.code, second.cached_tokens) == (2, "finished", 200, 16)
@@ -54,21 +54,21 @@ def test_a_request_that_is_sent_anew_has_two_decisions_and_one_end(replicas):
 
 def test_the_log_keeps_the_latest_and_tells_the_newest_first(replicas):
     log = DecisionLog(2)
-    telemetry = Telemetry(decisions=log)
+    telemetry = RouterTelemetry(decisions=log)
     for number in range(4):
-        telemetry.track(f"r-{number}").decided(PROMPT, decision(*replicas), 0.0)
+        telemetry.observe(f"r-{number}").decided(PROMPT, decision(*replicas), 0.0)
     assert [entry.request_id for entry in log.latest(10)] == ["r-3", "r-2"]
     assert [entry.request_id for entry in log.latest(1)] == ["r-3"]
 
 
 def test_the_log_tells_what_ended_in_the_order_of_the_ends_however_long_ago_it_was_decided(replicas):
     log = DecisionLog(2)
-    telemetry = Telemetry(decisions=log)
-    tracks = [telemetry.track(f"r-{number}") for number in range(5)]
-    for track in tracks:
-        track.decided(PROMPT, decision(*replicas), 0.0)
+    telemetry = RouterTelemetry(decisions=log)
+    observers = [telemetry.observe(f"r-{number}") for number in range(5)]
+    for observer in observers:
+        observer.decided(PROMPT, decision(*replicas), 0.0)
     for number in (1, 0, 4):
-        tracks[number].ended(200, "finished")
+        observers[number].ended(200, "finished")
     assert [(entry.request_id, entry.number) for entry in log.ended_after(0)] == [("r-0", 2), ("r-4", 3)]
     assert [entry.request_id for entry in log.ended_after(2)] == ["r-4"]
     assert [*log.ended_after(3)] == []
@@ -76,12 +76,12 @@ def test_the_log_tells_what_ended_in_the_order_of_the_ends_however_long_ago_it_w
 
 
 def test_an_attempt_that_failed_has_ended_once(replicas):
-    telemetry = Telemetry()
-    track = telemetry.track("r")
-    track.decided(PROMPT, decision(*replicas), 0.0)
-    track.retried("status 503")
+    telemetry = RouterTelemetry()
+    observer = telemetry.observe("r")
+    observer.decided(PROMPT, decision(*replicas), 0.0)
+    observer.retried("status 503")
     assert [entry.reason for entry in telemetry.decisions.ended_after(0)] == ["status 503"]
-    track.ended(503, "unavailable")
+    observer.ended(503, "unavailable")
     assert [entry.reason for entry in telemetry.decisions.ended_after(0)] == ["unavailable"]
 
 

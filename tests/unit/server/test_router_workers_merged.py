@@ -15,7 +15,7 @@ from octavo_server.router.observe.report import (
     whole_index,
     whole_state,
 )
-from octavo_server.router.observe.request_observer import Telemetry
+from octavo_server.router.observe.request_observer import RouterTelemetry
 from octavo_server.router.observe.workers import Workers
 from octavo_testing.router_parts import PROMPT, decision, exact_replica
 from octavo_testing.server import parse_metrics
@@ -27,7 +27,7 @@ class Worker:
     def __init__(self, folder, number):
         self.index = PrefixIndex(max_entries=100)
         self.replicas = [exact_replica(name, self.index) for name in "ab"]
-        self.telemetry = Telemetry()
+        self.telemetry = RouterTelemetry()
         self.reporter = Reporter(
             telemetry=self.telemetry,
             index=self.index,
@@ -38,10 +38,10 @@ class Worker:
         self.workers = Workers(self.reporter, folder, number)
 
     def take_request(self, request_id):
-        track = self.telemetry.track(request_id)
-        track.model = "tiny"
-        track.decided(PROMPT, decision(*self.replicas), 0.00001)
-        track.ended(200, "finished")
+        observer = self.telemetry.observe(request_id)
+        observer.model = "tiny"
+        observer.decided(PROMPT, decision(*self.replicas), 0.00001)
+        observer.ended(200, "finished")
 
 
 @pytest_asyncio.fixture(loop_scope="module")

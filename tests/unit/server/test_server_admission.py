@@ -1,7 +1,7 @@
 """The bounded queue and the turns in it, by a clock of its own."""
 
 import pytest
-from octavo_engine.wire.errors import Overloaded
+from octavo_engine.wire.errors import InvalidRequest, Overloaded
 from octavo_server.api.admission import Admission
 from octavo_server.config import QueueLimits
 from octavo_testing.clock import Clock
@@ -51,6 +51,23 @@ def test_a_large_request_is_not_starved_by_small_ones(admission):
     enter(queue, num_seqs=5)
     with pytest.raises(Overloaded):
         queue.check("")
+
+
+def test_a_request_of_more_sequences_than_places_waits_for_its_places(admission):
+    queue = admission(max_num_queued_reqs=8)
+    one = enter(queue, num_seqs=3)
+    queue.check("", num_seqs=5)
+    with pytest.raises(Overloaded, match=r"3 requests are at work, this request has 6, the limit is 8"):
+        queue.check("", num_seqs=6)
+    leave(one)
+    queue.check("", num_seqs=8)
+
+
+def test_a_request_that_never_fits_is_refused_for_good(admission):
+    queue = admission(max_num_queued_reqs=8)
+    with pytest.raises(InvalidRequest, match=r"9 sequences .* at most 8: .*--max-num-queued-reqs"):
+        queue.check("", num_seqs=9)
+    admission().check("", num_seqs=2**18)
 
 
 def test_a_bound_of_zero_takes_nothing(admission):

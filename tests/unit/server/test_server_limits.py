@@ -3,18 +3,19 @@
 import pytest
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest
 from octavo_server.config import RequestLimits
-from octavo_server.openai.chat import ChatCompletionRequest
-from octavo_server.openai.completion import CompletionRequest
-from octavo_server.openai.limits import check_chars, check_counts, check_depth, check_fits
+from octavo_server.openai.json_bounds import check_json
+from octavo_server.openai.limits import check_chars, check_counts, check_fits
 
 LIMITS = RequestLimits(
-    max_json_depth=4, max_messages=2, max_prompts=2, max_n=2, max_stop_strings=2, max_stop_chars=5,
+    max_json_depth=4, max_json_values=40, max_messages=2, max_content_parts=3, max_tools=2, max_prompts=2, max_n=2,
+    max_stop_strings=2, max_stop_chars=5,
     max_stop_token_ids=2, max_bad_words=2, max_logit_bias=2, max_allowed_token_ids=2,
 )  # fmt: skip
 HELLO = {"role": "user", "content": "hi"}
 
 CASES = {
     # fields within the limit, beyond it, the field named, the flag named
+    "tools": ({"tools": [{}] * 2}, {"tools": [{}] * 3}, "tools", "--max-tools"),
     "prompts": ({"prompt": ["a", "b"]}, {"prompt": ["a", "b", "c"]}, "prompt", "--max-prompts"),
     "token prompts": ({"prompt": [[1], [2]]}, {"prompt": [[1], [2], [3]]}, "prompt", "--max-prompts"),
     "n": ({"n": 2}, {"n": 3}, "n", "--max-n"),
@@ -30,7 +31,7 @@ CASES = {
 
 
 def completion(**fields):
-    return CompletionRequest.model_validate({"prompt": "a", **fields})
+    return {"prompt": "a", **fields}
 
 
 @pytest.mark.parametrize(("within", "beyond", "param", "flag"), CASES.values(), ids=CASES)
@@ -43,9 +44,25 @@ def test_counts(within, beyond, param, flag):
 
 
 def test_many_messages():
-    check_counts(ChatCompletionRequest(messages=[HELLO] * 2), LIMITS)
+    check_counts({"messages": [HELLO] * 2}, LIMITS)
     with pytest.raises(InvalidRequest, match=r"messages holds 3 entries, more than 2, the limit.*--max-messages"):
-        check_counts(ChatCompletionRequest(messages=[HELLO] * 3), LIMITS)
+        check_counts({"messages": [HELLO] * 3}, LIMITS)
+
+
+@pytest.mark.parametrize(("name", "field"), [("messages", "content"), ("input", "content"), ("input", "output")])
+def test_many_content_parts(name, field):
+    parts = [{"type": "text", "text": "a"}]
+    check_counts({name: [{field: parts * 3}, {field: "a"}]}, LIMITS)
+    with pytest.raises(InvalidRequest, match=r"holds 4 entries, more than 3, the limit.*--max-content-parts") as caught:
+        check_counts({name: [{field: parts * 2}, {field: parts * 2}]}, LIMITS)
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    "fields", [{"messages": 1}, {"messages": [1, {"content": 2}]}, {"stop": [1, None]}, {"n": "9"}]
+)
+def test_wrong_types_are_left_to_validation(fields):
+    check_counts(fields, LIMITS)
 
 
 @pytest.mark.parametrize("prompt", ["a" * 100, [1] * 100], ids=["text", "ids"])
@@ -58,20 +75,50 @@ def test_one_prompt_is_one_however_long(prompt):
     [b"", b"[[[[]]]]", b'{"a": [{"b": [1]}]}', b"[]" * 20, b'"' + b"[" * 20 + b'"', b'["\\"[[[[[[", {}]', b"]]]]]]"],
 )
 def test_bodies_of_little_depth(body):
-    check_depth(body, LIMITS)
+    check_json(body, LIMITS)
 
 
-@pytest.mark.parametrize("body", [b"[" * 5, b'{"a":' * 5000, b'["[[", [[[[1]]]]]', b'{"x": "\\\\", "y": [[[[1]]]]}'])
+@pytest.mark.parametrize("body", [b"[" * 5, b'{"a":' * 30, b'["[[", [[[[1]]]]]', b'{"x": "\\\\", "y": [[[[1]]]]}'])
 def test_bodies_too_deep(body):
     with pytest.raises(InvalidRequest, match=r"more than 4 levels deep, the limit.*--max-json-depth"):
-        check_depth(body, LIMITS)
+        check_json(body, LIMITS)
 
 
 @pytest.mark.parametrize(
     "body", [b'"\\\\' * 400_000, b'"' * 1_000_001 + b"[" * 9, b'["' + b'\\"' * 400_000], ids=range(3)
 )
 def test_strings_that_never_end_take_no_time(body):
-    check_depth(body, LIMITS)
+    check_json(body, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" + b"1," * 38 + b"1]",
+        b'["' + b",[{" * 400_000 + b'"]',
+        b'{"a": "' + b'\\",[' * 400_000 + b'"}',
+        b"[" + b'"a, b", ' * 39 + b'"c"]',
+    ],
+    ids=["numbers", "text of separators", "text of escapes", "texts with commas"],
+)
+def test_bodies_of_few_values(body):
+    check_json(body, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" + b"1," * 40 + b"1]", b"[" * 41, b'{"a":0,' * 21, b'["\\\\",' + b'"",' * 40, b'["",' + b'"[",' * 40],
+    ids=["numbers", "brackets", "objects", "behind an escape", "strings"],
+)
+def test_bodies_of_many_values(body):
+    with pytest.raises(InvalidRequest, match=r"more than 40 values, the limit.*--max-json-values"):
+        check_json(body, LIMITS)
+
+
+def test_prompts_of_many_token_ids_are_within_the_default_limits():
+    body = b'{"prompt":[' + b",".join([b"[" + b",".join([b"128000"] * 131_072) + b"]"] * 3) + b"]}"
+    check_json(body, RequestLimits())
+    assert len(body) < RequestLimits().max_request_bytes
 
 
 def test_a_text_that_cannot_fit_is_refused_without_tokenising():

@@ -145,10 +145,10 @@ class Scheduler:
     def is_live(self, request_id: str) -> bool:
         return request_id in self._state.groups
 
-    def has_run(self, request_id: str) -> bool:
-        """Whether any part of it was ever scheduled; False for an unknown one."""
+    def is_waiting(self, request_id: str) -> bool:
+        """Whether no part of an unfinished request was ever scheduled; False for an unknown request."""
         group = self._state.groups.get(request_id)
-        return group is not None and any(seq.num_cached >= 0 for seq in group.live)
+        return group is not None and all(seq.num_cached < 0 for seq in group.live)
 
     def has_work(self) -> bool:
         """Whether anything isn't deferred."""

@@ -23,14 +23,11 @@ class Linear(Layer):
         self.adapter: Adapter | None = None
 
     def __call__(self, x: Float[Tensor, "rows in_features"]) -> Float[Tensor, "rows out_features"]:
-        out = self.method.apply(x)
-        if self.adapter is not None:
-            self.adapter(x, out.split_with_sizes([self.spec.shard.local(part, "out") for part in self.spec.outs], -1))
-        return out
+        return self._adapted(x, self.method.apply(x))
 
     def wide(self, x: Float[Tensor, "rows in_features"]) -> Float[Tensor, "rows out_features"]:
         """In fp32."""
-        return self(x).float() if self.adapter is not None else self.method.apply_wide(x)
+        return self._adapted(x, self.method.apply_wide(x))
 
     def gated(self, x: Float[Tensor, "rows in_features"], activation: Activation) -> Float[Tensor, "rows n"]:
         """With gate and up as the halves of the output."""
@@ -44,3 +41,11 @@ class Linear(Layer):
 
     def weights_bytes(self) -> int:
         return self.method.weights_bytes()
+
+    def bytes_added_by_packing(self) -> int:
+        return self.method.bytes_added_by_packing()
+
+    def _adapted(self, x: Tensor, out: Tensor) -> Tensor:
+        if self.adapter is not None:
+            self.adapter(x, out.split_with_sizes([self.spec.shard.local(part, "out") for part in self.spec.outs], -1))
+        return out

@@ -15,7 +15,15 @@ from torch import Tensor
 from octavo_engine.layers.layer import Build, Slot
 from octavo_engine.layers.shard import Shard
 from octavo_engine.ops.activation import Activation
-from octavo_engine.ops.packed_linear import PackedWeight, gated_linear, pack, packed_linear, plain_weight, wide_linear
+from octavo_engine.ops.packed_linear import (
+    PackedWeight,
+    gated_linear,
+    num_layouts,
+    pack,
+    packed_linear,
+    plain_weight,
+    wide_linear,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +31,7 @@ class LinearSpec:
     """A linear layer as the checkpoint has it. `outs`: the parts of the output, fused into one weight.
 
     `names` has one prefix per part, or a single one where the checkpoint's tensor is fused already. `transposed`: the
-    checkpoint has [in, out].
+    checkpoint has [in, out]. `wide`: the layer is multiplied in fp32 only, by `apply_wide`.
     """
 
     in_features: int
@@ -31,6 +39,7 @@ class LinearSpec:
     names: tuple[str, ...]
     bias: bool = False
     transposed: bool = False
+    wide: bool = False
     shard: Shard = field(default_factory=Shard)
 
 
@@ -42,7 +51,7 @@ class LinearMethod(Protocol):
     def apply(self, x: Tensor) -> Tensor: ...
 
     def apply_wide(self, x: Tensor) -> Tensor:
-        """In fp32, unrounded where the method can."""
+        """The output in fp32, from sums that are not rounded to 16 bits."""
         ...
 
     def apply_gated(self, x: Tensor, activation: Activation) -> Tensor:
@@ -50,6 +59,10 @@ class LinearMethod(Protocol):
         ...
 
     def weights_bytes(self) -> int: ...
+
+    def bytes_added_by_packing(self) -> int:
+        """How much more memory the weights will take once they are packed; asked before `pack`."""
+        ...
 
 
 class DenseMethod:
@@ -62,6 +75,7 @@ class DenseMethod:
         self.outs = [shard.local(out, "out") for out in spec.outs]
         shape = (sum(self.outs), shard.local(spec.in_features, "in"))
         self.weight: Tensor | None = build.empty(*shape) if tied is None else tied
+        self._weight_bytes = self.weight.nbytes
         self.bias = build.empty(sum(self.outs)) if spec.bias and self._owns_bias() else None
         self.packed: PackedWeight | None = None
 
@@ -95,7 +109,7 @@ class DenseMethod:
 
     def pack(self) -> None:
         assert self.weight is not None, "packed already"
-        self.packed = pack(self.weight, self.bias)
+        self.packed = pack(self.weight, self.bias, wide=self.spec.wide)
         self.weight = None
 
     def apply(self, x: Tensor) -> Tensor:
@@ -114,8 +128,13 @@ class DenseMethod:
         return self.packed
 
     def weights_bytes(self) -> int:
-        """A packed tensor has no storage to ask: its logical size is what it takes, up to oneDNN's padding."""
-        weight = self.weight if self.packed is None else self.packed.plain
-        packed = self.packed.packed if self.packed is not None else None
-        own = [t for t in (packed, None if self.tied else weight, self.bias) if t is not None]
-        return sum(t.numel() * t.dtype.itemsize for t in own)
+        """A packed tensor has no storage to ask: its logical size is what it takes, up to padding."""
+        is_plain = self.packed is None or self.packed.plain is not None
+        num_weights = int(not self.tied) if is_plain else self._now().num_layouts
+        bias_bytes = 0 if self.bias is None else self.bias.nbytes
+        return num_weights * self._weight_bytes + bias_bytes
+
+    def bytes_added_by_packing(self) -> int:
+        assert self.weight is not None, "packed already"
+        layouts, held = num_layouts(self.weight.dtype, wide=self.spec.wide), int(not self.tied)
+        return max(0, layouts - held) * self._weight_bytes

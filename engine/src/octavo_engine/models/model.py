@@ -86,7 +86,7 @@ class Model(nn.Module):
 
     def make_head(self, name: str, embedding: Embedding, *, tied: bool, softcap: float | None = None) -> LogitsHead:
         vocab, size = embedding.weight.shape
-        spec = LinearSpec(in_features=size, outs=(vocab,), names=(name,))
+        spec = LinearSpec(in_features=size, outs=(vocab,), names=(name,), wide=True)
         weight = embedding.weight if tied else None
         return LogitsHead(Linear(spec, self.build, tied=weight), softcap=softcap)
 

@@ -1,24 +1,21 @@
-"""bf16 linears by our own kernel (`native/linear.cpp`), over the bytes that oneDNN packed: no second copy of a weight.
+"""bf16 linears by our own kernel (`native/linear.cpp`), over a layout that this module packs itself.
 
-An output's bits depend on its own row alone, so a request computes the same alone and in a crowd. oneDNN's layout is
-its own affair: it is read only after its size and its first and last blocks were found to be what the kernel expects.
-Where the CPU has matrix tiles (AMX) oneDNN is faster for many rows; `MOST_ROWS` is where the kernel leaves off there.
+The layout is the same on every CPU, so the kernel never depends on how oneDNN packs. An output's bits depend on its own
+row alone: a request computes the same alone and in a batch. A CPU with matrix instructions multiplies many rows faster
+with oneDNN; `ops.packed_linear` decides which of the two multiplies.
 """
 
 import ctypes
-import functools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import BFloat16, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from octavo_engine.ops.cpu_info import cpu_signature
+from octavo_engine.ops.huge_pages import prefer_huge_pages
 from octavo_engine.ops.native_library import native_library
 
-MOST_ROWS = 16
 _BLOCK, _UNIT, _PAIRS = 64, 16, 32  # outputs of a block and of a unit; inputs are rounded up to `_PAIRS`
 
 
@@ -35,13 +32,13 @@ class _Linear(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class NativeWeight:
-    """A view of a packed weight, which must outlive it. `owned`: what `address` points to, directly or not."""
+    """A weight in the kernel's layout. `owned`: what `address` points to, directly or not."""
 
     library: ctypes.CDLL
     address: int  # of a `_Linear`
     in_features: int
     out_features: int
-    owned: tuple[_Linear, Tensor | None]
+    owned: tuple[_Linear, Tensor, Tensor | None]
 
     @property
     def gates(self) -> bool:
@@ -49,19 +46,17 @@ class NativeWeight:
         return self.out_features % (2 * _UNIT) == 0
 
 
-def native_weight(mkldnn: Any, packed: Tensor, weight: Tensor, bias: Tensor | None) -> NativeWeight | None:
-    """`weight`: what `packed` was made from. None where there is no kernel for it."""
+def native_weight(weight: Tensor, bias: Tensor | None) -> NativeWeight | None:
+    """A packed copy of the weight [out, in]; None where there is no kernel for its type or device."""
     library = native_library()
-    if library is None or weight.dtype != torch.bfloat16 or not _is_expected(mkldnn, packed, weight):
+    if library is None or weight.dtype != torch.bfloat16 or not weight.is_cpu:
         return None
+    blocks = packed_blocks(weight)
+    prefer_huge_pages(blocks.data_ptr(), blocks.nbytes)
     wide = None if bias is None else bias.float().contiguous()
     out_features, in_features = weight.shape
-    linear = _Linear(mkldnn.data_ptr(packed), None if wide is None else wide.data_ptr(), in_features, out_features)
-    return NativeWeight(library, ctypes.addressof(linear), in_features, out_features, (linear, wide))
-
-
-def is_faster(rows: int) -> bool:
-    return rows <= MOST_ROWS or not _has_tiles()
+    linear = _Linear(blocks.data_ptr(), None if wide is None else wide.data_ptr(), in_features, out_features)
+    return NativeWeight(library, ctypes.addressof(linear), in_features, out_features, (linear, blocks, wide))
 
 
 def native_linear(
@@ -90,26 +85,13 @@ def native_gated(
     return out
 
 
-def packed_blocks(weight: Float[Tensor, "out_features in_features"]) -> Float[Tensor, "blocks pairs 64 2"]:
-    """The layout in torch: blocks of 64 outputs, in each the inputs by pairs, padded with zeros."""
+def packed_blocks(
+    weight: BFloat16[Tensor, "out_features in_features"],
+) -> BFloat16[Tensor, "blocks pairs 64 2"]:
+    """The kernel's layout: blocks of 64 outputs, in each the inputs by pairs, padded with zeros. Always a copy."""
     out_features, in_features = weight.shape
-    padded = F.pad(weight, (0, -in_features % _PAIRS, 0, -out_features % _BLOCK))
-    return padded.view(-1, _BLOCK, padded.shape[1] // 2, 2).transpose(1, 2).contiguous()
-
-
-def _is_expected(mkldnn: Any, packed: Tensor, weight: Tensor) -> bool:
-    last = (len(weight) - 1) // _BLOCK * _BLOCK
-    for start in (0, last):
-        block = packed_blocks(weight[start : start + _BLOCK])
-        block_bytes = block.numel() * block.element_size()
-        if mkldnn._nbytes(packed) != (last // _BLOCK + 1) * block_bytes:
-            return False
-        found = ctypes.string_at(mkldnn.data_ptr(packed) + start // _BLOCK * block_bytes, block_bytes)
-        if found != bytes(block.view(torch.uint8).numpy()):
-            return False
-    return True
-
-
-@functools.cache
-def _has_tiles() -> bool:
-    return "amx_bf16" in cpu_signature()
+    padded = F.pad(weight, (0, -in_features % _PAIRS, 0, -out_features % _BLOCK)).contiguous()
+    pairs = padded.view(torch.int32).view(
+        -1, _BLOCK, padded.shape[1] // 2
+    )  # a pair in one piece copies three times faster
+    return pairs.transpose(1, 2).contiguous().view(torch.bfloat16).view(len(pairs), -1, _BLOCK, 2)

@@ -1,10 +1,14 @@
-"""Linear layers over weights laid out in advance by oneDNN: our own kernel in bf16 where it can, else oneDNN's.
+"""Linear layers over weights laid out when they are loaded: by our own kernel in bf16, else by oneDNN, else by torch.
+
+A CPU with matrix instructions (AMX, or bf16 on ARM) multiplies many rows faster with oneDNN than with our kernel. Only
+there a bf16 weight is kept in both layouts; everywhere else it is in memory once.
 
 oneDNN's operators are private to torch: this file is the only place that names them, checks a pack by running it once,
 and falls back to `F.linear` on the plain weight. A packed tensor has no storage and can't be pickled: pack in the
 process that computes, and don't keep the plain weight (`PackedWeight.plain` is None then).
 """
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,19 +18,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from octavo_engine.ops.activation import Activation, act_mul
+from octavo_engine.ops.cpu_info import cpu_features
 from octavo_engine.ops.huge_pages import prefer_huge_pages
-from octavo_engine.ops.native_linear import NativeWeight, is_faster, native_gated, native_linear, native_weight
+from octavo_engine.ops.native_linear import NativeWeight, native_gated, native_linear, native_weight
 
-#: The number of rows oneDNN is told to expect. It changes the layout, and so the speed at other row counts.
+#: The number of rows that oneDNN lays a weight out for. It changes the layout, and so the speed at other row counts.
 ROWS_HINT = 64
+#: The most rows for which our kernel is faster than oneDNN with matrix instructions.
+MOST_ROWS = 16
+_MATRIX_FEATURES = frozenset({"amx_bf16", "bf16"})  # of x86 and of ARM, as Linux names them
+_WIDE_CHUNK_BYTES = 1 << 20  # of a weight in fp32: small enough to be multiplied while it is in the cache
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight [out, in], either in oneDNN's own layout or plain: exactly one of the two is set.
-
-    `native`: our kernel's view of the packed one.
-    """
+    """A weight [out, in]: plain, or in oneDNN's layout (`packed`), in our kernel's (`native`), or in both of these."""
 
     out_features: int
     in_features: int
@@ -35,9 +41,14 @@ class PackedWeight:
     plain: Tensor | None = None
     native: NativeWeight | None = None
 
+    @property
+    def num_layouts(self) -> int:
+        """How many times packing has put the weight into memory."""
+        return (self.packed is not None) + (self.native is not None)
+
 
 def packed_linear(x: Float[Tensor, "*rows in_features"], weight: PackedWeight) -> Float[Tensor, "*rows out_features"]:
-    if weight.native is not None and is_faster(x.numel() // weight.in_features):
+    if weight.native is not None and _prefers_native(weight, x.numel() // weight.in_features):
         return native_linear(x, weight.native, x.dtype)
     if weight.packed is None:
         assert weight.plain is not None
@@ -46,8 +57,13 @@ def packed_linear(x: Float[Tensor, "*rows in_features"], weight: PackedWeight) -
 
 
 def wide_linear(x: Float[Tensor, "rows in_features"], weight: PackedWeight) -> Float[Tensor, "rows out_features"]:
-    """In fp32. Our kernel doesn't round its sums; without it, they are rounded to the type of the weight first."""
-    return packed_linear(x, weight).float() if weight.native is None else native_linear(x, weight.native, torch.float32)
+    """The product in fp32, whose sums are never rounded to 16 bits. Needs a weight that was packed as `wide`."""
+    if weight.native is not None:
+        return native_linear(x, weight.native, torch.float32)
+    if x.dtype == torch.float32:
+        return packed_linear(x, weight)
+    assert weight.plain is not None, "a weight of 16 bits that is multiplied in fp32 is packed as wide"
+    return _chunked_linear(x.float(), weight.plain, weight.bias)
 
 
 def gated_linear(
@@ -55,7 +71,7 @@ def gated_linear(
 ) -> Float[Tensor, "rows n"]:
     """`act_mul` of the linear, the gate being the first half of the outputs."""
     native = weight.native
-    if native is not None and native.gates and activation.native is not None and is_faster(len(x)):
+    if native is not None and native.gates and activation.native is not None and _prefers_native(weight, len(x)):
         return native_gated(x, native, activation.native)
     return act_mul(packed_linear(x, weight), activation)
 
@@ -64,27 +80,55 @@ def pack(
     weight: Float[Tensor, "out_features in_features"],
     bias: Float[Tensor, " out_features"] | None = None,
     *,
+    wide: bool = False,
     rows_hint: int = ROWS_HINT,
 ) -> PackedWeight:
-    """Never fails: a weight that oneDNN refuses (no private ops, dtype, device) stays plain."""
+    """Never fails: a weight that neither our kernel nor oneDNN takes stays plain. `wide`: for `wide_linear` only."""
     weight = weight.detach()
-    packed = _try_pack(weight, rows_hint)
-    if packed is None:
+    native = native_weight(weight, bias)
+    packed = _try_pack(weight, rows_hint) if _needs_onednn(weight, native, wide) else None
+    if native is None and packed is None:
         return plain_weight(weight, bias)
-    native = _try_native(packed, weight, bias)
     return PackedWeight(len(weight), weight.shape[1], bias=bias, packed=packed, native=native)
 
 
-def packs(dtype: torch.dtype) -> bool:
-    """Whether weights of this type are laid out anew on this machine: then a tied head is a copy."""
-    return _try_pack(torch.zeros(16, 16, dtype=dtype), ROWS_HINT) is not None
+def num_layouts(dtype: torch.dtype, *, wide: bool = False) -> int:
+    """How many times packing puts a weight of this type into memory on this machine; 0 where it stays plain."""
+    return pack(torch.zeros(16, 16, dtype=dtype), wide=wide).num_layouts
 
 
 def plain_weight(weight: Tensor, bias: Tensor | None) -> PackedWeight:
     return PackedWeight(len(weight), weight.shape[1], bias=bias, plain=weight)
 
 
+def _prefers_native(weight: PackedWeight, rows: int) -> bool:
+    return weight.packed is None or rows <= MOST_ROWS
+
+
+def _needs_onednn(weight: Tensor, native: NativeWeight | None, wide: bool) -> bool:
+    if native is not None:
+        return not wide and _has_matrix_instructions()
+    return not wide or weight.dtype == torch.float32  # oneDNN rounds sums to the type of the weight
+
+
+def _has_matrix_instructions() -> bool:
+    return not _MATRIX_FEATURES.isdisjoint(cpu_features())
+
+
+def _chunked_linear(x: Tensor, plain: Tensor, bias: Tensor | None) -> Tensor:
+    """The linear in fp32 of a weight that is converted some rows at a time: a whole vocabulary would be gigabytes."""
+    out_features, in_features = plain.shape
+    step = min(out_features, max(1, _WIDE_CHUNK_BYTES // (4 * in_features)))
+    chunk = torch.empty((step, in_features), dtype=torch.float32, device=plain.device)
+    out = torch.empty((len(x), out_features), dtype=torch.float32, device=plain.device)
+    for start in range(0, out_features, step):
+        part = plain[start : start + step]
+        out[:, start : start + step] = F.linear(x, chunk[: len(part)].copy_(part))
+    return out if bias is None else out.add_(bias)
+
+
 def _try_pack(weight: Tensor, rows_hint: int) -> Tensor | None:
+    """The weight in oneDNN's layout, on huge pages; None where oneDNN refuses its type, device or shape."""
     if weight.device.type != "cpu":
         return None
     try:
@@ -92,18 +136,13 @@ def _try_pack(weight: Tensor, rows_hint: int) -> Tensor | None:
             return None
         packed: Tensor = _mkldnn()._reorder_linear_weight(weight.contiguous(), rows_hint)
         probe = torch.zeros(1, weight.shape[1], dtype=weight.dtype)
-        return packed if _pointwise(probe, packed, None).shape == (1, weight.shape[0]) else None
+        if _pointwise(probe, packed, None).shape != (1, weight.shape[0]):
+            return None
     except (RuntimeError, AttributeError, NotImplementedError, TypeError):
         return None
-
-
-def _try_native(packed: Tensor, weight: Tensor, bias: Tensor | None) -> NativeWeight | None:
-    """Reads where the packed bytes are, which moves them to huge pages in passing: oneDNN, too, is faster there."""
-    try:
+    with contextlib.suppress(RuntimeError, AttributeError, NotImplementedError, TypeError):
         prefer_huge_pages(_mkldnn().data_ptr(packed), _mkldnn()._nbytes(packed))
-        return native_weight(_mkldnn(), packed, weight, bias)
-    except (RuntimeError, AttributeError, NotImplementedError, TypeError):
-        return None
+    return packed
 
 
 def _pointwise(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:

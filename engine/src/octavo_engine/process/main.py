@@ -56,8 +56,8 @@ def serve(core: EngineCore, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[byte
             match message:
                 case messages.Add(request):
                     core.add(request)
-                case messages.Abort(request_id, index, only_waiting):
-                    core.abort(request_id, index, only_waiting=only_waiting)
+                case messages.Abort(request_id, index):
+                    core.abort(request_id, index)
                 case messages.Call(call_id, name):
                     outbox.send(messages.encode(messages.Answered(call_id, core.call(name))))
                 case messages.Stop():

@@ -29,7 +29,6 @@ class Add(msgspec.Struct, tag=True):
 class Abort(msgspec.Struct, tag=True):
     request_id: str
     index: int | None = None
-    only_waiting: bool = False
 
 
 class Call(msgspec.Struct, tag=True):

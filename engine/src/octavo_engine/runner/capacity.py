@@ -7,12 +7,10 @@ Only headers are read: `config.json`, or that of a GGUF file.
 
 from dataclasses import dataclass
 
-import torch
-
 from octavo_engine.config import EngineConfig
+from octavo_engine.layers.linear import Linear
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
-from octavo_engine.ops.packed_linear import packs
 from octavo_engine.runner.device import open_device
 from octavo_engine.runner.load import choose_dtype, choose_max_model_len
 from octavo_engine.runner.memory import MemoryInfo, size_kv
@@ -63,7 +61,7 @@ def plan_capacity(config: EngineConfig) -> Capacity:
     max_model_len = choose_max_model_len(config, model_config)
     dtype = choose_dtype(config, device, model_config)
     model = build_model(model_config, dtype=dtype, device="meta", max_model_len=max_model_len)
-    weights_bytes = _weights_bytes(model, dtype)
+    weights_bytes = _weights_bytes(model)
     bytes_per_block = device.attention_backend(model.kv_specs(), config.block_size, dtype).bytes_per_block()
     before = device.memory()
     left = max(0, before.available_bytes - weights_bytes)
@@ -94,9 +92,7 @@ def plan_capacity(config: EngineConfig) -> Capacity:
     )
 
 
-def _weights_bytes(model: Model, dtype: torch.dtype) -> int:
-    """A head that loads no tensor of its own is the embedding's, and a copy of it once it is packed."""
-    head = model.head.linear
-    is_tied = next(iter(head.slots()), None) is None
-    copied = is_tied and packs(dtype)
-    return model.weights_bytes() + (sum(head.spec.outs) * head.spec.in_features * dtype.itemsize if copied else 0)
+def _weights_bytes(model: Model) -> int:
+    """Bytes of the packed weights: a tied head may become a copy, and a weight may be kept in two layouts."""
+    linears = (module for module in model.modules() if isinstance(module, Linear))
+    return model.weights_bytes() + sum(linear.bytes_added_by_packing() for linear in linears)

@@ -2,8 +2,8 @@
 
 The rule: time the packed linears of one layer at 1, 64 and 512 rows in both types (one decode stream, a busy decode
 step, a prefill chunk) and take the type with the smaller geometric mean of the times; bf16 wins ties within 10 %, as it
-halves the memory of weights and KV. A checkpoint in fp32 is treated the same: whoever wants its precision asks for
-float32. The answer is kept in XDG_CACHE_HOME/octavo, keyed by CPU, torch, threads and shapes.
+halves the memory of weights and KV. A checkpoint in fp32 is treated the same: `--dtype float32` asks for its precision.
+The answer is kept in XDG_CACHE_HOME/octavo, keyed by CPU, torch, threads, shapes and whether the kernels are there.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from octavo_engine.config import ModelConfig
 from octavo_engine.ops.cpu_info import cache_folder, cpu_signature
+from octavo_engine.ops.native_library import native_library
 from octavo_engine.ops.packed_linear import PackedWeight, pack, packed_linear
 
 _LOGGER = logging.getLogger(__name__)
@@ -117,6 +118,7 @@ def _key(shapes: list[GemmShape]) -> str:
         torch.__version__,
         torch.get_num_threads(),
         [(s.in_features, s.out_features) for s in shapes],
+        native_library() is not None,
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 

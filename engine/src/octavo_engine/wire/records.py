@@ -21,7 +21,8 @@ class EngineRequest:
     holds every id that stops generation except `eos_token_id` (which `ignore_eos` turns off).
     `grammar`: `params.structured_outputs` in the grammar library's own words, checked; None if nothing is asked for.
     `arrival_s`: the front end's monotonic clock, used for ordering and FCFS ties only. `turn`: of waiting requests (of
-    equal priority) the one with the smallest is next; 0 for all means in the order of arrival.
+    equal priority) the one with the smallest is next; 0 for all means in the order of arrival. `start_by_s`: on the
+    clock of `arrival_s`; the engine ends a request that it has not started by then with finish_reason "abort".
     """
 
     request_id: str
@@ -31,6 +32,7 @@ class EngineRequest:
     arrival_s: float = 0.0
     priority: int = 0
     turn: float = 0.0
+    start_by_s: float | None = None
     cache_salt: str = ""
     adapter: str = ""
     grammar: str | None = None

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from types import TracebackType
 
-from octavo_engine.wire.errors import Overloaded
+from octavo_engine.wire.errors import InvalidRequest, Overloaded
 
 from octavo_server.config import QueueLimits
 
@@ -41,9 +41,11 @@ class Admission:
         self._turn = FIRST_TURN  # of the latest request that has started
         self._ends: deque[float] = deque(maxlen=NUM_ENDS)
 
-    def check(self, tenant: str) -> None:
-        """Raises Overloaded. What is full is refused whatever the size of the request, so that none starves."""
-        refusal = self._refusal(tenant)
+    def check(self, tenant: str, *, num_seqs: int = 1) -> None:
+        """Raises Overloaded where the queue has no room for `num_seqs` more sequences, and InvalidRequest where it
+        never will."""
+        self.check_size(num_seqs)
+        refusal = self._refusal(tenant, num_seqs)
         if refusal is not None:
             self._on_refusal()
             raise Overloaded(refusal, retry_after_s=self.retry_after_s())
@@ -65,11 +67,23 @@ class Admission:
         waiting = max(1, self.num_seqs - self._max_running)
         return min(high, max(low, waiting * span_s / len(self._ends)))
 
-    def _refusal(self, tenant: str) -> str | None:
+    def check_size(self, num_seqs: int) -> None:
+        """Raises InvalidRequest for more sequences than ever fit the queue."""
+        limit = self.limits.max_num_queued_reqs
+        if limit is not None and num_seqs > max(limit, 1):
+            raise InvalidRequest(
+                f"The request asks for {num_seqs} sequences (prompts times n); the server queues at most {limit}: send "
+                "fewer, or start the server with a larger --max-num-queued-reqs.",
+                param="n",
+            )
+
+    def _refusal(self, tenant: str, num_seqs: int) -> str | None:
         limits = self.limits
         per_key, held = limits.max_requests_per_key, self._of_tenant[tenant]
-        if limits.max_num_queued_reqs is not None and self.num_seqs >= limits.max_num_queued_reqs:
-            return _full(f"{self.num_seqs} requests are at work", limits.max_num_queued_reqs, "max-num-queued-reqs")
+        if limits.max_num_queued_reqs is not None and self.num_seqs + num_seqs > limits.max_num_queued_reqs:
+            asked = f", this request has {num_seqs}" if num_seqs > 1 else ""
+            at_work = f"{self.num_seqs} requests are at work{asked}"
+            return _full(at_work, limits.max_num_queued_reqs, "max-num-queued-reqs")
         if limits.max_num_queued_tokens is not None and self.num_waiting_tokens >= limits.max_num_queued_tokens:
             tokens = f"{self.num_waiting_tokens} prompt tokens are waiting"
             return _full(tokens, limits.max_num_queued_tokens, "max-num-queued-tokens")

@@ -11,7 +11,6 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from octavo_engine.wire.errors import OctavoError
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,13 +18,12 @@ from octavo_server.api import admin, chat, completions, drain, health, kv, model
 from octavo_server.api.client import EngineClient
 from octavo_server.api.context import ApiContext
 from octavo_server.api.openapi import document
-from octavo_server.api_keys import ApiKeys
 from octavo_server.config import ServerConfig
-from octavo_server.http.auth import BearerAuth
+from octavo_server.http.access import AccessMiddleware, access_policy
+from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.lifecycle import DrainMiddleware
 from octavo_server.http.request_id import RequestIdMiddleware
 from octavo_server.http.responses import log_failure
-from octavo_server.http.router_secret import RouterSecretMiddleware, router_secrets
 from octavo_server.http_metrics import HttpMetricsLayer
 from octavo_server.json_responses import error_reply
 from octavo_server.kv.card import model_card, write_card
@@ -95,15 +93,9 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
 
 def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> None:
     """The last one added is the outermost."""
-    if config.needs_key:
-        app.add_middleware(BearerAuth, ring=ApiKeys(config.api_keys, config.api_key_files))
-    secrets = router_secrets(config.router_secrets, config.router_secret_file)
-    if secrets is not None:
-        app.add_middleware(RouterSecretMiddleware, secrets=secrets)
+    app.add_middleware(AccessMiddleware, policy=access_policy(config, is_router_only=config.router_only))
     app.add_middleware(DrainMiddleware, lifecycle=app.state.context.lifecycle)
-    app.add_middleware(
-        CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
-    )
+    app.add_middleware(CorsPolicy.of(config).layer)
     app.add_middleware(
         HttpMetricsLayer, metrics=telemetry.http, routes=[route for module in MODULES for route in module.router.routes]
     )

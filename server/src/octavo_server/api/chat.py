@@ -1,16 +1,17 @@
 """`POST /v1/chat/completions`: render the conversation, generate, write the answer whole or as chunks."""
 
-import asyncio
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import APIRouter
+from octavo_engine.wire.sampling import SamplingParams
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_server.answers.plan import Reading
 from octavo_server.api.chat_writer import ChatWriter
-from octavo_server.api.context import ApiContext, Head, context_of, read_generation
+from octavo_server.api.context import ApiContext, Head, context_of, parse_generation, read_body
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.openapi import accepts
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
@@ -49,13 +50,23 @@ async def read_chat(request: Request) -> ChatTurn:
     """Raises every refusal but those of the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
-    body = await read_generation(request, ChatCompletionRequest)
-    return await chat_turn(context, context.head("chatcmpl-", request, body), body, arrival_s)
+    body, num_bytes = await read_body(request, partial(parse_generation, context, ChatCompletionRequest))
+    head = context.head("chatcmpl-", request, body)
+    return await chat_turn(context, head, body, arrival_s=arrival_s, num_bytes=num_bytes)
 
 
-async def chat_turn(context: ApiContext, head: Head, body: ChatCompletionRequest, arrival_s: float) -> ChatTurn:
+async def chat_turn(
+    context: ApiContext, head: Head, body: ChatCompletionRequest, *, arrival_s: float, num_bytes: int
+) -> ChatTurn:
+    """All of it in one thread: each change of threads is part of every first token's time."""
+    prompt, params, reading = await context.threads.run(partial(_prepare, context, body), num_bytes=num_bytes)
+    generation = context.generation(head, body, [prompt], params, arrival_s)
+    return ChatTurn(head=head, body=body, generation=generation, reading=reading)
+
+
+def _prepare(context: ApiContext, body: ChatCompletionRequest) -> tuple[PromptInput, SamplingParams, Reading]:
     tools = body.tool_use(context.config.tools)
-    prompt = await render_chat(context, body)
+    prompt = _prompt_of(context, body)
     params = body.sampling_params(
         context.client.default_sampling_params,
         max_tokens=_output_limit(context, body, prompt),
@@ -65,8 +76,7 @@ async def chat_turn(context: ApiContext, head: Head, body: ChatCompletionRequest
         tools=tools, thinking=_thinking(context, body, prompt), shows_reasoning=body.include_reasoning is not False
     )
     reading.apply(params, context.client.tokenizer.token_id)
-    generation = context.generation(head, body, [prompt], params, arrival_s)
-    return ChatTurn(head=head, body=body, generation=generation, reading=reading)
+    return prompt, params, reading
 
 
 def _thinking(context: ApiContext, body: ChatCompletionRequest, prompt: PromptInput) -> Thinking | None:
@@ -86,9 +96,8 @@ def _output_limit(context: ApiContext, body: ChatCompletionRequest, prompt: Prom
     return max(1, min(int(default), context.client.max_model_len - len(prompt.token_ids)))
 
 
-async def render_chat(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:
-    """In one thread for both steps: each change of threads is part of every first token's time."""
-    return await asyncio.to_thread(_prompt_of, context, body)
+async def render_chat(context: ApiContext, body: ChatCompletionRequest, *, num_bytes: int) -> PromptInput:
+    return await context.threads.run(partial(_prompt_of, context, body), num_bytes=num_bytes)
 
 
 def _prompt_of(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:

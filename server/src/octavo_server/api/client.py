@@ -95,8 +95,12 @@ class EngineClient(Protocol):
         kind: "OutputKind" = "cumulative",
         priority: int = 0,
         turn: float = 0.0,
+        start_by_s: float | None = None,
     ) -> "AsyncGenerator[RequestOutput, None]":
-        """Raises InvalidRequest before the first output, EngineDead at any time. Closing it aborts the request."""
+        """`turn`, `start_by_s`: see `EngineRequest`. Closing the generator aborts the request.
+
+        Raises InvalidRequest before the first output, EngineDead at any time.
+        """
         ...
 
     async def debug_requests(self) -> "list[SequenceInfo]":
@@ -105,8 +109,4 @@ class EngineClient(Protocol):
 
     async def reset_prefix_cache(self) -> bool:
         """False while blocks are in use."""
-        ...
-
-    def expire(self, request_id: str) -> None:
-        """Ends it with finish_reason "abort" unless the engine has started it."""
         ...

@@ -1,6 +1,7 @@
 """`POST /v1/completions`: prompts as text or token ids, one or many, with `echo` and the older log-probabilities."""
 
 import time
+from functools import partial
 
 from fastapi import APIRouter
 from msgspec import UNSET
@@ -9,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_server.api.choice import Choice
-from octavo_server.api.context import ApiContext, Head, context_of, read_generation
+from octavo_server.api.context import ApiContext, Head, context_of, parse_generation, read_body
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.openapi import accepts
 from octavo_server.api.writer import AnswerWriter
@@ -43,11 +44,16 @@ async def read_completion(request: Request) -> tuple[Head, CompletionRequest, Ge
     """What the body asks for, ready to run. Raises every refusal but those of the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
-    body = await read_generation(request, CompletionRequest)
+    (body, params, given), _ = await read_body(request, partial(_parse, context))
+    context.admission.check_size(len(given) * params.n)
     head = context.head("cmpl-", request, body)
-    params = _sampling_params(context, body)
-    prompts = [await _prompt_input(context, body, prompt) for prompt in body.prompts()]
+    prompts = [await _prompt_input(context, body, prompt) for prompt in given]
     return head, body, context.generation(head, body, prompts, params, arrival_s)
+
+
+def _parse(context: ApiContext, raw: bytes) -> tuple[CompletionRequest, SamplingParams, list[Prompt]]:
+    body = parse_generation(context, CompletionRequest, raw)
+    return body, _sampling_params(context, body), body.prompts()
 
 
 def _sampling_params(context: ApiContext, body: CompletionRequest) -> SamplingParams:

@@ -3,29 +3,33 @@
 One per application, kept in `app.state`: two applications in one process share nothing.
 """
 
-import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from octavo_engine.log_format import REQUEST_ID
 from octavo_engine.wire.errors import InvalidRequest, ModelNotFound
 from octavo_engine.wire.hashing import tenant_salt
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import Request
 
 from octavo_server.api.admission import Admission
 from octavo_server.api.client import EngineClient
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.config import ServerConfig
-from octavo_server.http.body import read_bytes
+from octavo_server.http.body import BodyBudget, ClientDisconnected
+from octavo_server.http.body import read_body as read_raw
+from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import Lifecycle
-from octavo_server.http.responses import InFlight
+from octavo_server.http.request_threads import RequestThreads
 from octavo_server.kv.publisher import KVPublisher
-from octavo_server.openai.errors import malformed
 from octavo_server.openai.fields import GenerationFields
-from octavo_server.openai.limits import check_chars, check_counts, check_depth, check_fits
+from octavo_server.openai.limits import check_chars, check_fits
+from octavo_server.openai.request_parser import parse_request
 from octavo_server.openai.unsupported import refuse_unsupported
 from octavo_server.watchdog import Pulse, StallDetector
 
@@ -38,6 +42,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Body = TypeVar("Body", bound=BaseModel)
+Generating = TypeVar("Generating", bound=GenerationFields)
+Parsed = TypeVar("Parsed")
+
+MAX_LOGGED_FIELDS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,9 @@ class ApiContext:
     kv: KVPublisher
     model_card: bytes
     in_flight: InFlight = field(default_factory=InFlight)
+    threads: RequestThreads = field(default_factory=RequestThreads)
     lifecycle: Lifecycle = field(init=False)
+    body_budget: BodyBudget = field(init=False)
     admission: Admission = field(init=False)
     longest_token: int = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -70,6 +80,7 @@ class ApiContext:
         codec = self.client.tokenizer
         self.lifecycle = Lifecycle(self.in_flight, timeout_s=self.config.drain_timeout_s)
         self.lifecycle.on_change = self.tell_routers
+        self.body_budget = BodyBudget(self.config.max_body_memory_bytes)
         self.admission = Admission(
             self.config.queue,
             max_running=self.client.config.max_num_seqs,
@@ -136,11 +147,12 @@ class ApiContext:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """In a thread: the streams of others go on. Raises InvalidRequest for a text that is too long to tokenise."""
-        return await asyncio.to_thread(self._tokenize, text, add_special_tokens)
+        return await self.threads.run(partial(self._tokenize, text, add_special_tokens), num_bytes=len(text))
 
     async def encode_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Raises ContextLengthExceeded: at once for a text that is far too long."""
-        return await asyncio.to_thread(self.tokenize_prompt, text, add_special_tokens=add_special_tokens)
+        tokenize = partial(self.tokenize_prompt, text, add_special_tokens=add_special_tokens)
+        return await self.threads.run(tokenize, num_bytes=len(text))
 
     def tokenize_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """`encode_prompt`, for who is in a thread already."""
@@ -169,26 +181,34 @@ def context_of(request: Request) -> ApiContext:
     return context
 
 
-async def read_body(request: Request, kind: type[Body]) -> Body:
-    """Raises MalformedRequest (not JSON, not UTF-8, or not of the documented types) and what `RequestLimits` forbid."""
-    limits = context_of(request).config.limits
-    raw = await read_bytes(request, limits)
-    check_depth(raw, limits)
-    try:
-        body = kind.model_validate_json(raw)
-    except ValidationError as error:
-        raise malformed(error) from None
-    check_counts(body, limits)
-    if body.model_extra:
-        logger.debug("fields that the API doesn't define: %s", sorted(body.model_extra))
+async def read_body(request: Request, parse: Callable[[bytes], Parsed]) -> tuple[Parsed, int]:
+    """What `parse` makes of the body, and the size of the body. Nothing keeps the body itself.
+
+    Raises what `parse` and `RequestLimits` forbid, and Unavailable where too many bodies are read at once.
+    """
+    context = context_of(request)
+    with context.body_budget.reserve() as reservation:
+        try:
+            raw = await read_raw(request.scope, request.receive, context.config.limits, reservation)
+        except ClientDisconnected:
+            request_id = request.scope["state"]["request_id"]
+            logger.debug("request %s: the client left before the body was complete", request_id)
+            raise
+        return await context.threads.parse(parse, raw), len(raw)
+
+
+def parse_body(context: ApiContext, kind: type[Body], raw: bytes) -> Body:
+    """Raises MalformedRequest and InvalidRequest."""
+    body = parse_request(raw, kind, context.config.limits)
+    if body.model_extra and logger.isEnabledFor(logging.DEBUG):
+        logger.debug("fields that the API doesn't define: %s", list(islice(body.model_extra, MAX_LOGGED_FIELDS)))
     return body
 
 
-async def read_generation(request: Request, kind: type[Body]) -> Body:
-    """`read_body`, and every refusal that needs no tokenizer."""
-    body = await read_body(request, kind)
-    assert isinstance(body, GenerationFields)
-    context_of(request).model_name(body.model)
+def parse_generation(context: ApiContext, kind: type[Generating], raw: bytes) -> Generating:
+    """`parse_body`, and every refusal that needs no tokenizer."""
+    body = parse_body(context, kind, raw)
+    context.model_name(body.model)
     refuse_unsupported(body)
     body.check()
     return body

@@ -6,8 +6,8 @@ the engine's, which aborts what hasn't finished. There is no other way that a re
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,17 +60,14 @@ class Generation:
         """Raises what the engine raises, GenerationFailed for a sequence that ended with an error, Overloaded before
         anything has begun, and Unavailable for a prompt that waited too long.
         """
-        self.admission.check(self.tenant)
+        self.admission.check(self.tenant, num_seqs=len(self.prompts) * self.params.n)
         return self._of_prompt(0) if len(self.prompts) == 1 else self._merged()
 
     async def _of_prompt(self, index: int) -> AsyncGenerator[Delta, None]:
         track = self.track(self.prompts[index])
         engine_id, num_tokens = f"{self.request_id}-{index}", len(self.prompts[index].token_ids)
         try:
-            with (
-                self.admission.enter(self.tenant, num_seqs=self.params.n, num_tokens=num_tokens) as ticket,
-                self._queue_timer(engine_id),
-            ):
+            with self.admission.enter(self.tenant, num_seqs=self.params.n, num_tokens=num_tokens) as ticket:
                 async with aclosing(self._outputs(index, engine_id, ticket.turn)) as outputs:
                     async for output in outputs:
                         if not ticket.has_started:
@@ -87,19 +84,6 @@ class Generation:
         finally:
             track.close("abort")
 
-    @contextmanager
-    def _queue_timer(self, engine_id: str) -> Iterator[None]:
-        """The engine, which knows whether it has started a request, is asked to drop one that waited too long."""
-        limit_s = self.admission.limits.max_queue_time_s
-        if limit_s is None:
-            yield
-            return
-        timer = asyncio.get_running_loop().call_later(limit_s, self.client.expire, engine_id)
-        try:
-            yield
-        finally:
-            timer.cancel()
-
     def _start(self, ticket: Ticket, output: "RequestOutput") -> None:
         """Raises Unavailable if the first output says that the engine dropped it."""
         limits = self.admission.limits
@@ -114,7 +98,16 @@ class Generation:
     def _outputs(self, index: int, engine_id: str, turn: float) -> "AsyncGenerator[RequestOutput, None]":
         prompt = self.prompts[index]
         described = {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids, "cache_salt": self.cache_salt}
-        return self.client.generate(described, self.params, engine_id, kind="delta", priority=self.priority, turn=turn)
+        limit_s = self.admission.limits.max_queue_time_s
+        return self.client.generate(
+            described,
+            self.params,
+            engine_id,
+            kind="delta",
+            priority=self.priority,
+            turn=turn,
+            start_by_s=None if limit_s is None else time.monotonic() + limit_s,
+        )
 
     async def _merged(self) -> AsyncGenerator[Delta, None]:
         queue: asyncio.Queue[Delta | asyncio.Task[None]] = asyncio.Queue()

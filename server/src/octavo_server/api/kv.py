@@ -13,7 +13,8 @@ from starlette.types import Send
 
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import answers
-from octavo_server.http.responses import CancellableResponse, InFlight
+from octavo_server.http.in_flight import InFlight
+from octavo_server.http.responses import CancellableResponse
 from octavo_server.kv import card
 from octavo_server.kv.frames import MEDIA_TYPE
 from octavo_server.openai.sse import UNBUFFERED

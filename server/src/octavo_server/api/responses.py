@@ -1,6 +1,7 @@
 """`POST /v1/responses`, stateless: a response is made from what the request holds, and kept nowhere."""
 
 import time
+from functools import partial
 
 from fastapi import APIRouter
 from pydantic import ValidationError
@@ -8,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_server.api.chat import ChatTurn, chat_turn
-from octavo_server.api.context import ApiContext, context_of, read_body
+from octavo_server.api.context import ApiContext, context_of, parse_body, read_body
 from octavo_server.api.openapi import accepts, answers
 from octavo_server.api.responses_writer import ResponsesWriter
-from octavo_server.http.responses import CancellableJSONResponse, InFlight, SSEResponse
+from octavo_server.http.in_flight import InFlight
+from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.errors import NotStored, malformed
-from octavo_server.openai.limits import check_counts
 from octavo_server.openai.responses import ResponsesRequest
 from octavo_server.openai.responses_answer import ResponseObject
 
@@ -39,20 +40,23 @@ async def read_response(request: Request) -> tuple[ResponsesRequest, ChatTurn]:
     """Raises every refusal but those of the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
-    body = await read_body(request, ResponsesRequest)
+    (body, chat), num_bytes = await read_body(request, partial(_parse, context))
+    head = context.head("resp_", request, chat)
+    return body, await chat_turn(context, head, chat, arrival_s=arrival_s, num_bytes=num_bytes)
+
+
+def _parse(context: ApiContext, raw: bytes) -> tuple[ResponsesRequest, ChatCompletionRequest]:
+    body = parse_body(context, ResponsesRequest, raw)
     context.model_name(body.model)
     body.check()
-    chat = _as_chat(context, body)
-    head = context.head("resp_", request, chat)
-    return body, await chat_turn(context, head, chat, arrival_s)
+    return body, _as_chat(body)
 
 
-def _as_chat(context: ApiContext, body: ResponsesRequest) -> ChatCompletionRequest:
+def _as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
     try:
         chat = body.as_chat()
     except ValidationError as error:
         raise malformed(error) from None
-    check_counts(chat, context.config.limits)
     chat.check()
     return chat
 

@@ -29,12 +29,15 @@ from octavo_server.reading.parts import Part, Text, merge
 
 
 class ResponsesWriter:
-    """Used once: either `body`, or `frames` and, where they fail, `failure`."""
+    """Used once: either `body`, or `frames` and, where they fail, `failure`. It doesn't keep the request: its input may
+    be large."""
 
     def __init__(self, context: ApiContext, request: ResponsesRequest, turn: ChatTurn) -> None:
         codec = context.client.tokenizer
-        self._request = request
-        self._turn = turn
+        self._echoed = request.echoed()
+        self._wants_logprobs = request.wants_logprobs
+        self._head = turn.head
+        self._generation = turn.generation
         self.tally = Tally(1, 1, turn.generation.num_prompt_tokens)
         self._choice = self.tally.choices[0]
         self._choice.reader = turn.reading.reader(codec.token_id)
@@ -43,7 +46,7 @@ class ResponsesWriter:
         self._sequence_number = 0
 
     async def body(self) -> bytes:
-        async with aclosing(self._turn.generation.deltas()) as deltas:
+        async with aclosing(self._generation.deltas()) as deltas:
             async for delta in deltas:
                 self.tally.add(delta)
         self._advance()
@@ -53,7 +56,7 @@ class ResponsesWriter:
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Each item holds the frames of one engine output."""
         opening = self._framed([self._about("response.created"), self._about("response.in_progress")])
-        async with aclosing(self._turn.generation.deltas()) as deltas:
+        async with aclosing(self._generation.deltas()) as deltas:
             async for delta in deltas:
                 self.tally.add(delta)
                 written = opening + self._framed(self._advance())
@@ -89,7 +92,7 @@ class ResponsesWriter:
         return [Text(self._choice.text)] if self._choice.text else []
 
     def _new_logprobs(self) -> list[TokenLogprob]:
-        return self._logprobs.chat(self._choice.logprobs).content if self._request.wants_logprobs else []
+        return self._logprobs.chat(self._choice.logprobs).content if self._wants_logprobs else []
 
     @property
     def _is_complete(self) -> bool:
@@ -117,7 +120,7 @@ class ResponsesWriter:
         return b"".join(frames)
 
     def _response(self, status: ResponseStatus) -> ResponseObject:
-        head, params = self._turn.head, self._turn.generation.params
+        head, params = self._head, self._generation.params
         return ResponseObject(
             id=head.id,
             created_at=head.created,
@@ -126,7 +129,7 @@ class ResponsesWriter:
             output=self._output.items,
             temperature=params.temperature,
             top_p=params.top_p,
-            **self._request.echoed(),
+            **self._echoed,
         )
 
     def _usage(self) -> ResponseUsage:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from octavo_engine.config import EngineConfig
 from octavo_engine.engine_args import STILL_TO_COME
 
-from octavo_server.cli.http_flags import add_address_flags
+from octavo_server.cli.http_flags import add_address_flags, add_origins_flag
 from octavo_server.cli.limit_flags import add_limit_flags
 from octavo_server.cli.observe_flags import add_observability_flags
 from octavo_server.cli.sizes import size, size_or_auto
@@ -87,7 +87,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     add_address_flags(group)
     group.add_argument("--root-path", default="", help="path prefix that a proxy strips (default: none)")
-    group.add_argument("--allowed-origins", type=_json_list, default=["*"], help='CORS, as JSON (default: ["*"])')
+    add_origins_flag(group)
     group.add_argument("--response-role", default="assistant", help="role of chat answers (default: assistant)")
     _switch(group, "--enable-force-include-usage", "usage in every stream, asked for or not")
     _switch(group, "--enable-log-requests", "log prompts and parameters")
@@ -180,13 +180,3 @@ def _json_or_text(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _json_list(text: str) -> list[str]:
-    try:
-        parsed = json.loads(text)
-    except ValueError:
-        parsed = None
-    if not isinstance(parsed, list) or not all(isinstance(item, str) for item in parsed):
-        raise argparse.ArgumentTypeError(f'{text!r} is no JSON list of strings, such as ["https://example.org"]')
-    return parsed

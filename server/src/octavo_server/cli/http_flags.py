@@ -1,31 +1,28 @@
 """The flags that `octavo serve` and `octavo route` have alike, and the `HttpSettings` that they make."""
 
-import os
+import json
 from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
-from pathlib import Path
 from typing import Any, get_args
 
 from octavo_engine.log_format import LogFormat
 
 from octavo_server.cli.durations import add_seconds, whole_seconds
-from octavo_server.cli.secret_flags import add_secret_flags, secrets_of
-from octavo_server.config import RequestLimits
+from octavo_server.cli.secret_flags import add_api_key_flags, add_secret_flags, keys_of
+from octavo_server.cli.sizes import size
+from octavo_server.config import HttpSettings, RequestLimits
 
-KEY_VARIABLES = ("OCTAVO_API_KEY", "VLLM_API_KEY")
 MAX_PORT = 65535
 UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
 def http_settings_of(args: Namespace) -> dict[str, Any]:
     """The fields of `HttpSettings`, but for the limits."""
-    keys = args.api_key or [key for name in KEY_VARIABLES if (key := os.environ.get(name))]
     return {
         "host": args.host,
         "port": args.port,
         "uvicorn_log_level": args.uvicorn_log_level,
-        "api_keys": tuple(dict.fromkeys(keys)),
-        "api_key_files": tuple(args.api_key_file or ()),
-        **secrets_of(args),
+        **keys_of(args),
+        "allowed_origins": None if args.allowed_origins is None else tuple(args.allowed_origins),
         "log_format": args.log_format,
         "logs_access": not args.disable_uvicorn_access_log,
         "drain_timeout_s": args.drain_timeout,
@@ -40,6 +37,26 @@ def add_address_flags(group: Any) -> None:
     group.add_argument("--host", help="address to listen on (default: all)")
     group.add_argument("--port", type=port, default=8000, help="port to listen on; 0: a free one (default: 8000)")
     group.add_argument("--uvicorn-log-level", choices=UVICORN_LOG_LEVELS, default="info", help="(default: info)")
+
+
+def add_origins_flag(group: Any) -> None:
+    group.add_argument(
+        *("--allowed-origins",),
+        type=json_list,
+        metavar="JSON",
+        help='origins of web pages that may read answers (CORS), as a JSON list; ["*"]: all (default: all where an '
+        "API key is needed, else none)",
+    )
+
+
+def json_list(text: str) -> list[str]:
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, list) or not all(isinstance(item, str) for item in parsed):
+        raise ArgumentTypeError(f'{text!r} is no JSON list of strings, such as ["https://example.org"]')
+    return parsed
 
 
 def port(text: str) -> int:
@@ -69,24 +86,20 @@ def add_traces_flag(group: Any) -> None:
 def add_key_flags(parser: Any) -> Any:
     """The group of flags."""
     group = parser.add_argument_group("API keys")
-    group.add_argument(
-        *("--api-key",),
-        nargs="+",
-        action="extend",
-        metavar="KEY",
-        help="keys that clients must send (default: $OCTAVO_API_KEY or $VLLM_API_KEY, else none is needed)",
-    )
-    group.add_argument(
-        *("--api-key-file",),
-        nargs="+",
-        action="extend",
-        type=Path,
-        metavar="FILE",
-        help="named keys: a file of `name: key` lines, or a folder with one file a key, as Kubernetes mounts a Secret; "
-        "read again when it changes (default: none)",
-    )
+    add_api_key_flags(group)
     add_secret_flags(group)
     return group
+
+
+def add_body_memory_flag(group: Any) -> None:
+    default = HttpSettings().max_body_memory_bytes
+    group.add_argument(
+        "--max-body-memory",
+        type=size,
+        default=default,
+        metavar="N",
+        help=f"bytes of all request bodies that are read or held at once; beyond it 503 (default: {default})",
+    )
 
 
 def add_request_timeout(group: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from octavo_server.cli.durations import add_seconds
 from octavo_server.cli.http_flags import (
+    add_body_memory_flag,
     add_connection_flags,
     add_key_flags,
     add_lifecycle_flags,
@@ -16,8 +17,11 @@ from octavo_server.config import QueueLimits, RequestLimits
 #: Field of RequestLimits -> help.
 LIMIT_HELP = {
     "max_request_bytes": "bytes of a request body; accepts 32M",
+    "max_json_values": "values in the JSON of a request body: numbers, texts, lists, objects",
     "max_json_depth": "nested levels of a request body",
     "max_messages": "messages of a conversation",
+    "max_content_parts": "content parts of all messages together",
+    "max_tools": "tools of one request",
     "max_prompts": "prompts of one completion request",
     "max_prompt_chars": "characters of a text to be tokenised, whatever the context holds",
     "max_n": "sequences per prompt",
@@ -37,17 +41,29 @@ QUEUE_HELP = {
 
 
 def add_limit_flags(parser: Any) -> None:
-    _add_isolation_flag(add_key_flags(parser))
+    keys = add_key_flags(parser)
+    _add_isolation_flag(keys)
+    _add_router_only_flag(keys)
     _add_request_flags(parser)
     _add_queue_flags(parser)
     add_connection_flags(parser)
     add_lifecycle_flags(parser)
 
 
+def _add_router_only_flag(group: Any) -> None:
+    group.add_argument(
+        "--router-only",
+        action=BooleanOptionalAction,
+        default=False,
+        help="refuse every request without the router's secret, but for probes and /metrics (default: off)",
+    )
+
+
 def limits_of(args: Namespace) -> dict[str, Any]:
     """The fields of `ServerConfig` that these flags set."""
     return {
         "cache_isolation": args.cache_isolation,
+        "max_body_memory_bytes": args.max_body_memory,
         "limits": RequestLimits(
             request_timeout_s=args.request_timeout, **{name: getattr(args, name) for name in LIMIT_HELP}
         ),
@@ -74,6 +90,7 @@ def _add_request_flags(parser: Any) -> None:
         group.add_argument(
             "--" + name.replace("_", "-"), type=size, default=default, metavar="N", help=f"{text} (default: {default})"
         )
+    add_body_memory_flag(group)
     add_request_timeout(group)
 
 

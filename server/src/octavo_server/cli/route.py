@@ -7,6 +7,9 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
@@ -37,13 +40,16 @@ def route(args: argparse.Namespace) -> int:
         discovery = discovery_of(args)
         allow_many_connections()
         place = take_place()
-        is_shared, port = args.workers > 1, place.port if place else settings.port
-        with bind(settings.host, port, shared=is_shared) as sock, _runner() as runner:
-            if is_shared and place is None:  # it only holds the port
+        if place is None:
+            warn_of_open_replicas(settings)
+        is_shared = args.workers > 1
+        with _bound(settings, place, is_shared=is_shared) as sockets, _runner() as runner:
+            ports = [sock.getsockname()[1] for sock in sockets]
+            if is_shared and place is None:  # it only holds the ports
                 logger.info("routing with %d workers", args.workers)
-                port = sock.getsockname()[1]
-                return runner.run(_supervise(args.workers, port))
-            runner.run(serve_router(settings, discovery, sock, place))
+                return runner.run(_supervise(args.workers, ports))
+            admin_port = None if settings.admin_port is None else ports[1]
+            runner.run(serve_router(replace(settings, admin_port=admin_port), discovery, sockets, place))
         return 0
     except StartupError as error:
         print(f"octavo: {error}", file=sys.stderr)
@@ -56,23 +62,45 @@ def _runner() -> asyncio.Runner:
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
-async def _supervise(num_workers: int, port: int) -> int:
-    return await Supervisor(worker_command(), num_workers=num_workers, port=port).run()
+@contextmanager
+def _bound(settings: RouterSettings, place: Place | None, *, is_shared: bool) -> Iterator[list[socket.socket]]:
+    """The main port, then the admin port; a worker takes those of its supervisor. Raises StartupError."""
+    ports = [settings.port] if settings.admin_port is None else [settings.port, settings.admin_port]
+    with ExitStack() as stack:
+        flags = ("--port", "--admin-port")
+        yield [
+            stack.enter_context(bind(settings.host, port, shared=is_shared, flag=flag))
+            for port, flag in zip(ports if place is None else place.ports, flags, strict=False)
+        ]
+
+
+async def _supervise(num_workers: int, ports: list[int]) -> int:
+    return await Supervisor(worker_command(), num_workers=num_workers, ports=ports).run()
+
+
+def warn_of_open_replicas(settings: RouterSettings) -> None:
+    if (settings.router_secrets or settings.router_secret_file) and not settings.needs_key:
+        logger.warning(
+            "clients need no API key here, and the router's secret opens replicas that ask for one: add --api-key or "
+            "--api-key-file, unless everybody who reaches this router may use them"
+        )
 
 
 async def serve_router(
-    settings: RouterSettings, discovery: Discovery, sock: socket.socket, place: Place | None = None
+    settings: RouterSettings, discovery: Discovery, sockets: list[socket.socket], place: Place | None = None
 ) -> None:
-    team = WorkerGroup() if place is None else WorkerGroup(Path(place.folder), place.number)
+    group = WorkerGroup() if place is None else WorkerGroup(Path(place.folder), place.number)
     tracer = route_tracer_of(settings)
-    router = Router(settings, discovery, team, tracer)
+    router = Router(settings, discovery, group, tracer)
     server = RouterServer(router)
     await router.start()
     settle_memory()
     try:
-        port = sock.getsockname()[1]
-        logger.info("routing at http://%s:%d/v1", reachable(settings.host), port)
-        await server.serve(sockets=[sock])
+        host, port = reachable(settings.host), sockets[0].getsockname()[1]
+        logger.info("routing at http://%s:%d/v1", host, port)
+        if settings.admin_port is not None:
+            logger.info("metrics and routes of administrators at http://%s:%d", host, settings.admin_port)
+        await server.serve(sockets=sockets)
     except OSError as error:
         raise cannot_listen(settings.host, settings.port, error) from error
     finally:

@@ -3,23 +3,31 @@
 import argparse
 from typing import Any
 
+from octavo_engine.wire.errors import StartupError
+
 from octavo_server.cli.discovery_flags import add_discovery_flags
 from octavo_server.cli.durations import seconds, some_seconds
 from octavo_server.cli.http_flags import (
     add_address_flags,
+    add_body_memory_flag,
     add_connection_flags,
     add_key_flags,
     add_lifecycle_flags,
     add_log_flags,
+    add_origins_flag,
     add_request_timeout,
     add_traces_flag,
     http_settings_of,
+    port,
 )
 from octavo_server.cli.limit_flags import LIMIT_HELP
+from octavo_server.cli.secret_flags import checked
 from octavo_server.cli.sizes import count, size
 from octavo_server.config import RequestLimits
 from octavo_server.router.settings import ForwardLimits, RouterSettings
 
+#: The limits of one request that a router checks itself.
+BODY_LIMITS = ("max_request_bytes", "max_json_values", "max_json_depth")
 #: Field of ForwardLimits -> flag, how it is read, help.
 FORWARD: dict[str, tuple[str, Any, str]] = {
     "connect_timeout_s": ("--connect-timeout", some_seconds, "seconds for a connection to a replica"),
@@ -45,11 +53,19 @@ def add_route_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> RouterSettings:
+    """Raises StartupError."""
+    if args.admin_port and args.admin_port == args.port:
+        raise StartupError(f"--admin-port and --port are both {args.port}: give two different ports.")
     return RouterSettings(
         **http_settings_of(args),
-        replica_key=args.replica_key,
+        admin_port=args.admin_port,
+        routing_headers=args.routing_headers,
+        replica_key="".join(checked("--replica-key", () if args.replica_key is None else [args.replica_key])),
         max_index_entries=args.max_index_entries,
-        limits=RequestLimits(max_request_bytes=args.max_request_bytes, request_timeout_s=args.request_timeout),
+        limits=RequestLimits(
+            request_timeout_s=args.request_timeout, **{name: getattr(args, name) for name in BODY_LIMITS}
+        ),
+        max_body_memory_bytes=args.max_body_memory,
         forward=ForwardLimits(**{name: getattr(args, name) for name in FORWARD}),
     )
 
@@ -57,6 +73,14 @@ def settings_of(args: argparse.Namespace) -> RouterSettings:
 def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     add_address_flags(group)
+    group.add_argument(
+        "--admin-port",
+        type=port,
+        metavar="PORT",
+        help="second port on the same host, where alone /metrics and the routes of administrators answer; 0: a free "
+        "one (default: none, all routes answer on --port)",
+    )
+    add_origins_flag(group)
     group.add_argument(
         "--workers",
         type=count,
@@ -70,7 +94,7 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_replica_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("replicas")
-    group.add_argument("--replica-key", default="", metavar="KEY", help="API key that replicas want (default: none)")
+    group.add_argument("--replica-key", metavar="KEY", help="API key that replicas want (default: none)")
     entries = RouterSettings().max_index_entries
     group.add_argument(
         "--max-index-entries",
@@ -90,11 +114,16 @@ def _add_forward_flags(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             *(flag,), dest=name, type=kind, default=default, metavar="N", help=f"{text} (default: {shown})"
         )
-    group.add_argument(
-        "--max-request-bytes",
-        type=size,
-        default=limits.max_request_bytes,
-        metavar="N",
-        help=f"{LIMIT_HELP['max_request_bytes']} (default: {limits.max_request_bytes})",
-    )
+    for name in BODY_LIMITS:
+        flag, default = "--" + name.replace("_", "-"), getattr(limits, name)
+        help_text = f"{LIMIT_HELP[name]} (default: {default})"
+        group.add_argument(flag, type=size, default=default, metavar="N", help=help_text)
+    add_body_memory_flag(group)
     add_request_timeout(group)
+    group.add_argument(
+        "--routing-headers",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="x-octavo-rung, x-octavo-replica and x-octavo-cached-tokens in answers to clients: they show the names of "
+        "replicas and what was cached (default: off)",
+    )

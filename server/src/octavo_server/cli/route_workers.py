@@ -30,7 +30,7 @@ class Place(msgspec.Struct, frozen=True):
 
     number: int
     folder: str
-    port: int
+    ports: list[int]
     pipe_fd: int
     parent_pid: int
 
@@ -48,10 +48,10 @@ def take_place() -> Place | None:
 class Supervisor:
     """`command`: what starts one worker, but for its place."""
 
-    def __init__(self, command: Sequence[str], *, num_workers: int, port: int) -> None:
+    def __init__(self, command: Sequence[str], *, num_workers: int, ports: list[int]) -> None:
         self._command = command
         self._num_workers = num_workers
-        self._port = port
+        self._ports = ports
         self._processes: set[asyncio.subprocess.Process] = set()
         self._stopping = asyncio.Event()
         self._has_started = False
@@ -74,7 +74,7 @@ class Supervisor:
 
     async def _keep(self, number: int, folder: Path, pipe_fd: int) -> None:
         while not self._stopping.is_set():
-            code = await self._run_once(Place(number, str(folder), self._port, pipe_fd, os.getpid()))
+            code = await self._run_once(Place(number, str(folder), self._ports, pipe_fd, os.getpid()))
             self._has_started = self._has_started or any(folder.glob("*.sock"))
             if self._stopping.is_set():
                 return

@@ -83,7 +83,7 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
         served_model_names=engine.served_model_name,
         **http_settings_of(args),
         root_path=args.root_path,
-        allowed_origins=tuple(args.allowed_origins),
+        router_only=args.router_only,
         response_role=args.response_role,
         enable_force_include_usage=args.enable_force_include_usage,
         enable_log_requests=args.enable_log_requests,
@@ -101,6 +101,8 @@ def check_keys(config: ServerConfig) -> None:
     """Raises StartupError before the model is loaded rather than after."""
     ApiKeys(config.api_keys, config.api_key_files)
     router_secrets(config.router_secrets, config.router_secret_file)
+    if config.router_only and not config.trusts_router:
+        raise StartupError("--router-only needs the router's secret: add --router-secret or --router-secret-file.")
     if config.cache_isolation and not config.needs_key and not config.trusts_router:
         raise StartupError(
             "--cache-isolation tells tenants apart by their API keys: add --api-key, --api-key-file or, behind a "

@@ -7,6 +7,7 @@ them as they were typed.
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import secrets
@@ -159,6 +160,8 @@ def route_args(args: argparse.Namespace) -> list[str]:
         found.append("--disable-uvicorn-access-log")
     if args.otlp_traces_endpoint is not None:
         found += ["--otlp-traces-endpoint", args.otlp_traces_endpoint]
+    if args.allowed_origins is not None:
+        found += ["--allowed-origins", json.dumps(args.allowed_origins)]
     for flag, values in (("--api-key", args.api_key), ("--api-key-file", args.api_key_file)):
         found += [flag, *map(str, values)] if values else []
     return found

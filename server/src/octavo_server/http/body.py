@@ -1,53 +1,123 @@
-"""Reads the body of a request: no more of it than allowed, and not for ever.
+"""Reads the body of a request, for the engine's server and for the router, on bare ASGI.
 
-The size is checked while bytes come in, so a body of any length, declared or chunked, takes no more memory than the
-limit; uvicorn stops reading from the socket while nobody takes what has come.
+The size is checked while the bytes arrive, so that a body of any length, declared or chunked, takes no more memory than
+the limit. `BodyBudget` bounds all bodies of a process together: each request reserves its bytes as they arrive and
+releases them when it no longer holds the body. A request never waits for the budget, so that slow senders can't block
+each other; a request beyond the budget is refused with 503.
 """
 
 import asyncio
-import logging
+from types import TracebackType
 
-from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive
+from octavo_engine.wire.errors import Unavailable
+from starlette.types import Message, Receive, Scope
 
 from octavo_server.config import RequestLimits
 from octavo_server.openai.errors import MalformedRequest, RequestTimeout, RequestTooLarge
 
-logger = logging.getLogger(__name__)
-
 DISCARD_S = 5.0
 DISCARD_BYTES = 2**24
+RETRY_AFTER_S = 1.0
 
 
-async def read_bytes(request: Request, limits: RequestLimits) -> bytes:
-    """Raises RequestTooLarge, RequestTimeout, and MalformedRequest for a client that left."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limits.max_request_bytes:
-        raise RequestTooLarge(int(declared), limit=limits.max_request_bytes, is_all=True)
+class ClientDisconnected(MalformedRequest):
+    """The client closed the connection before its body was complete."""
+
+
+class BodyBudget:
+    """Belongs to one event loop. `num_bytes`: reserved now."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+
+    def reserve(self) -> "BodyReservation":
+        """A context manager, which holds nothing yet."""
+        return BodyReservation(self)
+
+
+class BodyReservation:
+    """The bytes of one request's body. Leaving the `with` block releases them."""
+
+    __slots__ = ("_budget", "num_bytes")
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self.num_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Raises Unavailable where the budget is spent."""
+        budget = self._budget
+        if budget.num_bytes + num_bytes > budget.max_bytes:
+            raise Unavailable(
+                f"The server is busy: request bodies in memory hold {budget.num_bytes} bytes, and {num_bytes} more "
+                f"pass the limit of {budget.max_bytes} (--max-body-memory). Send the request again later.",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        budget.num_bytes += num_bytes
+        self.num_bytes += num_bytes
+
+    def release(self) -> None:
+        self._budget.num_bytes -= self.num_bytes
+        self.num_bytes = 0
+
+    def __enter__(self) -> "BodyReservation":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+async def read_body(scope: Scope, receive: Receive, limits: RequestLimits, reservation: BodyReservation) -> bytes:
+    """Raises RequestTooLarge, RequestTimeout, ClientDisconnected, and Unavailable where the budget is spent.
+
+    A body that arrives whole in the first message costs neither a timer nor a copy.
+    """
+    _check_declared(scope, limits.max_request_bytes)
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        body: bytes = message.get("body", b"")
+        _add(reservation, len(body), limits.max_request_bytes)
+        return body
     try:
         async with asyncio.timeout(limits.request_timeout_s):
-            return await _read(request, limits.max_request_bytes)
+            return await _read_rest(message, receive, limits.max_request_bytes, reservation)
     except TimeoutError:
         raise RequestTimeout(
             f"The request body was not complete after {limits.request_timeout_s:g} s (--request-timeout)."
         ) from None
-    except ClientDisconnect:
-        request_id = request.scope["state"]["request_id"]
-        logger.debug("request %s: the client left before the body was complete", request_id)
-        raise MalformedRequest("The client left before the body was complete.") from None
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def _read_rest(message: Message, receive: Receive, max_bytes: int, reservation: BodyReservation) -> bytes:
     body = bytearray()
-    async for chunk in request.stream():
+    while message["type"] != "http.disconnect":
+        chunk = message.get("body", b"")
+        _add(reservation, len(chunk), max_bytes)
         body += chunk
-        if len(body) > max_bytes:
-            raise RequestTooLarge(len(body), limit=max_bytes, is_all=False)
-    return bytes(body)
+        if not message.get("more_body", False):
+            return bytes(body)
+        message = await receive()
+    raise ClientDisconnected("The client closed the connection before its request body was complete.")
+
+
+def _check_declared(scope: Scope, max_bytes: int) -> None:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
+            raise RequestTooLarge(int(value), limit=max_bytes, is_all=True)
+
+
+def _add(reservation: BodyReservation, num_bytes: int, max_bytes: int) -> None:
+    num_in_all = reservation.num_bytes + num_bytes
+    if num_in_all > max_bytes:
+        raise RequestTooLarge(num_in_all, limit=max_bytes, is_all=False)
+    reservation.add(num_bytes)
 
 
 async def discard_body(receive: Receive) -> None:
-    """Before an answer that ends the connection: closing it with bytes unread would reset it, and lose the answer."""
+    """Read what is left before a response that ends the connection: closing it with unread bytes would reset it, and
+    the client would lose the response."""
     num_bytes, more = 0, True
     try:
         async with asyncio.timeout(DISCARD_S):

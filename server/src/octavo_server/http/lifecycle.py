@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import Literal
 
 from octavo_engine.wire.errors import Unavailable
+from starlette._utils import get_route_path
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo_server.http.auth import ADMIN_PREFIXES, is_guarded, path_of
+from octavo_server.http.access import kind_of
 from octavo_server.http.body import discard_body
-from octavo_server.http.responses import InFlight
+from octavo_server.http.in_flight import InFlight
 from octavo_server.json_responses import error_reply
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,12 @@ class Lifecycle:
             return None
         return max(0.0, self._ender.when() - asyncio.get_running_loop().time())
 
+    async def check_accepting(self, receive: Receive) -> None:
+        """Raises Unavailable while new requests are refused, after it has read the body of this one."""
+        if self.state != "accepting":
+            await discard_body(receive)
+            raise Unavailable("This server is draining: send the request to another one.", retry_after_s=RETRY_AFTER_S)
+
     def enter(self) -> None:
         self.num_requests += 1
         self._idle.clear()
@@ -113,9 +120,10 @@ class DrainMiddleware:
         closing = self._closing(send)
         if not is_work(scope):
             await self._app(scope, receive, closing)
-        elif self._lifecycle.state != "accepting":
-            await discard_body(receive)
-            error = Unavailable("The server is draining: ask another one.", retry_after_s=RETRY_AFTER_S)
+            return
+        try:
+            await self._lifecycle.check_accepting(receive)
+        except Unavailable as error:
             await error_reply(error)(scope, receive, closing)
         else:
             await self._count(scope, receive, closing)
@@ -139,5 +147,5 @@ class DrainMiddleware:
 
 
 def is_work(scope: Scope) -> bool:
-    """What a draining server refuses: everything but the questions of probes, scrapers and operators."""
-    return is_guarded(scope) and not path_of(scope).startswith(ADMIN_PREFIXES)
+    """What a draining server refuses: the requests of clients, and nothing of probes, scrapers and administrators."""
+    return kind_of(get_route_path(scope)) in ("client", None) and scope["method"] != "OPTIONS"

@@ -17,8 +17,9 @@ def allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def bind(host: str | None, port: int, *, shared: bool = False) -> socket.socket:
-    """Raises StartupError. It doesn't listen yet, so connections are refused. `shared`: several processes may."""
+def bind(host: str | None, port: int, *, shared: bool = False, flag: str = "--port") -> socket.socket:
+    """Raises StartupError. It doesn't listen yet, so connections are refused. `shared`: several
+    processes may. `flag`: the one that chose the port."""
     sock = socket.socket(socket.AF_INET6 if host and ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:
@@ -27,9 +28,9 @@ def bind(host: str | None, port: int, *, shared: bool = False) -> socket.socket:
         sock.bind((host or ALL_ADDRESSES, port))
     except (OSError, OverflowError) as error:
         sock.close()
-        raise cannot_listen(host, port, error) from error
+        raise cannot_listen(host, port, error, flag=flag) from error
     return sock
 
 
-def cannot_listen(host: str | None, port: int, error: Exception) -> StartupError:
-    return StartupError(f"cannot listen on {host or ALL_ADDRESSES}:{port}: {error}. Choose another with --port.")
+def cannot_listen(host: str | None, port: int, error: Exception, *, flag: str = "--port") -> StartupError:
+    return StartupError(f"cannot listen on {host or ALL_ADDRESSES}:{port}: {error}. Choose another with {flag}.")

@@ -1,8 +1,7 @@
-"""uvicorn's HTTP protocol, with an end to patience that uvicorn lacks: for senders, for readers, and for the dead.
+"""uvicorn's HTTP protocol with the timeouts that uvicorn lacks: for slow senders, slow readers and dead peers.
 
 - The head of a request has to be complete in time, from the connection's first moment or the request's first byte, and
   then its body. The application answers a late body itself (408); what it leaves behind is cut off here.
-  A head of endless size is refused (431).
 - A client that doesn't read what it asked for is cut off. Meanwhile nothing piles up: uvicorn holds a response back
   while the socket's buffer is full, and a generation keeps one copy of its text however slowly it is read.
 - A client of HTTP/1.0, which knows no chunks, gets a stream that ends with the connection.
@@ -16,25 +15,19 @@ import logging
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from octavo_server.http.body import discard_body
 from octavo_server.http.cork import Cork
-from octavo_server.openai.errors import ApiError
+from octavo_server.http.request_framing import RequestFraming
 
 logger = logging.getLogger(__name__)
 
 #: In the state of a request's scope: the `TimeoutProtocol` that it came by.
 CONNECTION = "connection"
 
-#: Of the URL and the headers together.
-MAX_HEAD_BYTES = 64 * 1024
-HEAD_TOO_LARGE = f"The URL and headers are larger than {MAX_HEAD_BYTES} bytes, the limit: send fewer or shorter ones."
-_TOO_LARGE = ApiError(431, "RequestTooLargeError", HEAD_TOO_LARGE)
 #: More than the application's own limit, so that its answer comes first.
 BODY_GRACE_S = 5.0
 #: A reader that takes less than this in the whole timeout doesn't read.
@@ -42,20 +35,16 @@ MIN_PROGRESS_BYTES = 16 * 1024
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 60, 15, 4
 
 
-class TimeoutProtocol(HttpToolsProtocol):
+class TimeoutProtocol(RequestFraming):
     """`request_timeout_s`, `slow_client_timeout_s` and `on_refused_head` are set by `patient`, in a subclass."""
 
     request_timeout_s: float
     slow_client_timeout_s: float
-    on_refused_head: ClassVar[Callable[[str], None]]
 
     _sending: asyncio.TimerHandle | None = None  # the client's request
     _reading: asyncio.TimerHandle | None = None  # our response
     _unread_bytes = 0
-    _is_in_head = False
     _on_gone: Callable[[], None] | None = None
-    _head_bytes = 0
-    _read_bytes = 0  # at once, in which a whole head may be
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, Cork(transport, self.loop)))
@@ -63,13 +52,7 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._expect(self.timeout_keep_alive)
 
     def data_received(self, data: bytes) -> None:
-        self._read_bytes = len(data)
         super().data_received(data)
-        if self._is_in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self._refuse_head()
-                return
         idle = self.cycle is None or self.cycle.response_complete
         if idle and self._sending is None and self.timeout_keep_alive_task is None:
             self._expect(self.timeout_keep_alive)  # uvicorn forgets its timer even for an empty line
@@ -90,19 +73,16 @@ class TimeoutProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_in_head, self._head_bytes = True, 0
         self._expect(self.request_timeout_s)
 
-    def on_headers_complete(self) -> None:
-        self._refuse_whole_head()
-        super().on_headers_complete()
+    def begin_request(self) -> None:
+        super().begin_request()
         self.scope["state"][CONNECTION] = self
-        self._is_in_head = False
-        self._expect_body()
+        self._expect(self.request_timeout_s + BODY_GRACE_S)
 
-    def on_message_complete(self) -> None:
+    def end_request(self) -> None:
         self._expect(None)
-        super().on_message_complete()
+        super().end_request()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -116,26 +96,6 @@ class TimeoutProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         is_old = cycle.scope["http_version"] == "1.0"
         super()._start_asgi_task(cycle, partial(_answer_unchunked, app, cycle) if is_old else app)
-
-    def _refuse_whole_head(self) -> None:
-        """If it is too large."""
-        if self._head_bytes + self._read_bytes > MAX_HEAD_BYTES and _size(self.url, self.headers) > MAX_HEAD_BYTES:
-            self.app, self.url = _refuse_whole_head, b"/"
-            self._tell_refused_head()
-
-    def _refuse_head(self) -> None:
-        """The parser has no limit of its own."""
-        body = _TOO_LARGE.body()
-        head = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
-        self.transport.write(head + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-        self.transport.close()
-        self._tell_refused_head()
-
-    def _tell_refused_head(self) -> None:
-        type(self).on_refused_head(self.parser.get_method().decode("ascii"))
-
-    def _expect_body(self) -> None:
-        self._expect(self.request_timeout_s + BODY_GRACE_S)
 
     def _expect(self, timeout_s: float | None) -> None:
         if self._sending is not None:
@@ -181,16 +141,6 @@ def patient(
         "on_refused_head": staticmethod(on_refused_head),
     }
     return type("Protocol", (TimeoutProtocol,), settings)
-
-
-def _size(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
-    return len(url) + sum(len(name) + len(value) + len(": \r\n") for name, value in headers)
-
-
-async def _refuse_whole_head(scope: Scope, receive: Receive, send: Send) -> None:
-    """In its turn, after the answers to what came before it on the connection; whatever comes after is cut off."""
-    await discard_body(receive)
-    await Response(_TOO_LARGE.body(), 431, {"connection": "close"}, "application/json")(scope, receive, send)
 
 
 async def _answer_unchunked(

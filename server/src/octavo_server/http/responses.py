@@ -9,53 +9,20 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Protocol
 
 from octavo_engine.wire.errors import Unavailable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from octavo_server.http.disconnect import run_until_disconnect
+from octavo_server.http.in_flight import InFlight
+from octavo_server.json_responses import JSON_TYPE, send_error
 from octavo_server.openai import sse
-from octavo_server.openai.errors import ApiError, describe, is_known
+from octavo_server.openai.errors import describe, is_known
 
 logger = logging.getLogger(__name__)
 
-JSON_TYPE = (b"content-type", b"application/json")
-
 Headers = list[tuple[bytes, bytes]]
-
-
-class Endable(Protocol):
-    def end(self, error: Exception) -> None:
-        """Tell the client this, and end."""
-        ...
-
-
-class InFlight:
-    """The responses at work. `end_all` makes each of them, and each that comes later, tell why it ends now."""
-
-    def __init__(self) -> None:
-        self._open: set[Endable] = set()
-        self._ended_by: Exception | None = None
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def add(self, response: Endable) -> None:
-        self._open.add(response)
-        if self._ended_by is not None:
-            response.end(self._ended_by)
-
-    def discard(self, response: Endable) -> None:
-        self._open.discard(response)
-
-    def end_all(self, error: Exception) -> None:
-        self._ended_by = error
-        for response in self._open:
-            response.end(error)
-
-    def reopen(self) -> None:
-        self._ended_by = None
 
 
 class CancellableResponse(Response):
@@ -71,19 +38,14 @@ class CancellableResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = self._work = asyncio.create_task(self._run(send))
-        client = asyncio.create_task(_until_disconnect(receive))
         self._in_flight.add(self)
         try:
-            await asyncio.wait({work, client}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
+            if await run_until_disconnect(work, receive):
                 await self._finish(send, self._error_of(work))
             else:
                 logger.info("request %s: the client left, aborting", self._request_id)
         finally:
             self._in_flight.discard(self)
-            work.cancel()
-            client.cancel()
-            await asyncio.gather(work, client, return_exceptions=True)
 
     def end(self, error: Exception) -> None:
         self._ended_by = error
@@ -103,7 +65,7 @@ class CancellableResponse(Response):
         if error is not None:
             log_failure(error, self._request_id)
             if not self._has_started:
-                await _send_error(send, describe(error))
+                await send_error(send, describe(error))
 
     async def _start(self, send: Send, status: int, headers: Headers) -> None:
         self._has_started = True
@@ -174,19 +136,6 @@ def log_failure(error: Exception, request_id: str) -> None:
         logger.error("request %s failed: %s", request_id, error)
     else:
         logger.error("request %s failed", request_id, exc_info=error)
-
-
-async def _until_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _send_error(send: Send, error: ApiError) -> None:
-    body = error.body()
-    extra = [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
-    headers = [JSON_TYPE, _length(body), *extra]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 def _length(body: bytes) -> tuple[bytes, bytes]:

@@ -1,9 +1,9 @@
-"""The secret that a router shares with its replicas: who shows it is believed what it says of its clients.
+"""The secret that a router shares with its replicas.
 
-A request with the secret needs no API key, may read the KV stream, and is the tenant's whom it names. Without a secret
-set, these headers say nothing; with one set, a wrong one is refused, as a router whose tenants aren't believed would
-mix their caches. Several secrets are valid at once, so that one can be replaced while both sides run: files are read
-again when they change, what is accepted (`router_secrets`) like what is sent (`OutgoingSecret`).
+A request with the secret needs no API key, may call every route, and belongs to the tenant that it names (`access`
+decides that). Without a secret set, these headers have no meaning; with one set, a wrong one is refused.
+Several secrets are valid at once, so that one can be replaced while both sides run: files are read again when they
+change, for what is accepted (`router_secrets`) as for what is sent (`OutgoingSecret`).
 """
 
 import logging
@@ -13,48 +13,13 @@ from pathlib import Path
 
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import unnamed_tenant
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo_server.api_keys import ApiKeys, FileWatch
-from octavo_server.http.auth import ADMIN_PREFIXES, path_of
-from octavo_server.json_responses import error_reply
-from octavo_server.openai.errors import Unauthorized
 
 logger = logging.getLogger(__name__)
 
 SECRET_HEADER = "x-octavo-secret"
 TENANT_HEADER = "x-octavo-tenant"
-#: Of the admin's routes, the only ones that a router has to do with.
-ROUTER_PREFIX = "/kv"
-WRONG = f"The {SECRET_HEADER} header is wrong: give router and replica the same --router-secret, or leave it out."
-
-
-class RouterSecretMiddleware:
-    """A pure ASGI layer before `BearerAuth`, which lets in what this one has marked with `is_router`."""
-
-    def __init__(self, app: ASGIApp, secrets: ApiKeys) -> None:
-        self._app = app
-        self._secrets = secrets
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._note_router(scope):
-            await error_reply(Unauthorized(WRONG))(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    def _note_router(self, scope: Scope) -> bool:
-        """False for a secret that is wrong."""
-        headers = Headers(scope=scope)
-        secret = headers.get(SECRET_HEADER)
-        if secret is None:
-            return True
-        if self._secrets.tenant_of(secret.encode("latin-1")) is None:
-            return False
-        path = path_of(scope)
-        if path.startswith(ROUTER_PREFIX) or not path.startswith(ADMIN_PREFIXES):
-            scope.setdefault("state", {}).update(is_router=True, tenant=headers.get(TENANT_HEADER, ""))
-        return True
 
 
 class OutgoingSecret:

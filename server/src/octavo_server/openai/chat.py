@@ -1,15 +1,16 @@
 """`/v1/chat/completions`: the request as it arrives, the response and its chunks as they leave."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import UNSET, Struct, UnsetType
 from octavo_engine.text.messages import content_text
 from octavo_engine.wire.errors import InvalidRequest
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from octavo_server.openai.answer import Answer
+from octavo_server.openai.entries import Entries
 from octavo_server.openai.fields import GenerationFields, Lenient
-from octavo_server.openai.tools import ToolCall, ToolCallDelta, ToolFields
+from octavo_server.openai.tools import Tool, ToolCall, ToolCallDelta, ToolFields
 
 
 class ContentPart(Lenient):
@@ -19,16 +20,18 @@ class ContentPart(Lenient):
 
 class ChatMessage(Lenient):
     role: str = Field(min_length=1)
-    content: str | list[ContentPart | str] | None = None
+    content: str | Entries[ContentPart | str] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Entries[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
 
 class ChatCompletionRequest(ToolFields, GenerationFields):
-    messages: list[ChatMessage]
+    PIECES: ClassVar[dict[str, type[BaseModel]]] = {"messages": ChatMessage, "tools": Tool}
+
+    messages: Entries[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -9,6 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from octavo_engine.wire.errors import InvalidRequest
 
 from octavo_server.openai.answer import Answer
+from octavo_server.openai.entries import Entries
 from octavo_server.openai.fields import GenerationFields
 
 DEFAULT_MAX_TOKENS = 16
@@ -17,7 +18,7 @@ Prompt = str | list[int]
 
 
 class CompletionRequest(GenerationFields):
-    prompt: str | list[int] | list[list[int]] | list[str]
+    prompt: str | Entries[int] | Entries[Entries[int]] | Entries[str]
     logprobs: int | None = None
 
     def prompts(self) -> list[Prompt]:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 MAX_REPORTED_FIELDS = 5
+MAX_DESCRIBED_ERRORS = 1000
 
 
 class MalformedRequest(InvalidRequest):
@@ -122,20 +123,30 @@ def describe(error: Exception) -> ApiError:
     return ApiError(500, "InternalServerError", "Internal server error.")
 
 
-def malformed(error: ValidationError) -> MalformedRequest:
-    """Names each wrong field once: a union of types reports one failure per member."""
+#: pydantic's words name Python's types, and ours.
+_MESSAGES = dict.fromkeys(("model_type", "dict_type"), "Input should be an object") | {
+    "list_type": "Input should be a valid array"
+}
+
+
+def malformed(error: ValidationError, where: str = "") -> MalformedRequest:
+    """Names each wrong field once: a union of types reports one failure per member. `where`: the place of the value
+    that was validated. pydantic describes all failures or none, so of very many only the number is reported."""
+    if error.error_count() > MAX_DESCRIBED_ERRORS:
+        fields = f"{where or 'The body'} has {error.error_count()} fields of wrong names or types"
+        return MalformedRequest(f"{fields}: send those that the API documents.", param=where or None)
     found: dict[str, str] = {}
     for item in error.errors(include_url=False, include_context=False, include_input=False):
-        found.setdefault(_field(item["loc"]), item["msg"])
+        found.setdefault(_field(item["loc"], where), _MESSAGES.get(item["type"], item["msg"]))
     shown = [f"{name}: {message}" if name else message for name, message in found.items()]
     more = f" (and {len(shown) - MAX_REPORTED_FIELDS} more)" if len(shown) > MAX_REPORTED_FIELDS else ""
     return MalformedRequest("; ".join(shown[:MAX_REPORTED_FIELDS]) + more, param=next(iter(found), None) or None)
 
 
-def _field(location: tuple[int | str, ...]) -> str:
+def _field(location: tuple[int | str, ...], where: str) -> str:
     """`messages[0].content`, without the names that pydantic gives to the members of a union."""
     parts = [f"[{p}]" if isinstance(p, int) else f".{p}" for p in location if isinstance(p, int) or _is_field_name(p)]
-    return "".join(parts).removeprefix(".")
+    return (where + "".join(parts)).removeprefix(".")
 
 
 def _is_field_name(part: str) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.sampling import SamplingParams
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from octavo_server.openai.entries import Entries, InPieces
 from octavo_server.openai.structured import StructuredFields
 
 #: Fields that go to `SamplingParams` under their own name.
@@ -26,7 +27,7 @@ INT32_MAX = 2**31 - 1
 GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-class Lenient(BaseModel):
+class Lenient(InPieces):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
 
 
@@ -47,8 +48,8 @@ class SamplingFields(Lenient):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Entries[str] | None = None
+    stop_token_ids: Entries[int] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -62,9 +63,9 @@ class SamplingFields(Lenient):
 
 class GenerationFields(StructuredFields, SamplingFields):
     n: int | None = None
-    bad_words: list[str] | None = None
+    bad_words: Entries[str] | None = None
     max_tokens: int | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: Entries[int] | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_reading_prefix_cache: bool | None = None

@@ -3,27 +3,19 @@
 What is checked here would cost memory or time before the engine's own limits (context, vocabulary) are looked at.
 """
 
-import re
-from array import array
-from collections.abc import Collection
-from itertools import accumulate
+from collections.abc import Mapping
 from typing import Any
 
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest
-from pydantic import BaseModel
 
 from octavo_server.config import RequestLimits
-
-#: One that isn't closed reaches to the end, so that no body makes this start over and over.
-_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: one level down, one level up
-_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 #: Field of a body -> field of `RequestLimits`, and so the flag.
 _COUNTED = {
     "messages": "max_messages",
     "input": "max_messages",
     "prompt": "max_prompts",
+    "tools": "max_tools",
     "stop": "max_stop_strings",
     "stop_token_ids": "max_stop_token_ids",
     "bad_words": "max_bad_words",
@@ -32,24 +24,16 @@ _COUNTED = {
 }
 
 
-def check_depth(body: bytes, limits: RequestLimits) -> None:
-    """Without parsing. Few bodies have so many brackets that they have to be looked at one by one."""
-    limit = limits.max_json_depth
-    if body.count(b"[") + body.count(b"{") <= limit:
-        return
-    steps = array("b", _STRINGS.sub(b"", body).translate(_STEPS, _NO_BRACKETS))
-    if max(accumulate(steps), default=0) > limit:
-        raise InvalidRequest(
-            f"The JSON body is nested more than {limit} levels deep, the limit: flatten it{_or_raise('max_json_depth')}"
-        )
-
-
-def check_counts(body: BaseModel, limits: RequestLimits) -> None:
+def check_counts(body: Mapping[str, Any], limits: RequestLimits) -> None:
+    """Of a body as it was sent: a field of a wrong type counts for nothing here, validation refuses it."""
     for name, limit_name in _COUNTED.items():
-        _check_count(name, _num_entries(name, getattr(body, name, None)), limits, limit_name)
-    _check_count("n", getattr(body, "n", None) or 1, limits, "max_n")
+        _check_count(name, _num_entries(name, body.get(name)), limits, limit_name)
+    for name in ("messages", "input"):
+        _check_count(f"the content of {name}", _num_parts(body.get(name)), limits, "max_content_parts", param=name)
+    n = body.get("n")
+    _check_count("n", n if isinstance(n, int | float) else 1, limits, "max_n")
     for name in ("stop", "bad_words"):
-        _check_lengths(name, getattr(body, name, None) or (), limits)
+        _check_lengths(name, body.get(name), limits)
 
 
 def check_chars(text: str, limits: RequestLimits) -> None:
@@ -70,26 +54,33 @@ def check_fits(text: str, *, max_model_len: int, longest_token: int) -> None:
 
 
 def _num_entries(name: str, value: Any) -> int:
-    if value is None:
-        return 0
     if name == "prompt" and not _holds_prompts(value):
         return 1
-    return 1 if isinstance(value, str) else len(value)
+    return len(value) if isinstance(value, list | dict) else 1
+
+
+def _num_parts(messages: Any) -> int:
+    if not isinstance(messages, list):
+        return 0
+    fields = (message.get(name) for message in messages if isinstance(message, dict) for name in ("content", "output"))
+    return sum(len(field) for field in fields if isinstance(field, list))
 
 
 def _holds_prompts(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and not isinstance(value[0], int)
 
 
-def _check_count(name: str, count: int, limits: RequestLimits, limit_name: str) -> None:
+def _check_count(name: str, count: float, limits: RequestLimits, limit_name: str, *, param: str | None = None) -> None:
     limit: int = getattr(limits, limit_name)
     if count > limit:
         asks = f"{name}={count} is" if name == "n" else f"{name} holds {count} entries,"
-        raise InvalidRequest(f"{asks} more than {limit}, the limit: send fewer{_or_raise(limit_name)}", param=name)
+        message = f"{asks} more than {limit}, the limit: send fewer{_or_raise(limit_name)}"
+        raise InvalidRequest(message, param=param or name)
 
 
-def _check_lengths(name: str, texts: str | Collection[str], limits: RequestLimits) -> None:
-    longest = len(texts) if isinstance(texts, str) else max(map(len, texts), default=0)
+def _check_lengths(name: str, value: Any, limits: RequestLimits) -> None:
+    texts = value if isinstance(value, list) else [value]
+    longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
     if longest > limits.max_stop_chars:
         raise InvalidRequest(
             f"{name} holds a string of {longest} characters, the limit is {limits.max_stop_chars}: send a shorter one"

@@ -4,12 +4,13 @@ Fields that need a memory on the server, or tools that run there, are refused wi
 tune what isn't there (cache keys, tiers, obfuscation) are accepted.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from octavo_engine.wire.errors import InvalidRequest
 from pydantic import BaseModel, ConfigDict, Field
 
 from octavo_server.openai.chat import ChatCompletionRequest
+from octavo_server.openai.entries import Entries
 from octavo_server.openai.fields import SamplingFields
 from octavo_server.openai.responses_input import InputItem, conversation
 
@@ -70,16 +71,18 @@ class AnyToolChoice(BaseModel):
 
 
 class ResponsesRequest(SamplingFields):
-    input: str | list[InputItem]
+    PIECES: ClassVar[dict[str, type[BaseModel]]] = {"input": InputItem, "tools": AnyTool}
+
+    input: str | Entries[InputItem]
     instructions: str | None = None
-    tools: list[AnyTool] | None = None
+    tools: Entries[AnyTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | AnyToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     top_logprobs: int | None = None
-    include: list[str] | None = None
+    include: Entries[str] | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None

@@ -10,6 +10,8 @@ from typing import Any
 from octavo_engine.wire.errors import InvalidRequest
 from pydantic import BaseModel, ConfigDict
 
+from octavo_server.openai.entries import Entries
+
 #: Kind of a content part -> the field of its text.
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "reasoning_text": "text", "refusal": "refusal"}
 #: Templates know "system" only.
@@ -25,11 +27,11 @@ class InputItem(BaseModel):
 
     type: str | None = None
     role: str | None = None
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Entries[dict[str, Any]] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[dict[str, Any]] | None = None
+    output: str | Entries[dict[str, Any]] | None = None
 
 
 def conversation(instructions: str | None, given: str | Sequence[InputItem]) -> list[Message]:

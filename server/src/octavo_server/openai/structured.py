@@ -10,6 +10,8 @@ from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.structured import StructuredOutputs
 from pydantic import BaseModel, ConfigDict, Field
 
+from octavo_server.openai.entries import Entries
+
 JsonSchema = dict[str, Any]
 
 
@@ -49,7 +51,7 @@ class StructuredOutputsBody(BaseModel):
 
     json_: JsonSchema | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Entries[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool = False
@@ -63,7 +65,7 @@ class StructuredFields(BaseModel):
     structured_outputs: StructuredOutputsBody | None = None
     guided_json: JsonSchema | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Entries[str] | None = None
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
     guided_whitespace_pattern: str | None = None

@@ -1,10 +1,12 @@
 """`/tokenize` and `/detokenize`: vLLM's shapes."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import Struct
+from pydantic import BaseModel
 
 from octavo_server.openai.chat import ChatMessage
+from octavo_server.openai.entries import Entries
 from octavo_server.openai.fields import Lenient
 from octavo_server.openai.tools import Tool
 
@@ -12,10 +14,12 @@ from octavo_server.openai.tools import Tool
 class TokenizeRequest(Lenient):
     """Either `prompt`, or `messages` to be rendered by the chat template."""
 
+    PIECES: ClassVar[dict[str, type[BaseModel]]] = {"messages": ChatMessage, "tools": Tool}
+
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
-    tools: list[Tool] | None = None
+    messages: Entries[ChatMessage] | None = None
+    tools: Entries[Tool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -25,7 +29,7 @@ class TokenizeRequest(Lenient):
 
 class DetokenizeRequest(Lenient):
     model: str | None = None
-    tokens: list[int]
+    tokens: Entries[int]
 
 
 class Tokenized(Struct):

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 from pydantic import BaseModel, ConfigDict
 
+from octavo_server.openai.entries import Entries
 from octavo_server.tools.use import Mode, ToolSettings, ToolUse, tool_use
 
 
@@ -43,7 +44,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 class ToolFields(BaseModel):
-    tools: list[Tool] | None = None
+    tools: Entries[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 

@@ -1,8 +1,8 @@
-"""The routes for whoever runs the router: `/metrics`, `/debug/decisions` (and `/ended`), `/debug/index`,
-`/state/events`.
+"""The routes of a router for administrators and scrapers: `/metrics`, `/debug/decisions` (and `/ended`),
+`/debug/index`, `/state/events`.
 
-FastAPI: none of them is on the way of a request. Each answers for all workers of the router. `/metrics` is open, as it
-tells nothing of any request; the others are the operator's.
+FastAPI serves them, as none of them is on the path of a request. Each answers for all workers of the router. Who may
+call them is decided before (`http/access.py`).
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from octavo_server.json_responses import error_reply, json_reply
 from octavo_server.prometheus_text import CONTENT_TYPE
-from octavo_server.router.admin_auth import AdminAuth
 from octavo_server.router.observe.debug import Decisions, IndexDebug
 from octavo_server.router.observe.report import Ask, exposition, latest_decisions, whole_index, whole_state
 from octavo_server.router.observe.state_stream import StateFeed, StateStream
@@ -30,7 +29,6 @@ router = APIRouter()
 class AdminContext:
     workers: Workers
     feed: StateFeed
-    operators: AdminAuth
 
 
 def build_admin(context: AdminContext) -> FastAPI:
@@ -46,12 +44,6 @@ def _context(request: Request) -> AdminContext:
     return context
 
 
-def _operators(request: Request) -> AdminContext:
-    context = _context(request)
-    context.operators.check(request.scope)
-    return context
-
-
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     reports = await _context(request).workers.ask(Ask("metrics"))
@@ -60,26 +52,26 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/debug/decisions")
 async def debug_decisions(request: Request, n: str = "20") -> Response:
-    workers, number = _operators(request).workers, _number(n)
+    workers, number = _context(request).workers, _number(n)
     return json_reply(Decisions(latest_decisions(await workers.ask(Ask("decisions", number)), number)))
 
 
 @router.get("/debug/decisions/ended")
 async def ended_decisions(request: Request) -> Response:
-    workers, after = _operators(request).workers, _after(request.query_params.getlist("after"))
+    workers, after = _context(request).workers, _after(request.query_params.getlist("after"))
     reports = await workers.ask(Ask("ended", after=after))
     return json_reply(Decisions([info for report in reports for info in report.decisions]))
 
 
 @router.get("/debug/index")
 async def debug_index(request: Request) -> Response:
-    reports = await _operators(request).workers.ask(Ask("index"))
+    reports = await _context(request).workers.ask(Ask("index"))
     return json_reply(IndexDebug(whole_index(reports), [*whole_state(reports).replicas]))
 
 
 @router.get("/state/events")
 async def state_events(request: Request) -> Response:
-    return StateStream(_operators(request).feed.frames())
+    return StateStream(_context(request).feed.frames())
 
 
 def _number(text: str) -> int:

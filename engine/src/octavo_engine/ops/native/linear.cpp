@@ -1,8 +1,8 @@
 // Linear layers in bf16 for any number of rows, at the speed of memory for few: each weight is read once per tile of
 // rows, by one thread. Plain C ABI.
 //
-// Layout. The weight [out, in] is oneDNN's AB16b64a2b, which oneDNN made and owns: [out / 64][in / 2][64][2], in rounded
-// up to 32 and out to 64 with zeros. One load gives two inputs of 16 outputs, which is what AVX512-bf16 multiplies.
+// Layout. The weight [out, in] is packed by `packed_blocks` in native_linear.py: [out / 64][in / 2][64][2], in rounded up
+// to 32 and out to 64 with zeros. One load gives two inputs of 16 outputs, which is what AVX512-bf16 multiplies.
 // Work. A unit is 16 outputs. Threads own runs of units and so never share an output; a tile is some rows by the units
 // of one block of 64, kept in registers over the whole of `in`.
 // Numerics. An output is one chain of fp32 sums over pairs of inputs in their order, then the bias, rounded once, or not

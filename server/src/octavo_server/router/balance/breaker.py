@@ -1,8 +1,7 @@
-"""Circuit breakers: a replica that failed several times in a row isn't sent to for a while. Pure, with a clock.
+"""Circuit breakers: a replica that failed several times in a row gets no requests for a while. Pure, with a clock.
 
-States of one: closed (failures are counted), open (nothing is sent until its time has come; each time it opens again
-that is twice as long, up to a limit), half-open (one request is on its way to see). One success closes it. A replica
-without a failure has no breaker.
+States: closed (failures are counted), open (no request is sent; each opening lasts twice as long, up to a limit),
+half-open (one request is sent as a probe). One success closes a breaker. A replica without a failure has no breaker.
 """
 
 from collections.abc import Callable
@@ -13,7 +12,7 @@ BreakerState = Literal["closed", "half-open", "open"]
 BREAKER_STATES: tuple[BreakerState, ...] = get_args(BreakerState)
 
 MOST_OPEN_S = 30.0
-#: A probe whose end nobody tells doesn't hold the next one up for longer.
+#: A probe whose outcome is never reported delays the next one by this at most.
 PROBE_S = 60.0
 
 
@@ -25,7 +24,7 @@ class _Breaker:
 
 
 class Breakers:
-    """By the names of replicas."""
+    """Replicas are known by their names."""
 
     def __init__(self, *, max_failures: int, open_s: float, clock: Callable[[], float]) -> None:
         self._max_failures = max_failures
@@ -34,7 +33,7 @@ class Breakers:
         self._breakers: dict[str, _Breaker] = {}
 
     def __bool__(self) -> bool:
-        """False while there is nothing to ask about."""
+        """False while no replica has failed."""
         return bool(self._breakers)
 
     def allows(self, name: str) -> bool:
@@ -42,7 +41,7 @@ class Breakers:
         return breaker is None or breaker.open_until_s <= self._clock()
 
     def sent(self, name: str) -> None:
-        """To one that is half-open this is the probe, and no other follows until its end is told."""
+        """For a half-open breaker this request is the probe: no other follows until its outcome is known."""
         breaker = self._breakers.get(name)
         if breaker is not None and breaker.open_s:
             breaker.open_until_s = self._clock() + PROBE_S
@@ -50,8 +49,8 @@ class Breakers:
     def succeeded(self, name: str) -> None:
         self._breakers.pop(name, None)
 
-    def untold(self, name: str) -> None:
-        """A request ended without saying anything of the replica: a probe may be sent again."""
+    def release_probe(self, name: str) -> None:
+        """A request ended without evidence for or against the replica: another probe may be sent."""
         breaker = self._breakers.get(name)
         if breaker is not None and breaker.open_s:
             breaker.open_until_s = min(breaker.open_until_s, self._clock())

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 from octavo_server.router.balance import consistent_hash, hot_prefix, score
 from octavo_server.router.balance.decision import CandidateCost, Decision, Rung
 from octavo_server.router.balance.hot_prefix import HotPrefixReplicator
+from octavo_server.router.balance.lease import MIN_PREDICTED_S, FailedLoad, Lease
 from octavo_server.router.balance.predictions import Predictions
-from octavo_server.router.balance.ticket import MIN_PREDICTED_S, Ticket
 from octavo_server.router.fleet.prefix_index import Match, PrefixIndex
 from octavo_server.router.fleet.step_time_model import PRIOR_TOKEN_S, StepTimeModel
 
 if TYPE_CHECKING:
     from octavo_server.router.fleet.replica import Replica
     from octavo_server.router.prompts.prompt import Prompt
+    from octavo_server.router.upstream.pool import ConnectionPool
 
 NOTHING = Match(0)
 MANY_BLOCKS = 64
@@ -32,6 +33,7 @@ class Picker:
         self._clock = clock
         self._soon = soon
         self._predictions = Predictions(index)
+        self._failed_load = FailedLoad()
         self._evening_out = HotPrefixReplicator()
         self._pools: dict[frozenset[str], StepTimeModel] = {}  # by what replicas serve: those alike take alike long
 
@@ -41,6 +43,7 @@ class Picker:
         assert candidates, "there is no replica to pick from"
         now = self._clock()
         self._predictions.settle(now)
+        self._failed_load.expire(now)
         terms = self._look(prompt, candidates)
         if prompt.hashes and any(t.replica.is_exact or t.match.blocks for t in terms):
             chosen, why = _least_cost(prompt, terms, now)
@@ -53,12 +56,19 @@ class Picker:
             chosen, rung, why = min(terms, key=lambda t: _load(t.replica, now)), "load", "least load"
         return Decision(chosen.replica, rung, why, terms, score.expected_tokens(prompt, chosen.match))
 
-    def sent(self, decision: Decision, prompt: "Prompt") -> Ticket:
-        """The request goes out to the chosen replica now."""
+    def lease(self, decision: Decision, prompt: "Prompt", pool: "ConnectionPool | None" = None) -> Lease:
+        """Account for a request that is sent to the chosen replica now."""
         self._evening_out.sent(decision, prompt, self._clock())
         if self._soon is not None and len(prompt.hashes) >= MANY_BLOCKS:
             self._soon(self._settle)
-        return Ticket(decision, prompt, self._predictions, self._clock)
+        return Lease(
+            decision,
+            prompt,
+            predictions=self._predictions,
+            failed_load=self._failed_load,
+            clock=self._clock,
+            pool=pool,
+        )
 
     def _settle(self) -> None:
         self._predictions.settle(self._clock())

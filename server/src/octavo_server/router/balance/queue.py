@@ -1,7 +1,7 @@
-"""`RequestQueue`: requests that no replica can take now, in the order in which they came. Bounded in number and time.
+"""`RequestQueue`: requests that no replica can take now, in order of arrival. Bounded in number and time.
 
-A request waits while its model has no replica (`held`), or all of them are full or cut off (`queued`). Whoever changes
-something that could let one go on calls `poke`.
+A request is *held* while its model has no replica, and *queued* while all replicas of its model are full or cut off.
+Code that frees a place or changes a replica calls `wake`.
 """
 
 import asyncio
@@ -11,7 +11,8 @@ from collections.abc import Callable
 from octavo_engine.wire.errors import Overloaded, Unavailable
 
 RETRY_AFTER_S = (1.0, 60.0)
-NUM_EXITS = 64  # so many of the latest give the rate
+#: The latest exits, from which the rate of exits is estimated.
+NUM_EXITS = 64
 
 
 class _Waiting:
@@ -24,74 +25,81 @@ class _Waiting:
 
 
 class RequestQueue:
-    """Belongs to one event loop. `observe` is told how each wait ended and how long it was."""
+    """Belongs to one event loop. `observe` is called with the outcome and the length of each wait."""
 
     def __init__(self, *, max_waiting: int, observe: Callable[[str, float], None]) -> None:
         self._max_waiting = max_waiting
         self._observe = observe
         self._waiting: deque[_Waiting] = deque()
-        self._of_model: Counter[str] = Counter()
+        self._num_by_model: Counter[str] = Counter()
+        self._admitted: set[str] = set()  # models whose admitted request has not taken its place yet
         self._exits: deque[float] = deque(maxlen=NUM_EXITS)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def of_model(self) -> Counter[str]:
-        return self._of_model
+    def num_by_model(self) -> Counter[str]:
+        return self._num_by_model
 
-    def is_asked_for(self, model: str) -> bool:
-        """Somebody waits already: who comes now has to get in line."""
-        return model in self._of_model
+    def has_line(self, model: str) -> bool:
+        """Whether requests for this model wait: a new one goes behind them."""
+        return model in self._num_by_model or model in self._admitted
 
-    async def wait(self, model: str, has_place: Callable[[], bool], *, until_s: float, why: str) -> None:
-        """Until there is a place and it is this one's turn. Raises Overloaded at once where the room is full, and
-        Unavailable at `until_s`."""
-        if not self.is_asked_for(model) and has_place():
-            return
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+    async def wait(self, model: str, has_place: Callable[[], bool], *, hold_s: float, why: str) -> float:
+        """Wait until there is a place and it is this request's turn. Returns the seconds waited.
+
+        Raises Overloaded at once where the queue is full, and Unavailable after `hold_s`.
+        """
+        if not self.has_line(model) and has_place():
+            return 0.0
         if len(self._waiting) >= self._max_waiting:
             self._observe("refused", 0.0)
             message = f"{why}; waiting: {len(self._waiting)}, the limit is {self._max_waiting} (--max-queued-reqs)."
             raise Overloaded(f"{message} Send the request again later.", retry_after_s=self._retry_after_s())
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
         waiting = _Waiting(model, has_place, loop.create_future())
         self._waiting.append(waiting)
-        self._of_model[model] += 1
+        self._num_by_model[model] += 1
         outcome = "left"
         try:
-            async with asyncio.timeout_at(until_s):
-                await waiting.future
-            outcome = "sent"
-        except TimeoutError:
-            outcome = "expired"
-            raise Unavailable(
-                f"{why}, and none came in {loop.time() - now:.1f} s (--max-hold-time). Send the request again later.",
-                retry_after_s=self._retry_after_s(),
-            ) from None
+            await asyncio.wait([waiting.future], timeout=hold_s)
+            outcome = "sent" if waiting.future.done() else "expired"
         finally:
-            self._leave(waiting)
+            self._remove(waiting)
+            if waiting.future.done():
+                self._admitted.discard(model)
             self._exits.append(loop.time())
-            self._observe(outcome, loop.time() - now)
+            self._observe(outcome, loop.time() - started_s)
+            loop.call_soon(self.wake)  # the next request's turn, once this one has taken its place
+        if outcome == "expired":
+            raise Unavailable(
+                f"{why}, and none came in {loop.time() - started_s:.1f} s (--max-hold-time). "
+                "Send the request again later.",
+                retry_after_s=self._retry_after_s(),
+            )
+        return loop.time() - started_s
 
-    def poke(self) -> None:
-        """Lets the first of each model go on for which there is a place, one at a time: it takes the place."""
-        looked_at: set[str] = set()
+    def wake(self) -> None:
+        """Admit the first request of each model if there is a place for it. The next one follows once it took it."""
+        seen = {*self._admitted}
         for waiting in [*self._waiting] if self._waiting else ():
-            if waiting.model not in looked_at and not waiting.future.done():
-                looked_at.add(waiting.model)
+            if waiting.model not in seen:
+                seen.add(waiting.model)
                 if waiting.has_place():
-                    self._leave(waiting)
+                    self._remove(waiting)
+                    self._admitted.add(waiting.model)
                     waiting.future.set_result(None)
 
-    def _leave(self, waiting: _Waiting) -> None:
+    def _remove(self, waiting: _Waiting) -> None:
         if waiting in self._waiting:
             self._waiting.remove(waiting)
-            self._of_model[waiting.model] -= 1
-            if not self._of_model[waiting.model]:
-                del self._of_model[waiting.model]
+            self._num_by_model[waiting.model] -= 1
+            if not self._num_by_model[waiting.model]:
+                del self._num_by_model[waiting.model]
 
     def _retry_after_s(self) -> float:
-        """How long those that wait will take to go on, at the rate of the latest."""
+        """Seconds until the queue as it stands is served, at the rate of the latest exits."""
         low, high = RETRY_AFTER_S
         if len(self._exits) < 2:
             return low

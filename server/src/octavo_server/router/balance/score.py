@@ -54,13 +54,14 @@ def queued_tokens(replica: "Replica") -> float:
     The reported backlog counts the whole prompt of one that waits; what they will find cached is known of our own.
     """
     activity = replica.activity
+    own_tokens = activity.pending_tokens + activity.failed_tokens
     if not replica.is_exact:
-        return activity.pending_tokens
+        return own_tokens
     load = replica.load
     queued = float(load.prefill_backlog_tokens)
     if load.waiting:
         queued = max(queued - load.waiting_cached_tokens, load.waiting)
-    return queued + activity.pending_tokens
+    return queued + own_tokens
 
 
 def num_decoding(replica: "Replica") -> int:
@@ -73,7 +74,7 @@ def num_requests(replica: "Replica") -> int:
     """That it has to do with. What a blind one says of its load is seconds old: ours may be in it or not."""
     activity, load = replica.activity, replica.load
     pending = activity.num_pending if replica.is_exact else 0
-    return max(load.running + load.waiting + pending, activity.num_in_flight)
+    return max(load.running + load.waiting + pending, activity.num_in_flight) + activity.num_failed
 
 
 def _shortage_s(prompt: "Prompt", replica: "Replica", match: "Match", token_s: float) -> float:

@@ -5,24 +5,24 @@ a piece in each turn of the event loop.
 """
 
 import asyncio
-import logging
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable
 
 import aiohttp
 
 from octavo_server.router.fleet.endpoint import Discovery, Endpoint
 from octavo_server.router.fleet.kv_stream_client import ClientContext, FollowSettings, KVStreamClient
+from octavo_server.router.fleet.model_names import Resolution, reported_models, resolve_model
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_server.router.fleet.replica import Replica
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-logger = logging.getLogger(__name__)
+from octavo_server.supervise import cancel_tasks, supervised
 
 SWEPT_AT_ONCE = 4096
 READ_BUFFER_BYTES = 64 * 1024
+#: Seconds for which a router that isn't ready waits for more than half of its replicas, once one takes requests.
+FEW_S = 2.0
+#: Seconds for which requests still wait for a model after its last replica left discovery, as in a rollout.
+DEPARTED_S = 60.0
 
 Listener = Callable[[Replica], None]
 
@@ -31,7 +31,13 @@ class Fleet:
     """Belongs to one event loop. `on_change` hears of each replica whose state, models or readiness changed, and
     `on_heard` of each frame, after the replica's load is set."""
 
-    def __init__(self, settings: FollowSettings, discovery: Discovery, index: PrefixIndex) -> None:
+    def __init__(
+        self,
+        settings: FollowSettings,
+        discovery: Discovery,
+        index: PrefixIndex,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.index = index
         self.on_change: list[Listener] = []
         self.on_heard: list[Listener] = []
@@ -40,7 +46,10 @@ class Fleet:
         self._followed: dict[Endpoint, Replica] = {}  # by the endpoint without its readiness
         self._tasks: dict[Endpoint, asyncio.Task[None]] = {}
         self._routable: dict[str, list[Replica]] = {}
-        self._has_met = False
+        self._departed: dict[str, float] = {}  # model -> when a replica that reported it left discovery
+        self._clock = clock
+        self._is_discovered = False
+        self._routable_since_s: float | None = None  # since when some replica has taken requests
         self._left_behind = asyncio.Event()
         index.on_given_up = self._left_behind.set
 
@@ -50,7 +59,14 @@ class Fleet:
 
     def models(self) -> list[str]:
         """Of all replicas that are known to serve any, routable or not, so that a restart doesn't take a model away."""
-        return sorted({model for replica in self._followed.values() for model in replica.models})
+        return reported_models(self._followed.values())
+
+    def resolve(self, model: str | None) -> Resolution:
+        """Which model a request that asks for `model` means. A `Pending` one is to be resolved again at each
+        `on_change` and at its `again_at_s`."""
+        now_s = self._clock()
+        self._departed = {name: left_s for name, left_s in self._departed.items() if now_s - left_s < DEPARTED_S}
+        return resolve_model(model, self._followed.values(), departed=self._departed, now_s=now_s)
 
     def routable(self, model: str) -> list[Replica]:
         """Not to be changed by the caller. Empty where nobody serves the model now, or at all."""
@@ -64,17 +80,23 @@ class Fleet:
 
     @property
     def missing(self) -> str | None:
-        """What there must be before requests are sent here; None once there is a replica to send them to.
+        """Why this router isn't ready. None when more than half of the expected replicas take requests, or some have
+        for `FEW_S`: a router that starts would otherwise send all its requests to the first replica.
 
-        Pods that aren't ready themselves are not waited for: they become ready when this router follows them, and until
-        then requests wait here.
+        Pods that aren't ready are not expected: they become ready because this router follows them. A router without
+        any expected replica is ready, and holds requests until a replica comes.
         """
-        if any(replica.is_routable for replica in self._followed.values()):
-            return None
-        if not self._has_met:
+        if not self._is_discovered:
             return "it isn't known yet where replicas are"
         expected = [replica for replica in self._followed.values() if replica.endpoint.is_ready is not False]
-        return f"none of {len(expected)} replicas takes requests" if expected else None
+        num_routable = sum(replica.is_routable for replica in expected)
+        if 2 * num_routable > len(expected) or not expected:
+            return None
+        if not num_routable:
+            return f"none of {len(expected)} replicas takes requests"
+        if self._routable_since_s is not None and self._clock() - self._routable_since_s >= FEW_S:
+            return None
+        return f"{num_routable} of {len(expected)} replicas take requests: waiting for more than half, or {FEW_S:g} s"
 
     async def start(self) -> None:
         connector = aiohttp.TCPConnector(limit=0, force_close=True, use_dns_cache=False)  # a name may have moved
@@ -83,11 +105,13 @@ class Fleet:
         self._around = ClientContext(
             session=self._session, index=self.index, settings=self._settings, changed=self.changed, heard=self._heard
         )
-        self._own = [_supervised(self._discover()), _supervised(self._sweep())]
+        self._own = [
+            supervised("the discovery of replicas", self._discover),
+            supervised("the sweep of the prefix index", self._sweep),
+        ]
 
     async def stop(self) -> None:
-        await _end(self._own)
-        await _end(self._tasks.values())
+        await cancel_tasks([*self._own, *self._tasks.values()])
         await self._session.close()
 
     async def _discover(self) -> None:
@@ -95,22 +119,35 @@ class Fleet:
             self._meet(endpoints)
 
     def _meet(self, endpoints: frozenset[Endpoint]) -> None:
-        self._has_met = True
+        self._is_discovered = True
         now = {Endpoint(e.url, e.name): e for e in endpoints}
         for known in self._followed.keys() - now.keys():
-            self._followed.pop(known)
+            left = self._followed.pop(known)
+            self._departed |= dict.fromkeys(left.models, self._clock())
             self._tasks.pop(known).cancel()
         for known, endpoint in now.items():
             replica = self._followed.get(known)
             if replica is None:
                 replica = self._followed[known] = Replica(endpoint)
-                self._tasks[known] = _supervised(KVStreamClient(replica, self._around).run())
+                replica.away_since_s = self._clock()
+                self._tasks[known] = self._follow(replica)
             elif replica.endpoint != endpoint:
                 replica.endpoint = endpoint
                 self.changed(replica)
 
+    def _follow(self, replica: Replica) -> "asyncio.Task[None]":
+        return supervised(f"following replica {replica.name}", lambda: KVStreamClient(replica, self._around).run())
+
     def changed(self, replica: Replica) -> None:
         self._routable.clear()
+        if replica.state != "connecting":
+            replica.away_since_s = None
+        elif replica.away_since_s is None:
+            replica.away_since_s = self._clock()
+        if not any(other.is_routable for other in self._followed.values()):
+            self._routable_since_s = None
+        elif self._routable_since_s is None:
+            self._routable_since_s = self._clock()
         for listener in self.on_change:
             listener(replica)
 
@@ -124,22 +161,3 @@ class Fleet:
             self._left_behind.clear()
             while self.index.sweep(SWEPT_AT_ONCE):
                 await asyncio.sleep(0)
-
-
-def _supervised(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-    """What ends it unasked is our bug: it is logged at once, and whatever it did is missing from then on."""
-    task = asyncio.create_task(work)
-    task.add_done_callback(_report)
-    return task
-
-
-def _report(task: "asyncio.Task[None]") -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.critical("following the replicas: an unexpected end", exc_info=error)
-
-
-async def _end(tasks: "Iterable[asyncio.Task[None]]") -> None:
-    tasks = [*tasks]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

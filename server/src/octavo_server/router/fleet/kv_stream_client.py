@@ -1,12 +1,15 @@
-"""`KVStreamClient`: keeps one replica's state true, for as long as discovery names it, by following its KV stream.
+"""`KVStreamClient`: follows one replica's KV stream, and sets the replica's state, while discovery names the replica.
 
-What ends a connection decides what becomes of the replica. A connection that is lost: it isn't sent to until it answers
-again. A fault in what it told: it may be sent to, but isn't believed. Silence, though the connection is there: it isn't
-believed, and not sent to either unless /health answers; if it speaks again, nothing was lost and it is believed again.
-In each case the follower comes back for a new snapshot.
+The end of a connection decides the next state. A lost one: no requests are sent until the replica answers again.
+A fault in a frame: requests are still sent, but without trust in the index. A silent stream: the same, and only where
+no other replica can take them until `/health` answers; if the stream resumes, nothing was lost and the index is exact
+again. After each end the client connects again for a new snapshot.
 
-Large chunks are taken in one at a time for all replicas, a frame in each turn of the event loop: a hundred snapshots at
-once don't hold up requests. No clock of a replica is ever compared with the router's.
+A health check that fails stops new requests only. A replica is `is_unresponsive` when several requests in a row got no
+answer at all: its host vanished or its process hangs, and the router gives up the requests that wait there.
+
+Large chunks are fed for one replica at a time, one frame per turn of the event loop, so that a hundred snapshots at
+once don't delay requests. The clocks of a replica and of the router are never compared.
 """
 
 import asyncio
@@ -18,13 +21,15 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
+from octavo_server.backoff import Backoff
 from octavo_server.http.router_secret import SECRET_HEADER, OutgoingSecret
 from octavo_server.kv.frames import MEDIA_TYPE, Bye, Frame, FrameError, FrameReader, Hello, Load, Step
-from octavo_server.router.fleet.backoff import Backoff
 from octavo_server.router.fleet.block_mirror import BlockMirror, StreamBroken
+from octavo_server.router.fleet.health_check import ConnectionLost, HealthCheck
 from octavo_server.router.fleet.polling_client import PollingClient
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_server.router.fleet.replica import NEW, Replica, State
+from octavo_server.supervise import cancel_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +45,11 @@ class FollowSettings:
 
     secret: OutgoingSecret = field(default_factory=OutgoingSecret)
     key: str = ""
-    answer_timeout_s: float = 2.0  # until the head of an answer is there
-    health_timeout_s: float = 1.0  # the same for /health of a replica that fell silent
+    answer_timeout_s: float = 5.0  # until the head of any answer has come
+    max_misses: int = 3  # health checks in a row
     missed_heartbeats: int = 2
     reopen_after_s: float = 5.0  # a silent stream, though /health answers
-    look_every_s: float = 1.0  # at the health of a replica without a stream
+    look_every_s: float = 1.0  # at the health of a polled or silent replica
     looks_at_health: int = 30  # then at its models, and whether it has a stream by now
     looks_at_metrics: int = 5  # one look in so many
     reads_metrics: bool = True
@@ -74,8 +79,8 @@ class NoStream(Exception):
     """The server knows no /kv/events, or was told to have none."""
 
 
-class Lost(Exception):
-    """The connection is gone; the message says how."""
+class StreamSilent(Exception):
+    """The stream sends nothing although the replica answers `/health`."""
 
 
 class KVStreamClient:
@@ -84,12 +89,18 @@ class KVStreamClient:
         self._around = around
         settings = around.settings
         self._server = PollingClient(around.session, replica.url, settings.headers)
+        self._health = HealthCheck(
+            self._server,
+            timeout_s=settings.answer_timeout_s,
+            pause_s=settings.look_every_s,
+            max_misses=settings.max_misses,
+        )
         self._backoff = Backoff(least_s=settings.least_wait_s, most_s=settings.most_wait_s, stable_s=settings.stable_s)
         self._exact_since_s: float | None = None
         self._silence_s = settings.answer_timeout_s
 
     async def run(self) -> None:
-        """Until it is cancelled: then the replica is gone."""
+        """Run until cancelled: then the replica is gone."""
         blocks = self._renew()
         try:
             while True:
@@ -98,10 +109,18 @@ class KVStreamClient:
                 blocks.give_up()
                 blocks = self._renew()
                 await asyncio.sleep(wait_s)
-        finally:
-            blocks.give_up()
-            self.replica.blocks = None
+        except asyncio.CancelledError:
+            self._end(blocks)
             self._become("gone", "discovery doesn't name it any more")
+            raise
+        except Exception as error:  # our own bug: the supervisor logs it and starts another client
+            self._end(blocks)
+            self._become("connecting", f"following it failed: {error!r}")
+            raise
+
+    def _end(self, blocks: BlockMirror) -> None:
+        blocks.give_up()
+        self.replica.blocks = None
 
     def _renew(self) -> BlockMirror:
         self.replica.blocks = blocks = BlockMirror(self._around.index)
@@ -114,24 +133,26 @@ class KVStreamClient:
         return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
 
     async def _try(self, blocks: BlockMirror) -> None:
-        """One connection, from its beginning to its end. Of a replica that may still be starting only the first try is
-        told, as nobody would find a mistyped address otherwise."""
+        """One connection, from its beginning to its end. While a new replica starts, only the first failure is logged:
+        enough to find a mistyped address."""
         replica = self.replica
         try:
             while True:
                 try:
                     await self._follow(blocks)
                 except NoStream:
-                    await self._watch()
-        except (StreamBroken, FrameError) as error:
-            replica.num_faults += 1
+                    await self._poll()
+        except (StreamBroken, FrameError, StreamSilent) as error:
+            replica.num_faults += not isinstance(error, StreamSilent)
             state: State = "blind" if replica.state in ("exact", "blind") else "connecting"
             self._become(state, str(error), is_new=replica.state == "connecting")
-        except (Lost, aiohttp.ClientError, TimeoutError, OSError) as error:
-            why = _told(error, self._around.settings.answer_timeout_s)
-            if replica.why == NEW and type(error) is not Lost:
+        except (ConnectionLost, aiohttp.ClientError, TimeoutError, OSError) as error:
+            if isinstance(error, TimeoutError) and replica.state == "blind" and await self._is_healthy():
+                return
+            why = _described(error, self._around.settings.answer_timeout_s)
+            if replica.why == NEW and type(error) is not ConnectionLost:
                 logger.info("replica %s isn't there yet: %s", replica.name, why)
-            self._become("connecting", why, is_new=isinstance(error, Lost))
+            self._become("connecting", why, is_new=isinstance(error, ConnectionLost))
 
     async def _follow(self, blocks: BlockMirror) -> None:
         """Raises what ended the connection."""
@@ -140,17 +161,17 @@ class KVStreamClient:
             if response.status in NO_STREAM or (response.status == 200 and response.content_type != MEDIA_TYPE):
                 raise NoStream
             if response.status != 200:
-                raise Lost(f"/kv/events answered {response.status}{HINTS.get(response.status, '')}")
+                raise ConnectionLost(f"/kv/events answered {response.status}{HINTS.get(response.status, '')}")
             while chunk := await self._read(response.content):
                 if len(chunk) < LARGE_BYTES:
                     for frame in reader.feed(chunk):
                         self._take(blocks, frame)
                 else:
                     await self._take_large(blocks, reader, chunk)
-        raise Lost("the stream ended")
+        raise ConnectionLost("the stream ended")
 
-    async def _watch(self) -> None:
-        """A server without a stream, until it is time to look again whether it has one. Raises if it doesn't answer."""
+    async def _poll(self) -> None:
+        """Poll a server without a stream, until it is time to ask again whether it has one. Raises if it fails."""
         settings, replica = self._around.settings, self.replica
         replica.hello, replica.load = None, Load()
         found = await self._server.models(settings.answer_timeout_s)
@@ -163,42 +184,58 @@ class KVStreamClient:
                 replica.load = await self._server.load(settings.answer_timeout_s)
             self._become("blind", "it has no KV stream")
             await asyncio.sleep(settings.look_every_s)
-            await self._check_health()
+            await self._health.run(self._set_silent)
 
     async def _read(self, content: aiohttp.StreamReader) -> bytes:
-        """Empty at the end. Raises Lost for a silence that /health doesn't explain."""
-        silent_s = 0.0
-        while True:
-            try:
-                async with asyncio.timeout(self._silence_s):
-                    return await content.readany()
-            except TimeoutError:
-                if chunk := content.read_nowait():  # this process was held up, not the replica
-                    return chunk
-                silent_s += self._silence_s
-                if silent_s >= self._around.settings.reopen_after_s:
-                    raise Lost(f"nothing was heard for {silent_s:g} s") from None
-                if self.replica.state in ("exact", "blind"):
-                    await self._explain(f"nothing was heard for {silent_s:g} s")
-            except aiohttp.ClientPayloadError:
-                raise Lost("the connection broke") from None
-
-    async def _explain(self, silence: str) -> None:
-        """Raises Lost if the replica doesn't say that it is well."""
-        self.replica.is_silent = True
-        self._become("blind", silence)
-        await self._check_health()
-        self.replica.is_silent = False
-        self._around.changed(self.replica)
-
-    async def _check_health(self) -> None:
+        """Empty at the end of the stream."""
         try:
-            async with self._server.open("/health", self._around.settings.health_timeout_s) as answer:
-                status = answer.status
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            raise Lost("/health didn't answer") from None
-        if status >= 500:
-            raise Lost(f"/health answered {status}")
+            async with asyncio.timeout(self._silence_s):
+                return await content.readany()
+        except TimeoutError:  # if bytes are there by now, this process was held up, not the replica
+            return content.read_nowait() or await self._wait_out_silence(content)
+        except aiohttp.ClientPayloadError:
+            raise ConnectionLost("the connection broke") from None
+
+    async def _wait_out_silence(self, content: aiohttp.StreamReader) -> bytes:
+        """Read on while `/health` is checked. Raises ConnectionLost or StreamSilent."""
+        if self.replica.state in ("exact", "blind"):
+            self.replica.is_silent = True
+            self._become("blind", f"its KV stream has been silent for {self._silence_s:g} s")
+        reading = asyncio.create_task(content.readany())
+        checking = asyncio.create_task(self._check_silent_replica())
+        try:
+            await asyncio.wait({reading, checking}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                checking.result()
+            data = reading.result()
+        except aiohttp.ClientPayloadError:
+            raise ConnectionLost("the connection broke") from None
+        finally:
+            await cancel_tasks([reading, checking])
+        self._set_silent(False)
+        return data
+
+    async def _check_silent_replica(self) -> None:
+        """Raises ConnectionLost if `/health` fails, StreamSilent if the stream stays silent although it answers."""
+        settings, clock = self._around.settings, asyncio.get_running_loop().time
+        reopen_s = clock() + settings.reopen_after_s
+        self._server.num_unanswered = 0  # the stream has spoken since
+        while clock() < reopen_s:
+            await self._health.run(self._set_silent)
+            await asyncio.sleep(settings.look_every_s)
+        raise StreamSilent(f"its KV stream was silent for more than {settings.reopen_after_s:g} s")
+
+    async def _is_healthy(self) -> bool:
+        try:
+            await self._health.run(self._set_silent)
+        except ConnectionLost:
+            return False
+        return True
+
+    def _set_silent(self, is_silent: bool) -> None:
+        if self.replica.is_silent is not is_silent:
+            self.replica.is_silent = is_silent
+            self._around.changed(self.replica)
 
     async def _take_large(self, blocks: BlockMirror, reader: FrameReader, chunk: bytes) -> None:
         async with self._around.large:
@@ -210,7 +247,7 @@ class KVStreamClient:
         replica = self.replica
         accepted = replica.load.accepts
         if type(frame) is Bye and not frame.again:
-            raise Lost(frame.reason)
+            raise ConnectionLost(frame.reason)
         blocks.feed(frame)
         if type(frame) is Step and replica.state == "exact":
             replica.load = frame.load
@@ -239,21 +276,22 @@ class KVStreamClient:
         self._become("exact", "every change so far is known")
 
     def _become(self, state: State, why: str, *, is_new: bool = False) -> None:
-        """`is_new`: the reason is to be told even where the state is as before. A new one without a stream has none on
-        purpose."""
+        """`is_new`: log the reason even if the state is unchanged. A server that never had a stream is logged at INFO:
+        it has none on purpose."""
         replica = self.replica
-        if (replica.state, replica.why) == (state, why):
+        is_unresponsive = state == "connecting" and self._server.num_unanswered >= self._around.settings.max_misses
+        if (replica.state, replica.why, replica.is_unresponsive) == (state, why, is_unresponsive):
             return
         if replica.state != state or is_new:
             is_usual = state in ("loading", "exact", "gone") or (state == "blind" and replica.why == NEW)
             level = logging.INFO if is_usual else logging.WARNING
             logger.log(level, "replica %s is %s: %s", replica.name, state, why.removesuffix("."))
-        replica.state, replica.why = state, why
+        replica.state, replica.why, replica.is_unresponsive = state, why, is_unresponsive
         self._around.changed(replica)
 
 
-def _told(error: Exception, answer_timeout_s: float) -> str:
-    """In words for whoever looks why a replica isn't there."""
+def _described(error: Exception, answer_timeout_s: float) -> str:
+    """The reason that logs and `/debug/index` give for a replica that isn't there."""
     if isinstance(error, TimeoutError):
         return f"no answer within {answer_timeout_s:g} s"
     if isinstance(error, aiohttp.ClientConnectorError):

@@ -49,6 +49,7 @@ class LocalLoad:
         self.worth_tokens = DecayingSum(WORTH_HALF_LIFE_S)  # saved here that no other replica could have saved
         self.predicted: Predicted | None = None
         self.pending_tokens = 0
+        self.num_failed = self.failed_tokens = 0  # of failed requests that still count as load
         self._pending: dict[int, tuple[int, int]] = {}  # in the order sent: tokens, loads before
         self._num_sent = 0
         self._load: Load | None = None  # the latest heard of

@@ -1,9 +1,11 @@
-"""What can be learned of a server by asking it, where no KV stream tells: plain vLLM, or Octavo with `--no-kv-stream`.
+"""`PollingClient`: GET requests to one replica: `/kv/events`, `/health`, and what a polled replica has besides.
 
-Its names come from `/v1/models`, its load from the Prometheus text of `/metrics` (vLLM's names, which Octavo has too).
+A polled replica has no KV stream: plain vLLM, or Octavo with `--no-kv-stream`. Its model names come from `/v1/models`,
+its load from the Prometheus text of `/metrics` (vLLM's metric names, which Octavo has too).
 """
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from math import isfinite
@@ -16,11 +18,14 @@ from octavo_server.kv.frames import Load
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 
+#: Errors that a host which vanished gives. A refused connection isn't one: there the host answers.
+UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
+
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 
 class _Model(msgspec.Struct):
-    """`max_model_len`: whatever a server says there, if it says anything."""
+    """`max_model_len`: any JSON value, or missing: servers differ."""
 
     id: str
     max_model_len: Any = None
@@ -34,25 +39,36 @@ _read_models = msgspec.json.Decoder(_Models).decode
 
 
 class PollingClient:
+    """`num_unanswered`: requests in a row without any answer, be it an error status or a refused connection."""
+
     def __init__(self, session: aiohttp.ClientSession, url: str, headers: Callable[[], Mapping[str, str]]) -> None:
         self._session = session
         self._url = url
         self._headers = headers
+        self.num_unanswered = 0
 
     @asynccontextmanager
     async def open(self, path: str, timeout_s: float) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The head of the answer, in time. Its end waits for nothing: what follows from it is decided at once."""
-        async with asyncio.timeout(timeout_s):
-            # A redirect would take the secret elsewhere.
-            response = await self._session.get(self._url + path, headers=self._headers(), allow_redirects=False)
+        """Yield the response when its head has come. Leaving the context closes the connection without waiting."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                # A redirect would take the secret elsewhere.
+                response = await self._session.get(self._url + path, headers=self._headers(), allow_redirects=False)
+        except TimeoutError:
+            self.num_unanswered += 1
+            raise
+        except aiohttp.ClientConnectorError as error:
+            self.num_unanswered += error.os_error.errno in UNREACHABLE
+            raise
+        self.num_unanswered = 0
         try:
             yield response
         finally:
             response.close()
 
     async def models(self, timeout_s: float) -> dict[str, int | None]:
-        """Name -> longest request in tokens, None where that isn't told. Raises ClientError, also for an answer that
-        isn't one."""
+        """Name -> longest request in tokens, None where the server doesn't report it. Raises ClientError, also for an
+        answer that is no list of models."""
         body = await self._read("/v1/models", timeout_s)
         try:
             return {model.id: _length(model.max_model_len) for model in _read_models(body).data}
@@ -60,7 +76,7 @@ class PollingClient:
             raise aiohttp.ClientPayloadError(f"/v1/models: {error}") from None
 
     async def load(self, timeout_s: float) -> Load:
-        """As far as `/metrics` tells; nothing if there is none."""
+        """Load from `/metrics`; an empty one where the server has no metrics."""
         try:
             text = (await self._read("/metrics", timeout_s)).decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError):
@@ -68,7 +84,7 @@ class PollingClient:
         return load_of(text)
 
     async def _read(self, path: str, timeout_s: float) -> bytes:
-        async with asyncio.timeout(timeout_s), self.open(path, timeout_s) as response:
+        async with self.open(path, timeout_s) as response, asyncio.timeout(timeout_s):
             if response.status != 200:
                 raise aiohttp.ClientPayloadError(f"{path} answered {response.status}")
             body = b""
@@ -79,12 +95,12 @@ class PollingClient:
         return body
 
 
-def _length(told: Any) -> int | None:
-    return told if type(told) is int and told > 0 else None
+def _length(value: Any) -> int | None:
+    return value if type(value) is int and value > 0 else None
 
 
 def load_of(text: str) -> Load:
-    """What isn't a sample of these metrics is passed over."""
+    """Sum of the samples of vLLM's two load metrics. Other lines are skipped."""
     sums = {RUNNING: 0.0, WAITING: 0.0}
     for line in text.splitlines():
         name = line.partition("{")[0].partition(" ")[0]

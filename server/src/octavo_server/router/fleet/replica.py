@@ -29,7 +29,8 @@ class Replica:
         self.is_exact = False  # which each decision asks again and again
         self.state = "connecting"
         self.why = NEW  # it is in this state
-        self.is_silent = False  # and hasn't answered /health: sent to only where there is no other
+        self.is_silent = False  # it missed a heartbeat or a health check: sent to only where there is no other
+        self.is_unresponsive = False  # no answer to several requests in a row: its host or process is gone or hangs
         self.num_faults = 0  # how often what it told couldn't be believed
         self.blocks: BlockMirror | None = None  # of the connection there is or will be; None for one that is gone
         self.hello: Hello | None = None  # the latest
@@ -37,6 +38,7 @@ class Replica:
         self.models: frozenset[str] = frozenset()
         self.lengths: Mapping[str, int] = {}  # name -> context, where one without a stream tells
         self.is_described = True  # False while it is being asked how its prompts are read
+        self.away_since_s: float | None = None  # since when it has not answered, by the fleet's clock
         self.load = Load()
         self.activity = LocalLoad()
 

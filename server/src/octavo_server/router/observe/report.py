@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from octavo_server.router.fleet.prefix_index import PrefixIndex
     from octavo_server.router.fleet.replica import Replica
     from octavo_server.router.observe.decision_log import Entry
-    from octavo_server.router.observe.request_observer import Telemetry
+    from octavo_server.router.observe.request_observer import RouterTelemetry
 
 
 class Ask(msgspec.Struct):
@@ -58,7 +58,7 @@ class Reporter:
     def __init__(
         self,
         *,
-        telemetry: "Telemetry",
+        telemetry: "RouterTelemetry",
         index: "PrefixIndex",
         replicas: "Callable[[], Iterable[Replica]]",
         waiting: Callable[[], Waiting],

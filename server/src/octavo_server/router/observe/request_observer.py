@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from octavo_server.router.upstream.headers import Headers
 
 
-class Telemetry:
+class RouterTelemetry:
     """Of one worker."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Telemetry:
         """Of a moment by `clock`, in seconds since the epoch: the same whenever it is asked for."""
         return self._epoch_s + moment_s
 
-    def track(self, request_id: str) -> "RequestObserver":
+    def observe(self, request_id: str) -> "RequestObserver":
         """When a request's head is there."""
         return RequestObserver(self, request_id)
 
@@ -46,7 +46,7 @@ class RequestObserver:
 
     __slots__ = ("_entry", "_is_ended", "_num_attempts", "_span", "_started_s", "_telemetry", "model", "request_id")
 
-    def __init__(self, telemetry: Telemetry, request_id: str) -> None:
+    def __init__(self, telemetry: RouterTelemetry, request_id: str) -> None:
         self.request_id = request_id
         self.model = ""
         self._telemetry = telemetry

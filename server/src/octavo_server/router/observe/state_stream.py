@@ -15,6 +15,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from octavo_server.http.disconnect import run_until_disconnect
 from octavo_server.openai import sse
 from octavo_server.router.observe.state import ReplicaState, RouterState
 
@@ -125,15 +126,8 @@ class StateStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._write(send))
-        client = asyncio.create_task(_until_disconnect(receive))
-        try:
-            await asyncio.wait({work, client}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-        finally:
-            work.cancel()
-            client.cancel()
-            await asyncio.gather(work, client, return_exceptions=True)
+        if await run_until_disconnect(work, receive):
+            work.result()
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
@@ -148,11 +142,6 @@ async def _wait(news: asyncio.Event, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):
             await news.wait()
     news.clear()
-
-
-async def _until_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _if_new(before: T, now: T) -> T | None:

@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection to a replica, and what comes over it: an exchange at a time, no pipelining.
+"""One HTTP/1.1 connection to a replica and the responses that arrive on it, one at a time, without pipelining.
 
-Bytes are parsed once, by the parser that uvicorn uses too; headers and bodies stay what they are. An exchange that is
-given up takes its connection with it: that is how a replica learns that nobody waits any more.
+llhttp parses the bytes once; headers and bodies stay bytes. Closing a response that is not complete closes its
+connection: that is how the replica learns that the client left.
 """
 
 import asyncio
@@ -13,29 +13,40 @@ from octavo_server.openai.errors import ReplicaLost
 from octavo_server.router.upstream.headers import Headers, value_of
 
 EVENT_STREAM = b"text/event-stream"
-#: A replica is read no further while so much waits for its client.
+#: Reading from the replica pauses while this much waits for the client.
 MAX_WAITING_BYTES = 256 * 1024
-MAX_HEAD_BYTES = 64 * 1024
+#: Heads, trailers and chunk framing may add up to this before a byte of the body arrives.
+MAX_FRAMING_BYTES = 64 * 1024
+#: A connection that was idle for this long may have been closed by the replica just before the request was written.
+STALE_AFTER_IDLE_S = 1.0
+STALE_WITHIN_S = 0.25
 
 
 class NotReached(ReplicaLost):
-    """The replica has nothing of the request: there was no connection."""
+    """The replica received nothing of the request: there was no connection."""
 
 
 class StaleConnection(NotReached):
-    """It had been idle, and the replica closed it before it read the request: a new one may do."""
+    """The replica closed an idle connection before it read the request. A new connection may work."""
 
 
 class UpstreamResponse:
-    """An answer as it comes in. States: waiting, begun (`status` is set), complete, failed (`error`).
+    """A response while it arrives. States: waiting, begun (`status` is set), complete, failed (`error` is set).
 
-    `limit_s`: the longest silence, counted from `heard_s` by the loop's clock, before it fails.
-    `on_change`: told of all that happens, where nobody waits for it.
+    `limit_s`: the longest silence since `active_s` (by the loop's clock) before the response fails.
     """
 
     __slots__ = (
-        *("_chunks", "_connection", "_waiter", "num_waiting"),
-        *("error", "headers", "heard_s", "is_complete", "limit_s", "on_change", "status"),
+        "_chunks",
+        "_connection",
+        "_waiter",
+        "active_s",
+        "error",
+        "headers",
+        "is_complete",
+        "limit_s",
+        "num_waiting_bytes",
+        "status",
     )
 
     def __init__(self, connection: "Connection", limit_s: float) -> None:
@@ -44,47 +55,47 @@ class UpstreamResponse:
         self.is_complete = False
         self.error: Exception | None = None
         self.limit_s = limit_s
-        self.heard_s = connection.loop.time()
-        self.num_waiting = 0  # bytes
+        self.active_s = connection.loop.time()
+        self.num_waiting_bytes = 0
         self._connection = connection
         self._chunks: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
-        self.on_change: Callable[[], None] | None = None
 
-    async def begun(self) -> None:
-        """Until the head is there. Raises what ended it before."""
+    async def wait_headers(self) -> None:
+        """Wait for the head. Raises the error that ended the response before it."""
         while not self.status:
-            await self._change()
+            await self._wait_change()
 
-    async def gathered(self) -> None:
-        """Until it is complete, or too long to be held. Raises what ended it before."""
-        while not self.is_complete and not self.is_held_up:
-            await self._change()
+    async def wait_complete(self) -> None:
+        """Wait until the body is complete or too long to be buffered. Raises the error that ended it before."""
+        while not self.is_complete and not self.is_paused:
+            await self._wait_change()
 
-    async def news(self) -> None:
-        """Until `take` has something to give, or it is complete. Raises what ended it, all else being taken."""
+    async def next_chunk(self) -> bytes:
+        """Return all bytes that have arrived, at least one unless the body is complete. Raises what ended it."""
         while not self._chunks and not self.is_complete:
-            await self._change()
+            await self._wait_change()
+        return self.take_chunks()
 
     @property
     def is_stream(self) -> bool:
         return value_of(self.headers, b"content-type").startswith(EVENT_STREAM)
 
     @property
-    def is_held_up(self) -> bool:
-        """The client is behind, so the replica isn't read."""
-        return self.num_waiting > MAX_WAITING_BYTES
+    def is_paused(self) -> bool:
+        """Whether reading from the replica is paused, as the client is behind."""
+        return self.num_waiting_bytes > MAX_WAITING_BYTES
 
-    def take(self) -> bytes:
-        """Everything there is, which may be nothing."""
+    def take_chunks(self) -> bytes:
+        """Return and forget all bytes that have arrived, possibly none."""
         chunks, self._chunks = self._chunks, []
-        if self.is_held_up and not self.is_complete:
+        if self.is_paused and not self.is_complete:
             self._connection.transport.resume_reading()
-        self.num_waiting = 0
+        self.num_waiting_bytes = 0
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def close(self) -> None:
-        """Nobody wants the rest, if there is one."""
+        """Give up the rest of the response, if there is one, and its connection."""
         if not self.is_complete:
             self._connection.abort()
 
@@ -99,9 +110,9 @@ class UpstreamResponse:
 
     def feed(self, data: bytes) -> None:
         self._chunks.append(data)
-        was_held_up = self.is_held_up
-        self.num_waiting += len(data)
-        if self.is_held_up and not was_held_up:
+        was_paused = self.is_paused
+        self.num_waiting_bytes += len(data)
+        if self.is_paused and not was_paused:
             self._connection.transport.pause_reading()
         self._wake()
 
@@ -109,8 +120,7 @@ class UpstreamResponse:
         self.is_complete = True
         self._wake()
 
-    async def _change(self) -> None:
-        """Raises what ended it."""
+    async def _wait_change(self) -> None:
         if self.error is not None:
             raise self.error
         self._waiter = self._connection.loop.create_future()
@@ -120,14 +130,12 @@ class UpstreamResponse:
             self._waiter = None
 
     def _wake(self) -> None:
-        if self.on_change is not None:
-            self.on_change()
-        elif self._waiter is not None and not self._waiter.done():
+        if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
 class Connection(asyncio.Protocol):
-    """`on_idle`: an exchange is complete, and the connection can have another. `on_lost`: it is gone."""
+    """`on_idle`: the response is complete and the connection can carry another one. `on_lost`: it is closed."""
 
     transport: asyncio.Transport
 
@@ -139,26 +147,27 @@ class Connection(asyncio.Protocol):
         on_lost: "Callable[[Connection], None]",
     ) -> None:
         self.loop = loop
-        self.exchange: UpstreamResponse | None = None
-        self.idle_since_s = 0.0
+        self.response: UpstreamResponse | None = None
+        self.idle_since_s: float | None = None
         self._on_idle = on_idle
         self._on_lost = on_lost
         self._parser = httptools.HttpResponseParser(self)
         self._headers: Headers = []
-        self._head_bytes = 0
-        self._num_exchanges = 0
-        self._has_end = True  # the answer says itself where it ends
+        self._reset_message()
+        self._may_be_stale = False
+        self._sent_s = 0.0
 
     def start(self, request: bytes, limit_s: float) -> UpstreamResponse:
-        assert self.exchange is None, "two exchanges at once"
-        self._num_exchanges += 1
-        self._headers, self._head_bytes = [], 0
-        exchange = self.exchange = UpstreamResponse(self, limit_s)
+        assert self.response is None, "two requests at once on one connection"
+        self._sent_s = self.loop.time()
+        self._may_be_stale = self.idle_since_s is not None and self._sent_s - self.idle_since_s > STALE_AFTER_IDLE_S
+        self._reset_message()
+        response = self.response = UpstreamResponse(self, limit_s)
         self.transport.write(request)
-        return exchange
+        return response
 
     def abort(self) -> None:
-        self.exchange = None
+        self.response = None
         self.transport.abort()
 
     @property
@@ -169,58 +178,80 @@ class Connection(asyncio.Protocol):
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        exchange = self.exchange
-        if exchange is None:  # it says something that nobody asked
+        response = self.response
+        if response is None:  # bytes that no request asked for
             self.transport.abort()
             return
-        exchange.heard_s = self.loop.time()
+        response.active_s = self.loop.time()
+        self._framing_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            exchange.fail(ReplicaLost(f"its answer is no HTTP: {error}"))
-            self.abort()
+            self._fail(response, f"its answer is not valid HTTP: {error}")
             return
-        if not exchange.status:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                exchange.fail(ReplicaLost(f"the head of its answer is longer than {MAX_HEAD_BYTES} bytes"))
-                self.abort()
+        if self._is_complete:
+            self._end(response)
+        elif self._framing_bytes > MAX_FRAMING_BYTES:
+            self._fail(response, f"the headers of its answer are longer than {MAX_FRAMING_BYTES} bytes")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        exchange, self.exchange = self.exchange, None
-        if exchange is not None:
-            if exchange.status and not self._has_end and exc is None:
-                exchange.complete()
-            elif self._num_exchanges > 1 and not self._head_bytes and not exchange.status:
-                exchange.fail(StaleConnection("it closed an idle connection"))
+        response, self.response = self.response, None
+        if response is not None:
+            has_length = any(name in (b"content-length", b"transfer-encoding") for name, _ in response.headers)
+            if response.status and not has_length and exc is None:
+                response.complete()
+            elif self._is_stale:
+                response.fail(StaleConnection("it closed an idle connection"))
             else:
-                exchange.fail(ReplicaLost("the connection broke"))
+                response.fail(ReplicaLost("the connection broke"))
         self._on_lost(self)
 
+    def on_message_begin(self) -> None:
+        self._num_messages += 1
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        if not self._has_head:  # trailers are dropped
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200:
-            self._headers = []
-        elif self.exchange is not None:
-            self._has_end = any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
-            self.exchange.begin(status, self._headers)
+        if status < 200:  # an interim response: the final one follows
+            self._headers, self._num_messages = [], 0
+        elif self.response is not None:
+            self._has_head = True
+            self.response.begin(status, self._headers)
 
     def on_body(self, body: bytes) -> None:
-        if self.exchange is not None:
-            self.exchange.feed(body)
+        self._framing_bytes = 0
+        if self.response is not None and not self._is_complete:
+            self.response.feed(body)
 
     def on_message_complete(self) -> None:
-        exchange = self.exchange
-        if exchange is None or not exchange.status:
-            return
-        self.exchange = None
-        if exchange.is_held_up:
+        if self._has_head:
+            self._is_complete, self._keeps_alive = True, self._parser.should_keep_alive()
+
+    def _reset_message(self) -> None:
+        self._headers = []
+        self._framing_bytes = 0
+        self._has_head = self._is_complete = self._keeps_alive = False
+        self._num_messages = 0
+
+    @property
+    def _is_stale(self) -> bool:
+        return self._may_be_stale and not self._framing_bytes and self.loop.time() - self._sent_s < STALE_WITHIN_S
+
+    def _end(self, response: UpstreamResponse) -> None:
+        """Complete the response. Bytes behind it would become part of the next one: they end the connection."""
+        self.response = None
+        if response.is_paused:
             self.transport.resume_reading()
-        exchange.complete()
-        if self._parser.should_keep_alive() and not self.transport.get_write_buffer_size():
-            self._on_idle(self)
-        else:
+        response.complete()
+        has_surplus = self._num_messages > 1
+        if has_surplus or not self._keeps_alive or self.transport.get_write_buffer_size():
             self.transport.close()
+        else:
+            self._on_idle(self)
+
+    def _fail(self, response: UpstreamResponse, reason: str) -> None:
+        response.fail(ReplicaLost(reason))
+        self.abort()

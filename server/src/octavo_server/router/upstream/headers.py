@@ -1,51 +1,65 @@
-"""Heads of requests and answers on their way through: what belongs to one connection only stays behind, and so does
-what only a router may say to a replica (`x-octavo-*`). Everything else goes through as it came.
+"""Headers that pass through the router, and those that stay behind.
+
+Hop-by-hop headers (RFC 9110 §7.6.1) end here, those that any `Connection` header names included. So does `x-octavo-*`
+on the way to a replica, as only a router may set it. Everything else passes through unchanged.
 """
 
 from collections.abc import Collection
 
 Headers = list[tuple[bytes, bytes]]
 
-OURS = b"x-octavo-"
+OWN_PREFIX = b"x-octavo-"
 _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"}
-    | {b"trailer", b"transfer-encoding", b"upgrade"}
+    | {b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings"}
 )
-#: The framing is the connection's; the id is said once, by us.
-NOT_SENT_ON = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
-#: uvicorn says the date.
-NOT_SENT_BACK = _HOP_BY_HOP | {b"date", b"x-request-id"}
+#: The router frames the body and sets the request id itself.
+NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
+#: uvicorn sets the date; the router decides which pages may read the answer.
+NOT_RETURNED = _HOP_BY_HOP | {b"date", b"x-request-id", b"access-control-allow-origin"}
+#: Answers with these status codes have no body and no content-length (RFC 9110 §8.6).
+BODYLESS = frozenset({204, 304})
 
 
 def request_head(
-    target: bytes, headers: Headers, host: bytes, body_bytes: int, *, without: Collection[bytes], more: bytes
+    target: bytes, headers: Headers, host: bytes, body_bytes: int, *, without: Collection[bytes], extra: bytes
 ) -> bytes:
-    """`without` is `NOT_SENT_ON` at least; `more`: whole header lines."""
+    """`without` contains `NOT_FORWARDED` at least; `extra` is whole header lines."""
     parts = [b"POST ", target, b" HTTP/1.1\r\nhost: ", host]
-    named = _named_by_connection(headers)
+    named = named_by_connection(headers)
     for name, value in headers:
-        if name not in without and not name.startswith(OURS) and name not in named:
+        if name not in without and not name.startswith(OWN_PREFIX) and name not in named:
             parts += (b"\r\n", name, b": ", value)
-    parts.append(b"\r\ncontent-length: %d\r\n%b\r\n" % (body_bytes, more))
+    parts.append(b"\r\ncontent-length: %d\r\n%b\r\n" % (body_bytes, extra))
     return b"".join(parts)
 
 
-def answer_headers(headers: Headers, *, whole_bytes: int | None) -> Headers:
-    """`whole_bytes`: of a body that is known to its end, whether or not the replica said so."""
-    kept = [(name, value) for name, value in headers if name not in NOT_SENT_BACK]
+def response_headers(status: int, headers: Headers, *, whole_bytes: int | None, keeps_own: bool) -> Headers:
+    """`whole_bytes`: length of a body that is complete. `keeps_own`: pass on the replica's `x-octavo-*` headers."""
+    named = named_by_connection(headers)
+    kept = [
+        (name, value)
+        for name, value in headers
+        if name not in NOT_RETURNED and name not in named and (keeps_own or not name.startswith(OWN_PREFIX))
+    ]
+    if status in BODYLESS:
+        return [(name, value) for name, value in kept if name != b"content-length"]
     if whole_bytes is not None and not any(name == b"content-length" for name, _ in kept):
         kept.append((b"content-length", b"%d" % whole_bytes))
     return kept
 
 
 def value_of(headers: Headers, name: bytes) -> bytes:
-    """Of the first header of that name; empty where there is none."""
+    """Value of the first header of that name; empty where there is none."""
     for found, value in headers:
         if found == name:
             return value
     return b""
 
 
-def _named_by_connection(headers: Headers) -> Collection[bytes]:
-    value = value_of(headers, b"connection").lower()
-    return () if value in (b"", b"keep-alive", b"close") else {name.strip() for name in value.split(b",")}
+def named_by_connection(headers: Headers) -> Collection[bytes]:
+    """Names that the `Connection` headers declare to be hop-by-hop."""
+    values = [value.lower() for name, value in headers if name == b"connection"]
+    if not values or values in ([b"keep-alive"], [b"close"]):
+        return ()
+    return {name.strip() for value in values for name in value.split(b",")}

@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.router.fleet.backoff import Backoff
+from octavo_server.backoff import Backoff
 from octavo_server.router.fleet.discovery.endpoint_slices import (
     SERVICE_LABEL,
     EndpointSlice,

@@ -1,10 +1,12 @@
-"""How long to wait before the next try: doubling, with jitter, so that many routers don't come back all at once."""
+"""`Backoff`: how long to wait before the next try. The wait doubles with each failure, with jitter, so that many
+processes that lost one server don't return to it at the same moment. `Backoff` reads no clock.
+"""
 
 import random
 
 
 class Backoff:
-    """`ended` after a try: one that had gone well for `stable_s` begins anew. Nothing here looks at a clock."""
+    """Call `ended` after each try: a try that had lasted for `stable_s` resets the wait to `least_s`."""
 
     def __init__(
         self, *, least_s: float, most_s: float, stable_s: float = 5.0, dice: random.Random | None = None
@@ -16,7 +18,7 @@ class Backoff:
         self._dice = dice or random.Random()
 
     def ended(self, *, lasted_s: float) -> float:
-        """Seconds to wait now."""
+        """Seconds to wait before the next try."""
         if lasted_s >= self._stable_s:
             self._next_s = self._least_s
         wait_s, self._next_s = self._next_s, min(self._most_s, self._next_s * 2)

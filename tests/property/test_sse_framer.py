@@ -29,27 +29,27 @@ def is_whole(data):
 
 @given(stream=streams(), places=st.lists(st.integers(0, 500)), tail=st.sampled_from([b"", b"data: {", b"data: x\n"]))
 def test_bytes_are_the_same_and_frames_are_whole(stream, places, tail):
-    gate, out = SSEFramer(), b""
+    framer, out = SSEFramer(), b""
     for piece in cut(stream + tail, places):
-        out += gate.feed(piece)
+        out += framer.feed(piece)
         assert is_whole(out)
         assert (stream + tail).startswith(out)
     assert out == stream
-    assert out + gate.rest() == stream + tail
+    assert out + framer.rest() == stream + tail
 
 
 @given(stream=streams(), places=st.lists(st.integers(0, 500)))
 def test_only_a_last_event_is_an_end(stream, places):
-    gate = SSEFramer()
+    framer = SSEFramer()
     for piece in cut(stream, places):
-        gate.feed(piece)
-    assert not gate.has_ended
-    gate.feed(b"data: [DONE]\n\n")
-    assert gate.has_ended
+        framer.feed(piece)
+    assert not framer.has_ended
+    framer.feed(b"data: [DONE]\n\n")
+    assert framer.has_ended
 
 
 def test_an_error_event_is_of_the_dialect_that_the_stream_speaks():
-    gate, error = SSEFramer(), ReplicaLost("it broke")
-    gate.feed(b'event: response.created\ndata: {"sequence_number":7}\n\n')
-    assert gate.failure(error, "chunks").endswith(b'"code":502}}\n\ndata: [DONE]\n\n')
-    assert b'"sequence_number":8' in gate.failure(error, "events")
+    framer, error = SSEFramer("events"), ReplicaLost("it broke")
+    framer.feed(b'event: response.created\ndata: {"sequence_number":7}\n\n')
+    assert SSEFramer("chunks").failure(error).endswith(b'"code":502}}\n\ndata: [DONE]\n\n')
+    assert b'"sequence_number":8' in framer.failure(error)

@@ -1,6 +1,6 @@
 import random
 
-from octavo_server.router.fleet.backoff import Backoff
+from octavo_server.backoff import Backoff
 
 
 def test_it_doubles_up_to_a_limit_with_jitter_and_begins_anew_after_a_good_while():

@@ -1,0 +1,220 @@
+"""Who may call which route: one table and one policy for the engine's server and the router.
+
+A caller is nobody, a client (by an API key), the administrator (by the API key named `admin`), or a router (by the
+secret that routers and replicas share). A server without keys and without a secret is open. Everything that the table
+doesn't list is denied to clients, so that a new route is closed until the table names it; a test asks every route of
+both servers and writes docs/access.md.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from starlette._utils import get_route_path
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo_server.api_keys import ApiKeys
+from octavo_server.config import HttpSettings
+from octavo_server.http.cors import CorsPolicy
+from octavo_server.http.router_secret import SECRET_HEADER, TENANT_HEADER, router_secrets
+from octavo_server.json_responses import error_reply
+from octavo_server.openai.errors import Forbidden, Unauthorized
+
+#: `probe` and `metrics` are open to everybody on every server; `public` is closed by --router-only alone. With an admin
+#: port, `admin` and `metrics` answer only there, `client` and `public` only on the main port, `probe` on both.
+Kind = Literal["probe", "metrics", "public", "client", "admin", "router"]
+RawHeaders = list[tuple[bytes, bytes]]
+
+ROUTES: Mapping[str, Kind] = {
+    **dict.fromkeys(("/health", "/ready", "/ping", "/version"), "probe"),
+    "/metrics": "metrics",
+    **dict.fromkeys(("/load", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"), "public"),
+    **dict.fromkeys(("/v1/chat/completions", "/v1/chat/completions/render", "/v1/completions"), "client"),
+    **dict.fromkeys(("/v1/completions/render", "/v1/responses", "/v1/embeddings", "/v1/models"), "client"),
+    **dict.fromkeys(("/tokenize", "/detokenize"), "client"),
+    **dict.fromkeys(("/drain", "/reset_prefix_cache", "/server_info", "/state/events"), "admin"),
+    **dict.fromkeys(("/debug/requests", "/debug/decisions", "/debug/decisions/ended", "/debug/index"), "admin"),
+    **dict.fromkeys(("/kv/events", "/kv/snapshot", "/kv/model"), "router"),
+}
+#: Routes whose last part is a parameter.
+PREFIXES: Mapping[str, Kind] = {"/v1/models/": "client", "/v1/responses/": "client"}
+
+ADMIN = "admin"
+NO_KEY = "Missing or wrong API key: send 'Authorization: Bearer KEY'."
+NO_ADMIN_KEY = (
+    f"This route is the administrator's: send 'Authorization: Bearer KEY' with the API key named {ADMIN!r} (a line "
+    f"'{ADMIN}: KEY' in a file of --api-key-file), or the router's secret in the header {SECRET_HEADER}."
+)
+WRONG_SECRET = (
+    f"The {SECRET_HEADER} header is wrong: give router and replica the same --router-secret, or leave it out."
+)
+ROUTERS_ONLY = (
+    "This server answers its router only (--router-only): send the request to the router, or the router's secret in "
+    f"the header {SECRET_HEADER}."
+)
+FOREIGN_ORIGIN = "This route is not for pages of other origins: start the server with an API key to administer it."
+_AUTHORIZATION, _SECRET, _TENANT = b"authorization", SECRET_HEADER.encode(), TENANT_HEADER.encode()
+_ORIGIN, _HOST = b"origin", b"host"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    tenant: str = ""
+    is_admin: bool = False
+    is_router: bool = False
+
+
+NOBODY = Identity()
+
+
+def kind_of(path: str) -> Kind | None:
+    """None for a path that the table doesn't know. `path` is without the root path, as routes have it."""
+    kind = ROUTES.get(path)
+    if kind is None:
+        return next((kind for prefix, kind in PREFIXES.items() if path.startswith(prefix)), None)
+    return kind
+
+
+class AccessPolicy:
+    """Cheap enough for each request: it reads the raw headers once and hashes the one key that it was given."""
+
+    def __init__(
+        self,
+        *,
+        keys: ApiKeys | None = None,
+        secrets: ApiKeys | None = None,
+        is_router_only: bool = False,
+        admin_port: int | None = None,
+        cors: CorsPolicy | None = None,
+    ) -> None:
+        self.has_keys = keys is not None
+        self._keys = keys
+        self._secrets = secrets
+        self._is_open = keys is None and secrets is None
+        self._is_router_only = is_router_only
+        self._admin_port = admin_port
+        self._cors = cors or CorsPolicy(("*",))
+
+    def identify(self, method: str, path: str, headers: RawHeaders, port: int | None) -> Identity:
+        """Raises Unauthorized, Forbidden, and HTTPException(404) for a route that isn't there for this caller."""
+        kind = kind_of(path)
+        self._check_port(kind, port)
+        if kind in ("probe", "metrics") or (kind == "public" and not self._is_router_only):
+            return NOBODY
+        if self._is_open and kind == "client":
+            return NOBODY
+        sent = _sent(headers)
+        if self._is_router(sent):
+            return Identity(sent.get(_TENANT, b"").decode("latin-1"), is_router=True)
+        if self._is_router_only:
+            raise Unauthorized(ROUTERS_ONLY)
+        if kind in ("client", "public"):
+            return self._client(sent)
+        return self._administrator(kind, method, sent)
+
+    def shows_internals(self, identity: Identity) -> bool:
+        """Whether answers may have `x-octavo-*` headers, which show what others had cached."""
+        return not self.has_keys or identity.is_router or identity.is_admin
+
+    def _check_port(self, kind: Kind | None, port: int | None) -> None:
+        if self._admin_port is None or kind == "probe":
+            return
+        if (port == self._admin_port) is (kind in ("client", "public")):
+            raise HTTPException(404)
+
+    def _is_router(self, sent: Mapping[bytes, bytes]) -> bool:
+        """Raises Unauthorized for a wrong secret: the caches of tenants who can't be told apart would mix."""
+        given = sent.get(_SECRET)
+        if self._secrets is None or given is None:
+            return False
+        if not given or self._secrets.tenant_of(given) is None:
+            raise Unauthorized(WRONG_SECRET)
+        return True
+
+    def _client(self, sent: Mapping[bytes, bytes]) -> Identity:
+        if self._keys is None:
+            return NOBODY
+        name = self._key_name(sent)
+        if name is None:
+            raise Unauthorized(NO_KEY)
+        return Identity(name, is_admin=name == ADMIN)
+
+    def _administrator(self, kind: Kind | None, method: str, sent: Mapping[bytes, bytes]) -> Identity:
+        if self._is_open:
+            if method not in ("GET", "HEAD") and self._cors.is_foreign(sent.get(_ORIGIN), sent.get(_HOST)):
+                raise Forbidden(FOREIGN_ORIGIN)
+            return NOBODY
+        name = self._key_name(sent)
+        if name == ADMIN:
+            return Identity(ADMIN, is_admin=True)
+        if kind is None and (name is not None or not self.has_keys):
+            raise HTTPException(404)
+        raise Unauthorized(NO_ADMIN_KEY) if name is None else Forbidden(NO_ADMIN_KEY)
+
+    def _key_name(self, sent: Mapping[bytes, bytes]) -> str | None:
+        scheme, _, key = sent.get(_AUTHORIZATION, b"").partition(b" ")
+        key = key.strip()
+        return self._keys.tenant_of(key) if self._keys is not None and key and scheme.lower() == b"bearer" else None
+
+
+def access_policy(
+    settings: HttpSettings, *, is_router_only: bool = False, admin_port: int | None = None
+) -> AccessPolicy:
+    """Reads the files of keys and secrets. Raises StartupError."""
+    return AccessPolicy(
+        keys=ApiKeys(settings.api_keys, settings.api_key_files) if settings.needs_key else None,
+        secrets=router_secrets(settings.router_secrets, settings.router_secret_file),
+        is_router_only=is_router_only,
+        admin_port=admin_port,
+        cors=CorsPolicy.of(settings),
+    )
+
+
+def port_of(scope: Scope) -> int | None:
+    """The port that the request came to."""
+    server = scope.get("server")
+    return server[1] if server else None
+
+
+class AccessMiddleware:
+    """Answers what the policy refuses, and notes the caller's tenant for the routes."""
+
+    def __init__(self, app: ASGIApp, policy: AccessPolicy) -> None:
+        self._app = app
+        self._policy = policy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            path, port = get_route_path(scope), port_of(scope)
+            identity = self._policy.identify(scope["method"], path, scope["headers"], port)
+        except (Unauthorized, Forbidden, HTTPException) as error:
+            await error_reply(error)(scope, receive, send)
+            return
+        scope.setdefault("state", {})["tenant"] = identity.tenant
+        await self._app(scope, receive, send if self._policy.shows_internals(identity) else _without_internals(send))
+
+
+def _without_internals(send: Send) -> Send:
+    async def send_filtered(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [header for header in message["headers"] if not header[0].startswith(b"x-octavo-")]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_filtered
+
+
+def _sent(headers: RawHeaders) -> dict[bytes, bytes]:
+    """The first header of each name that the policy reads."""
+    sent: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in _READ and name not in sent:
+            sent[name] = value
+    return sent
+
+
+_READ = frozenset({_AUTHORIZATION, _SECRET, _TENANT, _ORIGIN, _HOST})

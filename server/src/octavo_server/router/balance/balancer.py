@@ -1,0 +1,198 @@
+"""`Balancer`: hands out leases on replicas. Owns queue, circuit breakers, ejection, choice and retry budget.
+
+`acquire` is the one way to a replica: it waits in the queue, chooses, counts the request in flight, and releases all of
+it when its block ends.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from octavo_engine.wire.errors import ModelNotFound
+
+from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout
+from octavo_server.router.balance.breaker import Breakers, BreakerState
+from octavo_server.router.balance.outliers import OutlierDetector
+from octavo_server.router.balance.retry_budget import RetryBudget
+from octavo_server.router.fleet.model_names import Ambiguous, Known, Pending
+from octavo_server.router.upstream.connection import StaleConnection
+
+if TYPE_CHECKING:
+    from octavo_server.router.balance.lease import Lease, Outcome
+    from octavo_server.router.balance.picker import Picker
+    from octavo_server.router.balance.queue import RequestQueue
+    from octavo_server.router.fleet.fleet import Fleet
+    from octavo_server.router.fleet.replica import Replica
+    from octavo_server.router.prompts.prompt import Prompt
+    from octavo_server.router.settings import ForwardLimits
+    from octavo_server.router.upstream.pool import ConnectionPools
+
+#: Between two rounds over the same replicas: a replica that ended is soon known to have ended.
+ROUND_PAUSE_S = 0.05
+#: Answers of proxies and of replicas that end or start. 500 is not among them: the request itself may be the cause.
+UNAVAILABLE = frozenset({502, 503, 504})
+
+
+class Balancer:
+    def __init__(
+        self,
+        *,
+        fleet: "Fleet",
+        picker: "Picker",
+        pools: "ConnectionPools",
+        queue: "RequestQueue",
+        limits: "ForwardLimits",
+    ) -> None:
+        self.queue = queue
+        self.retries = RetryBudget()
+        self.breakers = Breakers(
+            max_failures=limits.breaker_failures, open_s=limits.breaker_open_s, clock=time.monotonic
+        )
+        self.outliers = OutlierDetector(time.monotonic)
+        self._fleet = fleet
+        self._picker = picker
+        self._pools = pools
+        self._max_requests = limits.max_requests_per_replica
+
+    @asynccontextmanager
+    async def acquire(
+        self, model: str, prompt: "Prompt", *, exclude: "Collection[Replica]" = (), hold_s: float
+    ) -> "AsyncIterator[Lease]":
+        """Hold a replica for one attempt. `exclude`: replicas to avoid while there is another one.
+
+        Raises Overloaded where the queue is full, and Unavailable after `hold_s` without a replica.
+        """
+        candidates = () if self.queue.has_line(model) and not exclude else self._candidates(model, exclude)
+        waited_s = 0.0
+        if not candidates:
+            if exclude:
+                await asyncio.sleep(ROUND_PAUSE_S)
+            waited_s, candidates = await self._wait_candidates(model, hold_s)
+        lease = self._choose(prompt, candidates)
+        lease.waited_s = waited_s
+        outcome: Outcome | None = None
+        try:
+            yield lease
+        except StaleConnection:
+            outcome = "unknown"
+            raise
+        except (ReplicaLost, ReplicaTimeout):
+            outcome = "failed"
+            raise
+        finally:
+            self._release(model, lease, outcome)
+
+    async def resolve(self, model: str | None, *, hold_s: float) -> str:
+        """The served model that a request for `model` means. Waits while replicas that may serve it still load.
+
+        Raises ModelNotFound, MalformedRequest where the name is missing and needed, Overloaded, and Unavailable.
+        """
+        if model and self._fleet.routable(model):
+            return model
+        found = self._fleet.resolve(model)
+        if isinstance(found, Pending):
+            has_answer = partial(self._is_resolved, model)
+            why = "the replicas have not reported their models yet"
+            await self.queue.wait(model or "", has_answer, hold_s=hold_s, why=why)
+            found = self._fleet.resolve(model)
+        match found:
+            case Known():
+                return found.model
+            case Ambiguous():
+                raise MalformedRequest(f"`model` is missing; the models are {', '.join(found.models)}.", param="model")
+        raise ModelNotFound(model or "")
+
+    def _is_resolved(self, model: str | None) -> bool:
+        return not isinstance(self._fleet.resolve(model), Pending)
+
+    def has_other(self, model: str, exclude: "Collection[Replica]") -> bool:
+        return bool(self._candidates(model, exclude))
+
+    def record_first_byte(self, lease: "Lease") -> None:
+        """The head of the answer passes on to the client."""
+        assert lease.response is not None
+        status, name = lease.response.status, lease.replica.name
+        lease.record_first_byte(is_error=status >= 400)
+        if status < 500 and self.breakers:
+            self.breakers.succeeded(name)
+        if status < 400:
+            self.outliers.record_success(name)
+
+    def record_refusal(self, model: str, replica: "Replica") -> None:
+        """The replica refused with 401, 403 or 404 a request that another replica took."""
+        self.outliers.record_error(replica.name, self._peers(model))
+
+    def breaker_state(self, name: str) -> BreakerState:
+        """State of a replica for the state stream; an ejected one counts as open."""
+        return "open" if self.outliers.is_ejected(name) else self.breakers.state(name)
+
+    def forget(self, name: str) -> None:
+        self.breakers.succeeded(name)
+        self.outliers.forget(name)
+
+    def _candidates(self, model: str, exclude: "Collection[Replica]") -> "Sequence[Replica]":
+        """Replicas that may be sent to. A failing replica is better than none, a full one is not."""
+        replicas = self._fleet.routable(model)
+        if self._max_requests is not None:
+            replicas = [replica for replica in replicas if replica.num_in_flight < self._max_requests]
+        if exclude:
+            replicas = [replica for replica in replicas if replica not in exclude]
+        if self.breakers:
+            closed = [replica for replica in replicas if self.breakers.allows(replica.name)]
+            replicas = closed or (replicas if exclude else closed)
+        if self.outliers:
+            replicas = [replica for replica in replicas if not self.outliers.is_ejected(replica.name)] or replicas
+        return replicas
+
+    async def _wait_candidates(self, model: str, hold_s: float) -> "tuple[float, Sequence[Replica]]":
+        waited_s = 0.0
+        has_place = partial(self.has_other, model, ())
+        while True:
+            waited_s += await self.queue.wait(
+                model, has_place, hold_s=max(hold_s - waited_s, 0.0), why=self._why_none(model)
+            )
+            if candidates := self._candidates(model, ()):
+                return waited_s, candidates
+
+    def _choose(self, prompt: "Prompt", candidates: "Sequence[Replica]") -> "Lease":
+        started_s = time.perf_counter()
+        decision = self._picker.pick(prompt, candidates)
+        decision_s = time.perf_counter() - started_s
+        self.breakers.sent(decision.chosen.name)
+        lease = self._picker.lease(decision, prompt, self._pools.pool(decision.chosen.url))
+        lease.decision_s = decision_s
+        return lease
+
+    def _release(self, model: str, lease: "Lease", outcome: "Outcome | None") -> None:
+        response, name = lease.response, lease.replica.name
+        status = 0 if response is None else response.status
+        if response is not None:
+            response.close()
+        if outcome is None:
+            is_ok = response is not None and response.is_complete and status < 400
+            outcome = "failed" if status >= 500 else "ok" if is_ok else "unknown"
+        lease.release(outcome)
+        if outcome == "failed":
+            self.outliers.record_error(name, self._peers(model))
+        if outcome == "failed" and (not status or status < 500 or status in UNAVAILABLE):
+            self.breakers.failed(name)
+        elif self.breakers:
+            self.breakers.release_probe(name)
+        if self.queue:
+            asyncio.get_running_loop().call_soon(self.queue.wake)
+
+    def _peers(self, model: str) -> list[str]:
+        return [replica.name for replica in self._fleet.routable(model)]
+
+    def _why_none(self, model: str) -> str:
+        replicas, limit = self._fleet.routable(model), self._max_requests
+        if not replicas:
+            return f"no replica of the model `{model}` takes requests now"
+        why = f"all replicas of the model `{model}` are busy or failing"
+        if limit is None:
+            return why
+        num_full = sum(replica.num_in_flight >= limit for replica in replicas)
+        return f"{why}; busy: {num_full} of {len(replicas)}, the limit is {limit} at once (--max-requests-per-replica)"

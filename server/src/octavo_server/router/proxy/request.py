@@ -1,0 +1,38 @@
+"""`ProxyRequest`: a client's request in the form in which it is sent to a replica."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo_server.http.body import BodyReservation
+from octavo_server.router.upstream.headers import Headers, request_head
+
+if TYPE_CHECKING:
+    from octavo_server.router.observe.request_observer import RequestObserver
+    from octavo_server.router.prompts.prompt import Prompt
+
+
+@dataclass(slots=True, kw_only=True)
+class ProxyRequest:
+    """`target` and `headers` are the client's. `without`: names of headers that stay behind. `extra`: header lines that
+    only a router may send. `reservation`: the memory that the body takes.
+    """
+
+    target: bytes
+    headers: Headers
+    body: bytes
+    model: str
+    prompt: "Prompt"
+    observer: "RequestObserver"
+    without: Collection[bytes]
+    extra: bytes
+    reservation: BodyReservation
+
+    def encode_for(self, host: bytes) -> bytes:
+        head = request_head(self.target, self.headers, host, len(self.body), without=self.without, extra=self.extra)
+        return head + self.body
+
+    def drop_body(self) -> None:
+        """Free the body once the request is not sent again."""
+        self.body = b""
+        self.reservation.release()

@@ -1,0 +1,86 @@
+"""`Retries`: whether one request is sent again, to another replica, after a failed attempt.
+
+Nothing of the answer may have reached the client, and the retry budget must allow it.
+- At most `1 + --max-retries` attempts, whatever the failure.
+- A request that two replicas lost after they had read it is not sent again: it may be what kills them.
+- 429, 502, 503 and 504 are retried while there is another replica. A replica that ends (503 with `Connection: close`)
+  is waited out: another one may be about to come.
+- 401, 403 and 404 are retried too: if another replica takes the request, the first one is misconfigured.
+- 500 is passed on, as the request itself may be the cause. A silent replica ends the request with 504: sent again, it
+  would take as long again.
+"""
+
+import asyncio
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from octavo_server.openai.errors import ReplicaLost
+from octavo_server.router.balance.balancer import ROUND_PAUSE_S, UNAVAILABLE
+from octavo_server.router.upstream.connection import NotReached, StaleConnection
+from octavo_server.router.upstream.headers import value_of
+
+if TYPE_CHECKING:
+    from octavo_server.router.balance.balancer import Balancer
+    from octavo_server.router.balance.lease import Lease
+    from octavo_server.router.fleet.replica import Replica
+    from octavo_server.router.upstream.connection import UpstreamResponse
+
+REFUSALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
+RETRIED = UNAVAILABLE | REFUSALS | {HTTPStatus.TOO_MANY_REQUESTS}
+MAX_LOST = 2
+
+
+class Retries:
+    """The attempts of one request. `tried`: replicas that failed."""
+
+    def __init__(self, balancer: "Balancer", model: str, *, max_retries: int) -> None:
+        self.tried: list[Replica] = []
+        self._balancer = balancer
+        self._model = model
+        self._num_left = max_retries
+        self._num_lost = 0
+        self._refused_by: Replica | None = None
+        balancer.retries.deposit()
+
+    async def retries_response(self, lease: "Lease", response: "UpstreamResponse") -> bool:
+        """Whether to try another replica instead of passing on this answer."""
+        replica = lease.replica
+        if response.status not in RETRIED or not self._num_left or not await self._has_other(replica, response):
+            self._judge_refusal(response.status)
+            return False
+        if not self._balancer.retries.withdraw():
+            return False
+        if response.status in REFUSALS:
+            self._refused_by = replica
+        self._num_left -= 1
+        self.tried.append(replica)
+        return True
+
+    def retries_error(self, replica: "Replica", error: ReplicaLost) -> bool:
+        """Whether to try again after this loss of the replica."""
+        self._num_lost += not isinstance(error, NotReached)
+        if not self._num_left or self._num_lost >= MAX_LOST or not self._balancer.retries.withdraw():
+            return False
+        self._num_left -= 1
+        if not isinstance(error, StaleConnection):
+            self.tried.append(replica)
+        return True
+
+    async def _has_other(self, replica: "Replica", response: "UpstreamResponse") -> bool:
+        if self._balancer.has_other(self._model, [*self.tried, replica]):
+            return True
+        is_ending = value_of(response.headers, b"connection") == b"close"
+        if response.status != HTTPStatus.SERVICE_UNAVAILABLE or not is_ending:
+            return False
+        if replica.is_routable:  # its KV stream reports the end by now or soon
+            await asyncio.sleep(ROUND_PAUSE_S)
+        return not replica.is_routable
+
+    def _judge_refusal(self, status: int) -> None:
+        if self._refused_by is not None and status < 400:
+            self._balancer.record_refusal(self._model, self._refused_by)
+
+
+def retry_reason(error: ReplicaLost) -> str:
+    """Value of the metric label `reason`."""
+    return "not reached" if isinstance(error, NotReached) else "lost"

@@ -1,0 +1,168 @@
+"""Health checks of replicas: how a late, failing or missing answer of `/health` changes where requests are."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from octavo_server.router.fleet.kv_stream_client import FollowSettings
+from octavo_testing.fake_replica import FakeReplica, vllm
+from octavo_testing.fleets import QUICK, followed, until
+from octavo_testing.routing import routing
+
+MODEL, TEXT = "llama", "/v1/completions"
+
+
+class Health:
+    """Misses the next `num_misses` checks of a replica: by a 503, or by no answer."""
+
+    def __init__(self, fake, *, is_mute):
+        self.num_misses = self.num_checks = 0
+        self._is_mute = is_mute
+        fake.answers["/health"] = self._answer
+
+    async def _answer(self, _):
+        self.num_checks += 1
+        if not self.num_misses:
+            return web.Response()
+        self.num_misses -= 1
+        if self._is_mute:
+            await asyncio.Event().wait()
+        return web.Response(status=503)
+
+
+@pytest.mark.parametrize("is_mute", [False, True], ids=["503", "mute"])
+async def test_misses_below_the_limit_stop_no_requests(is_mute):
+    fake = vllm(MODEL)
+    health = Health(fake, is_mute=is_mute)
+    async with followed(fake) as fleet:
+        await until(lambda: fleet.routable(MODEL))
+        states = []
+        fleet.on_change.append(lambda replica: states.append((replica.state, replica.is_silent)))
+        health.num_misses = QUICK.max_misses - 1
+        await until(lambda: len(states) >= 2)
+        assert states == [("blind", True), ("blind", False)]
+
+
+@pytest.mark.parametrize("is_mute", [False, True], ids=["503", "mute"])
+async def test_a_replica_is_unresponsive_when_no_check_got_an_answer(is_mute):
+    fake = vllm(MODEL)
+    health = Health(fake, is_mute=is_mute)
+    async with followed(fake) as fleet:
+        await until(lambda: fleet.routable(MODEL))
+        (replica,) = fleet.replicas
+        ends = []
+        fleet.on_change.append(lambda r: ends.append(r.is_unresponsive) if r.state == "connecting" else None)
+        health.num_misses = QUICK.max_misses
+        await until(lambda: ends)
+        assert ends == [is_mute]
+        await until(lambda: fleet.routable(MODEL))
+        assert not replica.is_unresponsive
+
+
+async def test_a_replica_that_missed_a_check_is_sent_to_only_where_there_is_no_other():
+    fake, other = vllm(MODEL), vllm(MODEL)
+    health = Health(fake, is_mute=True)
+    async with followed(fake, other) as fleet:
+        await until(lambda: len(fleet.routable(MODEL)) == 2)
+        health.num_misses = 1
+        await until(lambda: [replica.url for replica in fleet.routable(MODEL)] == [other.url])
+        await until(lambda: len(fleet.routable(MODEL)) == 2)
+
+
+async def test_models_that_come_late_count_as_a_miss():
+    """A busy API process answers nothing for a while, and the list of its models may be due just then."""
+    fake = vllm(MODEL)
+    async with followed(fake) as fleet:
+        await until(lambda: fleet.routable(MODEL))
+        states, asked = [], []
+        fleet.on_change.append(lambda replica: states.append(replica.state))
+
+        async def late(_):
+            asked.append(1)
+            await asyncio.Event().wait()
+
+        fake.answers["/v1/models"] = late
+        await until(lambda: len(asked) > 2)
+        assert "connecting" not in states
+
+
+async def test_a_stream_that_speaks_again_ends_the_health_check_of_its_replica():
+    fake = FakeReplica(heartbeat_s=0.05)
+    settings = FollowSettings(answer_timeout_s=30)
+    async with followed(fake, settings=settings) as fleet:
+        await until(lambda: fleet.routable("fake"))
+        (replica,) = fleet.replicas
+        health = Health(fake, is_mute=True)
+        health.num_misses = 1
+        fake.spoil = lambda _: ()
+        await until(lambda: health.num_checks)
+        assert (replica.state, replica.is_silent) == ("blind", True)
+        fake.spoil = None
+        await until(lambda: replica.is_exact and not replica.is_silent)
+        assert fake.num_connections == 1
+
+
+@asynccontextmanager
+async def waiting_request():
+    """A router over two replicas, with a request whose answer is held back by one of them."""
+    fakes, release, asked = (vllm(MODEL), vllm(MODEL)), asyncio.Event(), []
+
+    def holding(fake):
+        async def answer(_):
+            asked.append(fake)
+            if asked[0] is fake:
+                await release.wait()
+            return web.json_response({"from": fake.url})
+
+        return answer
+
+    for fake in fakes:
+        fake.answers[TEXT] = holding(fake)
+        await fake.start()
+    async with routing(*(fake.url for fake in fakes)) as routed:
+        await routed.routable(MODEL, 2)
+        request = asyncio.create_task(routed.http.post(TEXT, json={"model": MODEL, "prompt": "hi"}))
+        await until(lambda: asked)
+        replica = next(r for r in routed.router.fleet.replicas if r.url == asked[0].url)
+        yield routed.router.fleet, replica, request, release, asked
+        release.set()
+    for fake in fakes:
+        await fake.stop()
+
+
+async def test_a_failed_health_check_leaves_a_waiting_request_where_it_is():
+    async with waiting_request() as (fleet, replica, request, release, asked):
+        replica.state = "connecting"
+        fleet.changed(replica)
+        release.set()
+        answer = await request
+        assert (answer.status_code, answer.json()["from"], len(asked)) == (200, replica.url, 1)
+
+
+async def test_a_waiting_request_of_an_unresponsive_replica_is_sent_to_another():
+    async with waiting_request() as (fleet, replica, request, _, asked):
+        replica.state, replica.is_unresponsive = "connecting", True
+        fleet.changed(replica)
+        answer = await request
+        assert (answer.status_code, len(asked)) == (200, 2)
+        assert answer.json()["from"] != replica.url
+
+
+async def test_a_breaker_is_reset_when_a_replica_becomes_exact_and_not_at_other_changes():
+    fake = FakeReplica()
+    await fake.start()
+    async with routing(fake.url) as routed:
+        await routed.routable("fake", 1)
+        (replica,) = routed.router.fleet.replicas
+        breakers = routed.router.breakers
+        for _ in range(routed.router.settings.forward.breaker_failures):
+            breakers.failed(replica.name)
+        routed.router.fleet.changed(replica)
+        assert breakers.state(replica.name) == "open"
+        replica.state = "blind"
+        routed.router.fleet.changed(replica)
+        replica.state = "exact"
+        routed.router.fleet.changed(replica)
+        assert breakers.state(replica.name) == "closed"
+    await fake.stop()

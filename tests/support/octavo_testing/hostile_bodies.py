@@ -1,0 +1,93 @@
+"""Request bodies that cost a careless server much time or memory for their size: one function of the size per shape.
+
+Each body is JSON of about `num_bytes` bytes, never more. Few of them are valid requests; a server may refuse any of
+them, but neither parsing, validating nor refusing one may stop the event loop or take a multiple of its memory.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import count, takewhile
+
+CHAT, COMPLETION, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+_USER = b'"messages":[{"role":"user","content":"hi"}]'
+
+
+def _repeated(before: bytes, unit: bytes, after: bytes, num_bytes: int) -> bytes:
+    """`before`, then as many times `unit` as fit, separated by commas, then `after`."""
+    times = max(1, (num_bytes - len(before) - len(after) + 1) // (len(unit) + 1))
+    return before + b",".join([unit] * times) + after
+
+
+def _filled(before: bytes, filling: bytes, after: bytes, num_bytes: int) -> bytes:
+    return before + filling * max(1, (num_bytes - len(before) - len(after)) // len(filling)) + after
+
+
+def _listed(before: bytes, unit: bytes, after: bytes) -> Callable[[int], bytes]:
+    return lambda num_bytes: _repeated(before, unit, after, num_bytes)
+
+
+def _long(before: bytes, filling: bytes, after: bytes) -> Callable[[int], bytes]:
+    return lambda num_bytes: _filled(before, filling, after, num_bytes)
+
+
+def _nested(num_bytes: int) -> bytes:
+    depth = (num_bytes - 64) // 2
+    return b'{"messages":' + b"[" * depth + b"]" * depth + b"}"
+
+
+def _unknown_fields(num_bytes: int) -> bytes:
+    entry_bytes = len(b'"x0000000":0,')
+    fields = takewhile(lambda i: (i + 1) * entry_bytes < num_bytes - 64, count())
+    return b'{"messages":[],' + b",".join(b'"x%07d":0' % i for i in fields) + b"}"
+
+
+#: Name of the shape -> path, and the body of so many bytes.
+SHAPES: Mapping[str, tuple[str, Callable[[int], bytes]]] = {
+    "content of wrong types": (CHAT, _listed(b'{"messages":[{"role":"user","content":[', b"1", b"]}]}")),
+    "messages of wrong types": (CHAT, _listed(b'{"messages":[', b"1", b"]}")),
+    "prompts of wrong types": (COMPLETION, _listed(b'{"prompt":[', b"{}", b"]}")),
+    "stop of wrong types": (CHAT, _listed(b"{" + _USER + b',"stop":[', b"1", b"]}")),
+    "input of wrong types": (RESPONSES, _listed(b'{"input":[', b"1", b"]}")),
+    "messages": (CHAT, _listed(b'{"messages":[', b'{"role":"a","content":"b"}', b"]}")),
+    "empty messages": (CHAT, _listed(b'{"messages":[', b"{}", b"]}")),
+    "messages and NaN": (CHAT, _listed(b'{"messages":[', b'{"role":"a","content":"b"}', b",NaN]}")),
+    "parts": (
+        CHAT,
+        _listed(b'{"messages":[{"role":"user","content":[', b'{"type":"text","text":"b"}', b"]}]}"),
+    ),
+    "parts of a response": (
+        RESPONSES,
+        _listed(b'{"input":[{"role":"user","content":[', b'{"type":"input_text","text":"b"}', b"]}]}"),
+    ),
+    "items": (RESPONSES, _listed(b'{"input":[', b'{"role":"user","content":"b"}', b"]}")),
+    "tools": (CHAT, _listed(b"{" + _USER + b',"tools":[', b'{"function":{"name":"a"}}', b"]}")),
+    "tools of a response": (
+        RESPONSES,
+        _listed(b'{"input":"hi","tools":[', b'{"type":"function","name":"a"}', b"]}"),
+    ),
+    "empty objects": (CHAT, _listed(b"{" + _USER + b',"x":[', b"{}", b"]}")),
+    "empty strings": (CHAT, _listed(b"{" + _USER + b',"x":[', b'""', b"]}")),
+    "escaped strings": (CHAT, _listed(b"{" + _USER + b',"x":[', b'"\\\\"', b"]}")),
+    "unknown fields": (CHAT, _unknown_fields),
+    "nested": (CHAT, _nested),
+    "nested objects": (CHAT, _long(b'{"messages":', b'{"a":', b"")),
+    "long text": (CHAT, _long(b'{"messages":[{"role":"user","content":"', b"word, ", b'"}]}')),
+    "wide text": (CHAT, _long('{"messages":[{"role":"user","content":"👩'.encode(), b"a", b'"}]}')),
+    "text of escapes": (CHAT, _long(b'{"messages":[{"role":"user","content":"', b"\\u00e9", b'"}]}')),
+    "text of brackets": (CHAT, _long(b'{"messages":[{"role":"user","content":"', b"[{,", b'"}]}')),
+    "open string": (CHAT, _long(b'{"messages":"', b"a", b"")),
+    "spaces": (CHAT, _long(b'{"messages":[],"x":1', b" ", b"}")),
+    "long number": (CHAT, _long(b'{"messages":[],"x":', b"1", b"}")),
+    "token ids": (COMPLETION, _listed(b'{"prompt":[', b"17", b"]}")),
+    "prompts": (COMPLETION, _listed(b'{"prompt":[', b'"a"', b"]}")),
+    "token id lists": (COMPLETION, _listed(b'{"prompt":[', b"[1]", b"]}")),
+    "long role": (CHAT, _long(b'{"messages":[{"content":"hi","role":"', b"r", b'"}]}')),
+    "long salt": (CHAT, _long(b"{" + _USER + b',"cache_salt":"', b"s", b'"}')),
+    "long model": (CHAT, _long(b"{" + _USER + b',"model":"', b"m", b'"}')),
+    "logit bias": (CHAT, _listed(b"{" + _USER + b',"logit_bias":{', b'"1":1', b"}}")),
+}
+
+
+def hostile_body(name: str, num_bytes: int) -> tuple[str, bytes]:
+    """The path to send the shape to, and its body."""
+    path, make = SHAPES[name]
+    return path, make(num_bytes)

@@ -1,0 +1,35 @@
+import pytest
+from octavo_server.http.request_id import request_id_of
+
+
+@pytest.mark.parametrize("given", [b"trace-7", b"00-4bf92f35:1/2+3=", b"a" * 256])
+def test_a_clients_id_is_used(given):
+    assert request_id_of([(b"host", b"x"), (b"x-request-id", given)]) == given.decode()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        b"",
+        b"a b",
+        b"a] ERROR [b",
+        b'"',
+        b"'",
+        b"<b>",
+        b"a\tb",
+        b"a\x1b[2J",
+        b"\xc3\xa9",
+        b"(a)",
+        b"{}",
+        b"\\",
+        b"a" * 257,
+    ],
+)
+def test_an_id_that_could_forge_a_log_line_is_replaced(given):
+    found = request_id_of([(b"x-request-id", given)])
+    assert len(found) == 32
+    assert found.isalnum()
+
+
+def test_without_an_id_each_request_gets_one():
+    assert request_id_of([]) != request_id_of([])

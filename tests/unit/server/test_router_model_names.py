@@ -1,0 +1,61 @@
+"""Which model a request means, by what replicas have reported and for how long others have been away."""
+
+import pytest
+from octavo_server.router.fleet.endpoint import Endpoint
+from octavo_server.router.fleet.model_names import MAX_AWAY_S, Ambiguous, Known, Pending, Unknown, resolve_model
+from octavo_server.router.fleet.replica import Replica
+
+NOW_S = 100.0
+
+
+def replica(*models, away_s=None):
+    found = Replica(Endpoint("http://127.0.0.1:1", "r"))
+    found.models = frozenset(models)
+    found.away_since_s = None if away_s is None else NOW_S - away_s
+    return found
+
+
+LOADING, DEAD = replica(away_s=1), replica(away_s=MAX_AWAY_S)
+SERVING, SERVING_OTHER, SERVING_AWAY = replica("a"), replica("b"), replica("a", away_s=99)
+
+
+@pytest.mark.parametrize(
+    ("model", "replicas", "expected"),
+    [
+        ("a", [SERVING], Known("a")),
+        ("a", [SERVING_AWAY], Known("a")),
+        ("a", [SERVING_AWAY, SERVING_OTHER], Known("a")),
+        ("x", [], Pending()),
+        ("x", [LOADING], Pending()),
+        ("x", [DEAD], Pending()),
+        (None, [], Pending()),
+        (None, [DEAD], Pending()),
+        ("x", [SERVING], Unknown(["a"])),
+        ("x", [SERVING, DEAD], Unknown(["a"])),
+        ("x", [SERVING_AWAY], Unknown(["a"])),
+        ("x", [SERVING, SERVING_OTHER], Unknown(["a", "b"])),
+        ("x", [SERVING, replica()], Unknown(["a"])),
+        ("x", [SERVING, LOADING], Pending(NOW_S - 1 + MAX_AWAY_S)),
+        ("x", [SERVING, DEAD, LOADING], Pending(NOW_S - 1 + MAX_AWAY_S)),
+        (None, [SERVING], Known("a")),
+        ("", [SERVING], Known("a")),
+        (None, [SERVING, SERVING_AWAY, DEAD], Known("a")),
+        (None, [SERVING, SERVING_OTHER], Ambiguous(["a", "b"])),
+        (None, [replica("b", "a")], Known("a")),
+    ],
+)
+def test_a_model_is_resolved_by_what_replicas_reported(model, replicas, expected):
+    assert resolve_model(model, replicas, now_s=NOW_S) == expected
+
+
+def test_a_pending_name_is_unknown_when_its_time_has_come():
+    replicas = [SERVING, replica(away_s=1), replica(away_s=2)]
+    pending = resolve_model("x", replicas, now_s=NOW_S)
+    later = resolve_model("x", replicas, now_s=pending.again_at_s)
+    assert resolve_model("x", replicas, now_s=later.again_at_s) == Unknown(["a"])
+
+
+def test_a_model_whose_replicas_just_departed_is_known():
+    assert resolve_model("gone", [SERVING], departed={"gone"}, now_s=NOW_S) == Known("gone")
+    assert resolve_model("gone", [], departed={"gone"}, now_s=NOW_S) == Known("gone")
+    assert resolve_model(None, [], departed={"gone"}, now_s=NOW_S) == Pending()
