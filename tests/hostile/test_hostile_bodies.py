@@ -16,8 +16,9 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)
 #: The default of `--max-request-bytes`.
 LIMIT_BYTES = 4 * 1024 * 1024
 MIB = 1024 * 1024
-#: A machine that does other work stops each process now and then: the best of so many runs counts.
-RUNS = 3
+#: A machine that does other work stops each process now and then: the best of so many runs counts, unless one was
+#: too long by this factor.
+RUNS, HOPELESS = 5, 4
 ANSWER_TIMEOUT_S = 60.0
 LEAST_STANDSTILL_S = 0.1
 
@@ -53,7 +54,7 @@ async def test_no_body_stops_the_event_loop_or_takes_a_multiple_of_its_memory(se
     before = server.rss_bytes
 
     longest_s = []
-    while len(longest_s) < RUNS and min(longest_s, default=most_s + 1) > most_s:
+    while len(longest_s) < RUNS and most_s < min(longest_s, default=2 * most_s) < HOPELESS * most_s:
         longest_s.append(await standstill_s(server, path, body))
 
     assert min(longest_s) <= most_s

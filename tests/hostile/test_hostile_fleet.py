@@ -1,4 +1,4 @@
-"""Faults of replicas that must stay with those replicas: a poisoned request, an answer that fails at once, a slow /health.
+"""Faults that must stay with one replica: a poisoned request, answers that fail at once, a slow /health.
 
 A real router process over fake replicas that live in the test's event loop.
 """
@@ -18,9 +18,8 @@ pytestmark = [pytest.mark.timeout(150), pytest.mark.slow]
 POISON = "poison"
 MOST_KILLED = 2
 NUM_REQUESTS, MOST_FAILING_SHARE = 600, 0.12
-CONCURRENCY = 48
-#: What a generation takes, beside which a failure costs nothing.
-SERVICE_S = 0.2
+#: Ten to a replica that works; what a generation takes, beside which a failure costs nothing.
+CONCURRENCY, SERVICE_S = 150, 1.0
 SLOW_HEALTH_S = 3.0
 LIMIT_S = 90.0
 
@@ -57,7 +56,7 @@ async def test_a_poisoned_request_kills_at_most_two_replicas(tmp_path):
     replicas = [MortalReplica(dead) for _ in range(6)]
     async with attacked_router(tmp_path, replicas) as router:
         while min(len(replica.seen) for replica in replicas) < 3:  # so that the router keeps connections to each
-            await ask_many(router.port, [f"warm {i}" for i in range(CONCURRENCY)])
+            await ask_many(router.port, [f"warm {i}" for i in range(48)], concurrency=48)
         async with await RawConnection.open(router.port) as connection:
             await connection.send(request_bytes(completion_body(POISON)))
             answering_it = asyncio.create_task(connection.read_answers(1, timeout_s=LIMIT_S))
@@ -73,7 +72,7 @@ async def test_a_replica_that_fails_at_once_gets_few_requests(tmp_path, status):
     failing = RecordingReplica(answering(status))
     replicas = [failing, *(RecordingReplica(taking(SERVICE_S)) for _ in range(15))]
     async with attacked_router(tmp_path, replicas) as router:
-        await ask_many(router.port, [f"request {i}" for i in range(NUM_REQUESTS)])
+        await ask_many(router.port, [f"{i:06d} is the number of this request" for i in range(NUM_REQUESTS)])
         assert len(failing.seen) <= MOST_FAILING_SHARE * NUM_REQUESTS
 
 
@@ -86,7 +85,7 @@ async def test_errors_of_clients_eject_no_replica(tmp_path, status):
 
     replicas = [RecordingReplica(behave) for _ in range(4)]
     async with attacked_router(tmp_path, replicas) as router:
-        assert await ask_many(router.port, [f"bad {i}" for i in range(100)]) == {status: 100}
+        assert await ask_many(router.port, [f"bad {i}" for i in range(100)], concurrency=16) == {status: 100}
         before = [len(replica.seen) for replica in replicas]
         assert await ask_many(router.port, [f"good {i}" for i in range(200)], concurrency=16) == {200: 200}
         later = [len(replica.seen) - count for replica, count in zip(replicas, before, strict=True)]

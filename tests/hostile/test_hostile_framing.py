@@ -51,9 +51,9 @@ async def send_attack(port, attack, name):
 async def ask_as_victims(port):
     prompts = [f"victim-{next(numbers)}" for _ in range(NUM_VICTIMS)]
     answers = await asyncio.gather(*(ask(port, prompt) for prompt in prompts))
-    assert [(answer.status, answer.text.startswith(prompt)) for answer, prompt in zip(answers, prompts, strict=True)] == [
-        (200, True)
-    ] * NUM_VICTIMS
+    assert [
+        (answer.status, answer.text.startswith(prompt)) for answer, prompt in zip(answers, prompts, strict=True)
+    ] == [(200, True)] * NUM_VICTIMS
 
 
 @pytest.mark.parametrize("kind", ATTACKS)
@@ -85,7 +85,7 @@ async def test_trailers_reach_no_replica(server, port):
 
 
 async def test_no_client_gets_the_answer_of_another(server, port):
-    """An attacker's second request, hidden in the body of the first, is answered on a connection that a victim shares."""
+    """The answer to a request hidden in the body of another would go to a victim on a connection that both share."""
     for turn in range(ROUNDS):
         async with await RawConnection.open(port) as attacker:
             segments = in_segments(request_bytes(smuggling(f"{SMUGGLED}-{turn}"), lines=FOREIGN), is_split=True)

@@ -30,7 +30,7 @@ async def test_mutated_heads_make_no_request_and_move_no_answer(server, request)
     growth = server.rss_bytes - before
     served = Counter(server.prompts())
     print(
-        f"\nstatuses {dict(report.statuses.most_common())}, faults {len(report.faults)}, left open {report.num_unclosed}, "
+        f"\nstatuses {dict(report.statuses.most_common())}, left open {report.num_unclosed}, "
         f"served {len(served)} prompts, memory {before / 2**20:.1f} MiB {growth / 2**20:+.1f} MiB"
     )
 

@@ -1,4 +1,4 @@
-"""The two servers as an attacker finds them: `octavo route` over recording replicas, `octavo serve` over a scripted engine.
+"""Both servers as an attacker finds them: `octavo route` over recording replicas, `octavo serve` over a script.
 
 Each is a process of its own on a loopback port. `prompts` is everything that got through to a replica or the engine.
 """
@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from octavo_server.kv.card import model_card
 
 from octavo_testing.prompt_log import PROMPT_LOG, read_prompt_log
+from octavo_testing.raw_http import MODEL
 from octavo_testing.recording_replica import RecordingReplica
 from octavo_testing.route_command import SERVE_FLAGS, octavo_route
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.scripted_serve import SCRIPTED_SERVE
 from octavo_testing.serve_command import octavo_serve
+from octavo_testing.server import ScriptedClient
 
 QUIET = ("--disable-uvicorn-access-log", "--uvicorn-log-level", "error")
 
@@ -48,9 +51,12 @@ class Attacked:
 async def attacked_router(folder: Path, replicas: Sequence[RecordingReplica], *flags: str) -> AsyncIterator[Attacked]:
     """Starts and stops the replicas, too. They are routable from the beginning."""
     prompts: list[str] = []
+    (folder / "card").mkdir()
+    card = model_card(ScriptedClient(write_byte_model(folder / "card")), (MODEL,), cache_isolation=False)
     async with AsyncExitStack() as stack:
         for replica in replicas:
             replica.prompts = prompts
+            replica.show_card(card)
             await replica.start()
             stack.push_async_callback(replica.stop)
         named = [word for replica in replicas for word in ("--replica", replica.url)]

@@ -22,6 +22,8 @@ from octavo_server.kv.publisher import KVPublisher
 from octavo_testing.scripted import ready_info
 
 MODEL = "fake"
+#: More than any router lets through.
+MAX_BODY_BYTES = 64 * 1024 * 1024
 #: Of the event loop, after which a connection that was being accepted is there.
 ACCEPTING_TURNS = 5
 
@@ -69,7 +71,7 @@ class FakeReplica:
         self.publisher._digest = self.digest
 
     async def start(self) -> None:
-        app = web.Application()
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_get("/kv/events", self._events)
         app.router.add_route("*", "/{path:.*}", self._others)
         self._runner = web.AppRunner(app, handle_signals=False, handler_cancellation=True, shutdown_timeout=0.1)

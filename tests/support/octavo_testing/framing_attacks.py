@@ -52,7 +52,9 @@ def _upgrade_smuggles(_: str, *, is_split: bool) -> Attack:
 
 def _upgrade_smuggles_chunked(_: str, *, is_split: bool) -> Attack:
     """A parser that lost the framing would refuse the size of a chunk; the request has a segment of its own instead."""
-    head, size, rest = request_bytes(smuggling(), lines=FOREIGN, is_chunked=True).partition(b"%x\r\n" % len(smuggling()))
+    head, size, rest = request_bytes(smuggling(), lines=FOREIGN, is_chunked=True).partition(
+        b"%x\r\n" % len(smuggling())
+    )
     return Attack((head, size, rest) if is_split else (head + size + rest,))
 
 

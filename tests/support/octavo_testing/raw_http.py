@@ -42,7 +42,9 @@ def completion_body(prompt: str) -> bytes:
     return json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 1, "echo": True}).encode()
 
 
-def request_bytes(body: bytes, *, method: bytes = b"POST", lines: Iterable[bytes] = (), is_chunked: bool = False) -> bytes:
+def request_bytes(
+    body: bytes, *, method: bytes = b"POST", lines: Iterable[bytes] = (), is_chunked: bool = False
+) -> bytes:
     """`lines`: header lines without their ends."""
     framing = b"Transfer-Encoding: chunked\r\n" if is_chunked else b"Content-Length: %d\r\n" % len(body)
     head = method + b" " + PATH + b" HTTP/1.1\r\nHost: x\r\n" + JSON_TYPE + b"".join(line + b"\r\n" for line in lines)

@@ -1,4 +1,4 @@
-"""How long a server's event loop stands still, seen from outside: `/health` is asked at a fixed rate over one connection."""
+"""How long a server's event loop stands still: the slowest `/health`, asked at a fixed rate over one connection."""
 
 import asyncio
 import time
@@ -19,21 +19,29 @@ class HealthProbe:
 
     async def __aenter__(self) -> Self:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
-        await self._probe()
-        self.longest_s = 0.0
+        try:
+            await self._probe()
+        except BaseException:
+            await self._close()
+            raise
+        self.longest_s, self._is_over = 0.0, False
         self._probing = asyncio.create_task(self._probe_on())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Waits for the answer that is on its way."""
         self._is_over = True
-        await self._probing
-        self._writer.close()
+        try:
+            await self._probing
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        self._writer.transport.abort()
         with suppress(ConnectionError):
             await self._writer.wait_closed()
 
     async def _probe_on(self) -> None:
-        self._is_over = False
         while not self._is_over:
             await asyncio.sleep(PROBE_EVERY_S)
             await self._probe()
