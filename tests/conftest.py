@@ -7,6 +7,7 @@ things live beside the tests or in `tests/support/octavo_testing`.
 
 import gc
 import ipaddress
+import logging
 import os
 import shutil
 import signal
@@ -136,6 +137,22 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host in ("localhost", "")
+
+
+@pytest.fixture(autouse=True)
+def _root_logger() -> Iterator[None]:
+    """A command that a test runs in this process configures logging to a stream that is closed after the test.
+
+    Left in place, its handler would write every later line to the closed stream, and its level would show later tests
+    lines that they don't expect.
+    """
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for handler in root.handlers[:]:
+        if handler not in handlers:
+            root.removeHandler(handler)
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="module", autouse=True)

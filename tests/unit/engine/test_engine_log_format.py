@@ -3,7 +3,7 @@ import logging
 import sys
 
 import pytest
-from octavo_engine.log_format import REQUEST_ID, JsonFormatter, TextFormatter
+from octavo_engine.log_format import REQUEST_ID, JsonFormatter, TextFormatter, configure_logging
 
 
 @pytest.fixture
@@ -54,3 +54,11 @@ def test_json_is_one_object_a_line(about_request):
 
 def test_json_without_a_request_has_no_id():
     assert "request_id" not in json.loads(JsonFormatter("core").format(record("x")))
+
+
+@pytest.mark.parametrize("run", ["first", "second"])
+def test_what_a_test_configures_ends_with_it(run, capsys):
+    """Else a later test writes to a stream that is closed, and captures lines of a level that it doesn't expect."""
+    assert logging.getLogger().level == logging.WARNING
+    assert not [h for h in logging.getLogger().handlers if type(h) is logging.StreamHandler]
+    configure_logging("text", process="api")

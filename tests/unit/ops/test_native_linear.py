@@ -2,7 +2,6 @@
 
 import ctypes
 import platform
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -25,15 +24,6 @@ def native(weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
     made = native_weight(weight, bias)
     assert made is not None, "these tests need g++"
     return made
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels() -> Iterator[None]:
-    """The library of this machine, even where OCTAVO_NATIVE=0 keeps the engine from loading it."""
-    library = load_library("g++")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "native_library", lambda: library)
-        yield
 
 
 @pytest.fixture(params=[1, 2], ids=["one-thread", "two-threads"])

@@ -8,7 +8,6 @@ import torch
 from octavo_engine.ops import native_linear as native_module
 from octavo_engine.ops import packed_linear as module
 from octavo_engine.ops.activation import ACTIVATIONS
-from octavo_engine.ops.native_library import load_library
 from octavo_engine.ops.packed_linear import (
     PackedWeight,
     gated_linear,
@@ -37,13 +36,6 @@ BROKEN = {
     ),
     "another signature": SimpleNamespace(_is_mkldnn_bf16_supported=lambda: True, _reorder_linear_weight=lambda w: w),
 }
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library of this machine, even where OCTAVO_NATIVE=0 keeps the engine from loading it."""
-    library = load_library("g++")
-    monkeypatch.setattr(native_module, "native_library", lambda: library)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -84,7 +76,7 @@ def test_falls_back_to_the_plain_weight(monkeypatch: pytest.MonkeyPatch, fault: 
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_our_kernel_needs_no_onednn(monkeypatch: pytest.MonkeyPatch, kernels: None, fault: str) -> None:
+def test_our_kernel_needs_no_onednn(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setattr(module, "_mkldnn", lambda: BROKEN[fault])
     monkeypatch.setattr(module, "_has_matrix_instructions", lambda: True)
     weight, x = torch.randn(70, 34).bfloat16(), torch.randn(20, 34).bfloat16()
@@ -93,14 +85,14 @@ def test_our_kernel_needs_no_onednn(monkeypatch: pytest.MonkeyPatch, kernels: No
     torch.testing.assert_close(packed_linear(x, packed).float(), x.float() @ weight.float().T, atol=3e-2, rtol=3e-2)
 
 
-def test_a_weight_is_kept_once_without_matrix_instructions(monkeypatch: pytest.MonkeyPatch, kernels: None) -> None:
+def test_a_weight_is_kept_once_without_matrix_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     install_other_onednn(monkeypatch)
     monkeypatch.setattr(module, "_has_matrix_instructions", lambda: False)
     assert pack(torch.zeros(64, 32, dtype=torch.bfloat16)).num_layouts == num_layouts(torch.bfloat16) == 1
 
 
 @pytest.fixture
-def both(monkeypatch: pytest.MonkeyPatch, kernels: None) -> PackedWeight:
+def both(monkeypatch: pytest.MonkeyPatch) -> PackedWeight:
     """A weight in our layout, and in that of an oneDNN whose every product is zero."""
     monkeypatch.setattr(install_other_onednn(monkeypatch), "_linear_pointwise", zero_product, raising=False)
     packed = pack(torch.randn(64, 32).bfloat16())
@@ -130,11 +122,9 @@ def test_a_wide_weight_is_never_kept_twice(both: PackedWeight) -> None:
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])
 @pytest.mark.parametrize("with_kernels", [True, False], ids=["kernels", "torch"])
 def test_a_wide_product_is_as_exact_as_fp32(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, dtype: torch.dtype, bias: bool, with_kernels: bool
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bias: bool, with_kernels: bool
 ) -> None:
-    if with_kernels:
-        request.getfixturevalue("kernels")
-    else:
+    if not with_kernels:
         monkeypatch.setattr(native_module, "native_library", lambda: None)
     monkeypatch.setattr(module, "_WIDE_CHUNK_BYTES", 4 * 96 * 30)  # of 30 rows: the last chunk has fewer
     torch.manual_seed(0)
