@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
@@ -38,6 +37,7 @@ from octavo_server.router.proxy.handler import KINDS, OTHERS, Proxy
 from octavo_server.router.settings import RouterSettings
 from octavo_server.router.upstream.pool import ConnectionPools
 from octavo_server.router.worker_group import WorkerGroup
+from octavo_server.supervise import cancel_tasks, supervised
 
 if TYPE_CHECKING:
     from octavo_server.router.observe.spans import RouteTracer
@@ -108,13 +108,13 @@ class Router:
         await self.workers.start()
         await self.readers.start()
         await self.fleet.start()
-        self._tasks = [asyncio.create_task(self.upstream.watch()), asyncio.create_task(self._poke())]
+        self._tasks = [
+            supervised("closing idle connections", self.upstream.watch),
+            supervised("waking the queue", self._poke),
+        ]
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await cancel_tasks(self._tasks)
         await self.fleet.stop()
         await self.readers.stop()
         await self.workers.stop()
