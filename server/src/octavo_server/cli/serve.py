@@ -38,6 +38,7 @@ from octavo_server.http.listener import allow_many_connections, bind, cannot_lis
 from octavo_server.http.router_secret import router_secrets
 from octavo_server.http.server import SIGNALS
 from octavo_server.kv.zmq_events import zmq_events
+from octavo_server.supervise import supervised
 
 if TYPE_CHECKING:
     from octavo_server.tracing import RequestTracer
@@ -126,7 +127,7 @@ async def _serve(
         reporter: asyncio.Task[None] | None = None
         try:
             if not config.disable_log_stats:
-                reporter = asyncio.create_task(log_stats(lambda: engine.stats))
+                reporter = supervised("logging statistics", lambda: log_stats(lambda: engine.stats))
             server = ApiServer(build_app(engine, config, tracer), config)
             if events is not None:
                 events.attach(engine)

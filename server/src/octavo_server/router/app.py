@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
@@ -41,6 +40,7 @@ from octavo_server.router.proxy.handler import KINDS, OTHERS, ProxyHandler
 from octavo_server.router.settings import RouterSettings
 from octavo_server.router.upstream.pool import ConnectionPools
 from octavo_server.router.worker_group import WorkerGroup
+from octavo_server.supervise import cancel_tasks, supervised
 
 if TYPE_CHECKING:
     from octavo_server.router.observe.spans import RouteTracer
@@ -106,13 +106,13 @@ class Router:
         await self.workers.start()
         await self.hashers.start()
         await self.fleet.start()
-        self._tasks = [asyncio.create_task(self.pools.run()), asyncio.create_task(self._tick())]
+        self._tasks = [
+            supervised("checking connections for silence", self.pools.run),
+            supervised("waking the queue", self._tick),
+        ]
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await cancel_tasks(self._tasks)
         await self.fleet.stop()
         await self.hashers.stop()
         await self.workers.stop()
