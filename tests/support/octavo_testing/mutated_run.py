@@ -10,7 +10,7 @@ from octavo_testing.raw_http import Answer, RawConnection, completion_body, requ
 
 CONCURRENCY = 32
 #: Until the last answer on a connection. A request that the server waits to be continued costs this.
-PATIENCE_S = 3.0
+PATIENCE_S = 10.0
 SEGMENT_PAUSE_S = 0.001
 LAST = "last"
 _last_request = request_bytes(completion_body(LAST), lines=[b"Connection: close"])
