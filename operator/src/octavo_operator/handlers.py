@@ -10,7 +10,7 @@ from typing import Any
 
 import kopf
 
-from octavo_operator.cluster.pods import is_serving_router
+from octavo_operator.cluster.pods import is_serving_router, state_port
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
@@ -87,11 +87,12 @@ class Watching:
 
     def _follow(self, raw: Mapping[str, Any], router: str, *, is_gone: bool) -> None:
         metadata = raw["metadata"]
-        key, address = (metadata["namespace"], metadata["name"]), raw.get("status", {}).get("podIP")
-        if is_gone or address is None:
+        key, host = (metadata["namespace"], metadata["name"]), raw.get("status", {}).get("podIP")
+        if is_gone or host is None:
             self._reports.forget(key)
         elif is_serving_router(raw):
-            self._reports.follow(key, address, self._secret_of((metadata["namespace"], router)))
+            secret = self._secret_of((metadata["namespace"], router))
+            self._reports.follow(key, (host, state_port(raw)), secret)
 
 
 def _is_labelled(body: Mapping[str, Any]) -> bool:

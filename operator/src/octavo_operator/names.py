@@ -15,7 +15,10 @@ ADMITTED_GATE = f"{GROUP}/router-admitted"
 
 ENGINE_PORT = 8000
 ROUTER_PORT = 8080
+ROUTER_ADMIN_PORT = 8001
 SERVICE_PORT = 80
+#: Container ports by name. The admin port has metrics, state and debug routes; no Service leads to it.
+HTTP, ADMIN = "http", "admin"
 
 ENGINE, ROUTER = "engine", "router"
 

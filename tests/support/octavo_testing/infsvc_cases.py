@@ -114,6 +114,7 @@ REFUSED = (
         "KV memory in two ways", {"engine": {"gpuMemoryUtilization": 0.5, "kvCacheMemory": "1Gi"}}, "set one of them"
     ),
     Case("repeated flag", {"engine": {"extraArgs": ["--max-model-len=5"]}}, "use the field of the spec"),
+    Case("flag of the operator", {"engine": {"extraArgs": ["--router-only"]}}, "use the field of the spec"),
     Case("repeated flag, two words", {"engine": {"extraArgs": ["--port"]}}, "use the field of the spec"),
     Case("our variable", {"engine": {"env": [{"name": "OCTAVO_X", "value": "1"}]}}, "are the operator's"),
     Case("variable twice", {"engine": {"env": [{"name": "A"}, {"name": "A"}]}}, "env"),

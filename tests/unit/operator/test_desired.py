@@ -86,9 +86,7 @@ def test_prometheus_is_let_in_to_engines_only_from_where_it_is_said_to_be() -> N
         service = _service({"networkPolicy": {"ingressFrom": [{"podSelector": {}}]}})
         made = desired_children(service, settings)
         (policy,) = [c for c in made if (c["kind"], c["metadata"]["name"]) == ("NetworkPolicy", name)]
-        (rule,) = policy["spec"]["ingress"]
-        found: list[dict[str, Any]] = rule["from"]
-        return found
+        return [peer for rule in policy["spec"]["ingress"] for peer in rule["from"]]
 
     for name in ("llm-engine", "llm-router"):
         alone, scraped = peers(SETTINGS, name), peers(replace(SETTINGS, scraped_from=("monitoring",)), name)

@@ -65,8 +65,8 @@ async def followed(router: Router, told: Told, monkeypatch: pytest.MonkeyPatch) 
     app = web.Application()
     app.router.add_get("/state/events", router.respond)
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
-        made = RouterReports(session, told.changes.put_nowait, port=server.port or 0, clock=told.clock)
-        made.follow(POD, "127.0.0.1")
+        made = RouterReports(session, told.changes.put_nowait, clock=told.clock)
+        made.follow(POD, ("127.0.0.1", server.port or 0))
         yield made
         await made.close()
         router.lines.put_nowait(None)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from octavo_operator.names import ADMITTED_GATE, ENGINE, REVISION_LABEL
+from octavo_operator.names import ADMIN, ADMITTED_GATE, ENGINE, REVISION_LABEL, ROUTER, ROUTER_PORT
 from octavo_operator.observed import Pod, Trouble
 
 FETCH = "fetch"
@@ -102,6 +102,12 @@ def creation_failure(deployment: Raw) -> str:
     conditions = {c["type"]: c for c in deployment.get("status", {}).get("conditions", ())}
     failure = conditions.get("ReplicaFailure", {})
     return str(failure.get("message", "")) if failure.get("status") == "True" else ""
+
+
+def state_port(raw: Raw) -> int:
+    """Port of a router pod's state stream: the admin port. Pods of versions without one serve all on a single port."""
+    ports = _named(raw["spec"]["containers"], ROUTER).get("ports", ())
+    return next((port["containerPort"] for port in ports if port.get("name") == ADMIN), ROUTER_PORT)
 
 
 def is_serving_router(raw: Raw) -> bool:

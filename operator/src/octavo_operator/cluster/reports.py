@@ -14,12 +14,12 @@ from typing import Any
 
 import aiohttp
 
-from octavo_operator.names import ROUTER_PORT
 from octavo_operator.observed import ModelSize, RouterReport
 
 logger = logging.getLogger(__name__)
 
 Key = tuple[str, str]  # namespace, name of a pod
+Address = tuple[str, int]  # IP, port
 SILENCE_S = 5.0  # a heartbeat comes every second
 RETRY_S = 1.0
 LOAD_EVERY_S = 15.0
@@ -34,21 +34,19 @@ class RouterReports:
         session: aiohttp.ClientSession,
         on_change: Callable[[Key], None],
         *,
-        port: int = ROUTER_PORT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
         self._on_change = on_change
-        self._port = port
         self._clock = clock
-        self._followers: dict[Key, tuple[str, asyncio.Task[None]]] = {}
+        self._followers: dict[Key, tuple[Address, asyncio.Task[None]]] = {}
         self._reports: dict[Key, RouterReport] = {}
 
     def of(self, namespace: str, pods: Iterable[str]) -> dict[str, RouterReport]:
         return {pod: report for pod in pods if (report := self._reports.get((namespace, pod))) is not None}
 
-    def follow(self, key: Key, address: str, secret: str = "") -> None:
-        """`address`: the pod's IP. Another one than before is another pod."""
+    def follow(self, key: Key, address: Address, secret: str = "") -> None:
+        """Another address than before is another pod."""
         known = self._followers.get(key)
         if known is None or known[0] != address:
             self.forget(key)
@@ -66,11 +64,12 @@ class RouterReports:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _keep_following(self, key: Key, address: str, secret: str) -> None:
-        host = f"[{address}]" if ":" in address else address
+    async def _keep_following(self, key: Key, address: Address, secret: str) -> None:
+        host, port = address
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/state/events"
         while True:
             try:
-                await self._follow_once(key, f"http://{host}:{self._port}/state/events", secret)
+                await self._follow_once(key, url, secret)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 logger.info("router %s/%s can't be followed: %s", *key, error)
             if self._reports.pop(key, None) is not None:

@@ -28,6 +28,7 @@ from octavo_operator.names import (
     ADMITTED_GATE,
     ENGINE,
     ENGINE_PORT,
+    HTTP,
     REVISION_LABEL,
     ROUTER_LABEL,
     engine_account,
@@ -115,7 +116,7 @@ def _container(service: Service, settings: Settings) -> Manifest:
         "args": ["serve", weights.model, *_flags(service, settings)],
         "env": [*_environment(service), *dumped(spec.engine.env)],
         "envFrom": secret_environment(service) or None,
-        "ports": [{"name": "http", "containerPort": ENGINE_PORT}],
+        "ports": [{"name": HTTP, "containerPort": ENGINE_PORT}],
         "resources": resources(spec.resources),
         "securityContext": CONFINED,
         "terminationMessagePolicy": LAST_WORDS,
@@ -129,6 +130,7 @@ def _container(service: Service, settings: Settings) -> Manifest:
 
 def _flags(service: Service, settings: Settings) -> Iterator[str]:
     yield f"--port={ENGINE_PORT}"
+    yield "--router-only"
     yield f"--shutdown-delay={settings.lame_duck_s}"
     yield "--log-format=json"
     if isolates_tenants(service.spec.auth):

@@ -3,7 +3,7 @@
 import re
 
 from octavo_operator.desired.objects import Manifest, child
-from octavo_operator.names import ENGINE, ROUTER, SERVICE_LABEL, engine_selector, router_selector
+from octavo_operator.names import ADMIN, ENGINE, HTTP, ROUTER, SERVICE_LABEL, engine_selector, router_selector
 from octavo_operator.service import Service, Settings
 
 _LABEL = re.sub(r"[^a-z]", "_", SERVICE_LABEL)
@@ -12,13 +12,13 @@ _LABEL = re.sub(r"[^a-z]", "_", SERVICE_LABEL)
 def desired_monitors(service: Service, settings: Settings) -> list[Manifest]:
     if not settings.has_pod_monitors:
         return []
-    monitors = [_monitor(service, ENGINE, engine_selector(service.name), settings)]
+    monitors = [_monitor(service, settings, ENGINE, selector=engine_selector(service.name), port=HTTP)]
     if service.owns_router:
-        monitors.append(_monitor(service, ROUTER, router_selector(service.name), settings))
+        monitors.append(_monitor(service, settings, ROUTER, selector=router_selector(service.name), port=ADMIN))
     return monitors
 
 
-def _monitor(service: Service, component: str, selector: dict[str, str], settings: Settings) -> Manifest:
+def _monitor(service: Service, settings: Settings, component: str, *, selector: dict[str, str], port: str) -> Manifest:
     """Series get the label `infsvc`, which pods bear under a longer name."""
     named = {"sourceLabels": [f"__meta_kubernetes_pod_label_{_LABEL}"], "targetLabel": "infsvc"}
     manifest = child(
@@ -29,7 +29,7 @@ def _monitor(service: Service, component: str, selector: dict[str, str], setting
         component=component,
         spec={
             "selector": {"matchLabels": selector},
-            "podMetricsEndpoints": [{"port": "http", "path": "/metrics", "interval": "15s", "relabelings": [named]}],
+            "podMetricsEndpoints": [{"port": port, "path": "/metrics", "interval": "15s", "relabelings": [named]}],
         },
     )
     manifest["metadata"]["labels"] = settings.monitor_labels | manifest["metadata"]["labels"]

@@ -7,8 +7,10 @@ from octavo_operator.names import (
     COMPONENT_LABEL,
     ENGINE,
     ENGINE_PORT,
+    HTTP,
     MANAGER,
     ROUTER,
+    ROUTER_ADMIN_PORT,
     ROUTER_PORT,
     SERVICE_PORT,
     behind_router,
@@ -20,6 +22,7 @@ from octavo_operator.spec.access import Gateway, Ingress
 
 MAX_BODY = "64m"
 READ_TIMEOUT_S = 3600
+EVERYBODY = None  # as the peers of a rule of a NetworkPolicy
 #: What streaming needs, by IngressClass: no buffering, room for long prompts, patience between two tokens.
 INGRESS_ANNOTATIONS: dict[str, dict[str, str]] = {
     "nginx": {
@@ -70,7 +73,7 @@ def _front(service: Service) -> Manifest:
         component=ROUTER,
         spec={
             "selector": router_selector(service.router),
-            "ports": [{"name": "http", "port": SERVICE_PORT, "targetPort": "http", "protocol": "TCP"}],
+            "ports": [{"name": HTTP, "port": SERVICE_PORT, "targetPort": HTTP, "protocol": "TCP"}],
         },
     )
 
@@ -85,7 +88,7 @@ def _engines(service: Service) -> Manifest:
         spec={
             "clusterIP": "None",
             "selector": behind_router(service.name),
-            "ports": [{"name": "http", "port": ENGINE_PORT, "targetPort": "http", "protocol": "TCP"}],
+            "ports": [{"name": HTTP, "port": ENGINE_PORT, "targetPort": HTTP, "protocol": "TCP"}],
         },
     )
 
@@ -101,7 +104,7 @@ def _exposure(service: Service, settings: Settings) -> list[Manifest]:
 
 
 def _ingress(service: Service, wanted: Ingress) -> Manifest:
-    backend = {"service": {"name": service.name, "port": {"name": "http"}}}
+    backend = {"service": {"name": service.name, "port": {"name": HTTP}}}
     paths = [{"path": wanted.path or "/", "pathType": "Prefix", "backend": backend}]
     tls = None if wanted.tls_secret is None else [{"hosts": [wanted.host], "secretName": wanted.tls_secret}]
     manifest = child(
@@ -150,21 +153,22 @@ def _route(service: Service, wanted: Gateway) -> Manifest:
 
 
 def _router_policy(service: Service, settings: Settings) -> Manifest:
-    """The operator reads the router's state; who else may come in is the user's to say."""
-    peers = list(service.spec.network_policy.ingress_from)
-    allowed = [{"from": [*peers, _operator(settings), *_scrapers(settings)]}] if peers else [{}]
-    return _policy(service, ROUTER, selector=router_selector(service.name), port=ROUTER_PORT, rules=allowed)
+    """Users say who may send requests. The admin port is for the operator, which reads the router's state, and for
+    Prometheus. Routers of versions without that port have the state on the other one, so the operator may use both.
+    """
+    operator, clients = _pods(MANAGER, settings.operator_namespace), service.spec.network_policy.ingress_from
+    rules = [
+        _rule(ROUTER_PORT, [*clients, operator]) if clients else _rule(ROUTER_PORT, EVERYBODY),
+        _rule(ROUTER_ADMIN_PORT, [operator, *_scrapers(settings)]),
+    ]
+    return _policy(service, ROUTER, selector=router_selector(service.name), rules=rules)
 
 
 def _engine_policy(service: Service, settings: Settings) -> Manifest:
-    """Nobody reaches an engine but through the router, as it asks for no key; Prometheus, where there is one."""
+    """Only the router sends requests to engines, which also ask for its secret. Prometheus reads their metrics."""
     routers = {"podSelector": {"matchLabels": router_selector(service.name)}}
-    allowed = [{"from": [routers, *_scrapers(settings)]}]
-    return _policy(service, ENGINE, selector=behind_router(service.name), port=ENGINE_PORT, rules=allowed)
-
-
-def _operator(settings: Settings) -> Manifest:
-    return _pods(MANAGER, settings.operator_namespace)
+    rules = [_rule(ENGINE_PORT, [routers, *_scrapers(settings)])]
+    return _policy(service, ENGINE, selector=behind_router(service.name), rules=rules)
 
 
 def _scrapers(settings: Settings) -> list[Manifest]:
@@ -179,11 +183,12 @@ def _pods(name: str, namespace: str) -> Manifest:
     }
 
 
-def _policy(
-    service: Service, component: str, *, selector: dict[str, str], port: int, rules: list[Manifest]
-) -> Manifest:
+def _rule(port: int, peers: list[Manifest] | None) -> Manifest:
+    return without_nones({"from": peers, "ports": [{"port": port, "protocol": "TCP"}]})
+
+
+def _policy(service: Service, component: str, *, selector: dict[str, str], rules: list[Manifest]) -> Manifest:
     assert selector[COMPONENT_LABEL] == component
-    ports = [{"port": port, "protocol": "TCP"}]
     return child(
         service,
         "networking.k8s.io/v1",
@@ -193,6 +198,6 @@ def _policy(
         spec={
             "podSelector": {"matchLabels": selector},
             "policyTypes": ["Ingress"],
-            "ingress": [rule | {"ports": ports} for rule in rules],
+            "ingress": rules,
         },
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from octavo_operator.names import ROUTER_LABEL, labels
+from octavo_operator.names import HTTP, ROUTER_LABEL, labels
 from octavo_operator.service import Service, Settings
 from octavo_operator.spec.fields import Part, Resources
 
@@ -79,8 +79,9 @@ LAST_WORDS = "FallbackToLogsOnError"
 
 
 def probe(path: str, *, period_s: int, failures: int) -> Manifest:
+    """Of the port that clients use: a pod that answers on another one only must get no requests."""
     return {
-        "httpGet": {"path": path, "port": "http"},
+        "httpGet": {"path": path, "port": HTTP},
         "periodSeconds": period_s,
         "timeoutSeconds": 5,
         "failureThreshold": failures,

@@ -15,8 +15,11 @@ from octavo_operator.desired.objects import (
     without_nones,
 )
 from octavo_operator.names import (
+    ADMIN,
     ENGINE,
+    HTTP,
     ROUTER,
+    ROUTER_ADMIN_PORT,
     ROUTER_PORT,
     engine_account,
     engine_selector,
@@ -150,7 +153,10 @@ def _container(service: Service, settings: Settings) -> Manifest:
         "imagePullPolicy": router.image_pull_policy or settings.image_pull_policy,
         "args": ["route", *_flags(service, settings)],
         "env": [{"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret}],
-        "ports": [{"name": "http", "containerPort": ROUTER_PORT}],
+        "ports": [
+            {"name": HTTP, "containerPort": ROUTER_PORT},
+            {"name": ADMIN, "containerPort": ROUTER_ADMIN_PORT},
+        ],
         "resources": resources(router.resources, DEFAULT_RESOURCES),
         "securityContext": CONFINED,
         "terminationMessagePolicy": LAST_WORDS,
@@ -165,6 +171,7 @@ def _container(service: Service, settings: Settings) -> Manifest:
 def _flags(service: Service, settings: Settings) -> list[str]:
     flags = [
         f"--port={ROUTER_PORT}",
+        f"--admin-port={ROUTER_ADMIN_PORT}",
         f"--kubernetes={engines_service(service.name)}",
         f"--drain-timeout={service.drain_timeout_s}",
         f"--shutdown-delay={settings.lame_duck_s}",

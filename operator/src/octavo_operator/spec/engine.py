@@ -14,7 +14,7 @@ RESERVED_FLAGS = (
     "model|revision|served-model-name|tokenizer|chat-template|dtype|host|port|max-model-len|max-num-seqs|"
     "max-num-batched-tokens|block-size|gpu-memory-utilization|kv-cache-memory-bytes|swap-space|"
     "no-enable-prefix-caching|enable-prefix-caching|tensor-parallel-size|pipeline-parallel-size|api-key|api-key-file|"
-    "router-secret|router-secret-file|drain-timeout"
+    "router-secret|router-secret-file|router-only|drain-timeout"
 )
 _RESERVED = re.compile(rf"^--({RESERVED_FLAGS})(=.*)?$", re.DOTALL)
 
