@@ -20,7 +20,7 @@ def route(tmp_path_factory):
     folder = tmp_path_factory.mktemp("seen")
     (folder / "keys").write_text("admin: boss\nteam: k1\n")
     with served_replicas(folder, 2) as replicas:
-        flags = [word for replica in replicas for word in ("--replica", replica.url)]
+        flags = [word for replica in replicas for word in ("--replica", replica.url)] + ["--router-secret", "shared"]
         with octavo_route(folder, *flags, "--api-key-file", str(folder / "keys"), headers=ADMIN) as route:
             route.wait_until_exact(2)
             with httpx.Client(base_url=route.url, timeout=60, headers=TEAM) as http:
@@ -53,6 +53,14 @@ def test_the_command_prints_them_as_a_table(route, capsys):
 def test_the_command_says_whose_key_it_takes(route, capsys):
     assert main(["explain", "decisions", "--url", route.url, "--api-key", "k1"]) == 1
     assert "admin" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("secret", "code"), [("shared", 0), ("another", 1)])
+def test_the_routers_secret_in_the_environment_is_enough(route, secret, code, monkeypatch, capsys):
+    """As in a router's own container on Kubernetes, where there may be no API key at all."""
+    monkeypatch.setenv("OCTAVO_ROUTER_SECRET", secret)
+    assert main(["explain", "decisions", "--url", route.url, "-n", "1"]) == code
+    assert ("200 finished" in capsys.readouterr().out) == (code == 0)
 
 
 def test_metrics_prove_that_what_was_expected_was_found(route):

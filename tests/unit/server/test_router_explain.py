@@ -129,7 +129,7 @@ def test_what_is_no_router_is_said_in_sentences(monkeypatch, capsys):
     args = Namespace(url="http://engine:1", api_key=None, n=3, candidates=4, json=False, follow=False)
     assert explain.explain_decisions(args) == 1
     assert capsys.readouterr().err == (
-        "octavo: HTTP 404: Not Found. Is this a router? A single engine decides nothing.\n"
+        "octavo: HTTP 404: Not Found. Name the port of a router, or its --admin-port where it has one, with --url.\n"
     )
 
 

@@ -7,6 +7,7 @@ router is asked for what ended after what was heard, the sooner the more there i
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,9 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from octavo_server.cli.chat_flags import key_of
+from octavo_server.cli.secret_flags import SECRET_VARIABLE
 from octavo_server.client.api import Api, ApiFailure, Unreachable, normalise_url
+from octavo_server.http.trust import SECRET_HEADER
 from octavo_server.router.debug import Candidate, DecisionInfo, Decisions
 
 FOLLOW_EVERY_S = 0.5
@@ -42,7 +45,9 @@ def explain_decisions(args: argparse.Namespace) -> int:
 async def _show(args: argparse.Namespace) -> None:
     url = urlsplit(normalise_url(args.url))._replace(path="/debug/decisions").geturl()
     table = Table(args.candidates)
-    async with Api(args.url, key=key_of(args)) as api:
+    secret = os.environ.get(SECRET_VARIABLE)
+    headers = {SECRET_HEADER: secret} if secret else {}
+    async with Api(args.url, key=key_of(args), headers=headers) as api:
         if args.follow:
             await _follow(args, api, url, table)
         found = (await _decisions(api, f"{url}?n={args.n}"))[::-1]
@@ -95,8 +100,9 @@ def _remedy(error: ApiFailure) -> str:
     if isinstance(error, Unreachable):
         return " Start a router with `octavo route`, or name another with --url."
     if error.status in (401, 403):
-        return " Give the operator's key with --api-key or $OPENAI_API_KEY."
-    return " Is this a router? A single engine decides nothing." if error.status == 404 else ""
+        return f" Give the admin's key with --api-key or $OPENAI_API_KEY, or set ${SECRET_VARIABLE}."
+    remedy = " Name the port of a router, or its --admin-port where it has one, with --url."
+    return remedy if error.status == 404 else ""
 
 
 async def _decisions(api: Api, url: str) -> list[DecisionInfo]:

@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from octavo_server.cli.chat_flags import DEFAULT_URL, KEY_VARIABLES
+from octavo_server.cli.secret_flags import SECRET_VARIABLE
 from octavo_server.cli.sizes import count
 
 MOST = 1000  # decisions that a router tells at once
@@ -19,9 +20,11 @@ def _add_decisions(subjects: Any) -> None:
     text = "why a router's latest requests went where they went, and what was found there"
     decisions = subjects.add_parser("decisions", help=text, description=f"Show {text}.", allow_abbrev=False)
     decisions.set_defaults(run="octavo_server.cli.explain:explain_decisions")
-    decisions.add_argument("--url", default=DEFAULT_URL, help=f"the API of a running router (default: {DEFAULT_URL})")
+    text = f"address of a router, with its --admin-port where it has one (default: {DEFAULT_URL})"
+    decisions.add_argument("--url", default=DEFAULT_URL, help=text)
     variables = " or ".join(f"${name}" for name in KEY_VARIABLES)
-    decisions.add_argument("--api-key", metavar="KEY", help=f"the operator's (default: {variables})")
+    text = f"the admin's key (default: {variables}); not needed where ${SECRET_VARIABLE} is the router's secret"
+    decisions.add_argument("--api-key", metavar="KEY", help=text)
     decisions.add_argument("-n", type=_decisions, default=10, metavar="N", help="how many of the latest (default: 10)")
     decisions.add_argument("--candidates", type=count, default=4, metavar="N", help="most of each to show (default: 4)")
     decisions.add_argument("--json", action="store_true", help="everything, a JSON object a line, the oldest first")
