@@ -23,7 +23,7 @@ class Settings:
     lame_duck_s: int = 15  # a pod that is told to end goes on answering while proxies learn of it
     has_pod_monitors: bool = False
     monitor_labels: Mapping[str, str] = field(default_factory=dict)  # by which a Prometheus selects them
-    scraped_from: tuple[str, ...] = ()  # namespaces whose Prometheus NetworkPolicies let in
+    scraped_from: tuple[str, ...] = ()  # namespaces whose Prometheus NetworkPolicies let in to engines and routers
     has_gateway_api: bool = False
 
 

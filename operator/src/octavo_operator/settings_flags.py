@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAMESPACE",
-        help="NetworkPolicies let the Prometheus of this namespace in; may be given again",
+        help="namespace whose Prometheus NetworkPolicies let in to engines and routers; may be given again",
     )
     add("--gateway-api", action="store_true", help="the cluster has the Gateway API's HTTPRoutes")
     namespace = os.environ.get("POD_NAMESPACE", "default")
