@@ -225,6 +225,24 @@ def test_with_namespaces_there_is_no_cluster_role_and_the_operator_needs_none(
     assert {call.namespace for call in calls if call.resource} == {SYSTEM, SERVED}
 
 
+def test_routers_let_in_the_operator_that_the_chart_makes(
+    audited: ControlPlane, tmp_path: Path, history: list[Call]
+) -> None:
+    values = {"commonLabels": {"app.kubernetes.io/name": "ours"}, "operator": {"podLabels": {"team": "a"}}}
+    with _installed(audited, tmp_path, values) as operator:
+        _write(audited, {"barred": {}})
+        _settle(audited, operator, {"barred": {}})
+    policy = audited.call("GET", f"/apis/networking.k8s.io/v1/namespaces/{SERVED}/networkpolicies/barred-router")
+    (rule,) = [rule for rule in policy["spec"]["ingress"] if [port["port"] for port in rule["ports"]] == [8001]]
+    (peer,) = rule["from"]
+    (deployment,) = [m for m in render(values, namespace=SYSTEM) if m["kind"] == "Deployment"]
+    pod_labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert peer["podSelector"]["matchLabels"].items() <= pod_labels.items()
+    namespaces = audited.call("GET", "/api/v1/namespaces")["items"]
+    wanted = peer["namespaceSelector"]["matchLabels"].items()
+    assert [n["metadata"]["name"] for n in namespaces if wanted <= n["metadata"]["labels"].items()] == [SYSTEM]
+
+
 def test_helm_test_tells_whether_an_operator_leads(audited: ControlPlane, tmp_path: Path, history: list[Call]) -> None:
     """Its pod's command, with the account and the rights that it has there."""
     hooks = _test_hooks(audited)
