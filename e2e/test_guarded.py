@@ -1,8 +1,10 @@
 """A namespace under the restricted Pod Security standard, and a service that asks for API keys."""
 
 from functools import partial
+from itertools import product
 
 import pytest
+from octavo_e2e.admin_paths import METHODS, NOT_FOR_CLIENTS
 from octavo_e2e.cluster import Cluster, eventually
 from openai import AuthenticationError
 
@@ -14,7 +16,8 @@ MOUNTED_S = 120  # left alone, a kubelet brings a changed Secret into its pods w
 def guarded(cluster: Cluster, namespace: str) -> str:
     """Its namespace."""
     cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
-    cluster.kubectl("create", "secret", "generic", "keys", "-n", namespace, "--from-literal=team-a=key-of-a")
+    keys = ("--from-literal=team-a=key-of-a", "--from-literal=admin=key-of-admin")
+    cluster.kubectl("create", "secret", "generic", "keys", "-n", namespace, *keys)
     exposure = {"ingress": {"host": HOST}}
     cluster.serve(namespace, NAME, exposure=exposure, auth={"apiKeysSecretRef": {"name": "keys"}})
     cluster.until_ready(namespace, NAME)
@@ -38,6 +41,16 @@ def test_it_serves_in_a_restricted_namespace(guarded: str, cluster: Cluster) -> 
 def test_only_who_has_a_key_is_served(guarded: str, cluster: Cluster) -> None:
     with pytest.raises(AuthenticationError):
         cluster.ask(HOST, NAME, key="a guess")
+
+
+@pytest.mark.parametrize("key", ["key-of-a", "key-of-admin"])
+def test_no_key_opens_admin_paths_through_the_ingress(guarded: str, cluster: Cluster, key: str) -> None:
+    cluster.until_ready(guarded, NAME)
+    headers = {"Authorization": f"Bearer {key}"}
+    assert cluster.status(HOST, "/v1/models", headers=headers) == 200
+    asked = list(product(METHODS, NOT_FOR_CLIENTS))
+    found = {(method, path): cluster.status(HOST, path, method=method, headers=headers) for method, path in asked}
+    assert found == dict.fromkeys(asked, 404)
 
 
 def test_a_new_key_is_taken_up_live(guarded: str, cluster: Cluster) -> None:

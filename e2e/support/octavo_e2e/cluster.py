@@ -7,9 +7,11 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
@@ -137,6 +139,26 @@ class Cluster:
         url, headers = f"{at or self.provider.ingress}/v1", {"Host": host}
         with OpenAI(base_url=url, api_key=key, default_headers=headers, max_retries=0, timeout=ANSWER_S) as made:
             yield made
+
+    def status(
+        self,
+        host: str,
+        target: str,
+        *,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Status of one request through the Ingress. `target` is sent as it stands: no client normalises its path."""
+        content = None if body is None else json.dumps(body)
+        sent = {"Host": host, "Content-Type": "application/json", **(headers or {})}
+        url = urlsplit(self.provider.ingress)
+        connection = (HTTPSConnection if url.scheme == "https" else HTTPConnection)(url.netloc, timeout=ANSWER_S)
+        try:
+            connection.request(method, target, content, sent)
+            return connection.getresponse().status
+        finally:
+            connection.close()
 
     def nearest(self, namespace: str, name: str) -> str:
         """The address of a service's own Service where it can be reached from here; else empty, for the Ingress.
