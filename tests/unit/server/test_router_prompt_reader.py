@@ -10,7 +10,7 @@ from octavo_engine.wire.hashing import block_hashes, root_hash
 from octavo_server.kv.card import ModelCard
 from octavo_server.openai.rendering import RenderOptions, render_conversation
 from octavo_server.router.prompts.estimate import estimate
-from octavo_server.router.prompts.prompt_hasher import PromptHasher
+from octavo_server.router.prompts.prompt_hasher import PromptHasher, is_nondeterministic
 from octavo_testing.chat_shapes import SPECIAL, TEMPLATES, TOKENIZERS
 
 BLOCK = 16
@@ -225,3 +225,9 @@ def test_the_real_model_s_prompts():
         expected = [int.from_bytes(block_hash[:8], "little") for block_hash in block_hashes(ROOT, ids, BLOCK)]
         prompt = reader.read("chat", {"messages": messages}, "")
         assert (prompt.num_tokens, [*prompt.hashes]) == (len(ids), expected)
+
+
+def test_templates_that_give_another_text_each_time_are_found():
+    assert is_nondeterministic("{{ ['a', 'b'] | random }}")
+    assert is_nondeterministic("{{ lipsum() }}")
+    assert not is_nondeterministic(TEMPLATES["qwen"])

@@ -31,21 +31,17 @@ class ChatFields:
         self._messages: TwoQueueCache[bytes, dict[str, Any]] = TwoQueueCache(max_bytes)
         self._options: TwoQueueCache[bytes, RenderOptions] = TwoQueueCache(max_bytes)
 
-    def options(self, body: Mapping[str, Any]) -> tuple[bytes, RenderOptions]:
-        """With a key under which equal options are known. Raises InvalidRequest or ValidationError."""
+    def options(self, body: Mapping[str, Any]) -> RenderOptions:
+        """Raises InvalidRequest or ValidationError."""
         if _OPTIONS.isdisjoint(body):
-            return b"", _PLAIN
+            return _PLAIN
         asked = {name: body[name] for name in _OPTIONS if name in body}
         key = _to_json(asked)
         known = self._options.get(key)
         if known is None:
             known = render_options(validate_request({"messages": [], **asked}, ChatCompletionRequest))
             self._options.put(key, known, _size(key))
-        return key, known
-
-    def options_of(self, body: ChatCompletionRequest) -> tuple[bytes, RenderOptions]:
-        options = render_options(body)
-        return b"" if options == _PLAIN else b"responses" + _to_json(options), options
+        return known
 
     def conversation(self, messages: object) -> list[dict[str, Any]]:
         """Raises InvalidRequest or ValidationError."""
@@ -66,31 +62,3 @@ def _size(key: bytes) -> int:
     """Of a key, which is JSON, and of the values that were read from it."""
     num_values = sum(map(key.count, (b",", b"[", b"{")))
     return WIDEST_TEXT * len(key) + VALUE_BYTES * num_values
-
-
-def spoken(messages: object) -> tuple[tuple[str, ...], list[str]] | None:
-    """Roles and texts, if that is all there is to the messages."""
-    if type(messages) is not list or not messages:
-        return None
-    roles, texts = [], []
-    for message in messages:
-        if type(message) is not dict or len(message) != 2:
-            return None
-        role, text = message.get("role"), message.get("content")
-        if type(text) is list:
-            text = _joined(text)
-        if type(role) is not str or type(text) is not str or not role:
-            return None
-        roles.append(role)
-        texts.append(text)
-    return tuple(roles), texts
-
-
-def _joined(parts: list[object]) -> str | None:
-    """As `text.messages.content_text` joins them."""
-    texts = []
-    for part in parts:
-        if type(part) is not dict or len(part) != 2 or part.get("type") != "text" or type(part.get("text")) is not str:
-            return None
-        texts.append(part["text"])
-    return "\n".join(texts)

@@ -2,18 +2,16 @@
 
 A text is cut into pieces where cutting is safe, and each piece leads from one node to the next. Known pieces cost a
 look-up. The last piece of a prompt ends where the text does, not at a cut: a longer prompt has another piece there, so
-it isn't kept, and requests that differ in their last message only leave nothing behind. Where it is known how far they
-may be alike (`opening_chars`), that much is one look-up.
+it isn't kept, and requests that differ in their last message only leave nothing behind.
 """
 
 import sys
-from array import array
 from collections.abc import Sequence
 
 from octavo_engine.text.tokenizer import Tokenizer
 
 from octavo_server.router.prompts.chain import Node, extended, root_node
-from octavo_server.router.prompts.split_points import MIN_CHARS, SafeSplitter
+from octavo_server.router.prompts.split_points import SafeSplitter
 from octavo_server.router.prompts.two_queue_cache import TwoQueueCache
 
 #: Of a node, per block that it completes.
@@ -27,9 +25,6 @@ MAX_NEW_PARTS = 8
 #: The tokenizer lets other threads run while it works, but not while its results are taken over.
 BATCH_PIECES = 256
 
-#: Where the last piece in it ends, what the pieces lead to, and the hashes of its blocks.
-Opening = tuple[int, Node, Sequence[int]]
-
 
 class PromptHashCache:
     def __init__(self, tokenizer: Tokenizer, cuts: SafeSplitter, *, block_size: int, max_bytes: int) -> None:
@@ -38,29 +33,25 @@ class PromptHashCache:
         self._block_size = block_size
         self._nodes: TwoQueueCache[tuple[int, str], Node] = TwoQueueCache(max_bytes)
         self._roots: TwoQueueCache[tuple[bytes, bool], Node] = TwoQueueCache(max_bytes // 16)
-        self._openings: TwoQueueCache[tuple[int, str], Opening] = TwoQueueCache(max_bytes // 4)
         self._known_parts: dict[str, list[int]] = {}
         self._frame = _frame_of(tokenizer)
 
     @property
     def num_bytes(self) -> int:
-        return self._nodes.num_bytes + self._openings.num_bytes
+        return self._nodes.num_bytes
 
-    def hashes(
-        self, root: bytes, text: str, *, add_special_tokens: bool, opening_chars: int = 0
-    ) -> tuple[Sequence[int], int]:
-        """The short hashes of the full blocks, and the number of tokens. `opening_chars`: of `text`, that others are
-        likely to begin with."""
+    def hashes(self, root: bytes, text: str, *, add_special_tokens: bool) -> tuple[Sequence[int], int]:
+        """The short hashes of the full blocks, and the number of tokens."""
         hashes: list[int] = []
         if not add_special_tokens:
-            node = self._begin(self._root(root), text, hashes, opening_chars)
+            node = self._follow(self._root(root), self._cuts.split(text), hashes)
         elif self._frame is None:
             node = self._step(self._root(root), self._tokenizer.encode(text), hashes)
         else:
             before, after = self._frame
             node = self._root(root, before)
             hashes += node.hashes
-            node = self._begin(node, text, hashes, opening_chars)
+            node = self._follow(node, self._cuts.split(text), hashes)
             node = self._step(node, after, hashes) if after else node
         return hashes, node.num_tokens
 
@@ -80,29 +71,8 @@ class PromptHashCache:
             self._roots.put(key, node, len(root))
         return node
 
-    def _begin(self, node: Node, text: str, hashes: list[int], opening_chars: int) -> Node:
-        if opening_chars < MIN_CHARS:
-            return self._follow(node, self._cuts.split(text), hashes)
-        key = (node.id, text[:opening_chars])
-        known = self._openings.get(key)
-        if known is not None:
-            end, node, before = known
-            hashes += before
-            return self._follow(node, self._cuts.split(text[end:]), hashes)
-        pieces, end, num_pieces, num_before = self._cuts.split(text), 0, 0, len(hashes)
-        for piece in pieces:
-            if end + len(piece) + self._cuts.reach > opening_chars:  # a longer text may be cut elsewhere
-                break
-            end += len(piece)
-            num_pieces += 1
-        node = self._follow(node, pieces[:num_pieces], hashes, is_whole=False)
-        if num_pieces:
-            of_opening = array("Q", hashes[num_before:])
-            self._openings.put(key, (end, node, of_opening), sys.getsizeof(key[1]) + BLOCK_BYTES * len(of_opening))
-        return self._follow(node, pieces[num_pieces:], hashes)
-
-    def _follow(self, node: Node, pieces: list[str], hashes: list[int], *, is_whole: bool = True) -> Node:
-        """`is_whole`: the last piece ends where the text does."""
+    def _follow(self, node: Node, pieces: list[str], hashes: list[int]) -> Node:
+        """The last piece ends where the text does, so it is not kept."""
         num_known = 0
         for piece in pieces:
             known = self._nodes.get((node.id, piece))
@@ -115,7 +85,7 @@ class PromptHashCache:
         steps = extended(node, self._token_ids(new), self._block_size) if new else []
         for piece, parent, child in zip(new, (node, *steps), steps, strict=False):
             hashes += child.hashes
-            if child is not steps[-1] or not is_whole:
+            if child is not steps[-1]:
                 self._nodes.put((parent.id, piece), child, sys.getsizeof(piece) + BLOCK_BYTES * len(child.hashes))
         return steps[-1] if steps else node
 

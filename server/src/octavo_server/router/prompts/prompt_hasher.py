@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from jinja2 import nodes
+from octavo_engine.text.sandbox import template_environment
 from octavo_engine.text.template import ChatTemplate
 from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.errors import InvalidRequest, OctavoError
@@ -19,16 +21,14 @@ from octavo_server.config import RequestLimits
 from octavo_server.kv.card import ModelCard
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.limits import check_counts
-from octavo_server.openai.rendering import RenderOptions, render_conversation
+from octavo_server.openai.rendering import RenderOptions, render_conversation, render_options
 from octavo_server.openai.request_parser import validate_request
 from octavo_server.openai.responses import ResponsesRequest
-from octavo_server.router.prompts.chat_fields import ChatFields, spoken
+from octavo_server.router.prompts.chat_fields import ChatFields
 from octavo_server.router.prompts.estimate import Kind, affinity_of, estimate, num_outputs, output_limit
 from octavo_server.router.prompts.hash_chain import PromptHashCache
 from octavo_server.router.prompts.prompt import Prompt
 from octavo_server.router.prompts.split_points import SafeSplitter
-from octavo_server.router.prompts.template_cache import TemplateCache
-from octavo_server.router.prompts.template_taint import is_nondeterministic
 
 DEFAULT_LIMITS = RequestLimits()
 MAX_BYTES = 64 * 1024 * 1024
@@ -52,7 +52,6 @@ class PromptHasher:
         self._max_chars = card.max_model_len * MAX_CHARS_PER_TOKEN
         self._fields = ChatFields(max_bytes=max_bytes // 16)
         self._is_nondeterministic = template is not None and is_nondeterministic(template.source)
-        self._skeletons = TemplateCache(template, max_bytes=max_bytes // 16)
         cuts = SafeSplitter.of(card.tokenizer, _with_special_tokens(card, template))
         self._chains = PromptHashCache(tokenizer, cuts, block_size=card.block_size, max_bytes=max_bytes)
 
@@ -99,33 +98,36 @@ class PromptHasher:
             return self._completion(body, root)
         if kind == "responses":
             asked = validate_request(dict(body), ResponsesRequest).as_chat()
-            return [self._chat(asked.conversation(), *self._fields.options_of(asked), root)]
-        return [self._chat(body.get("messages"), *self._fields.options(body), root)]
+            return [self._chat(asked.conversation(), render_options(asked), root)]
+        return [self._chat(body.get("messages"), self._fields.options(body), root)]
 
-    def _chat(self, messages: object, options_key: bytes, options: RenderOptions, root: bytes) -> Blocks:
+    def _chat(self, messages: object, options: RenderOptions, root: bytes) -> Blocks:
         if self._is_nondeterministic:
-            raise InvalidRequest("The chat template draws lots.", param="messages")
-        filled, said = None, spoken(messages)
-        if said is not None:
-            filled = self._skeletons.text(*said, options=options, options_key=options_key)
-        if filled is None:
-            filled = render_conversation(self._template, self._fields.conversation(messages), options), 0
-        return self._text(*filled, root, add_special_tokens=options.add_special_tokens)
+            raise InvalidRequest("The chat template gives another text each time.", param="messages")
+        text = render_conversation(self._template, self._fields.conversation(messages), options)
+        return self._text(text, root, add_special_tokens=options.add_special_tokens)
 
     def _completion(self, body: Mapping[str, Any], root: bytes) -> list[Blocks]:
         asked = CompletionRequest.model_validate({name: body.get(name) for name in ("prompt", "add_special_tokens")})
         special = True if asked.add_special_tokens is None else asked.add_special_tokens
         return [
-            self._text(prompt, 0, root, add_special_tokens=special)
+            self._text(prompt, root, add_special_tokens=special)
             if isinstance(prompt, str)
             else self._chains.hashes_of_ids(root, prompt)
             for prompt in asked.prompts()
         ]
 
-    def _text(self, text: str, opening_chars: int, root: bytes, *, add_special_tokens: bool) -> Blocks:
+    def _text(self, text: str, root: bytes, *, add_special_tokens: bool) -> Blocks:
         if len(text) > self._max_chars:
             raise InvalidRequest(f"{len(text)} characters don't fit the context.", param="prompt")
-        return self._chains.hashes(root, text, add_special_tokens=add_special_tokens, opening_chars=opening_chars)
+        return self._chains.hashes(root, text, add_special_tokens=add_special_tokens)
+
+
+def is_nondeterministic(template_source: str) -> bool:
+    """Whether a chat template gives another text each time: then no two of its prompts are the same."""
+    tree = template_environment().parse(template_source)
+    filters, names = tree.find_all(nodes.Filter), tree.find_all(nodes.Name)
+    return any(node.name == "random" for node in filters) or any(node.name == "lipsum" for node in names)
 
 
 def _with_special_tokens(card: ModelCard, template: ChatTemplate | None) -> str:
