@@ -24,7 +24,7 @@ PHRASES = {
         f"after {FOLLOW.missed_heartbeats} missed heartbeats ({SILENCE_S:g} s) nothing that it told is believed",
         f"After {FOLLOW.max_misses} misses in a row ({FOLLOW.answer_timeout_s:g} s each) it is sent nothing",
         f"a miss is no answer in {FOLLOW.answer_timeout_s:g} s, or a 5xx",
-        f"error event (504) when they have been silent for {app.LOST_STREAM_S:g} s",
+        f"error event (504) when they have been silent for {app.DEAD_STREAM_S:g} s",
         f"or hasn't answered for {model_names.MAX_AWAY_S:g} s",
         f"or some have for {fleet.FEW_S:g} s",
         f"at the next frame: a heartbeat at the latest, {publisher.HEARTBEAT_S:g} s",
