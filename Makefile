@@ -3,7 +3,8 @@
 #   PYTHON       the interpreter that makes .venv (3.11 or newer)
 #   TORCH_INDEX  a package index to take torch from; TORCH_SPEC  a requirement or wheel, as pip takes it (see tools/install_torch.py)
 #   MODEL PORT REPLICAS ARGS   what `make up` and `make serve` pass on        TESTS ARGS   what `make test` and `make e2e` pass on        PEERS   see docs/benchmarks.md
-#   JOBS         how many processes `make test` spreads the test files over
+#   JOBS         number of processes that `make test` spreads the test files over. Default: one per CPU core. JOBS=1 for what needs
+#                a single process: ARGS=-s, ARGS=--pdb, ARGS=--update-conformance, ARGS=--update-golden
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -14,7 +15,7 @@ REPLICAS ?= 2
 TESTS ?= tests
 PEERS ?=
 ARGS ?=
-JOBS ?= 1
+JOBS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -44,7 +45,7 @@ serve: $(VENV)/.run ## one engine on PORT behind the same OpenAI-compatible API;
 images: ## build octavo/engine, octavo/router and octavo/operator for the cluster (settings: images/build)
 	images/build
 
-test: $(VENV)/.dev ## run the tests; fewer: TESTS=tests/unit ARGS='-x -k name'; sooner: JOBS=2
+test: $(VENV)/.dev ## run the tests; fewer: TESTS=tests/unit ARGS='-x -k name'; one process: JOBS=1
 	$(BIN)/python -m pytest -ra $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile) $(TESTS) $(ARGS)
 
 e2e: $(VENV)/.dev ## run the tests of a whole cluster, from nothing: images, chart, examples (e2e/README.md); fewer: ARGS='-k name'

@@ -14,7 +14,7 @@ from octavo_testing.conformance import (
     stated_rows,
 )
 
-REMEDY = "run: make test TESTS=tests/conformance ARGS=--update-conformance"
+REMEDY = "run: make test JOBS=1 TESTS=tests/conformance ARGS=--update-conformance"
 
 
 def test_the_document_states_what_the_tests_check(request):

@@ -1,6 +1,7 @@
 """Requests that no client should send, at every endpoint: no 5xx, no hang, no block lost, no growth.
 
-Short by default; `make test TESTS=tests/fuzz ARGS='--fuzz-requests 10000 -s'` is the long run and prints its figures.
+Short by default; `make test JOBS=1 TESTS=tests/fuzz ARGS='--fuzz-requests 10000 -s'` is the long run and prints
+its figures.
 """
 
 import asyncio

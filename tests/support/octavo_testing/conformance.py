@@ -39,9 +39,9 @@ INTRODUCTION = """\
 # Conformance
 
 What clients written for OpenAI's API and for vLLM rely on, as checked with Octavo {version}. Written by
-`make test TESTS=tests/conformance ARGS=--update-conformance` from the tests in `tests/conformance`; don't edit it.
-Where Octavo differs on purpose, the row says so. SmolLM2-135M and the tiny model (random weights) run in a real
-`octavo serve` process; the scripted engine stands behind the same server where a test has to choose the tokens.
+`make test JOBS=1 TESTS=tests/conformance ARGS=--update-conformance` from the tests in `tests/conformance`;
+don't edit it. Where Octavo differs on purpose, the row says so. SmolLM2-135M and the tiny model (random weights) run in
+a real `octavo serve` process; the scripted engine stands behind the same server where a test has to choose the tokens.
 """
 
 
