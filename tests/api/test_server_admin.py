@@ -63,7 +63,8 @@ async def test_server_info_has_settings_and_no_secret(served):
 
 
 async def test_keys_guard_them(tmp_path):
-    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=("secret",)) as other:
+    (tmp_path / "keys").write_text("admin: secret\n")
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_key_files=(tmp_path / "keys",)) as other:
         for method, path in (("GET", "/debug/requests"), ("POST", "/reset_prefix_cache"), ("GET", "/server_info")):
             assert (await other.http.request(method, path)).status_code == 401
             headers = {"Authorization": "Bearer secret"}
