@@ -21,7 +21,7 @@ from octavo_server.config import HttpSettings
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.responses import InFlight
 from octavo_server.http.server import DrainingServer
-from octavo_server.router.upstream.headers import NOT_SENT_ON, Headers, answer_headers, request_head
+from octavo_server.router.upstream.headers import NOT_FORWARDED, Headers, request_head, response_headers
 from octavo_server.router.upstream.pool import ConnectionPools
 from router_latency import CONNECTIONS, Reading, free_ports, running, write_nginx, wrk
 from table import Samples, print_table, save_json
@@ -35,16 +35,16 @@ class EchoProxy:
     """Forwards a body to one replica. Both servers share it."""
 
     def __init__(self, upstream_url: str) -> None:
-        self._pool = ConnectionPools(connect_timeout_s=2.0).origin(upstream_url)
+        self._pool = ConnectionPools(connect_timeout_s=2.0).pool(upstream_url)
 
     async def forward(self, target: bytes, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
         json.loads(body)
-        head = request_head(target, headers, self._pool.host, len(body), without=NOT_SENT_ON, more=b"")
-        request = head + body
-        response = await self._pool.fetch(request, LIMIT_S, self._pool.begin(request, LIMIT_S))
-        await response.gathered()
-        answer = response.take()
-        return response.status, answer_headers(response.headers, whole_bytes=len(answer)), answer
+        head = request_head(target, headers, self._pool.host, len(body), without=NOT_FORWARDED, extra=b"")
+        response = await self._pool.send(head + body, LIMIT_S)
+        await response.wait_complete()
+        answer = response.take_chunks()
+        found = response_headers(response.status, response.headers, whole_bytes=len(answer), keeps_own=False)
+        return response.status, found, answer
 
 
 async def serve_asgi(proxy: EchoProxy, port: int) -> None:
