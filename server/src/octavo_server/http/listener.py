@@ -1,4 +1,4 @@
-"""The socket that a server listens on, taken before anything slow is started, and file descriptors for its clients."""
+"""Sockets: the one that a server listens on, file descriptors for its clients, and keep-alive probes."""
 
 import resource
 import socket
@@ -7,6 +7,7 @@ from octavo_engine.wire.errors import StartupError
 
 ALL_ADDRESSES = "0.0.0.0"
 MAX_OPEN_FILES = 65536
+KEEPALIVE_PROBES = 4
 
 
 def allow_many_connections() -> None:
@@ -34,3 +35,12 @@ def bind(host: str | None, port: int, *, shared: bool = False, flag: str = "--po
 
 def cannot_listen(host: str | None, port: int, error: Exception, *, flag: str = "--port") -> StartupError:
     return StartupError(f"cannot listen on {host or ALL_ADDRESSES}:{port}: {error}. Choose another with {flag}.")
+
+
+def detect_dead_peer(sock: socket.socket, *, idle_s: int, interval_s: int) -> None:
+    """Break the connection when a peer that vanished without a word answers no TCP keep-alive probe."""
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)

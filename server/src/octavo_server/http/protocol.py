@@ -12,7 +12,6 @@
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -21,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from octavo_server.http.cork import Cork
+from octavo_server.http.listener import detect_dead_peer
 from octavo_server.http.request_framing import RequestFraming
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,6 @@ CONNECTION = "connection"
 BODY_GRACE_S = 5.0
 #: A reader that takes less than this in the whole timeout doesn't read.
 MIN_PROGRESS_BYTES = 16 * 1024
-KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 60, 15, 4
 
 
 class TimeoutProtocol(RequestFraming):
@@ -48,7 +47,7 @@ class TimeoutProtocol(RequestFraming):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, Cork(transport, self.loop)))
-        _keep_alive(transport.get_extra_info("socket"))
+        detect_dead_peer(transport.get_extra_info("socket"), idle_s=60, interval_s=15)
         self._expect(self.timeout_keep_alive)
 
     def data_received(self, data: bytes) -> None:
@@ -159,11 +158,3 @@ async def _answer_unchunked(
         await send(message)
 
     await app(scope, receive, send_unchunked)
-
-
-def _keep_alive(sock: socket.socket) -> None:
-    if sock.family in (socket.AF_INET, socket.AF_INET6):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)

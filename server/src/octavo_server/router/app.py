@@ -149,6 +149,8 @@ class Router:
         app.state.service = routes.ServiceContext(
             fleet=self.fleet,
             lifecycle=self.lifecycle,
+            balancer=self.balancer,
+            max_hold_s=self.settings.forward.max_hold_s,
             group=self.group,
             created=int(time.time()),
         )

@@ -17,6 +17,7 @@ from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.json_responses import json_reply
 from octavo_server.openai.errors import NotStored
 from octavo_server.openai.models import ModelCard, ModelList, permission
+from octavo_server.router.balance.balancer import Balancer
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.proxy.handler import KINDS, OTHERS
 from octavo_server.router.worker_group import WorkerGroup
@@ -28,7 +29,9 @@ router = APIRouter()
 class ServiceContext:
     fleet: Fleet
     lifecycle: Lifecycle
+    balancer: Balancer
     group: WorkerGroup
+    max_hold_s: float
     created: int
 
 
@@ -69,7 +72,9 @@ async def load(request: Request) -> Response:
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
+    """While the first replicas load, the answer waits for them, as a request for a model does."""
     context = _context(request)
+    await context.balancer.wait_resolved(None, hold_s=context.max_hold_s)
     return json_reply(ModelList([_card(context, name) for name in context.fleet.models()]))
 
 

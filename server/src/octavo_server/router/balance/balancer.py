@@ -105,7 +105,9 @@ class Balancer:
             case Known(name):
                 return name
             case Ambiguous(names):
-                raise MalformedRequest(f"`model` is missing; the models are {', '.join(names)}.", param="model")
+                raise MalformedRequest(
+                    f"`model` is missing, or the body is no valid JSON: name one of {', '.join(names)}.", param="model"
+                )
         raise ModelNotFound(model or "")
 
     def has_other(self, model: str, exclude: "Collection[Replica]") -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import httptools
 
+from octavo_server.http.listener import detect_dead_peer
 from octavo_server.openai.errors import ReplicaLost
 from octavo_server.router.upstream.headers import Headers, value_of
 
@@ -176,6 +177,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            detect_dead_peer(sock, idle_s=15, interval_s=5)
 
     def data_received(self, data: bytes) -> None:
         response = self.response
