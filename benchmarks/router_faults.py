@@ -22,7 +22,7 @@ import support_path  # noqa: F401  (makes octavo_testing importable)
 import uvloop
 from fake_fleets import FakeFleet, fake_fleet
 from octavo_server.router.balance.picker import Picker
-from octavo_server.router.fleet.discovery.static import StaticDiscovery
+from octavo_server.router.fleet.endpoint import StaticDiscovery
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_server.router.fleet.prefix_index import DEVICE, PrefixIndex

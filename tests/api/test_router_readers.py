@@ -4,7 +4,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from octavo_server.kv.card import model_card, write_card
-from octavo_server.router.fleet.discovery.static import StaticDiscovery
+from octavo_server.router.fleet.endpoint import StaticDiscovery
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_server.router.fleet.prefix_index import PrefixIndex

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from octavo_server.router.fleet.discovery.static import StaticDiscovery
+from octavo_server.router.fleet.endpoint import StaticDiscovery
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_server.router.fleet.prefix_index import PrefixIndex

@@ -7,9 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-from octavo_server.router.app import Router
-from octavo_server.router.fleet.discovery.static import StaticDiscovery
-from octavo_server.router.server import RouterServer
+from octavo_server.router.app import Router, RouterServer
+from octavo_server.router.fleet.endpoint import StaticDiscovery
 from octavo_server.router.settings import ForwardLimits, RouterSettings
 from openai import AsyncOpenAI
 

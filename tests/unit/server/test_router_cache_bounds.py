@@ -3,9 +3,9 @@
 import tracemalloc
 
 import pytest
-from octavo_server.router.prompts import estimate as estimate_module
+from octavo_server.router.prompts import prompt as estimate_module
 from octavo_server.router.prompts.chat_fields import ChatFields
-from octavo_server.router.prompts.estimate import estimate
+from octavo_server.router.prompts.prompt import estimate
 
 MIB = 2**20
 

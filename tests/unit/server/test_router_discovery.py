@@ -10,8 +10,7 @@ from octavo_server.cli.discovery import discovery_of
 from octavo_server.cli.discovery_flags import add_discovery_flags
 from octavo_server.router.fleet.discovery.dns import DnsDiscovery
 from octavo_server.router.fleet.discovery.kubernetes import KubernetesDiscovery
-from octavo_server.router.fleet.discovery.static import StaticDiscovery
-from octavo_server.router.fleet.endpoint import Endpoint
+from octavo_server.router.fleet.endpoint import Endpoint, StaticDiscovery
 
 
 class Resolver:

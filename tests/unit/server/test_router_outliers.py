@@ -2,7 +2,7 @@
 
 import pytest
 from octavo_server.router.balance.outliers import EJECTED_S, OutlierDetector
-from octavo_server.router.balance.retry_budget import MAX_RETRIES, REQUESTS_PER_RETRY, RetryBudget
+from octavo_server.router.proxy.retries import MAX_RETRIES, REQUESTS_PER_RETRY, RetryBudget
 
 PEERS = ["a", "b", "c", "d"]
 

@@ -9,7 +9,7 @@ from octavo_engine.text.template import ChatTemplate
 from octavo_engine.wire.hashing import block_hashes, root_hash
 from octavo_server.kv.card import ModelCard
 from octavo_server.openai.rendering import RenderOptions, render_conversation
-from octavo_server.router.prompts.estimate import estimate
+from octavo_server.router.prompts.prompt import estimate
 from octavo_server.router.prompts.prompt_hasher import PromptHasher, is_nondeterministic
 from octavo_testing.chat_shapes import SPECIAL, TEMPLATES, TOKENIZERS
 

@@ -6,8 +6,7 @@ from octavo_engine.wire.errors import StartupError
 
 from octavo_server.router.fleet.discovery.dns import DnsDiscovery
 from octavo_server.router.fleet.discovery.kubernetes import ClusterAccess, KubernetesDiscovery
-from octavo_server.router.fleet.discovery.static import StaticDiscovery
-from octavo_server.router.fleet.endpoint import Discovery
+from octavo_server.router.fleet.endpoint import Discovery, StaticDiscovery
 
 WAYS = ("--replica", "--service", "--kubernetes")
 

@@ -23,11 +23,10 @@ from octavo_server.cli.observe_flags import route_tracer_of
 from octavo_server.cli.route_flags import settings_of
 from octavo_server.cli.route_workers import Place, Supervisor, take_place, worker_command
 from octavo_server.http.listener import allow_many_connections, bind, cannot_listen
-from octavo_server.router.app import Router
+from octavo_server.router.app import Router, RouterServer
 from octavo_server.router.fleet.endpoint import Discovery
-from octavo_server.router.server import RouterServer
+from octavo_server.router.observe.workers import WorkerGroup
 from octavo_server.router.settings import RouterSettings
-from octavo_server.router.worker_group import WorkerGroup
 
 logger = logging.getLogger("octavo")
 

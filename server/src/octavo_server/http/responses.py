@@ -14,7 +14,6 @@ from octavo_engine.wire.errors import Unavailable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo_server.http.disconnect import run_until_disconnect
 from octavo_server.http.in_flight import InFlight
 from octavo_server.json_responses import JSON_TYPE, send_error
 from octavo_server.openai import sse
@@ -140,3 +139,20 @@ def log_failure(error: Exception, request_id: str) -> None:
 
 def _length(body: bytes) -> tuple[bytes, bytes]:
     return b"content-length", str(len(body)).encode()
+
+
+async def run_until_disconnect(work: "asyncio.Task[None]", receive: Receive) -> bool:
+    """True if the work has ended, False if the client left first and the work was cancelled. Raises nothing of it."""
+    client = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait({work, client}, return_when=asyncio.FIRST_COMPLETED)
+        return work.done()
+    finally:
+        work.cancel()
+        client.cancel()
+        await asyncio.gather(work, client, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

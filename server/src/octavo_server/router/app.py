@@ -1,6 +1,7 @@
 """`Router`: the composition of one worker. `ProxyHandler` takes requests for replicas, FastAPI the router's own."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.request_id import RequestIdMiddleware
 from octavo_server.http.request_threads import RequestThreads
 from octavo_server.http.router_secret import OutgoingSecret
+from octavo_server.http.server import DrainingServer
 from octavo_server.json_responses import error_reply
 from octavo_server.openai.errors import ReplicaLost
 from octavo_server.router import routes
@@ -33,13 +35,14 @@ from octavo_server.router.fleet.replica import Replica
 from octavo_server.router.observe.report import Reporter, Waiting
 from octavo_server.router.observe.request_observer import RouterTelemetry
 from octavo_server.router.observe.state_stream import StateFeed
-from octavo_server.router.observe.workers import Workers
+from octavo_server.router.observe.workers import WorkerGroup, Workers
 from octavo_server.router.prompts.prompt_hashers import PromptHashers
 from octavo_server.router.prompts.prompt_source import PromptSource
-from octavo_server.router.proxy.handler import KINDS, OTHERS, ProxyHandler
+from octavo_server.router.proxy.handler import ProxyHandler
+from octavo_server.router.proxy.request import KINDS, OTHERS
+from octavo_server.router.proxy.retries import RetryBudget
 from octavo_server.router.settings import RouterSettings
 from octavo_server.router.upstream.pool import ConnectionPools
-from octavo_server.router.worker_group import WorkerGroup
 from octavo_server.supervise import cancel_tasks, supervised
 
 if TYPE_CHECKING:
@@ -130,6 +133,7 @@ class Router:
             access=access,
             cors=CorsPolicy.of(self.settings),
             secret=self._secret,
+            retry_budget=RetryBudget(),
             budget=BodyBudget(self.settings.max_body_memory_bytes),
         )
 
@@ -196,3 +200,22 @@ class Router:
 
 async def _answer_error(_: Request, error: Exception) -> Response:
     return error_reply(error)
+
+
+class RouterServer(DrainingServer):
+    def __init__(self, router: Router) -> None:
+        self._feed = router.feed
+        super().__init__(
+            router,
+            router.settings,
+            router.lifecycle,
+            on_refused_head=lambda _: router.telemetry.metrics.ended(
+                model="", code=431, reason="refused", duration_s=0.0
+            ),
+            interface="asgi3",
+            proxy_headers=False,
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._feed.close("the router is shutting down")
+        await super().shutdown(sockets)

@@ -19,8 +19,8 @@ from octavo_server.openai.errors import NotStored
 from octavo_server.openai.models import ModelCard, ModelList, permission
 from octavo_server.router.balance.balancer import Balancer
 from octavo_server.router.fleet.fleet import Fleet
-from octavo_server.router.proxy.handler import KINDS, OTHERS
-from octavo_server.router.worker_group import WorkerGroup
+from octavo_server.router.observe.workers import WorkerGroup
+from octavo_server.router.proxy.request import KINDS, OTHERS
 
 router = APIRouter()
 

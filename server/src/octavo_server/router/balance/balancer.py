@@ -1,4 +1,4 @@
-"""`Balancer`: hands out leases on replicas. Owns queue, circuit breakers, ejection, choice and retry budget.
+"""`Balancer`: hands out leases on replicas. Owns queue, circuit breakers, ejection and choice.
 
 `acquire` is the one way to a replica: it waits in the queue, chooses, counts the request in flight, and releases all of
 it when its block ends.
@@ -16,7 +16,6 @@ from octavo_engine.wire.errors import ModelNotFound
 from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout
 from octavo_server.router.balance.breaker import Breakers, BreakerState
 from octavo_server.router.balance.outliers import OutlierDetector
-from octavo_server.router.balance.retry_budget import RetryBudget
 from octavo_server.router.fleet.model_names import Ambiguous, Known, Pending
 from octavo_server.router.upstream.connection import StaleConnection
 
@@ -47,7 +46,6 @@ class Balancer:
         limits: "ForwardLimits",
     ) -> None:
         self.queue = queue
-        self.retries = RetryBudget()
         self.breakers = Breakers(
             max_failures=limits.breaker_failures, open_s=limits.breaker_open_s, clock=time.monotonic
         )

@@ -100,7 +100,7 @@ class Lease:
         if self._has_begun or self._has_ended:
             return
         self._has_begun = True
-        self._record_answered()
+        self.replica.activity.answered(self._pending_id)
         if is_error:
             self._end_prediction()
 
@@ -116,12 +116,9 @@ class Lease:
         elif outcome == "failed":
             self._failed_load.add(load, self._compute_tokens, self._clock())
         if not self._has_begun:
-            self._record_answered()
+            self.replica.activity.answered(self._pending_id)
             if outcome != "ok":
                 self._end_prediction()
-
-    def _record_answered(self) -> None:
-        self.replica.activity.answered(self._pending_id)
 
     def _end_prediction(self) -> None:
         if self._prediction is not None:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
+from octavo_server.router.fleet.local_load import Predicted
 from octavo_server.router.fleet.prefix_index import PREDICTED, PrefixIndex, Slot
 
 if TYPE_CHECKING:
@@ -25,22 +26,6 @@ if TYPE_CHECKING:
 
 
 MAX_BLOCKS = 250_000  # some 30 MB
-
-
-class Predicted:
-    """All that is predicted of one copy of a replica's blocks: the one that its stream feeds (`blocks`), or our own."""
-
-    __slots__ = ("blocks", "is_over", "repeated", "slot")
-
-    def __init__(self, slot: Slot, blocks: "BlockMirror | None") -> None:
-        self.slot = slot
-        self.blocks = blocks
-        self.repeated: dict[int, int] = {}  # hash -> by how many requests after the first
-        self.is_over = False  # the slot was given up, and may be another replica's by now
-
-    @property
-    def is_believed(self) -> bool:
-        return not self.is_over if self.blocks is None else self.blocks.state != "broken"
 
 
 class Prediction:

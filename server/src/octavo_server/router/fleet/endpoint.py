@@ -1,8 +1,15 @@
 """`Endpoint`: the address of a replica as discovery reports it, and the protocol of a discovery."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
+from urllib.parse import urlsplit
+
+from octavo_engine.wire.errors import StartupError
+
+#: How far a router knows the replica at an endpoint; replica.py describes the states.
+State = Literal["connecting", "loading", "exact", "blind", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +29,32 @@ class Discovery(Protocol):
     def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
         """Yield all endpoints at first and after each change. Errors are retried inside; only closing it ends it."""
         ...
+
+
+class StaticDiscovery:
+    """A list that never changes: `--replica URL...`. Raises StartupError for a text that is no URL of a replica."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._endpoints = frozenset(endpoint_of(url) for url in urls)
+        if len(self._endpoints) != len(urls):
+            raise StartupError(
+                "--replica: a replica is named twice; its requests would be counted twice. Give each URL once."
+            )
+
+    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
+        yield self._endpoints
+        await asyncio.Event().wait()
+
+
+def endpoint_of(url: str) -> Endpoint:
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port is not None  # raises ValueError for what is no port
+    except ValueError as error:
+        raise StartupError(f"--replica {url}: {error}.") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+        raise StartupError(f"--replica {url}: expected http://HOST:PORT, without a path or a query.")
+    if "@" in parts.netloc:
+        raise StartupError("--replica: a password in the address would be seen in logs: give the key by --replica-key.")
+    name = parts.netloc if has_port else f"{parts.netloc}:{443 if parts.scheme == 'https' else 80}"
+    return Endpoint(f"{parts.scheme}://{parts.netloc}", name)

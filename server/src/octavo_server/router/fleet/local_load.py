@@ -15,7 +15,8 @@ from octavo_server.router.fleet.step_time_model import StepTimeModel
 
 if TYPE_CHECKING:
     from octavo_server.kv.frames import Load
-    from octavo_server.router.balance.predictions import Predicted
+    from octavo_server.router.fleet.block_mirror import BlockMirror
+    from octavo_server.router.fleet.prefix_index import Slot
 
 LATELY_HALF_LIFE_S = 60.0
 WORTH_HALF_LIFE_S = 600.0
@@ -38,6 +39,22 @@ class DecayingSum:
 
     def at(self, now: float) -> float:
         return self._value * math.exp(self._rate * (self._at - now)) if self._value else 0.0
+
+
+class Predicted:
+    """All that is predicted of one copy of a replica's blocks: the one that its stream feeds (`blocks`), or our own."""
+
+    __slots__ = ("blocks", "is_over", "repeated", "slot")
+
+    def __init__(self, slot: "Slot", blocks: "BlockMirror | None") -> None:
+        self.slot = slot
+        self.blocks = blocks
+        self.repeated: dict[int, int] = {}  # hash -> by how many requests after the first
+        self.is_over = False  # the slot was given up, and may be another replica's by now
+
+    @property
+    def is_believed(self) -> bool:
+        return not self.is_over if self.blocks is None else self.blocks.state != "broken"
 
 
 class LocalLoad:

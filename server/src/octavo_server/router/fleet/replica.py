@@ -9,14 +9,11 @@ answers) and the router has asked how its prompts are read. In the same epoch it
 """
 
 from collections.abc import Mapping
-from typing import Literal
 
 from octavo_server.kv.frames import Hello, Load
 from octavo_server.router.fleet.block_mirror import BlockMirror
-from octavo_server.router.fleet.endpoint import Endpoint
+from octavo_server.router.fleet.endpoint import Endpoint, State
 from octavo_server.router.fleet.local_load import LocalLoad
-
-State = Literal["connecting", "loading", "exact", "blind", "gone"]
 
 #: The reason of a replica that was never reached so far.
 NEW = "it is new"

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import aiohttp
 
+from octavo_server.router.fleet.endpoint import State
 from octavo_server.router.fleet.health_check import ConnectionLost
-from octavo_server.router.fleet.replica import NEW, Replica, State
+from octavo_server.router.fleet.replica import NEW, Replica
 
 logger = logging.getLogger(__name__)
 

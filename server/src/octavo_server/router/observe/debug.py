@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo_server.router.observe.metrics.gauges import IndexInfo
-from octavo_server.router.observe.state import ReplicaState
+from octavo_server.router.observe.state import IndexInfo, ReplicaState
 
 if TYPE_CHECKING:
     from octavo_server.router.balance.decision import CandidateCost

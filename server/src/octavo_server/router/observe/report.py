@@ -1,5 +1,6 @@
 """`Report`: state, metrics and decisions of one worker, as it sends them to the worker that answers a request."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -10,9 +11,16 @@ from octavo_server.prometheus_text import family_text
 from octavo_server.router.balance.breaker import BreakerState
 from octavo_server.router.observe.debug import DecisionInfo, decision_info
 from octavo_server.router.observe.metrics.catalogue import Observed
-from octavo_server.router.observe.metrics.gauges import IndexInfo, gauges, index_info
-from octavo_server.router.observe.metrics.render import MetricText
-from octavo_server.router.observe.state import RouterState, merged, replica_state, router_state
+from octavo_server.router.observe.metrics.render import Gauges, MetricText
+from octavo_server.router.observe.state import (
+    ORDER,
+    IndexInfo,
+    RouterState,
+    index_info,
+    merged,
+    replica_state,
+    router_state,
+)
 
 if TYPE_CHECKING:
     from octavo_server.router.fleet.prefix_index import PrefixIndex
@@ -156,3 +164,29 @@ _PROCESS: dict[str, tuple[str, str, Callable[[Iterable[float]], float]]] = {
     "process_open_fds": ("gauge", "Open file descriptors.", sum),
     "process_start_time_seconds": ("gauge", "Start, since the epoch.", min),
 }
+
+
+def gauges(state: RouterState, index: IndexInfo) -> Gauges:
+    by_state = Counter(replica.state for replica in state.replicas)
+    followed = [replica for replica in state.replicas if replica.epoch is not None]
+    diverged = sum(replica.state != "exact" for replica in followed)
+    return {
+        "inflight": {(): sum(replica.in_flight for replica in state.replicas)},
+        "queue_size": {(): state.queue},
+        "held_requests": _held(state),
+        "endpoints": {(name,): by_state[name] for name in ORDER if name != "gone"},
+        "endpoints_cut_off": {(): sum(replica.breaker == "open" for replica in state.replicas)},
+        "endpoints_admitted": {(): sum(replica.admitted for replica in state.replicas)},
+        "index_blocks": {(): index.entries},
+        "index_bytes": {(): index.bytes},
+        "index_forgotten_total": {(): index.forgotten},
+        "index_divergence_ratio": {(): diverged / len(followed) if followed else 0.0},
+    }
+
+
+def _held(state: RouterState) -> dict[tuple[str, ...], float]:
+    """Names that no replica reports share the empty label, as clients may send any name."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    for model, waiting in state.held.items():
+        counts[(model if model in state.models else "",)] += waiting
+    return dict(counts)

@@ -11,13 +11,36 @@ import msgspec
 
 from octavo_server.kv.frames import Load
 from octavo_server.router.balance.breaker import BREAKER_STATES, BreakerState
-from octavo_server.router.fleet.replica import State
+from octavo_server.router.fleet.endpoint import State
 
 if TYPE_CHECKING:
+    from octavo_server.router.fleet.prefix_index import PrefixIndex
     from octavo_server.router.fleet.replica import Replica
 
 #: From the worst to the best.
 ORDER: tuple[State, ...] = ("gone", "connecting", "loading", "blind", "exact")
+
+
+#: Measured: a hash and its place in a dictionary, masks being shared (benchmarks/prefix_index.py).
+ENTRY_BYTES = 110
+
+
+class IndexInfo(msgspec.Struct, kw_only=True, frozen=True):
+    """Sizes of the prefix index of one worker, or the sums over all workers."""
+
+    entries: int = 0
+    max_entries: int = 0
+    bytes: int = 0
+    forgotten: int = 0
+
+
+def index_info(index: "PrefixIndex") -> IndexInfo:
+    return IndexInfo(
+        entries=len(index),
+        max_entries=index.max_entries,
+        bytes=len(index) * ENTRY_BYTES,
+        forgotten=index.num_forgotten,
+    )
 
 
 class ModelSize(msgspec.Struct, kw_only=True, frozen=True):

@@ -15,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo_server.http.disconnect import run_until_disconnect
+from octavo_server.http.responses import run_until_disconnect
 from octavo_server.openai import sse
 from octavo_server.router.observe.state import ReplicaState, RouterState
 

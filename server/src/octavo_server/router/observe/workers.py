@@ -10,6 +10,7 @@ import asyncio
 import logging
 import struct
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,32 @@ _LENGTH = struct.Struct("<I")
 _encode = msgspec.msgpack.Encoder().encode
 _ask_decoder = msgspec.msgpack.Decoder(Ask)
 _report_decoder = msgspec.msgpack.Decoder(Report)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGroup:
+    """`folder`: None for a router of one worker."""
+
+    folder: Path | None = None
+    number: int = 0
+
+    def drain(self) -> None:
+        if self.folder is not None:
+            self._mark.touch()
+
+    def resume(self) -> None:
+        if self.folder is not None:
+            self._mark.unlink(missing_ok=True)
+
+    @property
+    def is_draining(self) -> bool | None:
+        """None where there is nobody else to ask."""
+        return None if self.folder is None else self._mark.exists()
+
+    @property
+    def _mark(self) -> Path:
+        assert self.folder is not None
+        return self.folder / "draining"
 
 
 class Workers:

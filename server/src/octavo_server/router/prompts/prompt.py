@@ -1,7 +1,25 @@
-"""What routing needs to know of a request: which blocks its prompt is made of, and how long it is."""
+"""`Prompt`: what routing needs to know of a request's prompt, and `estimate`, which makes one without a tokenizer.
 
-from collections.abc import Sequence
-from typing import NamedTuple
+Bodies come as clients sent them, so no type can be relied on: a field that is not understood counts for nothing, and
+the replica answers with what is wrong.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple
+
+from octavo_server.openai.completion import DEFAULT_MAX_TOKENS
+from octavo_server.openai.fields import INT32_MAX
+
+Kind = Literal["chat", "completion", "responses"]
+
+CHARS_PER_TOKEN = 4
+OPENING_CHARS = 256
+#: Of which it is known where they are drawn to.
+MAX_OPENINGS = 1024
+#: What a template adds to each message, about.
+TOKENS_PER_MESSAGE = 4
 
 
 class Prompt(NamedTuple):  # which is made three times as fast as a frozen dataclass
@@ -19,3 +37,105 @@ class Prompt(NamedTuple):  # which is made three times as fast as a frozen datac
     is_exact: bool = False
     max_tokens: int | None = None  # what the request allows the answer, where it says
     num_outputs: int = 1
+
+
+def estimate(kind: Kind, body: Mapping[str, Any]) -> Prompt:
+    prompts = _prompts(kind, body)
+    num_chars = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    num_ids = sum(len(prompt) for prompt in prompts if isinstance(prompt, list))
+    framing = 0 if kind == "completion" else len(prompts) * TOKENS_PER_MESSAGE
+    return Prompt(
+        num_tokens=max(num_chars // CHARS_PER_TOKEN + num_ids + framing, 1),
+        affinity=affinity_of(kind, body),
+        max_tokens=output_limit(kind, body),
+        num_outputs=num_outputs(body) * (max(len(prompts), 1) if kind == "completion" else 1),
+    )
+
+
+def affinity_of(kind: Kind, body: Mapping[str, Any]) -> int:
+    """Of the first characters, up to the first user message's end: the same in every turn of a conversation."""
+    opening = [_short_salt(body.get("cache_salt"))]
+    room = OPENING_CHARS
+    for text in _opening(kind, body):
+        opening.append(text[:room])
+        room -= len(text)
+        if room <= 0:
+            break
+    return _drawn("\n".join(opening))
+
+
+def _short_salt(salt: object) -> str:
+    """Openings are keys of a cache that counts its entries, so that they have to be short."""
+    if not isinstance(salt, str):
+        return ""
+    return salt if len(salt) <= OPENING_CHARS else _digest(salt).hex()
+
+
+@lru_cache(MAX_OPENINGS)
+def _drawn(opening: str) -> int:
+    return int.from_bytes(_digest(opening)[:8], "little")
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=32).digest()
+
+
+def output_limit(kind: Kind, body: Mapping[str, Any]) -> int | None:
+    names = {"chat": ("max_completion_tokens", "max_tokens"), "responses": ("max_output_tokens",)}
+    for name in names.get(kind, ("max_tokens",)):
+        if isinstance(limit := body.get(name), int):
+            return max(0, min(limit, INT32_MAX))
+    return DEFAULT_MAX_TOKENS if kind == "completion" else None
+
+
+def num_outputs(body: Mapping[str, Any]) -> int:
+    n = body.get("n")
+    return max(1, min(n, INT32_MAX)) if isinstance(n, int) else 1
+
+
+def _opening(kind: Kind, body: Mapping[str, Any]) -> list[str]:
+    if kind == "completion":
+        first = _prompts(kind, body)[:1]
+        return [prompt if isinstance(prompt, str) else " ".join(map(str, prompt[:OPENING_CHARS])) for prompt in first]
+    texts = [body["instructions"]] if isinstance(body.get("instructions"), str) else []
+    for message in _messages(kind, body):
+        texts.append(_content(message))
+        if isinstance(message, str) or message.get("role") == "user":
+            break
+    return texts
+
+
+def _prompts(kind: Kind, body: Mapping[str, Any]) -> list[str | list[Any]]:
+    """Texts, and lists of token ids; of a conversation, the text of each message."""
+    if kind == "completion":
+        return _split(body.get("prompt"))
+    instructions = body.get("instructions")
+    first = [instructions] if isinstance(instructions, str) else []
+    return [*first, *map(_content, _messages(kind, body))]
+
+
+def _split(prompt: Any) -> list[str | list[Any]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        return []
+    if isinstance(prompt[0], int):
+        return [prompt]
+    return [entry for entry in prompt if isinstance(entry, str | list)]
+
+
+def _messages(kind: Kind, body: Mapping[str, Any]) -> list[Any]:
+    given = body.get("messages" if kind == "chat" else "input")
+    if isinstance(given, str):
+        return [given]
+    return [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
+
+
+def _content(message: Any) -> str:
+    if isinstance(message, str):
+        return message
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = (part.get("text") if isinstance(part, dict) else part for part in content)
+        return "\n".join(part for part in parts if isinstance(part, str))
+    return content if isinstance(content, str) else ""

@@ -25,9 +25,8 @@ from octavo_server.openai.rendering import RenderOptions, render_conversation, r
 from octavo_server.openai.request_parser import validate_request
 from octavo_server.openai.responses import ResponsesRequest
 from octavo_server.router.prompts.chat_fields import ChatFields
-from octavo_server.router.prompts.estimate import Kind, affinity_of, estimate, num_outputs, output_limit
 from octavo_server.router.prompts.hash_chain import PromptHashCache
-from octavo_server.router.prompts.prompt import Prompt
+from octavo_server.router.prompts.prompt import Kind, Prompt, affinity_of, estimate, num_outputs, output_limit
 from octavo_server.router.prompts.split_points import SafeSplitter
 
 DEFAULT_LIMITS = RequestLimits()

@@ -14,8 +14,7 @@ from pydantic_core import from_json
 from octavo_server.config import RequestLimits
 from octavo_server.http.request_threads import INLINE_BYTES, RequestThreads
 from octavo_server.openai.json_bounds import check_json
-from octavo_server.router.prompts.estimate import Kind, estimate
-from octavo_server.router.prompts.prompt import Prompt
+from octavo_server.router.prompts.prompt import Kind, Prompt, estimate
 from octavo_server.router.prompts.prompt_hasher import PromptHasher
 
 

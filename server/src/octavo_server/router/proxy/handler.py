@@ -7,7 +7,7 @@ passes it, and each request is counted once.
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,13 +26,12 @@ from octavo_server.openai.errors import ReplicaLost, ReplicaTimeout, describe
 from octavo_server.router.balance.balancer import Balancer
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.observe.request_observer import RequestObserver, RouterTelemetry
-from octavo_server.router.prompts.estimate import Kind
-from octavo_server.router.prompts.prompt import Prompt
+from octavo_server.router.prompts.prompt import Kind, Prompt
 from octavo_server.router.prompts.prompt_source import PromptSource, RequestFields
 from octavo_server.router.proxy.downstream import ClientLeft, Downstream
 from octavo_server.router.proxy.relay import cached_tokens, client_headers, relay
-from octavo_server.router.proxy.request import ProxyRequest
-from octavo_server.router.proxy.retries import Retries, retry_reason
+from octavo_server.router.proxy.request import KINDS, ProxyRequest
+from octavo_server.router.proxy.retries import Retries, RetryBudget, retry_reason
 from octavo_server.router.settings import RouterSettings
 from octavo_server.router.upstream.headers import NOT_FORWARDED, Headers
 
@@ -42,19 +41,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Routes whose prompt is hashed.
-KINDS: Mapping[str, Kind] = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completion",
-    "/v1/responses": "responses",
-}
-#: Routes that are routed by their model alone.
-OTHERS = frozenset(
-    {"/tokenize", "/detokenize", "/v1/chat/completions/render", "/v1/completions/render", "/v1/responses/render"}
-    | {"/v1/embeddings"}
-)
 NO_PROMPT = Prompt(num_tokens=1, affinity=0)
 CLIENT_LEFT = 499
+#: Values of the metric label `reason`, the first match counts.
+REASONS = (
+    (ClientLeft, "client left"),
+    (ReplicaLost, "replica lost"),
+    (ReplicaTimeout, "replica silent"),
+    (Overloaded, "overloaded"),
+    (Unavailable, "unavailable"),
+)
 #: Where the router checks the clients' keys, replicas never see them.
 NOT_FORWARDED_KEYED = NOT_FORWARDED | {b"authorization"}
 
@@ -74,6 +70,7 @@ class ProxyHandler:
     cors: CorsPolicy
     secret: OutgoingSecret
     budget: BodyBudget
+    retry_budget: RetryBudget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope["headers"])
@@ -98,7 +95,7 @@ class ProxyHandler:
     async def handle(self, request: ProxyRequest, downstream: Downstream) -> None:
         """Send the request to one replica after another until one answers, and pass that answer on."""
         limits, hold_s = self.settings.forward, self.settings.forward.max_hold_s
-        retries = Retries(self.balancer, request.model, max_retries=limits.max_retries)
+        retries = Retries(self.balancer, self.retry_budget, request.model, max_retries=limits.max_retries)
         while True:
             try:
                 async with self.balancer.acquire(
@@ -204,16 +201,5 @@ def _code(downstream: Downstream, error: Exception) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """Value of the metric label `reason`."""
-    match error:
-        case ClientLeft():
-            return "client left"
-        case ReplicaLost():
-            return "replica lost"
-        case ReplicaTimeout():
-            return "replica silent"
-        case Overloaded():
-            return "overloaded"
-        case Unavailable():
-            return "unavailable"
-    return "refused" if describe(error).status < 500 else "error"
+    found = next((reason for kind, reason in REASONS if isinstance(error, kind)), None)
+    return found or ("refused" if describe(error).status < 500 else "error")

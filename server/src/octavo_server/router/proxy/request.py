@@ -1,6 +1,6 @@
 """`ProxyRequest`: a client's request in the form in which it is sent to a replica."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,20 @@ from octavo_server.router.upstream.headers import Headers, request_head
 
 if TYPE_CHECKING:
     from octavo_server.router.observe.request_observer import RequestObserver
-    from octavo_server.router.prompts.prompt import Prompt
+    from octavo_server.router.prompts.prompt import Kind, Prompt
+
+
+#: Routes whose prompt is hashed.
+KINDS: "Mapping[str, Kind]" = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completion",
+    "/v1/responses": "responses",
+}
+#: Routes that are routed by their model alone.
+OTHERS = frozenset(
+    {"/tokenize", "/detokenize", "/v1/chat/completions/render", "/v1/completions/render", "/v1/responses/render"}
+    | {"/v1/embeddings"}
+)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -30,17 +30,42 @@ RETRIED = UNAVAILABLE | REFUSALS | {HTTPStatus.TOO_MANY_REQUESTS}
 MAX_LOST = 2
 
 
+REQUESTS_PER_RETRY = 5
+MAX_RETRIES = 1000
+
+
+class RetryBudget:
+    """Bounds retries to a share of all requests (after Finagle), so that an overload is not multiplied.
+
+    Each request deposits a fifth of a retry. A full budget covers the requests in flight on a replica that dies.
+    """
+
+    def __init__(self) -> None:
+        self._deposits = MAX_RETRIES * REQUESTS_PER_RETRY
+
+    def deposit(self) -> None:
+        self._deposits = min(self._deposits + 1, MAX_RETRIES * REQUESTS_PER_RETRY)
+
+    def withdraw(self) -> bool:
+        """Whether a retry is allowed; if so, it is taken from the budget."""
+        if self._deposits < REQUESTS_PER_RETRY:
+            return False
+        self._deposits -= REQUESTS_PER_RETRY
+        return True
+
+
 class Retries:
     """The attempts of one request. `tried`: replicas that failed."""
 
-    def __init__(self, balancer: "Balancer", model: str, *, max_retries: int) -> None:
+    def __init__(self, balancer: "Balancer", budget: RetryBudget, model: str, *, max_retries: int) -> None:
         self.tried: list[Replica] = []
         self._balancer = balancer
         self._model = model
         self._num_left = max_retries
         self._num_lost = 0
         self._refused_by: Replica | None = None
-        balancer.retries.deposit()
+        self._budget = budget
+        budget.deposit()
 
     async def retries_response(self, lease: "Lease", response: "UpstreamResponse") -> bool:
         """Whether to try another replica instead of passing on this answer."""
@@ -48,7 +73,7 @@ class Retries:
         if response.status not in RETRIED or not self._num_left or not await self._has_other(replica, response):
             self._judge_refusal(response.status)
             return False
-        if not self._balancer.retries.withdraw():
+        if not self._budget.withdraw():
             return False
         if response.status in REFUSALS:
             self._refused_by = replica
@@ -59,7 +84,7 @@ class Retries:
     def retries_error(self, replica: "Replica", error: ReplicaLost) -> bool:
         """Whether to try again after this loss of the replica."""
         self._num_lost += not isinstance(error, NotReached)
-        if not self._num_left or self._num_lost >= MAX_LOST or not self._balancer.retries.withdraw():
+        if not self._num_left or self._num_lost >= MAX_LOST or not self._budget.withdraw():
             return False
         self._num_left -= 1
         if not isinstance(error, StaleConnection):
