@@ -8,12 +8,11 @@ Only headers are read: `config.json`, or that of a GGUF file.
 from dataclasses import dataclass
 
 from octavo_engine.config import EngineConfig
-from octavo_engine.layers.linear import Linear
-from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.runner.device import open_device
 from octavo_engine.runner.load import choose_dtype, choose_max_model_len
 from octavo_engine.runner.memory import MemoryInfo, size_kv
+from octavo_engine.runner.memory_fit import planned_weights_bytes
 from octavo_engine.sources.model_config import context_length, load_model_config
 from octavo_engine.sources.resolve import resolve_model
 
@@ -61,7 +60,7 @@ def plan_capacity(config: EngineConfig) -> Capacity:
     max_model_len = choose_max_model_len(config, model_config)
     dtype = choose_dtype(config, device, model_config)
     model = build_model(model_config, dtype=dtype, device="meta", max_model_len=max_model_len)
-    weights_bytes = _weights_bytes(model)
+    weights_bytes = planned_weights_bytes(model)
     bytes_per_block = device.attention_backend(model.kv_specs(), config.block_size, dtype).bytes_per_block()
     before = device.memory()
     left = max(0, before.available_bytes - weights_bytes)
@@ -90,9 +89,3 @@ def plan_capacity(config: EngineConfig) -> Capacity:
         total_bytes=before.total_bytes,
         available_bytes=before.available_bytes,
     )
-
-
-def _weights_bytes(model: Model) -> int:
-    """Bytes of the packed weights: a tied head may become a copy, and a weight may be kept in two layouts."""
-    linears = (module for module in model.modules() if isinstance(module, Linear))
-    return model.weights_bytes() + sum(linear.bytes_added_by_packing() for linear in linears)

@@ -16,6 +16,7 @@ from octavo_engine.runner.device import Device, open_device
 from octavo_engine.runner.executor import Executor, LocalExecutor
 from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.memory import KVSize, size_kv
+from octavo_engine.runner.memory_fit import fitting_dtype
 from octavo_engine.runner.runner import Runner
 from octavo_engine.sources.fingerprint import weights_fingerprint
 from octavo_engine.sources.model_config import context_length, load_model_config
@@ -86,7 +87,11 @@ def load_model(
 
 
 def choose_dtype(config: EngineConfig, device: Device, model: ModelConfig) -> torch.dtype:
-    return device.default_dtype(model) if config.dtype == "auto" else _DTYPES[config.dtype]
+    """Raises StartupError for a length that the model doesn't have."""
+    if config.dtype != "auto":
+        return _DTYPES[config.dtype]
+    max_model_len = choose_max_model_len(config, model)
+    return fitting_dtype(config, device, model, dtype=device.default_dtype(model), max_model_len=max_model_len)
 
 
 def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -1,0 +1,60 @@
+"""`--dtype auto` takes bf16 where float32 doesn't fit into the memory of the machine or container."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from octavo_engine.config import EngineConfig
+from octavo_engine.runner.device import CpuDevice
+from octavo_engine.runner.load import choose_dtype
+from octavo_engine.runner.memory import GIB, MemoryInfo
+from octavo_engine.runner.memory_fit import PROCESS_BYTES
+from octavo_engine.sources.model_config import load_model_config
+from octavo_engine.sources.resolve import resolve_model
+from octavo_testing.tiny_models import make_tiny
+
+KV_BYTES = 1 << 20
+
+
+class LimitedDevice(CpuDevice):
+    """A CPU that multiplies float32 faster, in a container."""
+
+    def __init__(self, total_bytes: int) -> None:
+        super().__init__()
+        self.total_bytes = total_bytes
+
+    def default_dtype(self, model: Any) -> torch.dtype:
+        return torch.float32
+
+    def memory(self) -> MemoryInfo:
+        return MemoryInfo(total_bytes=self.total_bytes, available_bytes=self.total_bytes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("llama", tmp_path_factory.mktemp("models"))
+
+
+def chosen(folder: Path, total_bytes: int, **flags: Any) -> torch.dtype:
+    config = EngineConfig(**{"model": str(folder), "dtype": "auto", "kv_cache_memory_bytes": KV_BYTES, **flags})
+    return choose_dtype(config, LimitedDevice(total_bytes), load_model_config(resolve_model(str(folder))))
+
+
+def test_float32_is_chosen_where_it_fits(folder: Path) -> None:
+    assert chosen(folder, GIB) == torch.float32
+
+
+def test_bfloat16_is_chosen_where_float32_does_not_fit(folder: Path) -> None:
+    assert chosen(folder, PROCESS_BYTES + KV_BYTES) == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "flags", [{"kv_cache_memory_bytes": GIB}, {"swap_space": 1.0}, {"num_gpu_blocks_override": 1_000_000}], ids=str
+)
+def test_cache_and_swap_space_count(folder: Path, flags: dict[str, Any]) -> None:
+    assert chosen(folder, GIB, **flags) == torch.bfloat16
+
+
+def test_a_type_that_was_asked_for_is_taken(folder: Path) -> None:
+    assert chosen(folder, PROCESS_BYTES, dtype="float32") == torch.float32
