@@ -4,7 +4,7 @@ import pytest
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest
 from octavo_server.config import RequestLimits
 from octavo_server.openai.json_bounds import check_json
-from octavo_server.openai.limits import check_chars, check_counts, check_fits
+from octavo_server.openai.limits import MAX_FIELDS, check_chars, check_counts, check_fits
 
 LIMITS = RequestLimits(
     max_json_depth=4, max_json_values=40, max_messages=2, max_content_parts=3, max_tools=2, max_prompts=2, max_n=2,
@@ -132,3 +132,11 @@ def test_a_text_too_long_to_tokenise():
     check_chars("x" * 10, limits)
     with pytest.raises(InvalidRequest, match=r"has 11 characters, the limit is 10: .*--max-prompt-chars"):
         check_chars("x" * 11, limits)
+
+
+def test_a_body_of_too_many_fields_is_refused():
+    body = {f"x{number}": 0 for number in range(MAX_FIELDS + 1)}
+    with pytest.raises(InvalidRequest, match=rf"{MAX_FIELDS + 1} fields, the limit is {MAX_FIELDS}"):
+        check_counts(body, RequestLimits())
+    body.popitem()
+    check_counts(body, RequestLimits())

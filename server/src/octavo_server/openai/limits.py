@@ -22,10 +22,14 @@ _COUNTED = {
     "logit_bias": "max_logit_bias",
     "allowed_token_ids": "max_allowed_token_ids",
 }
+#: Of the body itself; the API defines about a hundred. Fields beyond those are kept twice while they are validated.
+MAX_FIELDS = 1024
 
 
 def check_counts(body: Mapping[str, Any], limits: RequestLimits) -> None:
     """Of a body as it was sent: a field of a wrong type counts for nothing here, validation refuses it."""
+    if len(body) > MAX_FIELDS:
+        raise InvalidRequest(f"The body has {len(body)} fields, the limit is {MAX_FIELDS}: leave out unknown ones.")
     for name, limit_name in _COUNTED.items():
         _check_count(name, _num_entries(name, body.get(name)), limits, limit_name)
     for name in ("messages", "input"):
