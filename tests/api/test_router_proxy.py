@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from aiohttp import web
+from octavo_server.router import app
 from octavo_testing.fake_replica import MODEL, FakeReplica
 from octavo_testing.fleets import until
 from octavo_testing.routing import routing
@@ -585,3 +586,34 @@ async def test_the_first_requests_wait_for_the_first_replica(parts):
     await replica.restart()
     assert [model["id"] for model in (await listed).json()["data"]] == [MODEL]
     assert (await asked).json() == {"said": "fine"}
+
+
+async def test_a_freed_place_is_taken_at_once(parts, monkeypatch):
+    monkeypatch.setattr(app, "WAKE_EVERY_S", 60.0)
+    await parts.replica(fine)
+    routed = await parts.route(forward={"max_requests_per_replica": 1})
+    answers = await asyncio.gather(*(routed.http.post(CHAT, json=BODY) for _ in range(5)))
+    assert [answer.status_code for answer in answers] == [200] * 5
+
+
+async def test_a_refusal_that_another_replica_does_not_give_is_retried_there(parts):
+    for code in (401, 403, 404):
+        await parts.replica(status(code))
+    await parts.replica(fine)
+    routed = await parts.route(forward={"max_retries": 3})
+    for _ in range(4):
+        assert (await routed.http.post(CHAT, json=BODY)).json() == {"said": "fine"}
+
+
+async def test_a_refusal_by_all_replicas_is_passed_on(parts):
+    for _ in range(2):
+        await parts.replica(status(403))
+    routed = await parts.route()
+    assert (await routed.http.post(CHAT, json=BODY)).json()["error"]["message"] == "my own 403"
+    assert not routed.router.balancer.outliers
+
+
+async def test_rendering_a_response_is_sent_to_a_replica(parts):
+    await parts.replica(fine, path="/v1/responses/render")
+    routed = await parts.route()
+    assert (await routed.http.post("/v1/responses/render", json={"input": "hi"})).json() == {"said": "fine"}

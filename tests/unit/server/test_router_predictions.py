@@ -4,7 +4,7 @@ others' requests is predicted as our own is.
 
 import pytest
 from octavo_server.kv.frames import Load
-from octavo_server.router.balance.lease import MIN_PREDICTED_S
+from octavo_server.router.balance.lease import FAILED_LOAD_S, MIN_PREDICTED_S
 from octavo_server.router.balance.picker import Picker
 from octavo_server.router.fleet.prefix_index import Match, PrefixIndex
 from octavo_testing.clock import Clock
@@ -154,3 +154,22 @@ def test_what_comes_has_the_limit_of_all_that_is_predicted(index, picker, clock,
         come(picker, fed, range(first, first + 10))
         clock.now_s += 0.1
     assert [found(picker, fed, range(first, first + 10)).blocks for first in (100, 200, 300)] == [0, 10, 10]
+
+
+def test_an_error_leaves_no_predicted_blocks(index, picker, put_off):
+    fed, prompt = FedReplica(index, "a"), prompt_of(range(100, 200))
+    lease = send(picker, fed, prompt)
+    lease.record_first_byte(is_error=True)
+    lease.release("failed")
+    assert picker.pick(prompt, [fed.replica]).expected_tokens == 0
+
+
+def test_a_failed_request_counts_as_load_for_some_seconds(index, picker, clock):
+    failing, other, prompt = FedReplica(index, "a"), FedReplica(index, "b"), prompt_of(range(100, 110))
+    send(picker, failing, prompt).release("failed")
+    load = failing.replica.activity
+    assert (load.num_in_flight, load.num_failed, load.failed_tokens) == (0, 1, prompt.num_tokens)
+    assert picker.pick(prompt, [failing.replica, other.replica]).chosen is other.replica
+    clock.now_s += FAILED_LOAD_S
+    picker.pick(prompt, [other.replica])
+    assert (load.num_failed, load.failed_tokens) == (0, 0)
