@@ -7,11 +7,12 @@ from octavo_server.config import HttpSettings, RequestLimits
 from octavo_server.http import request_framing
 from octavo_server.kv import frames, publisher
 from octavo_server.router import app
-from octavo_server.router.balance import breaker
+from octavo_server.router.balance import breaker, lease, outliers
 from octavo_server.router.fleet import fleet, model_names
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_server.router.observe import decision_log, state_stream
 from octavo_server.router.observe.metrics import counters
+from octavo_server.router.proxy import retries
 from octavo_server.router.settings import ForwardLimits
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -29,8 +30,12 @@ PHRASES = {
         f"or some have for {fleet.FEW_S:g} s",
         f"at the next frame: a heartbeat at the latest, {publisher.HEARTBEAT_S:g} s",
         f"at first after {FOLLOW.least_wait_s:g} s",
-        f"left alone for {FORWARD.breaker_open_s:g} s, then 2, 4, up to {breaker.MOST_OPEN_S:g}",
-        f"`--max-retries` times ({FORWARD.max_retries})",
+        f"no requests for {FORWARD.breaker_open_s:g} s, then 2, 4, up to {breaker.MOST_OPEN_S:g}",
+        f"1 + `--max-retries` ({FORWARD.max_retries}) attempts",
+        f"a reserve of {retries.MAX_RETRIES}",
+        f"ejected for {outliers.EJECTED_S:g} s, then 20, up to {outliers.MAX_EJECTED_S:g}",
+        f"exceeds its peers' by {outliers.MIN_EXCESS:g}",
+        f"counts as load for {lease.FAILED_LOAD_S:g} s",
         f"`--max-queued-reqs` of them ({FORWARD.max_queued_requests})",
         f"`--max-hold-time` seconds ({FORWARD.max_hold_s:g})",
         f"`--slow-client-timeout` ({HTTP.slow_client_timeout_s:g} s)",
