@@ -1,9 +1,10 @@
 """examples/shared_router.yaml: two services behind one router and one host, chosen by the name of the model."""
 
 import json
+from collections.abc import Sequence
 
 import pytest
-from octavo_e2e.cluster import Cluster
+from octavo_e2e.cluster import Cluster, Raw
 from octavo_e2e.providers import ROOT
 from openai import NotFoundError
 
@@ -23,13 +24,15 @@ def test_the_name_of_the_model_chooses(cluster: Cluster, namespace: str) -> None
             raw = client.completions.with_raw_response.create(model=name, prompt="Once", max_tokens=2)
             assert raw.parse().model == name
             assert not [header for header in raw.headers if header.startswith("x-octavo-")]
-            assert _chosen(cluster, namespace)[raw.headers["x-request-id"]].startswith(f"{name}-engine-")
+            assert _chosen(cluster, routers)[raw.headers["x-request-id"]].startswith(f"{name}-engine-")
         with pytest.raises(NotFoundError, match="third"):
             client.completions.create(model="third", prompt="Once")
 
 
-def _chosen(cluster: Cluster, namespace: str) -> dict[str, str]:
-    """Request id -> replica, as the router reports its latest decisions."""
+def _chosen(cluster: Cluster, routers: Sequence[Raw]) -> dict[str, str]:
+    """Request id -> replica, as the routers report their latest decisions."""
     command = ("octavo", "explain", "decisions", "--url", "http://127.0.0.1:8001", "--json")
-    lines = cluster.kubectl("exec", "-n", namespace, "deploy/chat-router", "--", *command).splitlines()
-    return {decision["request_id"]: decision["chosen"] for decision in map(json.loads, lines)}
+    pods = (pod["metadata"] for pod in routers)
+    outputs = [cluster.kubectl("exec", "-n", pod["namespace"], pod["name"], "--", *command) for pod in pods]
+    decisions = map(json.loads, "".join(outputs).splitlines())
+    return {decision["request_id"]: decision["chosen"] for decision in decisions}
