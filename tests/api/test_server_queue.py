@@ -73,14 +73,15 @@ def occupied(llm, gate):
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_who_waits_too_long_gets_a_503_before_the_first_byte(one_place, gate, monkeypatch, stream):
-    loop = asyncio.get_running_loop()
-
-    def open_gate_at_deadline(request):
-        if request.start_by_s is not None:  # of `late`, not of the occupier
-            loop.call_at(request.start_by_s, gate.open)
-
-    monkeypatch.setattr(one_place, "on_add", open_gate_at_deadline)
     async with serving(one_place, queue=queue(max_queue_time_s=0.05)) as served:
+        publish_added = one_place.on_add
+
+        def open_gate_at_deadline(request):
+            publish_added(request)
+            if request.start_by_s is not None:  # of `late`, not of the occupier
+                asyncio.get_running_loop().call_at(request.start_by_s, gate.open)
+
+        monkeypatch.setattr(one_place, "on_add", open_gate_at_deadline)
         occupier = occupied(one_place, gate)
         late = asyncio.create_task(served.http.post(TEXT, json={"prompt": "a", "max_tokens": 1, "stream": stream}))
         answer = await late

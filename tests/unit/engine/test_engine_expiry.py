@@ -19,7 +19,11 @@ class Core(EngineCore):
 
     def request(self, name, *, n=1, start_by_s=None, grammar=None):
         params = scripted("abc", n=n, temperature=1)
-        self.add(EngineRequest(name, [1, 2], params, start_by_s=start_by_s, grammar=grammar))
+        self.add(
+            EngineRequest(
+                request_id=name, prompt_token_ids=[1, 2], params=params, start_by_s=start_by_s, grammar=grammar
+            )
+        )
 
     def ended(self):
         outputs = self.step().outputs
