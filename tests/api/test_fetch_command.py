@@ -262,7 +262,7 @@ def test_the_operators_init_container_and_engine_meet(source: Source, revision: 
     """What the one is told to fetch, the other finds where it looks, though nobody is there to be asked any more."""
     model = {"uri": source.uri} | ({"revision": revision} if revision and source.uri == HUB else {})
     service = read_service(stored(Case("", {"model": model})))
-    weights = weights_of(service, Settings(engine_image="e", router_image="r"))
+    weights = weights_of(service, Settings(engine_image="e", router_image="r", operator_namespace="octavo-system"))
     (container,) = weights.init_containers
     cache = {
         variable["name"]: variable["value"].replace(CACHE_PATH, str(source.folder)) for variable in container["env"]

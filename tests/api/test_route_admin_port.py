@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 def test_an_admin_port_answers_scrapers_and_administrators_alone(tmp_path, num_workers):
     port = free_port()
     flags = ("--admin-port", str(port), "--workers", str(num_workers), "--replica", "http://127.0.0.1:9")
-    with octavo_route(tmp_path, *flags) as route:
+    with octavo_route(tmp_path, *flags, "--max-hold-time", "0") as route:
         admin = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + 60
         while not answers(admin) or not answers(route.url):

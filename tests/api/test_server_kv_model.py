@@ -80,9 +80,12 @@ async def test_what_a_replica_would_refuse_is_estimated(reader):
 
 async def test_an_isolated_tenant_has_hashes_of_its_own(tmp_path):
     body = {"prompt": "The quick brown fox. " * 5}
-    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=("k",), cache_isolation=True) as served:
+    keys, admin = tmp_path / "keys", {"Authorization": "Bearer secret"}
+    keys.write_text("admin: secret\n")
+    settings = {"api_keys": ("k",), "api_key_files": (keys,), "cache_isolation": True}
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), **settings) as served:
         assert (await served.http.get("/kv/model")).status_code == 401
-        reader = PromptHasher.from_card(read_card((await served.http.get("/kv/model", headers=KEY)).content))
+        reader = PromptHasher.from_card(read_card((await served.http.get("/kv/model", headers=admin)).content))
         (rendered,) = (await served.http.post("/v1/completions/render", json=body, headers=KEY)).json()
     root = scoped_root(reader.card.root, "", rendered["cache_salt"])
     prompt = reader.read("completion", body, TENANT)

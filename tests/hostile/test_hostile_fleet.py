@@ -4,8 +4,10 @@ A real router process over fake replicas that live in the test's event loop.
 """
 
 import asyncio
+import re
 from collections import Counter
 
+import httpx
 import pytest
 from aiohttp import web
 from octavo_testing.attacked import attacked_router
@@ -95,12 +97,12 @@ async def test_errors_of_clients_eject_no_replica(tmp_path, status):
 async def test_never_more_than_half_of_the_replicas_are_ejected(tmp_path):
     replicas = [RecordingReplica(answering(500)) for _ in range(3)] + [RecordingReplica(taking(0.02))]
     async with attacked_router(tmp_path, replicas) as router:
-        await ask_many(router.port, [f"first {i}" for i in range(200)], concurrency=16)
-        before = [len(replica.seen) for replica in replicas]
-        await ask_many(router.port, [f"second {i}" for i in range(200)], concurrency=16)
-        later = [len(replica.seen) - count for replica, count in zip(replicas, before, strict=True)]
-    assert sum(count > 0 for count in later) >= len(replicas) // 2
-    assert later[-1] > 0
+        await ask_many(router.port, [f"first {i}" for i in range(400)], concurrency=16)
+        async with httpx.AsyncClient() as http:
+            metrics = (await http.get(f"http://127.0.0.1:{router.port}/metrics")).text
+    (num_ejected,) = re.findall(r"^octavo_router_endpoints_cut_off (\d+)", metrics, re.MULTILINE)
+    assert 1 <= int(num_ejected) <= len(replicas) // 2
+    assert max(replicas, key=lambda replica: len(replica.seen)) is replicas[-1]
 
 
 class HeldReplica(RecordingReplica):

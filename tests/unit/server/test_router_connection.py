@@ -13,6 +13,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 class FakeTransport(asyncio.Transport):
     def __init__(self):
+        super().__init__()
         self.state = "open"
 
     def write(self, data):

@@ -4,12 +4,13 @@ They answer for the replicas together: `/v1/models` is the union of what they se
 of a request that is sent on.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter
-from octavo_engine.wire.errors import ModelNotFound
+from octavo_engine.wire.errors import ModelNotFound, Unavailable
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -74,7 +75,8 @@ async def load(request: Request) -> Response:
 async def list_models(request: Request) -> Response:
     """While the first replicas load, the answer waits for them, as a request for a model does."""
     context = _context(request)
-    await context.balancer.wait_resolved(None, hold_s=context.max_hold_s)
+    with suppress(Unavailable):
+        await context.balancer.wait_resolved(None, hold_s=context.max_hold_s)
     return json_reply(ModelList([_card(context, name) for name in context.fleet.models()]))
 
 
