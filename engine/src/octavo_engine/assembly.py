@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from octavo_engine.outputs import CompletionOutput, Logprob, OutputKind, PositionLogprobs, RequestMetrics, RequestOutput
 from octavo_engine.text.detokenizer import IncrementalDetokenizer
-from octavo_engine.text.stop import StopStrings
+from octavo_engine.text.stop_strings import StopStrings
 from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.records import EngineRequest, FinishReason, SeqOutput, Timing, TokenLogprobs
 
@@ -46,9 +46,9 @@ class SequenceAssembly:
             prompt_token_ids=request.prompt_token_ids,
         )
         self._stops = StopStrings(list(params.stop or ()), include=params.include_stop_str_in_output)
-        self._taken_tokens = 0
-        self._taken_text = 0
-        self._told_finish = False
+        self._num_read_tokens = 0
+        self._num_read_chars = 0
+        self._reported_finish = False
 
     def push(self, out: SeqOutput) -> bool:
         """True if a stop string ended the sequence while the engine core still runs it."""
@@ -67,13 +67,15 @@ class SequenceAssembly:
             self._finish(reason, self._stops.matched or out.stop_reason, out.timing)
         return False
 
-    def has_news(self) -> bool:
-        return len(self.token_ids) > self._taken_tokens or (self.finish_reason is not None and not self._told_finish)
+    def has_unread(self) -> bool:
+        return len(self.token_ids) > self._num_read_tokens or (
+            self.finish_reason is not None and not self._reported_finish
+        )
 
     def output(self, *, delta: bool) -> CompletionOutput:
-        tokens_from, text_from = (self._taken_tokens, self._taken_text) if delta else (0, 0)
-        self._taken_tokens, self._taken_text = len(self.token_ids), len(self.text)
-        self._told_finish = self.finish_reason is not None
+        tokens_from, text_from = (self._num_read_tokens, self._num_read_chars) if delta else (0, 0)
+        self._num_read_tokens, self._num_read_chars = len(self.token_ids), len(self.text)
+        self._reported_finish = self.finish_reason is not None
         return CompletionOutput(
             index=self.index,
             text=self.text[text_from:],
@@ -113,7 +115,7 @@ class SequenceAssembly:
 
 
 @dataclass(slots=True)
-class _PromptSide:
+class _PromptOutput:
     """What the first records of a request bring about its prompt; it is the same for all its sequences."""
 
     logprobs: list[PositionLogprobs | None] | None = None
@@ -141,7 +143,7 @@ class RequestAssembly:
     sequences: list[SequenceAssembly] = field(init=False)
     metrics: RequestMetrics = field(init=False)
     error: str | None = None
-    _prompt_side: _PromptSide = field(default_factory=_PromptSide)
+    _prompt_output: _PromptOutput = field(default_factory=_PromptOutput)
     _num_open: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -155,7 +157,7 @@ class RequestAssembly:
 
     def push(self, out: SeqOutput, now: float) -> bool:
         """True if the engine core must abort this (request, index)."""
-        self._prompt_side.push(out, self.tokenizer)
+        self._prompt_output.push(out, self.tokenizer)
         if out.token_ids:
             self.metrics.first_token_s = self.metrics.first_token_s or now
             self.metrics.last_token_s = now
@@ -167,11 +169,11 @@ class RequestAssembly:
             self._num_open -= 1
         return must_abort
 
-    def take(self, kind: OutputKind) -> RequestOutput | None:
+    def take_output(self, kind: OutputKind) -> RequestOutput | None:
         """What the reader hasn't seen; None if there is nothing (for "final": until all is there)."""
         if kind == "final" and not self.finished:
             return None
-        news = [s for s in self.sequences if s.has_news()]
+        news = [s for s in self.sequences if s.has_unread()]
         if not news:
             return None
         shown = news if kind == "delta" else self.sequences
@@ -182,7 +184,7 @@ class RequestAssembly:
             outputs=[s.output(delta=kind == "delta") for s in shown],
             finished=self.finished,
             metrics=self.metrics,
-            prompt_logprobs=self._prompt_side.logprobs,
-            num_cached_tokens=self._prompt_side.num_cached_tokens,
+            prompt_logprobs=self._prompt_output.logprobs,
+            num_cached_tokens=self._prompt_output.num_cached_tokens,
             error=self.error,
         )

@@ -35,29 +35,29 @@ LONG_PROMPT_CHARS = 2000  # tokenised in a thread: the streams of others go on
 class _Stream:
     """One request in flight: its assembly, and the signal that it has news, for its one reader."""
 
-    __slots__ = ("_has_news", "_loop", "_waiter", "assembly")
+    __slots__ = ("_has_output", "_loop", "_waiter", "assembly")
 
     def __init__(self, assembly: RequestAssembly) -> None:
         self.assembly = assembly
         self._loop = asyncio.get_running_loop()
-        self._has_news = False
+        self._has_output = False
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def core_id(self) -> str:
         return self.assembly.request.request_id
 
-    def tell(self) -> None:
-        self._has_news = True
+    def notify(self) -> None:
+        self._has_output = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def news(self) -> None:
+    async def wait_for_output(self) -> None:
         """Cheaper than an Event, whose list of waiters it doesn't need: this is the path of every token."""
-        if not self._has_news:
+        if not self._has_output:
             self._waiter = self._loop.create_future()
             await self._waiter
-        self._has_news = False
+        self._has_output = False
 
 
 class AsyncLLM:
@@ -131,8 +131,8 @@ class AsyncLLM:
         stream = self._add(tokenized, request, request_id)
         try:
             while True:
-                await stream.news()
-                output = stream.assembly.take(kind)
+                await stream.wait_for_output()
+                output = stream.assembly.take_output(kind)
                 if output is not None:
                     yield output
                     if output.finished:
@@ -168,7 +168,7 @@ class AsyncLLM:
         return bool(await self._core.call("reset_prefix_cache"))
 
     async def shutdown(self) -> None:
-        self._die(EngineDead("the engine has been shut down."))
+        self._end_all(EngineDead("the engine has been shut down."))
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
         await self._core.stop()
@@ -239,8 +239,8 @@ class AsyncLLM:
     async def _read_outputs(self) -> None:
         async for core in self._core.outputs():
             if core.stats is not None:
-                if not core.begins:
-                    self._take_stats(core.stats)
+                if not core.is_interim:
+                    self._update_stats(core.stats)
                 if core.block_lives and self.on_block_lives is not None:
                     self.on_block_lives(core.block_lives)
                 if self.on_kv is not None:
@@ -249,7 +249,7 @@ class AsyncLLM:
             for out in core.outputs:
                 self._dispatch(out, now)
 
-    def _take_stats(self, stats: EngineStats) -> None:
+    def _update_stats(self, stats: EngineStats) -> None:
         self.stats = stats
         if self.on_stats is not None:
             self.on_stats(stats)
@@ -260,20 +260,20 @@ class AsyncLLM:
             return
         if stream.assembly.push(out, now):
             self._core.send(Abort(out.request_id, out.index))
-        stream.tell()
+        stream.notify()
 
     def _on_reader_end(self, reader: "asyncio.Task[None]") -> None:
         if reader.cancelled():
             return
         error = reader.exception()
-        self._die(
+        self._end_all(
             error if isinstance(error, EngineDead) else EngineDead(f"reading the engine's outputs failed: {error!r}")
         )
 
-    def _die(self, error: EngineDead) -> None:
+    def _end_all(self, error: EngineDead) -> None:
         self.dead_error = self.dead_error or error
         for stream in self._streams.values():
-            stream.tell()
+            stream.notify()
 
     def _check_alive(self) -> None:
         if self.dead_error is not None:

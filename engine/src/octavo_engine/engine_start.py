@@ -14,8 +14,7 @@ from octavo_engine.config import EngineConfig, ReadyInfo, SchedulerConfig
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.engine import EngineCore
-from octavo_engine.runner.openmp import wait_politely
-from octavo_engine.runner.shape_caches import bound_shape_caches
+from octavo_engine.runner.torch_env import bound_shape_caches, limit_openmp_spin
 from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 Loader = Callable[[EngineConfig], tuple["Executor", ReadyInfo]]
 
-DEFAULT_LOADER = "octavo_engine.runner.load:load_executor"
+DEFAULT_LOADER = "octavo_engine.runner.model_loading:load_executor"
 
 
 def find_loader(name: str) -> Loader:
@@ -41,7 +40,7 @@ def find_capacity(config: EngineConfig) -> "Capacity":
 
 def _import_compute(name: str) -> Any:
     module, _, function = name.partition(":")
-    wait_politely()
+    limit_openmp_spin()
     bound_shape_caches()
     try:
         return getattr(import_module(module), function)
@@ -55,8 +54,10 @@ def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInf
     trace = None if config.trace is None else open_trace(Path(config.trace))
     executor, ready = load(config)
     limits = scheduler_config(config, ready)
-    told = {"kv_events": config.kv_stream, "kv_tokens": config.kv_events_config is not None}
-    scheduler = Scheduler(limits, **told) if trace is None else TracingScheduler(limits, trace.write, **told)
+    publishing = {"kv_events": config.kv_stream, "kv_tokens": config.kv_events_config is not None}
+    scheduler = (
+        Scheduler(limits, **publishing) if trace is None else TracingScheduler(limits, trace.write, **publishing)
+    )
     timeout_s = config.grammar_compile_timeout
     return EngineCore(scheduler, executor, trace=trace, grammar_timeout_s=timeout_s), ready
 

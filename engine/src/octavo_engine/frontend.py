@@ -122,7 +122,7 @@ class Frontend:
         if self.eos_token_id is None:
             message = "The model has no end token, so a shape of the output could never be complete."
             raise InvalidRequest(message, param="structured_outputs")
-        return self._grammars.of(params.structured_outputs)
+        return self._grammars.grammar_for(params.structured_outputs)
 
     def resolve(self, token_ids: list[int], params: SamplingParams, *, priority: int = 0) -> SamplingParams:
         """What `build` gives to the engine, but for the seed that it draws. Raises whatever `build` raises."""

@@ -11,7 +11,7 @@ class PendingInterrupt:
     def __init__(self) -> None:
         self._is_set = False
 
-    def note(self, signum: int, frame: FrameType | None) -> None:
+    def on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self._is_set:
             raise KeyboardInterrupt  # the second Ctrl-C doesn't wait
         self._is_set = True
@@ -30,7 +30,7 @@ def deferred_interrupt() -> Iterator[PendingInterrupt]:
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield pending
         return
-    signal.signal(signal.SIGINT, pending.note)
+    signal.signal(signal.SIGINT, pending.on_signal)
     try:
         yield pending
     finally:

@@ -132,7 +132,7 @@ class LLM:
                     self._core.add(assembly.request)
                 while unfinished:
                     interrupt.check()
-                    self._core.wait(MAX_WAIT_S)
+                    self._core.wait_for_work(MAX_WAIT_S)
                     for finished in self._dispatch(self._core.step(), unfinished):
                         bar.add(unfinished.pop(finished))
         finally:
@@ -189,7 +189,7 @@ def _one_each(param: str, value: Any, count: int) -> list[Any]:
 
 
 def _final(assembly: RequestAssembly) -> RequestOutput:
-    output = assembly.take("final")
+    output = assembly.take_output("final")
     assert output is not None, "an unfinished request left the loop"
     if output.error is not None:
         logger.error("request %s failed: %s", output.request_id, output.error)

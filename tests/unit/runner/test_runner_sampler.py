@@ -26,7 +26,7 @@ def sample(logits: Tensor, *requests: SamplingParams, seeds: list[int] | None = 
     for slot, params in enumerate(requests):
         new = NewSeq(seq_id=slot, token_ids=tokens, num_prompt_tokens=len(PROMPT), params=params, eos_token_id=EOS)
         row = np.array([*tokens, 0], dtype=np.int32)
-        seqs.append(SeqState.of(new, slot, row, vocab_size=logits.shape[1], device=torch.device("cpu")))
+        seqs.append(SeqState.from_new_seq(new, slot, row, vocab_size=logits.shape[1], device=torch.device("cpu")))
         columns.set(seqs[-1], slot if seeds is None else seeds[slot])
     rows = SampleRows(
         seqs=seqs,

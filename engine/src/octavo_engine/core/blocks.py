@@ -51,9 +51,9 @@ class BlockPool:
         """Each hash that `find` knows, once, in use or not."""
         return iter(self._by_hash)
 
-    def take(self, count: int) -> list[BlockId]:
+    def allocate(self, count: int) -> list[BlockId]:
         """`count` blocks of one reference each, evicting the least recently used; the caller has checked the room."""
-        assert count <= self.num_available, f"take({count}) of {self.num_available}"
+        assert count <= self.num_available, f"allocate({count}) of {self.num_available}"
         taken = []
         for _ in range(count):
             block = self._next[self.num_blocks]

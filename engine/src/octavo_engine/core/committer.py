@@ -5,14 +5,14 @@ that was preempted meanwhile keeps the token: it was sampled from the right logi
 """
 
 from octavo_engine.core.sequence import Sequence
-from octavo_engine.core.state import State
-from octavo_engine.core.stops import Stop, take_tokens
+from octavo_engine.core.state import SchedulerState
+from octavo_engine.core.stop_conditions import Stop, append_tokens
 from octavo_engine.wire.plan import SeqResult, SeqStep, StepPlan, StepResult
 from octavo_engine.wire.records import SeqOutput
 
 
 class Committer:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self._state = state
 
     def commit(self, result: StepResult) -> list[SeqOutput]:
@@ -33,18 +33,18 @@ class Committer:
             if seq.prompt_logprobs is not None and sampled is not None and sampled.prompt_logprobs:
                 self._collect_prompt_logprobs(seq, step, sampled)
             if step.sample:
-                self._take(seq, step, sampled, outputs)
+                self._commit_seq(seq, step, sampled, outputs)
         return outputs
 
-    def _take(self, seq: Sequence, step: SeqStep, sampled: SeqResult | None, outputs: list[SeqOutput]) -> None:
+    def _commit_seq(self, seq: Sequence, step: SeqStep, sampled: SeqResult | None, outputs: list[SeqOutput]) -> None:
         if sampled is not None and sampled.error is not None:
             outputs += self._state.end_outputs(seq, seq.indices, "error", sampled.error)
-            self._state.kv.distrust(seq)
+            self._state.kv.unregister_exclusive_blocks(seq)
             self._state.finish(seq)
             return
         tokens = [] if sampled is None else sampled.token_ids
         is_first = seq.num_output == 0
-        count, stop = take_tokens(seq, tokens)
+        count, stop = append_tokens(seq, tokens)
         if seq.status == "preempted":
             self._state.num_waiting_tokens += count
         if count != 1 or step.draft_token_ids:

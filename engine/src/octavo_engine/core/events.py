@@ -34,13 +34,13 @@ class KVDelta:
 
 
 class KVDeltas:
-    """`tells_tokens`: also what is in the blocks, for whom `describe` is called before they are stored."""
+    """`with_tokens`: also what is in the blocks, for whom `describe` is called before they are stored."""
 
-    __slots__ = ("_blocks", "_digest", "_net", "enabled", "tells_tokens")
+    __slots__ = ("_blocks", "_digest", "_net", "enabled", "with_tokens")
 
-    def __init__(self, *, enabled: bool, tells_tokens: bool = False) -> None:
+    def __init__(self, *, enabled: bool, with_tokens: bool = False) -> None:
         self.enabled = enabled
-        self.tells_tokens = tells_tokens
+        self.with_tokens = with_tokens
         self._blocks: dict[bytes, StoredBlock] = {}
         self._net: dict[tuple[Tier, bytes], bool] = {}
         self._digest = 0

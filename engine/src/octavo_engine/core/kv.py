@@ -13,7 +13,7 @@ Rules that keep a step's order (out, in, copy, forward) sound:
 from dataclasses import dataclass, field
 
 from octavo_engine.config import SchedulerConfig
-from octavo_engine.core.block_lives import BlockLives, FollowedBlockPool
+from octavo_engine.core.block_metrics import BlockLifeSampler, InstrumentedBlockPool
 from octavo_engine.core.blocks import BlockPool
 from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.host import HostSlot, HostTier
@@ -38,7 +38,7 @@ class Hit:
 
 
 class KVCache:
-    def __init__(self, config: SchedulerConfig, deltas: KVDeltas, lives: BlockLives | None = None) -> None:
+    def __init__(self, config: SchedulerConfig, deltas: KVDeltas, lives: BlockLifeSampler | None = None) -> None:
         self.block_size = config.block_size
         self.caching = config.enable_prefix_caching
         self.host = HostTier(config.num_host_blocks, deltas=deltas) if config.num_host_blocks else None
@@ -48,7 +48,7 @@ class KVCache:
         self.pool = (
             BlockPool(config.num_blocks, evicted=spill, deltas=deltas)
             if lives is None
-            else FollowedBlockPool(config.num_blocks, evicted=spill, deltas=deltas, lives=lives)
+            else InstrumentedBlockPool(config.num_blocks, evicted=spill, deltas=deltas, lives=lives)
         )
         self.num_swapped_out = self.num_swapped_in = self.num_copies = 0
         self._watermark = int(config.watermark * config.num_blocks)
@@ -105,8 +105,8 @@ class KVCache:
             self.cancel(hit)
             return False
         if self.lives is not None:
-            self.lives.used(on_device)
-        fresh = self.pool.take(num_fresh)
+            self.lives.record_use(on_device)
+        fresh = self.pool.allocate(num_fresh)
         seq.table = [fresh.pop() if block is None else block for block in hit.blocks]
         for position, slot in hit.loads:
             self._plan.swap_in.append((slot, seq.table[position]))
@@ -142,10 +142,10 @@ class KVCache:
     def grow(self, seq: Sequence, end: int) -> None:
         """Make tokens [seq.computed, end) writable; the caller has checked `blocks_needed`."""
         if self.shared_write_block(seq) is not None:
-            self._replace(seq, seq.computed // self.block_size, self.pool.take(1)[0])
+            self._replace(seq, seq.computed // self.block_size, self.pool.allocate(1)[0])
         missing = -(-end // self.block_size) - len(seq.table)
         if missing > 0:
-            seq.table += self.pool.take(missing)
+            seq.table += self.pool.allocate(missing)
 
     def register_full(self, seq: Sequence, num_tokens: int) -> None:
         """Tokens [0, num_tokens) are committed and computed by the end of this step: their full blocks can be found."""
@@ -169,7 +169,7 @@ class KVCache:
         self._clear_table(seq)
         self.forget_private(seq)
 
-    def distrust(self, seq: Sequence) -> None:
+    def unregister_exclusive_blocks(self, seq: Sequence) -> None:
         """What this sequence alone has computed may be wrong: nobody else is to find it."""
         for block in seq.table[: seq.num_registered]:
             if self.pool.refs[block] == 1:
@@ -261,7 +261,7 @@ class KVCache:
 
     def _register(self, seq: Sequence, position: int) -> None:
         block_hash, size = seq.hashes[position], self.block_size
-        if self._deltas.tells_tokens:
+        if self._deltas.with_tokens:
             parent = seq.hashes[position - 1] if position else None
             token_ids = seq.token_ids[position * size : (position + 1) * size]
             self._deltas.describe(block_hash, parent, token_ids, seq.group.request.cache_salt)

@@ -7,12 +7,12 @@ for all its tokens or not at all, and nobody overtakes it. If nothing runs it al
 
 from octavo_engine.core.preemption import prefers_swap, victims_for
 from octavo_engine.core.sequence import Sequence, forked_sequence
-from octavo_engine.core.state import State
+from octavo_engine.core.state import SchedulerState
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepCosts, StepPlan
 
 
 class Planner:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._kv = state.kv
         self._config = state.config

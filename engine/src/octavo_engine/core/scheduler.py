@@ -13,7 +13,7 @@ from octavo_engine.core.events import KVDelta, KVDeltas
 from octavo_engine.core.limits import Limits
 from octavo_engine.core.planner import Planner
 from octavo_engine.core.sequence import Key, Sequence, forked_sequence, new_sequence
-from octavo_engine.core.state import State
+from octavo_engine.core.state import SchedulerState
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.hashing import scoped_root
 from octavo_engine.wire.kv_stream import Tier
@@ -29,8 +29,8 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, *, kv_events: bool = False, kv_tokens: bool = False) -> None:
         self.config = config
         self._limits = Limits(config)
-        self._deltas = KVDeltas(enabled=kv_events or kv_tokens, tells_tokens=kv_tokens)
-        self._state = State(config, self._deltas)
+        self._deltas = KVDeltas(enabled=kv_events or kv_tokens, with_tokens=kv_tokens)
+        self._state = SchedulerState(config, self._deltas)
         self._planner = Planner(self._state)
         self._committer = Committer(self._state)
         self._num_added = 0
@@ -68,7 +68,7 @@ class Scheduler:
             else:
                 outputs += state.end_outputs(seq, seq.indices, "error", error)
                 state.finish(seq)
-        self._check_if_asked()
+        self._check_invariants()
         return outputs
 
     def abort(self, request_id: str, index: int | None = None) -> list[SeqOutput]:
@@ -82,20 +82,20 @@ class Scheduler:
                 self._state.finish(seq)
             elif ended:
                 self._drop_outputs(seq, ended)
-        self._check_if_asked()
+        self._check_invariants()
         return outputs
 
     def step(self, now: float, costs: StepCosts = NO_COSTS) -> StepPlan:
         """What to run next; empty if everything runnable is in flight. An empty plan isn't to be committed."""
         self._state.now = now
         plan = self._planner.step(costs)
-        self._check_if_asked()
+        self._check_invariants()
         return plan
 
     def commit(self, result: StepResult, now: float) -> list[SeqOutput]:
         self._state.now = now
         outputs = self._committer.commit(result)
-        self._check_if_asked()
+        self._check_invariants()
         return outputs
 
     def fork(self, seq_id: SeqId) -> SeqId:
@@ -119,7 +119,7 @@ class Scheduler:
             state.defer(child)
         else:
             state.enter_waiting(child)
-        self._check_if_asked()
+        self._check_invariants()
         return child.seq_id
 
     def propose(self, seq_id: SeqId, draft_token_ids: list[int]) -> None:
@@ -187,7 +187,7 @@ class Scheduler:
     def take_block_lives(self) -> list[BlockLife]:
         """Those that ended since the last call; always empty without `block_lives_every`."""
         lives = self._state.lives
-        return lives.take_ended() if lives is not None else []
+        return lives.pop_ended() if lives is not None else []
 
     def take_kv_delta(self) -> KVDelta:
         """What changed in the caches since the last call; always empty without `kv_events` or `kv_tokens`."""
@@ -239,6 +239,6 @@ class Scheduler:
                 unused += empty / pool.refs[seq.table[-1]]
         return pool.num_in_use * size - round(unused)
 
-    def _check_if_asked(self) -> None:
+    def _check_invariants(self) -> None:
         if self.config.debug_invariants:
             self.check()

@@ -1,4 +1,4 @@
-"""`Sequence`: one stream of tokens; `Group`: the sequences of one request.
+"""`Sequence`: one stream of tokens; `SequenceGroup`: the sequences of one request.
 
 States: waiting -admit-> running -preempt-> preempted -admit-> running; any of them -finish-> finished, which is final
 and happens once for each index. What needs a grammar starts as deferred -prepared-> waiting. `computed` counts the
@@ -22,7 +22,7 @@ NO_TOKEN = -1
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class SequenceGroup:
     """`live` holds every sequence that has not finished; `next_index` is what the next fork is called."""
 
     request: EngineRequest
@@ -33,7 +33,7 @@ class Group:
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
     seq_id: SeqId
-    group: Group
+    group: SequenceGroup
     indices: list[int]  # of the request's outputs; more than one only before the fork
     key: Key  # smaller goes first and is preempted last
     token_ids: list[int]
@@ -105,7 +105,7 @@ def new_sequence(request: EngineRequest, *, seq_id: SeqId, key: Key, max_len: in
     stops_at_eos = request.eos_token_id is not None and (shaped or not params.ignore_eos)
     seq = Sequence(
         seq_id=seq_id,
-        group=Group(request, next_index=params.n),
+        group=SequenceGroup(request, next_index=params.n),
         indices=list(range(params.n)),
         key=key,
         token_ids=list(request.prompt_token_ids),

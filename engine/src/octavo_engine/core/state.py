@@ -1,4 +1,4 @@
-"""`State`: what planning and committing share: the queues, the sequences, the KV cache and the counters.
+"""`SchedulerState`: what planning and committing share: the queues, the sequences, the KV cache and the counters.
 
 `running` and `waiting` are both ordered by key (priority, arrival, index), so that the sequence to preempt is always
 the last of `running`, which no step has scheduled before the others, and a preempted one is again the first to come.
@@ -10,10 +10,10 @@ import bisect
 from operator import attrgetter
 
 from octavo_engine.config import SchedulerConfig
-from octavo_engine.core.block_lives import BlockLives
+from octavo_engine.core.block_metrics import BlockLifeSampler
 from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.kv import KVCache
-from octavo_engine.core.sequence import Group, Key, Sequence
+from octavo_engine.core.sequence import Key, Sequence, SequenceGroup
 from octavo_engine.wire.plan import SeqId, StepPlan
 from octavo_engine.wire.records import EngineStats, FinishReason, SeqOutput
 
@@ -25,13 +25,13 @@ def _reverse_key(seq: Sequence) -> Key:
     return -priority, -arrival, -order, -index
 
 
-class State:
+class SchedulerState:
     def __init__(self, config: SchedulerConfig, deltas: KVDeltas) -> None:
         self.config = config
         every = config.block_lives_every
-        self.lives = BlockLives(every, lambda: self.now) if every else None
+        self.lives = BlockLifeSampler(every, lambda: self.now) if every else None
         self.kv = KVCache(config, deltas, self.lives)
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, SequenceGroup] = {}
         self.seqs: dict[SeqId, Sequence] = {}
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []

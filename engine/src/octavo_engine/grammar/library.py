@@ -23,7 +23,7 @@ class GrammarError(OctavoError):
     """The library can't compile this grammar, in its own words."""
 
 
-def limits() -> LLParserLimits:
+def parser_limits() -> LLParserLimits:
     """The library's own bounds of work, without dumps of its state; a tenth of its fuel for a lexer, which a regex such
     as `x{10000000}` burns whole: 1 s and 80 MiB at the first mask, while everybody waits."""
     return LLParserLimits(
@@ -33,7 +33,7 @@ def limits() -> LLParserLimits:
 
 def check_grammar(grammar: str) -> None:
     """Without a vocabulary. Raises GrammarError; a warning counts, as it says that something would be ignored."""
-    _, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
+    _, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
     if messages:
         raise GrammarError(messages[0].strip())
 
@@ -50,7 +50,7 @@ class Vocabulary:
 
     def compile(self, grammar: str) -> LLMatcher:
         """A matcher at its start, to be copied for each sequence. Raises GrammarError."""
-        matcher = LLMatcher(self._trie, grammar, log_level=SILENT, limits=limits())
+        matcher = LLMatcher(self._trie, grammar, log_level=SILENT, limits=parser_limits())
         if matcher.is_error():
             raise GrammarError(matcher.get_error().strip())
         return matcher

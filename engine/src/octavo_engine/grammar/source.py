@@ -37,20 +37,20 @@ class GrammarSource:
 
     def __init__(self, bounds: SchemaBounds) -> None:
         self._bounds = bounds
-        self._of_request = lru_cache(_CACHED)(self._write)
+        self._cached_write = lru_cache(_CACHED)(self._write)
 
-    def of(self, shape: StructuredOutputs) -> str:
+    def grammar_for(self, shape: StructuredOutputs) -> str:
         """Raises InvalidRequest."""
         try:
             shape_json = json.dumps({name: getattr(shape, name) for name in shape.__slots__})
         except (TypeError, ValueError, RecursionError) as error:
             raise refuse(f"it is not JSON: {error}.") from error
-        return self._of_request(shape_json)
+        return self._cached_write(shape_json)
 
     def _write(self, shape_json: str) -> str:
         shape = StructuredOutputs(**json.loads(shape_json))
         if shape.json is not None or shape.json_object:
-            return self._of_schema(shape)
+            return self._from_schema(shape)
         kind = next(kind for kind in ("regex", "choice", "grammar") if getattr(shape, kind) is not None)
         param = f"structured_outputs.{kind}"
         text = getattr(shape, kind)
@@ -64,7 +64,7 @@ class GrammarSource:
             raise InvalidRequest(f"{param} can't be compiled: {error}", param=param) from error
         return grammar
 
-    def _of_schema(self, shape: StructuredOutputs) -> str:
+    def _from_schema(self, shape: StructuredOutputs) -> str:
         schema = read_schema({"type": "object"} if shape.json is None else shape.json, self._bounds)
         strict = StrictSchema(schema, no_additional_properties=shape.disable_additional_properties)
         options = json_options(shape)

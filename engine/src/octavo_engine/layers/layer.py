@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Build:
+class BuildContext:
     """Where and in which type a model's layers make their tensors, and for how long a sequence."""
 
     dtype: torch.dtype
@@ -26,7 +26,7 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class WeightSlot:
     """One tensor of the checkpoint. `load` copies it to its place; the caller has compared the shape."""
 
     name: str
@@ -35,7 +35,7 @@ class Slot:
 
 
 class Layer(nn.Module):
-    def slots(self) -> Iterable[Slot]:
+    def weight_slots(self) -> Iterable[WeightSlot]:
         """Of this layer itself, not of those inside it."""
         return ()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from jaxtyping import Float
 from torch import Tensor
 
-from octavo_engine.layers.layer import Build, Layer, Slot
+from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.layers.linear_method import DenseMethod, LinearMethod, LinearSpec
 from octavo_engine.ops.activation import Activation, act_mul
 
@@ -15,7 +15,7 @@ Adapter = Callable[[Tensor, tuple[Tensor, ...]], None]
 
 class Linear(Layer):
     def __init__(
-        self, spec: LinearSpec, build: Build, *, tied: Tensor | None = None, method: LinearMethod | None = None
+        self, spec: LinearSpec, build: BuildContext, *, tied: Tensor | None = None, method: LinearMethod | None = None
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -33,8 +33,8 @@ class Linear(Layer):
         """With gate and up as the halves of the output."""
         return act_mul(self(x), activation) if self.adapter is not None else self.method.apply_gated(x, activation)
 
-    def slots(self) -> Iterable[Slot]:
-        return self.method.slots()
+    def weight_slots(self) -> Iterable[WeightSlot]:
+        return self.method.weight_slots()
 
     def finish_loading(self) -> None:
         self.method.pack()

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from octavo_engine.layers.layer import Build, Slot
+from octavo_engine.layers.layer import BuildContext, WeightSlot
 from octavo_engine.layers.shard import Shard
 from octavo_engine.ops.activation import Activation
 from octavo_engine.ops.packed_linear import (
@@ -44,7 +44,7 @@ class LinearSpec:
 
 
 class LinearMethod(Protocol):
-    def slots(self) -> Iterable[Slot]: ...
+    def weight_slots(self) -> Iterable[WeightSlot]: ...
 
     def pack(self) -> None: ...
 
@@ -68,7 +68,7 @@ class LinearMethod(Protocol):
 class DenseMethod:
     """Plain until `pack`, laid out by `ops.packed_linear` afterwards. A tied weight is read, packed, never loaded."""
 
-    def __init__(self, spec: LinearSpec, build: Build, tied: Tensor | None = None) -> None:
+    def __init__(self, spec: LinearSpec, build: BuildContext, tied: Tensor | None = None) -> None:
         shard = spec.shard
         self.spec = spec
         self.tied = tied is not None
@@ -82,30 +82,30 @@ class DenseMethod:
     def _owns_bias(self) -> bool:
         return self.spec.shard.dim != "in" or self.spec.shard.rank == 0
 
-    def slots(self) -> Iterator[Slot]:
+    def weight_slots(self) -> Iterator[WeightSlot]:
         if self.tied:
             return
         bounds = range(len(self.spec.outs) + 1) if len(self.spec.names) > 1 else (0, len(self.spec.outs))
         for name, (first, last) in zip(self.spec.names, pairwise(bounds), strict=True):
             out = sum(self.spec.outs[first:last])
             shape = (self.spec.in_features, out) if self.spec.transposed else (out, self.spec.in_features)
-            yield Slot(f"{name}.weight", shape, partial(self._load_weight, first, last))
+            yield WeightSlot(f"{name}.weight", shape, partial(self._load_weight, first, last))
             if self.spec.bias:
-                yield Slot(f"{name}.bias", (out,), partial(self._load_bias, first, last))
+                yield WeightSlot(f"{name}.bias", (out,), partial(self._load_bias, first, last))
 
     def _load_weight(self, first: int, last: int, tensor: Tensor) -> None:
         assert self.weight is not None, "packed already"
         tensor = tensor.t() if self.spec.transposed else tensor
         targets = self.weight.split_with_sizes(self.outs)[first:last]
         for target, source in zip(targets, tensor.split_with_sizes(self.spec.outs[first:last]), strict=True):
-            target.copy_(self.spec.shard.take(source))
+            target.copy_(self.spec.shard.local_part(source))
 
     def _load_bias(self, first: int, last: int, tensor: Tensor) -> None:
         if self.bias is None:
             return
         targets = self.bias.split_with_sizes(self.outs)[first:last]
         for target, source in zip(targets, tensor.split_with_sizes(self.spec.outs[first:last]), strict=True):
-            target.copy_(self.spec.shard.take(source) if self.spec.shard.dim == "out" else source)
+            target.copy_(self.spec.shard.local_part(source) if self.spec.shard.dim == "out" else source)
 
     def pack(self) -> None:
         assert self.weight is not None, "packed already"

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octavo_engine.layers.layer import Build, Layer
+from octavo_engine.layers.layer import BuildContext, Layer
 from octavo_engine.layers.rope_frequencies import RopeSpec, inverse_frequencies
 
 
@@ -19,7 +19,7 @@ class Rotation:
 
 
 class RotaryEmbedding(Layer):
-    def __init__(self, spec: RopeSpec, build: Build) -> None:
+    def __init__(self, spec: RopeSpec, build: BuildContext) -> None:
         super().__init__()
         frequencies, factor = inverse_frequencies(spec, build.max_model_len)
         angles = torch.arange(build.max_model_len).float()[:, None] * frequencies

@@ -23,7 +23,7 @@ class Shard:
             raise StartupError(f"{features} {dim}put features can't be split over {self.size} ranks: use a divisor")
         return features // self.size
 
-    def take(self, weight: Tensor) -> Tensor:
+    def local_part(self, weight: Tensor) -> Tensor:
         """This rank's part of a weight [out, in]."""
         if self.dim is None:
             return weight

@@ -3,8 +3,7 @@
 from typing import Any
 
 from octavo_engine.config import ModelConfig
-from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
-from octavo_engine.models.windows import layer_types, windows
+from octavo_engine.models.decoder import Decoder, DecoderSpec, layer_types, llama_like, windows
 
 
 def gemma_like(config: ModelConfig, types: tuple[str, ...], **differences: Any) -> DecoderSpec:

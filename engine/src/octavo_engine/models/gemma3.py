@@ -2,9 +2,8 @@
 
 from octavo_engine.config import ModelConfig
 from octavo_engine.layers.rope_frequencies import RopeSpec, rope_spec
-from octavo_engine.models.decoder import Decoder, DecoderSpec
+from octavo_engine.models.decoder import Decoder, DecoderSpec, layer_types
 from octavo_engine.models.gemma2 import gemma_like
-from octavo_engine.models.windows import layer_types
 from octavo_engine.sources.model_config import rope_parameters
 
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0

@@ -16,7 +16,7 @@ from octavo_engine.config import ModelConfig
 from octavo_engine.layers.attention import SelfAttention
 from octavo_engine.layers.embedding import Embedding
 from octavo_engine.layers.head import LogitsHead
-from octavo_engine.layers.layer import Build, Layer, Slot
+from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.ops.attention import ForwardContext, LayerKVSpec
@@ -34,7 +34,7 @@ class Model(nn.Module):
     embedding: Embedding
     head: LogitsHead
 
-    def __init__(self, config: ModelConfig, build: Build) -> None:
+    def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__()
         self.config, self.build = config, build
 
@@ -54,11 +54,11 @@ class Model(nn.Module):
 
     def named_shapes(self) -> dict[str, tuple[int, ...]]:
         """Of all tensors that a checkpoint must have, for weights made up."""
-        return {slot.name: slot.shape for slot in self._slots()}
+        return {slot.name: slot.shape for slot in self._weight_slots()}
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """In any order, one tensor at a time; call `finish_loading` afterwards."""
-        missing = {slot.name: slot for slot in self._slots()}
+        missing = {slot.name: slot for slot in self._weight_slots()}
         loaded: set[str] = set()
         for given_name, tensor in weights:
             name = given_name if given_name in missing else self.base_prefix + given_name
@@ -93,15 +93,15 @@ class Model(nn.Module):
     def _layers(self) -> Iterable[Layer]:
         return (module for module in self.modules() if isinstance(module, Layer))
 
-    def _slots(self) -> Iterable[Slot]:
-        return chain.from_iterable(layer.slots() for layer in self._layers())
+    def _weight_slots(self) -> Iterable[WeightSlot]:
+        return chain.from_iterable(layer.weight_slots() for layer in self._layers())
 
     def _may_ignore(self, name: str) -> bool:
         """A tied head's weight may be in the file all the same."""
         return name.endswith((*self.ignored, "lm_head.weight"))
 
 
-def _load(slot: Slot, tensor: Tensor) -> None:
+def _load(slot: WeightSlot, tensor: Tensor) -> None:
     if tuple(tensor.shape) != slot.shape:
         raise StartupError(f"tensor '{slot.name}' has shape {tuple(tensor.shape)}, the model needs {slot.shape}")
     with torch.no_grad():

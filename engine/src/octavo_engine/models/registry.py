@@ -3,7 +3,7 @@
 import torch
 
 from octavo_engine.config import ModelConfig
-from octavo_engine.layers.layer import Build
+from octavo_engine.layers.layer import BuildContext
 from octavo_engine.models.gemma2 import Gemma2
 from octavo_engine.models.gemma3 import Gemma3
 from octavo_engine.models.gpt2 import GPT2
@@ -35,4 +35,4 @@ def build_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device
     if architecture is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise StartupError(f"architecture '{config.architecture}' is not supported: {known} are")
-    return architecture(config, Build(dtype=dtype, device=torch.device(device), max_model_len=max_model_len))
+    return architecture(config, BuildContext(dtype=dtype, device=torch.device(device), max_model_len=max_model_len))

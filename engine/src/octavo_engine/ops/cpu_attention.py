@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.cpu_cache import PagedCache
-from octavo_engine.ops.cpu_groups import Group, Lengths, make_groups
+from octavo_engine.ops.cpu_groups import AttentionGroup, Lengths, make_groups
 from octavo_engine.ops.scratch import Scratch
 
 _GATHER_BYTES = 32 << 20  # of keys (and as much of values) that one group may gather
@@ -28,7 +28,7 @@ class StepTensors:
     slots: Tensor
     written: Tensor | None
     started_blocks: Tensor
-    groups: dict[int | None, list[Group]]  # by window
+    groups: dict[int | None, list[AttentionGroup]]  # by window
 
 
 class CpuBackend:
@@ -52,7 +52,7 @@ class CpuBackend:
         return self.cache.bytes_per_block()
 
     def begin_step(self, batch: AttentionBatch) -> None:
-        lengths = Lengths.of(batch)
+        lengths = Lengths.from_batch(batch)
         slots = batch.slots.long()
         written = None if bool((slots >= 0).all()) else (slots >= 0).nonzero().flatten()
         slots = slots if written is None else slots[written]
@@ -85,7 +85,7 @@ class CpuBackend:
         return started[~torch.isin(started, filled)]
 
     def _attend_group(
-        self, spec: AttentionSpec, group: Group, q: Tensor, fresh: tuple[Tensor, Tensor], out: Tensor
+        self, spec: AttentionSpec, group: AttentionGroup, q: Tensor, fresh: tuple[Tensor, Tensor], out: Tensor
     ) -> None:
         num_seqs, query_len = group.queries.shape
         heads = (spec.kv.num_kv_heads, spec.num_heads // spec.kv.num_kv_heads, spec.kv.head_dim)
@@ -142,7 +142,7 @@ def attend_softcap(
     v: Float[Tensor, "seqs kv_heads keys head_dim"],
     mask: Tensor | None,
 ) -> Float[Tensor, "seqs query_len kv_heads group head_dim"]:
-    """Explicit fp32 scores, some query positions at a time; `mask` None is causal, as in `Group`."""
+    """Explicit fp32 scores, some query positions at a time; `mask` None is causal, as in `AttentionGroup`."""
     assert spec.softcap is not None
     keys, values = k.float()[:, :, None], v.float()[:, :, None]
     queries = q.float().permute(0, 2, 3, 1, 4)  # [seqs, kv_heads, group, query_len, head_dim]

@@ -91,7 +91,7 @@ class PagedCache(BlockStore):
         """`blocks` [num_seqs * n] int64 -> K and V [num_seqs, kv_heads, n * block_size, head_dim], views of scratch."""
         found = []
         for name, cache in (("keys", self.keys[layer_idx]), ("values", self.values[layer_idx])):
-            rows = scratch.take(name, len(blocks), cache[0].numel())
+            rows = scratch.get_buffer(name, len(blocks), cache[0].numel())
             torch.index_select(cache.view(len(cache), -1), 0, blocks, out=rows)
             found.append(rows.view(num_seqs, -1, *cache.shape[2:]).transpose(1, 2))
         return found[0], found[1]

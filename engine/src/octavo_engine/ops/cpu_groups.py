@@ -22,7 +22,7 @@ _BUCKET_RATIO = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class AttentionGroup:
     """Sequences attended in one call.
 
     `queries` [seqs, query_len]: token rows. `blocks` [seqs * n]: cache blocks, or None where K and V of this step are
@@ -47,14 +47,14 @@ class Lengths:
     seq: Ints
 
     @staticmethod
-    def of(batch: AttentionBatch) -> "Lengths":
+    def from_batch(batch: AttentionBatch) -> "Lengths":
         starts = batch.query_start.numpy().astype(np.int64)
         return Lengths(starts[:-1], np.diff(starts), batch.seq_lens.numpy().astype(np.int64))
 
 
 def make_groups(
     batch: AttentionBatch, lengths: Lengths, *, block_size: int, window: int | None, max_keys: int
-) -> list[Group]:
+) -> list[AttentionGroup]:
     """`max_keys`: how many key positions one group may gather; bounds the scratch memory."""
     first = lengths.seq - lengths.query
     oldest = np.zeros_like(first) if window is None else np.maximum(0, first + 1 - window)
@@ -100,7 +100,7 @@ def _query_rows(part: Lengths) -> tuple[Ints, npt.NDArray[np.bool_]]:
     return part.row[:, None] + np.minimum(offset, part.query[:, None] - 1), offset < part.query[:, None]
 
 
-def _fresh_group(part: Lengths, window: int | None) -> Group:
+def _fresh_group(part: Lengths, window: int | None) -> AttentionGroup:
     queries, real = _query_rows(part)
     mask = None
     if window is not None and queries.shape[1] > window:
@@ -110,7 +110,7 @@ def _fresh_group(part: Lengths, window: int | None) -> Group:
     return _group(queries, real, None, mask)
 
 
-def _paged_group(part: Lengths, blocks: Ints, base: Ints, block_size: int, window: int | None) -> Group:
+def _paged_group(part: Lengths, blocks: Ints, base: Ints, block_size: int, window: int | None) -> AttentionGroup:
     queries, real = _query_rows(part)
     position = np.minimum(np.arange(queries.shape[1])[None, :], part.query[:, None] - 1)
     position = position + (part.seq - part.query)[:, None]
@@ -126,9 +126,9 @@ def _visible(query: Ints, key: Ints, window: int | None) -> npt.NDArray[np.bool_
 
 def _group(
     queries: Ints, real: npt.NDArray[np.bool_], blocks: Ints | None, mask: npt.NDArray[np.bool_] | None
-) -> Group:
+) -> AttentionGroup:
     padded = not real.all()
-    return Group(
+    return AttentionGroup(
         queries=torch.from_numpy(queries),
         blocks=None if blocks is None else torch.from_numpy(blocks.reshape(-1)),
         mask=None if mask is None else torch.from_numpy(mask),

@@ -73,7 +73,7 @@ class NativeBackend:
     def begin_step(self, batch: AttentionBatch) -> None:
         tables = batch.block_tables.to(torch.int32).contiguous()
         slots = batch.slots.to(torch.int64).contiguous()
-        batch.private = NativeStep(Lengths.of(batch), slots, tables, torch.get_num_threads())
+        batch.private = NativeStep(Lengths.from_batch(batch), slots, tables, torch.get_num_threads())
 
     def attend(
         self,
@@ -148,7 +148,7 @@ class NativeBackend:
     def _partials(self, spec: AttentionSpec, group: int, num_partials: int) -> Tensor:
         rows = max(self._tile_rows, group)
         width = 2 + self._padded(spec.kv.head_dim)
-        return self._scratch.take("partials", num_partials, spec.kv.num_kv_heads, rows, width)
+        return self._scratch.get_buffer("partials", num_partials, spec.kv.num_kv_heads, rows, width)
 
     def _shapes(self, spec: LayerKVSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
         keys = (spec.num_kv_heads, spec.head_dim, self._block_size)

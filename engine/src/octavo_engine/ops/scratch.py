@@ -15,7 +15,7 @@ class Scratch:
         self._dtype = dtype
         self._buffers: dict[str, Tensor] = {}
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def get_buffer(self, name: str, *shape: int) -> Tensor:
         size = math.prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < size:

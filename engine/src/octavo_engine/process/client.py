@@ -14,14 +14,14 @@ import zmq.asyncio
 from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.log_format import LogFormat
 from octavo_engine.process import messages
-from octavo_engine.process.rendezvous import from_core_address, make_folder, remove_folder, to_core_address
+from octavo_engine.process.ipc_sockets import from_core_address, make_folder, remove_folder, to_core_address
 from octavo_engine.wire.errors import EngineDead, StartupError
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.records import CoreOutputs
 
 STOP_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 30.0
-LAST_WORDS_S = 0.2  # what a dead process sent may still be on its way through the sockets
+DRAIN_TIMEOUT_S = 0.2  # what a dead process sent may still be on its way through the sockets
 STDERR_FD = 2
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -84,7 +84,7 @@ class CoreProcess:
                     case messages.Ready(info):
                         self._is_ready = True
                         return info
-        raise StartupError(f"the engine core {self._exit_words()} while starting; its error is printed above.")
+        raise StartupError(f"the engine core {self._exit_description()} while starting; its error is printed above.")
 
     def send(self, message: messages.ToCore) -> None:
         """Raises EngineDead. Never blocks: the queue has no bound, the caller bounds the requests in flight."""
@@ -102,11 +102,11 @@ class CoreProcess:
                         case messages.Outputs(core):
                             yield core
                         case messages.Answered(call_id, answer):
-                            self._answer(call_id, answer)
+                            self._resolve_call(call_id, answer)
         finally:
             for waiting in self._calls.values():
                 waiting.cancel()
-        raise EngineDead(f"the engine core {self._exit_words()}.")
+        raise EngineDead(f"the engine core {self._exit_description()}.")
 
     async def call(self, name: CallName, timeout_s: float = CALL_TIMEOUT_S) -> Answer:
         """Raises EngineDead, also when no answer comes in time: a step that long, or a core that hangs."""
@@ -119,12 +119,12 @@ class CoreProcess:
             if not waiting.done():
                 raise EngineDead(f"the engine core has not answered within {timeout_s:g} s: see /health.")
             if waiting.cancelled():
-                raise EngineDead(f"the engine core {self._exit_words()}.")
+                raise EngineDead(f"the engine core {self._exit_description()}.")
             return waiting.result()
         finally:
             del self._calls[call_id]
 
-    def _answer(self, call_id: int, answer: Answer) -> None:
+    def _resolve_call(self, call_id: int, answer: Answer) -> None:
         waiting = self._calls.get(call_id)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
@@ -153,7 +153,7 @@ class CoreProcess:
             while True:
                 await asyncio.wait({receive, self._exited}, return_when=asyncio.FIRST_COMPLETED)
                 if not receive.done():
-                    await asyncio.wait({receive}, timeout=LAST_WORDS_S)
+                    await asyncio.wait({receive}, timeout=DRAIN_TIMEOUT_S)
                 if not receive.done():
                     return
                 data = receive.result()
@@ -167,7 +167,7 @@ class CoreProcess:
         data = messages.encode(start)
         self._process.stdin.write(len(data).to_bytes(4, "little") + data)
 
-    def _exit_words(self) -> str:
+    def _exit_description(self) -> str:
         code = self._process.returncode
         if code is None:
             return "stopped answering"

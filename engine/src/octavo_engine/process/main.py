@@ -8,16 +8,16 @@ import math
 import os
 import signal
 import sys
+from contextlib import suppress
 
 import zmq
 
-from octavo_engine.engine import EngineCore, settle_memory
+from octavo_engine.engine import EngineCore, freeze_gc
 from octavo_engine.engine_start import find_loader, start_core
 from octavo_engine.log_format import configure_logging
 from octavo_engine.process import messages
-from octavo_engine.process.lifeline import follow_parent
-from octavo_engine.process.rendezvous import from_core_address, remove_folder, to_core_address
-from octavo_engine.process.waker import Waker
+from octavo_engine.process.exit_with_parent import exit_with_parent
+from octavo_engine.process.ipc_sockets import from_core_address, remove_folder, to_core_address
 from octavo_engine.wire.errors import OctavoError
 
 LINGER_MS = 2000  # for the last words of a core that could not start
@@ -39,10 +39,28 @@ def _read_exactly(fd: int, size: int) -> bytes:
     return data
 
 
+class Waker:
+    """A pipe that the core's loop polls beside its inbox, so that another thread can wake the loop."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._write_fd, False)
+
+    def wake(self) -> None:
+        """From any thread. A pipe that is full wakes as well."""
+        with suppress(BlockingIOError):
+            os.write(self._write_fd, b"!")
+
+    def clear(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self.fd, 4096)
+
+
 def serve(core: EngineCore, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[bytes]") -> None:
     waker = Waker()
     core.on_more_work(waker.wake)
-    core.on_begin = lambda news: outbox.send(messages.encode(messages.Outputs(news)))
+    core.on_interim = lambda news: outbox.send(messages.encode(messages.Outputs(news)))
     poller = zmq.Poller()
     poller.register(inbox, zmq.POLLIN)
     poller.register(waker.fd, zmq.POLLIN)
@@ -72,7 +90,7 @@ def run(start: messages.Start, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[b
     except OctavoError as error:
         outbox.send(messages.encode(messages.Failed(str(error))))
         return 1
-    settle_memory()
+    freeze_gc()
     outbox.send(messages.encode(messages.Ready(ready)))
     try:
         serve(core, inbox, outbox)
@@ -87,7 +105,7 @@ def main() -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     start = read_start(pipe_fd)
     configure_logging(start.log_format, process="core")
-    follow_parent(pipe_fd, start.parent_pid, lambda: remove_folder(start.folder))
+    exit_with_parent(pipe_fd, start.parent_pid, lambda: remove_folder(start.folder))
     with zmq.Context() as context, context.socket(zmq.PULL) as inbox, context.socket(zmq.PUSH) as outbox:
         inbox.set_hwm(0)
         outbox.set_hwm(0)

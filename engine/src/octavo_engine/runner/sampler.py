@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octavo_engine.runner.draws import draw, draw_filtered
+from octavo_engine.runner.categorical import draw_filtered_tokens, draw_tokens
 from octavo_engine.runner.grammar_masks import GrammarRows
 from octavo_engine.runner.keyed_random import uniforms
 from octavo_engine.runner.logprobs import token_logprobs
@@ -142,13 +142,13 @@ class Sampler:
         top_k, top_p = columns.top_k[slots], columns.top_p[slots]
         filtered = (top_k > 0) | (top_p < 1.0)
         if not filtered.any():
-            return draw(logits, uniform)
+            return draw_tokens(logits, uniform)
         if filtered.all():
-            return draw_filtered(logits, uniform, column(top_k), column(top_p))
+            return draw_filtered_tokens(logits, uniform, column(top_k), column(top_p))
         plain, some = column(np.flatnonzero(~filtered)), column(np.flatnonzero(filtered))
         drawn = torch.empty_like(uniform, dtype=torch.int64)
-        drawn[plain] = draw(logits[plain], uniform[plain])
-        drawn[some] = draw_filtered(logits[some], uniform[some], column(top_k)[some], column(top_p)[some])
+        drawn[plain] = draw_tokens(logits[plain], uniform[plain])
+        drawn[some] = draw_filtered_tokens(logits[some], uniform[some], column(top_k)[some], column(top_p)[some])
         return drawn
 
     def _logprobs(

@@ -123,7 +123,7 @@ class BlockLife:
 
 @dataclass(slots=True, kw_only=True)
 class CoreOutputs:
-    """One message from the engine core to its front end. `begins`: of the step about to run, before all that it brings:
+    """One message from the engine core to its front end. `is_interim`: of the step about to run, before all that it brings:
     blocks that it writes over or will have computed, and the queue with it in it; or of what was asked for between two.
     """
 
@@ -131,4 +131,4 @@ class CoreOutputs:
     stats: EngineStats | None = None
     kv: KVChange | None = None
     block_lives: list[BlockLife] | None = None
-    begins: bool = False
+    is_interim: bool = False

@@ -1,7 +1,7 @@
 """Which of a repository's files are fetched: one format, what goes with it, and never a GGUF that nobody named."""
 
 import pytest
-from octavo_engine.sources.wanted import wanted_files
+from octavo_engine.sources.file_selection import select_files
 from octavo_engine.wire.errors import StartupError
 
 METADATA = {"config.json", "tokenizer.json", "model.safetensors.index.json", "chat_template.jinja"}
@@ -43,7 +43,7 @@ SPLIT = {"Q4/m-00001-of-00002.gguf", "Q4/m-00002-of-00002.gguf"}
     ],
 )
 def test_choice(names: set[str], load_format: str, file: str | None, wanted: set[str], main: str | None) -> None:
-    found = wanted_files("hf://org/m", names, load_format=load_format, file=file)
+    found = select_files("hf://org/m", names, load_format=load_format, file=file)
     assert set(found.names) == wanted
     assert len(found.names) == len(wanted)
     assert found.main == main
@@ -66,5 +66,5 @@ def test_choice(names: set[str], load_format: str, file: str | None, wanted: set
 )
 def test_no_choice(names: set[str], load_format: str, file: str | None, message: str) -> None:
     with pytest.raises(StartupError) as caught:
-        wanted_files("hf://org/m", names, load_format=load_format, file=file)
+        select_files("hf://org/m", names, load_format=load_format, file=file)
     assert message in str(caught.value)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from octavo_engine.ops import token_bits
 from octavo_engine.ops.native_library import native_library
-from octavo_engine.ops.token_bits import keep_tokens, keep_tokens_reference
+from octavo_engine.ops.token_bitmask import apply_token_bitmask, apply_token_bitmask_reference
 
 NEVER = float("-inf")
 
@@ -17,7 +17,7 @@ def words_of(*allowed: set[int], vocab: int) -> torch.Tensor:
     return torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.int32))
 
 
-@pytest.mark.parametrize("keep", [keep_tokens, keep_tokens_reference])
+@pytest.mark.parametrize("keep", [apply_token_bitmask, apply_token_bitmask_reference])
 def test_what_has_no_bit_can_not_be_chosen(keep) -> None:
     logits = torch.arange(3 * 70.0).view(3, 70)
     before = logits.clone()
@@ -29,7 +29,7 @@ def test_what_has_no_bit_can_not_be_chosen(keep) -> None:
     assert logits[1].equal(before[1])
 
 
-@pytest.mark.parametrize("keep", [keep_tokens, keep_tokens_reference])
+@pytest.mark.parametrize("keep", [apply_token_bitmask, apply_token_bitmask_reference])
 def test_tokens_that_were_never_possible_are_none_that_is_left(keep) -> None:
     logits = torch.zeros(1, 40)
     logits[0, :35] = NEVER
@@ -46,13 +46,13 @@ def test_both_forms_agree(vocab: int, num_threads: int) -> None:
     words[1], words[2] = 0, -1
     wide = torch.randn(7, vocab + 3, generator=chance)
     ours, theirs = wide.clone()[:, :vocab], wide.clone()[:, :vocab]
-    assert keep_tokens(ours, rows, words).equal(keep_tokens_reference(theirs, rows, words))
+    assert apply_token_bitmask(ours, rows, words).equal(apply_token_bitmask_reference(theirs, rows, words))
     assert ours.equal(theirs)
 
 
 def test_other_types_take_the_form_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.zeros(1, 64, dtype=torch.bfloat16)
-    assert keep_tokens(logits, torch.tensor([0]), words_of({63}, vocab=64)).tolist() == [True]
+    assert apply_token_bitmask(logits, torch.tensor([0]), words_of({63}, vocab=64)).tolist() == [True]
     assert torch.isfinite(logits[0]).nonzero()[:, 0].tolist() == [63]
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.sources.aws_profile import profile_options
-from octavo_engine.sources.deposit import Content
+from octavo_engine.sources.download_dir import Snapshot
+from octavo_engine.sources.file_selection import select_files
 from octavo_engine.sources.retries import Interrupted, with_retries
-from octavo_engine.sources.wanted import wanted_files
 from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class _Object:
     e_tag: str | None
 
 
-class Bucket:
-    """An `Origin`. Raises StartupError for a URI that names no bucket, and where the client isn't installed."""
+class S3Model:
+    """An `ModelSource`. Raises StartupError for a URI that names no bucket, and where the client isn't installed."""
 
     def __init__(self, uri: str, *, load_format: str = "auto") -> None:
         bucket, _, path = uri.removeprefix(SCHEME).partition("/")
@@ -56,20 +56,20 @@ class Bucket:
         self._store = _store(uri, bucket)
         self._objects: dict[str, _Object] = {}
 
-    def content(self) -> Content:
+    def snapshot(self) -> Snapshot:
         self._objects = with_retries(self._list, self.uri)
         if not self._objects:
             raise StartupError(f"{self.uri}: nothing is there: look at the bucket and the folder's name.")
-        wanted = wanted_files(self.uri, self._objects, load_format=self._load_format, file=self._file)
+        wanted = select_files(self.uri, self._objects, load_format=self._load_format, file=self._file)
         found = {name: self._objects[name] for name in wanted.names}
         listing = "\n".join(f"{name} {o.num_bytes} {o.e_tag}" for name, o in sorted(found.items()))
         version = hashlib.sha256(listing.encode()).hexdigest()[:DIGEST_CHARS]
         sizes = {name: o.num_bytes for name, o in found.items()}
-        return Content(uri=self.uri, version=version, files=sizes, main=wanted.main)
+        return Snapshot(uri=self.uri, version=version, files=sizes, main=wanted.main)
 
-    def bring(self, files: Mapping[str, int], content: Content, staging: Path) -> None:
+    def download(self, files: Mapping[str, int], snapshot: Snapshot, staging: Path) -> None:
         with ThreadPoolExecutor(MAX_AT_ONCE, thread_name_prefix="fetch") as pool:
-            tasks = [pool.submit(self._bring_one, self._objects[name], staging / name) for name in files]
+            tasks = [pool.submit(self._download_object, self._objects[name], staging / name) for name in files]
             try:
                 for task in tasks:
                     task.result()
@@ -80,14 +80,14 @@ class Bucket:
         import obstore
 
         found: dict[str, _Object] = {}
-        with _told(self.uri):
+        with _translate_errors(self.uri):
             for page in obstore.list(self._store, self._folder or None):
                 for meta in page:
                     name = meta["path"].removeprefix(self._folder).lstrip("/")
                     found[name] = _Object(meta["path"], meta["size"], meta["e_tag"])
         return found
 
-    def _bring_one(self, found: _Object, target: Path) -> None:
+    def _download_object(self, found: _Object, target: Path) -> None:
         partial = target.with_name(f"{target.name}.partial")
         target.parent.mkdir(parents=True, exist_ok=True)
         partial.touch()
@@ -104,7 +104,7 @@ class Bucket:
         offset = partial.stat().st_size
         if offset == found.num_bytes:
             return
-        with _told(self.uri), partial.open("r+b") as file:
+        with _translate_errors(self.uri), partial.open("r+b") as file:
             chunks, offset = _opened(self._store, found, offset)
             file.seek(offset)
             for chunk in chunks:
@@ -163,7 +163,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
 @contextmanager
-def _told(uri: str) -> Iterator[None]:
+def _translate_errors(uri: str) -> Iterator[None]:
     """What the client says, in our words: Interrupted where another try may help, else StartupError."""
     from obstore.exceptions import BaseError, PreconditionError
 

@@ -1,4 +1,4 @@
-// Token masks of one bit per token, applied to logits in place. See token_bits.py.
+// Token masks of one bit per token, applied to logits in place. See token_bitmask.py.
 
 #include <cstdint>
 #include <limits>
@@ -38,7 +38,7 @@ bool keep_row(float* x, const uint32_t* words, int64_t size) {
 extern "C" {
 
 // logits: fp32, rows `stride` apart; row rows[i] belongs to words[i * num_words ..].
-void octavo_keep_tokens(float* logits, int64_t stride, int64_t vocab, const int64_t* rows, int64_t num_rows,
+void octavo_apply_token_bitmask(float* logits, int64_t stride, int64_t vocab, const int64_t* rows, int64_t num_rows,
                         const uint32_t* words, int64_t num_words, bool* has_token, int32_t num_threads) {
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1 && num_rows > 1)
   for (int64_t i = 0; i < num_rows; i++)

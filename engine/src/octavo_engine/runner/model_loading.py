@@ -24,8 +24,7 @@ from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.weights.dummy import dummy_weights
-from octavo_engine.weights.loader import Progress, iter_weights
-from octavo_engine.weights.progress import loading_bar
+from octavo_engine.weights.loader import Progress, iter_weights, loading_bar
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import root_hash
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from octavo_engine.config import ModelConfig
 from octavo_engine.layers.attention import SelfAttention
 from octavo_engine.layers.embedding import LearnedPositions
-from octavo_engine.layers.layer import Build, Layer
+from octavo_engine.layers.layer import BuildContext, Layer
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.mlp import PlainMLP
@@ -18,7 +18,7 @@ from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EarlySpec:
+class GPTDecoderSpec:
     """Names are relative to the layer's prefix. `norm_first` False: each norm comes after its residual addition."""
 
     qkv: tuple[str, ...]
@@ -37,8 +37,10 @@ class EarlySpec:
     transposed: bool = False
 
 
-class EarlyLayer(Layer):
-    def __init__(self, prefix: str, layer_idx: int, spec: EarlySpec, config: ModelConfig, build: Build) -> None:
+class GPTDecoderLayer(Layer):
+    def __init__(
+        self, prefix: str, layer_idx: int, spec: GPTDecoderSpec, config: ModelConfig, build: BuildContext
+    ) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, spec.inner_size
 
@@ -72,7 +74,7 @@ class EarlyLayer(Layer):
         return self.mlp_norm(x.add_(self.mlp(x)))
 
 
-class EarlyDecoder(Model):
+class GPTDecoder(Model):
     """A subclass makes `embedding`, `positions`, `layers` and `head`, and what else it has around the layers."""
 
     positions: LearnedPositions

@@ -22,7 +22,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9.-]+")
 _SLUG_CHARS, _DIGEST_CHARS = 80, 10
 
 
-def locate_here(model: str) -> Path | None:
+def locate_local(model: str) -> Path | None:
     """None for what has to be fetched. Raises StartupError for what should be here and isn't."""
     if model.startswith(PACKAGE_SCHEME):
         return locate_in_package(model)
@@ -38,7 +38,7 @@ def locate_here(model: str) -> Path | None:
     return None
 
 
-def hub_place(model: str) -> tuple[Literal["hf", "ms"], str, str | None]:
+def parse_hub_uri(model: str) -> tuple[Literal["hf", "ms"], str, str | None]:
     """The hub, the repository, and the file or glob in it. Raises StartupError for a scheme that nobody knows."""
     scheme, separator, rest = model.rpartition("://")
     if scheme not in ("", "hf", "ms"):
@@ -53,7 +53,7 @@ def hub_place(model: str) -> tuple[Literal["hf", "ms"], str, str | None]:
     return ("ms" if scheme == "ms" or _prefers_model_scope(scheme) else "hf"), repo, file
 
 
-def store_folder(uri: str) -> Path:
+def download_folder(uri: str) -> Path:
     """Where a fetched model lies if nobody says where: the same for whoever fetches and whoever serves."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo" / "models"
     slug = _UNSAFE.sub("-", uri.replace("://", "-"))[:_SLUG_CHARS].strip("-.")

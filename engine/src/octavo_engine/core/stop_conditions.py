@@ -8,17 +8,17 @@ from octavo_engine.core.sequence import Sequence
 from octavo_engine.wire.records import FinishReason
 
 Stop = tuple[FinishReason | None, int | None]
-GOES_ON: Stop = (None, None)
+NOT_STOPPED: Stop = (None, None)
 
 
-def take_tokens(seq: Sequence, sampled: list[int]) -> tuple[int, Stop]:
+def append_tokens(seq: Sequence, sampled: list[int]) -> tuple[int, Stop]:
     """Append tokens up to the first that ends the sequence; how many were taken, and the reason and stopping id."""
     for count, token in enumerate(sampled, start=1):
         seq.token_ids.append(token)
         stop = _stop_after(seq, token)
-        if stop is not GOES_ON:
+        if stop is not NOT_STOPPED:
             return count, stop
-    return len(sampled), GOES_ON
+    return len(sampled), NOT_STOPPED
 
 
 def _stop_after(seq: Sequence, token: int) -> Stop:
@@ -28,4 +28,4 @@ def _stop_after(seq: Sequence, token: int) -> Stop:
             return "stop", None
         if token in seq.stop_token_ids:
             return "stop", token
-    return ("length", None) if length >= seq.limit else GOES_ON
+    return ("length", None) if length >= seq.limit else NOT_STOPPED

@@ -1,7 +1,7 @@
 """Draws from a categorical distribution by inverting its cumulative distribution with one uniform number per row.
 
 Two orders are used. `draw` walks the vocabulary in id order, in two levels (sums of chunks, then one chunk), so that a
-row costs one pass. `draw_filtered` walks the logits in descending order: it looks at the largest 64, and sorts only
+row costs one pass. `draw_filtered_tokens` walks the logits in descending order: it looks at the largest 64, and sorts only
 the rows whose top-k or top-p reaches further; only values are sorted, the token is looked up by its value afterwards.
 Either way a row's result depends on that row alone, and equal logits are ordered by id.
 """
@@ -18,7 +18,7 @@ _FIRST_LOOK = 64
 _LOG2_E = 1 / math.log(2)
 
 
-def draw(logits: Float[Tensor, "rows vocab"], uniform: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+def draw_tokens(logits: Float[Tensor, "rows vocab"], uniform: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
     """`uniform` in [0, 1), float64. A token of zero probability is never drawn. Overwrites the logits."""
     rows, vocab = logits.shape
     weights = _weights_(logits, logits.amax(-1, keepdim=True))
@@ -35,7 +35,7 @@ def draw(logits: Float[Tensor, "rows vocab"], uniform: Float[Tensor, " rows"]) -
     return ids.gather(1, _first_above(inside, fraction * inside[:, -1:]))[:, 0]
 
 
-def draw_filtered(
+def draw_filtered_tokens(
     logits: Float[Tensor, "rows vocab"],
     uniform: Float[Tensor, " rows"],
     top_k: Int[Tensor, " rows"],

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from octavo_engine.sources.aws_profile import profile_options
-from octavo_engine.sources.places import hub_place, locate_here, store_folder
+from octavo_engine.sources.model_uri import download_folder, locate_local, parse_hub_uri
 from octavo_engine.sources.retries import MAX_TRIES, Interrupted, Unreachable, pause_after, with_retries
 from octavo_engine.wire.errors import StartupError
 
@@ -20,33 +20,33 @@ from octavo_engine.wire.errors import StartupError
     ],
 )
 def test_hub_place(model: str, place: tuple[str, str, str | None]) -> None:
-    assert hub_place(model) == place
+    assert parse_hub_uri(model) == place
 
 
 def test_unknown_scheme() -> None:
     with pytest.raises(
         StartupError, match=r"unknown source 'gs://': use hf://, ms://, s3://, pvc://, file:// or pkg://"
     ):
-        hub_place("gs://bucket/m")
+        parse_hub_uri("gs://bucket/m")
 
 
 def test_claims_lie_below_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_CLAIMS", str(tmp_path))
     (tmp_path / "weights" / "llama").mkdir(parents=True)
-    assert locate_here("pvc://weights/llama") == tmp_path / "weights" / "llama"
-    assert locate_here("pvc://weights") == tmp_path / "weights"
+    assert locate_local("pvc://weights/llama") == tmp_path / "weights" / "llama"
+    assert locate_local("pvc://weights") == tmp_path / "weights"
     with pytest.raises(StartupError, match=r"the claim other isn't mounted here: .*/other is no folder"):
-        locate_here("pvc://other/llama")
+        locate_local("pvc://other/llama")
     with pytest.raises(StartupError, match="no such file or folder in the claim weights"):
-        locate_here("pvc://weights/qwen")
+        locate_local("pvc://weights/qwen")
     for outside in ("pvc://weights/../..", "pvc://../x"):
         with pytest.raises(StartupError, match=r"without '\.\.'"):
-            locate_here(outside)
+            locate_local(outside)
 
 
 def test_each_uri_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    folders = {store_folder(uri) for uri in ("s3://b/a/b", "s3://b/a-b", "s3://b/a/b/", "s3://b/" + "x" * 500)}
+    folders = {download_folder(uri) for uri in ("s3://b/a/b", "s3://b/a-b", "s3://b/a/b/", "s3://b/" + "x" * 500)}
     assert len(folders) == 4
     assert {folder.parent for folder in folders} == {Path("/cache/octavo/models")}
     assert max(len(folder.name) for folder in folders) < 100

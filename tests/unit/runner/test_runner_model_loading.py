@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from octavo_engine.config import EngineConfig
-from octavo_engine.runner.load import load_executor
+from octavo_engine.runner.model_loading import load_executor
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
 from octavo_engine.wire.sampling import SamplingParams

@@ -1,5 +1,5 @@
 from octavo_engine.config import SchedulerConfig
-from octavo_engine.core.block_lives import BlockLives, FollowedBlockPool
+from octavo_engine.core.block_metrics import BlockLifeSampler, InstrumentedBlockPool
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.engine import EngineCore
 from octavo_engine.wire.records import BlockLife, EngineRequest
@@ -9,8 +9,8 @@ from octavo_testing.scripted import EOS, ScriptedExecutor, scripted, text_ids
 
 def make_pool(num_blocks, every=1):
     clock = Clock()
-    lives = BlockLives(every, clock)
-    return clock, lives, FollowedBlockPool(num_blocks, lives=lives)
+    lives = BlockLifeSampler(every, clock)
+    return clock, lives, InstrumentedBlockPool(num_blocks, lives=lives)
 
 
 def fill(pool, block, block_hash=b"h"):
@@ -20,33 +20,33 @@ def fill(pool, block, block_hash=b"h"):
 
 def test_a_life_lasts_from_taking_to_eviction():
     clock, lives, pool = make_pool(1)
-    (block,) = pool.take(1)
+    (block,) = pool.allocate(1)
     fill(pool, block)
     for clock.now_s in (2.0, 5.0):
-        lives.used([block])
+        lives.record_use([block])
     clock.now_s = 9.0
-    pool.take(1)
-    assert lives.take_ended() == [BlockLife(lifetime_s=9.0, idle_s=4.0, reuse_gaps_s=[2.0, 3.0])]
-    assert lives.take_ended() == []
+    pool.allocate(1)
+    assert lives.pop_ended() == [BlockLife(lifetime_s=9.0, idle_s=4.0, reuse_gaps_s=[2.0, 3.0])]
+    assert lives.pop_ended() == []
 
 
 def test_a_block_without_cached_content_has_no_life():
     clock, lives, pool = make_pool(1)
-    pool.release(pool.take(1))
+    pool.release(pool.allocate(1))
     clock.now_s = 3.0
-    (block,) = pool.take(1)
+    (block,) = pool.allocate(1)
     fill(pool, block)
     clock.now_s = 4.0
-    pool.take(1)
-    assert [life.lifetime_s for life in lives.take_ended()] == [1.0]
+    pool.allocate(1)
+    assert [life.lifetime_s for life in lives.pop_ended()] == [1.0]
 
 
 def test_one_in_many_is_followed():
     _, lives, pool = make_pool(100, every=10)
-    for i, block in enumerate(pool.take(100)):
+    for i, block in enumerate(pool.allocate(100)):
         fill(pool, block, bytes([i]))
-    pool.take(100)
-    assert len(lives.take_ended()) == 10
+    pool.allocate(100)
+    assert len(lives.pop_ended()) == 10
 
 
 def run(core, clock, name, prompt, at_s):

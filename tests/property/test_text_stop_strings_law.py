@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from octavo_engine.text.stop import StopStrings
+from octavo_engine.text.stop_strings import StopStrings
 
 ALPHABET = "abc"  # few letters: overlaps and false starts are the rule
 texts = st.text(ALPHABET, max_size=24)

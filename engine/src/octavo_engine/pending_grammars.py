@@ -15,27 +15,27 @@ Prepare = Callable[[str], "Future[object]"]
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _Compilation:
     future: "Future[object]"
     deadline_s: float
 
 
-class Preparations:
+class PendingGrammars:
     def __init__(self, prepare: Prepare, *, timeout_s: float) -> None:
-        self.on_done: Callable[[], None] = _nobody_sleeps
+        self.on_done: Callable[[], None] = _ignore
         self._prepare = prepare
         self._timeout_s = timeout_s
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _Compilation] = {}
         self._held: dict[str, object] = {}
         self._done: deque[str] = deque()  # filled by other threads
 
     def start(self, request_id: str, grammar: str, now: float) -> None:
         """A known grammar is done at once."""
         future = self._prepare(grammar)
-        self._waiting[request_id] = _Waiting(future, now + self._timeout_s)
-        future.add_done_callback(lambda _: self._note_done(request_id))
+        self._waiting[request_id] = _Compilation(future, now + self._timeout_s)
+        future.add_done_callback(lambda _: self._on_future_done(request_id))
 
-    def take_done(self, now: float) -> list[tuple[str, str | None]]:
+    def pop_done(self, now: float) -> list[tuple[str, str | None]]:
         """Request ids, each with the reason if it gets no grammar. Those that ended meanwhile are left out."""
         done = []
         while self._done:
@@ -43,7 +43,7 @@ class Preparations:
         if not self._waiting:
             return []
         late = [i for i, w in self._waiting.items() if w.deadline_s <= now and not w.future.done()]
-        return [(i, self._settle(i)) for i in done if i in self._waiting] + [(i, self._give_up(i)) for i in late]
+        return [(i, self._finish(i)) for i in done if i in self._waiting] + [(i, self._time_out(i)) for i in late]
 
     def has_done(self) -> bool:
         return bool(self._done)
@@ -55,15 +55,15 @@ class Preparations:
     def next_deadline_s(self) -> float | None:
         return min((w.deadline_s for w in self._waiting.values()), default=None)
 
-    def wait(self, timeout_s: float) -> None:
+    def wait_for_done(self, timeout_s: float) -> None:
         """Until something is done."""
         wait([w.future for w in self._waiting.values()], timeout_s, FIRST_COMPLETED)
 
-    def _note_done(self, request_id: str) -> None:
+    def _on_future_done(self, request_id: str) -> None:
         self._done.append(request_id)
         self.on_done()
 
-    def _settle(self, request_id: str) -> str | None:
+    def _finish(self, request_id: str) -> str | None:
         future = self._waiting.pop(request_id).future
         error = future.exception()
         if error is None:
@@ -71,7 +71,7 @@ class Preparations:
             return None
         return f"{UNSATISFIABLE}the grammar of structured_outputs could not be compiled: {error}"
 
-    def _give_up(self, request_id: str) -> str:
+    def _time_out(self, request_id: str) -> str:
         """Not the request's fault alone: it goes on compiling, so another try may find it done."""
         del self._waiting[request_id]
         return (
@@ -80,5 +80,5 @@ class Preparations:
         )
 
 
-def _nobody_sleeps() -> None:
+def _ignore() -> None:
     """The default: a core in its caller's own loop is asked when the caller likes."""

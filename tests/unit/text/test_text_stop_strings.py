@@ -1,7 +1,7 @@
 """Stop strings by example; the law is in tests/property/test_text_stop_law.py."""
 
 import pytest
-from octavo_engine.text.stop import StopStrings
+from octavo_engine.text.stop_strings import StopStrings
 
 
 def _run(stops: list[str], pieces: list[str], *, include: bool = False) -> tuple[list[str], str | None]:

@@ -20,26 +20,26 @@ _MOST_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FileSelection:
     """`main`: the GGUF file (the first shard) that was asked for by name, else the folder is the model."""
 
     names: tuple[str, ...]
     main: str | None = None
 
 
-def wanted_files(uri: str, names: Iterable[str], *, load_format: str, file: str | None = None) -> Wanted:
+def select_files(uri: str, names: Iterable[str], *, load_format: str, file: str | None = None) -> FileSelection:
     """`file`: a name or glob that selects one GGUF. Raises StartupError where there is none, or a choice."""
     known = sorted(names)
     if file is not None:
         shards = _named_gguf(uri, known, file)
-        return Wanted(tuple(shards), main=shards[0])
+        return FileSelection(tuple(shards), main=shards[0])
     metadata = _matching(known, _METADATA)
     if load_format == "dummy":
-        return Wanted(tuple(metadata))
+        return FileSelection(tuple(metadata))
     for candidate in ORDER if load_format == "auto" else (load_format,):
         weights = _lone_gguf(uri, known) if candidate == "gguf" else _matching(known, _WEIGHTS[candidate])
         if weights:
-            return Wanted((*metadata, *weights))
+            return FileSelection((*metadata, *weights))
     wanted = "weights (*.safetensors, pytorch_model*.bin or *.gguf)" if load_format == "auto" else "weights"
     suffix = "" if load_format == "auto" else f" in the format {load_format}"
     raise StartupError(f"{uri}: no {wanted}{suffix} there.")

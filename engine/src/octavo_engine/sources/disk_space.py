@@ -7,7 +7,7 @@ from octavo_engine.sources.progress import size_text
 from octavo_engine.wire.errors import StartupError
 
 
-def check_room(name: str, folder: Path, *, needed_bytes: int, num_files: int) -> None:
+def check_disk_space(name: str, folder: Path, *, needed_bytes: int, num_files: int) -> None:
     """Raises StartupError. `folder` needn't exist yet."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free

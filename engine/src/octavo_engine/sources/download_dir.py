@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 
 MARKER, STAGING, LOCK = ".octavo-fetched.json", ".octavo-partial", ".octavo-fetch.lock"
 #: What a fresh volume may hold.
-_STRANGERS = ("lost+found",)
+_ALLOWED_NAMES = ("lost+found",)
 LAST = "config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
-    """What is to lie in a folder. `version` changes with the content: a commit, a digest of a listing."""
+class Snapshot:
+    """What is to lie in a folder. `version` changes with the snapshot: a commit, a digest of a listing."""
 
     uri: str
     version: str
@@ -41,18 +41,18 @@ class Content:
         return folder if self.main is None else folder / self.main
 
 
-def complete_content(folder: Path) -> Content | None:
+def read_complete_snapshot(folder: Path) -> Snapshot | None:
     """What lies here in full, if anything does."""
     try:
-        content = Content(**json.loads((folder / MARKER).read_text()))
+        snapshot = Snapshot(**json.loads((folder / MARKER).read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    return content if all(_num_bytes(folder / name) == size for name, size in content.files.items()) else None
+    return snapshot if all(_num_bytes(folder / name) == size for name, size in snapshot.files.items()) else None
 
 
-def check_free_for(folder: Path, uri: str) -> None:
+def check_unclaimed(folder: Path, uri: str) -> None:
     """Raises StartupError for a folder with something else in it: nobody's files are overwritten."""
-    held = _held_uri(folder)
+    held = _recorded_uri(folder)
     if held == uri or not folder.exists():
         return
     if held is not None and (folder / MARKER).exists():
@@ -60,7 +60,7 @@ def check_free_for(folder: Path, uri: str) -> None:
     if not folder.is_dir():
         raise StartupError(f"{folder}: is a file: name a folder to fetch {uri} into.")
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    if others := [name for name in names if name not in _STRANGERS]:
+    if others := [name for name in names if name not in _ALLOWED_NAMES]:
         raise StartupError(
             f"{folder}: holds {', '.join(others[:3])}{' …' if len(others) > 3 else ''}, which octavo didn't fetch: "
             f"name an empty folder for {uri}."
@@ -68,7 +68,7 @@ def check_free_for(folder: Path, uri: str) -> None:
 
 
 @contextmanager
-def filled_alone(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """While one fills the folder, the others wait here. Raises StartupError where the folder can't be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,47 +90,47 @@ def _lock(file: IO[str], folder: Path) -> None:
         logger.warning("%s: no locks on this volume (%s): others may fetch the same", folder, error.strerror)
 
 
-def staged(folder: Path, content: Content) -> Path:
+def prepare_staging(folder: Path, snapshot: Snapshot) -> Path:
     """Where its files are to arrive. What an earlier fetch left there stays if it is of the same version."""
     staging = folder / STAGING
-    if staging.exists() and _marked(staging) != asdict(content):
+    if staging.exists() and _read_marker(staging) != asdict(snapshot):
         shutil.rmtree(staging)
     staging.mkdir(exist_ok=True)
-    (staging / MARKER).write_text(json.dumps(asdict(content)))
+    (staging / MARKER).write_text(json.dumps(asdict(snapshot)))
     return staging
 
 
-def settle(folder: Path, content: Content) -> None:
+def move_into_place(folder: Path, snapshot: Snapshot) -> None:
     """From the staging folder into place. Files of an earlier version that this one hasn't go."""
-    staging, before = folder / STAGING, _marked(folder)
+    staging, before = folder / STAGING, _read_marker(folder)
     (folder / MARKER).unlink(missing_ok=True)
-    for name in sorted(content.files, key=lambda name: Path(name).name == LAST):
+    for name in sorted(snapshot.files, key=lambda name: Path(name).name == LAST):
         if (staging / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (staging / name).replace(folder / name)
-    for name in set(before.get("files", ())) - set(content.files):
+    for name in set(before.get("files", ())) - set(snapshot.files):
         (folder / name).unlink(missing_ok=True)
     (staging / MARKER).replace(folder / MARKER)
     shutil.rmtree(staging, ignore_errors=True)
 
 
-def missing_files(folder: Path, content: Content) -> dict[str, int]:
-    """Those that are neither in place, as the same version's, nor staged in full."""
-    in_place = _marked(folder).get("version") == content.version
+def missing_files(folder: Path, snapshot: Snapshot) -> dict[str, int]:
+    """Those that are neither in place, as the same version's, nor prepare_staging in full."""
+    in_place = _read_marker(folder).get("version") == snapshot.version
 
     def is_there(name: str, size: int) -> bool:
         return _num_bytes(folder / STAGING / name) == size or (in_place and _num_bytes(folder / name) == size)
 
-    return {name: size for name, size in content.files.items() if not is_there(name, size)}
+    return {name: size for name, size in snapshot.files.items() if not is_there(name, size)}
 
 
-def _held_uri(folder: Path) -> str | None:
+def _recorded_uri(folder: Path) -> str | None:
     """Also of one whose files were being put in place when something ended it."""
-    uri = _marked(folder).get("uri") or _marked(folder / STAGING).get("uri")
+    uri = _read_marker(folder).get("uri") or _read_marker(folder / STAGING).get("uri")
     return uri if isinstance(uri, str) else None
 
 
-def _marked(folder: Path) -> dict[str, Any]:
+def _read_marker(folder: Path) -> dict[str, Any]:
     try:
         value = json.loads((folder / MARKER).read_text())
     except (OSError, ValueError):

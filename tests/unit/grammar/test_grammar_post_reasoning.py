@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
-from octavo_engine.grammar.reasoned import ReasonedState
+from octavo_engine.grammar.post_reasoning import PostReasoningState
 from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
 from octavo_engine.grammar.state import GrammarState
@@ -28,7 +28,7 @@ class ByteTokenizer:
 @pytest.fixture(scope="module")
 def compiled():
     compiler = GrammarCompiler(lambda: Vocabulary(ByteTokenizer(), vocab_size=VOCAB_SIZE, eos_token_id=EOS))
-    source = GrammarSource(SchemaBounds(max_bytes=1000, max_depth=8)).of(StructuredOutputs(regex="ab"))
+    source = GrammarSource(SchemaBounds(max_bytes=1000, max_depth=8)).grammar_for(StructuredOutputs(regex="ab"))
     yield compiler.get(source)
     compiler.shutdown()
 
@@ -46,7 +46,7 @@ def allowed(compiled):
 
 
 def reasoned(compiled, start_id):
-    return ReasonedState(GrammarState(compiled, stop_ids=[EOS]), start_id=start_id, end_id=END)
+    return PostReasoningState(GrammarState(compiled, stop_ids=[EOS]), start_id=start_id, end_id=END)
 
 
 ANYTHING = set(range(VOCAB_SIZE)) - {EOS}

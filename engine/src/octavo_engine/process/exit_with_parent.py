@@ -15,7 +15,7 @@ from types import FrameType
 PR_SET_PDEATHSIG = 1
 
 
-def follow_parent(pipe_fd: int, parent_pid: int, on_orphaned: Callable[[], None]) -> None:
+def exit_with_parent(pipe_fd: int, parent_pid: int, on_orphaned: Callable[[], None]) -> None:
     """From here on the process ends with its parent, after `on_orphaned` has tidied up. Main thread only."""
 
     def leave() -> None:

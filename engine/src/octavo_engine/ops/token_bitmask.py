@@ -13,16 +13,16 @@ from octavo_engine.ops.native_library import kernels_for
 WORD_BITS = 32
 
 
-def keep_tokens(
+def apply_token_bitmask(
     logits: Float[Tensor, "rows vocab"], rows: Int[Tensor, " shaped"], words: Int[Tensor, "shaped words"]
 ) -> Bool[Tensor, " shaped"]:
     """Row `rows[i]` of the logits becomes -inf wherever `words[i]` has no bit. False: nothing above -inf is left."""
     library = kernels_for(logits) if logits.dtype == torch.float32 else None
     if library is None or logits.stride(1) != 1:
-        return keep_tokens_reference(logits, rows, words)
+        return apply_token_bitmask_reference(logits, rows, words)
     words = words.contiguous()
     has_token = torch.empty(len(rows), dtype=torch.bool)
-    library.octavo_keep_tokens(
+    library.octavo_apply_token_bitmask(
         logits.data_ptr(),
         logits.stride(0),
         logits.shape[1],
@@ -36,7 +36,7 @@ def keep_tokens(
     return has_token
 
 
-def keep_tokens_reference(
+def apply_token_bitmask_reference(
     logits: Float[Tensor, "rows vocab"], rows: Int[Tensor, " shaped"], words: Int[Tensor, "shaped words"]
 ) -> Bool[Tensor, " shaped"]:
     words = words.to(logits.device)

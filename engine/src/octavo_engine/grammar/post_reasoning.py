@@ -1,4 +1,4 @@
-"""`ReasonedState`: a grammar that holds only after the model's reasoning, which is free.
+"""`PostReasoningState`: a grammar that holds only after the model's reasoning, which is free.
 
 Reasoning ends with a token of its own. Where it is not open from the first token on, another token opens it, which may
 stand there or not: without it the grammar holds at once. Reasoning can't end the sequence: the shape that was asked for
@@ -14,7 +14,7 @@ from llguidance import LLMatcher
 from octavo_engine.grammar.state import GrammarState, Words, set_bit
 
 
-class ReasonedState:
+class PostReasoningState:
     """`start_id` None: reasoning is open from the first token on."""
 
     def __init__(self, state: GrammarState, *, start_id: int | None, end_id: int) -> None:
