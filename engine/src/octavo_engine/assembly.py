@@ -11,7 +11,7 @@ from octavo_engine.outputs import CompletionOutput, Logprob, OutputKind, Positio
 from octavo_engine.text.detokenizer import IncrementalDetokenizer
 from octavo_engine.text.stop_strings import StopStrings
 from octavo_engine.text.tokenizer import Tokenizer
-from octavo_engine.wire.records import EngineRequest, FinishReason, SeqOutput, Timing, TokenLogprobs
+from octavo_engine.wire.records import EngineRequest, ErrorInfo, FinishReason, SeqOutput, Timing, TokenLogprobs
 
 
 def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:
@@ -120,7 +120,6 @@ class _PromptOutput:
 
     logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
-    taken: bool = False
     from_index: int | None = None
 
     def push(self, out: SeqOutput, tokenizer: Tokenizer) -> None:
@@ -142,7 +141,7 @@ class RequestAssembly:
     tokenizer: Tokenizer
     sequences: list[SequenceAssembly] = field(init=False)
     metrics: RequestMetrics = field(init=False)
-    error: str | None = None
+    error: ErrorInfo | None = None
     _prompt_output: _PromptOutput = field(default_factory=_PromptOutput)
     _num_open: int = field(init=False)
 
@@ -186,5 +185,6 @@ class RequestAssembly:
             metrics=self.metrics,
             prompt_logprobs=self._prompt_output.logprobs,
             num_cached_tokens=self._prompt_output.num_cached_tokens,
-            error=self.error,
+            error=None if self.error is None else self.error.message,
+            error_kind=None if self.error is None else self.error.kind,
         )

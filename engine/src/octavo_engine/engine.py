@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, TextIO
 from octavo_engine.core.inspection import describe_sequences
 from octavo_engine.pending_grammars import PendingGrammars
 from octavo_engine.queue_deadlines import QueueDeadlines
-from octavo_engine.wire.errors import EngineDead, OctavoError
+from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult
-from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, SeqOutput
+from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, ErrorInfo, SeqOutput
 
 if TYPE_CHECKING:
     from octavo_engine.core.scheduler import Scheduler
@@ -64,8 +64,9 @@ class EngineCore:
             if request.start_by_s is not None:
                 self._deadlines.add(request.request_id, request.start_by_s)
         except OctavoError as error:
+            info = ErrorInfo(str(error), "invalid_request" if isinstance(error, InvalidRequest) else "internal")
             self._events += [
-                SeqOutput(request_id=request.request_id, index=i, finish_reason="error", error=str(error))
+                SeqOutput(request_id=request.request_id, index=i, finish_reason="error", error=info)
                 for i in range(request.params.n)
             ]
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from octavo_engine.wire.records import FinishReason, Timing
+from octavo_engine.wire.records import ErrorKind, FinishReason, Timing
 
 OutputKind = Literal["cumulative", "delta", "final"]
 
@@ -52,7 +52,7 @@ class RequestMetrics:
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):
-    """`error` says what went wrong when a sequence's finish_reason is "error"."""
+    """`error` and `error_kind`: the message and the cause, once a sequence has ended with finish_reason "error"."""
 
     request_id: str
     prompt: str | None
@@ -63,3 +63,4 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    error_kind: ErrorKind | None = None

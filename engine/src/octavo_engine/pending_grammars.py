@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
-from octavo_engine.wire.errors import UNSATISFIABLE
+from octavo_engine.wire.records import ErrorInfo
 
 Prepare = Callable[[str], "Future[object]"]
 
@@ -35,7 +35,7 @@ class PendingGrammars:
         self._waiting[request_id] = _Compilation(future, now + self._timeout_s)
         future.add_done_callback(lambda _: self._on_future_done(request_id))
 
-    def pop_done(self, now: float) -> list[tuple[str, str | None]]:
+    def pop_done(self, now: float) -> list[tuple[str, ErrorInfo | None]]:
         """Request ids, each with the reason if it gets no grammar. Those that ended meanwhile are left out."""
         done = []
         while self._done:
@@ -63,18 +63,18 @@ class PendingGrammars:
         self._done.append(request_id)
         self.on_done()
 
-    def _finish(self, request_id: str) -> str | None:
+    def _finish(self, request_id: str) -> ErrorInfo | None:
         future = self._waiting.pop(request_id).future
         error = future.exception()
         if error is None:
             self._held[request_id] = future.result()
             return None
-        return f"{UNSATISFIABLE}the grammar of structured_outputs could not be compiled: {error}"
+        return ErrorInfo(f"The grammar of structured_outputs could not be compiled: {error}", "invalid_request")
 
-    def _time_out(self, request_id: str) -> str:
+    def _time_out(self, request_id: str) -> ErrorInfo:
         """Not the request's fault alone: it goes on compiling, so another try may find it done."""
         del self._waiting[request_id]
-        return (
+        return ErrorInfo(
             f"The grammar of structured_outputs took longer to compile than {self._timeout_s:g} s: make the schema, "
             "regex or grammar smaller, or raise --grammar-compile-timeout."
         )

@@ -2,7 +2,7 @@ import pytest
 from octavo_engine.assembly import RequestAssembly
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.tokenizer import load_tokenizer
-from octavo_engine.wire.records import EngineRequest, SeqOutput, Timing, TokenLogprobs
+from octavo_engine.wire.records import EngineRequest, ErrorInfo, SeqOutput, Timing, TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.scripted import EOS, text_ids, write_byte_model
 
@@ -114,10 +114,10 @@ def test_delta_shows_only_sequences_with_news(assemble):
     assert [(c.index, c.text) for c in taken.outputs] == [(1, "a")]
     assert assembly.take_output("delta") is None
     assembly.push(out("b", index=1), 2.0)
-    assembly.push(out("", index=0, finish_reason="error", error="broken"), 2.0)
+    assembly.push(out("", index=0, finish_reason="error", error=ErrorInfo("broken", "invalid_request")), 2.0)
     taken = assembly.take_output("delta")
     assert [(c.index, c.text, c.finish_reason) for c in taken.outputs] == [(0, "", "error"), (1, "b", None)]
-    assert (taken.error, taken.finished) == ("broken", False)
+    assert (taken.error, taken.error_kind, taken.finished) == ("broken", "invalid_request", False)
 
 
 def test_cumulative_shows_all_and_final_waits(assemble):

@@ -93,7 +93,8 @@ def test_a_request_that_can_never_run_ends_with_an_error_for_each_index():
     core.add(make_request(prompt="x" * 200, params=scripted("x", n=2)))
     outputs = run(core)
     assert ends(outputs) == [("r", 0, "error"), ("r", 1, "error")]
-    assert "maximum context length is 128" in outputs[0].error
+    assert outputs[0].error.kind == "invalid_request"
+    assert "maximum context length is 128" in outputs[0].error.message
 
 
 def test_a_failed_step_ends_its_sequences_and_serving_goes_on(caplog):

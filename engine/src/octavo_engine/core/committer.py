@@ -8,7 +8,7 @@ from octavo_engine.core.sequence import Sequence
 from octavo_engine.core.state import SchedulerState
 from octavo_engine.core.stop_conditions import Stop, append_tokens
 from octavo_engine.wire.plan import SeqResult, SeqStep, StepPlan, StepResult
-from octavo_engine.wire.records import SeqOutput
+from octavo_engine.wire.records import ErrorInfo, SeqOutput
 
 
 class Committer:
@@ -104,7 +104,7 @@ class Committer:
             state.dropped += failed.dropped_seqs
         outputs: list[SeqOutput] = []
         for seq in [state.seqs[s.seq_id] for s in plan.seqs if s.seq_id in state.seqs]:
-            outputs += state.end_outputs(seq, seq.indices, "error", error)
+            outputs += state.end_outputs(seq, seq.indices, "error", ErrorInfo(error))
             state.finish(seq)
         for seq in [*state.running]:
             state.preempt(seq, swap=False)

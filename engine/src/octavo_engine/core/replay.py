@@ -14,7 +14,7 @@ from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TRACE_VERSION, decode_config, decode_request, encode_ended, encode_plan
 from octavo_engine.wire.errors import OctavoError, StartupError
 from octavo_engine.wire.plan import SeqResult, StepCosts, StepResult
-from octavo_engine.wire.records import EngineStats, TokenLogprobs
+from octavo_engine.wire.records import EngineStats, ErrorInfo, TokenLogprobs
 
 Entry = dict[str, Any]
 
@@ -116,7 +116,8 @@ def _decide(scheduler: Scheduler, entry: Entry, report: ReplayReport) -> tuple[s
         ended = encode_ended(scheduler.commit(_decode_result(entry), entry["now"]))
         return f"what ended in step {entry['commit']}", entry["ended"], ended
     if "prepared" in entry:
-        ended = encode_ended(scheduler.prepared(entry["prepared"], entry["now"], error=entry["error"]))
+        error = None if entry["error"] is None else ErrorInfo(entry["error"])
+        ended = encode_ended(scheduler.prepared(entry["prepared"], entry["now"], error=error))
         return f"what the preparation of {entry['prepared']} ended", entry["ended"], ended
     if "abort" in entry:
         ended = encode_ended(scheduler.abort(entry["abort"], entry["index"]))
@@ -150,7 +151,7 @@ def _decode_result(entry: Entry) -> StepResult:
             seq_id=seq_id,
             token_ids=tokens,
             prompt_logprobs=[TokenLogprobs([], [], 1)] * rows if rows else None,
-            error=error[0] if error else None,
+            error=ErrorInfo(error[0]) if error else None,
         )
         for seq_id, tokens, rows, *error in entry["seqs"]
     ]

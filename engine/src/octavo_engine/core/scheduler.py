@@ -18,7 +18,7 @@ from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.hashing import scoped_root
 from octavo_engine.wire.kv_stream import Tier
 from octavo_engine.wire.plan import SeqId, StepCosts, StepPlan, StepResult
-from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, SeqOutput
+from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, ErrorInfo, SeqOutput
 
 NO_COSTS = StepCosts()
 
@@ -57,7 +57,7 @@ class Scheduler:
             state.enter_waiting(seq)
         state.kv.touch(seq)
 
-    def prepared(self, request_id: str, now: float, *, error: str | None = None) -> list[SeqOutput]:
+    def prepared(self, request_id: str, now: float, *, error: ErrorInfo | None = None) -> list[SeqOutput]:
         """What a deferred request waited for is there, or failed, which ends it. An unknown id is ignored."""
         state, outputs = self._state, list[SeqOutput]()
         state.now = now

@@ -15,7 +15,7 @@ from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.kv import KVCache
 from octavo_engine.core.sequence import Key, Sequence, SequenceGroup
 from octavo_engine.wire.plan import SeqId, StepPlan
-from octavo_engine.wire.records import EngineStats, FinishReason, SeqOutput
+from octavo_engine.wire.records import EngineStats, ErrorInfo, FinishReason, SeqOutput
 
 _key = attrgetter("key")
 
@@ -107,7 +107,7 @@ class SchedulerState:
             del self.groups[seq.request_id]
 
     def end_outputs(
-        self, seq: Sequence, indices: list[int], reason: FinishReason, error: str | None
+        self, seq: Sequence, indices: list[int], reason: FinishReason, error: ErrorInfo | None
     ) -> list[SeqOutput]:
         """Terminal records without tokens."""
         return [

@@ -14,7 +14,7 @@ from typing import Any
 from octavo_engine.config import SchedulerConfig
 from octavo_engine.core.scheduler import NO_COSTS, Scheduler
 from octavo_engine.wire.plan import SeqId, SeqStep, StepCosts, StepPlan, StepResult
-from octavo_engine.wire.records import EngineRequest, SeqOutput
+from octavo_engine.wire.records import EngineRequest, ErrorInfo, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.structured import StructuredOutputs
 
@@ -40,9 +40,9 @@ class TracingScheduler(Scheduler):
         super().add(request, now, deferred=deferred)
         self._write_line(add=_encode_request(request), now=now, **({"deferred": True} if deferred else {}))
 
-    def prepared(self, request_id: str, now: float, *, error: str | None = None) -> list[SeqOutput]:
+    def prepared(self, request_id: str, now: float, *, error: ErrorInfo | None = None) -> list[SeqOutput]:
         outputs = super().prepared(request_id, now, error=error)
-        self._write_line(prepared=request_id, now=now, error=error, ended=encode_ended(outputs))
+        self._write_line(prepared=request_id, now=now, error=error and error.message, ended=encode_ended(outputs))
         return outputs
 
     def abort(self, request_id: str, index: int | None = None) -> list[SeqOutput]:
@@ -58,7 +58,8 @@ class TracingScheduler(Scheduler):
     def commit(self, result: StepResult, now: float) -> list[SeqOutput]:
         outputs = super().commit(result, now)
         seqs = [
-            [r.seq_id, r.token_ids, len(r.prompt_logprobs or ()), r.error][: 4 if r.error else 3] for r in result.seqs
+            [r.seq_id, r.token_ids, len(r.prompt_logprobs or ()), *([r.error.message] if r.error else [])]
+            for r in result.seqs
         ]
         self._write_line(commit=result.step_id, now=now, seqs=seqs, error=result.error, ended=encode_ended(outputs))
         return outputs

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 
 from octavo_engine.grammar.compiler import CompiledGrammar
-from octavo_engine.wire.errors import UNSATISFIABLE
 
 Words = npt.NDArray[np.int32]  # one bit per token id, lowest first
 
@@ -103,9 +102,7 @@ class GrammarState:
     def _failure(self) -> str:
         """The library's word and first line; "NoExtension" is a grammar that no text can complete."""
         detail = self._matcher.get_error().partition("\n")[0].strip()
-        return (
-            f"{UNSATISFIABLE}the output can't follow its grammar any further ({detail or self._matcher.stop_reason()})"
-        )
+        return f"The output can't follow its grammar any further ({detail or self._matcher.stop_reason()})."
 
 
 def set_bit(row: Words, token_id: int, *, on: bool) -> None:

@@ -21,10 +21,6 @@ class InvalidRequest(OctavoError):
         self.param = param
 
 
-#: How an error begins that ends a running sequence where its own request, not the engine, is why: 400, not 500.
-UNSATISFIABLE = "The request can't be met: "
-
-
 class ContextLengthExceeded(InvalidRequest):
     """Clients compact and retry by parsing this message: its wording is API."""
 

@@ -9,7 +9,7 @@ Lengths: a sequence has `token_ids`; KV exists for its first `start` tokens; a `
 
 from dataclasses import dataclass, field
 
-from octavo_engine.wire.records import TokenLogprobs
+from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
 
 BlockId = int
@@ -87,7 +87,7 @@ class SeqResult:
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
-    error: str | None = None
+    error: ErrorInfo | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,6 +11,16 @@ from octavo_engine.wire.kv_stream import KVChange
 from octavo_engine.wire.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+#: "invalid_request": the request itself is the cause (HTTP 400). "internal": the engine is the cause (HTTP 500).
+ErrorKind = Literal["invalid_request", "internal"]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """Why a sequence ended with finish_reason "error"."""
+
+    message: str
+    kind: ErrorKind = "internal"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +78,7 @@ class SeqOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    error: str | None = None
+    error: ErrorInfo | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     timing: Timing | None = None
