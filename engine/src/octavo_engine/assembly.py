@@ -1,8 +1,9 @@
-"""From the engine core's token records to text: one `RequestAssembly` per request, one `SequenceAssembly` per index.
+"""Turns the engine core's token records into text: a `RequestAssembly` per request, a `SequenceAssembly` per index.
 
-Stop strings are found here, where the text is: a match ends the sequence for the caller, and `push` answers True so
-that the engine core is told. What the core still sends for that sequence is dropped. All history is kept until the
-request ends, so a slow reader gets what it missed in one piece: memory is bounded by the length of the request.
+Stop strings are matched here, because the engine core has no text: a match ends the sequence for the caller, and `push`
+returns True so that the caller aborts the sequence in the engine core. Records that still arrive for that sequence are
+dropped. All output is kept until the request ends, so a slow reader gets everything that it missed in one piece; memory
+is bounded by the length of the request.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from octavo_engine.wire.records import EngineRequest, ErrorInfo, FinishReason, S
 
 
 def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:
-    """The first entry is the chosen token, with its own rank; the others are ranks 1, 2, 3, ..."""
+    """Map token ids to log-probabilities: first the chosen token with its own rank, then ranks 1, 2, 3, ..."""
     ranks = [entry.rank, *range(1, len(entry.token_ids))]
     position: PositionLogprobs = {}
     for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, ranks, strict=True):
@@ -24,7 +25,7 @@ def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLog
 
 
 class SequenceAssembly:
-    """States: open, then finished; `push` on a finished one does nothing."""
+    """The output of one sequence. Its state is open, then finished; `push` to a finished sequence does nothing."""
 
     def __init__(self, index: int, request: EngineRequest, tokenizer: Tokenizer) -> None:
         params = request.params
@@ -51,7 +52,7 @@ class SequenceAssembly:
         self._reported_finish = False
 
     def push(self, out: SeqOutput) -> bool:
-        """True if a stop string ended the sequence while the engine core still runs it."""
+        """Add a record; return True if a stop string ended the sequence while the engine core still runs it."""
         if self.finish_reason is not None:
             return False
         self.num_preemptions = out.num_preemptions
@@ -95,7 +96,7 @@ class SequenceAssembly:
             self.cumulative_logprob += entry.logprobs[0]
 
     def _add_text(self, token_id: int, *, hidden: bool) -> bool:
-        """True on a stop string. Text of the first `min_tokens` tokens is not searched."""
+        """Return True if a stop string matches. The text of the first `min_tokens` tokens is not searched."""
         if hidden and not self._params.include_stop_str_in_output:
             return False
         text = self._detokenizer.push([token_id])
@@ -116,7 +117,7 @@ class SequenceAssembly:
 
 @dataclass(slots=True)
 class _PromptOutput:
-    """What the first records of a request bring about its prompt; it is the same for all its sequences."""
+    """Prompt log-probabilities and cached tokens, which arrive in the first records and hold for all sequences."""
 
     logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
@@ -133,7 +134,7 @@ class _PromptOutput:
 
 @dataclass(slots=True, kw_only=True)
 class RequestAssembly:
-    """`request_id` is the caller's; the one inside `request` may differ."""
+    """The outputs of one request. `request_id` is the caller's id; `request.request_id` may differ."""
 
     request_id: str
     prompt: str | None
@@ -155,7 +156,7 @@ class RequestAssembly:
         return self._num_open == 0
 
     def push(self, out: SeqOutput, now: float) -> bool:
-        """True if the engine core must abort this (request, index)."""
+        """Add a record; return True if the caller must abort this (request, index) in the engine core."""
         self._prompt_output.push(out, self.tokenizer)
         if out.token_ids:
             self.metrics.first_token_s = self.metrics.first_token_s or now
@@ -169,13 +170,13 @@ class RequestAssembly:
         return must_abort
 
     def take_output(self, kind: OutputKind) -> RequestOutput | None:
-        """What the reader hasn't seen; None if there is nothing (for "final": until all is there)."""
+        """Return the output that the reader has not read yet; None if there is none, or before the end if "final"."""
         if kind == "final" and not self.finished:
             return None
-        news = [s for s in self.sequences if s.has_unread()]
-        if not news:
+        unread = [s for s in self.sequences if s.has_unread()]
+        if not unread:
             return None
-        shown = news if kind == "delta" else self.sequences
+        shown = unread if kind == "delta" else self.sequences
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,

@@ -1,7 +1,7 @@
-"""Requests whose grammar is being compiled, and the compiled grammars that running requests hold on to.
+"""Requests whose grammar is being compiled, and the compiled grammars of running requests.
 
-Compiling happens on the executor's threads; `on_done` is called on one of them, so that an engine loop with nothing
-else to do can sleep until then.
+Grammars are compiled on the executor's threads; `on_done` is called on one of them, so that an idle engine loop can
+sleep until a grammar is compiled.
 """
 
 from collections import deque
@@ -30,13 +30,16 @@ class PendingGrammars:
         self._done: deque[str] = deque()  # filled by other threads
 
     def start(self, request_id: str, grammar: str, now: float) -> None:
-        """A known grammar is done at once."""
+        """Start compiling; a grammar that is already compiled is done at once."""
         future = self._prepare(grammar)
         self._waiting[request_id] = _Compilation(future, now + self._timeout_s)
         future.add_done_callback(lambda _: self._on_future_done(request_id))
 
     def pop_done(self, now: float) -> list[tuple[str, ErrorInfo | None]]:
-        """Request ids, each with the reason if it gets no grammar. Those that ended meanwhile are left out."""
+        """Return the ids of requests whose grammar is compiled or has failed, with the error if it failed.
+
+        Requests that ended meanwhile are left out.
+        """
         done = []
         while self._done:
             done.append(self._done.popleft())
@@ -56,7 +59,7 @@ class PendingGrammars:
         return min((w.deadline_s for w in self._waiting.values()), default=None)
 
     def wait_for_done(self, timeout_s: float) -> None:
-        """Until something is done."""
+        """Block until a grammar is compiled or the timeout has passed."""
         wait([w.future for w in self._waiting.values()], timeout_s, FIRST_COMPLETED)
 
     def _on_future_done(self, request_id: str) -> None:
@@ -72,7 +75,7 @@ class PendingGrammars:
         return ErrorInfo(f"The grammar of structured_outputs could not be compiled: {error}", "invalid_request")
 
     def _time_out(self, request_id: str) -> ErrorInfo:
-        """Not the request's fault alone: it goes on compiling, so another try may find it done."""
+        """Fail a request with an error of kind "internal": compilation continues, so that a retry may succeed."""
         del self._waiting[request_id]
         return ErrorInfo(
             f"The grammar of structured_outputs took longer to compile than {self._timeout_s:g} s: make the schema, "
@@ -81,4 +84,4 @@ class PendingGrammars:
 
 
 def _ignore() -> None:
-    """The default: a core in its caller's own loop is asked when the caller likes."""
+    """Do nothing: the default, for an engine core whose caller calls `wait_for_work`."""

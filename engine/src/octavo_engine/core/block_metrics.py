@@ -1,7 +1,7 @@
-"""`BlockLifeSampler`: follows every n-th device block from being taken to the eviction of its content, for statistics only.
+"""`BlockLifeSampler`: samples every n-th allocation of a device block and measures the block's life until eviction.
 
-A life ends when a cached block is taken for something else; one whose content nobody could find is no life at all.
-Uses are the admissions that found the block in the cache. Nothing here influences a decision.
+A life ends when a cached block is allocated again. A block whose content was never registered in the prefix cache is
+not counted. A use is an admission that found the block in the cache. The measurements influence no decision.
 """
 
 from collections import deque
@@ -51,7 +51,7 @@ class BlockLifeSampler:
 
 
 class InstrumentedBlockPool(BlockPool):
-    """A pool that tells `lives` what becomes of its blocks."""
+    """A block pool that reports allocations and evictions to `lives`."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""`Committer`: takes the result of a step into the state and says what each request gets.
+"""`Committer`: applies the result of a step to the state and returns each sequence's output.
 
-Results come in the order of their plans. A sequence may have ended meanwhile (an abort): its result is ignored. One
-that was preempted meanwhile keeps the token: it was sampled from the right logits, whatever became of the blocks.
+Results arrive in the order of their plans. If a sequence was aborted meanwhile, its result is ignored. A sequence that
+was preempted meanwhile keeps its token: the token was sampled from correct logits, whatever happened to the blocks.
 """
 
 from octavo_engine.core.sequence import Sequence
@@ -17,7 +17,7 @@ class Committer:
 
     def commit(self, result: StepResult) -> list[SeqOutput]:
         plan = self._state.in_flight.pop(result.step_id, None)
-        if plan is None:  # void since an earlier step failed
+        if plan is None:  # discarded because an earlier step failed
             return []
         if result.error is not None:
             return self._fail(plan, result.error)
@@ -70,7 +70,7 @@ class Committer:
             self._end(seq, output, stop)
 
     def _rewind(self, seq: Sequence) -> None:
-        """KV exists up to the last accepted draft; the newest token's own is always still to compute."""
+        """Reset `computed` to the last accepted draft; the KV of the newest token is always still to be computed."""
         if seq.status == "running":
             seq.computed = len(seq.token_ids) - 1
             self._state.kv.register_full(seq, seq.computed)
@@ -88,16 +88,19 @@ class Committer:
         self._state.finish(seq)
 
     def _collect_prompt_logprobs(self, seq: Sequence, step: SeqStep, sampled: SeqResult) -> None:
-        """Row i tells about the token at start + i + 1; what was recomputed after a preemption is known already."""
+        """Append new prompt log-probabilities. Row i is about the token at start + i + 1; rows that were recomputed
+        after a preemption are skipped.
+        """
         collected = seq.prompt_logprobs
         assert collected is not None
         assert sampled.prompt_logprobs is not None
         collected += sampled.prompt_logprobs[max(len(collected) - step.start - 1, 0) :]
 
     def _fail(self, plan: StepPlan, error: str) -> list[SeqOutput]:
-        """End the sequences of the step. What device and host memory hold is unknown: the others start over.
+        """End the sequences of the failed step; all other sequences are recomputed, as the KV memory may be corrupt.
 
-        Whether the runner got as far as forgetting what it was told to forget is unknown, too: it is told again.
+        The runner may not have dropped the sequences that this plan and the plans in flight listed: they are listed
+        again in the next plan.
         """
         state = self._state
         for failed in [plan, *state.in_flight.values()]:

@@ -1,7 +1,7 @@
-"""Replays a trace: the recorded inputs go into a fresh scheduler, whose decisions must equal the recorded ones.
+"""Replays a trace: feeds the recorded inputs to a fresh scheduler, whose decisions must equal the recorded ones.
 
-It needs no model and stops at the first decision that differs. A last line that was cut off, by a crash or a full disk,
-ends the replay; anything else that can't be read is an error that names the line.
+A replay needs no model and stops at the first decision that differs. An incomplete last line, left by a crash or a full
+disk, ends the replay; any other unreadable line is an error that states the line's number.
 """
 
 import json
@@ -29,7 +29,7 @@ class Divergence:
 
 @dataclass(slots=True, kw_only=True)
 class ReplayReport:
-    """`num_lines` were replayed; `divergence` is the first decision that came out differently, if any."""
+    """`num_lines`: lines replayed. `divergence`: the first decision that differs, if any."""
 
     num_lines: int = 0
     num_steps: int = 0
@@ -52,7 +52,7 @@ class ReplayReport:
 
 
 def replay_file(path: Path) -> ReplayReport:
-    """Raises StartupError, naming the line, if the file isn't a trace."""
+    """Replay a file. Raises StartupError, which states the line, if the file is not a trace."""
     try:
         with path.open(encoding="utf-8") as lines:
             return replay(lines)
@@ -107,7 +107,7 @@ def _replay_entry(scheduler: Scheduler, entry: Entry, line: int, report: ReplayR
 
 
 def _decide(scheduler: Scheduler, entry: Entry, report: ReplayReport) -> tuple[str, object, object]:
-    """An entry with a decision: what it is, as recorded, as replayed."""
+    """Replay an entry that holds a decision; return the decision's name, its recorded and its replayed value."""
     if "step" in entry:
         report.num_steps += 1
         plan = encode_plan(scheduler.step(entry["step"], StepCosts(**entry["costs"])))
@@ -130,7 +130,7 @@ def _decide(scheduler: Scheduler, entry: Entry, report: ReplayReport) -> tuple[s
 
 
 def _first_difference(recorded: Entry, replayed: Entry) -> tuple[str, object, object]:
-    """The first part of the two plans that differs, and within a list of sequences the first of them."""
+    """Find the first part of the two plans that differs and, in a list, the first entry that differs."""
     for name in sorted({*recorded, *replayed}):
         left, right = recorded.get(name, []), replayed.get(name, [])
         if left == right:

@@ -1,7 +1,7 @@
-"""When a sequence ends: which sampled tokens are taken, and why no more.
+"""Decides which sampled tokens are appended to a sequence and whether they end it.
 
-A token that stops generation wins over the length limits, as clients expect "stop" there; before `min_tokens` no token
-stops, but the length limits always hold.
+If a token both stops generation and reaches a length limit, the reason is "stop", as clients expect. Before `min_tokens`
+no token stops generation, but the length limits always hold.
 """
 
 from octavo_engine.core.sequence import Sequence
@@ -12,7 +12,7 @@ NOT_STOPPED: Stop = (None, None)
 
 
 def append_tokens(seq: Sequence, sampled: list[int]) -> tuple[int, Stop]:
-    """Append tokens up to the first that ends the sequence; how many were taken, and the reason and stopping id."""
+    """Append tokens up to the first that ends the sequence; return their number, and the reason and stopping id."""
     for count, token in enumerate(sampled, start=1):
         seq.token_ids.append(token)
         stop = _stop_after(seq, token)

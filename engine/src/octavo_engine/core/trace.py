@@ -1,9 +1,9 @@
-"""`TracingScheduler`: a scheduler that writes down its inputs and its decisions, one JSON object a line.
+"""`TracingScheduler`: a scheduler that records its inputs and its decisions, one JSON object per line.
 
-The first line holds the configuration; then come add, prepared, abort, fork, propose, reset, step (with time and
-costs) and commit, in order. A step line ends with the plan in compact form, a commit line with what ended. Sampled
-tokens are inputs, so no model is needed to replay; log-probabilities decide nothing and are only counted. A trace
-contains the prompts. It does no I/O itself: `write` takes a line with its newline.
+The first line holds the configuration; the next lines hold add, prepared, abort, fork, propose, reset, step (with time
+and costs) and commit, in order. A step line ends with the plan in compact form, a commit line with the outputs that
+ended. Sampled tokens are inputs, so a replay needs no model; log-probabilities affect no decision and are only counted.
+A trace contains the prompts. The class does no I/O itself: `write` receives a line with its newline.
 """
 
 import json
@@ -83,7 +83,7 @@ class TracingScheduler(Scheduler):
 
 
 def encode_plan(plan: StepPlan) -> dict[str, Any]:
-    """Everything decided, empty parts left out; the tokens of a new sequence follow from the inputs."""
+    """Encode all decisions of a plan, without empty parts and without tokens, which follow from the inputs."""
     parts = {
         "seqs": [_encode_step(step) for step in plan.seqs],
         "new": [[new.seq_id, new.seed, len(new.token_ids)] for new in plan.new_seqs],

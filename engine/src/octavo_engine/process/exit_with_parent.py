@@ -1,8 +1,8 @@
-"""The core must not outlive its parent, however that ends. Three ways to notice, as each has a hole.
+"""Ends the engine core when its parent ends, however that happens. Three checks are combined, as each has a gap.
 
-A thread waits for the end of the parent's pipe (a forked copy of the parent may hold it open), the kernel signals the
-parent's death (it also does so when merely the starting *thread* ends, hence the look at the parent's pid), and the
-core looks once itself, in case the parent died before either was in place.
+A thread waits for the end of the parent's pipe (a forked copy of the parent may hold the pipe open). The kernel signals
+the parent's death (it also signals when only the starting *thread* ends, so the handler compares the parent's pid). The
+core compares the pid once itself, in case the parent died before the other two checks were set up.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def exit_with_parent(pipe_fd: int, parent_pid: int, on_orphaned: Callable[[], None]) -> None:
-    """From here on the process ends with its parent, after `on_orphaned` has tidied up. Main thread only."""
+    """End this process with code 1 when its parent ends, after calling `on_orphaned`. Call it in the main thread."""
 
     def leave() -> None:
         on_orphaned()

@@ -1,7 +1,7 @@
-"""Where the two processes meet: two ipc sockets in a private folder that lives only until both ends are connected.
+"""The two ipc sockets between parent and core, in a private folder that exists only until both ends are connected.
 
-A connected Unix socket needs its name no more. So the folder is removed as soon as the core has said hello: whatever
-is killed afterwards, and how, nothing stale is left behind. Before that, the survivor removes it.
+A connected Unix socket no longer needs its path. So the folder is removed once the core has sent `Hello`: no stale file
+remains, however the processes end afterwards. Before that, the surviving process removes it.
 """
 
 import shutil
@@ -12,7 +12,7 @@ MAX_FOLDER_CHARS = 90  # a socket's path may have 107 bytes
 
 
 def make_folder() -> str:
-    """Mode 0700, so that no other user connects; a long TMPDIR gives way to /tmp."""
+    """Create the folder with mode 0700, so that no other user connects; in /tmp if TMPDIR's path is too long."""
     base = tempfile.gettempdir()
     return tempfile.mkdtemp(prefix="octavo-", dir=base if len(base.encode()) <= MAX_FOLDER_CHARS - 20 else "/tmp")
 

@@ -1,7 +1,8 @@
 """The engine core process: `python -m octavo_engine.process.main`, started by `client.CoreProcess`.
 
-A busy loop (take what came in, step, send what came out) that blocks on its inbox while there is nothing to do.
-Ctrl-C belongs to the parent; an exception here is a bug, ends the process, and the parent sees that.
+Its loop reads messages, runs a step and sends the outputs; while there is no work it blocks on its inbox. The process
+ignores Ctrl-C, which the parent handles. An exception in the loop is a bug; it ends the process, and the parent
+detects the exit.
 """
 
 import math
@@ -20,11 +21,11 @@ from octavo_engine.process.exit_with_parent import exit_with_parent
 from octavo_engine.process.ipc_sockets import from_core_address, remove_folder, to_core_address
 from octavo_engine.wire.errors import OctavoError
 
-LINGER_MS = 2000  # for the last words of a core that could not start
+LINGER_MS = 2000  # time to deliver the error message of a core that could not start
 
 
 def read_start(fd: int) -> messages.Start:
-    """A length in 4 bytes, then the message; the pipe stays open afterwards, as the lifeline."""
+    """Read a length of 4 bytes, then the message. The pipe stays open: its end signals the parent's exit."""
     size = int.from_bytes(_read_exactly(fd, 4), "little")
     return messages.decode_start(_read_exactly(fd, size))
 
@@ -48,7 +49,7 @@ class Waker:
         os.set_blocking(self._write_fd, False)
 
     def wake(self) -> None:
-        """From any thread. A pipe that is full wakes as well."""
+        """Wake the loop, from any thread. A full pipe wakes the loop as well."""
         with suppress(BlockingIOError):
             os.write(self._write_fd, b"!")
 
@@ -60,7 +61,7 @@ class Waker:
 def serve(core: EngineCore, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[bytes]") -> None:
     waker = Waker()
     core.on_more_work(waker.wake)
-    core.on_interim = lambda news: outbox.send(messages.encode(messages.Outputs(news)))
+    core.on_interim = lambda outputs: outbox.send(messages.encode(messages.Outputs(outputs)))
     poller = zmq.Poller()
     poller.register(inbox, zmq.POLLIN)
     poller.register(waker.fd, zmq.POLLIN)
@@ -101,7 +102,7 @@ def run(start: messages.Start, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[b
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pipe_fd = os.dup(0)  # not inherited by what the core starts
+    pipe_fd = os.dup(0)  # not inherited by child processes of the core
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     start = read_start(pipe_fd)
     configure_logging(start.log_format, process="core")
