@@ -91,7 +91,7 @@ class BlockPool:
     def release(self, blocks: list[BlockId], *, spill: bool | None = True) -> None:
         """Remove one reference from each block, the last block first, so that the head of a prefix is evicted last.
 
-        `spill`: whether the content is saved in the lower tier when it is evicted; None keeps the block's earlier value.
+        `spill`: whether eviction saves the content in the lower tier; None keeps the block's earlier value.
         """
         refs = self.refs
         for block in reversed(blocks):

@@ -254,7 +254,7 @@ class KVCache:
         return True
 
     def _leave_one_token(self, hit: Hit) -> None:
-        """Shorten a hit on all tokens: the last token is always computed, over a copy of its block, to get its logits."""
+        """Shorten a hit on all tokens: the last token is computed, over a copy of its block, to get its logits."""
         last = hit.blocks[-1]
         if last is None or self._filled[last] != self._plan.step_id:
             hit.tokens -= 1

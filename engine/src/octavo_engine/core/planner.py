@@ -1,9 +1,9 @@
 """`Planner`: makes one `StepPlan` from the state.
 
-It first schedules the running sequences in order, prefill chunks and decodes alike, from one token budget; if blocks run
-out, the latest sequences are preempted. If none was preempted, it then admits waiting sequences in order: the head of
-the queue gets blocks for all its tokens or is not admitted, and no later sequence overtakes it. While no sequence runs
-the head always fits, because `Scheduler.add` rejects larger requests.
+It first schedules the running sequences in order, prefill chunks and decodes alike, from one token budget; if blocks
+run out, the latest sequences are preempted. If none was preempted, it then admits waiting sequences in order: the head
+of the queue gets blocks for all its tokens or is not admitted, and no later sequence overtakes it. While no sequence
+runs the head always fits, because `Scheduler.add` rejects larger requests.
 """
 
 from octavo_engine.core.preemption import prefers_swap, victims_for
@@ -45,7 +45,7 @@ class Planner:
         return plan
 
     def _schedule_running(self, budget: int) -> int:
-        """Schedule running sequences; return the budget left. The common case, one token into an own block, is inline."""
+        """Schedule running sequences; return the budget left. The common case, one token into its block, is inline."""
         running, size = self._state.running, self._config.block_size
         refs, steps = self._kv.pool.refs, self._plan.seqs
         position = 0

@@ -2,8 +2,8 @@
 
 States: waiting -admit-> running -preempt-> preempted -admit-> running; any state -finish-> finished, which is final and
 reached once per index. A sequence that needs a grammar starts as deferred -prepared-> waiting. `computed` counts the
-tokens whose KV exists once every issued plan has run; tokens [computed, len(token_ids)) remain to be computed. A running
-sequence without remaining tokens has a sampled token in flight.
+tokens whose KV exists once every issued plan has run; tokens [computed, len(token_ids)) remain to be computed. A
+running sequence without remaining tokens has a sampled token in flight.
 
 The unobvious part: a request with n > 1 starts as one sequence that stands for all of `indices` and computes the prompt
 once. At the step that computes the last prompt token it keeps the first index and forks the others.

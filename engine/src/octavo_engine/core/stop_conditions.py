@@ -1,7 +1,7 @@
 """Decides which sampled tokens are appended to a sequence and whether they end it.
 
-If a token both stops generation and reaches a length limit, the reason is "stop", as clients expect. Before `min_tokens`
-no token stops generation, but the length limits always hold.
+If a token both stops generation and reaches a length limit, the reason is "stop", as clients expect. Before
+`min_tokens` no token stops generation, but the length limits always hold.
 """
 
 from octavo_engine.core.sequence import Sequence

@@ -1,4 +1,4 @@
-"""Look-up tables: of tokens, and of positions where a model learned them instead of rotating."""
+"""Embedding tables of tokens, and of positions for models that learn positions instead of rotating."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ class Embedding(Layer):
         self.scale = torch.tensor(scale, dtype=build.dtype).item()  # rounded as transformers rounds it
 
     def __call__(self, ids: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens size"]:
-        """A fresh tensor, which the caller may change in place."""
+        """Return a new tensor, which the caller may change in place."""
         rows = F.embedding(ids, self.weight)
         return rows if self.scale == 1.0 else rows.mul_(self.scale)
 
@@ -31,7 +31,7 @@ class Embedding(Layer):
 
 
 class LearnedPositions(Layer):
-    """`offset`: rows before that of position 0 (2 in OPT)."""
+    """A table of learned positions. `offset`: the row of position 0 (2 in OPT)."""
 
     def __init__(self, name: str, num_positions: int, size: int, build: BuildContext, *, offset: int = 0) -> None:
         super().__init__()

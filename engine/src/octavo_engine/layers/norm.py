@@ -1,4 +1,4 @@
-"""Normalisation layers. RMS weights are kept in fp32: they are few, and Gemma's 1 + w loses bits in bf16."""
+"""Normalisation layers. RMS weights are kept in fp32: they are small, and Gemma's 1 + w loses bits in bf16."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from octavo_engine.ops.norm import RMSWeight, add_rms_norm, layer_norm, rms_norm
 
 
 class RMSNorm(Layer):
-    """`offset` 1 where the checkpoint keeps the weight around zero (Gemma)."""
+    """RMS norm. `offset` is added to the weight: 1 if the checkpoint stores weights around zero (Gemma)."""
 
     prepared: RMSWeight
 
@@ -21,7 +21,7 @@ class RMSNorm(Layer):
         self.weight = build.empty(size, dtype=torch.float32)
 
     def __call__(self, x: Float[Tensor, "rows hidden"], update: Tensor | None = None) -> Float[Tensor, "rows hidden"]:
-        """`update`: first added to `x` in place, so that `x` is the residual stream."""
+        """Normalise `x`. `update` is first added to `x`, the residual stream, in place."""
         return rms_norm(x, self.prepared) if update is None else add_rms_norm(update, x, self.prepared)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
@@ -35,7 +35,7 @@ class RMSNorm(Layer):
 
 
 class HeadNorm(Layer):
-    """RMS norm of each head's query and key (Qwen 3, Gemma 3): one op for both, with a weight for each head."""
+    """RMS norm of each head's query and key (Qwen 3, Gemma 3): one op for both, with one weight row per head."""
 
     prepared: RMSWeight
 
@@ -70,7 +70,7 @@ class HeadNorm(Layer):
 
 
 class LayerNorm(Layer):
-    """`affine` False: no weight and no bias."""
+    """Layer norm. `affine` False: without weight and bias."""
 
     def __init__(self, name: str, size: int, build: BuildContext, *, eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Rotary position embedding: a table of cosines and sines up to `max_model_len`, read once a step for all layers."""
+"""Rotary position embedding: a table of cosines and sines up to `max_model_len`, read once per step for all layers."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from octavo_engine.layers.rope_frequencies import RopeSpec, inverse_frequencies
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Of the tokens of one step, as `ops.rope.rotate_` wants it: the sine carries the sign."""
+    """Cosines and sines for the tokens of one step, in the form that `ops.rope.rotate_` takes: the sine is signed."""
 
     cos: Float[Tensor, "tokens one rotary_dim"]
     sin: Float[Tensor, "tokens one rotary_dim"]

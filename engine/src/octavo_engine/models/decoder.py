@@ -1,8 +1,8 @@
-"""The decoder that most models since Llama share: pre-norm, RMS norm, rotary positions, gated feed-forward.
+"""The decoder shared by most models since Llama: pre-norm, RMS norm, rotary positions, gated feed-forward.
 
-`DecoderSpec` lists all in which they differ from Llama; an architecture's file turns its `config.json` into one.
-The residual stream is one tensor changed in place: a layer gets it with the update still to be added, so that the
-addition is fused into the next norm.
+`DecoderSpec` lists the differences from Llama; each architecture's file makes a spec from its `config.json`.
+The residual stream is one tensor that is changed in place: a layer receives it with an update that is not added yet, so
+that the addition is fused into the next norm.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from octavo_engine.sources.model_config import rope_parameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """`windows` and `rope_idx` have one entry per layer where they are given; `ropes` is what `rope_idx` points to."""
+    """`windows` and `rope_idx` are empty or have one entry per layer; `rope_idx` indexes `ropes`."""
 
     ropes: tuple[RopeSpec, ...]
     rope_idx: tuple[int, ...] = ()
@@ -68,7 +68,7 @@ class DecoderLayer(Layer):
     def __call__(
         self, residual: Tensor, update: Tensor | None, rotation: Rotation, ctx: ForwardContext
     ) -> Float[Tensor, "tokens hidden"]:
-        """Adds `update` to `residual`, and gives the next update."""
+        """Add `update` to `residual` in place; return the next update."""
         update = self.attention(self.attention_norm(residual, update), rotation, ctx)
         if self.attention_update_norm is not None:
             update = self.attention_update_norm(update)
@@ -105,7 +105,7 @@ class Decoder(Model):
 
 
 def llama_like(config: ModelConfig, *, ropes: tuple[RopeSpec, ...] | None = None, **differences: Any) -> DecoderSpec:
-    """What nearly all `config.json` agree on, and the differences."""
+    """Build a spec from the keys that nearly all `config.json` share; `differences` override them."""
     hf = config.hf
     shared: dict[str, Any] = {
         "ropes": ropes or (rope_spec(config, rope_parameters(hf)),),
@@ -117,7 +117,7 @@ def llama_like(config: ModelConfig, *, ropes: tuple[RopeSpec, ...] | None = None
 
 
 def layer_types(config: ModelConfig, is_sliding: Callable[[int], bool]) -> tuple[str, ...]:
-    """`is_sliding`: the architecture's rule where the checkpoint doesn't list its layers."""
+    """List "sliding_attention" or "full_attention" per layer. `is_sliding`: the rule if `layer_types` is absent."""
     listed = config.hf.get("layer_types")
     if listed:
         return tuple(listed)

@@ -1,4 +1,4 @@
-"""GPT-2: fused qkv, weights kept as [in, out]."""
+"""GPT-2: fused qkv, weights stored as [in, out]."""
 
 from torch import Tensor, nn
 

@@ -19,7 +19,7 @@ from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTDecoderSpec:
-    """Names are relative to the layer's prefix. `norm_first` False: each norm comes after its residual addition."""
+    """Names are relative to the layer's prefix. `norm_first` False: each norm follows its residual addition."""
 
     qkv: tuple[str, ...]
     out: str
@@ -29,7 +29,7 @@ class GPTDecoderSpec:
     mlp_norm: str
     inner_size: int
     activation: str
-    scales: tuple[float, ...]  # of attention, per layer
+    scales: tuple[float, ...]  # attention scale per layer
     norm_first: bool = True
     norm_eps: float = 1e-5
     affine: bool = True
@@ -75,7 +75,7 @@ class GPTDecoderLayer(Layer):
 
 
 class GPTDecoder(Model):
-    """A subclass makes `embedding`, `positions`, `layers` and `head`, and what else it has around the layers."""
+    """A subclass creates `embedding`, `positions`, `layers` and `head`, and overrides `before` and `after`."""
 
     positions: LearnedPositions
     layers: nn.ModuleList

@@ -1,7 +1,7 @@
-"""What the runner sees of a model, whatever its architecture: forward, logits, KV specs, loading.
+"""`Model`: the runner's interface to a model of any architecture: forward, logits, KV specs, loading.
 
-Loading goes by slots: each layer names the checkpoint tensors it takes, with shapes; a tensor that no slot takes, that
-has another shape, or that never came stops the start with a line that names it.
+Each layer lists the checkpoint tensors that it loads, with shapes, as weight slots. A tensor without a slot, with
+another shape, or missing from the checkpoint raises StartupError, which names the tensor.
 """
 
 from collections.abc import Iterable
@@ -26,9 +26,9 @@ Inputs = Int[Tensor, " tokens"] | Float[Tensor, "tokens hidden"]
 
 
 class Model(nn.Module):
-    #: What a checkpoint of the bare model leaves out of its names.
+    #: The prefix that a checkpoint of the bare model, without a head, omits from its tensor names.
     base_prefix: ClassVar[str] = "model."
-    #: Ends of names that old checkpoints carry and nobody needs.
+    #: Endings of the names of unused tensors in old checkpoints.
     ignored: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq",)
 
     embedding: Embedding
@@ -41,7 +41,7 @@ class Model(nn.Module):
     def forward(
         self, inputs: Inputs, positions: Int[Tensor, " tokens"], ctx: ForwardContext
     ) -> Float[Tensor, "tokens hidden"]:
-        """`inputs`: token ids, or rows that take the embedding's place (which stay as they are)."""
+        """Return the hidden rows. `inputs`: token ids, or embedding rows, which are not changed."""
         raise NotImplementedError
 
     def logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
@@ -53,11 +53,11 @@ class Model(nn.Module):
         return [attention.spec.kv for attention in attentions]
 
     def named_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all tensors that a checkpoint must have, for weights made up."""
+        """Return the names and shapes of all tensors that a checkpoint must have; used for dummy weights."""
         return {slot.name: slot.shape for slot in self._weight_slots()}
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """In any order, one tensor at a time; call `finish_loading` afterwards."""
+        """Load tensors one at a time, in any order; call `finish_loading` afterwards. Raises StartupError."""
         missing = {slot.name: slot for slot in self._weight_slots()}
         loaded: set[str] = set()
         for given_name, tensor in weights:
@@ -66,11 +66,13 @@ class Model(nn.Module):
                 _load(missing.pop(name), tensor)
                 loaded.add(name)
             elif name not in loaded and given_name not in loaded and not self._may_ignore(given_name):
-                raise StartupError(f"unexpected tensor '{given_name}': {self.config.architecture} has no such weight")
+                raise StartupError(f"unexpected tensor '{given_name}': {self.config.architecture} has no such weight.")
         if missing:
             first = next(iter(missing.values()))
             others = f", and {len(missing) - 1} more tensors" if len(missing) > 1 else ""
-            raise StartupError(f"missing tensor '{first.name}' of shape {first.shape}{others}: is a file absent?")
+            raise StartupError(
+                f"missing tensor '{first.name}' of shape {first.shape}{others}: check that all weight files are there."
+            )
 
     def finish_loading(self) -> None:
         with torch.no_grad():
@@ -81,7 +83,7 @@ class Model(nn.Module):
         return sum(layer.weights_bytes() for layer in self._layers())
 
     def embed(self, inputs: Inputs) -> Float[Tensor, "tokens hidden"]:
-        """A fresh tensor: the residual stream is changed in place."""
+        """Return a new tensor, since the residual stream is changed in place."""
         return inputs.to(self.build.dtype, copy=True) if inputs.is_floating_point() else self.embedding(inputs)
 
     def make_head(self, name: str, embedding: Embedding, *, tied: bool, softcap: float | None = None) -> LogitsHead:
@@ -97,12 +99,12 @@ class Model(nn.Module):
         return chain.from_iterable(layer.weight_slots() for layer in self._layers())
 
     def _may_ignore(self, name: str) -> bool:
-        """A tied head's weight may be in the file all the same."""
+        """Return True for unused tensors, and for a tied head's weight, which a file may still contain."""
         return name.endswith((*self.ignored, "lm_head.weight"))
 
 
 def _load(slot: WeightSlot, tensor: Tensor) -> None:
     if tuple(tensor.shape) != slot.shape:
-        raise StartupError(f"tensor '{slot.name}' has shape {tuple(tensor.shape)}, the model needs {slot.shape}")
+        raise StartupError(f"tensor '{slot.name}' has shape {tuple(tensor.shape)}, the model needs {slot.shape}.")
     with torch.no_grad():
         slot.load(tensor)

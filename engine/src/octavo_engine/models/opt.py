@@ -1,4 +1,4 @@
-"""OPT: positions start at row 2; the 350M model norms after each addition and embeds in fewer dimensions."""
+"""OPT: positions start at row 2; the 350M model normalises after each addition and has narrower embeddings."""
 
 from torch import Tensor, nn
 

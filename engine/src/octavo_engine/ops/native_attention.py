@@ -1,7 +1,7 @@
 """Paged attention by our own C++ kernel (`native/paged_attention.cpp`): one call writes K and V, one call attends.
 
-The kernel takes ragged queries over block tables as they are, decode and prefill alike, so a step prepares nothing but
-a list of tiles. It wants fp32 or bf16 and blocks that are whole vectors; `ops/cpu_backend.py` chooses.
+The kernel takes ragged queries and block tables directly, for decode and prefill alike, so a step prepares only a list
+of tiles. It needs fp32 or bf16, and block sizes that are whole vectors; `ops/cpu_backend.py` selects the backend.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ class _Write(ctypes.Structure):
 
 @dataclass(slots=True)
 class NativeStep:
-    """What all layers of a step share; tiles are made for the first layer of each (group, window)."""
+    """Data that all layers of a step share; tiles are made once per (group, window)."""
 
     lengths: Lengths
     slots: Tensor
@@ -53,7 +53,7 @@ class NativeStep:
 
 
 class NativeBackend:
-    """`AttentionBackend` in C++. Results of a sequence don't depend on its neighbours or the number of threads."""
+    """`AttentionBackend` in C++. A sequence's results do not depend on other sequences or the number of threads."""
 
     def __init__(self, library: ctypes.CDLL, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> None:
         assert can_serve(library, block_size, dtype)
@@ -164,6 +164,6 @@ def can_serve(library: ctypes.CDLL, block_size: int, dtype: torch.dtype) -> bool
 
 
 def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Each token's heads in one run, as a view of a fused projection has them; anything else is copied."""
+    """Return `x` with each token's heads contiguous, as in a view of a fused projection; otherwise a copy."""
     x = x.to(dtype)
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -1,4 +1,4 @@
-"""Buffers that outlive a step: one per name, grown when needed, so that a steady state allocates nothing."""
+"""Buffers that are reused across steps: one per name, grown when needed, so that steady-state steps do not allocate."""
 
 import math
 
@@ -9,7 +9,7 @@ _GROWTH = 1.25
 
 
 class Scratch:
-    """Contents are undefined between uses; one user per name at a time."""
+    """Named buffers. Their contents are undefined between uses; each name has one user at a time."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype

@@ -1,7 +1,7 @@
-"""Keeps the logits of the tokens whose bit is set, and says which rows have a token left: one pass over them.
+"""Applies bitmasks of allowed tokens to logits and reports which rows have a token left, in one pass.
 
-A row of words has a bit for each token, lowest first, as grammar libraries write them. The torch form is the reference
-and serves where there is no kernel; it needs several passes and a byte for each token.
+A row of words has one bit per token, lowest first, as grammar libraries write them. The torch function is the reference
+and the fallback without a kernel; it needs several passes and one byte per token.
 """
 
 import torch
@@ -16,7 +16,7 @@ WORD_BITS = 32
 def apply_token_bitmask(
     logits: Float[Tensor, "rows vocab"], rows: Int[Tensor, " shaped"], words: Int[Tensor, "shaped words"]
 ) -> Bool[Tensor, " shaped"]:
-    """Row `rows[i]` of the logits becomes -inf wherever `words[i]` has no bit. False: nothing above -inf is left."""
+    """Set row `rows[i]` of the logits to -inf where `words[i]` has no bit; return False for rows without a token left."""
     library = kernels_for(logits) if logits.dtype == torch.float32 else None
     if library is None or logits.stride(1) != 1:
         return apply_token_bitmask_reference(logits, rows, words)

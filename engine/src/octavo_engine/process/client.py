@@ -90,7 +90,7 @@ class CoreProcess:
         raise StartupError(f"the engine core {self._exit_description()} while starting; its error is printed above.")
 
     def send(self, message: messages.ToCore) -> None:
-        """Send without blocking; the queue is unbounded, and the caller bounds requests in flight. Raises EngineDead."""
+        """Send without blocking: the queue is unbounded; the caller bounds requests in flight. Raises EngineDead."""
         try:
             self._outbox.send(messages.encode(message), zmq.NOBLOCK)
         except zmq.Again as error:

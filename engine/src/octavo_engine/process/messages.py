@@ -1,7 +1,7 @@
 """Messages between a front end and its engine core process: msgpack of the wire records.
 
-There are two one-way streams. To the core: `Add`, `Abort`, `Call`, `Stop`. From the core: `Hello` once (both sockets are
-connected), then `Ready` or `Failed`, then `CoreOutputs` in `Outputs`, and `Answered` for each `Call`, until the end.
+There are two one-way streams. To the core: `Add`, `Abort`, `Call`, `Stop`. From the core: `Hello` once (both sockets
+are connected), then `Ready` or `Failed`, then `CoreOutputs` in `Outputs`, and `Answered` for each `Call`.
 """
 
 import msgspec

@@ -8,7 +8,7 @@ namespace {
 constexpr int kBits = 32;
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-// Up to 32 logits of one word; whether any of those kept is above -inf.
+// Masks up to 32 logits by one word; returns 1 if any kept logit is above -inf.
 inline int32_t keep(float* x, uint32_t word, int count) {
   int32_t found = 0;
   for (int i = 0; i < count; i++) {
@@ -37,7 +37,7 @@ bool keep_row(float* x, const uint32_t* words, int64_t size) {
 
 extern "C" {
 
-// logits: fp32, rows `stride` apart; row rows[i] belongs to words[i * num_words ..].
+// logits: fp32, rows `stride` apart; row rows[i] is masked by words[i * num_words ..].
 void octavo_apply_token_bitmask(float* logits, int64_t stride, int64_t vocab, const int64_t* rows, int64_t num_rows,
                         const uint32_t* words, int64_t num_words, bool* has_token, int32_t num_threads) {
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1 && num_rows > 1)
