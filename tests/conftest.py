@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from octavo_engine.runner.openmp import wait_politely
+from octavo_engine.runner.torch_env import limit_openmp_spin
 
 pytest_plugins = ["octavo_testing.conformance"]
 
@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(OFFLINE, TOKENIZERS_PARALLELISM="false")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
     os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
-    wait_politely()
+    limit_openmp_spin()
     _hear_ctrl_c()
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "dev"))
 

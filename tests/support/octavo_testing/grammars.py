@@ -38,7 +38,7 @@ COMPILER = GrammarCompiler(vocabulary)
 
 
 def compiled(**shape: object) -> CompiledGrammar:
-    return COMPILER.get(GrammarSource(BOUNDS).of(StructuredOutputs(**shape)))  # type: ignore[arg-type]
+    return COMPILER.get(GrammarSource(BOUNDS).grammar_for(StructuredOutputs(**shape)))  # type: ignore[arg-type]
 
 
 def state_of(

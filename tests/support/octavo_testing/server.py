@@ -20,7 +20,15 @@ from octavo_engine.outputs import OutputKind, RequestOutput
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.kv_stream import KVChange
-from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, SeqOutput, Timing, TokenLogprobs
+from octavo_engine.wire.records import (
+    BlockLife,
+    EngineRequest,
+    EngineStats,
+    ErrorInfo,
+    SeqOutput,
+    Timing,
+    TokenLogprobs,
+)
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_server.api.app import build_app
 from octavo_server.api.server import ApiServer
@@ -55,7 +63,7 @@ class ScriptedClient:
         self.num_cached_tokens = 0
         self.hold_at: int | None = None
         self.fail_at: int | None = None
-        self.failure = "the step failed: scripted"
+        self.failure = ErrorInfo("the step failed: scripted")
         self.die_at: int | None = None
         self.is_dead = False
         self.resumed = asyncio.Event()

@@ -65,12 +65,12 @@ def call(name, arguments):
 def test_calls_fit_the_schemas_of_their_tools(parameters, good, bad):
     tool = {"name": "f"} if parameters is None else {"name": "f", "parameters": parameters}
     for schema in (calls_schema([tool]), calls_schema([{"name": "g"}, tool])):
-        SOURCE.of(StructuredOutputs(json=schema))
+        SOURCE.grammar_for(StructuredOutputs(json=schema))
         assert is_valid([call("f", good)], schema)
         assert is_valid([call("f", good), call("f", good)], schema)
         for wrong in ([], [call("f", bad)], [call("h", good)], call("f", good), [{"name": "f"}]):
             assert not is_valid(wrong, schema), wrong
-    SOURCE.of(StructuredOutputs(json=arguments_schema(tool)))
+    SOURCE.grammar_for(StructuredOutputs(json=arguments_schema(tool)))
     assert is_valid(good, arguments_schema(tool))
     assert not is_valid(bad, arguments_schema(tool))
 

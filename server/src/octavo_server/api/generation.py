@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo_engine.wire.errors import UNSATISFIABLE, InvalidRequest, OctavoError, Overloaded, Unavailable
+from octavo_engine.wire.errors import InvalidRequest, OctavoError, Overloaded, Unavailable
 from octavo_engine.wire.sampling import SamplingParams
 
 from octavo_server.api.admission import Admission, Ticket
@@ -141,6 +141,6 @@ def _is_dropped(output: "RequestOutput") -> bool:
 def _raise_if_failed(output: "RequestOutput") -> None:
     for sequence in output.outputs:
         if sequence.finish_reason == "error":
-            if output.error is not None and output.error.startswith(UNSATISFIABLE):
+            if output.error is not None and output.error_kind == "invalid_request":
                 raise InvalidRequest(output.error)
             raise GenerationFailed(output.error or "The engine could not finish this request: send it again.")

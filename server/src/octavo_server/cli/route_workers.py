@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from octavo_engine.process.lifeline import follow_parent
+from octavo_engine.process.exit_with_parent import exit_with_parent
 
 from octavo_server.http.server import SIGNALS
 
@@ -41,7 +41,7 @@ def take_place() -> Place | None:
     if told is None:
         return None
     place = msgspec.json.decode(told, type=Place)
-    follow_parent(place.pipe_fd, place.parent_pid, lambda: None)
+    exit_with_parent(place.pipe_fd, place.parent_pid, lambda: None)
     return place
 
 
