@@ -29,7 +29,7 @@ class Telemetry:
         self._services: Callable[[], Iterable[Mapping[str, Any]]] = tuple
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        self._reconciling = Histogram(
+        self._reconcile_time = Histogram(
             f"{PREFIX}reconcile_seconds", "Looking at a service once.", registry=self._registry, buckets=BOUNDS_S
         )
         self._errors = Count(
@@ -44,7 +44,7 @@ class Telemetry:
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    def look(
+    def set_sources(
         self,
         *,
         queue_depth: Callable[[], int],
@@ -54,17 +54,17 @@ class Telemetry:
         """Where to look things up, once they are there. `services`: as the API server last told of them."""
         self._queue_depth, self._leads, self._services = queue_depth, leads, services
 
-    def reconciling(self) -> AbstractContextManager[None]:
+    def time_reconcile(self) -> AbstractContextManager[None]:
         """Takes the time of one look."""
-        timer: AbstractContextManager[None] = self._reconciling.time()
+        timer: AbstractContextManager[None] = self._reconcile_time.time()
         return timer
 
-    def failed(self, error: Exception) -> None:
+    def count_error(self, error: Exception) -> None:
         """By the API server's reason, or our own word for it."""
         reason = getattr(error, "reason", "") or (UNREACHABLE if isinstance(error, OSError) else type(error).__name__)
         self._errors.labels(reason).inc()
 
-    def acted(self, action: Action) -> None:
+    def count_action(self, action: Action) -> None:
         match action:
             case Apply(manifest) | CreateOnce(manifest):
                 self._actions.labels(type(action).__name__, manifest["kind"]).inc()

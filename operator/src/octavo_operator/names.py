@@ -69,7 +69,7 @@ def engine_selector(service: str) -> dict[str, str]:
     return {SERVICE_LABEL: service, COMPONENT_LABEL: ENGINE}
 
 
-def behind_router(router: str) -> dict[str, str]:
+def engines_behind_router(router: str) -> dict[str, str]:
     """Engine pods of all services behind a router."""
     return {ROUTER_LABEL: router, COMPONENT_LABEL: ENGINE}
 

@@ -43,7 +43,7 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSet:
+class EngineDeployment:
     """The engine Deployment of one revision."""
 
     name: str
@@ -94,7 +94,7 @@ class Observed:
     """
 
     children: Mapping[Ref, Mapping[str, Any]] = field(default_factory=dict)
-    engine_sets: tuple[EngineSet, ...] = ()
+    engine_deployments: tuple[EngineDeployment, ...] = ()
     engine_manifests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by Deployment name
     pods: tuple[Pod, ...] = ()
     routers: Mapping[str, RouterReport | None] = field(default_factory=dict)

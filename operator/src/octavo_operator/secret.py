@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 KEY_BYTES = 32
 
 
-def derived_secret(operator_key: bytes, namespace: str, router: str) -> str:
+def derive_secret(operator_key: bytes, namespace: str, router: str) -> str:
     return hmac.new(operator_key, f"{namespace}/{router}".encode(), hashlib.sha256).hexdigest()
 
 
@@ -29,7 +29,7 @@ async def operator_key(cluster: Cluster, *, namespace: str, name: str) -> bytes:
     return await _read_key(cluster, namespace, name)
 
 
-async def keep_key(cluster: Cluster, key: bytes, *, namespace: str, name: str) -> None:
+async def restore_key(cluster: Cluster, key: bytes, *, namespace: str, name: str) -> None:
     """If the Secret was deleted it comes back as it was, while there is somebody who knows the key. Never raises."""
     try:
         found = await _find_key(cluster, namespace, name)

@@ -28,7 +28,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class InferenceService:
     name: str
     namespace: str
     uid: str
@@ -70,10 +70,10 @@ class Service:
         }
 
 
-def read_service(manifest: Mapping[str, Any]) -> Service:
+def read_service(manifest: Mapping[str, Any]) -> InferenceService:
     """Raises InvalidSpec: a CRD of another version may have let through what this operator can't serve."""
     metadata = manifest["metadata"]
-    return Service(
+    return InferenceService(
         name=metadata["name"],
         namespace=metadata["namespace"],
         uid=metadata["uid"],

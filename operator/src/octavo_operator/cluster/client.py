@@ -20,7 +20,7 @@ from octavo_operator.spec.service import GROUP, KIND, VERSION
 
 Raw = dict[str, Any]
 TIMEOUT_S = 30.0
-_PASSING = (
+_TRANSIENT = (
     HTTPStatus.UNAUTHORIZED,
     HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.CONFLICT,
@@ -73,11 +73,11 @@ class ApiError(Exception):
         return self.status == HTTPStatus.CONFLICT
 
 
-def is_passing(error: ApiError) -> bool:
+def is_transient(error: ApiError) -> bool:
     """Whether it may go by itself. A webhook that doesn't answer is an internal error, and is for people to mend."""
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return "failed calling webhook" not in error.message
-    return error.status in _PASSING
+    return error.status in _TRANSIENT
 
 
 class Cluster:
@@ -89,7 +89,7 @@ class Cluster:
         path = path_of(manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
         return await self._call("PATCH", path, manifest, kind=APPLY, query=_OURS)
 
-    async def make(self, manifest: Mapping[str, Any]) -> Raw:
+    async def apply_new(self, manifest: Mapping[str, Any]) -> Raw:
         """As `apply`, where there is no such object: with one there, whosever it is, it fails with a conflict. No
         object can have the version that is asked for, and where there is no object, none is compared.
         """
@@ -129,10 +129,10 @@ class Cluster:
         found = await self._list(kind, namespace, f"metadata.name={name}")
         return found[0] if found else None
 
-    async def warnings_about(self, namespace: str, uid: str) -> list[Raw]:
+    async def list_warnings(self, namespace: str, uid: str) -> list[Raw]:
         return await self._list("Event", namespace, f"type=Warning,regarding.uid={uid}")
 
-    async def uids(self, kind: str, namespace: str | None, *, label: str = "") -> set[str]:
+    async def list_uids(self, kind: str, namespace: str | None, *, label: str = "") -> set[str]:
         """Of all that bear the label, in one namespace or in all."""
         found: set[str] = set()
         query = f"?limit={PAGE}" + (f"&labelSelector={quote(label)}" if label else "")

@@ -24,7 +24,7 @@ ANSWER_S = 5.0
 BEARER = "BearerToken"
 
 
-async def found_configuration() -> Configuration:
+async def load_configuration() -> Configuration:
     """Of the pod that we are in, else of the user's kubeconfig."""
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{name}") for name in ("HOST", "PORT"))
     if host and port and (ACCOUNT / "token").exists():
@@ -55,7 +55,7 @@ def account_configuration(
     return found
 
 
-def client_of(configuration: Configuration) -> ApiClient:
+def make_client(configuration: Configuration) -> ApiClient:
     """Its own session would look for proxies and a .netrc before each request, in a thread."""
     api = ApiClient(configuration)
     api.rest_client.pool_manager = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_trust(configuration)))
@@ -71,12 +71,12 @@ def kopf_login(configuration: Configuration, *, pause_s: float = 1.0) -> Callabl
         if logins:
             await asyncio.sleep(pause_s)
         logins += 1
-        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session_of(configuration))
+        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=make_session(configuration))
 
     return log_in
 
 
-def session_of(configuration: Configuration, *, answer_s: float = ANSWER_S) -> aiohttp.ClientSession:
+def make_session(configuration: Configuration, *, answer_s: float = ANSWER_S) -> aiohttp.ClientSession:
     """`answer_s`: a server that has only just come up may leave a request hanging, which kopf would wait for."""
 
     async def authorize(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:

@@ -34,18 +34,18 @@ class Leadership:
         name: str,
         identity: str,
         clock: Callable[[], float] = time.monotonic,
-        on_doubt: Callable[[], None] = lambda: None,
+        on_gap: Callable[[], None] = lambda: None,
     ) -> None:
         self._cluster = cluster
         self._namespace = namespace
         self._name = name
         self.identity = identity
         self._clock = clock
-        self._on_doubt = on_doubt
+        self._on_doubt = on_gap
         self._writes_until = float("-inf")
         self._is_retired = False
         self._trouble = ""
-        self.looked_s = clock()  # when it last learned who leads, or that it couldn't
+        self.checked_s = clock()  # when it last learned who leads, or that it couldn't
         self._seen: tuple[str, float] = ("", 0.0)  # the holder's last renewal, and when it was first seen here
         self._duration_s = float(DURATION_S)  # as its holder says
         self.gained = asyncio.Event()
@@ -84,7 +84,7 @@ class Leadership:
             self._complain(str(error) or f"no answer within {RENEWAL_S:g} s")
             held = False
             self._on_doubt()
-        self.looked_s = self._clock()
+        self.checked_s = self._clock()
         has_lapsed = not self._clock() < self._writes_until
         if has_lapsed and self.gained.is_set():  # even if it is ours again: others may have written meanwhile
             logger.warning("%s leads no longer", self.identity)

@@ -13,20 +13,20 @@ from dataclasses import replace
 from typing import Any
 
 from octavo_operator.cluster.client import ApiError, Cluster
-from octavo_operator.cluster.events import EventLog
+from octavo_operator.cluster.event_recorder import EventRecorder
 from octavo_operator.cluster.lease import Leadership
+from octavo_operator.cluster.pod_events import PodSetupEvents
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reports import RouterReports
-from octavo_operator.cluster.setup import PodSetup
 from octavo_operator.cluster.view import Key, View
-from octavo_operator.cluster.writes import Writer
+from octavo_operator.cluster.writer import Writer
 from octavo_operator.metrics import Telemetry
 from octavo_operator.observed import Observed, Ref, Refusal, RouterReport
-from octavo_operator.plan.assess import refused
-from octavo_operator.plan.conditions import written
-from octavo_operator.plan.news import News, told, transitions
+from octavo_operator.plan.conditions import with_transition_times
+from octavo_operator.plan.events import ServiceEvent, action_event, condition_events
 from octavo_operator.plan.plan import Plan, plan
-from octavo_operator.service import Service, Settings, read_service
+from octavo_operator.plan.status_conditions import refused
+from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_operator.spec.service import InvalidSpec
 from octavo_operator.timestamps import now_text
 
@@ -67,23 +67,23 @@ class Reconciler:
         self._telemetry = telemetry
         self._clock = clock
         self._load_written_s: dict[Key, float] = {}
-        self._events = EventLog(cluster, identity=leadership.identity)
+        self._events = EventRecorder(cluster, identity=leadership.identity)
         self._writer = Writer(cluster, view)
-        self._setup = PodSetup(cluster, clock=clock)
+        self._setup = PodSetupEvents(cluster, clock=clock)
 
     async def work(self) -> None:
         """One of several workers; until it is cancelled."""
         while True:
-            key = await self._queue.take()
+            key = await self._queue.get()
             try:
-                with self._telemetry.reconciling():
+                with self._telemetry.time_reconcile():
                     await self.reconcile(key)
             except (ApiError, OSError, TimeoutError, NotLeading, Incomplete) as error:
-                self._telemetry.failed(error)
+                self._telemetry.count_error(error)
                 delay_s = self._queue.failed(key)
                 logger.warning("%s/%s: %s; once more in %.1f s", *key, error or type(error).__name__, delay_s)
             except Exception as error:
-                self._telemetry.failed(error)
+                self._telemetry.count_error(error)
                 delay_s = self._queue.failed(key)
                 logger.exception("%s/%s: a mistake of ours, please report it; once more in %.1f s", *key, delay_s)
             except BaseException:
@@ -99,34 +99,34 @@ class Reconciler:
         try:
             service = read_service(raw)
         except InvalidSpec as error:
-            status, news = _refusal(raw, str(error))
-            await self._conclude(key, raw, status, news)
+            status, events = _refusal(raw, str(error))
+            await self._conclude(key, raw, status, events)
             return
-        again_s = await self._setup.look(self._view.pods(service))
+        again_s = await self._setup.refresh(self._view.pods(service))
         planned, refusals = await self._act(service, raw)
-        await self._conclude(key, raw, planned.status, planned.news)
+        await self._conclude(key, raw, planned.status, planned.events)
         if again_s is not None:
             self._queue.add_later(key, again_s)
         if refusals:
             raise Incomplete("; ".join(f"{kind} {name} {r.message}" for (kind, name), r in refusals.items()))
 
-    async def _act(self, service: Service, raw: Mapping[str, Any]) -> tuple[Plan, dict[Ref, Refusal]]:
+    async def _act(self, service: InferenceService, raw: Mapping[str, Any]) -> tuple[Plan, dict[Ref, Refusal]]:
         """What is so after acting: refusals are known only then."""
         planned, refusals = self._plan(service, {}), dict[Ref, Refusal]()
         for action in planned.actions:
             self._check_leading()
-            refusal = await self._writer.carry_out(service, action, now=now_text())
+            refusal = await self._writer.execute(service, action, now=now_text())
             if refusal is not None:
                 refusals[refusal[0]] = refusal[1]
                 continue
-            self._telemetry.acted(action)
-            if (news := told(action)) is not None:
-                await self._events.tell(raw, news, seen_at=now_text("microseconds"))
+            self._telemetry.count_action(action)
+            if (events := action_event(action)) is not None:
+                await self._events.record(raw, events, seen_at=now_text("microseconds"))
         return (self._plan(service, refusals) if refusals else planned), refusals
 
-    def _plan(self, service: Service, refusals: Mapping[Ref, Refusal]) -> Plan:
+    def _plan(self, service: InferenceService, refusals: Mapping[Ref, Refusal]) -> Plan:
         pods = self._view.router_pods((service.namespace, service.router))
-        reports: dict[str, RouterReport] = self._reports.of(service.namespace, pods)
+        reports: dict[str, RouterReport] = self._reports.for_pods(service.namespace, pods)
         observed = self._with_setup(replace(self._view.observed(service, reports), refusals=refusals), pods)
         return plan(
             service,
@@ -144,11 +144,13 @@ class Reconciler:
         said = observed.router_trouble or next(filter(None, troubles), "")
         return replace(observed, pods=tuple(engines), router_trouble=said)
 
-    async def _conclude(self, key: Key, raw: Mapping[str, Any], status: dict[str, Any], news: Iterable[News]) -> None:
-        """Told before it is written: an operator that dies between the two finds the same turn again."""
-        for each in news:
+    async def _conclude(
+        self, key: Key, raw: Mapping[str, Any], status: dict[str, Any], events: Iterable[ServiceEvent]
+    ) -> None:
+        """Told before it is with_transition_times: an operator that dies between the two finds the same turn again."""
+        for each in events:
             self._check_leading()
-            await self._events.tell(raw, each, seen_at=raw["metadata"].get("resourceVersion", ""))
+            await self._events.record(raw, each, seen_at=raw["metadata"].get("resourceVersion", ""))
         await self._write_status(key, status)
 
     async def _write_status(self, key: Key, status: dict[str, Any]) -> None:
@@ -160,7 +162,7 @@ class Reconciler:
             self._queue.add_later(key, LOAD_EVERY_S - waited_s)
             return
         self._check_leading()
-        self._view.see(await self._cluster.apply_status(*key, status))
+        self._view.update(await self._cluster.apply_status(*key, status))
         self._load_written_s[key] = self._clock()
 
     def _check_leading(self) -> None:
@@ -168,9 +170,9 @@ class Reconciler:
             raise NotLeading("another operator leads now")
 
 
-def _refusal(raw: Any, message: str) -> tuple[dict[str, Any], list[News]]:
+def _refusal(raw: Any, message: str) -> tuple[dict[str, Any], list[ServiceEvent]]:
     """Of a spec that can't be read: the rest of the status stays."""
     status, generation = raw.get("status") or {}, raw["metadata"]["generation"]
     conditions, before = refused(message), status.get("conditions", ())
-    rows = written(conditions, before, generation=generation, now=now_text())
-    return {**status, "observedGeneration": generation, "conditions": rows}, list(transitions(conditions, before))
+    rows = with_transition_times(conditions, before, generation=generation, now=now_text())
+    return {**status, "observedGeneration": generation, "conditions": rows}, list(condition_events(conditions, before))

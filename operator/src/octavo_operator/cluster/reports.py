@@ -1,7 +1,7 @@
 """`RouterReports`: what each router pod says of its replicas, from its `GET /state/events` (docs/router.md).
 
 One connection per router pod, opened when the pod is seen and closed when it is gone. Nothing is polled: whoever
-depends on a router is told when its report changes; of its load alone, which never stands still, now and then.
+depends on a router is published when its report changes; of its load alone, which never stands still, now and then.
 """
 
 import asyncio
@@ -39,77 +39,79 @@ class RouterReports:
         self._session = session
         self._on_change = on_change
         self._clock = clock
-        self._followers: dict[Key, tuple[Address, asyncio.Task[None]]] = {}
+        self._streams: dict[Key, tuple[Address, asyncio.Task[None]]] = {}
         self._reports: dict[Key, RouterReport] = {}
 
-    def of(self, namespace: str, pods: Iterable[str]) -> dict[str, RouterReport]:
+    def for_pods(self, namespace: str, pods: Iterable[str]) -> dict[str, RouterReport]:
         return {pod: report for pod in pods if (report := self._reports.get((namespace, pod))) is not None}
 
-    def follow(self, key: Key, address: Address, secret: str = "") -> None:
+    def subscribe(self, key: Key, address: Address, secret: str = "") -> None:
         """Another address than before is another pod."""
-        known = self._followers.get(key)
+        known = self._streams.get(key)
         if known is None or known[0] != address:
-            self.forget(key)
-            task = asyncio.create_task(self._keep_following(key, address, secret))
-            self._followers[key] = (address, task)
+            self.unsubscribe(key)
+            task = asyncio.create_task(self._run_stream(key, address, secret))
+            self._streams[key] = (address, task)
 
-    def forget(self, key: Key) -> None:
-        if (known := self._followers.pop(key, None)) is not None:
+    def unsubscribe(self, key: Key) -> None:
+        if (known := self._streams.pop(key, None)) is not None:
             known[1].cancel()
         self._reports.pop(key, None)
 
     async def close(self) -> None:
-        tasks = [task for _, task in self._followers.values()]
+        tasks = [task for _, task in self._streams.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _keep_following(self, key: Key, address: Address, secret: str) -> None:
+    async def _run_stream(self, key: Key, address: Address, secret: str) -> None:
         host, port = address
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}/state/events"
         while True:
             try:
-                await self._follow_once(key, url, secret)
+                await self._stream_once(key, url, secret)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 logger.info("router %s/%s can't be followed: %s", *key, error)
             if self._reports.pop(key, None) is not None:
                 self._on_change(key)
             await asyncio.sleep(RETRY_S)
 
-    async def _follow_once(self, key: Key, url: str, secret: str) -> None:
+    async def _stream_once(self, key: Key, url: str, secret: str) -> None:
         headers = {"x-octavo-secret": secret} if secret else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
         replicas: dict[str, Mapping[str, Any]] = {}
-        told, told_s = None, float("-inf")
+        published, published_s = None, float("-inf")
         async with self._session.get(url, headers=headers, timeout=timeout, read_bufsize=LONGEST_LINE) as answer:
             answer.raise_for_status()
             async for line in answer.content:  # at least one a second, be it a heartbeat
-                if line.startswith(b"data:") and (heard := _heard(line[5:], key[1], replicas)) is not None:
-                    self._reports[key] = heard
+                if line.startswith(b"data:") and (parsed := _parse_event(line[5:], key[1], replicas)) is not None:
+                    self._reports[key] = parsed
                 report = self._reports.get(key)
-                if report != told and (
-                    told is None or report != _as_loaded(told, report) or self._clock() - told_s >= LOAD_EVERY_S
+                if report != published and (
+                    published is None
+                    or report != _with_load_of(published, report)
+                    or self._clock() - published_s >= LOAD_EVERY_S
                 ):
-                    told, told_s = report, self._clock()
+                    published, published_s = report, self._clock()
                     self._on_change(key)
 
 
-def _as_loaded(told: RouterReport, now: RouterReport | None) -> RouterReport:
+def _with_load_of(published: RouterReport, now: RouterReport | None) -> RouterReport:
     """With the load of now."""
     if now is None:
-        return told
-    return replace(told, running=now.running, waiting=now.waiting, kv_usage=now.kv_usage)
+        return published
+    return replace(published, running=now.running, waiting=now.waiting, kv_usage=now.kv_usage)
 
 
-def _heard(data: bytes, pod: str, replicas: dict[str, Mapping[str, Any]]) -> RouterReport | None:
+def _parse_event(data: bytes, pod: str, replicas: dict[str, Mapping[str, Any]]) -> RouterReport | None:
     """None if it is nothing new. Raises ValueError for what a router of another version may say."""
     try:
-        return report_of(pod, replicas.values()) if _take(json.loads(data), replicas) else None
+        return report_of(pod, replicas.values()) if _update_replicas(json.loads(data), replicas) else None
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it says what is not understood here: {error!r}") from error
 
 
-def _take(event: Mapping[str, Any], replicas: dict[str, Mapping[str, Any]]) -> bool:
+def _update_replicas(event: Mapping[str, Any], replicas: dict[str, Mapping[str, Any]]) -> bool:
     """Whether it says something new."""
     match event.get("type"):
         case "state":

@@ -8,8 +8,8 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from octavo_operator.cluster.kept import kept
 from octavo_operator.cluster.pods import creation_failure, is_serving_router, pod_of, router_trouble
+from octavo_operator.cluster.trim import trimmed
 from octavo_operator.names import (
     COMPONENT_LABEL,
     ENGINE,
@@ -19,9 +19,9 @@ from octavo_operator.names import (
     SERVICE_LABEL,
     router_deployment,
 )
-from octavo_operator.observed import EngineSet, Observed, Pod, Ref, RouterReport
+from octavo_operator.observed import EngineDeployment, Observed, Pod, Ref, RouterReport
 from octavo_operator.plan.owner import is_ours
-from octavo_operator.service import Service
+from octavo_operator.service import InferenceService
 from octavo_operator.spec.service import KIND, InvalidSpec, read_spec
 
 Key = tuple[str, str]  # namespace, name
@@ -53,11 +53,11 @@ class View:
     _hosts: dict[tuple[str, str], set[Key]] = field(default_factory=dict)
     _users: dict[Key, set[Key]] = field(default_factory=dict)  # services by router
 
-    def see(self, raw: Raw, *, is_gone: bool = False) -> set[Key]:
+    def update(self, raw: Raw, *, is_gone: bool = False) -> set[Key]:
         """Takes in one object; the services that it may matter to."""
-        raw = kept(raw)
+        raw = trimmed(raw)
         if raw["kind"] == KIND:
-            return self._see_service(raw, is_gone=is_gone)
+            return self._update_service(raw, is_gone=is_gone)
         metadata = raw["metadata"]
         labels = metadata.get("labels") or {}
         service = (metadata["namespace"], labels.get(SERVICE_LABEL, ""))
@@ -65,7 +65,7 @@ class View:
         before = self._homes.get((metadata["namespace"], *ref))
         if before is not None and before != service:  # somebody took our label away
             self._forget(before, ref)
-            return {before} | (self.see(raw) if SERVICE_LABEL in labels and not is_gone else set())
+            return {before} | (self.update(raw) if SERVICE_LABEL in labels and not is_gone else set())
         if is_older(raw, self._objects.get(service, {}).get(ref), is_gone=is_gone):
             return set()
         if is_gone:
@@ -74,7 +74,7 @@ class View:
             self._objects.setdefault(service, {})[ref] = raw
             self._homes[metadata["namespace"], *ref] = service
         if raw["kind"] == "Pod" and labels.get(COMPONENT_LABEL) == ROUTER:
-            return self._see_router(raw, labels, is_gone=is_gone) | {service}
+            return self._update_router(raw, labels, is_gone=is_gone) | {service}
         return {service}
 
     def objects(self) -> Iterator[Raw]:
@@ -83,7 +83,7 @@ class View:
         for found in self._objects.values():
             yield from found.values()
 
-    def has(self, raw: Raw) -> bool:
+    def contains(self, raw: Raw) -> bool:
         """An object of this name, whatever its labels are now."""
         return (raw["metadata"]["namespace"], raw["kind"], raw["metadata"]["name"]) in self._homes
 
@@ -91,29 +91,29 @@ class View:
         _drop(self._objects, service, ref)
         self._homes.pop((service[0], *ref), None)
 
-    def behind(self, router: Key) -> set[Key]:
+    def services_behind_router(self, router: Key) -> set[Key]:
         """The services that a router serves."""
         return set(self._users.get(router, ()))
 
-    def served_by(self, pod: Key) -> set[Key]:
+    def services_behind_router_of(self, pod: Key) -> set[Key]:
         """The services behind the router that a pod is of."""
         router = self._router_of.get(pod)
-        return set() if router is None else self.behind(router)
+        return set() if router is None else self.services_behind_router(router)
 
     def router_pods(self, router: Key) -> dict[str, Raw]:
         return dict(self._routers.get(router, {}))
 
-    def pods(self, service: Service) -> list[Raw]:
+    def pods(self, service: InferenceService) -> list[Raw]:
         """Its engines and the routers in front of them."""
         mine = self._objects.get((service.namespace, service.name), {})
         engines = [raw for (kind, _), raw in mine.items() if kind == "Pod"]
         return [*engines, *self._routers.get((service.namespace, service.router), {}).values()]
 
-    def observed(self, service: Service, reports: Mapping[str, RouterReport]) -> Observed:
+    def observed(self, service: InferenceService, reports: Mapping[str, RouterReport]) -> Observed:
         """`reports`: by name of the router pod."""
         key, router = (service.namespace, service.name), (service.namespace, service.router)
         objects = self._objects.get(key, {})
-        engines = {ref[1]: raw for ref, raw in objects.items() if _is_engine_set(ref, raw)}
+        engines = {ref[1]: raw for ref, raw in objects.items() if _is_engine_deployment(ref, raw)}
         pods = self._routers.get(router, {})
         serving = [name for name, raw in pods.items() if is_serving_router(raw)]
         troubles = [trouble for raw in pods.values() if not is_serving_router(raw) and (trouble := router_trouble(raw))]
@@ -122,7 +122,7 @@ class View:
             troubles.append(failure)
         return Observed(
             children={ref: raw for ref, raw in objects.items() if ref[0] != "Pod" and ref[1] not in engines},
-            engine_sets=tuple(_engine_set(raw) for raw in engines.values() if is_ours(raw, service)),
+            engine_deployments=tuple(_engine_deployment(raw) for raw in engines.values() if is_ours(raw, service)),
             engine_manifests=engines,
             pods=tuple(_engine_pods(objects)),
             routers={name: reports.get(name) for name in serving},
@@ -132,7 +132,7 @@ class View:
             status=self.services.get(key, {}).get("status") or {},
         )
 
-    def _see_service(self, raw: Raw, *, is_gone: bool) -> set[Key]:
+    def _update_service(self, raw: Raw, *, is_gone: bool) -> set[Key]:
         key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
         if is_older(raw, self.services.get(key), is_gone=is_gone):
             return set()
@@ -146,10 +146,10 @@ class View:
         return {key} | self._concerned(before) | self._concerned(after)
 
     def _concerned(self, claim: Claim) -> set[Key]:
-        behind = set() if claim.router is None else self.behind(claim.router)
+        behind = set() if claim.router is None else self.services_behind_router(claim.router)
         return behind | (self._hosts.get(claim.host, set()) if claim.host is not None else set())
 
-    def _see_router(self, raw: Raw, labels: Mapping[str, str], *, is_gone: bool) -> set[Key]:
+    def _update_router(self, raw: Raw, labels: Mapping[str, str], *, is_gone: bool) -> set[Key]:
         namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
         router = (namespace, labels.get(ROUTER_LABEL, ""))
         if is_gone:
@@ -158,12 +158,12 @@ class View:
         else:
             self._routers.setdefault(router, {})[name] = raw
             self._router_of[namespace, name] = router
-        return self.behind(router)
+        return self.services_behind_router(router)
 
     def _owns_router(self, router: Key) -> bool:
         return self._claims.get(router, NOTHING).router == router
 
-    def _host_owner(self, service: Service) -> str | None:
+    def _host_owner(self, service: InferenceService) -> str | None:
         """Who had this host first, if it was another one."""
         key = (service.namespace, service.name)
         host = self._claims.get(key, NOTHING).host
@@ -215,14 +215,14 @@ def _move(table: dict[K, set[Key]], service: Key, before: K | None, after: K | N
         table.setdefault(after, set()).add(service)
 
 
-def _is_engine_set(ref: Ref, raw: Raw) -> bool:
+def _is_engine_deployment(ref: Ref, raw: Raw) -> bool:
     labels = raw["metadata"].get("labels") or {}
     return ref[0] == "Deployment" and REVISION_LABEL in labels
 
 
-def _engine_set(raw: Raw) -> EngineSet:
+def _engine_deployment(raw: Raw) -> EngineDeployment:
     metadata = raw["metadata"]
-    return EngineSet(
+    return EngineDeployment(
         name=metadata["name"],
         uid=metadata["uid"],
         revision=metadata["labels"][REVISION_LABEL],

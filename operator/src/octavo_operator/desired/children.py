@@ -7,10 +7,10 @@ from octavo_operator.desired.network import desired_network
 from octavo_operator.desired.objects import Manifest
 from octavo_operator.desired.router import desired_engine_budget, desired_engine_identity, desired_router
 from octavo_operator.desired.weights import desired_claim
-from octavo_operator.service import Service, Settings
+from octavo_operator.service import InferenceService, Settings
 
 
-def desired_children(service: Service, settings: Settings) -> list[Manifest]:
+def desired_children(service: InferenceService, settings: Settings) -> list[Manifest]:
     """In the order in which they are to be made: what pods refer to comes before the pods."""
     return [
         *desired_claim(service),

@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from octavo_operator.desired.objects import (
-    CONFINED,
-    LAST_WORDS,
+    CONTAINER_SECURITY,
+    TERMINATION_MESSAGE_POLICY,
     Manifest,
     child,
-    dumped,
+    drop_none,
+    dump_parts,
     pod_metadata,
     pod_security,
     probe,
     pull_secrets,
     resources,
-    without_nones,
 )
 from octavo_operator.desired.weights import model_environment, secret_environment, weights_of
 from octavo_operator.names import (
@@ -36,7 +36,7 @@ from octavo_operator.names import (
     engine_selector,
     router_secret,
 )
-from octavo_operator.service import Service, Settings
+from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.access import isolates_tenants
 from octavo_operator.spec.fields import num_bytes
 
@@ -46,12 +46,12 @@ GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.int
 _GIB = 2**30
 
 
-def engine_revision(service: Service, settings: Settings) -> str:
+def engine_revision(service: InferenceService, settings: Settings) -> str:
     template = json.dumps(_template(service, settings), sort_keys=True)
     return hashlib.sha256(template.encode()).hexdigest()[:REVISION_CHARS]
 
 
-def desired_engine(service: Service, settings: Settings, *, replicas: int) -> Manifest:
+def desired_engine(service: InferenceService, settings: Settings, *, replicas: int) -> Manifest:
     """The Deployment of the wanted revision."""
     revision = engine_revision(service, settings)
     template = _template(service, settings)
@@ -74,14 +74,14 @@ def desired_engine(service: Service, settings: Settings, *, replicas: int) -> Ma
     return manifest
 
 
-def num_gpus(service: Service) -> int:
+def num_gpus(service: InferenceService) -> int:
     """That one replica asks for, of any vendor."""
     resources = service.spec.resources
     limits = {} if resources is None else resources.requests | resources.limits
     return sum(int(limits.get(name, 0)) for name in GPU_RESOURCES)
 
 
-def _template(service: Service, settings: Settings) -> Manifest:
+def _template(service: InferenceService, settings: Settings) -> Manifest:
     spec, weights = service.spec, weights_of(service, settings)
     pod = {
         "serviceAccountName": engine_account(service.name),
@@ -92,7 +92,7 @@ def _template(service: Service, settings: Settings) -> Manifest:
         "securityContext": pod_security(),
         "imagePullSecrets": pull_secrets(service, settings),
         "nodeSelector": spec.node_selector,
-        "tolerations": dumped(spec.tolerations) or None,
+        "tolerations": dump_parts(spec.tolerations) or None,
         "affinity": spec.affinity,
         "topologySpreadConstraints": [_about_engines(c, service) for c in spec.topology_spread_constraints] or None,
         "runtimeClassName": spec.runtime_class_name,
@@ -101,10 +101,10 @@ def _template(service: Service, settings: Settings) -> Manifest:
         "containers": [_container(service, settings)],
         "volumes": [*weights.volumes, {"name": "tmp", "emptyDir": {}}, *_shared_memory_volume(service)],
     }
-    return {"metadata": pod_metadata(service, ENGINE), "spec": without_nones(pod)}
+    return {"metadata": pod_metadata(service, ENGINE), "spec": drop_none(pod)}
 
 
-def _container(service: Service, settings: Settings) -> Manifest:
+def _container(service: InferenceService, settings: Settings) -> Manifest:
     spec, weights = service.spec, weights_of(service, settings)
     mounts = [*weights.mounts, {"name": "tmp", "mountPath": "/tmp"}]
     if _shared_memory_volume(service):
@@ -114,21 +114,21 @@ def _container(service: Service, settings: Settings) -> Manifest:
         "image": spec.engine.image or settings.engine_image,
         "imagePullPolicy": spec.engine.image_pull_policy or settings.image_pull_policy,
         "args": ["serve", weights.model, *_flags(service, settings)],
-        "env": [*_environment(service), *dumped(spec.engine.env)],
+        "env": [*_environment(service), *dump_parts(spec.engine.env)],
         "envFrom": secret_environment(service) or None,
         "ports": [{"name": HTTP, "containerPort": ENGINE_PORT}],
         "resources": resources(spec.resources),
-        "securityContext": CONFINED,
-        "terminationMessagePolicy": LAST_WORDS,
+        "securityContext": CONTAINER_SECURITY,
+        "terminationMessagePolicy": TERMINATION_MESSAGE_POLICY,
         "startupProbe": probe("/health", period_s=2, failures=STARTUP_S // 2),
         "readinessProbe": probe("/ready", period_s=5, failures=2),
         "livenessProbe": probe("/health", period_s=10, failures=6),
         "volumeMounts": mounts,
     }
-    return without_nones(container)
+    return drop_none(container)
 
 
-def _flags(service: Service, settings: Settings) -> Iterator[str]:
+def _flags(service: InferenceService, settings: Settings) -> Iterator[str]:
     yield f"--port={ENGINE_PORT}"
     yield "--router-only"
     yield f"--shutdown-delay={settings.lame_duck_s}"
@@ -138,7 +138,7 @@ def _flags(service: Service, settings: Settings) -> Iterator[str]:
     yield from engine_flags(service)
 
 
-def engine_flags(service: Service) -> Iterator[str]:
+def engine_flags(service: InferenceService) -> Iterator[str]:
     """What a spec says of its engines, wherever they run. Its `extraArgs` come last."""
     model, engine = service.spec.model, service.spec.engine
     yield "--served-model-name"
@@ -167,15 +167,15 @@ def engine_flags(service: Service) -> Iterator[str]:
     yield from engine.extra_args
 
 
-def _environment(service: Service) -> list[Manifest]:
+def _environment(service: InferenceService) -> list[Manifest]:
     secret = {"secretKeyRef": {"name": router_secret(service.router), "key": "secret"}}
     return [*model_environment(), {"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret}]
 
 
-def _shared_memory_volume(service: Service) -> list[Manifest]:
+def _shared_memory_volume(service: InferenceService) -> list[Manifest]:
     size = service.spec.shared_memory or ("1Gi" if num_gpus(service) else None)
     return [] if size is None else [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
 
 
-def _about_engines(constraint: dict[str, Any], service: Service) -> dict[str, Any]:
+def _about_engines(constraint: dict[str, Any], service: InferenceService) -> dict[str, Any]:
     return {"labelSelector": {"matchLabels": engine_selector(service.name)}} | constraint

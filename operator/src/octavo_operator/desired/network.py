@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from octavo_operator.desired.objects import Manifest, child, without_nones
+from octavo_operator.desired.objects import Manifest, child, drop_none
 from octavo_operator.names import (
     COMPONENT_LABEL,
     ENGINE,
@@ -13,16 +13,16 @@ from octavo_operator.names import (
     ROUTER_ADMIN_PORT,
     ROUTER_PORT,
     SERVICE_PORT,
-    behind_router,
+    engines_behind_router,
     engines_service,
     router_selector,
 )
-from octavo_operator.service import Service, Settings
+from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.access import Gateway, Ingress
 
 MAX_BODY = "64m"
 READ_TIMEOUT_S = 3600
-EVERYBODY = None  # as the peers of a rule of a NetworkPolicy
+ANY_PEER = None  # as the peers of a rule of a NetworkPolicy
 #: What streaming needs, by IngressClass: no buffering, room for long prompts, patience between two tokens.
 INGRESS_ANNOTATIONS: dict[str, dict[str, str]] = {
     "nginx": {
@@ -38,7 +38,7 @@ INGRESS_ANNOTATIONS: dict[str, dict[str, str]] = {
 }
 
 
-def desired_network(service: Service, settings: Settings) -> list[Manifest]:
+def desired_network(service: InferenceService, settings: Settings) -> list[Manifest]:
     """Nothing for a service that shares another's router, but the Service under its own name."""
     found = [_front(service)]
     if service.owns_router:
@@ -48,11 +48,11 @@ def desired_network(service: Service, settings: Settings) -> list[Manifest]:
     return found
 
 
-def internal_url(service: Service, settings: Settings) -> str:
+def internal_url(service: InferenceService, settings: Settings) -> str:
     return f"http://{service.name}.{service.namespace}.svc.{settings.cluster_domain}"
 
 
-def exposed_url(service: Service) -> str | None:
+def exposed_url(service: InferenceService) -> str | None:
     """None where nothing, or nothing that has a name, leads in from outside."""
     exposure = service.spec.exposure
     if exposure is None:
@@ -64,7 +64,7 @@ def exposed_url(service: Service) -> str | None:
     return f"http://{hostnames[0]}" if hostnames else None
 
 
-def _front(service: Service) -> Manifest:
+def _front(service: InferenceService) -> Manifest:
     return child(
         service,
         "v1",
@@ -78,7 +78,7 @@ def _front(service: Service) -> Manifest:
     )
 
 
-def _engines(service: Service) -> Manifest:
+def _engines(service: InferenceService) -> Manifest:
     return child(
         service,
         "v1",
@@ -87,13 +87,13 @@ def _engines(service: Service) -> Manifest:
         component=ENGINE,
         spec={
             "clusterIP": "None",
-            "selector": behind_router(service.name),
+            "selector": engines_behind_router(service.name),
             "ports": [{"name": HTTP, "port": ENGINE_PORT, "targetPort": HTTP, "protocol": "TCP"}],
         },
     )
 
 
-def _exposure(service: Service, settings: Settings) -> list[Manifest]:
+def _exposure(service: InferenceService, settings: Settings) -> list[Manifest]:
     exposure = service.spec.exposure
     if exposure is None:
         return []
@@ -103,7 +103,7 @@ def _exposure(service: Service, settings: Settings) -> list[Manifest]:
     return [_route(service, exposure.gateway)] if settings.has_gateway_api else []
 
 
-def _ingress(service: Service, wanted: Ingress) -> Manifest:
+def _ingress(service: InferenceService, wanted: Ingress) -> Manifest:
     backend = {"service": {"name": service.name, "port": {"name": HTTP}}}
     paths = [{"path": wanted.path or "/", "pathType": "Prefix", "backend": backend}]
     tls = None if wanted.tls_secret is None else [{"hosts": [wanted.host], "secretName": wanted.tls_secret}]
@@ -113,7 +113,7 @@ def _ingress(service: Service, wanted: Ingress) -> Manifest:
         "Ingress",
         service.name,
         component=ROUTER,
-        spec=without_nones(
+        spec=drop_none(
             {
                 "ingressClassName": wanted.class_name,
                 "rules": [{"host": wanted.host, "http": {"paths": paths}}],
@@ -131,7 +131,7 @@ def _annotations(wanted: Ingress) -> dict[str, str]:
     return known | wanted.annotations
 
 
-def _route(service: Service, wanted: Gateway) -> Manifest:
+def _route(service: InferenceService, wanted: Gateway) -> Manifest:
     rule: dict[str, Any] = {
         "backendRefs": [{"name": service.name, "port": SERVICE_PORT}],
         "timeouts": {"request": "0s"},  # answers are streams: the engine's own limits end them
@@ -142,7 +142,7 @@ def _route(service: Service, wanted: Gateway) -> Manifest:
         "HTTPRoute",
         service.name,
         component=ROUTER,
-        spec=without_nones(
+        spec=drop_none(
             {
                 "parentRefs": [ref.model_dump(by_alias=True, exclude_none=True) for ref in wanted.parent_refs],
                 "hostnames": list(wanted.hostnames) or None,
@@ -152,23 +152,23 @@ def _route(service: Service, wanted: Gateway) -> Manifest:
     )
 
 
-def _router_policy(service: Service, settings: Settings) -> Manifest:
+def _router_policy(service: InferenceService, settings: Settings) -> Manifest:
     """Users say who may send requests. The admin port is for the operator, which reads the router's state, and for
     Prometheus. Routers of versions without that port have the state on the other one, so the operator may use both.
     """
     operator, clients = _pods(MANAGER, settings.operator_namespace), service.spec.network_policy.ingress_from
     rules = [
-        _rule(ROUTER_PORT, [*clients, operator]) if clients else _rule(ROUTER_PORT, EVERYBODY),
+        _rule(ROUTER_PORT, [*clients, operator]) if clients else _rule(ROUTER_PORT, ANY_PEER),
         _rule(ROUTER_ADMIN_PORT, [operator, *_scrapers(settings)]),
     ]
     return _policy(service, ROUTER, selector=router_selector(service.name), rules=rules)
 
 
-def _engine_policy(service: Service, settings: Settings) -> Manifest:
+def _engine_policy(service: InferenceService, settings: Settings) -> Manifest:
     """Only the router sends requests to engines, which also ask for its secret. Prometheus reads their metrics."""
     routers = {"podSelector": {"matchLabels": router_selector(service.name)}}
     rules = [_rule(ENGINE_PORT, [routers, *_scrapers(settings)])]
-    return _policy(service, ENGINE, selector=behind_router(service.name), rules=rules)
+    return _policy(service, ENGINE, selector=engines_behind_router(service.name), rules=rules)
 
 
 def _scrapers(settings: Settings) -> list[Manifest]:
@@ -184,10 +184,10 @@ def _pods(name: str, namespace: str) -> Manifest:
 
 
 def _rule(port: int, peers: list[Manifest] | None) -> Manifest:
-    return without_nones({"from": peers, "ports": [{"port": port, "protocol": "TCP"}]})
+    return drop_none({"from": peers, "ports": [{"port": port, "protocol": "TCP"}]})
 
 
-def _policy(service: Service, component: str, *, selector: dict[str, str], rules: list[Manifest]) -> Manifest:
+def _policy(service: InferenceService, component: str, *, selector: dict[str, str], rules: list[Manifest]) -> Manifest:
     assert selector[COMPONENT_LABEL] == component
     return child(
         service,

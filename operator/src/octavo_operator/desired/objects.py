@@ -4,13 +4,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from octavo_operator.names import HTTP, ROUTER_LABEL, labels
-from octavo_operator.service import Service, Settings
-from octavo_operator.spec.fields import Part, Resources
+from octavo_operator.service import InferenceService, Settings
+from octavo_operator.spec.fields import Resources, SpecPart
 
 Manifest = dict[str, Any]
 
 
-def child(service: Service, api_version: str, kind: str, name: str, *, component: str, **content: Any) -> Manifest:
+def child(
+    service: InferenceService, api_version: str, kind: str, name: str, *, component: str, **content: Any
+) -> Manifest:
     return {
         "apiVersion": api_version,
         "kind": kind,
@@ -24,7 +26,7 @@ def child(service: Service, api_version: str, kind: str, name: str, *, component
     }
 
 
-def pod_metadata(service: Service, component: str) -> Manifest:
+def pod_metadata(service: InferenceService, component: str) -> Manifest:
     """Labels and annotations of a pod; what a user adds doesn't replace ours."""
     given = service.spec.pod_metadata
     pod_labels = given.labels | labels(service.name, component) | {ROUTER_LABEL: service.router}
@@ -36,18 +38,18 @@ def resources(given: Resources | None, default: Manifest | None = None) -> Manif
     return default if given is None else given.model_dump(exclude_defaults=True)
 
 
-def dumped(parts: Iterable[Part]) -> list[Manifest]:
+def dump_parts(parts: Iterable[SpecPart]) -> list[Manifest]:
     """Pieces of the spec that Kubernetes defines, in its own form."""
     return [part.model_dump(by_alias=True, exclude_none=True) for part in parts]
 
 
-def pull_secrets(service: Service, settings: Settings) -> list[Manifest] | None:
+def pull_secrets(service: InferenceService, settings: Settings) -> list[Manifest] | None:
     """None where there are none: then it is left out."""
     own = [ref.name for ref in service.spec.image_pull_secrets]
     return [{"name": name} for name in own or settings.image_pull_secrets] or None
 
 
-def without_nones(fields: Mapping[str, Any]) -> Manifest:
+def drop_none(fields: Mapping[str, Any]) -> Manifest:
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -55,7 +57,7 @@ def without_nones(fields: Mapping[str, Any]) -> Manifest:
 USER_ID = 10001
 
 #: Of every container that we run.
-CONFINED: Manifest = {
+CONTAINER_SECURITY: Manifest = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
@@ -75,7 +77,7 @@ def pod_security() -> Manifest:
 
 
 #: Of every container: when it fails, the end of its log is kept with its status, where the operator finds it.
-LAST_WORDS = "FallbackToLogsOnError"
+TERMINATION_MESSAGE_POLICY = "FallbackToLogsOnError"
 
 
 def probe(path: str, *, period_s: int, failures: int) -> Manifest:

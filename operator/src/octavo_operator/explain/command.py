@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from octavo_operator.explain.reading import Cluster, Unexplained, access
+from octavo_operator.explain.cluster_reader import ClusterReader, Unexplained, access
 from octavo_operator.explain.text import lines_of, table_of
 
 
@@ -21,7 +21,7 @@ def explain(
     try:
         found = access(kubeconfig, context)
         with found.api:
-            cluster, where = Cluster(found), namespace or found.namespace
+            cluster, where = ClusterReader(found), namespace or found.namespace
             if name is None:
                 return _show_all(cluster, None if all_namespaces else where, as_json)
             explanation = cluster.explain(name, where)
@@ -32,7 +32,7 @@ def explain(
     return 0 if explanation.is_ready else 1
 
 
-def _show_all(cluster: Cluster, namespace: str | None, as_json: bool) -> int:
+def _show_all(cluster: ClusterReader, namespace: str | None, as_json: bool) -> int:
     found = cluster.explain_all(namespace)
     if as_json:
         print(json.dumps([asdict(one) for one in found], indent=2))

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo_operator.cluster.pod_events import last_seen
 from octavo_operator.cluster.pods import is_serving_router, pod_of, router_trouble
-from octavo_operator.cluster.setup import last_seen
 from octavo_operator.explain.meanings import MEANINGS, Meaning
 from octavo_operator.names import COMPONENT_LABEL, ROUTER
 from octavo_operator.plan.conditions import REASONS
@@ -79,7 +79,7 @@ class Explanation:
     notes: tuple[str, ...] = field(default=())  # what couldn't be looked at
 
 
-def explained(
+def explain_service(
     service: Raw, pods: Sequence[Raw] = (), events: Sequence[Raw] = (), notes: Iterable[str] = ()
 ) -> Explanation:
     metadata, status = service["metadata"], service.get("status") or {}
@@ -103,7 +103,7 @@ def explained(
     )
 
 
-def in_trouble(pods: Iterable[PodState]) -> list[PodState]:
+def pods_in_trouble(pods: Iterable[PodState]) -> list[PodState]:
     return [pod for pod in pods if pod.state not in ("serves", "ends")]
 
 
@@ -203,7 +203,7 @@ def _commands(name: str, namespace: str, cause: Cause | None, pods: Sequence[Pod
     """Those of the remedy, with the names filled in, then those that always tell more."""
     if cause is None:
         return
-    suspects = in_trouble(pods)
+    suspects = pods_in_trouble(pods)
     component = ROUTER if cause.condition in _ABOUT_ROUTERS else ""
     suspects.sort(key=lambda pod: pod.component != component if component else pod.component == ROUTER)
     pod = suspects[0].name if suspects else None

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from octavo_operator.explain.explanation import Explanation, in_trouble
+from octavo_operator.explain.explanation import Explanation, pods_in_trouble
 
 WIDTH = 110
 _MARKS = {"holds": "ok", "open": "--", "waits": "..", "fails": "NO", "unknown": "??"}
@@ -55,7 +55,7 @@ def _verdict(found: Explanation) -> Iterator[str]:
 
 
 def _pods(found: Explanation) -> Iterator[str]:
-    pods = in_trouble(found.pods) if found.is_ready else found.pods
+    pods = pods_in_trouble(found.pods) if found.is_ready else found.pods
     if not pods:
         return
     yield from ("", "Pods")

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from octavo_operator.service import Service
+from octavo_operator.service import InferenceService
 from octavo_operator.spec.service import GROUP, KIND, InvalidSpec, read_spec
 
 _CONFIG_KINDS = ("Secret", "ConfigMap")
@@ -20,7 +20,7 @@ _CONFIG_KINDS = ("Secret", "ConfigMap")
 
 @dataclass(slots=True)
 class Documents:
-    services: dict[str, Service] = field(default_factory=dict)
+    services: dict[str, InferenceService] = field(default_factory=dict)
     configs: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict, repr=False)  # kind, name -> entries
     notes: list[str] = field(default_factory=list)
 
@@ -71,10 +71,10 @@ def _name(manifest: Mapping[str, Any]) -> str:
     return str(metadata.get("name") or "") if isinstance(metadata, dict) else ""
 
 
-def _service(manifest: dict[str, Any], name: str) -> Service:
+def _service(manifest: dict[str, Any], name: str) -> InferenceService:
     spec = read_spec(manifest)
     namespace = str(manifest["metadata"].get("namespace") or "default")
-    return Service(name=name, namespace=namespace, uid="", generation=1, spec=spec)
+    return InferenceService(name=name, namespace=namespace, uid="", generation=1, spec=spec)
 
 
 def _entries(manifest: Mapping[str, Any], what: str) -> dict[str, str]:

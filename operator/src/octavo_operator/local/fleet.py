@@ -9,8 +9,8 @@ from typing import Any
 
 from octavo_operator.desired.engine import engine_flags
 from octavo_operator.local.documents import Documents, read_documents
-from octavo_operator.local.notes import notes_of
-from octavo_operator.service import Service
+from octavo_operator.local.ignored_fields import ignored_field_notes
+from octavo_operator.service import InferenceService
 from octavo_operator.spec.access import isolates_tenants
 from octavo_operator.spec.engine import EnvVar
 from octavo_operator.spec.service import InvalidSpec
@@ -30,11 +30,11 @@ def read_fleet(text: str, *, brings_keys: bool = False) -> dict[str, Any]:
         "services": [_service(service, found, brings_keys) for service in services],
         "keys": None if brings_keys else _keys(found),
         "drain_timeout_s": max(service.drain_timeout_s for service in services),
-        "notes": [*found.notes, *_router_notes(services), *(n for s in services for n in notes_of(s))],
+        "notes": [*found.notes, *_router_notes(services), *(n for s in services for n in ignored_field_notes(s))],
     }
 
 
-def _service(service: Service, found: Documents, brings_keys: bool) -> dict[str, Any]:
+def _service(service: InferenceService, found: Documents, brings_keys: bool) -> dict[str, Any]:
     spec = service.spec
     args = [spec.model.uri, *engine_flags(service)]
     auth = _auth(found)
@@ -49,7 +49,7 @@ def _service(service: Service, found: Documents, brings_keys: bool) -> dict[str,
     }
 
 
-def _environment(service: Service, found: Documents) -> dict[str, str]:
+def _environment(service: InferenceService, found: Documents) -> dict[str, str]:
     ref = service.spec.model.secret_ref
     env = {} if ref is None else dict(found.configs.get(("Secret", ref.name), {}))
     for variable in service.spec.engine.env:
@@ -122,15 +122,15 @@ def _reference_faults(found: Documents, brings_keys: bool) -> Iterator[str]:
         yield "spec.replicas: 0 everywhere: there is nothing to run"
 
 
-def _about(service: Service) -> str:
+def _about(service: InferenceService) -> str:
     return f"InferenceService {service.name}: spec"
 
 
-def _keys_ref(service: Service) -> Any:
+def _keys_ref(service: InferenceService) -> Any:
     return None if service.spec.auth is None else service.spec.auth.api_keys_secret_ref
 
 
-def _router_notes(services: list[Service]) -> Iterator[str]:
+def _router_notes(services: list[InferenceService]) -> Iterator[str]:
     owners = [service.name for service in services if service.owns_router]
     if len(owners) > 1:
         yield f"{', '.join(owners)} have a router each on Kubernetes; here one serves them all"

@@ -81,7 +81,7 @@ def ready(others: Iterable[Condition], *, message: str) -> Condition:
     return Condition("Ready", first.reason, first.message)
 
 
-def written(
+def with_transition_times(
     conditions: Iterable[Condition], before: Iterable[Mapping[str, Any]], *, generation: int, now: str
 ) -> list[dict[str, Any]]:
     """As status has them; a transition's time stays while the status of a condition does."""

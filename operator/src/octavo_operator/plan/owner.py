@@ -7,13 +7,13 @@ from typing import Any
 
 from octavo_operator.names import MANAGER, SERVICE_LABEL
 from octavo_operator.observed import Refusal
-from octavo_operator.service import Service
+from octavo_operator.service import InferenceService
 from octavo_operator.spec.service import GROUP, KIND
 
 Raw = Mapping[str, Any]
 
 
-def is_ours(live: Raw, service: Service) -> bool:
+def is_ours(live: Raw, service: InferenceService) -> bool:
     """To change. A namesake's that was deleted before this service was made is taken over, and so is what has lost its
     owner but still has our labels.
     """
@@ -36,7 +36,7 @@ def controller_of(live: Raw) -> Raw | None:
     return next((reference for reference in references if reference.get("controller")), None)
 
 
-def taken_by(live: Raw) -> Refusal:
+def name_taken(live: Raw) -> Refusal:
     controller = controller_of(live)
     owner = (
         "is there, made by somebody else" if controller is None else f"is {controller['kind']} {controller['name']}'s"

@@ -10,7 +10,7 @@ ServiceName = Annotated[str, Field(min_length=1, max_length=40)]
 #: A number of bytes in Kubernetes' notation.
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?([kKMGTP]i?)?$", max_length=32)]
 #: What Kubernetes itself defines and checks, passed on as it is.
-Passed = dict[str, Any]
+PassedThrough = dict[str, Any]
 LabelValue = Annotated[str, Field(max_length=63)]
 Annotation = Annotated[str, Field(max_length=4096)]
 NodeSelector = Annotated[dict[str, LabelValue], Field(max_length=32)]
@@ -24,17 +24,17 @@ _SUFFIXES = {"": 1, "k": 10**3} | {
 }
 
 
-class Part(BaseModel):
+class SpecPart(BaseModel):
     """A piece of the spec. Unknown fields are errors; nothing is changed once it is read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel, populate_by_name=True)
 
 
-class Reference(Part):
+class Reference(SpecPart):
     name: Name
 
 
-class Resources(Part):
+class Resources(SpecPart):
     requests: Annotated[dict[str, int | str], Field(max_length=16)] = Field(default_factory=dict)
     limits: Annotated[dict[str, int | str], Field(max_length=16)] = Field(default_factory=dict)
 

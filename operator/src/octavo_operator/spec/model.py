@@ -4,13 +4,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from octavo_operator.spec.fields import Name, Part, Quantity, Reference, Resources
+from octavo_operator.spec.fields import Name, Quantity, Reference, Resources, SpecPart
 
 URI_PATTERN = r"^(hf://[^/ ]+/[^/ ]+|(s3|pvc|pkg)://[^/ ][^ ]*|file:///[^ ]+)$"
 ServedName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class Cache(Part):
+class Cache(SpecPart):
     mode: Literal["EmptyDir", "PVC", "HostPath"]
     size: Quantity | None = None
     claim_name: Name | None = None
@@ -37,11 +37,11 @@ class Cache(Part):
         return self
 
 
-class Prefetch(Part):
+class Prefetch(SpecPart):
     resources: Resources | None = None
 
 
-class Model(Part):
+class Model(SpecPart):
     uri: Annotated[str, Field(min_length=7, max_length=1024, pattern=URI_PATTERN)]
     revision: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     served_names: Annotated[tuple[ServedName, ...], Field(min_length=1, max_length=16)] | None = None

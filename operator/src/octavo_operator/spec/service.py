@@ -18,11 +18,11 @@ from octavo_operator.spec.fields import (
     LabelValue,
     Name,
     NodeSelector,
-    Part,
-    Passed,
+    PassedThrough,
     Quantity,
     Reference,
     Resources,
+    SpecPart,
 )
 from octavo_operator.spec.model import Model
 
@@ -38,15 +38,15 @@ class InvalidSpec(Exception):
     """The manifest can't be served as it is; the message says where and what to do, a line for each fault."""
 
 
-class Drain(Part):
+class Drain(SpecPart):
     timeout_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
 
 
-class DisruptionBudget(Part):
+class DisruptionBudget(SpecPart):
     max_unavailable: int | str | None = None
 
 
-class PodMetadata(Part):
+class PodMetadata(SpecPart):
     labels: Annotated[dict[str, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
     annotations: Annotations = Field(default_factory=dict)
 
@@ -59,7 +59,7 @@ class PodMetadata(Part):
         return self
 
 
-class InferenceServiceSpec(Part):
+class InferenceServiceSpec(SpecPart):
     model: Model
     engine: Engine = Engine()
     parallelism: Parallelism = Parallelism()
@@ -68,8 +68,8 @@ class InferenceServiceSpec(Part):
     shared_memory: Quantity | None = None
     node_selector: NodeSelector | None = None
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = ()
-    affinity: Passed | None = None
-    topology_spread_constraints: Annotated[tuple[Passed, ...], Field(max_length=8)] = ()
+    affinity: PassedThrough | None = None
+    topology_spread_constraints: Annotated[tuple[PassedThrough, ...], Field(max_length=8)] = ()
     runtime_class_name: Name | None = None
     priority_class_name: Name | None = None
     image_pull_secrets: Annotated[tuple[Reference, ...], Field(max_length=8)] = ()

@@ -9,18 +9,18 @@ from typing import Any
 
 from octavo_operator.observed import Observed
 from octavo_operator.plan.actions import Apply
+from octavo_operator.plan.apply_digest import APPLIED, matches
 from octavo_operator.plan.owner import is_ours
-from octavo_operator.plan.same import APPLIED, is_applied
-from octavo_operator.service import Service
+from octavo_operator.service import InferenceService
 
 Raw = Mapping[str, Any]
 
 
-def applied(
-    service: Service, observed: Observed, manifest: Raw, live: Raw | None, *, why: str = "the spec asks for it"
+def child_actions(
+    service: InferenceService, observed: Observed, manifest: Raw, live: Raw | None, *, why: str = "the spec asks for it"
 ) -> Iterator[Apply]:
     """`manifest`: stamped."""
-    if is_applied(manifest, live) or (live is not None and not is_ours(live, service)):
+    if matches(manifest, live) or (live is not None and not is_ours(live, service)):
         return
     if live is None:
         gone = _was_applied(service, observed)
@@ -35,7 +35,7 @@ def _digest(manifest: Raw) -> Any:
     return (manifest["metadata"].get("annotations") or {}).get(APPLIED)
 
 
-def _was_applied(service: Service, observed: Observed) -> bool:
+def _was_applied(service: InferenceService, observed: Observed) -> bool:
     """All children of this very spec were there once."""
     for row in observed.status.get("conditions", ()):
         if row["type"] == "ChildrenApplied":

@@ -21,7 +21,7 @@ _SUFFIXES: dict[str, Decimal] = {"": Decimal(1), "m": Decimal("0.001")} | {
 }
 
 
-def stamped(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def with_digest(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """With the digest of itself as an annotation."""
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
     metadata = manifest["metadata"]
@@ -29,7 +29,7 @@ def stamped(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {**manifest, "metadata": {**metadata, "annotations": annotations}}
 
 
-def is_applied(wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
+def matches(wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
     """`wanted`: stamped."""
     return live is not None and _holds(wanted, live)
 
@@ -48,11 +48,11 @@ def _is_same_quantity(wanted: Any, live: Any) -> bool:
     """The API server writes quantities in its own way: 1000m as 1, 0.5 as 500m."""
     if not isinstance(wanted, int | str) or not isinstance(live, int | str) or isinstance(wanted, bool):
         return False
-    first, second = number(wanted), number(live)
+    first, second = parse_quantity(wanted), parse_quantity(live)
     return first is not None and first == second
 
 
-def number(quantity: int | str) -> Decimal | None:
+def parse_quantity(quantity: int | str) -> Decimal | None:
     """Of a quantity in Kubernetes' notation, as in `resources`; None for what isn't one."""
     text = str(quantity)
     digits = text.rstrip("mkKMGTPEi")

@@ -1,6 +1,6 @@
 """`Rounds`: what is done from time to time, and whenever something may have been missed.
 
-A census, so that ghosts are forgotten and a watch that went deaf is noticed; and all services looked at anew, by
+A inventory, so that ghosts are forgotten and a watch that went deaf is noticed; and all services looked at anew, by
 whoever leads. While there is doubt, as at the start and after an outage, no service is given out: on half a view, one
 would make again what is there, or what was deleted with its service.
 """
@@ -12,25 +12,25 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from octavo_operator.cluster.census import Census
 from octavo_operator.cluster.client import ApiError
+from octavo_operator.cluster.inventory import Inventory
 from octavo_operator.cluster.lease import Leadership
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.view import Key, View
-from octavo_operator.watches import Watches
+from octavo_operator.kopf_runner import KopfRunner
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 EVERY_S = 300.0
-AGAIN_S = 0.5  # after a failure
-FILLING_S = 0.5  # at least, between two counts: the watches go on telling; longer where counting itself takes long
-DEAF_S = 10.0  # without anything new: a watch that hasn't told by then never will
-ENOUGH_S = 30.0  # the same: doubt for longer would do more harm than it prevents
+RETRY_S = 0.5  # after a failure
+MIN_INTERVAL_S = 0.5  # at least, between two counts: the watches go on telling; longer where counting itself takes long
+STALLED_WATCH_S = 10.0  # without anything new: a watch that hasn't told by then never will
+MAX_HOLD_S = 30.0  # the same: doubt for longer would do more harm than it prevents
 
 
-async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
+async def retry_until_ok(ask: Callable[[], Awaitable[T]]) -> T:
     """Until it is answered; what is in the way is said once."""
     said = ""
     while True:
@@ -40,66 +40,66 @@ async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
             if str(error) != said:
                 said = str(error)
                 logger.warning("waiting, as nothing can be done yet: %s", said)
-        await asyncio.sleep(AGAIN_S)
+        await asyncio.sleep(RETRY_S)
 
 
-class Rounds:
+class Resync:
     def __init__(
         self,
-        census: Census,
+        inventory: Inventory,
         view: View,
         queue: WorkQueue[Key],
         *,
         leadership: Leadership,
-        watches: Watches,
-        on_turn: Callable[[], Awaitable[None]],
+        watches: KopfRunner,
+        on_requeue: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_turn`: after whoever leads has queued all services anew."""
-        self._on_turn = on_turn
-        self._census = census
+        """`on_requeue`: after whoever leads has queued all services anew."""
+        self._on_turn = on_requeue
+        self._inventory = inventory
         self._view = view
         self._queue = queue
         self._leadership = leadership
         self._watches = watches
         self._clock = clock
-        self._doubts = asyncio.Event()
-        self._took_s = 0.0  # by the last census, once it could be taken
-        self._doubted_s = self._moved_s = self._restarted_s = self.counted_s = clock()
-        self.has_seen_all = asyncio.Event()
-        self.doubt()
+        self._stale = asyncio.Event()
+        self._took_s = 0.0  # by the last inventory, once it could be taken
+        self._stale_since_s = self._progressed_s = self._restarted_s = self.compared_s = clock()
+        self.is_synced = asyncio.Event()
+        self.mark_stale()
 
-    def doubt(self) -> None:
+    def mark_stale(self) -> None:
         """Something may have been missed: nothing is given out until a census says otherwise."""
-        if not self._doubts.is_set():
-            self._doubts.set()
-            self._doubted_s = self._clock()
-            self._queue.hold()
+        if not self._stale.is_set():
+            self._stale.set()
+            self._stale_since_s = self._clock()
+            self._queue.pause()
 
-    async def count(self) -> None:
+    async def compare_until_cancelled(self) -> None:
         """Until it is cancelled. Watches that go on bringing what is missing aren't deaf, however long it takes."""
         missing: set[str] = set()
         while True:
-            self._doubts.clear()
+            self._stale.clear()
             before, missing = missing, await self._compare()
-            self.counted_s = now = self._clock()
+            self.compared_s = now = self._clock()
             if missing != before:
-                self._moved_s = now
-            still_s = now - max(self._doubted_s, self._moved_s)
-            if missing and min(still_s, now - self._restarted_s) > DEAF_S:
+                self._progressed_s = now
+            still_s = now - max(self._stale_since_s, self._progressed_s)
+            if missing and min(still_s, now - self._restarted_s) > STALLED_WATCH_S:
                 logger.warning("%d objects are there of which no watch has told: watching anew", len(missing))
                 self._watches.restart()
                 self._restarted_s = now
-            if not self._doubts.is_set() and (not missing or still_s > ENOUGH_S):
-                self._queue.release()
-                self.has_seen_all.set()
+            if not self._stale.is_set() and (not missing or still_s > MAX_HOLD_S):
+                self._queue.resume()
+                self.is_synced.set()
             if not missing:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(EVERY_S):
-                        await self._doubts.wait()
-            await asyncio.sleep(max(FILLING_S, 3 * self._took_s))
+                        await self._stale.wait()
+            await asyncio.sleep(max(MIN_INTERVAL_S, 3 * self._took_s))
 
-    async def look_anew(self) -> None:
+    async def requeue_until_cancelled(self) -> None:
         """All services, at the beginning of each time that we lead and from then on now and again."""
         while True:
             await self._leadership.gained.wait()
@@ -118,14 +118,14 @@ class Rounds:
             nonlocal was_gone
             began_s = self._clock()
             try:
-                found = await self._census.take()
+                found = await self._inventory.find_missing()
                 self._took_s = self._clock() - began_s
                 return found
             except ApiError as error:
                 was_gone = was_gone or error.is_gone
                 raise
 
-        missing = await patiently(take)
+        missing = await retry_until_ok(take)
         if was_gone:
             self._watches.restart()
         return missing

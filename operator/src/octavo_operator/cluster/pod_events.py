@@ -13,34 +13,34 @@ from octavo_operator.cluster.client import Cluster
 
 FIRST_LOOK_S = 2.0
 NEXT_LOOK_S = 4.0
-FORGOTTEN_S = 60.0  # a pod that isn't asked about any more is gone
+EXPIRY_S = 60.0  # a pod that isn't asked about any more is gone
 _IDLE = ("ContainerCreating", "PodInitializing")
 
 Raw = Mapping[str, Any]
 
 
 @dataclass(slots=True)
-class Wait:
+class PendingPod:
     look_s: float  # when
     message: str = ""
 
 
-class PodSetup:
+class PodSetupEvents:
     def __init__(self, cluster: Cluster, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._waits: dict[str, Wait] = {}  # by uid
+        self._pending: dict[str, PendingPod] = {}  # by uid
 
-    async def look(self, pods: Iterable[Raw]) -> float | None:
+    async def refresh(self, pods: Iterable[Raw]) -> float | None:
         """Seconds after which to come back; None when no pod waits."""
         now, again = self._clock(), list[float]()
-        self._waits = {uid: wait for uid, wait in self._waits.items() if wait.look_s > now - FORGOTTEN_S}
+        self._pending = {uid: wait for uid, wait in self._pending.items() if wait.look_s > now - EXPIRY_S}
         for pod in pods:
             uid = pod["metadata"]["uid"]
-            if not is_being_set_up(pod):
-                self._waits.pop(uid, None)
+            if not is_starting_containers(pod):
+                self._pending.pop(uid, None)
                 continue
-            wait = self._waits.setdefault(uid, Wait(now + FIRST_LOOK_S))
+            wait = self._pending.setdefault(uid, PendingPod(now + FIRST_LOOK_S))
             if wait.look_s <= now:
                 wait.look_s = now + NEXT_LOOK_S
                 wait.message = await self._ask(pod) or wait.message
@@ -48,16 +48,16 @@ class PodSetup:
         return min(again, default=None)
 
     def trouble_of(self, uid: str) -> str:
-        wait = self._waits.get(uid)
+        wait = self._pending.get(uid)
         return "" if wait is None else wait.message
 
     async def _ask(self, pod: Raw) -> str:
-        found = await self._cluster.warnings_about(pod["metadata"]["namespace"], pod["metadata"]["uid"])
+        found = await self._cluster.list_warnings(pod["metadata"]["namespace"], pod["metadata"]["uid"])
         latest = max(found, key=last_seen, default=None)
         return "" if latest is None else f"{latest['reason']}: {latest.get('note', '')}"
 
 
-def is_being_set_up(pod: Raw) -> bool:
+def is_starting_containers(pod: Raw) -> bool:
     """It has a node, and no container that was started, or that says why not."""
     status = pod.get("status", {})
     conditions = {c["type"]: c["status"] for c in status.get("conditions", ())}

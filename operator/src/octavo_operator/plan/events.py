@@ -22,7 +22,7 @@ ACT_REASONS = ("ChildRepaired", "ReplicaAdmitted", "ReplicaWithdrawn")
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class ServiceEvent:
     """`action`: what was done, or what was looked at."""
 
     type: Literal["Normal", "Warning"]
@@ -31,7 +31,7 @@ class News:
     action: str
 
 
-def transitions(conditions: Iterable[Condition], before: Iterable[Mapping[str, Any]]) -> Iterator[News]:
+def condition_events(conditions: Iterable[Condition], before: Iterable[Mapping[str, Any]]) -> Iterator[ServiceEvent]:
     known = {row["type"]: row for row in before}
     for condition in conditions:
         old = known.get(condition.type, {})
@@ -40,16 +40,16 @@ def transitions(conditions: Iterable[Condition], before: Iterable[Mapping[str, A
         is_wrong = condition.reason in WRONG or (condition.status == "False" and condition.reason not in HARMLESS)
         is_mended = old.get("status") == "False" and condition.type != "Progressing" and condition.status == "True"
         if is_wrong or is_mended or condition.reason in MILESTONES:
-            yield News("Warning" if is_wrong else "Normal", condition.reason, condition.message, condition.type)
+            yield ServiceEvent("Warning" if is_wrong else "Normal", condition.reason, condition.message, condition.type)
 
 
-def told(action: Action) -> News | None:
+def action_event(action: Action) -> ServiceEvent | None:
     match action:
         case Apply(manifest, reason, repairs=True):
             note = f"{manifest['kind']} {manifest['metadata']['name']}: {reason}"
-            return News("Normal", "ChildRepaired", note, "Repair")
+            return ServiceEvent("Normal", "ChildRepaired", note, "Repair")
         case SetGate(pod, _, None, reason):
-            return News("Warning", "ReplicaWithdrawn", f"{pod} gets no requests: {reason}", "Withdraw")
+            return ServiceEvent("Warning", "ReplicaWithdrawn", f"{pod} gets no requests: {reason}", "Withdraw")
         case SetGate(pod, _, _, reason):
-            return News("Normal", "ReplicaAdmitted", f"{pod} gets requests: {reason}", "Admit")
+            return ServiceEvent("Normal", "ReplicaAdmitted", f"{pod} gets requests: {reason}", "Admit")
     return None

@@ -16,7 +16,7 @@ from octavo_operator.spec.service import KIND
 async def is_served(cluster: Cluster, kind: str, namespace: str | None) -> bool:
     """Whether the API server knows the kind."""
     try:
-        await cluster.uids(kind, namespace, label=SERVICE_LABEL)
+        await cluster.list_uids(kind, namespace, label=SERVICE_LABEL)
     except ApiError as error:
         if not error.is_gone:
             raise
@@ -24,7 +24,7 @@ async def is_served(cluster: Cluster, kind: str, namespace: str | None) -> bool:
     return True
 
 
-class Census:
+class Inventory:
     """`namespaces`: empty for all. `forget`: called with each object that is in the view and nowhere else."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Census:
         self._namespaces = namespaces
         self._forget = forget
 
-    async def take(self) -> set[str]:
+    async def find_missing(self) -> set[str]:
         """The uids of what is there and not in the view."""
         before = list(self._view.objects())
         found: set[str] = set()
@@ -56,7 +56,7 @@ class Census:
 
     async def _uids(self, kind: str, namespace: str | None) -> set[str]:
         try:
-            return await self._cluster.uids(kind, namespace, label="" if kind == KIND else SERVICE_LABEL)
+            return await self._cluster.list_uids(kind, namespace, label="" if kind == KIND else SERVICE_LABEL)
         except ApiError as error:
             if not error.is_gone:
                 raise

@@ -1,4 +1,4 @@
-"""`python -m octavo_operator.installed`: whether an installation works. `helm test` runs it, as an account of its own.
+"""`python -m octavo_operator.install_check`: whether an installation works. `helm test` runs it, as an account of its own.
 
 An operator leads, by its Lease; and the API server takes an InferenceService, in a dry run. Prints a line for each, in
 words that say what to do, and exits 1 if one doesn't hold.
@@ -82,7 +82,7 @@ def _taken(services: Any, namespace: str) -> tuple[bool, str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="octavo_operator.installed", description="Whether an installation works.", allow_abbrev=False
+        prog="octavo_operator.install_check", description="Whether an installation works.", allow_abbrev=False
     )
     parser.add_argument("--lease", required=True, metavar="NAMESPACE/NAME", help="the operators' Lease")
     parser.add_argument("--namespace", required=True, help="one that the operator watches")

@@ -11,7 +11,7 @@ from typing import Any
 LONGEST = 64  # characters of texts that are likely to come again
 
 
-def kept(raw: Mapping[str, Any]) -> dict[str, Any]:
+def trimmed(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Without who manages which field, and of a pod without what was asked for: only what became of it is read."""
     metadata = {key: value for key, value in raw["metadata"].items() if key != "managedFields"}
     fields = {key: value for key, value in raw.items() if key != "spec" or raw["kind"] != "Pod"}

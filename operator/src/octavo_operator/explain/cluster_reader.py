@@ -16,7 +16,7 @@ from urllib3.exceptions import HTTPError
 
 from octavo_operator.cluster.client import KINDS, ApiError, Raw, path_of, refusal
 from octavo_operator.cluster.pods import FETCH
-from octavo_operator.explain.explanation import Explanation, PodState, about_of, explained, in_trouble
+from octavo_operator.explain.explanation import Explanation, PodState, about_of, explain_service, pods_in_trouble
 from octavo_operator.names import COMPONENT_LABEL, ROUTER, SERVICE_LABEL
 from octavo_operator.spec.service import GROUP, KIND, VERSION
 
@@ -59,7 +59,7 @@ def access(kubeconfig: str | None, context: str | None) -> Access:
     return Access(client.ApiClient(settings), namespace, settings.host)
 
 
-class Cluster:
+class ClusterReader:
     def __init__(self, found: Access) -> None:
         self._api, self._host = found.api, found.host
 
@@ -71,7 +71,7 @@ class Cluster:
             router = f"{SERVICE_LABEL}={shared},{COMPONENT_LABEL}={ROUTER}"
             pods += self._listed("Pod", namespace, router, notes)
         events = _about(name, pods, self._listed("Event", namespace, "", notes))
-        found = explained(service, pods, events, notes)
+        found = explain_service(service, pods, events, notes)
         if found.is_ready:
             return found
         return replace(found, pods=tuple(self._with_last_lines(pod, namespace) for pod in found.pods))
@@ -84,7 +84,7 @@ class Cluster:
         except (ApiError, HTTPError, ApiException) as error:
             where = "all namespaces" if namespace is None else f"the namespace {namespace!r}"
             raise self._unexplained(error, f"list inferenceservices in {where}") from error
-        return [explained(item) for item in items]
+        return [explain_service(item) for item in items]
 
     def _service(self, name: str, namespace: str) -> Raw:
         try:
@@ -131,7 +131,7 @@ class Cluster:
 
     def _with_last_lines(self, pod: PodState, namespace: str) -> PodState:
         """Of the container that ended last, else of the one that runs."""
-        if not in_trouble([pod]):
+        if not pods_in_trouble([pod]):
             return pod
         container = FETCH if pod.state in ("FetchFailed", "fetches the model") else pod.component
         for previous in ("true", "false"):

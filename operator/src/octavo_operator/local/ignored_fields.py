@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-from octavo_operator.service import Service
+from octavo_operator.service import InferenceService
 
 _POD = "placing pods is Kubernetes' affair: everything runs on this machine"
 #: Field of the spec -> what becomes of it.
@@ -34,7 +34,7 @@ _MEANINGLESS = {
 }
 
 
-def notes_of(service: Service) -> Iterator[str]:
+def ignored_field_notes(service: InferenceService) -> Iterator[str]:
     for path, text in _MEANINGLESS.items():
         if _is_set(service.spec, path) and not (path == "router.replicas" and service.spec.router.replicas == 1):
             yield f"{service.name}: spec.{path} has no effect here: {text}"

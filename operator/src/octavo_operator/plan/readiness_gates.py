@@ -10,7 +10,7 @@ from octavo_operator.observed import Observed, Pod
 from octavo_operator.plan.actions import SetGate
 
 
-def gates(observed: Observed) -> Iterator[SetGate]:
+def gate_actions(observed: Observed) -> Iterator[SetGate]:
     for pod in observed.pods:
         if pod.is_terminating:
             continue

@@ -1,6 +1,6 @@
-"""`EventLog`: writes news of a service as Events (events.k8s.io/v1), which `kubectl describe` shows.
+"""`EventLog`: writes event of a service as Events (events.k8s.io/v1), which `kubectl describe` shows.
 
-An event is named after what it says, so that the same news again raises the count of the one that is there instead of
+An event is named after what it says, so that the same event again raises the count of the one that is there instead of
 making another. It also notes at what it was seen, for a turn of a condition the version of the service: an operator
 that died before it could write the status, and finds the same turn once more, tells it no second time.
 """
@@ -10,9 +10,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from octavo_operator.cluster.client import ApiError, Cluster, is_passing
+from octavo_operator.cluster.client import ApiError, Cluster, is_transient
 from octavo_operator.names import MANAGER
-from octavo_operator.plan.news import News
+from octavo_operator.plan.events import ServiceEvent
 from octavo_operator.spec.service import GROUP, KIND, VERSION
 from octavo_operator.timestamps import now_text
 
@@ -24,19 +24,19 @@ MOST_BYTES = 1024  # of a note, by the API
 Raw = Mapping[str, Any]
 
 
-class EventLog:
+class EventRecorder:
     def __init__(self, cluster: Cluster, *, identity: str) -> None:
         self._cluster = cluster
         self._identity = identity
 
-    async def tell(self, service: Raw, news: News, *, seen_at: str) -> None:
+    async def record(self, service: Raw, event: ServiceEvent, *, seen_at: str) -> None:
         """Once for each `seen_at`. An event that the API server refuses is no reason to stop work."""
-        manifest = self._manifest(service, news, seen_at)
+        manifest = self._manifest(service, event, seen_at)
         try:
             if not await self._cluster.create(manifest):
                 await self._repeat(manifest)
         except ApiError as error:
-            if is_passing(error):
+            if is_transient(error):
                 raise
             logger.warning("an event can't be written: %s", error)
 
@@ -54,9 +54,9 @@ class EventLog:
         there["metadata"]["annotations"] = {SEEN_AT: seen_at}
         await self._cluster.replace(there)
 
-    def _manifest(self, service: Raw, news: News, seen_at: str) -> dict[str, Any]:
+    def _manifest(self, service: Raw, event: ServiceEvent, seen_at: str) -> dict[str, Any]:
         metadata = service["metadata"]
-        said = "\0".join((metadata["uid"], news.action, news.reason, news.note))
+        said = "\0".join((metadata["uid"], event.action, event.reason, event.note))
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
@@ -75,8 +75,8 @@ class EventLog:
                 "namespace": metadata["namespace"],
                 "uid": metadata["uid"],
             },
-            "action": news.action,
-            "reason": news.reason,
-            "note": news.note.encode()[:MOST_BYTES].decode(errors="ignore"),
-            "type": news.type,
+            "action": event.action,
+            "reason": event.reason,
+            "note": event.note.encode()[:MOST_BYTES].decode(errors="ignore"),
+            "type": event.type,
         }

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from octavo_operator.desired.engine import num_gpus
 from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
+from octavo_operator.plan.apply_digest import parse_quantity
 from octavo_operator.plan.conditions import Condition, ready
 from octavo_operator.plan.rollout import is_complete
-from octavo_operator.plan.same import number
-from octavo_operator.service import Service, Settings
+from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.fields import num_bytes
 
 #: In the engine's own last words; a test keeps them equal.
@@ -32,7 +32,7 @@ _TROUBLES: tuple[Trouble, ...] = (
 )
 
 
-def conditions_of(service: Service, observed: Observed, settings: Settings, *, wanted: str) -> list[Condition]:
+def conditions_of(service: InferenceService, observed: Observed, settings: Settings, *, wanted: str) -> list[Condition]:
     pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.is_terminating]
     complete = is_complete(service, observed, wanted)
     accepted = _accepted(service, observed, settings)
@@ -56,7 +56,7 @@ def refused(message: str) -> list[Condition]:
     return [accepted, ready([accepted], message="")]
 
 
-def _accepted(service: Service, observed: Observed, settings: Settings) -> Condition:
+def _accepted(service: InferenceService, observed: Observed, settings: Settings) -> Condition:
     ref = service.spec.router.ref
     if ref is not None and observed.router_owner is None:
         what = f"spec.router.ref names {ref.name!r}, and there is no such InferenceService with a router of its own"
@@ -86,7 +86,7 @@ def size_of(observed: Observed, pods: Sequence[Pod]) -> ModelSize | None:
     return sizes[0] if sizes else None
 
 
-def _fits(service: Service, pods: Sequence[Pod], size: ModelSize | None) -> Condition:
+def _fits(service: InferenceService, pods: Sequence[Pod], size: ModelSize | None) -> Condition:
     for pod in pods:
         if TOO_LARGE.search(pod.message):
             return Condition("FitsHardware", "TooLarge", pod.message)
@@ -99,10 +99,10 @@ def _fits(service: Service, pods: Sequence[Pod], size: ModelSize | None) -> Cond
     return Condition("FitsHardware", "NotChecked", "no engine has started yet")
 
 
-def _beyond_limit(service: Service) -> str:
+def _beyond_limit(service: InferenceService) -> str:
     """What can be said of a spec alone: without a GPU the KV cache is within the container's memory limit."""
     engine, resources = service.spec.engine, service.spec.resources
-    limit = None if resources is None else number(resources.limits.get("memory", ""))
+    limit = None if resources is None else parse_quantity(resources.limits.get("memory", ""))
     asked = {"kvCacheMemory": engine.kv_cache_memory, "swapSpace": engine.swap_space}
     parts = [f"engine.{name} {size}" for name, size in asked.items() if size is not None]
     total = sum(num_bytes(size) for size in asked.values() if size is not None)
@@ -123,7 +123,7 @@ def _sum(size: ModelSize) -> str:
     )
 
 
-def _model(service: Service, pods: Sequence[Pod]) -> Condition:
+def _model(service: InferenceService, pods: Sequence[Pod]) -> Condition:
     failed = next((pod for pod in pods if pod.trouble == "FetchFailed"), None)
     if failed is not None:
         return Condition("ModelReady", "FetchFailed", f"{failed.name}: {failed.message}")
@@ -137,14 +137,14 @@ def _model(service: Service, pods: Sequence[Pod]) -> Condition:
     return Condition("ModelReady", "Waiting", "no pod has begun to fetch it")
 
 
-def _workload(service: Service, observed: Observed, pods: Sequence[Pod], *, wanted: str) -> Condition:
+def _workload(service: InferenceService, observed: Observed, pods: Sequence[Pod], *, wanted: str) -> Condition:
     replicas = service.spec.replicas
     if replicas == 0:
         return Condition("WorkloadReady", "ScaledToZero", "spec.replicas is 0")
     num_ready = sum(pod.is_ready for pod in pods)
     if num_ready >= replicas:
         return Condition("WorkloadReady", "PodsReady", f"{num_ready} of {replicas} engines answer")
-    failure = next((s.failure for s in observed.engine_sets if s.revision == wanted and s.failure), "")
+    failure = next((s.failure for s in observed.engine_deployments if s.revision == wanted and s.failure), "")
     if failure and len(pods) < replicas:
         reason = "QuotaExceeded" if "exceeded quota" in failure else "PodRefused"
         return Condition("WorkloadReady", reason, f"{replicas - len(pods)} of {replicas} pods can't be made: {failure}")
@@ -167,7 +167,7 @@ def _router(observed: Observed) -> Condition:
     return Condition("RouterReady", "RouterStarting", "no router answers yet")
 
 
-def _admitted(service: Service, pods: Sequence[Pod]) -> Condition:
+def _admitted(service: InferenceService, pods: Sequence[Pod]) -> Condition:
     serving, wanted = sum(pod.serves for pod in pods), service.spec.replicas
     if wanted == 0:
         return Condition("ReplicasAdmitted", "NoReplicas", "spec.replicas is 0: raise it to serve requests")
@@ -176,9 +176,9 @@ def _admitted(service: Service, pods: Sequence[Pod]) -> Condition:
     return Condition("ReplicasAdmitted", "WaitingForRouter", f"{serving} of {wanted} engines get requests so far")
 
 
-def _progressing(service: Service, observed: Observed, *, wanted: str, complete: bool) -> Condition:
+def _progressing(service: InferenceService, observed: Observed, *, wanted: str, complete: bool) -> Condition:
     """A revision that was complete once stays so, whatever becomes of its pods: other conditions tell of those."""
-    others = sorted({s.revision for s in observed.engine_sets if s.revision != wanted})
+    others = sorted({s.revision for s in observed.engine_deployments if s.revision != wanted})
     if not others and (complete or _was_complete(observed, wanted)):
         return Condition("Progressing", "Complete", f"revision {wanted} is all there is")
     return Condition(

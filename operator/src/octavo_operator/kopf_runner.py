@@ -22,19 +22,19 @@ logger = logging.getLogger(__name__)
 Resource = tuple[str, str]
 FIRST_PAUSES_S, PAUSE_S = (0.1, 0.3, 0.5, 1.0), 2.0
 RESTART_S = 5.0
-SAME_NEWS_S = 30.0
+LOG_INTERVAL_S = 30.0
 END_S = 10.0
 
 
-class Patience:
+class RetryForever:
     """Pauses between tries of one request, without end. kopf goes through it anew for each request."""
 
     def __iter__(self) -> Iterator[float]:
         return chain(FIRST_PAUSES_S, repeat(PAUSE_S))
 
 
-class Watches:
-    """`labelled`: the kinds of which only our own children are asked for. `on_signal`: called when the process is told
+class KopfRunner:
+    """`labelled`: the kinds of which only our own children are asked for. `on_signal`: called when the process is restarted
     to end; `on_end`: when nothing is watched, until it is again.
     """
 
@@ -69,7 +69,7 @@ class Watches:
 
     async def _run_once(self) -> None:
         self._restart.clear()
-        told = asyncio.create_task(self._restart.wait())
+        restarted = asyncio.create_task(self._restart.wait())
         tasks = [
             *await kopf.spawn_tasks(
                 registry=self._registry,
@@ -78,7 +78,7 @@ class Watches:
                 namespaces=self._namespaces,
                 clusterwide=not self._namespaces,
             ),
-            told,
+            restarted,
         ]
         for number in (signal.SIGINT, signal.SIGTERM):  # kopf has taken them
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
@@ -88,7 +88,7 @@ class Watches:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=END_S)
-        for task in done - {told}:
+        for task in done - {restarted}:
             task.result()
 
 
@@ -96,11 +96,11 @@ def kopf_settings(labelled: Sequence[Resource]) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True
-    settings.persistence.diffbase_storage = settings.persistence.progress_storage = NothingKept()
+    settings.persistence.diffbase_storage = settings.persistence.progress_storage = NullStorage()
     settings.process.ultimate_exiting_timeout = None  # it would kill us long after a restart of its own
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
-    settings.networking.error_backoffs = Patience()
+    settings.networking.error_backoffs = RetryForever()
     settings.watching.server_timeout = 300
     settings.watching.chunk_size = 100  # a list of thousands in one would double our memory, for good
     settings.queueing.idle_timeout = 0.5  # of a task for each object that has changed
@@ -110,7 +110,7 @@ def kopf_settings(labelled: Sequence[Resource]) -> kopf.OperatorSettings:
     return settings
 
 
-class NothingKept(kopf.DiffBaseStorage, kopf.ProgressStorage):
+class NullStorage(kopf.DiffBaseStorage, kopf.ProgressStorage):
     """kopf would work out for each event what of the object has changed since, for handlers that we don't have."""
 
     def build(self, **_: object) -> kopf.BodyEssence:
@@ -132,10 +132,10 @@ class NothingKept(kopf.DiffBaseStorage, kopf.ProgressStorage):
         pass
 
 
-class Seldom(logging.Filter):
+class RateLimitedLogFilter(logging.Filter):
     """Lets one message through in a while: of an outage, each of a dozen watches would tell again and again."""
 
-    def __init__(self, every_s: float = SAME_NEWS_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, every_s: float = LOG_INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._every_s = every_s
         self._clock = clock
@@ -149,9 +149,9 @@ class Seldom(logging.Filter):
         return is_due
 
 
-def quieten_kopf() -> None:
+def reduce_kopf_logging() -> None:
     """It says of each event that it was handled, and of each try of each watch that it failed."""
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
-    often = Seldom()
+    often = RateLimitedLogFilter()
     for name in ("watching", "fetching", "scanning"):
         logging.getLogger(f"kopf._cogs.clients.{name}").addFilter(often)

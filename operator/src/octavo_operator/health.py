@@ -15,7 +15,7 @@ from octavo_operator.metrics import Telemetry
 
 
 @dataclass(slots=True)
-class Pulse:
+class Liveness:
     """What has to come by how often, in seconds, and when it last did."""
 
     clock: Callable[[], float] = time.monotonic
@@ -33,7 +33,7 @@ class Pulse:
 
 
 @asynccontextmanager
-async def answering(url: str, pulse: Pulse, telemetry: Telemetry) -> AsyncIterator[None]:
+async def serve_health(url: str, pulse: Liveness, telemetry: Telemetry) -> AsyncIterator[None]:
     """`url`: of the question whether it is alive; whether it is ready, at /readyz beside it, and /metrics."""
 
     async def alive(_: web.Request) -> web.Response:
