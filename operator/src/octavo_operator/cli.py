@@ -1,4 +1,4 @@
-"""What the operator is told when it is started."""
+"""The flags of `octavo-operator`."""
 
 import argparse
 import os
@@ -11,29 +11,35 @@ DEFAULT_WORKERS = 16
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="octavo-operator", description="Keeps InferenceServices as their specs say.", allow_abbrev=False
+        prog="octavo-operator", description="Run the models that InferenceServices ask for.", allow_abbrev=False
     )
     add = parser.add_argument
     add(
         "--namespace",
         action="append",
         dest="namespaces",
-        help="watch this namespace; may be given again (default: all)",
+        help="namespace to watch; may be repeated (default: all)",
     )
-    add("--engine-image", required=True, help="image of engine pods whose spec names none")
-    add("--router-image", required=True, help="image of router pods whose spec names none")
-    add("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), help="of those images")
+    add("--engine-image", required=True, help="image of engine pods, unless the spec names one")
+    add("--router-image", required=True, help="image of router pods, unless the spec names one")
+    add("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), help="pull policy of those images")
     add(
         "--image-pull-secret",
         action="append",
         dest="image_pull_secrets",
         default=[],
         metavar="NAME",
-        help="Secret to pull with, in the namespace of each service whose spec names none; may be given again",
+        help="pull Secret, in the namespace of each service, unless the spec names one; may be repeated",
     )
-    add("--cluster-domain", default="cluster.local", help="(default: %(default)s)")
-    add("--lame-duck", type=int, default=15, metavar="S", help="seconds that ending pods go on answering (default: 15)")
-    add("--pod-monitors", action="store_true", help="the cluster has the Prometheus operator's PodMonitors")
+    add("--cluster-domain", default="cluster.local", help="DNS domain of the cluster (default: %(default)s)")
+    add(
+        "--lame-duck",
+        type=int,
+        default=15,
+        metavar="S",
+        help="seconds for which terminating pods keep serving (default: %(default)s)",
+    )
+    add("--pod-monitors", action="store_true", help="create PodMonitors for the Prometheus operator")
     add(
         "--monitor-label",
         action="append",
@@ -41,30 +47,45 @@ def build_parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME=VALUE",
         type=_label,
-        help="of those PodMonitors, for a Prometheus that selects them by it; may be given again",
+        help="label of those PodMonitors, for a Prometheus that selects them by it; may be repeated",
     )
     add(
         "--scraped-from",
         action="append",
         default=[],
         metavar="NAMESPACE",
-        help="namespace whose Prometheus NetworkPolicies let in to engines and routers; may be given again",
+        help="namespace of a Prometheus that NetworkPolicies admit to engines and routers; may be repeated",
     )
-    add("--gateway-api", action="store_true", help="the cluster has the Gateway API's HTTPRoutes")
+    add("--gateway-api", action="store_true", help="create HTTPRoutes of the Gateway API")
     namespace = os.environ.get("POD_NAMESPACE", "default")
     add("--lease-namespace", default=namespace, help="namespace of the operator and its Lease (default: %(default)s)")
-    add("--lease-name", default="octavo-operator", help="(default: %(default)s)")
-    add("--identity", default=os.environ.get("POD_NAME") or os.uname().nodename, help="who holds it (default: the pod)")
+    add("--lease-name", default="octavo-operator", help="name of the Lease (default: %(default)s)")
+    add(
+        "--identity",
+        default=os.environ.get("POD_NAME") or os.uname().nodename,
+        help="holder of the Lease (default: name of the pod)",
+    )
     key = parser.add_mutually_exclusive_group(required=True)
     key.add_argument(
         "--key-secret",
         metavar="NAME",
-        help="Secret, beside the Lease, with the key that routers' secrets are derived from; made if it is not there",
+        help="Secret in the Lease's namespace with the key that the routers' secrets derive from; created if missing",
     )
-    key.add_argument("--key-file", type=Path, help="file with that key")
-    add("--workers", type=int, default=DEFAULT_WORKERS, metavar="N", help="services at once (default: %(default)s)")
-    add("--liveness", metavar="URL", default="http://0.0.0.0:8080/healthz", help="(default: %(default)s)")
-    add("--log-format", choices=("json", "text"), default="json", help="(default: %(default)s)")
+    key.add_argument("--key-file", type=Path, help="file with that key, instead of a Secret")
+    add(
+        "--workers",
+        type=int,
+        default=DEFAULT_WORKERS,
+        metavar="N",
+        help="services reconciled concurrently (default: %(default)s)",
+    )
+    add(
+        "--liveness",
+        metavar="URL",
+        default="http://0.0.0.0:8080/healthz",
+        help="address of the liveness probe, /readyz and /metrics (default: %(default)s)",
+    )
+    add("--log-format", choices=("json", "text"), default="json", help="format of log lines (default: %(default)s)")
     return parser
 
 
@@ -85,7 +106,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 
 def _label(text: str) -> tuple[str, str]:
-    name, is_there, value = text.partition("=")
-    if not name or not is_there:
+    name, separator, value = text.partition("=")
+    if not name or not separator:
         raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE")
     return name, value

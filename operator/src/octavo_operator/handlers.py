@@ -1,8 +1,8 @@
-"""The kopf side: watches go into the view, whatever they touch into the queue. Nothing is decided here.
+"""kopf's event handlers: update the view with each watched object and queue the services that it concerns.
 
-Not by kopf's indexes: with those it holds every object back until all are listed, and wakes all that wait for each
-that comes, which took a minute of CPU for 500 services; whether all was seen, the census tells. No handler needs a
-finalizer; nothing is kept in annotations.
+kopf's indexes are not used: they hold every object back until all are listed and wake all waiting tasks for each
+object, which took a minute of CPU for 500 services. `Resync` decides instead whether the view is complete. No handler
+needs a finalizer, and none stores anything in annotations.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,13 +37,13 @@ ROUTES: Resource = ("gateway.networking.k8s.io/v1", "httproutes")
 
 
 def watched_resources(settings: Settings) -> tuple[Resource, ...]:
-    """Without the services themselves."""
+    """Return the kinds of children to watch; InferenceServices are not among them."""
     extra = [MONITORS] * settings.has_pod_monitors + [ROUTES] * settings.has_gateway_api
     return (*CHILDREN, *extra)
 
 
 class EventHandlers:
-    """`on_watch_start`: called when a watch begins, be it anew, with something there."""
+    """`on_watch_start`: called for each object that a new or restarted watch lists."""
 
     def __init__(
         self,
@@ -58,34 +58,34 @@ class EventHandlers:
         self._queue = queue
         self._reports = reports
         self._secret_of = secret_of
-        self._on_listing = on_watch_start
+        self._on_watch_start = on_watch_start
 
     def register(self, registry: kopf.OperatorRegistry, settings: Settings) -> None:
         for version, plural in (SERVICES, *watched_resources(settings)):
-            matters = None if plural == SERVICES[1] else self._is_relevant
-            kopf.on.event(version, plural, id=f"watch_{plural}", registry=registry, when=matters)(self._on_event)
+            relevant = None if plural == SERVICES[1] else self._is_relevant
+            kopf.on.event(version, plural, id=f"watch_{plural}", registry=registry, when=relevant)(self._on_event)
 
-    def forget(self, raw: Mapping[str, Any]) -> None:
+    def remove(self, raw: Mapping[str, Any]) -> None:
         self._update_view(raw, is_gone=True)
 
     def _is_relevant(self, body: kopf.Body, **_: Any) -> bool:
-        """Also what has our label no more: it was one of ours until somebody took it away."""
+        """An object without the service label is relevant if the view has it: its label was removed."""
         return _is_labelled(body) or self._view.contains(body)
 
     async def _on_event(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
         if event["type"] is None:
-            self._on_listing()
+            self._on_watch_start()
         self._update_view(body, is_gone=event["type"] == "DELETED")
 
     def _update_view(self, body: Mapping[str, Any], *, is_gone: bool) -> None:
         raw: Mapping[str, Any] = {**body}
         labels = raw["metadata"].get("labels") or {}
         if raw["kind"] == "Pod" and labels.get(COMPONENT_LABEL) == ROUTER:
-            self._update_report(raw, labels.get(ROUTER_LABEL, ""), is_gone=is_gone)
+            self._update_subscription(raw, labels.get(ROUTER_LABEL, ""), is_gone=is_gone)
         for key in self._view.update(raw, is_gone=is_gone):
             self._queue.add(key)
 
-    def _update_report(self, raw: Mapping[str, Any], router: str, *, is_gone: bool) -> None:
+    def _update_subscription(self, raw: Mapping[str, Any], router: str, *, is_gone: bool) -> None:
         metadata = raw["metadata"]
         key, host = (metadata["namespace"], metadata["name"]), raw.get("status", {}).get("podIP")
         if is_gone or host is None:

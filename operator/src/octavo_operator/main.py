@@ -1,4 +1,4 @@
-"""`octavo-operator`: watches, inventory, Lease and workers on one event loop; how they start, and how they end."""
+"""Entry point of `octavo-operator`: starts and stops the watches, the resync, the Lease and the workers on one event loop."""
 
 import argparse
 import asyncio
@@ -35,7 +35,7 @@ from octavo_operator.spec.service import GROUP, KIND
 logger = logging.getLogger("octavo_operator")
 
 LAST_WRITES_S = 5.0
-LEASE_MAX_AGE_S, RESYNC_MAX_AGE_S = 60.0, 900.0
+LEASE_MAX_AGE_S, COMPARISON_MAX_AGE_S = 60.0, 900.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _run(args: argparse.Namespace) -> None:
-    """Until it is stopping to end."""
+    """Run until SIGINT or SIGTERM arrives."""
     stopping, liveness, telemetry = asyncio.Event(), Liveness(), Telemetry()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -80,7 +80,7 @@ async def _operate(
     cluster, view, queue = Cluster(api), View(), WorkQueue[Key]()
     namespaces = tuple(args.namespaces or ())
     settings = await retry_until_ok(lambda: _supported_settings(cluster, settings_of(args), namespaces))
-    key = await retry_until_ok(lambda: _key(cluster, args))
+    key = await retry_until_ok(lambda: _load_key(cluster, args))
 
     def secret_of(router: Key) -> str:
         return derive_secret(key, *router)
@@ -90,7 +90,7 @@ async def _operate(
             queue.add(service)
 
     reports, registry = RouterReports(session, reported), kopf.OperatorRegistry()
-    watches = KopfRunner(
+    runner = KopfRunner(
         registry,
         labelled=watched_resources(settings),
         namespaces=namespaces,
@@ -101,7 +101,7 @@ async def _operate(
     handlers.register(registry, settings)
     kopf.on.login(registry=registry)(kopf_login(api.configuration))
     kinds = [kind for kind, resource in KINDS.items() if resource in (SERVICES, *watched_resources(settings))]
-    inventory = Inventory(cluster, view, kinds=kinds, namespaces=namespaces, forget=handlers.forget)
+    inventory = Inventory(cluster, view, kinds=kinds, namespaces=namespaces, remove=handlers.remove)
     lease = {"namespace": args.lease_namespace, "name": args.lease_name, "identity": args.identity}
     leadership = Leadership(cluster, **lease, on_gap=lambda: resync.mark_stale())
     telemetry.set_sources(queue_depth=queue.__len__, leads=lambda: leadership.may_write, services=view.services.values)
@@ -115,13 +115,15 @@ async def _operate(
         secret_of=secret_of,
         telemetry=telemetry,
     )
-    keep = partial(_keep, cluster, args, key)
-    resync = Resync(inventory, view, queue, leadership=leadership, watches=watches, on_requeue=keep)
-    liveness.expect("nobody has looked at the Lease", lambda: leadership.checked_s, within_s=LEASE_MAX_AGE_S)
-    liveness.expect("nothing was held against the cluster", lambda: resync.compared_s, within_s=RESYNC_MAX_AGE_S)
+    restore = partial(_restore_key, cluster, args, key)
+    resync = Resync(inventory, view, queue, leadership=leadership, watches=runner, on_requeue=restore)
+    liveness.expect("the Lease was not checked", lambda: leadership.checked_s, within_s=LEASE_MAX_AGE_S)
+    liveness.expect(
+        "the view was not compared with the cluster", lambda: resync.compared_s, within_s=COMPARISON_MAX_AGE_S
+    )
     try:
         async with asyncio.TaskGroup() as tasks:
-            for duty in (watches.run(), resync.compare_until_cancelled(), resync.requeue_until_cancelled()):
+            for duty in (runner.run(), resync.compare_until_cancelled(), resync.requeue_until_cancelled()):
                 tasks.create_task(duty)
             await resync.is_synced.wait()
             liveness.is_ready = True
@@ -133,7 +135,7 @@ async def _operate(
 
 
 async def _lead(leadership: Leadership, queue: WorkQueue[Key], liveness: Liveness) -> None:
-    """Until it is cancelled. Then no new writes; once those on their way have ended, the Lease is free for another."""
+    """Compete for the Lease until cancelled; then stop new writes, wait for writes in progress and release the Lease."""
     leading = asyncio.create_task(leadership.run())
     try:
         await asyncio.wait((leading,))
@@ -149,28 +151,30 @@ async def _lead(leadership: Leadership, queue: WorkQueue[Key], liveness: Livenes
 
 
 async def _supported_settings(cluster: Cluster, settings: Settings, namespaces: Sequence[str]) -> Settings:
-    """As this cluster allows: without what it has no kinds for. Without our own there is nothing to do."""
+    """Switch off the settings whose kinds the cluster does not serve. Raises ApiError without the InferenceService CRD."""
     where = namespaces[0] if namespaces else None
     if not await is_served(cluster, KIND, where):
         name = f"{SERVICES[1]}.{GROUP}"
-        raise ApiError(404, "NotServed", f"the CRD {name} is not installed: it comes with the chart (docs/install.md)")
+        raise ApiError(
+            404, "NotServed", f"the CRD {name} is not installed: install it with the chart (docs/install.md)"
+        )
     if settings.has_pod_monitors and not await is_served(cluster, "PodMonitor", where):
-        logger.warning("there are no PodMonitors in this cluster: none are made until the operator is started anew")
+        logger.warning("there are no PodMonitors in this cluster: the operator creates none until it is restarted")
         settings = replace(settings, has_pod_monitors=False)
     if settings.has_gateway_api and not await is_served(cluster, "HTTPRoute", where):
-        logger.warning("there are no HTTPRoutes in this cluster: none are made until the operator is started anew")
+        logger.warning("there are no HTTPRoutes in this cluster: the operator creates none until it is restarted")
         settings = replace(settings, has_gateway_api=False)
     return settings
 
 
-async def _key(cluster: Cluster, args: argparse.Namespace) -> bytes:
+async def _load_key(cluster: Cluster, args: argparse.Namespace) -> bytes:
     if args.key_file is not None:
         content: bytes = args.key_file.read_bytes()
         return content.strip()
     return await operator_key(cluster, namespace=args.lease_namespace, name=args.key_secret)
 
 
-async def _keep(cluster: Cluster, args: argparse.Namespace, key: bytes) -> None:
+async def _restore_key(cluster: Cluster, args: argparse.Namespace, key: bytes) -> None:
     if args.key_file is None:
         await restore_key(cluster, key, namespace=args.lease_namespace, name=args.key_secret)
 

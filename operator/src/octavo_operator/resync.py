@@ -1,8 +1,8 @@
-"""`Rounds`: what is done from time to time, and whenever something may have been missed.
+"""`Resync`: compares the view with the cluster and requeues all services, periodically and after a possible gap.
 
-A inventory, so that ghosts are forgotten and a watch that went deaf is noticed; and all services looked at anew, by
-whoever leads. While there is doubt, as at the start and after an outage, no service is given out: on half a view, one
-would make again what is there, or what was deleted with its service.
+The comparison removes objects that were deleted unnoticed, and detects a watch that delivers no events. While the view
+may be incomplete, as at the start and after an outage, the work queue is paused: a plan made from half a view would
+create objects that exist already, or objects that were deleted together with their service.
 """
 
 import asyncio
@@ -24,22 +24,22 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 EVERY_S = 300.0
-RETRY_S = 0.5  # after a failure
-MIN_INTERVAL_S = 0.5  # at least, between two counts: the watches go on telling; longer where counting itself takes long
-STALLED_WATCH_S = 10.0  # without anything new: a watch that hasn't told by then never will
-MAX_HOLD_S = 30.0  # the same: doubt for longer would do more harm than it prevents
+RETRY_S = 0.5
+MIN_INTERVAL_S = 0.5  # between two comparisons, which leaves the watches time; more where a comparison takes long
+STALLED_WATCH_S = 10.0  # without progress; a watch that has not delivered an object by then never will
+MAX_HOLD_S = 30.0  # without progress; pausing the queue for longer would do more harm than it prevents
 
 
 async def retry_until_ok(ask: Callable[[], Awaitable[T]]) -> T:
-    """Until it is answered; what is in the way is said once."""
-    said = ""
+    """Retry until `ask` raises no ApiError; log each distinct error once."""
+    logged = ""
     while True:
         try:
             return await ask()
         except ApiError as error:
-            if str(error) != said:
-                said = str(error)
-                logger.warning("waiting, as nothing can be done yet: %s", said)
+            if str(error) != logged:
+                logged = str(error)
+                logger.warning("waiting for the API server: %s", logged)
         await asyncio.sleep(RETRY_S)
 
 
@@ -55,8 +55,8 @@ class Resync:
         on_requeue: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_requeue`: after whoever leads has queued all services anew."""
-        self._on_turn = on_requeue
+        """`on_requeue`: called by the leader each time that it has queued all services."""
+        self._on_requeue = on_requeue
         self._inventory = inventory
         self._view = view
         self._queue = queue
@@ -64,20 +64,20 @@ class Resync:
         self._watches = watches
         self._clock = clock
         self._stale = asyncio.Event()
-        self._took_s = 0.0  # by the last inventory, once it could be taken
+        self._duration_s = 0.0  # duration of the last successful comparison
         self._stale_since_s = self._progressed_s = self._restarted_s = self.compared_s = clock()
         self.is_synced = asyncio.Event()
         self.mark_stale()
 
     def mark_stale(self) -> None:
-        """Something may have been missed: nothing is given out until a census says otherwise."""
+        """Pause the work queue until a comparison shows that the view is complete: events may have been missed."""
         if not self._stale.is_set():
             self._stale.set()
             self._stale_since_s = self._clock()
             self._queue.pause()
 
     async def compare_until_cancelled(self) -> None:
-        """Until it is cancelled. Watches that go on bringing what is missing aren't deaf, however long it takes."""
+        """Compare periodically. Watches that keep delivering missing objects are not restarted, however long they take."""
         missing: set[str] = set()
         while True:
             self._stale.clear()
@@ -85,47 +85,47 @@ class Resync:
             self.compared_s = now = self._clock()
             if missing != before:
                 self._progressed_s = now
-            still_s = now - max(self._stale_since_s, self._progressed_s)
-            if missing and min(still_s, now - self._restarted_s) > STALLED_WATCH_S:
-                logger.warning("%d objects are there of which no watch has told: watching anew", len(missing))
+            stalled_s = now - max(self._stale_since_s, self._progressed_s)
+            if missing and min(stalled_s, now - self._restarted_s) > STALLED_WATCH_S:
+                logger.warning("no watch has delivered %d objects that exist: the watches are restarted", len(missing))
                 self._watches.restart()
                 self._restarted_s = now
-            if not self._stale.is_set() and (not missing or still_s > MAX_HOLD_S):
+            if not self._stale.is_set() and (not missing or stalled_s > MAX_HOLD_S):
                 self._queue.resume()
                 self.is_synced.set()
             if not missing:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(EVERY_S):
                         await self._stale.wait()
-            await asyncio.sleep(max(MIN_INTERVAL_S, 3 * self._took_s))
+            await asyncio.sleep(max(MIN_INTERVAL_S, 3 * self._duration_s))
 
     async def requeue_until_cancelled(self) -> None:
-        """All services, at the beginning of each time that we lead and from then on now and again."""
+        """Queue all services whenever this operator becomes the leader, and every `EVERY_S` while it leads."""
         while True:
             await self._leadership.gained.wait()
             for key in self._view.services:
                 self._queue.add(key)
-            await self._on_turn()
+            await self._on_requeue()
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S):
                     await self._leadership.lost.wait()
 
     async def _compare(self) -> set[str]:
-        """What isn't in the view. A kind that was gone meanwhile isn't watched any more, though it is back."""
+        """Uids that are missing from the view. Restarts the watches if a kind was gone meanwhile: kopf dropped its watch."""
         was_gone = False
 
-        async def take() -> set[str]:
+        async def find() -> set[str]:
             nonlocal was_gone
             began_s = self._clock()
             try:
                 found = await self._inventory.find_missing()
-                self._took_s = self._clock() - began_s
+                self._duration_s = self._clock() - began_s
                 return found
             except ApiError as error:
                 was_gone = was_gone or error.is_gone
                 raise
 
-        missing = await retry_until_ok(take)
+        missing = await retry_until_ok(find)
         if was_gone:
             self._watches.restart()
         return missing

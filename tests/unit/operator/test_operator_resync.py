@@ -54,13 +54,13 @@ class ResyncParts:
         self.cluster, self.view, self.queue = FakeCluster(), View(), WorkQueue[Key]()
         self.watches, self.clock = FakeRunner(), Clock()
 
-        def forget(raw: Mapping[str, Any]) -> None:
+        def remove(raw: Mapping[str, Any]) -> None:
             self.view.update(raw, is_gone=True)
 
         cluster: Any = self.cluster
         watches: Any = self.watches
         unused: Any = None
-        inventory = Inventory(cluster, self.view, kinds=["InferenceService"], namespaces=["a"], forget=forget)
+        inventory = Inventory(cluster, self.view, kinds=["InferenceService"], namespaces=["a"], remove=remove)
         self.resync = Resync(
             inventory, self.view, self.queue, leadership=unused, watches=watches, on_requeue=unused, clock=self.clock
         )
