@@ -1,4 +1,4 @@
-"""Entry point of `octavo-operator`: starts and stops the watches, the resync, the Lease and the workers on one event loop."""
+"""Entry point of `octavo-operator`: runs watches, resync, Lease and workers on one event loop, and stops them."""
 
 import argparse
 import asyncio
@@ -135,7 +135,7 @@ async def _operate(
 
 
 async def _lead(leadership: Leadership, queue: WorkQueue[Key], liveness: Liveness) -> None:
-    """Compete for the Lease until cancelled; then stop new writes, wait for writes in progress and release the Lease."""
+    """Hold the Lease until cancelled; then stop new writes, wait for those in progress and release the Lease."""
     leading = asyncio.create_task(leadership.run())
     try:
         await asyncio.wait((leading,))
@@ -151,7 +151,7 @@ async def _lead(leadership: Leadership, queue: WorkQueue[Key], liveness: Livenes
 
 
 async def _supported_settings(cluster: Cluster, settings: Settings, namespaces: Sequence[str]) -> Settings:
-    """Switch off the settings whose kinds the cluster does not serve. Raises ApiError without the InferenceService CRD."""
+    """Switch off settings whose kinds the cluster lacks. Raises ApiError if the CRD of InferenceServices is missing."""
     where = namespaces[0] if namespaces else None
     if not await is_served(cluster, KIND, where):
         name = f"{SERVICES[1]}.{GROUP}"

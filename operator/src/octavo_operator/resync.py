@@ -77,7 +77,7 @@ class Resync:
             self._queue.pause()
 
     async def compare_until_cancelled(self) -> None:
-        """Compare periodically. Watches that keep delivering missing objects are not restarted, however long they take."""
+        """Compare periodically. Watches are not restarted while they deliver missing objects, however slowly."""
         missing: set[str] = set()
         while True:
             self._stale.clear()
@@ -111,7 +111,7 @@ class Resync:
                     await self._leadership.lost.wait()
 
     async def _compare(self) -> set[str]:
-        """Uids that are missing from the view. Restarts the watches if a kind was gone meanwhile: kopf dropped its watch."""
+        """Uids that the view lacks. Restarts the watches if a kind was gone meanwhile, as kopf dropped its watch."""
         was_gone = False
 
         async def find() -> set[str]:

@@ -1,4 +1,4 @@
-"""`InferenceService`: a validated InferenceService manifest. `Settings`: the settings of the operator's installation."""
+"""`InferenceService`: a validated manifest. `Settings`: the settings of the operator's installation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any
 
 from octavo_operator.spec.service import GROUP, KIND, VERSION, InferenceServiceSpec, read_spec
 
-#: Kubernetes removes a deleted namespace 10 s plus half of its pods' grace period later: 40 s with this default.
+#: Kubernetes removes a deleted namespace after 10 s and half of its pods' grace period: 40 s with this default.
 DEFAULT_DRAIN_S = 45
 #: Seconds beyond draining: for closing connections and stopping the engine.
 SHUTDOWN_S = 15

@@ -1,8 +1,8 @@
-"""`EventLog`: writes event of a service as Events (events.k8s.io/v1), which `kubectl describe` shows.
+"""`EventRecorder`: writes Kubernetes Events (events.k8s.io/v1) about a service, which `kubectl describe` shows.
 
-An event is named after what it says, so that the same event again raises the count of the one that is there instead of
-making another. It also notes at what it was seen, for a turn of a condition the version of the service: an operator
-that died before it could write the status, and finds the same turn once more, tells it no second time.
+The name of an Event is a hash of its content, so that a repetition raises the count of the existing Event. An
+annotation holds the version at which it was seen, for a transition the service's resourceVersion: an operator that died
+before it wrote the status finds the same transition again and does not count it twice.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from octavo_operator.timestamps import now_text
 logger = logging.getLogger(__name__)
 
 SEEN_AT = f"{GROUP}/seen-at"
-MOST_BYTES = 1024  # of a note, by the API
+MOST_BYTES = 1024  # of a note, the API's limit
 
 Raw = Mapping[str, Any]
 
@@ -30,7 +30,7 @@ class EventRecorder:
         self._identity = identity
 
     async def record(self, service: Raw, event: ServiceEvent, *, seen_at: str) -> None:
-        """Once for each `seen_at`. An event that the API server refuses is no reason to stop work."""
+        """Write the event once for each `seen_at`. A refused Event is only logged: it must not stop the work."""
         manifest = self._manifest(service, event, seen_at)
         try:
             if not await self._cluster.create(manifest):
@@ -42,26 +42,26 @@ class EventRecorder:
 
     async def _repeat(self, manifest: dict[str, Any]) -> None:
         metadata = manifest["metadata"]
-        there = await self._cluster.find("Event", metadata["namespace"], metadata["name"])
-        if there is None:  # its time was over
+        existing = await self._cluster.find("Event", metadata["namespace"], metadata["name"])
+        if existing is None:  # it has expired
             await self._cluster.create(manifest)
             return
         seen_at = metadata["annotations"][SEEN_AT]
-        if (there["metadata"].get("annotations") or {}).get(SEEN_AT) == seen_at:
+        if (existing["metadata"].get("annotations") or {}).get(SEEN_AT) == seen_at:
             return
-        count = (there.get("series") or {"count": 1})["count"] + 1
-        there["series"] = {"count": count, "lastObservedTime": manifest["eventTime"]}
-        there["metadata"]["annotations"] = {SEEN_AT: seen_at}
-        await self._cluster.replace(there)
+        count = (existing.get("series") or {"count": 1})["count"] + 1
+        existing["series"] = {"count": count, "lastObservedTime": manifest["eventTime"]}
+        existing["metadata"]["annotations"] = {SEEN_AT: seen_at}
+        await self._cluster.replace(existing)
 
     def _manifest(self, service: Raw, event: ServiceEvent, seen_at: str) -> dict[str, Any]:
         metadata = service["metadata"]
-        said = "\0".join((metadata["uid"], event.action, event.reason, event.note))
+        content = "\0".join((metadata["uid"], event.action, event.reason, event.note))
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {
-                "name": f"{metadata['name']}.{hashlib.sha256(said.encode()).hexdigest()[:16]}",
+                "name": f"{metadata['name']}.{hashlib.sha256(content.encode()).hexdigest()[:16]}",
                 "namespace": metadata["namespace"],
                 "annotations": {SEEN_AT: seen_at},
             },

@@ -1,7 +1,7 @@
-"""`PodSetup`: why pods get no containers. What the kubelet can't set up for a pod, a volume of a Secret that isn't
-there above all, it says in events alone: the pod's own status only waits.
+"""`PodSetupEvents`: finds out why a pod has no containers, for example because of a volume from a missing Secret.
 
-Nobody watches events for that. A service with a pod that waits longer than pods do is looked at every few seconds.
+The kubelet reports such failures in Events only; the pod's status does not show them. Events are not watched: for a pod
+that waits longer than usual, they are listed every few seconds.
 """
 
 import time
@@ -13,7 +13,7 @@ from octavo_operator.cluster.client import Cluster
 
 FIRST_LOOK_S = 2.0
 NEXT_LOOK_S = 4.0
-EXPIRY_S = 60.0  # a pod that isn't asked about any more is gone
+EXPIRY_S = 60.0  # seconds; a pod that was not refreshed for so long is gone
 _IDLE = ("ContainerCreating", "PodInitializing")
 
 Raw = Mapping[str, Any]
@@ -21,7 +21,7 @@ Raw = Mapping[str, Any]
 
 @dataclass(slots=True)
 class PendingPod:
-    look_s: float  # when
+    next_look_s: float
     message: str = ""
 
 
@@ -32,33 +32,33 @@ class PodSetupEvents:
         self._pending: dict[str, PendingPod] = {}  # by uid
 
     async def refresh(self, pods: Iterable[Raw]) -> float | None:
-        """Seconds after which to come back; None when no pod waits."""
+        """List the Events of waiting pods that are due; return the seconds until the next call, None without such a pod."""
         now, again = self._clock(), list[float]()
-        self._pending = {uid: wait for uid, wait in self._pending.items() if wait.look_s > now - EXPIRY_S}
+        self._pending = {uid: wait for uid, wait in self._pending.items() if wait.next_look_s > now - EXPIRY_S}
         for pod in pods:
             uid = pod["metadata"]["uid"]
             if not is_starting_containers(pod):
                 self._pending.pop(uid, None)
                 continue
             wait = self._pending.setdefault(uid, PendingPod(now + FIRST_LOOK_S))
-            if wait.look_s <= now:
-                wait.look_s = now + NEXT_LOOK_S
-                wait.message = await self._ask(pod) or wait.message
-            again.append(wait.look_s - now)
+            if wait.next_look_s <= now:
+                wait.next_look_s = now + NEXT_LOOK_S
+                wait.message = await self._latest_warning(pod) or wait.message
+            again.append(wait.next_look_s - now)
         return min(again, default=None)
 
     def trouble_of(self, uid: str) -> str:
         wait = self._pending.get(uid)
         return "" if wait is None else wait.message
 
-    async def _ask(self, pod: Raw) -> str:
+    async def _latest_warning(self, pod: Raw) -> str:
         found = await self._cluster.list_warnings(pod["metadata"]["namespace"], pod["metadata"]["uid"])
         latest = max(found, key=last_seen, default=None)
         return "" if latest is None else f"{latest['reason']}: {latest.get('note', '')}"
 
 
 def is_starting_containers(pod: Raw) -> bool:
-    """It has a node, and no container that was started, or that says why not."""
+    """Whether the pod has a node, and none of its containers has started or has an error."""
     status = pod.get("status", {})
     conditions = {c["type"]: c["status"] for c in status.get("conditions", ())}
     if conditions.get("PodScheduled") != "True" or conditions.get("PodReadyToStartContainers") == "True":
@@ -68,6 +68,6 @@ def is_starting_containers(pod: Raw) -> bool:
 
 
 def last_seen(event: Raw) -> str:
-    """Of events.k8s.io, where those of older writers have deprecated fields; empty if nobody says."""
+    """Time of an event of events.k8s.io; older writers set deprecated fields. Empty if no field is set."""
     series = event.get("series") or {}
     return str(series.get("lastObservedTime") or event.get("deprecatedLastTimestamp") or event.get("eventTime") or "")

@@ -1,4 +1,4 @@
-"""From a pod as Kubernetes has it to `Pod`: whether it answers, and else what is wrong, in Kubernetes' own words."""
+"""Converts a Kubernetes pod to `Pod`: whether it is ready, and otherwise the trouble with Kubernetes' message."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from octavo_operator.names import ADMIN, ADMITTED_GATE, ENGINE, REVISION_LABEL, 
 from octavo_operator.observed import Pod, Trouble
 
 FETCH = "fetch"
-#: Reasons why a container waits -> what we call it.
+#: Kubernetes' reason why a container waits -> the reason in the condition.
 _WAITING: dict[str, Trouble] = {
     "ImagePullBackOff": "ImagePullError",
     "ErrImagePull": "ImagePullError",
@@ -83,7 +83,7 @@ def _named(containers: Any, name: str) -> Raw:
 
 
 def router_trouble(raw: Raw) -> str:
-    """Why a router pod doesn't come up, if it is known."""
+    """Why a router pod does not start; empty if unknown."""
     if "deletionTimestamp" in raw["metadata"]:
         return ""
     status = raw.get("status", {})
@@ -98,14 +98,14 @@ def router_trouble(raw: Raw) -> str:
 
 
 def creation_failure(deployment: Raw) -> str:
-    """Why a Deployment's pods can't be made: a quota, Pod Security, an admission webhook."""
+    """Why a Deployment's pods can't be created: a quota, Pod Security, an admission webhook."""
     conditions = {c["type"]: c for c in deployment.get("status", {}).get("conditions", ())}
     failure = conditions.get("ReplicaFailure", {})
     return str(failure.get("message", "")) if failure.get("status") == "True" else ""
 
 
 def state_port(raw: Raw) -> int:
-    """Port of a router pod's state stream: the admin port. Pods of versions without one serve all on a single port."""
+    """Port of a router pod's state stream: the admin port, or the only port in versions without an admin port."""
     ports = _named(raw["spec"]["containers"], ROUTER).get("ports", ())
     return next((port["containerPort"] for port in ports if port.get("name") == ADMIN), ROUTER_PORT)
 

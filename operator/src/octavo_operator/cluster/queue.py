@@ -1,5 +1,5 @@
-"""`WorkQueue`: which services to look at next. A key that is added twice is looked at once; one that failed comes back
-later each time, and others don't wait for it.
+"""`WorkQueue`: the services to reconcile next, as in client-go. A key that is added twice is returned once; a failed key
+returns after a growing delay, and other keys don't wait for it.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ LAST_RETRY_S = 60.0
 
 
 class WorkQueue(Generic[K]):
-    """A key is given to one worker at a time; added meanwhile, it is given out again afterwards."""
+    """Only one worker has a key at a time. A key that is added meanwhile is returned again afterwards."""
 
     def __init__(self) -> None:
         self._waiting: dict[K, None] = {}  # in the order of adding
@@ -29,7 +29,7 @@ class WorkQueue(Generic[K]):
         return len(self._waiting) + len(self._again)
 
     async def wait_idle(self) -> None:
-        """Until nobody works on anything; there may be something to do."""
+        """Wait until no worker has a key. Keys may still be queued."""
         while self._busy:
             self._idle.clear()
             await self._idle.wait()
@@ -44,16 +44,16 @@ class WorkQueue(Generic[K]):
             self._added.set()
 
     def add_later(self, key: K, delay_s: float) -> None:
-        """Sooner if it is added before."""
+        """Add the key after the delay, unless it is added earlier."""
         if key not in self._timers and key not in self._waiting:
             self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self._due, key)
 
     def pause(self) -> None:
-        """Nothing is given out until `resume`; what is added waits."""
+        """Return no keys until `resume`; added keys are queued."""
         self._is_paused = True
 
     def resume(self) -> None:
-        """What failed meanwhile is due at once."""
+        """Return keys again; delayed keys are due at once."""
         self._is_paused = False
         for key in list(self._timers):
             self.add(key)
@@ -73,7 +73,7 @@ class WorkQueue(Generic[K]):
         self._finish(key)
 
     def failed(self, key: K) -> float:
-        """When it will be given out again."""
+        """Queue the key again, and return its delay in seconds."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
         delay_s = min(FIRST_RETRY_S * 2.0 ** (count - 1), LAST_RETRY_S)
         self._finish(key)

@@ -1,9 +1,7 @@
-"""`Reconciler`: takes a service from the queue, plans, carries the plan out, tells what is new, writes what changed of
-the status.
+"""`Reconciler`: gets a service from the queue, makes a plan, executes it, records events and writes the status.
 
-Whatever fails fails for one service, which comes back later; a plan is made anew each time. Each write first asks
-whether this operator still leads. What the API server refuses for good is no reason to leave the rest undone: it is
-shown in the status, and tried again later.
+A failure affects one service only, which is queued again and gets a new plan. Each write first checks that this operator
+still leads. A refusal by the API server does not stop the other actions: the status shows it, and it is retried later.
 """
 
 import logging
@@ -36,11 +34,11 @@ LOAD_EVERY_S = 15.0
 
 
 class NotLeading(Exception):
-    """Another operator acts now."""
+    """This operator does not hold the Lease any more."""
 
 
 class Incomplete(Exception):
-    """Something was refused, and is to be tried again."""
+    """The API server refused a write, which is to be retried."""
 
 
 class Reconciler:
@@ -69,10 +67,10 @@ class Reconciler:
         self._load_written_s: dict[Key, float] = {}
         self._events = EventRecorder(cluster, identity=leadership.identity)
         self._writer = Writer(cluster, view)
-        self._setup = PodSetupEvents(cluster, clock=clock)
+        self._pod_events = PodSetupEvents(cluster, clock=clock)
 
     async def work(self) -> None:
-        """One of several workers; until it is cancelled."""
+        """Run one of several workers until cancelled."""
         while True:
             key = await self._queue.get()
             try:
@@ -81,11 +79,13 @@ class Reconciler:
             except (ApiError, OSError, TimeoutError, NotLeading, Incomplete) as error:
                 self._telemetry.count_error(error)
                 delay_s = self._queue.failed(key)
-                logger.warning("%s/%s: %s; once more in %.1f s", *key, error or type(error).__name__, delay_s)
+                logger.warning("%s/%s: %s; next attempt in %.1f s", *key, error or type(error).__name__, delay_s)
             except Exception as error:
                 self._telemetry.count_error(error)
                 delay_s = self._queue.failed(key)
-                logger.exception("%s/%s: a mistake of ours, please report it; once more in %.1f s", *key, delay_s)
+                logger.exception(
+                    "%s/%s: a bug in the operator, please report it; next attempt in %.1f s", *key, delay_s
+                )
             except BaseException:
                 self._queue.failed(key)
                 raise
@@ -95,23 +95,23 @@ class Reconciler:
     async def reconcile(self, key: Key) -> None:
         raw = self._view.services.get(key)
         if raw is None or "deletionTimestamp" in raw["metadata"] or not self._leadership.may_write:
-            return  # its children go with it; or it isn't ours to act
+            return  # Kubernetes deletes its children; or another operator leads
         try:
             service = read_service(raw)
         except InvalidSpec as error:
             status, events = _refusal(raw, str(error))
             await self._conclude(key, raw, status, events)
             return
-        again_s = await self._setup.refresh(self._view.pods(service))
+        retry_s = await self._pod_events.refresh(self._view.pods(service))
         planned, refusals = await self._act(service, raw)
         await self._conclude(key, raw, planned.status, planned.events)
-        if again_s is not None:
-            self._queue.add_later(key, again_s)
+        if retry_s is not None:
+            self._queue.add_later(key, retry_s)
         if refusals:
             raise Incomplete("; ".join(f"{kind} {name} {r.message}" for (kind, name), r in refusals.items()))
 
     async def _act(self, service: InferenceService, raw: Mapping[str, Any]) -> tuple[Plan, dict[Ref, Refusal]]:
-        """What is so after acting: refusals are known only then."""
+        """Execute the plan. Refusals become known only then, so they yield a second plan, for the status."""
         planned, refusals = self._plan(service, {}), dict[Ref, Refusal]()
         for action in planned.actions:
             self._check_leading()
@@ -120,14 +120,14 @@ class Reconciler:
                 refusals[refusal[0]] = refusal[1]
                 continue
             self._telemetry.count_action(action)
-            if (events := action_event(action)) is not None:
-                await self._events.record(raw, events, seen_at=now_text("microseconds"))
+            if (event := action_event(action)) is not None:
+                await self._events.record(raw, event, seen_at=now_text("microseconds"))
         return (self._plan(service, refusals) if refusals else planned), refusals
 
     def _plan(self, service: InferenceService, refusals: Mapping[Ref, Refusal]) -> Plan:
         pods = self._view.router_pods((service.namespace, service.router))
         reports: dict[str, RouterReport] = self._reports.for_pods(service.namespace, pods)
-        observed = self._with_setup(replace(self._view.observed(service, reports), refusals=refusals), pods)
+        observed = self._with_setup_failures(replace(self._view.observed(service, reports), refusals=refusals), pods)
         return plan(
             service,
             observed,
@@ -136,21 +136,21 @@ class Reconciler:
             new_secret=self._secret_of((service.namespace, service.name)),
         )
 
-    def _with_setup(self, observed: Observed, routers: Mapping[str, Any]) -> Observed:
-        """And what keeps pods from having containers."""
-        found = [(pod, self._setup.trouble_of(pod.uid) if pod.trouble is None else "") for pod in observed.pods]
-        engines = (replace(pod, trouble="MountFailed", message=said) if said else pod for pod, said in found)
-        troubles = (self._setup.trouble_of(raw["metadata"]["uid"]) for raw in routers.values())
-        said = observed.router_trouble or next(filter(None, troubles), "")
-        return replace(observed, pods=tuple(engines), router_trouble=said)
+    def _with_setup_failures(self, observed: Observed, routers: Mapping[str, Any]) -> Observed:
+        """Add the reasons why pods have no containers yet."""
+        found = [(pod, self._pod_events.trouble_of(pod.uid) if pod.trouble is None else "") for pod in observed.pods]
+        engines = (replace(pod, trouble="MountFailed", message=message) if message else pod for pod, message in found)
+        troubles = (self._pod_events.trouble_of(raw["metadata"]["uid"]) for raw in routers.values())
+        trouble = observed.router_trouble or next(filter(None, troubles), "")
+        return replace(observed, pods=tuple(engines), router_trouble=trouble)
 
     async def _conclude(
         self, key: Key, raw: Mapping[str, Any], status: dict[str, Any], events: Iterable[ServiceEvent]
     ) -> None:
         """Told before it is with_transition_times: an operator that dies between the two finds the same turn again."""
-        for each in events:
+        for event in events:
             self._check_leading()
-            await self._events.record(raw, each, seen_at=raw["metadata"].get("resourceVersion", ""))
+            await self._events.record(raw, event, seen_at=raw["metadata"].get("resourceVersion", ""))
         await self._write_status(key, status)
 
     async def _write_status(self, key: Key, status: dict[str, Any]) -> None:
@@ -171,7 +171,7 @@ class Reconciler:
 
 
 def _refusal(raw: Any, message: str) -> tuple[dict[str, Any], list[ServiceEvent]]:
-    """Of a spec that can't be read: the rest of the status stays."""
+    """Status and events for a spec that can't be read. Other fields of the status stay."""
     status, generation = raw.get("status") or {}, raw["metadata"]["generation"]
     conditions, before = refused(message), status.get("conditions", ())
     rows = with_transition_times(conditions, before, generation=generation, now=now_text())

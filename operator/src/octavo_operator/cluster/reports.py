@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 Key = tuple[str, str]  # namespace, name of a pod
 Address = tuple[str, int]  # IP, port
-SILENCE_S = 5.0  # a heartbeat comes every second
+SILENCE_S = 5.0  # the longest silence; a heartbeat is sent every second
 RETRY_S = 1.0
 LOAD_EVERY_S = 15.0
-LONGEST_LINE = 4 << 20  # bytes: the state of a thousand replicas
+LONGEST_LINE = 4 << 20  # bytes; enough for the state of a thousand replicas
 
 
 class RouterReports:
-    """`on_change` is called with the pod's key whenever its report is another."""
+    """`on_change`: called with the pod's key when its report has changed."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class RouterReports:
         return {pod: report for pod in pods if (report := self._reports.get((namespace, pod))) is not None}
 
     def subscribe(self, key: Key, address: Address, secret: str = "") -> None:
-        """Another address than before is another pod."""
-        known = self._streams.get(key)
-        if known is None or known[0] != address:
+        """Connect to the pod. A new address replaces the connection: it is another pod of the same name."""
+        stream = self._streams.get(key)
+        if stream is None or stream[0] != address:
             self.unsubscribe(key)
             task = asyncio.create_task(self._run_stream(key, address, secret))
             self._streams[key] = (address, task)
 
     def unsubscribe(self, key: Key) -> None:
-        if (known := self._streams.pop(key, None)) is not None:
-            known[1].cancel()
+        if (stream := self._streams.pop(key, None)) is not None:
+            stream[1].cancel()
         self._reports.pop(key, None)
 
     async def close(self) -> None:
@@ -71,7 +71,7 @@ class RouterReports:
             try:
                 await self._stream_once(key, url, secret)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-                logger.info("router %s/%s can't be followed: %s", *key, error)
+                logger.info("the state stream of router %s/%s failed: %s", *key, error)
             if self._reports.pop(key, None) is not None:
                 self._on_change(key)
             await asyncio.sleep(RETRY_S)
@@ -83,7 +83,7 @@ class RouterReports:
         published, published_s = None, float("-inf")
         async with self._session.get(url, headers=headers, timeout=timeout, read_bufsize=LONGEST_LINE) as answer:
             answer.raise_for_status()
-            async for line in answer.content:  # at least one a second, be it a heartbeat
+            async for line in answer.content:  # at least one a second: a heartbeat
                 if line.startswith(b"data:") and (parsed := _parse_event(line[5:], key[1], replicas)) is not None:
                     self._reports[key] = parsed
                 report = self._reports.get(key)
@@ -97,22 +97,22 @@ class RouterReports:
 
 
 def _with_load_of(published: RouterReport, now: RouterReport | None) -> RouterReport:
-    """With the load of now."""
+    """The published report with the current load."""
     if now is None:
         return published
     return replace(published, running=now.running, waiting=now.waiting, kv_usage=now.kv_usage)
 
 
 def _parse_event(data: bytes, pod: str, replicas: dict[str, Mapping[str, Any]]) -> RouterReport | None:
-    """None if it is nothing new. Raises ValueError for what a router of another version may say."""
+    """Return the new report, or None without a change. Raises ValueError for a format of another router version."""
     try:
         return report_of(pod, replicas.values()) if _update_replicas(json.loads(data), replicas) else None
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"it says what is not understood here: {error!r}") from error
+        raise ValueError(f"unknown format of its state: {error!r}") from error
 
 
 def _update_replicas(event: Mapping[str, Any], replicas: dict[str, Mapping[str, Any]]) -> bool:
-    """Whether it says something new."""
+    """Apply the event; return False if it changes nothing."""
     match event.get("type"):
         case "state":
             replicas.clear()
@@ -127,7 +127,7 @@ def _update_replicas(event: Mapping[str, Any], replicas: dict[str, Mapping[str, 
 
 
 def report_of(pod: str, replicas: Iterable[Mapping[str, Any]]) -> RouterReport:
-    """Use of KV blocks counts those that running requests hold, not those that are only cached."""
+    """Make a report. `kv_usage` counts the blocks of running requests, not blocks that are only cached."""
     known = list(replicas)
     loads = [replica.get("load") or {} for replica in known]
     total = sum(load.get("total_blocks", 0) for load in loads)
@@ -144,5 +144,5 @@ def report_of(pod: str, replicas: Iterable[Mapping[str, Any]]) -> RouterReport:
 
 
 def _size_of(model: Mapping[str, int]) -> ModelSize:
-    """Fields that are unknown here are passed over."""
+    """Ignores unknown fields."""
     return ModelSize(**{name: model[name] for name in ("max_model_len", "weights_bytes", "kv_bytes", "kv_tokens")})

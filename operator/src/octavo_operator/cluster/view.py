@@ -1,7 +1,7 @@
-"""`View`: every watched object, found by service, and what is observed of one service made from it.
+"""`View`: all watched objects, indexed by service, from which the observed state of a service is made.
 
-Fed by watches and by the answers to our own writes, read by the planner; all on one event loop, so that nothing is
-locked. Objects are kept as Kubernetes sent them, but for what nobody reads.
+The watches and the responses to the operator's own writes update it; the planner reads it. All run on one event loop,
+so there are no locks. Objects are stored as Kubernetes sends them, without the fields that are never read.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -33,7 +33,7 @@ M = TypeVar("M", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a service wants for itself: to be behind a router, and a host with a path."""
+    """The exclusive resources of a service: the router that serves it, and a host with a path."""
 
     router: Key | None = None
     host: tuple[str, str] | None = None
@@ -47,14 +47,14 @@ class View:
     services: dict[Key, Raw] = field(default_factory=dict)
     _claims: dict[Key, Claim] = field(default_factory=dict)
     _objects: dict[Key, dict[Ref, Raw]] = field(default_factory=dict)  # by service
-    _homes: dict[tuple[str, str, str], Key] = field(default_factory=dict)  # namespace, kind, name -> its service
+    _owners: dict[tuple[str, str, str], Key] = field(default_factory=dict)  # namespace, kind, name -> service
     _routers: dict[Key, dict[str, Raw]] = field(default_factory=dict)  # pods by router
     _router_of: dict[Key, Key] = field(default_factory=dict)  # by pod
     _hosts: dict[tuple[str, str], set[Key]] = field(default_factory=dict)
     _users: dict[Key, set[Key]] = field(default_factory=dict)  # services by router
 
     def update(self, raw: Raw, *, is_gone: bool = False) -> set[Key]:
-        """Takes in one object; the services that it may matter to."""
+        """Store or remove one object; return the services that it may concern."""
         raw = trimmed(raw)
         if raw["kind"] == KIND:
             return self._update_service(raw, is_gone=is_gone)
@@ -62,8 +62,8 @@ class View:
         labels = metadata.get("labels") or {}
         service = (metadata["namespace"], labels.get(SERVICE_LABEL, ""))
         ref = (raw["kind"], metadata["name"])
-        before = self._homes.get((metadata["namespace"], *ref))
-        if before is not None and before != service:  # somebody took our label away
+        before = self._owners.get((metadata["namespace"], *ref))
+        if before is not None and before != service:  # its service label was removed or changed
             self._forget(before, ref)
             return {before} | (self.update(raw) if SERVICE_LABEL in labels and not is_gone else set())
         if is_older(raw, self._objects.get(service, {}).get(ref), is_gone=is_gone):
@@ -72,31 +72,30 @@ class View:
             self._forget(service, ref)
         else:
             self._objects.setdefault(service, {})[ref] = raw
-            self._homes[metadata["namespace"], *ref] = service
+            self._owners[metadata["namespace"], *ref] = service
         if raw["kind"] == "Pod" and labels.get(COMPONENT_LABEL) == ROUTER:
             return self._update_router(raw, labels, is_gone=is_gone) | {service}
         return {service}
 
     def objects(self) -> Iterator[Raw]:
-        """All of them, the services included."""
+        """All objects, the services included."""
         yield from self.services.values()
         for found in self._objects.values():
             yield from found.values()
 
     def contains(self, raw: Raw) -> bool:
-        """An object of this name, whatever its labels are now."""
-        return (raw["metadata"]["namespace"], raw["kind"], raw["metadata"]["name"]) in self._homes
+        """Whether the view has an object of this kind and name, regardless of its current labels."""
+        return (raw["metadata"]["namespace"], raw["kind"], raw["metadata"]["name"]) in self._owners
 
     def _forget(self, service: Key, ref: Ref) -> None:
         _drop(self._objects, service, ref)
-        self._homes.pop((service[0], *ref), None)
+        self._owners.pop((service[0], *ref), None)
 
     def services_behind_router(self, router: Key) -> set[Key]:
-        """The services that a router serves."""
         return set(self._users.get(router, ()))
 
     def services_behind_router_of(self, pod: Key) -> set[Key]:
-        """The services behind the router that a pod is of."""
+        """The services behind the router that this pod belongs to."""
         router = self._router_of.get(pod)
         return set() if router is None else self.services_behind_router(router)
 
@@ -104,7 +103,7 @@ class View:
         return dict(self._routers.get(router, {}))
 
     def pods(self, service: InferenceService) -> list[Raw]:
-        """Its engines and the routers in front of them."""
+        """The service's engine pods and the pods of its router."""
         mine = self._objects.get((service.namespace, service.name), {})
         engines = [raw for (kind, _), raw in mine.items() if kind == "Pod"]
         return [*engines, *self._routers.get((service.namespace, service.router), {}).values()]
@@ -164,7 +163,7 @@ class View:
         return self._claims.get(router, NOTHING).router == router
 
     def _host_owner(self, service: InferenceService) -> str | None:
-        """Who had this host first, if it was another one."""
+        """The service that claimed this host first; None if it is this service."""
         key = (service.namespace, service.name)
         host = self._claims.get(key, NOTHING).host
         rivals = self._hosts.get(host, set()) if host is not None else set()
@@ -184,8 +183,8 @@ def _claim(raw: Raw) -> Claim:
 
 
 def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:
-    """Than what is known: the answer to our own write came before its watch told of what was there till then. Versions
-    of one object are numbers that grow; the end of an object says nothing of its successor.
+    """Whether the object is older than the stored one: a write's response can arrive before earlier watch events. The
+    versions of one object are growing numbers; the deletion of an object does not concern its successor.
     """
     if known is None:
         return False
@@ -197,7 +196,7 @@ def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:
 
 
 def _drop(table: dict[K, dict[M, Raw]], key: K, member: M) -> None:
-    """The last one leaves nothing behind."""
+    """Remove a member, and the key with its last member."""
     if key in table:
         table[key].pop(member, None)
         if not table[key]:

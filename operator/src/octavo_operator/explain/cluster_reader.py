@@ -14,7 +14,7 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from octavo_operator.cluster.client import KINDS, ApiError, Raw, path_of, refusal
+from octavo_operator.cluster.client import KINDS, ApiError, Raw, api_error, path_of
 from octavo_operator.cluster.pods import FETCH
 from octavo_operator.explain.explanation import Explanation, PodState, about_of, explain_service, pods_in_trouble
 from octavo_operator.names import COMPONENT_LABEL, ROUTER, SERVICE_LABEL
@@ -155,7 +155,7 @@ class ClusterReader:
         data: bytes = answer.read() or b""  # type: ignore[no-untyped-call]
         if answer.status < HTTPStatus.BAD_REQUEST:
             return data
-        raise refusal(answer.status, data)
+        raise api_error(answer.status, data)
 
 
 def _about(name: str, pods: Iterable[Raw], events: Iterable[Raw]) -> list[Raw]:

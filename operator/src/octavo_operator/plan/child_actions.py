@@ -1,7 +1,7 @@
-"""Whether a child is to be written, and as what: made, brought to what the spec says now, or repaired.
+"""Decides whether a child is written, and why: it is new, the spec has changed, or the child is repaired.
 
-A repair is a write for a spec that was applied already: somebody else changed or removed the child since. It is told
-apart because people want to know that their change was undone.
+A repair is a write for a spec that was applied already: another client has changed or removed the child since. Repairs
+are marked because users want to know that their change was undone.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,12 +19,12 @@ Raw = Mapping[str, Any]
 def child_actions(
     service: InferenceService, observed: Observed, manifest: Raw, live: Raw | None, *, why: str = "the spec asks for it"
 ) -> Iterator[Apply]:
-    """`manifest`: stamped."""
+    """`manifest`: with its digest."""
     if matches(manifest, live) or (live is not None and not is_ours(live, service)):
         return
     if live is None:
-        gone = _was_applied(service, observed)
-        yield Apply(manifest, "it is missing" if gone else why, is_new=True, repairs=gone)
+        was_removed = _was_applied(service, observed)
+        yield Apply(manifest, "it is missing" if was_removed else why, is_new=True, repairs=was_removed)
     elif _digest(live) in (None, _digest(manifest)):
         yield Apply(manifest, "it was changed", repairs=True)
     else:
@@ -36,7 +36,7 @@ def _digest(manifest: Raw) -> Any:
 
 
 def _was_applied(service: InferenceService, observed: Observed) -> bool:
-    """All children of this very spec were there once."""
+    """Whether all children of this generation of the spec were applied once."""
     for row in observed.status.get("conditions", ()):
         if row["type"] == "ChildrenApplied":
             return bool(row["reason"] == "Applied" and row.get("observedGeneration") == service.generation)

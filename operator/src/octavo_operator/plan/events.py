@@ -1,7 +1,7 @@
-"""What people are told of a service, as Kubernetes Events: turns of its conditions, and acts that they may wonder at.
+"""Kubernetes Events about a service: transitions of its conditions, and actions that may surprise its owner.
 
-A turn is told once, when a condition's reason becomes another than status has it; so a look that finds nothing new
-tells nothing, and neither does an operator that starts anew. Steps that only take time are left to the conditions.
+A transition yields one event, when a condition's reason differs from the one in the status. So neither an unchanged
+service nor a restarted operator repeats an event. Steps that merely take time appear in the conditions only.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,19 +11,19 @@ from typing import Any, Literal
 from octavo_operator.plan.actions import Action, Apply, SetGate
 from octavo_operator.plan.conditions import Condition
 
-#: Reasons that are told when they come to hold, though nothing was wrong before.
+#: Reasons that yield an event even if nothing was wrong before.
 MILESTONES = frozenset({"Fetching", "Fetched", "RollingOut", "Complete", "Serving"})
-#: What isn't so, and isn't wrong either.
+#: Reasons of conditions that are False without anything being wrong.
 HARMLESS = frozenset({"Complete", "NoReplicas"})
-#: What holds, and is wrong all the same.
+#: Reasons of conditions that are True although something is wrong.
 WRONG = frozenset({"RouterDegraded"})
-#: Reasons of acts.
+#: Reasons of events about actions.
 ACT_REASONS = ("ChildRepaired", "ReplicaAdmitted", "ReplicaWithdrawn")
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceEvent:
-    """`action`: what was done, or what was looked at."""
+    """`action`: the kind of action, or the type of the condition."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -32,14 +32,14 @@ class ServiceEvent:
 
 
 def condition_events(conditions: Iterable[Condition], before: Iterable[Mapping[str, Any]]) -> Iterator[ServiceEvent]:
-    known = {row["type"]: row for row in before}
+    rows = {row["type"]: row for row in before}
     for condition in conditions:
-        old = known.get(condition.type, {})
+        old = rows.get(condition.type, {})
         if old.get("reason") == condition.reason or (condition.type == "Ready" and condition.status != "True"):
             continue
         is_wrong = condition.reason in WRONG or (condition.status == "False" and condition.reason not in HARMLESS)
-        is_mended = old.get("status") == "False" and condition.type != "Progressing" and condition.status == "True"
-        if is_wrong or is_mended or condition.reason in MILESTONES:
+        is_recovered = old.get("status") == "False" and condition.type != "Progressing" and condition.status == "True"
+        if is_wrong or is_recovered or condition.reason in MILESTONES:
             yield ServiceEvent("Warning" if is_wrong else "Normal", condition.reason, condition.message, condition.type)
 
 
@@ -49,7 +49,7 @@ def action_event(action: Action) -> ServiceEvent | None:
             note = f"{manifest['kind']} {manifest['metadata']['name']}: {reason}"
             return ServiceEvent("Normal", "ChildRepaired", note, "Repair")
         case SetGate(pod, _, None, reason):
-            return ServiceEvent("Warning", "ReplicaWithdrawn", f"{pod} gets no requests: {reason}", "Withdraw")
+            return ServiceEvent("Warning", "ReplicaWithdrawn", f"{pod} receives no requests: {reason}", "Withdraw")
         case SetGate(pod, _, _, reason):
-            return ServiceEvent("Normal", "ReplicaAdmitted", f"{pod} gets requests: {reason}", "Admit")
+            return ServiceEvent("Normal", "ReplicaAdmitted", f"{pod} receives requests: {reason}", "Admit")
     return None

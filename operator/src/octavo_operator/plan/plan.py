@@ -1,7 +1,7 @@
-"""`plan`: what is to be done for one service, and what its status is to say. Pure: no client, no clock, no randomness.
+"""`plan`: computes the actions for one service and its new status. Pure: no client, no clock, no randomness.
 
-Every action is derived from the difference between what is wanted and what is observed, never from what happened
-before. So an operator that dies between any two of them, or acts on an old view, comes to the same end.
+Every action derives from the difference between the desired and the observed state, never from earlier actions. So an
+operator that dies between two actions, or acts on an old view, reaches the same final state.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ from octavo_operator.service import InferenceService, Settings
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`actions` in the order in which they are to be carried out. `events`: what people are told once `status` holds."""
+    """`actions` in the order of execution. `events`: about the transitions from the old status to `status`."""
 
     actions: tuple[Action, ...]
     status: dict[str, Any]
@@ -36,7 +36,7 @@ class Plan:
 
 
 def plan(service: InferenceService, observed: Observed, settings: Settings, *, now: str, new_secret: str) -> Plan:
-    """`now`: RFC 3339. `new_secret`: what to write if the router's secret has to be made."""
+    """`now`: RFC 3339. `new_secret`: the value of the router's Secret if it must be created."""
     wanted = engine_revision(service, settings)
     children = [with_digest(manifest) for manifest in desired_children(service, settings)]
     observed = replace(observed, refusals={**_taken_names(service, observed, children, wanted), **observed.refusals})
@@ -45,7 +45,7 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, *, n
     before = observed.status.get("conditions", ())
     status["conditions"] = with_transition_times(conditions, before, generation=service.generation, now=now)
     events = tuple(condition_events(conditions, before))
-    if conditions[0].status != "True":  # it can't be served as it is: what there is goes on as before
+    if conditions[0].status != "True":  # the spec can't be served: leave the running objects unchanged
         return Plan((), status, events)
     actions = [
         *_secret(service, observed, new_secret),
@@ -57,19 +57,19 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, *, n
 
 
 def _secret(service: InferenceService, observed: Observed, value: str) -> Iterator[Action]:
-    """Before anything that mounts it. Secrets aren't watched: that there is no router yet, or a pod that misses it,
-    tells that it is time.
+    """Create the Secret before the pods that refer to it. Secrets are not watched: a router that does not exist yet, or
+    a pod that fails without the Secret, is the sign that it is missing.
     """
     name = router_secret(service.name)
     if not service.owns_router:
         return
-    if ("Deployment", router_deployment(service.name)) in observed.children and not _is_missed(name, observed):
+    if ("Deployment", router_deployment(service.name)) in observed.children and not _is_missing(name, observed):
         return
     manifest = child(service, "v1", "Secret", name, component=ROUTER, type="Opaque", stringData={"secret": value})
-    yield CreateOnce(manifest, "routers and engines know each other by it")
+    yield CreateOnce(manifest, "routers and engines authenticate each other with it")
 
 
-def _is_missed(secret: str, observed: Observed) -> bool:
+def _is_missing(secret: str, observed: Observed) -> bool:
     messages = [observed.router_trouble, *(pod.message for pod in observed.pods if pod.trouble == "ConfigError")]
     return any(f'"{secret}"' in message for message in messages)
 
@@ -77,7 +77,7 @@ def _is_missed(secret: str, observed: Observed) -> bool:
 def _taken_names(
     service: InferenceService, observed: Observed, children: Sequence[Manifest], revision: str
 ) -> dict[Ref, Refusal]:
-    """Of children that are there and another's."""
+    """Refusals for children whose names belong to objects of another owner."""
     engine = engine_deployment(service.name, revision)
     live = {ref: observed.children.get(ref) for ref in map(_ref, children)}
     live["Deployment", engine] = observed.engine_manifests.get(engine)
@@ -92,7 +92,7 @@ def _children(service: InferenceService, observed: Observed, wanted: Sequence[Ma
         if (kind, name) not in refs and kind != "PersistentVolumeClaim" and may_be_deleted(live, service.uid):
             metadata = live["metadata"]
             version = metadata.get("resourceVersion", "")
-            yield Delete(kind, name, metadata["uid"], version, "the spec does not ask for it any more")
+            yield Delete(kind, name, metadata["uid"], version, "the spec does not need it any more")
 
 
 def _ref(manifest: Manifest) -> Ref:
@@ -124,7 +124,7 @@ def _status(service: InferenceService, observed: Observed, settings: Settings, *
 
 
 def _model(service: InferenceService, observed: Observed, wanted: str) -> dict[str, Any]:
-    """What isn't known just now is as it was: nothing of it changes while a revision lives."""
+    """The status field `model`. Without a report the old sizes stay: they can't change within a revision."""
     size = size_of(observed, [pod for pod in observed.pods if pod.revision == wanted])
     known: dict[str, Any] = {"servedNames": list(service.served_names)}
     if size is not None:

@@ -1,8 +1,8 @@
-"""Engine Deployments of a service: the wanted revision comes up, the others go when it serves.
+"""Rolls out engine Deployments: starts the wanted revision and deletes the older ones when it serves.
 
-What must hold: no act of ours lets fewer pods serve than did, but for those above the wanted number. So older revisions
-stay as long as the wanted one lacks replicas that they make up for, those first that most pods serve of; that is one,
-unless it has lost pods of its own. A revision that nobody is served by goes at once, however often the spec changes.
+Invariant: no action reduces the number of serving pods below the wanted number. So older revisions stay while the
+wanted one lacks replicas, those with the most admitted pods first; that is one revision, unless it has lost pods
+itself. A revision without admitted pods is deleted at once, however often the spec changes.
 """
 
 from collections import Counter
@@ -25,8 +25,10 @@ def rollout(service: InferenceService, observed: Observed, settings: Settings) -
     older = [s for s in observed.engine_deployments if s.revision != wanted and not s.is_deleting]
     if is_complete(service, observed, wanted):
         return actions + [_delete(s, f"revision {wanted} serves") for s in older]
-    kept = _still_needed(older, observed.pods, missing=replicas - _num_serving(wanted, observed.pods))
-    return actions + [_delete(s, "another revision is wanted, and others serve") for s in older if s.name not in kept]
+    needed = _still_needed(older, observed.pods, missing=replicas - _num_serving(wanted, observed.pods))
+    return actions + [
+        _delete(s, "another revision is wanted, and other revisions serve") for s in older if s.name not in needed
+    ]
 
 
 def is_complete(service: InferenceService, observed: Observed, wanted: str) -> bool:
@@ -38,14 +40,14 @@ def _num_serving(revision: str, pods: Sequence[Pod]) -> int:
 
 
 def _still_needed(sets: Sequence[EngineDeployment], pods: Sequence[Pod], *, missing: int) -> set[str]:
-    """Names. A pod that was admitted once counts, though it may be out of order just now: it can come back."""
+    """Names of Deployments to keep. An admitted pod counts even if it is unready now, because it can recover."""
     admitted = Counter(pod.revision for pod in pods if pod.is_admitted and not pod.is_terminating)
-    kept = set()
+    needed = set()
     for deployment in sorted(sets, key=lambda s: (admitted[s.revision], s.created), reverse=True):
         if missing > 0 and admitted[deployment.revision]:
-            kept.add(deployment.name)
+            needed.add(deployment.name)
             missing -= _num_serving(deployment.revision, pods)
-    return kept
+    return needed
 
 
 def _delete(deployment: EngineDeployment, reason: str) -> Delete:

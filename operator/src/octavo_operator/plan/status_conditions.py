@@ -1,4 +1,4 @@
-"""From what is observed to the conditions of a service: what holds, and else what is in the way, in words."""
+"""Derives the conditions of a service from its observed state, each with a reason and a message for its owner."""
 
 import re
 from collections import Counter
@@ -17,10 +17,10 @@ TOO_LARGE = re.compile(r"\bdo(es)? not fit\b")  # the sum comes with it
 NOT_FOUND = re.compile(
     r"no such file or folder|is not installed|has no \*\.gguf file or config\.json|no config\.json beside"
 )
-#: Troubles of an engine that has its weights.
+#: Troubles that occur only after the weights were fetched.
 _WITH_WEIGHTS: tuple[Trouble, ...] = ("OOMKilled", "CrashLoop", "StartFailed")
 _MIB = 2**20
-#: Worst first: what a person must do something about comes before what only takes time.
+#: Worst first: troubles that a person must solve come before those that may pass by themselves.
 _TROUBLES: tuple[Trouble, ...] = (
     "ConfigError",
     "MountFailed",
@@ -46,12 +46,12 @@ def conditions_of(service: InferenceService, observed: Observed, settings: Setti
         _admitted(service, pods),
         _progressing(service, observed, wanted=wanted, complete=complete),
     ]
-    message = f"{sum(pod.serves for pod in pods)} replicas of revision {wanted} answer through the router"
+    message = f"{sum(pod.serves for pod in pods)} replicas of revision {wanted} serve requests through the router"
     return [*found, ready(found, message=message)]
 
 
 def refused(message: str) -> list[Condition]:
-    """Of a spec that can't be read: nothing is changed."""
+    """Conditions of a spec that can't be read. Running objects are not changed."""
     accepted = Condition("Accepted", "InvalidSpec", message)
     return [accepted, ready([accepted], message="")]
 
@@ -59,10 +59,10 @@ def refused(message: str) -> list[Condition]:
 def _accepted(service: InferenceService, observed: Observed, settings: Settings) -> Condition:
     ref = service.spec.router.ref
     if ref is not None and observed.router_owner is None:
-        what = f"spec.router.ref names {ref.name!r}, and there is no such InferenceService with a router of its own"
+        what = f"spec.router.ref names {ref.name!r}, and no InferenceService of this name has a router of its own"
         return Condition("Accepted", "RouterNotFound", f"{what} in this namespace: create it, or correct the name")
     if observed.host_owner is not None:
-        what = f"the host and path of spec.exposure are {observed.host_owner}'s"
+        what = f"the host and path of spec.exposure belong to {observed.host_owner}"
         return Condition("Accepted", "HostTaken", f"{what}: choose others, or share its router (spec.router.ref.name)")
     exposure = service.spec.exposure
     if exposure is not None and exposure.gateway is not None and not settings.has_gateway_api:
@@ -73,14 +73,14 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
 
 def _applied(accepted: Condition, observed: Observed) -> Condition:
     if accepted.status != "True":
-        return Condition("ChildrenApplied", "NotTried", "nothing is changed while the spec can't be served")
+        return Condition("ChildrenApplied", "NotTried", "the operator changes nothing while the spec can't be served")
     for (kind, name), refusal in observed.refusals.items():
         return Condition("ChildrenApplied", refusal.reason, f"{kind} {name}: {refusal.message}")
-    return Condition("ChildrenApplied", "Applied", "all objects of this service are as they should be")
+    return Condition("ChildrenApplied", "Applied", "all objects of this service match its spec")
 
 
 def size_of(observed: Observed, pods: Sequence[Pod]) -> ModelSize | None:
-    """Of these pods; replicas of one revision are alike."""
+    """Model size of these pods, as any of them reports it: replicas of one revision are alike."""
     reports = [report for report in observed.routers.values() if report is not None]
     sizes = [report.sizes[pod.name] for report in reports for pod in pods if pod.name in report.sizes]
     return sizes[0] if sizes else None
@@ -100,7 +100,7 @@ def _fits(service: InferenceService, pods: Sequence[Pod], size: ModelSize | None
 
 
 def _beyond_limit(service: InferenceService) -> str:
-    """What can be said of a spec alone: without a GPU the KV cache is within the container's memory limit."""
+    """Message if the spec alone can't fit: without a GPU the KV cache is part of the container's memory limit."""
     engine, resources = service.spec.engine, service.spec.resources
     limit = None if resources is None else parse_quantity(resources.limits.get("memory", ""))
     asked = {"kvCacheMemory": engine.kv_cache_memory, "swapSpace": engine.swap_space}
@@ -109,8 +109,8 @@ def _beyond_limit(service: InferenceService) -> str:
     if limit is None or num_gpus(service) or total < limit:
         return ""
     return (
-        f"it does not fit: {' and '.join(parts)} take {total / _MIB:,.0f} MiB, and the container's limit is "
-        f"{int(limit) / _MIB:,.0f} MiB, weights included: raise resources.limits.memory, or lower those"
+        f"the spec does not fit: {' and '.join(parts)} take {total / _MIB:,.0f} MiB, and the container's limit is "
+        f"{int(limit) / _MIB:,.0f} MiB, weights included: raise resources.limits.memory, or lower those values"
     )
 
 
@@ -131,10 +131,10 @@ def _model(service: InferenceService, pods: Sequence[Pod]) -> Condition:
     if absent is not None:
         return Condition("ModelReady", "NotFound", f"{absent.name}: {absent.message}")
     if any(pod.is_fetching for pod in pods):
-        return Condition("ModelReady", "Fetching", f"{service.spec.model.uri} is being fetched")
+        return Condition("ModelReady", "Fetching", f"a pod is fetching {service.spec.model.uri}")
     if any(pod.is_ready or pod.restarts or pod.trouble in _WITH_WEIGHTS for pod in pods) or not service.spec.replicas:
-        return Condition("ModelReady", "Fetched", f"{service.spec.model.uri} is where engines find it")
-    return Condition("ModelReady", "Waiting", "no pod has begun to fetch it")
+        return Condition("ModelReady", "Fetched", f"{service.spec.model.uri} is available to the engines")
+    return Condition("ModelReady", "Waiting", f"no pod has begun to fetch {service.spec.model.uri}")
 
 
 def _workload(service: InferenceService, observed: Observed, pods: Sequence[Pod], *, wanted: str) -> Condition:
@@ -143,28 +143,30 @@ def _workload(service: InferenceService, observed: Observed, pods: Sequence[Pod]
         return Condition("WorkloadReady", "ScaledToZero", "spec.replicas is 0")
     num_ready = sum(pod.is_ready for pod in pods)
     if num_ready >= replicas:
-        return Condition("WorkloadReady", "PodsReady", f"{num_ready} of {replicas} engines answer")
+        return Condition("WorkloadReady", "PodsReady", f"{num_ready} of {replicas} engines are ready")
     failure = next((s.failure for s in observed.engine_deployments if s.revision == wanted and s.failure), "")
     if failure and len(pods) < replicas:
         reason = "QuotaExceeded" if "exceeded quota" in failure else "PodRefused"
-        return Condition("WorkloadReady", reason, f"{replicas - len(pods)} of {replicas} pods can't be made: {failure}")
+        return Condition(
+            "WorkloadReady", reason, f"{replicas - len(pods)} of {replicas} pods can't be created: {failure}"
+        )
     counted = Counter(pod.trouble for pod in pods if pod.trouble is not None)
     for trouble in _TROUBLES:
         if counted[trouble]:
             pod = next(pod for pod in pods if pod.trouble == trouble)
             return Condition("WorkloadReady", trouble, f"{counted[trouble]} of {replicas}: {pod.name}: {pod.message}")
-    return Condition("WorkloadReady", "Starting", f"{num_ready} of {replicas} engines answer so far")
+    return Condition("WorkloadReady", "Starting", f"{num_ready} of {replicas} engines are ready so far")
 
 
 def _router(observed: Observed) -> Condition:
     if observed.routers and observed.router_trouble:
-        what = f"{len(observed.routers)} routers answer, another does not come up: {observed.router_trouble}"
+        what = f"{len(observed.routers)} routers are ready, another one does not start: {observed.router_trouble}"
         return Condition("RouterReady", "RouterDegraded", what)
     if observed.routers:
-        return Condition("RouterReady", "RouterServes", f"{len(observed.routers)} routers answer")
+        return Condition("RouterReady", "RouterServes", f"{len(observed.routers)} routers are ready")
     if observed.router_trouble:
         return Condition("RouterReady", "RouterFailed", observed.router_trouble)
-    return Condition("RouterReady", "RouterStarting", "no router answers yet")
+    return Condition("RouterReady", "RouterStarting", "no router is ready yet")
 
 
 def _admitted(service: InferenceService, pods: Sequence[Pod]) -> Condition:
@@ -172,17 +174,19 @@ def _admitted(service: InferenceService, pods: Sequence[Pod]) -> Condition:
     if wanted == 0:
         return Condition("ReplicasAdmitted", "NoReplicas", "spec.replicas is 0: raise it to serve requests")
     if serving >= wanted:
-        return Condition("ReplicasAdmitted", "AllAdmitted", f"{serving} of {wanted} engines get requests")
-    return Condition("ReplicasAdmitted", "WaitingForRouter", f"{serving} of {wanted} engines get requests so far")
+        return Condition("ReplicasAdmitted", "AllAdmitted", f"{serving} of {wanted} engines receive requests")
+    return Condition("ReplicasAdmitted", "WaitingForRouter", f"{serving} of {wanted} engines receive requests so far")
 
 
 def _progressing(service: InferenceService, observed: Observed, *, wanted: str, complete: bool) -> Condition:
-    """A revision that was complete once stays so, whatever becomes of its pods: other conditions tell of those."""
+    """A revision that was complete once stays complete; other conditions report later trouble of its pods."""
     others = sorted({s.revision for s in observed.engine_deployments if s.revision != wanted})
     if not others and (complete or _was_complete(observed, wanted)):
-        return Condition("Progressing", "Complete", f"revision {wanted} is all there is")
+        return Condition("Progressing", "Complete", f"revision {wanted} is the only revision")
     return Condition(
-        "Progressing", "RollingOut", f"revision {wanted} is coming up beside {', '.join(others) or 'none'}"
+        "Progressing",
+        "RollingOut",
+        f"revision {wanted} is starting" + (f" beside {', '.join(others)}" if others else ""),
     )
 
 
