@@ -60,7 +60,7 @@ def _lease_state(leases: Any, namespace: str, name: str) -> tuple[bool, str]:
 
 
 def described(lease: Any, now: datetime) -> tuple[bool, str]:
-    """Whether the Lease with this spec is held, and a line about its holder."""
+    """Return whether the Lease with this spec is held, and a line about its holder."""
     if not lease.holder_identity or lease.renew_time is None:
         return False, "the Lease has no holder"
     age_s = (now - lease.renew_time).total_seconds()

@@ -74,7 +74,7 @@ class ApiError(Exception):
 
 
 def is_transient(error: ApiError) -> bool:
-    """Whether a retry may succeed. A failing webhook is a status 500, too, but a person must repair it."""
+    """Return whether a retry may succeed. A failing webhook is a status 500, too, but a person must repair it."""
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return "failed calling webhook" not in error.message
     return error.status in _TRANSIENT

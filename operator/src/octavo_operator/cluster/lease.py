@@ -24,7 +24,7 @@ MARGIN_S = 0.05
 
 
 class Leadership:
-    """`clock`: monotonic seconds. `on_gap`: called when events may have been missed, after an outage or a long pause."""
+    """`clock`: monotonic seconds. `on_gap`: called when events may have been missed, as after an outage."""
 
     def __init__(
         self,

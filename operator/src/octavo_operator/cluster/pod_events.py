@@ -32,24 +32,24 @@ class PodSetupEvents:
         self._pending: dict[str, PendingPod] = {}  # by uid
 
     async def refresh(self, pods: Iterable[Raw]) -> float | None:
-        """List the Events of waiting pods that are due; return the seconds until the next call, None without such a pod."""
-        now, again = self._clock(), list[float]()
-        self._pending = {uid: wait for uid, wait in self._pending.items() if wait.next_look_s > now - EXPIRY_S}
+        """List the Events of waiting pods; return the seconds until the next call is due, or None if no pod waits."""
+        now, delays_s = self._clock(), list[float]()
+        self._pending = {uid: pod for uid, pod in self._pending.items() if pod.next_look_s > now - EXPIRY_S}
         for pod in pods:
             uid = pod["metadata"]["uid"]
             if not is_starting_containers(pod):
                 self._pending.pop(uid, None)
                 continue
-            wait = self._pending.setdefault(uid, PendingPod(now + FIRST_LOOK_S))
-            if wait.next_look_s <= now:
-                wait.next_look_s = now + NEXT_LOOK_S
-                wait.message = await self._latest_warning(pod) or wait.message
-            again.append(wait.next_look_s - now)
-        return min(again, default=None)
+            pending = self._pending.setdefault(uid, PendingPod(now + FIRST_LOOK_S))
+            if pending.next_look_s <= now:
+                pending.next_look_s = now + NEXT_LOOK_S
+                pending.message = await self._latest_warning(pod) or pending.message
+            delays_s.append(pending.next_look_s - now)
+        return min(delays_s, default=None)
 
     def trouble_of(self, uid: str) -> str:
-        wait = self._pending.get(uid)
-        return "" if wait is None else wait.message
+        pending = self._pending.get(uid)
+        return "" if pending is None else pending.message
 
     async def _latest_warning(self, pod: Raw) -> str:
         found = await self._cluster.list_warnings(pod["metadata"]["namespace"], pod["metadata"]["uid"])
@@ -58,7 +58,7 @@ class PodSetupEvents:
 
 
 def is_starting_containers(pod: Raw) -> bool:
-    """Whether the pod has a node, and none of its containers has started or has an error."""
+    """Return whether the pod has a node, and none of its containers has started or has an error."""
     status = pod.get("status", {})
     conditions = {c["type"]: c["status"] for c in status.get("conditions", ())}
     if conditions.get("PodScheduled") != "True" or conditions.get("PodReadyToStartContainers") == "True":

@@ -1,5 +1,6 @@
-"""`WorkQueue`: the services to reconcile next, as in client-go. A key that is added twice is returned once; a failed key
-returns after a growing delay, and other keys don't wait for it.
+"""`WorkQueue`: the services to reconcile next, as in client-go.
+
+A key that is added twice is returned once. A failed key returns after a growing delay; other keys don't wait for it.
 """
 
 import asyncio

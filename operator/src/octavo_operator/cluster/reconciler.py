@@ -1,7 +1,8 @@
 """`Reconciler`: gets a service from the queue, makes a plan, executes it, records events and writes the status.
 
-A failure affects one service only, which is queued again and gets a new plan. Each write first checks that this operator
-still leads. A refusal by the API server does not stop the other actions: the status shows it, and it is retried later.
+A failure affects one service only, which is queued again and gets a new plan. Each write first checks that this
+operator still leads. A refusal by the API server does not stop the other actions: the status shows it, and the service
+is retried later.
 """
 
 import logging
@@ -147,7 +148,7 @@ class Reconciler:
     async def _conclude(
         self, key: Key, raw: Mapping[str, Any], status: dict[str, Any], events: Iterable[ServiceEvent]
     ) -> None:
-        """Told before it is with_transition_times: an operator that dies between the two finds the same turn again."""
+        """Write the events before the status: an operator that dies in between finds the same transition again."""
         for event in events:
             self._check_leading()
             await self._events.record(raw, event, seen_at=raw["metadata"].get("resourceVersion", ""))

@@ -1,7 +1,7 @@
-"""`RouterReports`: what each router pod says of its replicas, from its `GET /state/events` (docs/router.md).
+"""`RouterReports`: the state of the replicas as each router pod streams it at `GET /state/events` (docs/router.md).
 
-One connection per router pod, opened when the pod is seen and closed when it is gone. Nothing is polled: whoever
-depends on a router is published when its report changes; of its load alone, which never stands still, now and then.
+There is one connection per router pod, and nothing is polled. `on_change` is called when a report changes; a change of
+the load alone, which varies constantly, calls it every `LOAD_EVERY_S` at most.
 """
 
 import asyncio

@@ -84,7 +84,7 @@ class View:
             yield from found.values()
 
     def contains(self, raw: Raw) -> bool:
-        """Whether the view has an object of this kind and name, regardless of its current labels."""
+        """Return whether the view has an object of this kind and name, regardless of its current labels."""
         return (raw["metadata"]["namespace"], raw["kind"], raw["metadata"]["name"]) in self._owners
 
     def _forget(self, service: Key, ref: Ref) -> None:
@@ -183,7 +183,7 @@ def _claim(raw: Raw) -> Claim:
 
 
 def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:
-    """Whether the object is older than the stored one: a write's response can arrive before earlier watch events. The
+    """Return whether the object is older than the stored one: a write's response can arrive before earlier watch events. The
     versions of one object are growing numbers; the deletion of an object does not concern its successor.
     """
     if known is None:

@@ -1,6 +1,4 @@
-"""All objects that a service should have, engine Deployments apart: how many of those, and of which revisions, is the
-plan's to decide.
-"""
+"""The children of a service without its engine Deployments, whose number and revisions the plan decides."""
 
 from octavo_operator.desired.monitor import desired_monitors
 from octavo_operator.desired.network import desired_network
@@ -11,7 +9,7 @@ from octavo_operator.service import InferenceService, Settings
 
 
 def desired_children(service: InferenceService, settings: Settings) -> list[Manifest]:
-    """In the order in which they are to be made: what pods refer to comes before the pods."""
+    """Manifests in the order of creation: objects that pods refer to come before the pods."""
     return [
         *desired_claim(service),
         desired_engine_identity(service),

@@ -1,8 +1,8 @@
 """The engine's pods: one Deployment per revision, whose template never changes.
 
-A revision is the hash of everything that an engine reads when it starts, so that whatever is taken up live (API keys,
-the number of replicas) or is the router's business rolls nothing. Deployments are made and removed by the plan; that of
-a new revision is another object, and Kubernetes' own rollout, which knows nothing of routers, never runs.
+A revision is the hash of everything that an engine reads when it starts. So changes that apply live (API keys, the
+number of replicas) and changes of the router cause no rollout. The plan creates and deletes Deployments. Each revision
+has its own, so Kubernetes' rollout, which does not consider the routers, never runs.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from octavo_operator.spec.access import isolates_tenants
 from octavo_operator.spec.fields import num_bytes
 
 REVISION_CHARS = 8
-STARTUP_S = 3600  # a large model may take that long to load
+STARTUP_S = 3600  # a large model may take this long to load
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi")
 _GIB = 2**30
 
@@ -75,7 +75,7 @@ def desired_engine(service: InferenceService, settings: Settings, *, replicas: i
 
 
 def num_gpus(service: InferenceService) -> int:
-    """That one replica asks for, of any vendor."""
+    """Number of GPUs that one replica requests, of any vendor."""
     resources = service.spec.resources
     limits = {} if resources is None else resources.requests | resources.limits
     return sum(int(limits.get(name, 0)) for name in GPU_RESOURCES)
@@ -94,7 +94,7 @@ def _template(service: InferenceService, settings: Settings) -> Manifest:
         "nodeSelector": spec.node_selector,
         "tolerations": dump_parts(spec.tolerations) or None,
         "affinity": spec.affinity,
-        "topologySpreadConstraints": [_about_engines(c, service) for c in spec.topology_spread_constraints] or None,
+        "topologySpreadConstraints": [_spread_engines(c, service) for c in spec.topology_spread_constraints] or None,
         "runtimeClassName": spec.runtime_class_name,
         "priorityClassName": spec.priority_class_name,
         "initContainers": list(weights.init_containers) or None,
@@ -134,12 +134,12 @@ def _flags(service: InferenceService, settings: Settings) -> Iterator[str]:
     yield f"--shutdown-delay={settings.lame_duck_s}"
     yield "--log-format=json"
     if isolates_tenants(service.spec.auth):
-        yield "--cache-isolation"  # without keys there is one tenant: so a first key, later, rolls nothing
+        yield "--cache-isolation"  # set even without keys, so that adding the first key causes no rollout
     yield from engine_flags(service)
 
 
 def engine_flags(service: InferenceService) -> Iterator[str]:
-    """What a spec says of its engines, wherever they run. Its `extraArgs` come last."""
+    """The flags of a spec's engines, on Kubernetes and on one machine. `extraArgs` come last."""
     model, engine = service.spec.model, service.spec.engine
     yield "--served-model-name"
     yield from service.served_names
@@ -177,5 +177,5 @@ def _shared_memory_volume(service: InferenceService) -> list[Manifest]:
     return [] if size is None else [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
 
 
-def _about_engines(constraint: dict[str, Any], service: InferenceService) -> dict[str, Any]:
+def _spread_engines(constraint: dict[str, Any], service: InferenceService) -> dict[str, Any]:
     return {"labelSelector": {"matchLabels": engine_selector(service.name)}} | constraint

@@ -1,4 +1,4 @@
-"""PodMonitors, where the Prometheus operator is there to read them."""
+"""PodMonitors, for clusters with the Prometheus operator."""
 
 import re
 
@@ -21,7 +21,7 @@ def desired_monitors(service: InferenceService, settings: Settings) -> list[Mani
 def _monitor(
     service: InferenceService, settings: Settings, component: str, *, selector: dict[str, str], port: str
 ) -> Manifest:
-    """Series get the label `infsvc`, which pods bear under a longer name."""
+    """All series get the label `infsvc`, from the service label of the pod."""
     named = {"sourceLabels": [f"__meta_kubernetes_pod_label_{_LABEL}"], "targetLabel": "infsvc"}
     manifest = child(
         service,

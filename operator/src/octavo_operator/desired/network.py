@@ -1,4 +1,4 @@
-"""How requests get in and who may reach whom: Services, Ingress or HTTPRoute, NetworkPolicies."""
+"""The network objects of a service: Services, Ingress or HTTPRoute, NetworkPolicies."""
 
 from typing import Any
 
@@ -22,8 +22,8 @@ from octavo_operator.spec.access import Gateway, Ingress
 
 MAX_BODY = "64m"
 READ_TIMEOUT_S = 3600
-ANY_PEER = None  # as the peers of a rule of a NetworkPolicy
-#: What streaming needs, by IngressClass: no buffering, room for long prompts, patience between two tokens.
+ANY_PEER = None  # the peers of a NetworkPolicy rule without restriction
+#: Annotations for streaming, by IngressClass: no buffering, large request bodies, long read timeouts.
 INGRESS_ANNOTATIONS: dict[str, dict[str, str]] = {
     "nginx": {
         "nginx.ingress.kubernetes.io/proxy-buffering": "off",
@@ -39,10 +39,10 @@ INGRESS_ANNOTATIONS: dict[str, dict[str, str]] = {
 
 
 def desired_network(service: InferenceService, settings: Settings) -> list[Manifest]:
-    """Nothing for a service that shares another's router, but the Service under its own name."""
-    found = [_front(service)]
+    """A service that shares a router has nothing but the Service under its own name."""
+    found = [_public_service(service)]
     if service.owns_router:
-        found += [_engines(service), *_exposure(service, settings)]
+        found += [_headless_service(service), *_exposure(service, settings)]
         if service.spec.network_policy.enabled is not False:
             found += [_router_policy(service, settings), _engine_policy(service, settings)]
     return found
@@ -53,7 +53,7 @@ def internal_url(service: InferenceService, settings: Settings) -> str:
 
 
 def exposed_url(service: InferenceService) -> str | None:
-    """None where nothing, or nothing that has a name, leads in from outside."""
+    """URL of the Ingress or the Gateway's first hostname; None without either."""
     exposure = service.spec.exposure
     if exposure is None:
         return None
@@ -64,7 +64,7 @@ def exposed_url(service: InferenceService) -> str | None:
     return f"http://{hostnames[0]}" if hostnames else None
 
 
-def _front(service: InferenceService) -> Manifest:
+def _public_service(service: InferenceService) -> Manifest:
     return child(
         service,
         "v1",
@@ -78,7 +78,7 @@ def _front(service: InferenceService) -> Manifest:
     )
 
 
-def _engines(service: InferenceService) -> Manifest:
+def _headless_service(service: InferenceService) -> Manifest:
     return child(
         service,
         "v1",
@@ -134,7 +134,7 @@ def _annotations(wanted: Ingress) -> dict[str, str]:
 def _route(service: InferenceService, wanted: Gateway) -> Manifest:
     rule: dict[str, Any] = {
         "backendRefs": [{"name": service.name, "port": SERVICE_PORT}],
-        "timeouts": {"request": "0s"},  # answers are streams: the engine's own limits end them
+        "timeouts": {"request": "0s"},  # no limit: responses are streams, which the engine's own limits end
     }
     return child(
         service,
@@ -153,8 +153,8 @@ def _route(service: InferenceService, wanted: Gateway) -> Manifest:
 
 
 def _router_policy(service: InferenceService, settings: Settings) -> Manifest:
-    """Users say who may send requests. The admin port is for the operator, which reads the router's state, and for
-    Prometheus. Routers of versions without that port have the state on the other one, so the operator may use both.
+    """The spec lists the peers that may send requests. The admin port is open to the operator, which reads the router's
+    state, and to Prometheus. Older routers serve the state on the request port, so the operator may use both ports.
     """
     operator, clients = _pods(MANAGER, settings.operator_namespace), service.spec.network_policy.ingress_from
     rules = [
@@ -165,7 +165,7 @@ def _router_policy(service: InferenceService, settings: Settings) -> Manifest:
 
 
 def _engine_policy(service: InferenceService, settings: Settings) -> Manifest:
-    """Only the router sends requests to engines, which also ask for its secret. Prometheus reads their metrics."""
+    """Only routers and Prometheus reach the engines, which also require the router's secret for requests."""
     routers = {"podSelector": {"matchLabels": router_selector(service.name)}}
     rules = [_rule(ENGINE_PORT, [routers, *_scrapers(settings)])]
     return _policy(service, ENGINE, selector=engines_behind_router(service.name), rules=rules)
@@ -176,7 +176,7 @@ def _scrapers(settings: Settings) -> list[Manifest]:
 
 
 def _pods(name: str, namespace: str) -> Manifest:
-    """A peer. The name alone proves nothing: a pod of any namespace can bear it."""
+    """A peer by namespace and app name. The name alone is not enough: a pod of any namespace can have it."""
     return {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
         "podSelector": {"matchLabels": {"app.kubernetes.io/name": name}},

@@ -1,4 +1,4 @@
-"""The router's pods, and what they need: an identity that may read EndpointSlices, a budget."""
+"""The router's Deployment, its account with the right to read EndpointSlices, and its disruption budget."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ KEYS_PATH = "/etc/octavo/keys"
 
 
 def desired_router(service: InferenceService, settings: Settings) -> list[Manifest]:
-    """Nothing for a service that shares another's."""
+    """The objects of the service's own router; none for a service that shares a router."""
     if not service.owns_router:
         return []
     return [*_identity(service), _deployment(service, settings), _budget(service)]
@@ -48,7 +48,7 @@ def num_routers(service: InferenceService) -> int:
 
 
 def desired_engine_identity(service: InferenceService) -> Manifest:
-    """An account that may do nothing: an engine never talks to the API server."""
+    """A service account without rights: an engine never calls the API server."""
     return _account(service, engine_account(service.name), ENGINE)
 
 
@@ -134,7 +134,7 @@ def _pod(service: InferenceService, settings: Settings) -> Manifest:
         "terminationGracePeriodSeconds": service.grace_s(settings),
         "securityContext": pod_security(),
         "imagePullSecrets": pull_secrets(service, settings),
-        "topologySpreadConstraints": [_apart(service)],
+        "topologySpreadConstraints": [_spread_routers(service)],
         "containers": [_container(service, settings)],
         "volumes": volumes,
     }
@@ -185,8 +185,8 @@ def _keys_secret(service: InferenceService) -> str | None:
     return None if auth is None or auth.api_keys_secret_ref is None else auth.api_keys_secret_ref.name
 
 
-def _apart(service: InferenceService) -> Manifest:
-    """On different nodes, where there are some."""
+def _spread_routers(service: InferenceService) -> Manifest:
+    """Spread the routers over different nodes, if there are several."""
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",

@@ -1,7 +1,7 @@
-"""How a model's weights get into an engine pod: the volumes, the init container that fetches, what the engine is told.
+"""How an engine pod gets the model's weights: the volumes, the init container that fetches, the engine's argument.
 
-What has to be fetched is fetched by an init container with its own resources, into the cache volume, under the name
-that the engine looks for it by; what lies on a claim is mounted read-only.
+An init container with its own resources fetches remote models into the cache volume, where the engine looks for them.
+A model on a claim is mounted read-only.
 """
 
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from octavo_operator.service import InferenceService, Settings
 CACHE_PATH = "/var/cache/octavo"
 CLAIM_PATH = "/models"
 FETCHED = ("hf", "s3")
-DEFAULT_ACCESS = "ReadWriteOnce"  # which every StorageClass has; pods of one node share it
+DEFAULT_ACCESS = "ReadWriteOnce"  # every StorageClass supports it; pods of one node share the claim
 DEFAULT_PREFETCH: Manifest = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsSource:
-    model: str  # what `octavo serve` is asked for
+    model: str  # the argument of `octavo serve`
     volumes: tuple[Manifest, ...]
     mounts: tuple[Manifest, ...]
     init_containers: tuple[Manifest, ...]
@@ -47,7 +47,7 @@ def weights_of(service: InferenceService, settings: Settings) -> WeightsSource:
 
 
 def desired_claim(service: InferenceService) -> list[Manifest]:
-    """The claim that is made for the cache, where one is asked for by its size."""
+    """The claim for the cache, if the spec has a size for it."""
     cache = service.spec.model.cache
     if cache is None or cache.mode != "PVC" or cache.size is None:
         return []
@@ -63,7 +63,7 @@ def desired_claim(service: InferenceService) -> list[Manifest]:
 
 
 def model_environment() -> list[Manifest]:
-    """The hub's files and our own lie in one mounted folder."""
+    """Put the Hugging Face cache and Octavo's own cache into the mounted folder."""
     return [
         {"name": "XDG_CACHE_HOME", "value": CACHE_PATH},
         {"name": "HF_HOME", "value": f"{CACHE_PATH}/huggingface"},

@@ -36,7 +36,7 @@ def _digest(manifest: Raw) -> Any:
 
 
 def _was_applied(service: InferenceService, observed: Observed) -> bool:
-    """Whether all children of this generation of the spec were applied once."""
+    """Return whether all children of this generation of the spec were applied once."""
     for row in observed.status.get("conditions", ()):
         if row["type"] == "ChildrenApplied":
             return bool(row["reason"] == "Applied" and row.get("observedGeneration") == service.generation)

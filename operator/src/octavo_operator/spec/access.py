@@ -1,4 +1,4 @@
-"""Who reaches a service and how: `spec.router`, `spec.exposure`, `spec.auth`, `spec.networkPolicy`."""
+"""Models of the access to a service: `spec.router`, `spec.exposure`, `spec.auth`, `spec.networkPolicy`."""
 
 from typing import Annotated, Literal, Self
 
@@ -102,7 +102,7 @@ class Auth(SpecPart):
 
 
 def isolates_tenants(auth: Auth | None) -> bool:
-    """Unless told otherwise, no tenant finds another's prefixes."""
+    """By default no tenant can use another tenant's cached prefixes."""
     return auth is None or auth.isolate_tenants is not False
 
 

@@ -1,4 +1,4 @@
-"""`spec.engine` and `spec.parallelism`: how each replica runs."""
+"""Models of `spec.engine` and `spec.parallelism`: how each replica runs."""
 
 import re
 from typing import Annotated, Literal, Self
@@ -9,7 +9,7 @@ from octavo_operator.spec.fields import Image, Name, Quantity, SpecPart
 
 Tokens = Annotated[int, Field(ge=1, le=16777216)]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
-#: Flags that a field of the spec stands for, or that are the operator's business.
+#: Flags that a field of the spec replaces, or that the operator sets.
 RESERVED_FLAGS = (
     "model|revision|served-model-name|tokenizer|chat-template|dtype|host|port|max-model-len|max-num-seqs|"
     "max-num-batched-tokens|block-size|gpu-memory-utilization|kv-cache-memory-bytes|swap-space|"

@@ -1,4 +1,4 @@
-"""`spec.model`: which model, and how it gets onto the nodes."""
+"""Models of `spec.model`: the model, its cache and its fetching."""
 
 from typing import Annotated, Literal, Self
 

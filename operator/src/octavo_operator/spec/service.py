@@ -1,7 +1,7 @@
 """`InferenceServiceSpec`: the spec of an InferenceService, as its CRD has it (`crds/`).
 
-The CRD is the source; a test keeps the two equal, field by field, and holds the rules of both against one table of
-good and bad specs. The operator and `octavo up -f` read manifests through these models.
+The CRD is the source; a test compares the two field by field, and checks the rules of both with one table of valid and
+invalid specs. The operator and `octavo up -f` read manifests through these models.
 """
 
 import json
@@ -35,7 +35,7 @@ _OURS = (f"{GROUP}/", "app.kubernetes.io/")
 
 
 class InvalidSpec(Exception):
-    """The manifest can't be served as it is; the message says where and what to do, a line for each fault."""
+    """The manifest can't be served; the message has a line for each fault, with its place and the remedy."""
 
 
 class Drain(SpecPart):
@@ -101,7 +101,7 @@ class InferenceServiceSpec(SpecPart):
 
 
 def read_spec(manifest: Mapping[str, Any]) -> InferenceServiceSpec:
-    """Raises InvalidSpec for what the API server would refuse as well."""
+    """Raises InvalidSpec for a manifest that the API server would refuse, too."""
     api_version, kind = manifest.get("apiVersion"), manifest.get("kind")
     if (api_version, kind) != (f"{GROUP}/{VERSION}", KIND):
         raise InvalidSpec(f"this is {api_version} {kind}; expected {GROUP}/{VERSION} {KIND}.")
@@ -127,7 +127,7 @@ def check_name(name: str) -> None:
 
 
 def _line(fault: Any) -> str:
-    """As the API server has it: the field's path, the value, what is wrong with it."""
+    """Format a fault as the API server does: the field's path, the value, the error."""
     place, value = ".".join(["spec", *(str(part) for part in fault["loc"])]), fault["input"]
     if fault["type"] == "extra_forbidden":
         return f"{place}: unknown field"
