@@ -183,8 +183,9 @@ def _claim(raw: Raw) -> Claim:
 
 
 def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:
-    """Return whether the object is older than the stored one: a write's response can arrive before earlier watch events. The
-    versions of one object are growing numbers; the deletion of an object does not concern its successor.
+    """Return whether the object is older than the stored one: a write's response can precede earlier watch events.
+
+    The versions of one object are growing numbers. The deletion of an object does not concern its successor.
     """
     if known is None:
         return False

@@ -14,8 +14,8 @@ Raw = Mapping[str, Any]
 
 
 def is_ours(live: Raw, service: InferenceService) -> bool:
-    """Return whether the operator may change the object for this service. It adopts objects of an earlier service of the same
-    name, and objects that have lost their owner reference but still have the operator's labels.
+    """Return whether the operator may change the object for this service. It adopts objects of an earlier service of
+    the same name, and objects that have lost their owner reference but still have the operator's labels.
     """
     controller, labels = controller_of(live), live["metadata"].get("labels") or {}
     if controller is None:
