@@ -35,6 +35,7 @@ class Pod:
     is_fetching: bool = False
     trouble: Trouble | None = None
     message: str = ""
+    failure_code: str = ""  # code of the container's termination message; empty if it has none
     restarts: int = 0
 
     @property

@@ -6,7 +6,7 @@ import pytest
 from octavo_operator.cluster.pods import pod_of, router_trouble
 from octavo_operator.cluster.reports import report_of
 from octavo_operator.cluster.view import View
-from octavo_operator.names import ADMITTED_GATE, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
+from octavo_operator.names import ADMITTED_EPOCH, ADMITTED_GATE, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.observed import ModelSize, RouterReport
 from octavo_operator.service import read_service
 from octavo_testing.infsvc_cases import HOST, OPEN, Case, stored
@@ -72,10 +72,30 @@ def test_what_is_wrong_with_a_pod(status: dict[str, Any], trouble: str | None, s
     assert (found.trouble, says in found.message) == (trouble, True)
 
 
+CODED = {"terminated": {"exitCode": 1, "message": '{"code": "ModelNotFound", "message": "/models/x: no such file."}'}}
+NOT_CODED = ("octavo: bad flag", "[1, 2]", '{"code": 1, "message": "x"}', '{"message": "x"}', "")
+
+
+def test_the_code_of_a_termination_message_is_read() -> None:
+    found = pod_of(_pod(containerStatuses=[_container(state=BACK_OFF, lastState=CODED)]))
+    assert (found.trouble, found.failure_code) == ("CrashLoop", "ModelNotFound")
+    assert found.message == "exit code 1: /models/x: no such file."
+
+
+@pytest.mark.parametrize("text", NOT_CODED)
+def test_the_end_of_a_log_is_a_message_without_a_code(text: str) -> None:
+    ended = {"terminated": {"exitCode": 1, "message": f"loading\n{text}\n" if text else ""}}
+    found = pod_of(_pod(containerStatuses=[_container(state=BACK_OFF, lastState=ended)]))
+    assert (found.trouble, found.failure_code) == ("CrashLoop", "")
+    assert found.message == "exit code 1" + (f": {text}" if text else "")
+
+
 def test_a_pod_that_answers_has_no_trouble_of_the_past() -> None:
     container = _container(state={"running": {}}, lastState=FAILED, restartCount=1)
-    conditions = [_condition("ContainersReady", "True"), _condition(ADMITTED_GATE, "True", "00ff")]
-    found = pod_of(_pod(conditions=conditions, containerStatuses=[container]))
+    conditions = [_condition("ContainersReady", "True"), _condition(ADMITTED_GATE, "True", "admitted")]
+    raw = _pod(conditions=conditions, containerStatuses=[container])
+    raw["metadata"]["annotations"] = {ADMITTED_EPOCH: "00ff"}
+    found = pod_of(raw)
     assert (found.trouble, found.message, found.restarts) == (None, "", 1)
     assert (found.serves, found.admitted_epoch, found.revision) == (True, "00ff", "r1")
 

@@ -10,8 +10,9 @@ from octavo_operator.cluster.pod_events import FIRST_LOOK_S, NEXT_LOOK_S, PodSet
 from octavo_operator.cluster.view import View
 from octavo_operator.cluster.writer import Writer
 from octavo_operator.desired.objects import child
+from octavo_operator.names import ADMITTED_EPOCH
 from octavo_operator.observed import Refusal
-from octavo_operator.plan.actions import Apply, CreateOnce, Delete
+from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate
 from octavo_operator.plan.events import ServiceEvent
 from octavo_operator.service import InferenceService, read_service
 from octavo_testing.infsvc_cases import Case, stored
@@ -52,7 +53,7 @@ def _listed(**metadata: Any) -> dict[str, Any]:
     return {"items": [{"metadata": found["metadata"] | metadata, "spec": {}}]}
 
 
-async def _carry_out(cluster: Answers, action: Apply | CreateOnce | Delete) -> Any:
+async def _carry_out(cluster: Answers, action: Action) -> Any:
     return await Writer(cluster, View()).execute(_service(), action, now="t")
 
 
@@ -120,6 +121,17 @@ async def test_a_secret_that_is_there_stays() -> None:
     assert await _carry_out(Answers(THERE), CreateOnce(_child(), "why")) is None
     with pytest.raises(ApiError):
         await _carry_out(Answers(CHANGED), CreateOnce(_child(), "why"))
+
+
+async def test_an_open_gate_has_its_epoch_in_an_annotation() -> None:
+    cluster = Answers()
+    await _carry_out(cluster, SetGate("pod-0", "u", "e1", "every router has its KV snapshot"))
+    await _carry_out(cluster, SetGate("pod-0", "u", None, "its engine was restarted"))
+    opened, closed = cluster.bodies
+    assert opened["metadata"] == {"uid": "u", "annotations": {ADMITTED_EPOCH: "e1"}}
+    assert closed["metadata"] == {"uid": "u", "annotations": {ADMITTED_EPOCH: None}}
+    assert [body["status"]["conditions"][0]["status"] for body in cluster.bodies] == ["True", "False"]
+    assert cluster.calls[0] == ("PATCH", path_of("Pod", "default", "pod-0") + "/status")
 
 
 EVENT = ServiceEvent("Warning", "CrashLoop", "1 of 1: pod-0: exit code 2", "WorkloadReady")

@@ -18,7 +18,7 @@ from octavo_engine.process import messages
 from octavo_engine.process.lifeline import follow_parent
 from octavo_engine.process.rendezvous import from_core_address, remove_folder, to_core_address
 from octavo_engine.process.waker import Waker
-from octavo_engine.wire.errors import OctavoError
+from octavo_engine.wire.errors import OctavoError, StartupError
 
 LINGER_MS = 2000  # for the last words of a core that could not start
 
@@ -70,7 +70,8 @@ def run(start: messages.Start, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[b
     try:
         core, ready = start_core(start.config, find_loader(start.loader))
     except OctavoError as error:
-        outbox.send(messages.encode(messages.Failed(str(error))))
+        code = error.code if isinstance(error, StartupError) else "StartupFailed"
+        outbox.send(messages.encode(messages.Failed(str(error), code)))
         return 1
     settle_memory()
     outbox.send(messages.encode(messages.Ready(ready)))

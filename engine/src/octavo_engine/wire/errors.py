@@ -7,8 +7,10 @@ OctavoError
 ├── Overloaded(retry_after_s)      429
 ├── Unavailable(retry_after_s)     503  this server takes no requests now, or had no place in time
 ├── EngineDead                     503  the engine core process is gone
-└── StartupError                   exit code 1: bad weights, no memory, port in use, bad flag
+└── StartupError(code)             exit code 1: bad weights, no memory, port in use, bad flag
 """
+
+from typing import Literal
 
 
 class OctavoError(Exception):
@@ -59,5 +61,13 @@ class EngineDead(OctavoError):
     pass
 
 
+#: Causes of a failed start, for programs: the operator derives the reasons of its conditions from them.
+StartupCode = Literal["StartupFailed", "OutOfMemory", "ModelNotFound"]
+
+
 class StartupError(OctavoError):
-    """One readable line; the process ends with exit code 1."""
+    """A start that failed, with one readable line and a code; the process ends with exit code 1."""
+
+    def __init__(self, message: str, *, code: StartupCode = "StartupFailed") -> None:
+        super().__init__(message)
+        self.code = code

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import aiohttp
 from kubernetes.aio.client import ApiClient
 
-from octavo_operator.names import ADMITTED_GATE, MANAGER
+from octavo_operator.names import ADMITTED_EPOCH, ADMITTED_GATE, MANAGER
 from octavo_operator.spec.service import GROUP, KIND, VERSION
 
 Raw = dict[str, Any]
@@ -158,17 +158,19 @@ class Cluster:
         return True
 
     async def set_gate(self, namespace: str, pod: str, uid: str, *, epoch: str | None, reason: str, now: str) -> bool:
-        """False if the pod is gone. A conflict: another one has its name. The condition's message is the epoch that it
-        holds for.
+        """Set the gate's condition, and the admitted epoch as an annotation, in one request.
+
+        Returns False if the pod is gone. Fails with a conflict if another pod has its name.
         """
         condition = {
             "type": ADMITTED_GATE,
             "status": "False" if epoch is None else "True",
             "reason": "Withdrawn" if epoch is None else "Admitted",
-            "message": reason if epoch is None else epoch,
+            "message": reason,
             "lastTransitionTime": now,
         }
-        body = {"metadata": {"uid": uid}, "status": {"conditions": [condition]}}
+        metadata = {"uid": uid, "annotations": {ADMITTED_EPOCH: epoch}}  # null removes an annotation
+        body = {"metadata": metadata, "status": {"conditions": [condition]}}
         try:
             await self._call("PATCH", path_of("Pod", namespace, pod) + "/status", body, kind=STRATEGIC)
         except ApiError as error:

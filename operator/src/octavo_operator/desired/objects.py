@@ -76,7 +76,7 @@ def pod_security() -> Manifest:
     }
 
 
-#: Of every container: when it fails, the end of its log is kept with its status, where the operator finds it.
+#: A failed container without a termination message gets the end of its log instead, which the operator shows.
 TERMINATION_MESSAGE_POLICY = "FallbackToLogsOnError"
 
 

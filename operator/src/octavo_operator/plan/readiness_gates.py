@@ -29,4 +29,5 @@ def _epochs(observed: Observed, pod: Pod) -> set[str | None]:
 
 
 def _is_another(epochs: set[str | None], pod: Pod) -> bool:
-    return any(epoch not in (None, pod.admitted_epoch) for epoch in epochs)
+    """Return whether a router has another epoch. A pod without one, admitted by an older operator, stays admitted."""
+    return pod.admitted_epoch is not None and any(epoch not in (None, pod.admitted_epoch) for epoch in epochs)

@@ -1,6 +1,5 @@
 """Derives the conditions of a service from its observed state, each with a reason and a message for its owner."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -12,11 +11,8 @@ from octavo_operator.plan.rollout import is_complete
 from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.fields import num_bytes
 
-#: In the engine's own last words; a test keeps them equal.
-TOO_LARGE = re.compile(r"\bdo(es)? not fit\b")  # the sum comes with it
-NOT_FOUND = re.compile(
-    r"no such file or folder|is not installed|has no \*\.gguf file or config\.json|no config\.json beside"
-)
+#: Codes of the engine's termination message (`StartupCode` of the engine); a test keeps them equal.
+OUT_OF_MEMORY, MODEL_NOT_FOUND = "OutOfMemory", "ModelNotFound"
 #: Troubles that occur only after the weights were fetched.
 _WITH_WEIGHTS: tuple[Trouble, ...] = ("OOMKilled", "CrashLoop", "StartFailed")
 _MIB = 2**20
@@ -88,7 +84,7 @@ def size_of(observed: Observed, pods: Sequence[Pod]) -> ModelSize | None:
 
 def _fits(service: InferenceService, pods: Sequence[Pod], size: ModelSize | None) -> Condition:
     for pod in pods:
-        if TOO_LARGE.search(pod.message):
+        if pod.failure_code == OUT_OF_MEMORY:
             return Condition("FitsHardware", "TooLarge", pod.message)
     if size is not None:
         return Condition("FitsHardware", "Fits", _sum(size))
@@ -127,7 +123,7 @@ def _model(service: InferenceService, pods: Sequence[Pod]) -> Condition:
     failed = next((pod for pod in pods if pod.trouble == "FetchFailed"), None)
     if failed is not None:
         return Condition("ModelReady", "FetchFailed", f"{failed.name}: {failed.message}")
-    absent = next((pod for pod in pods if NOT_FOUND.search(pod.message)), None)
+    absent = next((pod for pod in pods if pod.failure_code == MODEL_NOT_FOUND), None)
     if absent is not None:
         return Condition("ModelReady", "NotFound", f"{absent.name}: {absent.message}")
     if any(pod.is_fetching for pod in pods):
