@@ -29,7 +29,7 @@ class Cache(SpecPart):
         if named and (made or self.storage_class_name):
             raise ValueError("cache.claimName names a claim that exists: leave size and storageClassName out")
         if self.access_mode is not None and (named or self.mode != "PVC"):
-            raise ValueError("cache.accessMode is of the claim that is made: it needs mode PVC and size")
+            raise ValueError("cache.accessMode is for a claim that the operator creates: it needs mode PVC and size")
         if (self.mode == "HostPath") != (self.host_path is not None):
             raise ValueError("cache.hostPath goes with mode HostPath, and mode HostPath needs it")
         if made and self.mode == "HostPath":
@@ -59,7 +59,7 @@ class Model(SpecPart):
                 "model.revision is a branch, tag or commit of a hub repository: it needs a uri that begins with hf://"
             )
         if self.cache is not None and self.scheme == "pvc":
-            raise ValueError("a pvc:// model is mounted where it lies: leave model.cache out")
+            raise ValueError("a pvc:// model is mounted directly from its claim: leave model.cache out")
         if self.served_names is not None and len(set(self.served_names)) != len(self.served_names):
             raise ValueError("model.servedNames has a name twice: list each once")
         return self

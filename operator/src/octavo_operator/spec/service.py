@@ -90,7 +90,7 @@ class InferenceServiceSpec(SpecPart):
             )
         if self.exposure is not None and self.auth is None:
             raise ValueError(
-                "an exposed service needs auth: name a Secret in auth.apiKeysSecretRef, or say auth.required: false "
+                "an exposed service needs auth: name a Secret in auth.apiKeysSecretRef, or set auth.required: false "
                 "to serve everybody"
             )
         if shared and self.auth is not None and self.auth.api_keys_secret_ref is not None:
