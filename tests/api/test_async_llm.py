@@ -225,14 +225,18 @@ async def test_two_engines_are_independent(config):
 
 
 @pytest.mark.parametrize(
-    ("loader", "words"),
-    [("load_refusing", "lm_head.weight is truncated"), ("load_crashing", "exited with code 1 while starting")],
+    ("loader", "words", "code"),
+    [
+        ("load_refusing", "lm_head.weight is truncated", "OutOfMemory"),
+        ("load_crashing", "exited with code 1 while starting", "StartupFailed"),
+    ],
 )
-async def test_a_core_that_cannot_start_says_why(config, workplace, loader, words):
+async def test_a_core_that_cannot_start_says_why(config, workplace, loader, words, code):
     threads = threading.active_count()
-    with pytest.raises(StartupError, match=words):
+    with pytest.raises(StartupError, match=words) as raised:
         async with running(config, f"octavo_testing.scripted:{loader}"):
             pass
+    assert raised.value.code == code
     assert not list(workplace.glob("octavo-*"))
     assert threading.active_count() <= threads + 1
 

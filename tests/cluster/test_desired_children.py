@@ -5,7 +5,7 @@ from kubernetes import client
 from kubernetes.dynamic import DynamicClient
 from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import desired_engine
-from octavo_operator.service import Service, Settings, read_service
+from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import TAKEN, Case, stored
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
@@ -16,7 +16,7 @@ def objects(api: client.ApiClient) -> DynamicClient:
     return DynamicClient(api)
 
 
-def _service(case: Case, namespace: str) -> Service:
+def _service(case: Case, namespace: str) -> InferenceService:
     return read_service(stored(case, namespace=namespace))
 
 

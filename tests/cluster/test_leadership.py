@@ -65,7 +65,7 @@ async def test_a_holder_that_was_away_too_long_begins_anew_though_nobody_took_ov
         name=f"lease-{secrets.token_hex(4)}",
         identity="holder",
         clock=clock,
-        on_doubt=lambda: doubts.append(clock.now_s),
+        on_gap=lambda: doubts.append(clock.now_s),
     )
     await holder.try_once()
     lost = asyncio.create_task(holder.lost.wait())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import ApiClient
 from octavo_operator.cluster.client import ApiError, path_of
-from octavo_operator.plan.news import ACT_REASONS
+from octavo_operator.plan.events import ACT_REASONS
 from octavo_operator.spec.service import KIND
 from octavo_testing.control_plane import ControlPlane
 from octavo_testing.infsvc_cases import HOST, OPEN, Case
@@ -148,7 +148,7 @@ async def test_watches_that_are_late(plane: ControlPlane, api: ApiClient, undist
 def _num_serving(life: Life) -> int:
     pods = life.plane.call("GET", path_of("Pod", life.namespace))["items"]
     kept = {d["metadata"]["name"] for d in life.plane.call("GET", path_of("Deployment", life.namespace))["items"]}
-    gates = itertools.chain.from_iterable(
+    gate_actions = itertools.chain.from_iterable(
         pod["status"].get("conditions", ()) for pod in pods if pod["metadata"]["labels"]["made-for"] in kept
     )
-    return sum(gate["type"].endswith("router-admitted") and gate["status"] == "True" for gate in gates)
+    return sum(gate["type"].endswith("router-admitted") and gate["status"] == "True" for gate in gate_actions)

@@ -117,7 +117,7 @@ async def test_a_spec_of_a_newer_crd_is_refused_and_what_runs_goes_on(stage: Sta
     raw = stage.get(KIND, NAME)
     newer = raw | {"spec": raw["spec"] | {"shiny": True}}
     newer["metadata"] = raw["metadata"] | {"generation": 2, "resourceVersion": raw["metadata"]["resourceVersion"] + "0"}
-    stage.operator.view.see(newer)
+    stage.operator.view.update(newer)
     await stage.operator.reconcile()
     service = stage.get(KIND, NAME)
     assert [_condition(service, type_)["reason"] for type_ in ("Accepted", "Ready")] == ["InvalidSpec"] * 2

@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo_operator.desired.engine import engine_revision
-from octavo_operator.observed import EngineSet, Observed, Pod
+from octavo_operator.observed import EngineDeployment, Observed, Pod
 from octavo_operator.plan.actions import Delete
 from octavo_operator.plan.plan import Plan, plan
 from octavo_operator.plan.rollout import rollout
-from octavo_operator.service import Service, Settings, read_service
+from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import HOST, KEYS, OPEN, Case, stored
 from octavo_testing.plan_cluster import PlanCluster
 
@@ -44,13 +44,13 @@ class World:
         self.generation = 0
         self.settings = SETTINGS
         self.old_view: Observed | None = None
-        self.old_service: Service | None = None
+        self.old_service: InferenceService | None = None
         self.edit()
 
     def edit(self) -> None:
         self.generation += 1
         self.old_service = getattr(self, "service", None)
-        self.service: Service = read_service(
+        self.service: InferenceService = read_service(
             stored(Case("", self.rng.choice(SPECS), name="llm"), generation=self.generation)
         )
 
@@ -64,7 +64,7 @@ class World:
         planned = self.planned(view)
         end = self.rng.randint(0, len(planned.actions)) if dies else len(planned.actions)
         for action in planned.actions[:end]:
-            self.cluster.carry_out(action)
+            self.cluster.execute(action)
         if view is None:
             assert self.cluster.num_kept() >= min(before, wanted)
         if not dies:
@@ -161,9 +161,11 @@ def test_what_serves_is_kept_until_the_new_revision_serves(seed: int, history: l
             world.operate()
             world.cluster.settle_pods(world.rng)
             assert world.cluster.num_serving >= serving
-            assert len(world.cluster.engine_sets) <= 2
+            assert len(world.cluster.engine_deployments) <= 2
     world.converge()
-    assert [s.revision for s in world.cluster.engine_sets.values()] == [engine_revision(world.service, world.settings)]
+    assert [s.revision for s in world.cluster.engine_deployments.values()] == [
+        engine_revision(world.service, world.settings)
+    ]
 
 
 #: Which revision a pod is of, the first is the wanted one; whether it answers, was admitted, is on its way out.
@@ -177,8 +179,9 @@ def test_no_revision_goes_that_makes_up_for_replicas_that_are_missing(
     service = read_service(stored(Case("", {"replicas": replicas}, name="llm")))
     names = [engine_revision(service, SETTINGS), "r1", "r2", "r3"]
     seen = Observed(
-        engine_sets=tuple(
-            EngineSet(name=names[i], uid=names[i], revision=names[i], replicas=1, created=str(i)) for i in sorted(sets)
+        engine_deployments=tuple(
+            EngineDeployment(name=names[i], uid=names[i], revision=names[i], replicas=1, created=str(i))
+            for i in sorted(sets)
         ),
         pods=tuple(
             Pod(name=f"p{n}", uid=f"u{n}", revision=names[i], is_ready=ready, is_admitted=admitted, is_terminating=ends)
@@ -190,7 +193,7 @@ def test_no_revision_goes_that_makes_up_for_replicas_that_are_missing(
     serving = [pod.revision for pod in seen.pods if pod.serves]
     assert names[0] not in deleted
     assert sum(revision not in deleted for revision in serving) >= min(len(serving), replicas)
-    idle = {s.revision for s in seen.engine_sets} - {p.revision for p in seen.pods if p.is_admitted} - {names[0]}
+    idle = {s.revision for s in seen.engine_deployments} - {p.revision for p in seen.pods if p.is_admitted} - {names[0]}
     assert idle <= deleted
 
 
@@ -209,5 +212,5 @@ def test_the_secret_is_drawn_once(seed: int, history: list[str]) -> None:
 def _essence(cluster: PlanCluster) -> Any:
     """Without what only tells of the way: names of pods, uids, times."""
     objects = {ref: {k: v for k, v in made.items() if k != "metadata"} for ref, made in cluster.objects.items()}
-    sets = {s.name: s.replicas for s in cluster.engine_sets.values()}
+    sets = {s.name: s.replicas for s in cluster.engine_deployments.values()}
     return objects, sets, len(cluster.pods), cluster.num_serving

@@ -85,7 +85,7 @@ class Nodes(RouterReports):
         self._made = 0
         self.num_running = 0  # requests, as routers say
 
-    def of(self, namespace: str, pods: Any) -> dict[str, RouterReport]:
+    def for_pods(self, namespace: str, pods: Any) -> dict[str, RouterReport]:
         engines = [pod for pod in self._list("Pod") if _component(pod) == ENGINE]
         admitted = {
             pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in engines if pod["status"].get("conditions")
@@ -165,9 +165,9 @@ class Operator:
                     found[kind, item["metadata"]["name"]] = item | {"kind": kind, "apiVersion": listed["apiVersion"]}
         for ref, raw in self._known.items():
             if ref not in found or found[ref]["metadata"]["uid"] != raw["metadata"]["uid"]:
-                self.view.see(raw, is_gone=True)
+                self.view.update(raw, is_gone=True)
         for raw in found.values():
-            self.view.see(raw)
+            self.view.update(raw)
         self._known = found
 
     async def reconcile(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from octavo_operator.names import REVISION_LABEL
-from octavo_operator.observed import EngineSet, Observed, Pod, RouterReport
+from octavo_operator.observed import EngineDeployment, Observed, Pod, RouterReport
 from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate
 
 
@@ -23,7 +23,7 @@ class LivePod:
 @dataclass(slots=True)
 class PlanCluster:
     objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    engine_sets: dict[str, EngineSet] = field(default_factory=dict)
+    engine_deployments: dict[str, EngineDeployment] = field(default_factory=dict)
     engine_manifests: dict[str, dict[str, Any]] = field(default_factory=dict)
     pods: dict[str, LivePod] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class PlanCluster:
         return copy.deepcopy(
             Observed(
                 children=self.objects,
-                engine_sets=tuple(self.engine_sets.values()),
+                engine_deployments=tuple(self.engine_deployments.values()),
                 engine_manifests=self.engine_manifests,
                 pods=tuple(live.pod for live in self.pods.values()),
                 routers={name: None if name in self.silent else self._report(name) for name in self._routers()},
@@ -46,7 +46,7 @@ class PlanCluster:
             )
         )
 
-    def carry_out(self, action: Action) -> None:
+    def execute(self, action: Action) -> None:
         self.num_writes += 1
         match action:
             case Apply(manifest):
@@ -62,15 +62,15 @@ class PlanCluster:
 
     def settle_pods(self, rng: random.Random | None = None) -> None:
         """Pods follow their Deployments; with `rng` only some of what is due happens."""
-        for engine_set in self.engine_sets.values():
-            mine = [p for p in self.pods.values() if p.pod.revision == engine_set.revision and not p.pod.is_terminating]
-            for _ in range(engine_set.replicas - len(mine)):
+        for deployment in self.engine_deployments.values():
+            mine = [p for p in self.pods.values() if p.pod.revision == deployment.revision and not p.pod.is_terminating]
+            for _ in range(deployment.replicas - len(mine)):
                 if _happens(rng):
-                    self._start_pod(engine_set.revision)
+                    self._start_pod(deployment.revision)
             mine.sort(key=lambda live: not live.pod.serves)
-            for live in mine[engine_set.replicas :]:
+            for live in mine[deployment.replicas :]:
                 live.pod = replace(live.pod, is_terminating=True)
-        revisions = {s.revision for s in self.engine_sets.values()}
+        revisions = {s.revision for s in self.engine_deployments.values()}
         for name, live in [*self.pods.items()]:
             if live.pod.revision not in revisions:
                 live.pod = replace(live.pod, is_terminating=True)
@@ -108,7 +108,7 @@ class PlanCluster:
 
     def num_kept(self) -> int:
         """Pods that serve and will go on doing so, for all that was asked for up to now."""
-        revisions = {s.revision for s in self.engine_sets.values()}
+        revisions = {s.revision for s in self.engine_deployments.values()}
         return sum(live.pod.serves and live.pod.revision in revisions for live in self.pods.values())
 
     def _routers(self) -> tuple[str, ...]:
@@ -124,12 +124,14 @@ class PlanCluster:
         self._made += 1
         revision = manifest["metadata"]["labels"].get(REVISION_LABEL)
         if kind == "Deployment" and revision is not None:
-            before = self.engine_sets.get(name)
-            made = EngineSet(
+            before = self.engine_deployments.get(name)
+            made = EngineDeployment(
                 name=name, uid=f"uid-{self._made}", revision=revision, replicas=0, created=f"{self._made:06}"
             )
             version = str(self._made)
-            self.engine_sets[name] = replace(before or made, replicas=manifest["spec"]["replicas"], version=version)
+            self.engine_deployments[name] = replace(
+                before or made, replicas=manifest["spec"]["replicas"], version=version
+            )
             self.engine_manifests[name] = _defaulted(manifest)
             return
         before_uid = self.objects.get((kind, name), {}).get("metadata", {}).get("uid")
@@ -138,9 +140,9 @@ class PlanCluster:
         self.objects[kind, name] = _defaulted(manifest)
 
     def _delete(self, kind: str, name: str, uid: str, version: str) -> None:
-        if name in self.engine_sets:
-            if (self.engine_sets[name].uid, self.engine_sets[name].version) == (uid, version):
-                del self.engine_sets[name], self.engine_manifests[name]
+        if name in self.engine_deployments:
+            if (self.engine_deployments[name].uid, self.engine_deployments[name].version) == (uid, version):
+                del self.engine_deployments[name], self.engine_manifests[name]
             return
         metadata = self.objects.get((kind, name), {}).get("metadata", {})
         if (metadata.get("uid"), metadata.get("resourceVersion")) == (uid, version):

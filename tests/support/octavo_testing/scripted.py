@@ -157,7 +157,7 @@ def load(config: EngineConfig) -> tuple[ScriptedExecutor, ReadyInfo]:
 
 
 def load_refusing(config: EngineConfig) -> tuple[ScriptedExecutor, ReadyInfo]:
-    raise StartupError("model.safetensors: tensor lm_head.weight is truncated.")
+    raise StartupError("model.safetensors: tensor lm_head.weight is truncated.", code="OutOfMemory")
 
 
 def load_crashing(config: EngineConfig) -> tuple[ScriptedExecutor, ReadyInfo]:

@@ -77,7 +77,7 @@ def test_messages_to_the_core_arrive_as_sent(message):
     "message",
     [
         messages.Hello(),
-        messages.Failed("why"),
+        messages.Failed("why", "OutOfMemory"),
         messages.Ready(ready_info(EngineConfig())),
         messages.Outputs(CoreOutputs(outputs=[OUTPUT], stats=EngineStats(running=1))),
         messages.Outputs(CoreOutputs(block_lives=[BlockLife(lifetime_s=2.5, idle_s=0.5, reuse_gaps_s=[1.0])])),

@@ -8,7 +8,7 @@ from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import desired_engine, engine_revision, num_gpus
 from octavo_operator.desired.network import exposed_url, internal_url
 from octavo_operator.names import REVISION_LABEL
-from octavo_operator.service import Service, Settings, read_service
+from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import HOST, KEYS, MINIMAL, OPEN, TAKEN, Case, stored
 
 SETTINGS = Settings(
@@ -20,15 +20,15 @@ SETTINGS = Settings(
 )
 
 
-def _service(spec: dict[str, Any] | None = None, name: str = "llm") -> Service:
+def _service(spec: dict[str, Any] | None = None, name: str = "llm") -> InferenceService:
     return read_service(stored(Case("", spec or {}, name=name)))
 
 
-def _kinds(service: Service) -> list[str]:
+def _kinds(service: InferenceService) -> list[str]:
     return [f"{child['kind']}/{child['metadata']['name']}" for child in desired_children(service, SETTINGS)]
 
 
-def _find(service: Service, kind: str, name: str) -> dict[str, Any]:
+def _find(service: InferenceService, kind: str, name: str) -> dict[str, Any]:
     (found,) = [c for c in desired_children(service, SETTINGS) if (c["kind"], c["metadata"]["name"]) == (kind, name)]
     return found
 

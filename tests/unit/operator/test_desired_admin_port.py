@@ -8,9 +8,9 @@ from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import desired_engine
-from octavo_operator.handlers import Watching
+from octavo_operator.handlers import EventHandlers
 from octavo_operator.names import COMPONENT_LABEL, ROUTER_LABEL, SERVICE_LABEL
-from octavo_operator.service import Service, Settings, read_service
+from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import HOST, KEYS, OPEN, TAKEN, Case, stored
 
 SETTINGS = Settings(
@@ -32,11 +32,11 @@ PROMETHEUS = {
 }
 
 
-def _service(**spec: Any) -> Service:
+def _service(**spec: Any) -> InferenceService:
     return read_service(stored(Case("", spec, name="llm")))
 
 
-def _made(service: Service, kind: str, settings: Settings = SETTINGS) -> dict[str, dict[str, Any]]:
+def _made(service: InferenceService, kind: str, settings: Settings = SETTINGS) -> dict[str, dict[str, Any]]:
     """Children of a kind by name."""
     return {c["metadata"]["name"]: c for c in desired_children(service, settings) if c["kind"] == kind}
 
@@ -148,7 +148,7 @@ async def test_the_state_stream_is_read_from_the_port_that_the_pod_has(
 ) -> None:
     """While routers roll from a version without an admin port, both kinds of pods are there."""
     followed: Any = Followed()
-    watching = Watching(View(), WorkQueue(), followed, secret_of=lambda _: "s", on_listing=lambda: None)
+    watching = EventHandlers(View(), WorkQueue(), followed, secret_of=lambda _: "s", on_watch_start=lambda: None)
     labels = {SERVICE_LABEL: "llm", ROUTER_LABEL: "llm", COMPONENT_LABEL: "router"}
     pod: Any = {
         "apiVersion": "v1",

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from octavo_operator.explain.explanation import Explanation, explained
+from octavo_operator.explain.explanation import Explanation, explain_service
 from octavo_operator.explain.meanings import MEANINGS
 from octavo_operator.explain.text import lines_of, table_of
 from octavo_operator.plan.conditions import REASONS, Condition, ready, written
@@ -67,7 +67,7 @@ def text(found: Explanation) -> str:
 
 
 def test_a_service_that_serves() -> None:
-    found = explained(service())
+    found = explain_service(service())
     assert found.is_ready
     assert found.cause is None
     assert "Ready: it answers at http://llm" in text(found)
@@ -82,7 +82,7 @@ CAUSES = [(c, r) for c, known in REASONS.items() for r, status in known.items() 
 )
 def test_each_cause_is_readys_own_with_its_meaning(condition: str, reason: str) -> None:
     raw = service((condition, reason))
-    found = explained(raw)
+    found = explain_service(raw)
     told = next(c for c in raw["status"]["conditions"] if c["type"] == "Ready")
     assert found.is_ready == (told["status"] == "True")
     if found.cause is None:
@@ -98,7 +98,7 @@ def test_each_cause_is_readys_own_with_its_meaning(condition: str, reason: str) 
 
 def test_what_is_false_comes_before_what_only_waits() -> None:
     raw = service(("ModelReady", "Fetching"), ("WorkloadReady", "CrashLoop"), ("RouterReady", "RouterFailed"))
-    found = explained(raw)
+    found = explain_service(raw)
     assert found.cause is not None
     assert found.cause.reason == "CrashLoop"
     assert found.cause.reason == next(c["reason"] for c in raw["status"]["conditions"] if c["type"] == "Ready")
@@ -109,7 +109,7 @@ def test_pods_have_their_last_words_and_commands_name_them() -> None:
         pod("llm-router-1", "router", conditions=[{"type": "Ready", "status": "True"}]),
         pod("llm-engine-1", containerStatuses=[CRASHED]),
     ]
-    found = explained(service(("WorkloadReady", "CrashLoop")), pods)
+    found = explain_service(service(("WorkloadReady", "CrashLoop")), pods)
     assert [(p.name, p.state, p.message, p.restarts) for p in found.pods] == [
         ("llm-engine-1", "CrashLoop", "exit code 1: octavo: bad flag", 4),
         ("llm-router-1", "serves", "", 0),
@@ -124,9 +124,9 @@ def test_pods_have_their_last_words_and_commands_name_them() -> None:
 
 def test_a_failed_fetch_says_what_its_last_line_said() -> None:
     failed = pod("llm-engine-1", initContainerStatuses=[FAILED_FETCH])
-    found = explained(service(("ModelReady", "FetchFailed")), [failed])
+    found = explain_service(service(("ModelReady", "FetchFailed")), [failed])
     assert found.pods[0].message == "exit code 1: octavo: org/m: no such model on the hub"
-    waiting = explained(service(("ModelReady", "Fetching")), [pod("a", initContainerStatuses=[FETCHING])])
+    waiting = explain_service(service(("ModelReady", "Fetching")), [pod("a", initContainerStatuses=[FETCHING])])
     assert waiting.pods[0].state == "fetches the model"
     assert waiting.commands[0] == "kubectl logs a -c fetch -f -n team"
 
@@ -134,16 +134,16 @@ def test_a_failed_fetch_says_what_its_last_line_said() -> None:
 def test_a_routers_trouble_is_looked_for_at_the_router() -> None:
     unplaced = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes"}
     pods = [pod("engine"), pod("router", "router", conditions=[unplaced])]
-    found = explained(service(("RouterReady", "RouterFailed")), pods)
+    found = explain_service(service(("RouterReady", "RouterFailed")), pods)
     assert "kubectl describe pod router -n team" in found.commands
     assert found.pods[1].message == "Unschedulable: 0/3 nodes"
 
 
 def test_commands_have_the_services_name() -> None:
-    found = explained(service(("WorkloadReady", "ScaledToZero"), ("ReplicasAdmitted", "NoReplicas")))
+    found = explain_service(service(("WorkloadReady", "ScaledToZero"), ("ReplicasAdmitted", "NoReplicas")))
     assert found.cause is not None
     assert found.cause.reason == "NoReplicas"
-    quota = explained(service(("WorkloadReady", "QuotaExceeded")))
+    quota = explain_service(service(("WorkloadReady", "QuotaExceeded")))
     assert quota.commands[0] == "kubectl describe quota -n team"
 
 
@@ -153,7 +153,7 @@ def test_nobody_has_looked() -> None:
         (bare, "generation 1 of the spec is there, the operator has looked at none"),
         (service(generation=3), "generation 3 of the spec is there, the operator has looked at 1"),
     ):
-        found = explained(raw)
+        found = explain_service(raw)
         assert found.cause is not None
         assert (found.is_ready, found.cause.reason, found.cause.message) == (False, "NotSeen", message)
         assert found.commands[0] == "kubectl get pods -A -l app.kubernetes.io/name=octavo-operator"
@@ -161,7 +161,7 @@ def test_nobody_has_looked() -> None:
 
 
 def test_it_is_being_deleted() -> None:
-    found = explained(service(deletionTimestamp=NOW))
+    found = explain_service(service(deletionTimestamp=NOW))
     assert found.cause is not None
     assert (found.cause.reason, found.is_ready) == ("Deleted", False)
 
@@ -170,7 +170,7 @@ def test_a_reason_of_another_version() -> None:
     raw = service(("WorkloadReady", "CrashLoop"))
     for condition in raw["status"]["conditions"]:
         condition["reason"] = condition["reason"].replace("CrashLoop", "Eclipse")
-    found = explained(raw)
+    found = explain_service(raw)
     assert found.cause is not None
     assert found.cause.meaning == "This version of octavo doesn't know the reason."
 
@@ -188,13 +188,13 @@ def test_the_latest_events_in_order() -> None:
         }
         for minute in (9, 3, 1, 2, 4, 5, 6, 7, 8)
     ]
-    found = explained(service(("WorkloadReady", "CrashLoop")), (), events)
+    found = explain_service(service(("WorkloadReady", "CrashLoop")), (), events)
     assert [event.count for event in found.events] == [2, 3, 4, 5, 6, 7, 8, 9]
     assert "2026-11-21T20:09:00Z  Warning  Pod/p  BackOff  again 9 (x9)" in text(found)
 
 
 def test_the_table() -> None:
-    rows = list(table_of([explained(service()), explained(service(("WorkloadReady", "OOMKilled")))]))
+    rows = list(table_of([explain_service(service()), explain_service(service(("WorkloadReady", "OOMKilled")))]))
     assert rows[0].split() == ["NAMESPACE", "NAME", "MODEL", "READY", "REPLICAS", "REASON", "MESSAGE"]
     assert rows[1].split() == ["team", "llm", "hf://org/m", "True", "1/2", "Serving", "http://llm"]
     assert rows[2].split() == ["team", "llm", "hf://org/m", "False", "1/2", "OOMKilled", "about", "WorkloadReady"]

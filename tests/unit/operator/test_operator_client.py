@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 from octavo_operator.cluster.client import ApiError, Cluster
-from octavo_operator.secret import keep_key, operator_key
+from octavo_operator.secret import operator_key, restore_key
 
 MINE = b"mine, \xff is no text"
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -80,7 +80,7 @@ async def test_uids_come_page_by_page_and_only_of_the_labelled() -> None:
         return web.json_response({"metadata": {"continue": "a+b"}, "items": items})
 
     async with cluster_of(answer) as cluster:
-        assert await cluster.uids("Deployment", None, label="a/b") == {"1", "2", "3"}
+        assert await cluster.list_uids("Deployment", None, label="a/b") == {"1", "2", "3"}
     first = {"limit": "500", "labelSelector": "a/b"}
     assert asked == [("/apis/apps/v1/deployments", first), ("/apis/apps/v1/deployments", first | {"continue": "a+b"})]
 
@@ -102,7 +102,7 @@ async def test_a_key_that_was_deleted_comes_back_as_it_was(there, written, said,
         return web.json_response({"data": {"key": base64.b64encode(there or b"").decode()}})
 
     async with cluster_of(answer) as cluster:
-        await keep_key(cluster, MINE, namespace="octavo-system", name="octavo-key")
+        await restore_key(cluster, MINE, namespace="octavo-system", name="octavo-key")
     assert posted == written
     assert said in caplog.text
     assert bool(caplog.text) == bool(said)
@@ -116,7 +116,7 @@ async def test_what_keeps_a_key_from_coming_back_is_said_and_no_more(statuses, c
         return web.json_response({"message": "you may not"}, status=left.pop(0))
 
     async with cluster_of(answer) as cluster:
-        await keep_key(cluster, b"mine", namespace="octavo-system", name="octavo-key")
+        await restore_key(cluster, b"mine", namespace="octavo-system", name="octavo-key")
     assert (left, "you may not" in caplog.text) == ([], True)
 
 

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from octavo_operator.cluster.client import Cluster
-from octavo_operator.cluster.credentials import REREAD_S, account_configuration, client_of, kopf_login, session_of
+from octavo_operator.cluster.credentials import REREAD_S, account_configuration, kopf_login, make_client, make_session
 from octavo_testing.clock import Clock
 
 
@@ -37,7 +37,7 @@ async def test_our_client_shows_the_token_of_now(seen: tuple[str, list[str]], tm
     url, tokens = seen
     token = tmp_path / "token"
     token.write_text("first\n")
-    async with client_of(account_configuration(url, tmp_path, clock=clock)) as api:
+    async with make_client(account_configuration(url, tmp_path, clock=clock)) as api:
         await Cluster(api).read("Pod", "a", "b")
         token.write_text("second")
         await Cluster(api).read("Pod", "a", "b")
@@ -79,7 +79,7 @@ async def test_a_request_that_hangs_ends_and_a_watch_that_has_begun_does_not(tmp
     app.add_routes([web.get("/watch", watch), web.get("/hang", hang)])
     async with TestServer(app) as server:
         url = str(server.make_url("")).rstrip("/")
-        async with session_of(account_configuration(url, tmp_path), answer_s=0.05) as session:
+        async with make_session(account_configuration(url, tmp_path), answer_s=0.05) as session:
             watching = await session.get(f"{url}/watch")
             with pytest.raises(TimeoutError):
                 await session.get(f"{url}/hang")

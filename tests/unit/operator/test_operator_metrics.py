@@ -6,9 +6,9 @@ from typing import Any
 
 import aiohttp
 from octavo_operator.cluster.client import ApiError
+from octavo_operator.health import Liveness, serve_health
 from octavo_operator.metrics import Telemetry
 from octavo_operator.plan.actions import Apply, CreateOnce, Delete, SetGate
-from octavo_operator.probes import Pulse, answering
 from octavo_testing.serve_command import free_port
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -28,11 +28,11 @@ SERVICES: list[dict[str, Any]] = [
 def _telemetry(*, leads: bool = True) -> Telemetry:
     """Of an operator to which everything has happened."""
     telemetry = Telemetry()
-    telemetry.look(queue_depth=lambda: 3, leads=lambda: leads, services=lambda: SERVICES)
-    with telemetry.reconciling():
+    telemetry.set_sources(queue_depth=lambda: 3, leads=lambda: leads, services=lambda: SERVICES)
+    with telemetry.time_reconcile():
         pass
     for error in (ApiError(403, "Forbidden", "no"), ApiError(500, "", "odd"), TimeoutError(), ConnectionResetError()):
-        telemetry.failed(error)
+        telemetry.count_error(error)
     manifest = {"kind": "Service", "metadata": {"name": "s"}}
     gate = SetGate("pod", "uid", "1", "why")
     for action in (
@@ -41,7 +41,7 @@ def _telemetry(*, leads: bool = True) -> Telemetry:
         Delete("Ingress", "i", "uid", "1", "why"),
         gate,
     ):
-        telemetry.acted(action)
+        telemetry.count_action(action)
     return telemetry
 
 
@@ -87,7 +87,7 @@ def test_services_are_counted_by_the_one_that_leads_only() -> None:
 async def test_it_is_served_beside_the_probes() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     async with (
-        answering(f"{url}/healthz", Pulse(), _telemetry()),
+        serve_health(f"{url}/healthz", Liveness(), _telemetry()),
         aiohttp.ClientSession() as session,
         session.get(f"{url}/metrics") as answer,
     ):

@@ -7,7 +7,7 @@ from octavo_operator.cluster.queue import FIRST_RETRY_S, LAST_RETRY_S, WorkQueue
 
 async def _taken(queue: WorkQueue[str]) -> str:
     async with asyncio.timeout(5):
-        return await queue.take()
+        return await queue.get()
 
 
 async def test_a_key_added_twice_is_given_out_once() -> None:
@@ -61,12 +61,12 @@ async def test_nothing_is_given_out_while_it_is_held_and_what_failed_comes_at_on
     queue.add("failing")
     await _taken(queue)
     queue.failed("failing")
-    queue.hold()
+    queue.pause()
     queue.add("a")
     waiting = asyncio.create_task(_taken(queue))
     await asyncio.sleep(0)
     assert not waiting.done()
-    queue.release()
+    queue.resume()
     assert {await waiting, await _taken(queue)} == {"a", "failing"}
 
 
@@ -75,7 +75,7 @@ async def test_it_is_idle_once_nobody_works() -> None:
     queue.add("a")
     queue.add("b")
     await _taken(queue)
-    idle = asyncio.create_task(queue.idle())
+    idle = asyncio.create_task(queue.wait_idle())
     await asyncio.sleep(0)
     assert not idle.done()
     queue.done("a")

@@ -82,8 +82,8 @@ class CoreProcess:
                 match message:
                     case messages.Hello():
                         remove_folder(self._folder)
-                    case messages.Failed(text):
-                        raise StartupError(text)
+                    case messages.Failed(text, code):
+                        raise StartupError(text, code=code)
                     case messages.Ready(info):
                         self._is_ready = True
                         return info

@@ -19,7 +19,7 @@ from octavo_engine.log_format import configure_logging
 from octavo_engine.process import messages
 from octavo_engine.process.exit_with_parent import exit_with_parent
 from octavo_engine.process.ipc_sockets import from_core_address, remove_folder, to_core_address
-from octavo_engine.wire.errors import OctavoError
+from octavo_engine.wire.errors import OctavoError, StartupError
 
 LINGER_MS = 2000  # time to deliver the error message of a core that could not start
 
@@ -89,7 +89,8 @@ def run(start: messages.Start, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[b
     try:
         core, ready = start_core(start.config, find_loader(start.loader))
     except OctavoError as error:
-        outbox.send(messages.encode(messages.Failed(str(error))))
+        code = error.code if isinstance(error, StartupError) else "StartupFailed"
+        outbox.send(messages.encode(messages.Failed(str(error), code)))
         return 1
     freeze_gc()
     outbox.send(messages.encode(messages.Ready(ready)))

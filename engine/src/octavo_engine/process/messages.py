@@ -8,6 +8,7 @@ import msgspec
 
 from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.log_format import LogFormat
+from octavo_engine.wire.errors import StartupCode
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.records import CoreOutputs, EngineRequest
 
@@ -54,6 +55,7 @@ class Failed(msgspec.Struct, tag=True):
     """The core could not start. `message`: one line for the user."""
 
     message: str
+    code: StartupCode = "StartupFailed"
 
 
 class Outputs(msgspec.Struct, tag=True):

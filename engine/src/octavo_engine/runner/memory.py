@@ -63,7 +63,8 @@ def size_kv(
         most = max(_MOST_BLOCKS, config.max_num_seqs * blocks_per_seq)
         num_blocks = min(default_kv_bytes // bytes_per_block, most)
     if num_blocks < blocks_per_seq:
-        raise StartupError(_too_small(config, num_blocks, max_model_len, bytes_per_block, memory))
+        message = _too_small(config, num_blocks, max_model_len, bytes_per_block, memory)
+        raise StartupError(message, code="OutOfMemory")
     num_host_blocks = int(config.swap_space * GIB) // bytes_per_block
     _check_available(config, num_blocks + num_host_blocks, bytes_per_block, memory)
     return KVSize(num_blocks=num_blocks, num_host_blocks=num_host_blocks, kv_bytes=num_blocks * bytes_per_block)
@@ -92,7 +93,8 @@ def _check_available(config: EngineConfig, blocks: int, bytes_per_block: int, me
         raise StartupError(
             f"the KV cache and swap space do not fit: they take {_size(blocks * bytes_per_block)}, but only "
             f"{_size(memory.available_bytes)} of memory are available: lower --kv-cache-memory-bytes, "
-            f"--num-gpu-blocks-override or --swap-space."
+            f"--num-gpu-blocks-override or --swap-space.",
+            code="OutOfMemory",
         )
 
 

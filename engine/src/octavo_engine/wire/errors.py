@@ -7,8 +7,10 @@ OctavoError
 ├── Overloaded(retry_after_s)      429
 ├── Unavailable(retry_after_s)     503  the server accepts no requests now, or the request waited too long
 ├── EngineDead                     503  the engine core process has ended
-└── StartupError                   exit code 1: bad weights, too little memory, port in use, bad flag
+└── StartupError(code)             exit code 1: bad weights, too little memory, port in use, bad flag
 """
+
+from typing import Literal
 
 
 class OctavoError(Exception):
@@ -55,5 +57,13 @@ class EngineDead(OctavoError):
     pass
 
 
+#: Causes of a failed start, for programs: the operator derives the reasons of its conditions from them.
+StartupCode = Literal["StartupFailed", "OutOfMemory", "ModelNotFound"]
+
+
 class StartupError(OctavoError):
     """The process cannot start. The message is one line; the process ends with exit code 1."""
+
+    def __init__(self, message: str, *, code: StartupCode = "StartupFailed") -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,7 +1,7 @@
 """`octavo fetch MODEL`: a model's files onto this machine, ready to be served; a pod's init container runs it, too.
 
-Standard output is the path to serve. The last line on standard error says what went wrong: it ends up in the status
-of a pod. Nothing that computes is imported.
+Standard output is the path to serve. An error is the last line on standard error, and the termination message of a pod.
+Nothing that computes is imported.
 """
 
 import argparse
@@ -14,6 +14,8 @@ import time
 from octavo_engine.log_format import JsonFormatter, TextFormatter
 from octavo_engine.sources.fetch import fetch_model
 from octavo_engine.wire.errors import StartupError
+
+from octavo_server.cli.termination_message import report_startup_error
 
 logger = logging.getLogger("octavo.fetch")
 
@@ -30,7 +32,7 @@ def fetch(args: argparse.Namespace) -> int:
     try:
         path = fetch_model(args.model, to=args.to, revision=args.revision, load_format=args.load_format)
     except StartupError as error:
-        print(f"octavo: {error}", file=sys.stderr)
+        report_startup_error(error)
         return 1
     logger.info("%s: ready to serve after %.1f s", args.model, time.monotonic() - started_s)
     print(path)

@@ -6,7 +6,6 @@ import gc
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -22,6 +21,7 @@ from octavo_server.cli.discovery import discovery_of
 from octavo_server.cli.observe_flags import route_tracer_of
 from octavo_server.cli.route_flags import settings_of
 from octavo_server.cli.route_workers import Place, Supervisor, take_place, worker_command
+from octavo_server.cli.termination_message import report_startup_error
 from octavo_server.http.listener import allow_many_connections, bind, cannot_listen
 from octavo_server.router.app import Router, RouterServer
 from octavo_server.router.fleet.endpoint import Discovery
@@ -51,7 +51,7 @@ def route(args: argparse.Namespace) -> int:
             runner.run(serve_router(replace(settings, admin_port=admin_port), discovery, sockets, place))
         return 0
     except StartupError as error:
-        print(f"octavo: {error}", file=sys.stderr)
+        report_startup_error(error)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

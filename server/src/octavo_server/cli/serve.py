@@ -9,7 +9,6 @@ import asyncio
 import logging
 import signal
 import socket
-import sys
 import time
 from collections.abc import Coroutine
 from dataclasses import fields
@@ -32,6 +31,7 @@ from octavo_server.cli.http_flags import http_settings_of
 from octavo_server.cli.limit_flags import limits_of
 from octavo_server.cli.observe_flags import observability_of, tracer_of
 from octavo_server.cli.stats_log import log_stats
+from octavo_server.cli.termination_message import report_startup_error
 from octavo_server.cli.tool_flags import reasoning_parser_of, template_warning, tool_settings_of
 from octavo_server.config import ServerConfig
 from octavo_server.http.listener import allow_many_connections, bind, cannot_listen
@@ -64,7 +64,7 @@ def serve(args: argparse.Namespace) -> int:
         with bind(server_config.host, server_config.port) as sock:
             return _run(_serve(engine_config, server_config, sock, tracer))
     except StartupError as error:
-        print(f"octavo: {error}", file=sys.stderr)
+        report_startup_error(error)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

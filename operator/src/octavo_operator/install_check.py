@@ -1,7 +1,7 @@
-"""`python -m octavo_operator.installed`: whether an installation works. `helm test` runs it, as an account of its own.
+"""`python -m octavo_operator.install_check`: checks an installation. `helm test` runs it under its own account.
 
-An operator leads, by its Lease; and the API server takes an InferenceService, in a dry run. Prints a line for each, in
-words that say what to do, and exits 1 if one doesn't hold.
+It checks that an operator holds the Lease, and that the API server accepts an InferenceService in a dry run. It prints
+a line for each check, with the remedy, and exits with 1 if one fails.
 """
 
 import argparse
@@ -34,17 +34,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         config.load_kube_config()  # type: ignore[no-untyped-call]
     namespace, name = args.lease.split("/")
     with client.ApiClient() as api:
-        leads, leader = _leader(client.CoordinationV1Api(api), namespace, name, patience_s=args.patience)
-        takes, answer = _taken(client.CustomObjectsApi(api), args.namespace)
+        leads, leader = _wait_for_leader(client.CoordinationV1Api(api), namespace, name, patience_s=args.patience)
+        accepts, answer = _check_crd(client.CustomObjectsApi(api), args.namespace)
     print(leader, answer, sep="\n")
-    return 0 if leads and takes else 1
+    return 0 if leads and accepts else 1
 
 
-def _leader(leases: Any, namespace: str, name: str, *, patience_s: float) -> tuple[bool, str]:
-    """Waits for one: an operator that has just been installed takes some seconds."""
+def _wait_for_leader(leases: Any, namespace: str, name: str, *, patience_s: float) -> tuple[bool, str]:
+    """Wait for a leader: a newly installed operator needs some seconds to acquire the Lease."""
     deadline = time.monotonic() + patience_s
     while True:
-        leads, found = _state(leases, namespace, name)
+        leads, found = _lease_state(leases, namespace, name)
         if leads:
             return True, found
         if time.monotonic() > deadline:
@@ -52,7 +52,7 @@ def _leader(leases: Any, namespace: str, name: str, *, patience_s: float) -> tup
         time.sleep(POLL_S)
 
 
-def _state(leases: Any, namespace: str, name: str) -> tuple[bool, str]:
+def _lease_state(leases: Any, namespace: str, name: str) -> tuple[bool, str]:
     try:
         return described(leases.read_namespaced_lease(name, namespace).spec, datetime.now(UTC))
     except ApiException as error:
@@ -60,33 +60,41 @@ def _state(leases: Any, namespace: str, name: str) -> tuple[bool, str]:
 
 
 def described(lease: Any, now: datetime) -> tuple[bool, str]:
-    """Whether somebody holds a Lease, by its spec, and who."""
+    """Return whether the Lease with this spec is held, and a line about its holder."""
     if not lease.holder_identity or lease.renew_time is None:
-        return False, "nobody holds the Lease"
+        return False, "the Lease has no holder"
     age_s = (now - lease.renew_time).total_seconds()
     if age_s > lease.lease_duration_seconds:
         return False, f"{lease.holder_identity} renewed the Lease {age_s:.0f} s ago"
     return True, f"{lease.holder_identity} leads"
 
 
-def _taken(services: Any, namespace: str) -> tuple[bool, str]:
+def _check_crd(services: Any, namespace: str) -> tuple[bool, str]:
     try:
         services.create_namespaced_custom_object(
             GROUP, VERSION, namespace, "inferenceservices", MANIFEST, dry_run="All", field_validation="Strict"
         )
     except ApiException as error:
         hint = "the CRD is missing: install it, docs/install.md" if error.status == 404 else error.body
-        return False, f"the API server does not take an InferenceService: {hint}"
-    return True, f"the API server takes an InferenceService in the namespace {namespace}"
+        return False, f"the API server refuses an InferenceService: {hint}"
+    return True, f"the API server accepts an InferenceService in the namespace {namespace}"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="octavo_operator.installed", description="Whether an installation works.", allow_abbrev=False
+        prog="octavo_operator.install_check",
+        description="Check that an operator leads and that the API server accepts an InferenceService.",
+        allow_abbrev=False,
     )
-    parser.add_argument("--lease", required=True, metavar="NAMESPACE/NAME", help="the operators' Lease")
-    parser.add_argument("--namespace", required=True, help="one that the operator watches")
-    parser.add_argument("--patience", type=float, default=PATIENCE_S, metavar="S", help="seconds to wait for a leader")
+    parser.add_argument("--lease", required=True, metavar="NAMESPACE/NAME", help="Lease of the operator")
+    parser.add_argument("--namespace", required=True, help="namespace that the operator watches")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE_S,
+        metavar="S",
+        help="seconds to wait for a leader (default: %(default)g)",
+    )
     return parser
 
 

@@ -1,6 +1,6 @@
-"""`Probes`: answers the kubelet. Alive: what must go round goes round. Ready: all that there is has been seen.
+"""Serves the kubelet's probes and the metrics: /healthz (the periodic tasks run), /readyz (the view is complete).
 
-That the API server is away kills nobody: a restarted operator would find it no nearer.
+The operator stays alive while the API server is away: a restart would not help.
 """
 
 import time
@@ -15,34 +15,34 @@ from octavo_operator.metrics import Telemetry
 
 
 @dataclass(slots=True)
-class Pulse:
-    """What has to come by how often, in seconds, and when it last did."""
+class Liveness:
+    """Periodic checks, each with the time of its last run and the longest allowed age in seconds."""
 
     clock: Callable[[], float] = time.monotonic
     is_ready: bool = False
     _expected: dict[str, tuple[Callable[[], float], float]] = field(default_factory=dict)
 
-    def expect(self, what: str, last_s: Callable[[], float], *, within_s: float) -> None:
-        self._expected[what] = (last_s, within_s)
+    def expect(self, complaint: str, last_s: Callable[[], float], *, within_s: float) -> None:
+        self._expected[complaint] = (last_s, within_s)
 
     def trouble(self) -> str:
-        """Empty if all is well."""
-        ages = {what: (self.clock() - last_s(), within_s) for what, (last_s, within_s) in self._expected.items()}
-        late = [f"{what} for {age_s:.0f} s" for what, (age_s, within_s) in ages.items() if age_s > within_s]
+        """Return the complaints about overdue checks; empty if there are none."""
+        ages = {text: (self.clock() - last_s(), within_s) for text, (last_s, within_s) in self._expected.items()}
+        late = [f"{text} for {age_s:.0f} s" for text, (age_s, within_s) in ages.items() if age_s > within_s]
         return "; ".join(late)
 
 
 @asynccontextmanager
-async def answering(url: str, pulse: Pulse, telemetry: Telemetry) -> AsyncIterator[None]:
-    """`url`: of the question whether it is alive; whether it is ready, at /readyz beside it, and /metrics."""
+async def serve_health(url: str, liveness: Liveness, telemetry: Telemetry) -> AsyncIterator[None]:
+    """Serve liveness at `url`, and /readyz and /metrics on the same port."""
 
     async def alive(_: web.Request) -> web.Response:
-        trouble = pulse.trouble()
+        trouble = liveness.trouble()
         return web.Response(text=trouble or "ok", status=503 if trouble else 200)
 
     async def ready(_: web.Request) -> web.Response:
-        text = "ok" if pulse.is_ready else "not all objects have been seen yet, or it is ending"
-        return web.Response(text=text, status=200 if pulse.is_ready else 503)
+        text = "ok" if liveness.is_ready else "the operator has not seen all objects yet, or is shutting down"
+        return web.Response(text=text, status=200 if liveness.is_ready else 503)
 
     where = urlsplit(url)
     app = web.Application()

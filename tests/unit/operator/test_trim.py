@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from octavo_operator.cluster.kept import kept
+from octavo_operator.cluster.trim import trimmed
 
 LABEL = "serving.octavo.dev/service"
 
@@ -18,12 +18,12 @@ def _read(kind: str = "Service", **more: Any) -> dict[str, Any]:
 def test_all_but_who_manages_it_is_kept() -> None:
     raw = _read(spec={"ports": [{"port": 80, "name": None}], "text": "x" * 1000})
     without = {"name": "llm", "labels": {LABEL: "llm"}}
-    assert kept(raw) == {**raw, "metadata": without}
+    assert trimmed(raw) == {**raw, "metadata": without}
     assert "managedFields" in raw["metadata"]
 
 
 def test_of_a_pod_only_what_became_of_it() -> None:
-    assert set(kept(_read("Pod", spec={"containers": []}, status={"podIP": "10.0.0.1"}))) == {
+    assert set(trimmed(_read("Pod", spec={"containers": []}, status={"podIP": "10.0.0.1"}))) == {
         "kind",
         "metadata",
         "status",
@@ -31,6 +31,6 @@ def test_of_a_pod_only_what_became_of_it() -> None:
 
 
 def test_two_objects_share_their_texts() -> None:
-    first, second = (next(iter(kept(_read())["metadata"]["labels"].items())) for _ in range(2))
+    first, second = (next(iter(trimmed(_read())["metadata"]["labels"].items())) for _ in range(2))
     assert first[0] is second[0]
     assert first[1] is second[1]

@@ -1,7 +1,7 @@
-"""`Census`: holds the view against what there is, by the uids of all objects, which is little to ask for.
+"""`Inventory`: compares the view with the cluster by the uids of all objects, which are cheap to list.
 
-A watch that was cut off for long, and begins anew, doesn't tell what was deleted meanwhile: such ghosts would hold
-their hosts and routers for ever. And until all that there is has come into the view, nothing may be planned by it.
+A watch that restarts after a long interruption does not report deletions in between: deleted services would keep their
+hosts and routers forever. And no plan may be made before every existing object has arrived in the view.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +14,8 @@ from octavo_operator.spec.service import KIND
 
 
 async def is_served(cluster: Cluster, kind: str, namespace: str | None) -> bool:
-    """Whether the API server knows the kind."""
     try:
-        await cluster.uids(kind, namespace, label=SERVICE_LABEL)
+        await cluster.list_uids(kind, namespace, label=SERVICE_LABEL)
     except ApiError as error:
         if not error.is_gone:
             raise
@@ -24,8 +23,8 @@ async def is_served(cluster: Cluster, kind: str, namespace: str | None) -> bool:
     return True
 
 
-class Census:
-    """`namespaces`: empty for all. `forget`: called with each object that is in the view and nowhere else."""
+class Inventory:
+    """`namespaces`: empty for all. `remove`: called with each object of the view that the cluster does not have."""
 
     def __init__(
         self,
@@ -34,16 +33,16 @@ class Census:
         *,
         kinds: Sequence[str],
         namespaces: Sequence[str],
-        forget: Callable[[Mapping[str, Any]], None],
+        remove: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self._cluster = cluster
         self._view = view
         self._kinds = kinds
         self._namespaces = namespaces
-        self._forget = forget
+        self._remove = remove
 
-    async def take(self) -> set[str]:
-        """The uids of what is there and not in the view."""
+    async def find_missing(self) -> set[str]:
+        """Uids of objects that exist and are not in the view."""
         before = list(self._view.objects())
         found: set[str] = set()
         for kind in self._kinds:
@@ -51,12 +50,12 @@ class Census:
                 found |= await self._uids(kind, namespace)
         for raw in before:
             if raw["metadata"]["uid"] not in found:
-                self._forget(raw)
+                self._remove(raw)
         return found - {raw["metadata"]["uid"] for raw in self._view.objects()}
 
     async def _uids(self, kind: str, namespace: str | None) -> set[str]:
         try:
-            return await self._cluster.uids(kind, namespace, label="" if kind == KIND else SERVICE_LABEL)
+            return await self._cluster.list_uids(kind, namespace, label="" if kind == KIND else SERVICE_LABEL)
         except ApiError as error:
             if not error.is_gone:
                 raise

@@ -1,6 +1,6 @@
-"""Reading a cluster for an explanation: by the user's kubeconfig, or in a pod by its account. Nothing is written.
+"""`ClusterReader`: reads the cluster for an explanation, with the user's kubeconfig or the pod's account; never writes.
 
-What may not be looked at is noted and left out; only the services themselves must be readable.
+Data that the user may not read is noted and left out; only the services themselves must be readable.
 """
 
 import json
@@ -14,9 +14,9 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from octavo_operator.cluster.client import KINDS, ApiError, Raw, path_of, refusal
+from octavo_operator.cluster.client import KINDS, ApiError, Raw, api_error, path_of
 from octavo_operator.cluster.pods import FETCH
-from octavo_operator.explain.explanation import Explanation, PodState, about_of, explained, in_trouble
+from octavo_operator.explain.explanation import Explanation, PodState, about_of, explain_service, pods_in_trouble
 from octavo_operator.names import COMPONENT_LABEL, ROUTER, SERVICE_LABEL
 from octavo_operator.spec.service import GROUP, KIND, VERSION
 
@@ -26,13 +26,13 @@ _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
 class Unexplained(Exception):
-    """The service can't be looked at; the message says why, and what to do."""
+    """The service can't be explained; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     api: client.ApiClient
-    namespace: str  # where nobody says which
+    namespace: str  # default, if the user names none
     host: str
 
 
@@ -59,7 +59,7 @@ def access(kubeconfig: str | None, context: str | None) -> Access:
     return Access(client.ApiClient(settings), namespace, settings.host)
 
 
-class Cluster:
+class ClusterReader:
     def __init__(self, found: Access) -> None:
         self._api, self._host = found.api, found.host
 
@@ -71,26 +71,26 @@ class Cluster:
             router = f"{SERVICE_LABEL}={shared},{COMPONENT_LABEL}={ROUTER}"
             pods += self._listed("Pod", namespace, router, notes)
         events = _about(name, pods, self._listed("Event", namespace, "", notes))
-        found = explained(service, pods, events, notes)
+        found = explain_service(service, pods, events, notes)
         if found.is_ready:
             return found
         return replace(found, pods=tuple(self._with_last_lines(pod, namespace) for pod in found.pods))
 
     def explain_all(self, namespace: str | None) -> list[Explanation]:
-        """Raises Unexplained. Of all namespaces where none is named."""
+        """Explain the services of a namespace, or of all namespaces if it is None. Raises Unexplained."""
         path = f"/apis/{GROUP}/{VERSION}/inferenceservices" if namespace is None else path_of(KIND, namespace)
         try:
             items = self._get(path)["items"]
         except (ApiError, HTTPError, ApiException) as error:
             where = "all namespaces" if namespace is None else f"the namespace {namespace!r}"
             raise self._unexplained(error, f"list inferenceservices in {where}") from error
-        return [explained(item) for item in items]
+        return [explain_service(item) for item in items]
 
     def _service(self, name: str, namespace: str) -> Raw:
         try:
             return self._get(path_of(KIND, namespace, name))
         except ApiError as error:
-            if error.is_gone and error.reason:  # without a reason, it is the path that isn't there
+            if error.is_gone and error.reason:  # without a reason, the path is missing: no CRD
                 raise Unexplained(self._absent(name, namespace)) from error
             raise self._unexplained(error, f"get inferenceservices in the namespace {namespace!r}") from error
         except (HTTPError, ApiException) as error:
@@ -102,7 +102,11 @@ class Cluster:
             others = [one.name for one in self.explain_all(namespace)]
         except Unexplained:
             return f"{text}."
-        found = f"there are {', '.join(others)}" if others else "there is none at all; -n names another namespace"
+        found = (
+            f"there are {', '.join(others)}"
+            if others
+            else "it has no InferenceServices; select another namespace with -n"
+        )
         return f"{text}: {found}."
 
     def _unexplained(self, error: Exception, what: str) -> Unexplained:
@@ -110,13 +114,13 @@ class Cluster:
             return Unexplained(f"the API server at {self._host} can't be reached: {_innermost(error)}.")
         if error.is_gone:
             return Unexplained(
-                "this cluster doesn't know InferenceServices: the CRD isn't installed. "
+                "this cluster has no InferenceServices: the CRD is not installed. "
                 "helm install octavo charts/octavo -n octavo-system --create-namespace"
             )
         if error.status == HTTPStatus.UNAUTHORIZED:
-            return Unexplained(f"the API server at {self._host} doesn't accept these credentials: log in anew.")
+            return Unexplained(f"the API server at {self._host} doesn't accept these credentials: log in again.")
         if error.status == HTTPStatus.FORBIDDEN:
-            return Unexplained(f"you may not {what}: ask for a role that lets you. {error.message}")
+            return Unexplained(f"you may not {what}: ask for a role with that right. {error.message}")
         return Unexplained(f"the API server at {self._host} answers {error}")
 
     def _listed(self, kind: str, namespace: str, selector: str, notes: dict[str, None]) -> list[Raw]:
@@ -125,13 +129,13 @@ class Cluster:
             items: list[Raw] = self._get(path_of(kind, namespace) + query)["items"]
         except (ApiError, HTTPError, ApiException) as error:
             why = error.message if isinstance(error, ApiError) else _innermost(error)
-            notes[f"{KINDS[kind][1]} can't be looked at: {why}"] = None
+            notes[f"{KINDS[kind][1]} can't be listed: {why}"] = None
             return []
         return items
 
     def _with_last_lines(self, pod: PodState, namespace: str) -> PodState:
-        """Of the container that ended last, else of the one that runs."""
-        if not in_trouble([pod]):
+        """Add the last log lines of the previous container, or else of the running one."""
+        if not pods_in_trouble([pod]):
             return pod
         container = FETCH if pod.state in ("FetchFailed", "fetches the model") else pod.component
         for previous in ("true", "false"):
@@ -149,13 +153,13 @@ class Cluster:
         return found
 
     def _read(self, path: str) -> bytes:
-        """Raises ApiError for what the API server refuses; the client's own errors for what never came there."""
+        """Raises ApiError for an error response, and the client's own errors if the API server was not reached."""
         _, url, headers, _, _ = self._api.param_serialize("GET", path, auth_settings=["BearerToken"])
         answer = self._api.call_api("GET", url, headers, _request_timeout=TIMEOUT_S)
         data: bytes = answer.read() or b""  # type: ignore[no-untyped-call]
         if answer.status < HTTPStatus.BAD_REQUEST:
             return data
-        raise refusal(answer.status, data)
+        raise api_error(answer.status, data)
 
 
 def _about(name: str, pods: Iterable[Raw], events: Iterable[Raw]) -> list[Raw]:
@@ -164,7 +168,7 @@ def _about(name: str, pods: Iterable[Raw], events: Iterable[Raw]) -> list[Raw]:
 
 
 def _innermost(error: Exception) -> str:
-    """What is in the client's wrappings."""
+    """The text of the original error, which the client wraps."""
     while isinstance(inner := getattr(error, "reason", None), Exception):
         error = inner
     return str(error).rpartition(": ")[2].rstrip(".")

@@ -1,16 +1,16 @@
-"""What a spec says that one machine can't do, told in a line each rather than left out in silence."""
+"""Notes on the fields of a spec that have no effect on one machine, so that none is ignored silently."""
 
 from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-from octavo_operator.service import Service
+from octavo_operator.service import InferenceService
 
-_POD = "placing pods is Kubernetes' affair: everything runs on this machine"
-#: Field of the spec -> what becomes of it.
-_MEANINGLESS = {
-    "resources": "engines share what this machine has: nothing is reserved or limited",
-    "sharedMemory": "processes use this machine's",
+_POD = "it places pods on nodes, and everything runs on this machine"
+#: Field of the spec -> why it has no effect.
+_IGNORED = {
+    "resources": "engines share this machine: nothing is reserved or limited",
+    "sharedMemory": "processes use this machine's shared memory",
     "nodeSelector": _POD,
     "tolerations": _POD,
     "affinity": _POD,
@@ -20,22 +20,22 @@ _MEANINGLESS = {
     "imagePullSecrets": "there are no images here",
     "engine.image": "the installed octavo is the engine",
     "engine.imagePullPolicy": "there are no images here",
-    "model.cache": "models lie in this machine's own caches",
-    "model.prefetch": "the first engine fetches",
-    "router.replicas": "one router, with --router-args='--workers N' in several processes",
+    "model.cache": "models are in this machine's own caches",
+    "model.prefetch": "the first engine fetches the model",
+    "router.replicas": "one router runs; --router-args='--workers N' gives it several processes",
     "router.image": "the installed octavo is the router",
     "router.imagePullPolicy": "there are no images here",
     "router.resources": "nothing is reserved or limited",
     "router.podTemplate": _POD,
-    "exposure": "the endpoint is this machine's, at --host and --port",
-    "disruptionBudget": "nobody drains this machine",
-    "networkPolicy": "engines listen on the loopback only, the router at --host",
+    "exposure": "the endpoint is at --host and --port",
+    "disruptionBudget": "this machine is never drained",
+    "networkPolicy": "engines listen on the loopback interface only, the router at --host",
     "podMetadata": "there are no pods here",
 }
 
 
-def notes_of(service: Service) -> Iterator[str]:
-    for path, text in _MEANINGLESS.items():
+def ignored_field_notes(service: InferenceService) -> Iterator[str]:
+    for path, text in _IGNORED.items():
         if _is_set(service.spec, path) and not (path == "router.replicas" and service.spec.router.replicas == 1):
             yield f"{service.name}: spec.{path} has no effect here: {text}"
 

@@ -5,15 +5,16 @@ from typing import Any
 
 import pytest
 from octavo_operator.cluster.client import ApiError, Cluster, path_of
-from octavo_operator.cluster.events import SEEN_AT, EventLog
-from octavo_operator.cluster.setup import FIRST_LOOK_S, NEXT_LOOK_S, PodSetup
+from octavo_operator.cluster.event_recorder import SEEN_AT, EventRecorder
+from octavo_operator.cluster.pod_events import FIRST_LOOK_S, NEXT_LOOK_S, PodSetupEvents
 from octavo_operator.cluster.view import View
-from octavo_operator.cluster.writes import Writer
+from octavo_operator.cluster.writer import Writer
 from octavo_operator.desired.objects import child
+from octavo_operator.names import ADMITTED_EPOCH
 from octavo_operator.observed import Refusal
-from octavo_operator.plan.actions import Apply, CreateOnce, Delete
-from octavo_operator.plan.news import News
-from octavo_operator.service import Service, read_service
+from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate
+from octavo_operator.plan.events import ServiceEvent
+from octavo_operator.service import InferenceService, read_service
 from octavo_testing.infsvc_cases import Case, stored
 
 MISSING = ApiError(404, "NotFound", "not found")
@@ -39,7 +40,7 @@ class Answers(Cluster):
         return answer
 
 
-def _service() -> Service:
+def _service() -> InferenceService:
     return read_service(stored(Case("", {}, name="llm")))
 
 
@@ -52,8 +53,8 @@ def _listed(**metadata: Any) -> dict[str, Any]:
     return {"items": [{"metadata": found["metadata"] | metadata, "spec": {}}]}
 
 
-async def _carry_out(cluster: Answers, action: Apply | CreateOnce | Delete) -> Any:
-    return await Writer(cluster, View()).carry_out(_service(), action, now="t")
+async def _carry_out(cluster: Answers, action: Action) -> Any:
+    return await Writer(cluster, View()).execute(_service(), action, now="t")
 
 
 async def test_a_new_child_is_made_on_the_condition_that_there_is_none() -> None:
@@ -122,7 +123,18 @@ async def test_a_secret_that_is_there_stays() -> None:
         await _carry_out(Answers(CHANGED), CreateOnce(_child(), "why"))
 
 
-NEWS = News("Warning", "CrashLoop", "1 of 1: pod-0: exit code 2", "WorkloadReady")
+async def test_an_open_gate_has_its_epoch_in_an_annotation() -> None:
+    cluster = Answers()
+    await _carry_out(cluster, SetGate("pod-0", "u", "e1", "every router has its KV snapshot"))
+    await _carry_out(cluster, SetGate("pod-0", "u", None, "its engine was restarted"))
+    opened, closed = cluster.bodies
+    assert opened["metadata"] == {"uid": "u", "annotations": {ADMITTED_EPOCH: "e1"}}
+    assert closed["metadata"] == {"uid": "u", "annotations": {ADMITTED_EPOCH: None}}
+    assert [body["status"]["conditions"][0]["status"] for body in cluster.bodies] == ["True", "False"]
+    assert cluster.calls[0] == ("PATCH", path_of("Pod", "default", "pod-0") + "/status")
+
+
+EVENT = ServiceEvent("Warning", "CrashLoop", "1 of 1: pod-0: exit code 2", "WorkloadReady")
 
 
 def _raw(version: str = "5") -> dict[str, Any]:
@@ -136,37 +148,39 @@ def _event(seen_at: str, **more: Any) -> dict[str, Any]:
 
 async def test_news_is_an_event_about_the_service() -> None:
     cluster = Answers()
-    await EventLog(cluster, identity="op-0").tell(_raw(), NEWS, seen_at="5")
+    await EventRecorder(cluster, identity="op-0").record(_raw(), EVENT, seen_at="5")
     (event,) = cluster.bodies
     assert cluster.calls == [("POST", path_of("Event", "default"))]
     assert (event["regarding"]["name"], event["reason"], event["type"]) == ("llm", "CrashLoop", "Warning")
-    assert event["note"] == NEWS.note
+    assert event["note"] == EVENT.note
 
 
 async def test_news_that_was_told_before_its_teller_died_is_told_no_second_time() -> None:
     cluster = Answers(THERE, _event("5"))
-    await EventLog(cluster, identity="op-1").tell(_raw(), NEWS, seen_at="5")
+    await EventRecorder(cluster, identity="op-1").record(_raw(), EVENT, seen_at="5")
     assert [method for method, _ in cluster.calls] == ["POST", "GET"]
 
 
 @pytest.mark.parametrize(("series", "count"), [({}, 2), ({"series": {"count": 4}}, 5)], ids=["first", "later"])
 async def test_the_same_news_later_is_counted(series: dict[str, Any], count: int) -> None:
     cluster = Answers(THERE, _event("5", **series))
-    await EventLog(cluster, identity="op-0").tell(_raw("9"), NEWS, seen_at="9")
+    await EventRecorder(cluster, identity="op-0").record(_raw("9"), EVENT, seen_at="9")
     assert cluster.calls[-1][0] == "PUT"
     assert cluster.bodies[-1]["series"]["count"] == count
     assert cluster.bodies[-1]["metadata"]["annotations"] == {SEEN_AT: "9"}
 
 
 async def test_an_event_that_may_not_be_written_holds_nothing_up() -> None:
-    await EventLog(Answers(FORBIDDEN), identity="op-0").tell(_raw(), NEWS, seen_at="5")
+    await EventRecorder(Answers(FORBIDDEN), identity="op-0").record(_raw(), EVENT, seen_at="5")
     with pytest.raises(ApiError):
-        await EventLog(Answers(ApiError(503, "", "")), identity="op-0").tell(_raw(), NEWS, seen_at="5")
+        await EventRecorder(Answers(ApiError(503, "", "")), identity="op-0").record(_raw(), EVENT, seen_at="5")
 
 
 async def test_a_long_note_is_cut_to_what_the_api_takes() -> None:
     cluster = Answers()
-    await EventLog(cluster, identity="op-0").tell(_raw(), News("Normal", "x", "ü" * 2000, "y"), seen_at="5")
+    await EventRecorder(cluster, identity="op-0").record(
+        _raw(), ServiceEvent("Normal", "x", "ü" * 2000, "y"), seen_at="5"
+    )
     assert len(cluster.bodies[0]["note"].encode()) == 1024
 
 
@@ -191,11 +205,11 @@ MOUNT = {"items": [
 
 async def test_a_pod_that_waits_for_long_is_asked_about_from_time_to_time() -> None:
     clock, cluster = Clock(), Answers(MOUNT)
-    setup = PodSetup(cluster, clock=clock)
-    assert await setup.look([_pod(SCHEDULED)]) == FIRST_LOOK_S
+    setup = PodSetupEvents(cluster, clock=clock)
+    assert await setup.refresh([_pod(SCHEDULED)]) == FIRST_LOOK_S
     assert (cluster.calls, setup.trouble_of("u")) == ([], "")
     clock.now += FIRST_LOOK_S
-    assert await setup.look([_pod(SCHEDULED)]) == NEXT_LOOK_S
+    assert await setup.refresh([_pod(SCHEDULED)]) == NEXT_LOOK_S
     assert setup.trouble_of("u") == 'FailedMount: secret "keys" not found'
     assert cluster.calls == [("GET", path_of("Event", "default"))]
 
@@ -212,14 +226,14 @@ async def test_a_pod_that_waits_for_long_is_asked_about_from_time_to_time() -> N
     ids=["not yet", "no node", "set up", "runs", "says why"],
 )
 async def test_a_pod_that_waits_for_nothing_is_not(pod: dict[str, Any]) -> None:
-    assert await PodSetup(Answers(), clock=Clock()).look([pod]) is None
+    assert await PodSetupEvents(Answers(), clock=Clock()).refresh([pod]) is None
 
 
 async def test_a_pod_that_is_set_up_after_all_has_no_trouble_left() -> None:
     clock = Clock()
-    setup = PodSetup(Answers(MOUNT), clock=clock)
-    await setup.look([_pod(SCHEDULED)])
+    setup = PodSetupEvents(Answers(MOUNT), clock=clock)
+    await setup.refresh([_pod(SCHEDULED)])
     clock.now += FIRST_LOOK_S
-    await setup.look([_pod(SCHEDULED)])
-    await setup.look([_pod(SCHEDULED, ("PodReadyToStartContainers", "True"))])
+    await setup.refresh([_pod(SCHEDULED)])
+    await setup.refresh([_pod(SCHEDULED, ("PodReadyToStartContainers", "True"))])
     assert setup.trouble_of("u") == ""

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import desired_engine
-from octavo_operator.observed import EngineSet, Observed, Pod
+from octavo_operator.observed import EngineDeployment, Observed, Pod
 from octavo_operator.plan.actions import Apply, CreateOnce, Delete, SetGate
-from octavo_operator.plan.conditions import Condition, written
-from octavo_operator.plan.news import ACT_REASONS, told, transitions
+from octavo_operator.plan.apply_digest import with_digest
+from octavo_operator.plan.conditions import Condition, with_transition_times
+from octavo_operator.plan.events import ACT_REASONS, action_event, condition_events
 from octavo_operator.plan.owner import is_ours, may_be_deleted
 from octavo_operator.plan.plan import Plan, plan
-from octavo_operator.plan.same import stamped
-from octavo_operator.service import Service, Settings, read_service
+from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import Case, stored
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
@@ -21,19 +21,19 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "conditions.md"
 OTHER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "theirs", "uid": "u9", "controller": True}
 
 
-def _service(**spec: Any) -> Service:
+def _service(**spec: Any) -> InferenceService:
     return read_service(stored(Case("", spec, name="llm")))
 
 
-def _told(condition: Condition, *, before: Condition | None = None) -> list[tuple[str, str]]:
-    rows = [] if before is None else written([before], (), generation=1, now="t")
-    return [(news.type, news.reason) for news in transitions([condition], rows)]
+def _event_reasons(condition: Condition, *, before: Condition | None = None) -> list[tuple[str, str]]:
+    rows = [] if before is None else with_transition_times([before], (), generation=1, now="t")
+    return [(event.type, event.reason) for event in condition_events([condition], rows)]
 
 
-def _observed(service: Service, **fields: Any) -> Observed:
+def _observed(service: InferenceService, **fields: Any) -> Observed:
     """All children as they should be."""
-    children = {(m["kind"], m["metadata"]["name"]): _live(stamped(m)) for m in desired_children(service, SETTINGS)}
-    engine = _live(stamped(desired_engine(service, SETTINGS, replicas=1)))
+    children = {(m["kind"], m["metadata"]["name"]): _live(with_digest(m)) for m in desired_children(service, SETTINGS)}
+    engine = _live(with_digest(desired_engine(service, SETTINGS, replicas=1)))
     given = {
         "children": children,
         "engine_manifests": {engine["metadata"]["name"]: engine},
@@ -46,12 +46,12 @@ def _live(manifest: dict[str, Any]) -> dict[str, Any]:
     return {**manifest, "metadata": manifest["metadata"] | {"uid": "u1", "resourceVersion": "5"}}
 
 
-def _settled(service: Service) -> dict[str, Any]:
+def _settled(service: InferenceService) -> dict[str, Any]:
     row = {"type": "ChildrenApplied", "status": "True", "reason": "Applied", "observedGeneration": service.generation}
     return {"conditions": [row]}
 
 
-def _plan(service: Service, observed: Observed) -> Plan:
+def _plan(service: InferenceService, observed: Observed) -> Plan:
     return plan(service, observed, SETTINGS, now="t", new_secret="s")
 
 
@@ -92,14 +92,14 @@ def _reason(planned: Plan, type_: str) -> str:
     ids=lambda value: value.reason if isinstance(value, Condition) else "",
 )
 def test_turns_are_told_once(condition: Condition, before: Condition | None, expected: list[tuple[str, str]]) -> None:
-    assert _told(condition, before=before) == expected
+    assert _event_reasons(condition, before=before) == expected
 
 
 def test_a_second_look_tells_nothing() -> None:
     service, seen = _service(), Observed(pods=(Pod(name="p", uid="u", revision="r"),))
     first = _plan(service, seen)
-    assert [news.reason for news in first.news] == ["RollingOut"]
-    assert _plan(service, Observed(pods=seen.pods, status=first.status)).news == ()
+    assert [event.reason for event in first.events] == ["RollingOut"]
+    assert _plan(service, Observed(pods=seen.pods, status=first.status)).events == ()
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_a_second_look_tells_nothing() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_acts_that_are_told(action: Apply | SetGate | Delete, reason: str | None) -> None:
-    news = told(action)
-    assert (None if news is None else news.reason) == reason
+    event = action_event(action)
+    assert (None if event is None else event.reason) == reason
 
 
 def test_every_act_that_is_told_is_documented() -> None:
@@ -143,7 +143,7 @@ def test_a_child_changed_by_hand_is_repaired_and_that_is_told() -> None:
 
 def test_replicas_of_a_child_changed_by_hand_go_back() -> None:
     service = _service(replicas=2)
-    engine = _live(stamped(desired_engine(service, SETTINGS, replicas=2)))
+    engine = _live(with_digest(desired_engine(service, SETTINGS, replicas=2)))
     changed = {**engine, "spec": engine["spec"] | {"replicas": 7}}
     (repair,) = _plan(service, _observed(service, engine_manifests={engine["metadata"]["name"]: changed})).actions
     assert isinstance(repair, Apply)
@@ -178,12 +178,12 @@ def test_a_child_of_another_controller_is_neither_changed_nor_deleted() -> None:
     planned = _plan(service, _observed(service, children=children))
     assert planned.actions == ()
     assert _reason(planned, "Ready") == "NameTaken"
-    assert "ReplicaSet theirs" in next(news.note for news in planned.news if news.reason == "NameTaken")
+    assert "ReplicaSet theirs" in next(event.note for event in planned.events if event.reason == "NameTaken")
 
 
 def test_an_engine_deployment_of_another_controller_is_not_taken_over() -> None:
     service = _service()
-    engine = _live(stamped(desired_engine(service, SETTINGS, replicas=5)))
+    engine = _live(with_digest(desired_engine(service, SETTINGS, replicas=5)))
     engine["metadata"] = engine["metadata"] | {"ownerReferences": [OTHER]}
     planned = _plan(service, _observed(service, engine_manifests={engine["metadata"]["name"]: engine}))
     assert planned.actions == ()
@@ -225,9 +225,9 @@ def test_a_routers_secret_that_somebody_removed_is_made_again() -> None:
 
 def test_the_sets_of_an_older_revision_are_deleted_as_they_were_seen() -> None:
     service = _service(replicas=0)
-    old = EngineSet(name="llm-engine-old", uid="u2", revision="old", replicas=1, created="1", version="7")
-    engine = _live(stamped(desired_engine(service, SETTINGS, replicas=0)))
-    seen = _observed(service, engine_sets=(old,), engine_manifests={engine["metadata"]["name"]: engine})
+    old = EngineDeployment(name="llm-engine-old", uid="u2", revision="old", replicas=1, created="1", version="7")
+    engine = _live(with_digest(desired_engine(service, SETTINGS, replicas=0)))
+    seen = _observed(service, engine_deployments=(old,), engine_manifests={engine["metadata"]["name"]: engine})
     (delete,) = _plan(service, seen).actions
     assert isinstance(delete, Delete)
     assert (delete.uid, delete.version) == ("u2", "7")

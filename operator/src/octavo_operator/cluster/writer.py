@@ -1,18 +1,18 @@
-"""`Writer`: carries out one action of a plan, or comes back with why the API server won't have it.
+"""`Writer`: executes one action of a plan, or returns the API server's refusal.
 
-What may be another's is never forced: an object that was not observed is applied on the condition that there is none,
-and where there is one after all, it is looked at first.
+It never overwrites an object of another owner: an object that was not observed is applied on the condition that it does
+not exist; if it does exist, its owner is checked first.
 """
 
 import logging
 from typing import Any
 
-from octavo_operator.cluster.client import ApiError, Cluster, is_passing
+from octavo_operator.cluster.client import ApiError, Cluster, is_transient
 from octavo_operator.cluster.view import View
 from octavo_operator.observed import Ref, Refusal
 from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate
-from octavo_operator.plan.owner import is_ours, taken_by
-from octavo_operator.service import Service
+from octavo_operator.plan.owner import is_ours, name_taken
+from octavo_operator.service import InferenceService
 
 logger = logging.getLogger(__name__)
 
@@ -22,23 +22,23 @@ class Writer:
         self._cluster = cluster
         self._view = view
 
-    async def carry_out(self, service: Service, action: Action, *, now: str) -> tuple[Ref, Refusal] | None:
-        """Raises ApiError for what may pass."""
+    async def execute(self, service: InferenceService, action: Action, *, now: str) -> tuple[Ref, Refusal] | None:
+        """Return a refusal, if any. Raises ApiError if a retry may succeed."""
         logger.info("%s/%s: %s", service.namespace, service.name, described(action))
         try:
-            taken = await self._write(service, action, now=now)
+            refusal = await self._write(service, action, now=now)
         except ApiError as error:
-            if is_passing(error):
+            if is_transient(error):
                 raise
             return _ref(action), Refusal("Refused", str(error))
-        return None if taken is None else (_ref(action), taken)
+        return None if refusal is None else (_ref(action), refusal)
 
-    async def _write(self, service: Service, action: Action, *, now: str) -> Refusal | None:
+    async def _write(self, service: InferenceService, action: Action, *, now: str) -> Refusal | None:
         match action:
             case Apply(manifest, is_new=True):
-                return await self._make(service, dict(manifest))
+                return await self._apply_new(service, dict(manifest))
             case Apply(manifest):
-                self._see(await self._cluster.apply(manifest), manifest["kind"])
+                self._update_view(await self._cluster.apply(manifest), manifest["kind"])
             case CreateOnce(manifest):
                 await self._cluster.create(manifest)
             case Delete(kind, name, uid, version):
@@ -47,10 +47,10 @@ class Writer:
                 await self._cluster.set_gate(service.namespace, pod, uid, epoch=epoch, reason=reason, now=now)
         return None
 
-    async def _make(self, service: Service, manifest: dict[str, Any]) -> Refusal | None:
+    async def _apply_new(self, service: InferenceService, manifest: dict[str, Any]) -> Refusal | None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         try:
-            self._see(await self._cluster.make(manifest), kind)
+            self._update_view(await self._cluster.apply_new(manifest), kind)
         except ApiError as error:
             if not error.is_conflict:
                 raise
@@ -58,13 +58,13 @@ class Writer:
             if found is None:
                 raise
             if not is_ours(found, service):
-                return taken_by(found)
-            self._see(await self._cluster.apply(manifest), kind)
+                return name_taken(found)
+            self._update_view(await self._cluster.apply(manifest), kind)
         return None
 
-    def _see(self, answer: dict[str, Any], kind: str) -> None:
-        """What was just written is known at once: the watch, which comes later, must not make us write it again."""
-        self._view.see({**answer, "kind": kind})
+    def _update_view(self, response: dict[str, Any], kind: str) -> None:
+        """Update the view at once: before the watch delivers the change, the next plan must not repeat the write."""
+        self._view.update({**response, "kind": kind})
 
 
 def described(action: Action) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from octavo_operator.explain.reading import Cluster, Unexplained, access
+from octavo_operator.explain.cluster_reader import ClusterReader, Unexplained, access
 from octavo_testing.file_server import FileServer, Handler
 
 ROOT = "/api/v1/namespaces/team"
@@ -60,7 +60,7 @@ def kubeconfig(server: ApiServer, tmp_path: Path) -> Iterator[str]:
 
 def last_lines(kubeconfig: str) -> tuple[str, ...]:
     with (found := access(kubeconfig, None)).api:
-        (pod,) = Cluster(found).explain("llm", "team").pods
+        (pod,) = ClusterReader(found).explain("llm", "team").pods
     return pod.last_lines
 
 

@@ -1,7 +1,8 @@
-"""Whether a live object is what we would apply: then nothing is written.
+"""Compares a live object with the manifest that would be applied, to skip writes that change nothing.
 
-A live object has more fields than we apply (defaults, status, other managers' fields), so each field of ours must be
-there with our value. What we no longer apply shows in a digest that every object carries of all that was applied.
+A live object has more fields than the manifest (defaults, status, other managers' fields), so each field of the
+manifest must be present with its value. Removed fields show in a digest of the whole manifest, which every object has
+as an annotation.
 """
 
 import hashlib
@@ -21,16 +22,16 @@ _SUFFIXES: dict[str, Decimal] = {"": Decimal(1), "m": Decimal("0.001")} | {
 }
 
 
-def stamped(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """With the digest of itself as an annotation."""
+def with_digest(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the manifest with its own digest as an annotation."""
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
     metadata = manifest["metadata"]
     annotations = metadata.get("annotations", {}) | {APPLIED: digest}
     return {**manifest, "metadata": {**metadata, "annotations": annotations}}
 
 
-def is_applied(wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
-    """`wanted`: stamped."""
+def matches(wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
+    """`wanted`: a manifest with its digest."""
     return live is not None and _holds(wanted, live)
 
 
@@ -45,15 +46,15 @@ def _holds(wanted: Any, live: Any) -> bool:
 
 
 def _is_same_quantity(wanted: Any, live: Any) -> bool:
-    """The API server writes quantities in its own way: 1000m as 1, 0.5 as 500m."""
+    """The API server normalizes quantities: 1000m becomes 1, 0.5 becomes 500m."""
     if not isinstance(wanted, int | str) or not isinstance(live, int | str) or isinstance(wanted, bool):
         return False
-    first, second = number(wanted), number(live)
+    first, second = parse_quantity(wanted), parse_quantity(live)
     return first is not None and first == second
 
 
-def number(quantity: int | str) -> Decimal | None:
-    """Of a quantity in Kubernetes' notation, as in `resources`; None for what isn't one."""
+def parse_quantity(quantity: int | str) -> Decimal | None:
+    """Value of a quantity in Kubernetes' notation, as in `resources`; None for any other text."""
     text = str(quantity)
     digits = text.rstrip("mkKMGTPEi")
     try:

@@ -1,8 +1,8 @@
-"""`Watches`: kopf, run so that it never gives up: not when the API server is away for an hour, nor when a kind is gone.
+"""Runs kopf so that it survives any outage: an API server that is away for an hour, or a kind that is removed.
 
-kopf's own way is to end the process after some failures, and to wait longer and longer before them. Here each request
-is tried for ever at short intervals, so that a server that returns is followed at once; and whatever still ends kopf
-is said, and it is started again over the same view.
+By itself kopf backs off further and further, then ends the process. Here each request is retried forever at short
+intervals, so that the watches resume as soon as the server returns. If kopf ends all the same, the reason is logged
+and kopf is restarted over the same view.
 """
 
 import asyncio
@@ -22,20 +22,22 @@ logger = logging.getLogger(__name__)
 Resource = tuple[str, str]
 FIRST_PAUSES_S, PAUSE_S = (0.1, 0.3, 0.5, 1.0), 2.0
 RESTART_S = 5.0
-SAME_NEWS_S = 30.0
+LOG_INTERVAL_S = 30.0
 END_S = 10.0
 
 
-class Patience:
-    """Pauses between tries of one request, without end. kopf goes through it anew for each request."""
+class RetryForever:
+    """Endless pauses between retries of one request, in seconds. kopf iterates over it once per request."""
 
     def __iter__(self) -> Iterator[float]:
         return chain(FIRST_PAUSES_S, repeat(PAUSE_S))
 
 
-class Watches:
-    """`labelled`: the kinds of which only our own children are asked for. `on_signal`: called when the process is told
-    to end; `on_end`: when nothing is watched, until it is again.
+class KopfRunner:
+    """Runs kopf's watches and restarts them when they end.
+
+    `labelled`: kinds of which only objects with the service label are watched. `on_signal`: called on SIGINT and
+    SIGTERM. `on_end`: called when the watches have ended, before their restart.
     """
 
     def __init__(
@@ -58,18 +60,17 @@ class Watches:
         self._restart.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
         while True:
             try:
                 await self._run_once()
-            except Exception as error:  # noqa: BLE001 - the supervisor: whatever it was, watching goes on
-                logger.warning("watching is started again: %s", error or type(error).__name__)
+            except Exception as error:  # noqa: BLE001 - a supervisor: the watches restart after any error
+                logger.warning("the watches ended and are restarted: %s", error or type(error).__name__)
             self._on_end()
             await asyncio.sleep(RESTART_S)
 
     async def _run_once(self) -> None:
         self._restart.clear()
-        told = asyncio.create_task(self._restart.wait())
+        restart = asyncio.create_task(self._restart.wait())
         tasks = [
             *await kopf.spawn_tasks(
                 registry=self._registry,
@@ -78,9 +79,9 @@ class Watches:
                 namespaces=self._namespaces,
                 clusterwide=not self._namespaces,
             ),
-            told,
+            restart,
         ]
-        for number in (signal.SIGINT, signal.SIGTERM):  # kopf has taken them
+        for number in (signal.SIGINT, signal.SIGTERM):  # kopf has installed its own handlers
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -88,7 +89,7 @@ class Watches:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=END_S)
-        for task in done - {told}:
+        for task in done - {restart}:
             task.result()
 
 
@@ -96,22 +97,24 @@ def kopf_settings(labelled: Sequence[Resource]) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True
-    settings.persistence.diffbase_storage = settings.persistence.progress_storage = NothingKept()
-    settings.process.ultimate_exiting_timeout = None  # it would kill us long after a restart of its own
+    settings.persistence.diffbase_storage = settings.persistence.progress_storage = NullStorage()
+    settings.process.ultimate_exiting_timeout = None  # kopf would kill the process even after a restart
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
-    settings.networking.error_backoffs = Patience()
+    settings.networking.error_backoffs = RetryForever()
     settings.watching.server_timeout = 300
-    settings.watching.chunk_size = 100  # a list of thousands in one would double our memory, for good
-    settings.queueing.idle_timeout = 0.5  # of a task for each object that has changed
+    settings.watching.chunk_size = (
+        100  # one page with thousands of objects would double the memory of the process, permanently
+    )
+    settings.queueing.idle_timeout = 0.5  # seconds; kopf keeps one task for each object that has changed
     for version, plural in labelled:
         group, _, version = version.rpartition("/")
         settings.watching.label_selectors[group, version, plural] = SERVICE_LABEL
     return settings
 
 
-class NothingKept(kopf.DiffBaseStorage, kopf.ProgressStorage):
-    """kopf would work out for each event what of the object has changed since, for handlers that we don't have."""
+class NullStorage(kopf.DiffBaseStorage, kopf.ProgressStorage):
+    """Stores nothing: without it kopf would diff each object at each event, for handlers that do not exist here."""
 
     def build(self, **_: object) -> kopf.BodyEssence:
         return kopf.BodyEssence({})
@@ -132,26 +135,26 @@ class NothingKept(kopf.DiffBaseStorage, kopf.ProgressStorage):
         pass
 
 
-class Seldom(logging.Filter):
-    """Lets one message through in a while: of an outage, each of a dozen watches would tell again and again."""
+class RateLimitedLogFilter(logging.Filter):
+    """Passes one warning per `every_s` seconds: in an outage each of a dozen watches would log each retry."""
 
-    def __init__(self, every_s: float = SAME_NEWS_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, every_s: float = LOG_INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._every_s = every_s
         self._clock = clock
-        self._told_s = float("-inf")
+        self._passed_s = float("-inf")
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING:
             return False
-        if is_due := self._clock() - self._told_s >= self._every_s:
-            self._told_s = self._clock()
+        if is_due := self._clock() - self._passed_s >= self._every_s:
+            self._passed_s = self._clock()
         return is_due
 
 
-def quieten_kopf() -> None:
-    """It says of each event that it was handled, and of each try of each watch that it failed."""
+def reduce_kopf_logging() -> None:
+    """Silence kopf's line for each handled event, and limit its lines for failed requests."""
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
-    often = Seldom()
+    rate_limit = RateLimitedLogFilter()
     for name in ("watching", "fetching", "scanning"):
-        logging.getLogger(f"kopf._cogs.clients.{name}").addFilter(often)
+        logging.getLogger(f"kopf._cogs.clients.{name}").addFilter(rate_limit)
