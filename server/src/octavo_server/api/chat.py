@@ -9,7 +9,6 @@ from octavo_engine.wire.sampling import SamplingParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo_server.answers.plan import Reading
 from octavo_server.api.chat_writer import ChatWriter
 from octavo_server.api.context import ApiContext, Head, context_of, parse_generation, read_body
 from octavo_server.api.generation import Generation, PromptInput
@@ -17,7 +16,8 @@ from octavo_server.api.openapi import accepts
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
 from octavo_server.openai.rendering import render_messages
-from octavo_server.reasoning.registry import REASONING_PARSERS, Thinking
+from octavo_server.output_parsing.config import OutputParserConfig
+from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS, ReasoningStart
 
 router = APIRouter()
 
@@ -30,7 +30,7 @@ async def create_chat_completion(request: Request) -> Response:
     context = context_of(request)
     context.check_queue(request)
     turn = await read_chat(request)
-    writer = ChatWriter(context, turn.head, turn.body, turn.generation, reading=turn.reading)
+    writer = ChatWriter(context, turn.head, turn.body, turn.generation, output_parsing=turn.output_parsing)
     if turn.body.stream:
         return SSEResponse(context.in_flight, turn.head.id, writer.frames(), writer.tally.headers)
     return CancellableJSONResponse(context.in_flight, turn.head.id, writer.body, writer.tally.headers)
@@ -43,7 +43,7 @@ class ChatTurn:
     head: Head
     body: ChatCompletionRequest
     generation: Generation
-    reading: Reading
+    output_parsing: OutputParserConfig
 
 
 async def read_chat(request: Request) -> ChatTurn:
@@ -59,12 +59,14 @@ async def chat_turn(
     context: ApiContext, head: Head, body: ChatCompletionRequest, *, arrival_s: float, num_bytes: int
 ) -> ChatTurn:
     """All of it in one thread: each change of threads is part of every first token's time."""
-    prompt, params, reading = await context.threads.run(partial(_prepare, context, body), num_bytes=num_bytes)
+    prompt, params, output_parsing = await context.threads.run(partial(_prepare, context, body), num_bytes=num_bytes)
     generation = context.generation(head, body, [prompt], params, arrival_s)
-    return ChatTurn(head=head, body=body, generation=generation, reading=reading)
+    return ChatTurn(head=head, body=body, generation=generation, output_parsing=output_parsing)
 
 
-def _prepare(context: ApiContext, body: ChatCompletionRequest) -> tuple[PromptInput, SamplingParams, Reading]:
+def _prepare(
+    context: ApiContext, body: ChatCompletionRequest
+) -> tuple[PromptInput, SamplingParams, OutputParserConfig]:
     tools = body.tool_use(context.config.tools)
     prompt = _prompt_of(context, body)
     params = body.sampling_params(
@@ -72,20 +74,22 @@ def _prepare(context: ApiContext, body: ChatCompletionRequest) -> tuple[PromptIn
         max_tokens=_output_limit(context, body, prompt),
         logprobs=body.num_logprobs,
     )
-    reading = Reading(
-        tools=tools, thinking=_thinking(context, body, prompt), shows_reasoning=body.include_reasoning is not False
+    output_parsing = OutputParserConfig(
+        tools=tools,
+        reasoning=_reasoning_start(context, body, prompt),
+        shows_reasoning=body.include_reasoning is not False,
     )
-    reading.apply(params, context.client.tokenizer.token_id)
-    return prompt, params, reading
+    output_parsing.apply(params, context.client.tokenizer.token_id)
+    return prompt, params, output_parsing
 
 
-def _thinking(context: ApiContext, body: ChatCompletionRequest, prompt: PromptInput) -> Thinking | None:
+def _reasoning_start(context: ApiContext, body: ChatCompletionRequest, prompt: PromptInput) -> ReasoningStart | None:
     name = context.config.reasoning_parser
     if name is None:
         return None
     continued = body.final_message_text if body.continue_final_message else ""
     kwargs = body.chat_template_kwargs or {}
-    return REASONING_PARSERS[name].thinking(prompt.text or "", continued=continued, template_kwargs=kwargs)
+    return REASONING_PARSERS[name].reasoning_start(prompt.text or "", continued=continued, template_kwargs=kwargs)
 
 
 def _output_limit(context: ApiContext, body: ChatCompletionRequest, prompt: PromptInput) -> int | None:

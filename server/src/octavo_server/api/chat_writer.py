@@ -2,7 +2,6 @@
 
 from msgspec import UNSET, UnsetType
 
-from octavo_server.answers.plan import Reading
 from octavo_server.api.choice import Choice
 from octavo_server.api.context import ApiContext, Head
 from octavo_server.api.generation import Generation
@@ -20,7 +19,16 @@ from octavo_server.openai.chat import (
 from octavo_server.openai.logprobs import LogprobWriter, prompt_list
 from octavo_server.openai.sse import frame
 from octavo_server.openai.tools import CalledFunction, CalledFunctionDelta, ToolCall, ToolCallDelta
-from octavo_server.reading.parts import CallArguments, CallStart, Part, Reasoning, Text, join, merge
+from octavo_server.output_parsing.config import OutputParserConfig
+from octavo_server.output_parsing.events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+    join_events,
+    merge_adjacent,
+)
 
 
 class ChatWriter(AnswerWriter):
@@ -31,7 +39,7 @@ class ChatWriter(AnswerWriter):
         request: ChatCompletionRequest,
         generation: Generation,
         *,
-        reading: Reading,
+        output_parsing: OutputParserConfig,
     ) -> None:
         super().__init__(context, head, request, generation)
         self._role = context.config.response_role
@@ -39,11 +47,11 @@ class ChatWriter(AnswerWriter):
         as_ids = bool(request.return_tokens_as_token_ids)
         self._logprobs = LogprobWriter(self.codec, num_top=request.top_logprobs or 0, as_ids=as_ids)
         for choice in self.tally.choices:
-            choice.reader = reading.reader(self.codec.token_id)
-            if choice.reader is None:
+            choice.parser = output_parsing.new_parser(self.codec.token_id)
+            if choice.parser is None:
                 choice.text = request.echoed
             elif request.echoed:
-                choice.parts = [Text(request.echoed)]
+                choice.parts = [TextDelta(request.echoed)]
 
     def whole(self) -> ChatCompletion:
         head, prompt_logprobs = self.head, self.tally.choices[0].prompt_logprobs
@@ -70,10 +78,10 @@ class ChatWriter(AnswerWriter):
 
     def chunks(self, choice: Choice) -> list[ChatCompletionChunk]:
         """The last one has the tokens behind all of them."""
-        if choice.reader is None:
+        if choice.parser is None:
             deltas = [DeltaMessage(choice.text)]
         else:
-            deltas = [_delta(part) for part in merge(choice.parts)] or [DeltaMessage()]
+            deltas = [_delta(part) for part in merge_adjacent(choice.parts)] or [DeltaMessage()]
         chunks = [self._chunk([ChunkChoice(choice.index, delta)]) for delta in deltas]
         last = chunks[-1].choices[0]
         if self._wants_logprobs:
@@ -104,12 +112,12 @@ class ChatWriter(AnswerWriter):
         )
 
     def _message(self, choice: Choice) -> AnswerMessage:
-        if choice.reader is None:
+        if choice.parser is None:
             return AnswerMessage(self._role, choice.text)
-        joined = join(choice.parts)
+        joined = join_events(choice.parts)
         calls = [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in joined.calls]
         text = joined.text if calls or joined.reasoning else joined.text or ""
-        reasoning = joined.reasoning if choice.reader.tells_reasoning else UNSET
+        reasoning = joined.reasoning if choice.parser.emits_reasoning else UNSET
         return AnswerMessage(
             self._role, text, tool_calls=calls or UNSET, reasoning=reasoning, reasoning_content=reasoning
         )
@@ -121,14 +129,14 @@ class ChatWriter(AnswerWriter):
         return self.generation.prompts[0].token_ids if self.returns_ids else UNSET
 
 
-def _delta(part: Part) -> DeltaMessage:
+def _delta(part: OutputEvent) -> DeltaMessage:
     match part:
-        case Text(text):
+        case TextDelta(text):
             return DeltaMessage(text)
-        case Reasoning(text):
+        case ReasoningDelta(text):
             return DeltaMessage(reasoning=text, reasoning_content=text)
-        case CallStart(index, id, name):
+        case ToolCallStart(index, id, name):
             function = CalledFunctionDelta("", name)
             return DeltaMessage(tool_calls=[ToolCallDelta(index, function, id, "function")])
-        case CallArguments(index, text):
+        case ToolCallArguments(index, text):
             return DeltaMessage(tool_calls=[ToolCallDelta(index, CalledFunctionDelta(text))])

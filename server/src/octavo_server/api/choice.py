@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from octavo_engine.outputs import CompletionOutput, PositionLogprobs
     from octavo_engine.wire.records import Timing
 
-    from octavo_server.answers.reader import AnswerReader
     from octavo_server.api.generation import Delta
-    from octavo_server.reading.parts import Part
+    from octavo_server.output_parsing.events import OutputEvent
+    from octavo_server.output_parsing.output_parser import OutputParser
 
 
 CACHED_TOKENS = b"x-octavo-cached-tokens"
@@ -37,23 +37,23 @@ class Choice:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     timing: "Timing | None" = None  # of a sequence that has ended
-    reader: "AnswerReader | None" = None  # makes `parts` of the text, where it isn't all text
-    parts: "list[Part]" = field(default_factory=list)
+    parser: "OutputParser | None" = None  # makes `parts` of the text, where it isn't all text
+    parts: "list[OutputEvent]" = field(default_factory=list)
 
     def add(self, sequence: "CompletionOutput") -> None:
         self.num_tokens += len(sequence.token_ids)
-        if self.reader is None:
+        if self.parser is None:
             self.text += sequence.text
         else:
-            self.parts += self.reader.push(sequence.text, sequence.token_ids)
+            self.parts += self.parser.push(sequence.text, sequence.token_ids)
         self.token_ids += sequence.token_ids
         if sequence.logprobs:
             self.logprobs += sequence.logprobs
         self.finish_reason, self.stop_reason = sequence.finish_reason, sequence.stop_reason
         self.timing = sequence.timing
-        if self.reader is not None and sequence.finish_reason is not None:
-            self.parts += self.reader.finish()
-            self.finish_reason = self.reader.finish_reason(sequence.finish_reason)
+        if self.parser is not None and sequence.finish_reason is not None:
+            self.parts += self.parser.finish()
+            self.finish_reason = self.parser.finish_reason(sequence.finish_reason)
 
     @property
     def is_worth_writing(self) -> bool:
@@ -103,7 +103,7 @@ class Tally:
     def usage(self) -> Usage:
         num_generated = sum(choice.num_tokens for choice in self.choices)
         usage = count_usage(self._num_prompt_tokens, num_generated, self._sum_cached())
-        reasoning = [c.reader.num_reasoning_tokens for c in self.choices if c.reader is not None]
+        reasoning = [c.parser.num_reasoning_tokens for c in self.choices if c.parser is not None]
         counts = [count for count in reasoning if count is not None]
         if counts:
             usage.completion_tokens_details = CompletionDetails(sum(counts))

@@ -19,7 +19,7 @@ from octavo_server.openai.responses_answer import (
     ReasoningItem,
     ReasoningText,
 )
-from octavo_server.reading.parts import CallArguments, CallStart, Part, Reasoning, Text
+from octavo_server.output_parsing.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
 
 COMPLETED: ItemStatus = "completed"
 
@@ -34,17 +34,17 @@ class ResponseOutput:
         self._logprobs: list[TokenLogprob] = []  # of the open message, or of the space before it
         self._space = ""  # may yet be the start of a message
 
-    def add(self, part: Part, logprobs: Sequence[TokenLogprob] = ()) -> list[Event]:
+    def add(self, part: OutputEvent, logprobs: Sequence[TokenLogprob] = ()) -> list[Event]:
         """`logprobs`: those of the tokens that came with a text."""
         match part:
-            case Text(text):
+            case TextDelta(text):
                 return self._add_text(text, logprobs)
-            case Reasoning(text):
+            case ReasoningDelta(text):
                 opening = [] if isinstance(self._open, ReasoningItem) else self._begin_reasoning()
                 return [*opening, *self._grow("response.reasoning_text.delta", text)]
-            case CallStart(_, call_id, name):
+            case ToolCallStart(_, call_id, name):
                 return self._begin(FunctionCall(id=self._new_id("fc"), call_id=call_id, name=name))
-            case CallArguments(_, text):
+            case ToolCallArguments(_, text):
                 return self._grow("response.function_call_arguments.delta", text)
 
     def finish(self, *, is_complete: bool) -> list[Event]:

@@ -25,7 +25,7 @@ from octavo_server.openai.responses_answer import (
     ResponseUsage,
 )
 from octavo_server.openai.sse import named_frame
-from octavo_server.reading.parts import Part, Text, merge
+from octavo_server.output_parsing.events import OutputEvent, TextDelta, merge_adjacent
 
 
 class ResponsesWriter:
@@ -40,7 +40,7 @@ class ResponsesWriter:
         self._generation = turn.generation
         self.tally = Tally(1, 1, turn.generation.num_prompt_tokens)
         self._choice = self.tally.choices[0]
-        self._choice.reader = turn.reading.reader(codec.token_id)
+        self._choice.parser = turn.output_parsing.new_parser(codec.token_id)
         self._output = ResponseOutput(lambda kind: f"{kind}_{uuid.uuid4().hex}")
         self._logprobs = LogprobWriter(codec, num_top=request.top_logprobs or 0, as_ids=False)
         self._sequence_number = 0
@@ -81,15 +81,15 @@ class ResponsesWriter:
         events: list[Event] = []
         for part in parts:
             told: list[TokenLogprob] = []
-            if isinstance(part, Text):
+            if isinstance(part, TextDelta):
                 told, logprobs = logprobs, []
             events += self._output.add(part, told)
         return events
 
-    def _new_parts(self) -> list[Part]:
-        if self._choice.reader is not None:
-            return merge(self._choice.parts)
-        return [Text(self._choice.text)] if self._choice.text else []
+    def _new_parts(self) -> list[OutputEvent]:
+        if self._choice.parser is not None:
+            return merge_adjacent(self._choice.parts)
+        return [TextDelta(self._choice.text)] if self._choice.text else []
 
     def _new_logprobs(self) -> list[TokenLogprob]:
         return self._logprobs.chat(self._choice.logprobs).content if self._wants_logprobs else []

@@ -6,7 +6,7 @@ from msgspec import UNSET, Struct, UnsetType
 from pydantic import BaseModel, ConfigDict
 
 from octavo_server.openai.entries import Entries
-from octavo_server.tools.use import Mode, ToolSettings, ToolUse, tool_use
+from octavo_server.output_parsing.tool_use import Mode, ToolSettings, ToolUse, tool_use
 
 
 class ToolFunction(BaseModel):

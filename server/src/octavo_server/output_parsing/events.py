@@ -9,84 +9,84 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextDelta:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningDelta:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class CallStart:
+class ToolCallStart:
     index: int
     id: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class CallArguments:
+class ToolCallArguments:
     """The next piece of the JSON text of a call's arguments."""
 
     index: int
     text: str
 
 
-Part = Text | Reasoning | CallStart | CallArguments
+OutputEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallArguments
 
 
 @dataclass(slots=True)
-class Call:
+class ParsedToolCall:
     id: str
     name: str
     arguments: str = ""
 
 
 @dataclass(slots=True)
-class Joined:
+class ParsedOutput:
     """`text` and `reasoning` are None where the model said none."""
 
     text: str | None
     reasoning: str | None
-    calls: list[Call]
+    calls: list[ParsedToolCall]
 
 
-def merge(parts: Iterable[Part]) -> list[Part]:
+def merge_adjacent(parts: Iterable[OutputEvent]) -> list[OutputEvent]:
     """Neighbours that can be one become one."""
-    merged: list[Part] = []
+    merged: list[OutputEvent] = []
     for part in parts:
         last = merged[-1] if merged else None
-        if isinstance(part, CallStart) or last is None or not _continues(last, part):
+        if isinstance(part, ToolCallStart) or last is None or not _continues(last, part):
             merged.append(part)
         else:
-            assert not isinstance(last, CallStart)
+            assert not isinstance(last, ToolCallStart)
             merged[-1] = replace(last, text=last.text + part.text)
     return merged
 
 
-def join(parts: Iterable[Part]) -> Joined:
+def join_events(parts: Iterable[OutputEvent]) -> ParsedOutput:
     texts: list[str] = []
     reasoning: list[str] = []
-    calls: list[Call] = []
+    calls: list[ParsedToolCall] = []
     arguments: list[list[str]] = []
     for part in parts:
         match part:
-            case Text(text):
+            case TextDelta(text):
                 texts.append(text)
-            case Reasoning(text):
+            case ReasoningDelta(text):
                 reasoning.append(text)
-            case CallStart(_, id, name):
-                calls.append(Call(id, name))
+            case ToolCallStart(_, id, name):
+                calls.append(ParsedToolCall(id, name))
                 arguments.append([])
-            case CallArguments(index, text):
+            case ToolCallArguments(index, text):
                 arguments[index].append(text)
     for call, pieces in zip(calls, arguments, strict=True):
         call.arguments = "".join(pieces)
-    return Joined("".join(texts) or None, "".join(reasoning) or None, calls)
+    return ParsedOutput("".join(texts) or None, "".join(reasoning) or None, calls)
 
 
-def _continues(last: Part, part: Part) -> bool:
-    if isinstance(last, CallArguments) and isinstance(part, CallArguments):
+def _continues(last: OutputEvent, part: OutputEvent) -> bool:
+    if isinstance(last, ToolCallArguments) and isinstance(part, ToolCallArguments):
         return last.index == part.index
-    return type(last) is type(part) and not isinstance(part, CallArguments)
+    return type(last) is type(part) and not isinstance(part, ToolCallArguments)

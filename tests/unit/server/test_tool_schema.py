@@ -5,7 +5,7 @@ import pytest
 from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
 from octavo_engine.wire.structured import StructuredOutputs
-from octavo_server.tools.schema import arguments_schema, calls_schema
+from octavo_server.output_parsing.tool_schema import arguments_schema, calls_schema
 
 SOURCE = GrammarSource(SchemaBounds(max_bytes=20_000, max_depth=64))
 

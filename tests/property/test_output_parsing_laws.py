@@ -1,15 +1,15 @@
-"""Laws of reading answers: cuts don't matter, no text raises, and nothing that was said is lost."""
+"""Laws of reading answers: all_splits don't matter, no text raises, and nothing that was said is lost."""
 
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from octavo_server.reading.parts import join, merge
-from octavo_server.reasoning.think import ThinkReader
-from octavo_server.tools.forced import NamedReader, RequiredReader
-from octavo_server.tools.registry import TOOL_PARSERS
-from octavo_testing.readings import numbered_ids, read_pieces
+from octavo_server.output_parsing.events import join_events, merge_adjacent
+from octavo_server.output_parsing.reasoning_parser import ReasoningParser
+from octavo_server.output_parsing.required_tool import NamedToolParser, RequiredToolParser
+from octavo_server.output_parsing.tool_call_formats import TOOL_PARSERS
+from octavo_testing.parsing import numbered_ids, parse_chunks
 
 NAMES = frozenset({"f", "g"})
 FRAGMENTS = (
@@ -19,32 +19,32 @@ FRAGMENTS = (
     *("null", "é", "\x01", '"arguments": {', "[f(a='x', ", "Hello. "),
 )
 ANSWERS = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
-READERS = {
+PARSERS = {
     **{name: lambda parser=parser: parser.reader(numbered_ids(), NAMES) for name, parser in TOOL_PARSERS.items()},
-    "required": lambda: RequiredReader(numbered_ids()),
-    "named": lambda: NamedReader(numbered_ids(), "f"),
-    "open reasoning": lambda: ThinkReader(is_open=True),
-    "reasoning": lambda: ThinkReader(is_open=False),
+    "required": lambda: RequiredToolParser(numbered_ids()),
+    "named": lambda: NamedToolParser(numbered_ids(), "f"),
+    "open reasoning": lambda: ReasoningParser(is_open=True),
+    "reasoning": lambda: ReasoningParser(is_open=False),
 }
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", PARSERS)
 @given(answer=ANSWERS, data=st.data())
 def test_cuts_do_not_matter(name, answer, data):
     places = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=5)))
     pieces = [answer[i:j] for i, j in zip([0, *places], [*places, len(answer)], strict=True)]
-    whole = read_pieces(READERS[name](), [answer])
-    assert read_pieces(READERS[name](), pieces) == whole
-    assert read_pieces(READERS[name](), list(answer)) == whole
-    assert merge(whole) == whole
+    whole = parse_chunks(PARSERS[name](), [answer])
+    assert parse_chunks(PARSERS[name](), pieces) == whole
+    assert parse_chunks(PARSERS[name](), list(answer)) == whole
+    assert merge_adjacent(whole) == whole
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", PARSERS)
 @given(words=st.lists(st.sampled_from(("kiwi", *FRAGMENTS)), max_size=14))
 def test_words_of_the_model_are_shown_somewhere(name, words):
     """Unless they are within JSON that a call has beside its name and its arguments."""
     answer = "".join(words)
-    joined = join(read_pieces(READERS[name](), [answer]))
+    joined = join_events(parse_chunks(PARSERS[name](), [answer]))
     shown = [joined.text or "", joined.reasoning or "", *(call.name + call.arguments for call in joined.calls)]
     shown += [call.id for call in joined.calls]
     if '"kiwi' not in answer and ":kiwi" not in answer:
@@ -72,6 +72,6 @@ def test_what_a_model_calls_is_what_the_client_gets(calls, ascii_only):
         "mistral": "[TOOL_CALLS][" + ", ".join(written) + "]",
     }
     for name, answer in answers.items():
-        joined = join(read_pieces(READERS[name](), [answer]))
+        joined = join_events(parse_chunks(PARSERS[name](), [answer]))
         assert joined.text is None
         assert [(call.name, json.loads(call.arguments)) for call in joined.calls] == calls

@@ -4,40 +4,40 @@ An object is all that marks a call (`<|python_tag|>` may stand before it), so JS
 pass: an object is a call only with a name and with arguments, and, after other text, only if a tool has that name.
 """
 
-from octavo_server.reading.pieces import Steps
-from octavo_server.tools.call_reader import ARGUMENT_KEYS, CallReader
+from octavo_server.output_parsing.streaming_parser import Steps
+from octavo_server.output_parsing.tool_call_parser import ARGUMENT_KEYS, ToolCallParser
 
 PYTHON_TAG = "<|python_tag|>"
 _KEYS = frozenset({"name", "type", "id", *ARGUMENT_KEYS})
 
 
-class Llama3JsonReader(CallReader):
+class Llama3JsonParser(ToolCallParser):
     markers = (PYTHON_TAG,)
 
-    def read_calls(self) -> Steps[None]:
-        while marker := (yield from self.text_until(PYTHON_TAG, "{")):
+    def parse_calls(self) -> Steps[None]:
+        while marker := (yield from self.emit_text_until(PYTHON_TAG, "{")):
             if marker == PYTHON_TAG:
                 self.commit()
                 yield from self.skip_space()
-                if (yield from self.peek()) != "{":
-                    self.give_up(0)
+                if (yield from self.peek_char()) != "{":
+                    self.reject_call(0)
                     continue
                 self.commit()
             else:
                 self._pos -= 1
-            anything_goes = marker == PYTHON_TAG or not self.has_said
+            anything_goes = marker == PYTHON_TAG or not self.has_text
             if not (yield from self._call(anything_goes)):
-                self.give_up(1)
+                self.reject_call(1)
 
     def _call(self, anything_goes: bool) -> Steps[bool]:
-        is_call = yield from self.json_call(
+        is_call = yield from self.parse_json_call(
             accepts_key=_KEYS.__contains__,
             accepts_name=lambda name: anything_goes or name in self.tool_names,
             needs_arguments=True,
         )
         if is_call:
             yield from self.skip_space()
-            if (yield from self.accept(";")):
+            if (yield from self.accept_token(";")):
                 self.commit()
             self._pos = self._kept
         return is_call

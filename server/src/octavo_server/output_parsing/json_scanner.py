@@ -1,4 +1,4 @@
-"""`JsonScan`: follows one JSON value that comes in pieces to its last character, without building it.
+"""`JsonScanner`: follows one JSON value that comes in pieces to its last character, without building it.
 
 Two mistakes that models make within strings are mended on the way, so that the text can be parsed: control characters
 that aren't escaped (newlines in code), and backslashes before characters that need none (`\\'`, `\\d`).
@@ -15,7 +15,7 @@ _ESCAPABLE = frozenset('"\\/bfnrtu')
 _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
-class JsonScan:
+class JsonScanner:
     """For an object, an array or a string; starts at its first character."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class JsonScan:
         self._in_string = False
         self._after_backslash = False
 
-    def take(self, text: str, pos: int) -> tuple[str, int]:
+    def scan(self, text: str, pos: int) -> tuple[str, int]:
         """What the value has from `pos` on, mended, and where that ends."""
         pieces: list[str] = []
         while pos < len(text) and not self.is_done:
@@ -40,7 +40,7 @@ class JsonScan:
                 pos += 1
         return "".join(pieces), pos
 
-    def rest(self) -> str:
+    def held_back(self) -> str:
         """What was held back of a value that broke off."""
         return "\\" if self._after_backslash else ""
 

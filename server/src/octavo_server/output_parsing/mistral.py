@@ -7,8 +7,8 @@ import re
 import secrets
 import string
 
-from octavo_server.reading.pieces import Steps
-from octavo_server.tools.call_reader import CallReader
+from octavo_server.output_parsing.streaming_parser import Steps
+from octavo_server.output_parsing.tool_call_parser import ToolCallParser
 
 START, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 ID_LENGTH = 9
@@ -21,30 +21,30 @@ def new_mistral_id() -> str:
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(ID_LENGTH))
 
 
-class MistralReader(CallReader):
+class MistralParser(ToolCallParser):
     markers = (START, CALL_ID, ARGS)
 
-    def read_calls(self) -> Steps[None]:
-        while (yield from self.text_until(START)):
+    def parse_calls(self) -> Steps[None]:
+        while (yield from self.emit_text_until(START)):
             yield from self.skip_space()
-            first = yield from self.peek()
+            first = yield from self.peek_char()
             if first == "[":
-                is_call = yield from self.json_calls()
+                is_call = yield from self.parse_json_calls()
             elif first == "{":
-                is_call = yield from self.json_call()
+                is_call = yield from self.parse_json_call()
             else:
                 is_call = yield from self._named()
             if not is_call:
-                self.give_up(len(START), hidden=True)
+                self.reject_call(len(START), hidden=True)
 
     def _named(self) -> Steps[bool]:
-        name = yield from self.run_of(_NAME)
+        name = yield from self.consume_run(_NAME)
         yield from self.skip_space()
-        call_id = (yield from self.run_of(_NAME)) if (yield from self.accept(CALL_ID)) else None
-        yield from self.accept(ARGS)
+        call_id = (yield from self.consume_run(_NAME)) if (yield from self.accept_token(CALL_ID)) else None
+        yield from self.accept_token(ARGS)
         yield from self.skip_space()
-        if not name or (yield from self.peek()) != "{":
+        if not name or (yield from self.peek_char()) != "{":
             return False
-        self.open_call(name, call_id)
-        yield from self.arguments()
+        self.start_call(name, call_id)
+        yield from self.parse_arguments()
         return True

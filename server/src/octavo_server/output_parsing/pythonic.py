@@ -6,9 +6,9 @@ Arguments are named, and shown value by value, as JSON. Text after the list is t
 import json
 import re
 
-from octavo_server.reading.pieces import Steps
-from octavo_server.tools.call_reader import CallReader
-from octavo_server.tools.python_scan import PythonScan, as_json
+from octavo_server.output_parsing.python_scanner import PythonScanner, as_json
+from octavo_server.output_parsing.streaming_parser import Steps
+from octavo_server.output_parsing.tool_call_parser import ToolCallParser
 
 START, END = "<|python_start|>", "<|python_end|>"
 
@@ -16,17 +16,17 @@ _NAME = re.compile(r"[\w.-]*")
 _KEYWORD = re.compile(r"\w*")
 
 
-class PythonicReader(CallReader):
+class PythonicParser(ToolCallParser):
     markers = (START, END)
 
-    def read_calls(self) -> Steps[None]:
+    def parse_calls(self) -> Steps[None]:
         yield from self.skip_space()
-        yield from self.accept(START)
+        yield from self.accept_token(START)
         yield from self.skip_space()
-        if (yield from self.accept("[")):
+        if (yield from self.accept_token("[")):
             yield from self._list()
         self._pos = self._kept
-        while (yield from self.text_until(START, END)):
+        while (yield from self.emit_text_until(START, END)):
             self.commit()
 
     def _list(self) -> Steps[None]:
@@ -35,55 +35,55 @@ class PythonicReader(CallReader):
             if not (yield from self._call()):
                 return
             yield from self.skip_space()
-            if (yield from self.accept("]")):
+            if (yield from self.accept_token("]")):
                 self.commit()
                 return
-            if not (yield from self.accept(",")):
+            if not (yield from self.accept_token(",")):
                 return
 
     def _call(self) -> Steps[bool]:
         """False, with nothing shown, if this is no call with named arguments."""
-        name = yield from self.run_of(_NAME)
-        if not name or not (yield from self.accept("(")):
+        name = yield from self.consume_run(_NAME)
+        if not name or not (yield from self.accept_token("(")):
             return False
         yield from self.skip_space()
-        if (yield from self.accept(")")):
-            self.open_call(name)
-            self.argue("{}")
+        if (yield from self.accept_token(")")):
+            self.start_call(name)
+            self.add_arguments("{}")
             return True
         keyword = yield from self._keyword()
         if not keyword:
             return False
-        self.open_call(name)
+        self.start_call(name)
         opening = "{"
         while keyword:
-            self.argue(f"{opening}{json.dumps(keyword)}: ")
+            self.add_arguments(f"{opening}{json.dumps(keyword)}: ")
             if not (yield from self._literal()):
                 return True
-            yield from self.accept(",")
+            yield from self.accept_token(",")
             yield from self.skip_space()
             self.commit()
             opening = ", "
             keyword = yield from self._keyword()
         self._pos = self._kept
-        yield from self.accept(")")
-        self.argue("}")
+        yield from self.accept_token(")")
+        self.add_arguments("}")
         return True
 
     def _keyword(self) -> Steps[str]:
-        keyword = yield from self.run_of(_KEYWORD)
+        keyword = yield from self.consume_run(_KEYWORD)
         yield from self.skip_space()
-        is_one = yield from self.accept("=")
+        is_one = yield from self.accept_token("=")
         return keyword if is_one else ""
 
     def _literal(self) -> Steps[bool]:
         """False if the text ends within it: then what there is of it is shown as it stands."""
-        scan, pieces = PythonScan(), []
+        scanner, pieces = PythonScanner(), []
         while True:
-            text, self._pos = scan.take(self._buffer, self._pos)
+            text, self._pos = scanner.scan(self._buffer, self._pos)
             pieces.append(text)
-            if scan.is_done or not (yield from self.more()):
+            if scanner.is_done or not (yield from self.wait_for_text()):
                 break
         source = "".join(pieces)
-        self.argue(as_json(source) if scan.is_done else source.strip())
-        return scan.is_done
+        self.add_arguments(as_json(source) if scanner.is_done else source.strip())
+        return scanner.is_done

@@ -1,4 +1,4 @@
-"""`CallReader`: what the readers of all tool formats share: text around calls, and calls written as JSON.
+"""`ToolCallParser`: what the readers of all tool formats share: text around calls, and calls written as JSON.
 
 Nothing that the model said disappears: what turns out to be no call is shown as text, and a call that breaks off stays
 as far as it went. Space around calls separates them from text; it is shown only where text follows.
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from octavo_server.reading.parts import CallArguments, CallStart, Text
-from octavo_server.reading.pieces import PieceReader, Steps
-from octavo_server.tools.json_scan import BARE_VALUE, JsonScan
+from octavo_server.output_parsing.events import TextDelta, ToolCallArguments, ToolCallStart
+from octavo_server.output_parsing.json_scanner import BARE_VALUE, JsonScanner
+from octavo_server.output_parsing.streaming_parser import Steps, StreamingParser
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 
@@ -28,7 +28,7 @@ class _JsonCall:
     is_open: bool = False
 
 
-class CallReader(PieceReader):
+class ToolCallParser(StreamingParser):
     """`markers`: what the format writes around calls. Where they are special tokens, they have to be shown to us."""
 
     markers: ClassVar[tuple[str, ...]] = ()
@@ -36,42 +36,42 @@ class CallReader(PieceReader):
     def __init__(self, new_id: Callable[[], str], tool_names: frozenset[str] = frozenset()) -> None:
         super().__init__()
         self.num_calls = 0
-        self.has_said = False
+        self.has_text = False
         self.tool_names = tool_names
         self._new_id = new_id
         self._space = ""
 
-    def read(self) -> Steps[None]:
-        yield from self.read_calls()
+    def parse(self) -> Steps[None]:
+        yield from self.parse_calls()
         if self._space and not self.num_calls:
-            self._found.append(Text(self._space))
+            self._events.append(TextDelta(self._space))
 
     @abstractmethod
-    def read_calls(self) -> Steps[None]:
+    def parse_calls(self) -> Steps[None]:
         """Reads text and calls to the end of the text."""
 
-    def say(self, text: str) -> None:
+    def emit_text(self, text: str) -> None:
         text = self._space + text
-        if self.num_calls and not self.has_said:
+        if self.num_calls and not self.has_text:
             text = text.lstrip()
         shown = text.rstrip()
         self._space = text[len(shown) :]
         if shown:
-            self.has_said = True
-            self._found.append(Text(shown))
+            self.has_text = True
+            self._events.append(TextDelta(shown))
 
-    def open_call(self, name: str, call_id: str | None = None) -> None:
-        self._found.append(CallStart(self.num_calls, call_id or self._new_id(), name))
+    def start_call(self, name: str, call_id: str | None = None) -> None:
+        self._events.append(ToolCallStart(self.num_calls, call_id or self._new_id(), name))
         self.num_calls += 1
         self.commit()
 
-    def argue(self, text: str) -> None:
+    def add_arguments(self, text: str) -> None:
         """The next piece of the arguments of the call that was opened last."""
         if text:
-            self._found.append(CallArguments(self.num_calls - 1, text))
+            self._events.append(ToolCallArguments(self.num_calls - 1, text))
         self.commit()
 
-    def json_call(
+    def parse_json_call(
         self,
         *,
         accepts_key: Callable[[str], bool] = lambda key: True,
@@ -80,10 +80,10 @@ class CallReader(PieceReader):
     ) -> Steps[bool]:
         """Reads `{"name": ..., "arguments": {...}}`. False, with everything still kept, if this is no call."""
         call = _JsonCall(accepts_key=accepts_key, accepts_name=accepts_name)
-        if not (yield from self.accept("{")):
+        if not (yield from self.accept_token("{")):
             return False
         yield from self.skip_space()
-        while not (yield from self.accept("}")):
+        while not (yield from self.accept_token("}")):
             if not (yield from self._member(call)):
                 break
         else:
@@ -95,20 +95,20 @@ class CallReader(PieceReader):
             self._pos = self._kept
         return call.is_open
 
-    def json_calls(self) -> Steps[bool]:
+    def parse_json_calls(self) -> Steps[bool]:
         """Reads a JSON list of calls. False if none is in it; what follows the last one is left."""
         num_before = self.num_calls
-        yield from self.accept("[")
+        yield from self.accept_token("[")
         while True:
             yield from self.skip_space()
-            if not (yield from self.json_call()):
+            if not (yield from self.parse_json_call()):
                 break
             yield from self.skip_space()
-            if not (yield from self.accept(",")):
+            if not (yield from self.accept_token(",")):
                 break
         if self.num_calls == num_before:
             return False
-        if (yield from self.accept("]")):
+        if (yield from self.accept_token("]")):
             self.commit()
         self._pos = self._kept
         return True
@@ -130,12 +130,12 @@ class CallReader(PieceReader):
             yield from self._value()
         elif call.name:
             self._open(call, "")
-            yield from self.arguments()
+            yield from self.parse_arguments()
         else:
             call.early_arguments = yield from self._whole_arguments()
         yield from self.skip_space()
-        if not (yield from self.accept(",")):
-            return (yield from self.peek()) == "}"
+        if not (yield from self.accept_token(",")):
+            return (yield from self.peek_char()) == "}"
         yield from self.skip_space()
         if call.is_open:
             self.commit()
@@ -143,22 +143,22 @@ class CallReader(PieceReader):
 
     def _open(self, call: _JsonCall, arguments: str) -> None:
         call.is_open = True
-        self.open_call(call.name)
-        self.argue(arguments)
+        self.start_call(call.name)
+        self.add_arguments(arguments)
 
-    def arguments(self) -> Steps[None]:
+    def parse_arguments(self) -> Steps[None]:
         """Passes an object on as it comes; anything else once it is whole."""
-        if (yield from self.peek()) != "{":
-            self.argue((yield from self._whole_arguments()))
+        if (yield from self.peek_char()) != "{":
+            self.add_arguments((yield from self._whole_arguments()))
             return
-        scan = JsonScan()
+        scanner = JsonScanner()
         while True:
-            text, self._pos = scan.take(self._buffer, self._pos)
-            self.argue(text)
-            if scan.is_done:
+            text, self._pos = scanner.scan(self._buffer, self._pos)
+            self.add_arguments(text)
+            if scanner.is_done:
                 return
-            if not (yield from self.more()):
-                self.argue(scan.rest())
+            if not (yield from self.wait_for_text()):
+                self.add_arguments(scanner.held_back())
                 return
 
     def _whole_arguments(self) -> Steps[str]:
@@ -176,13 +176,13 @@ class CallReader(PieceReader):
     def _key(self) -> Steps[str | None]:
         key = yield from self._string()
         yield from self.skip_space()
-        if not (yield from self.accept(":")):
+        if not (yield from self.accept_token(":")):
             return None
         yield from self.skip_space()
         return key
 
     def _string(self) -> Steps[str | None]:
-        if (yield from self.peek()) != '"':
+        if (yield from self.peek_char()) != '"':
             return None
         try:
             return str(json.loads((yield from self._value())))
@@ -190,12 +190,12 @@ class CallReader(PieceReader):
             return None
 
     def _value(self) -> Steps[str]:
-        first = yield from self.peek()
+        first = yield from self.peek_char()
         if not first or first not in '{["':
-            return (yield from self.run_of(BARE_VALUE))
-        scan, pieces = JsonScan(), []
+            return (yield from self.consume_run(BARE_VALUE))
+        scanner, pieces = JsonScanner(), []
         while True:
-            text, self._pos = scan.take(self._buffer, self._pos)
+            text, self._pos = scanner.scan(self._buffer, self._pos)
             pieces.append(text)
-            if scan.is_done or not (yield from self.more()):
-                return "".join(pieces) + scan.rest()
+            if scanner.is_done or not (yield from self.wait_for_text()):
+                return "".join(pieces) + scanner.held_back()

@@ -13,7 +13,7 @@ _STRING_RUN = re.compile(r"""[^'"\\\n]+""")
 _JSON_WORDS = ("true", "false", "null")
 
 
-class PythonScan:
+class PythonScanner:
     """Follows a value to the comma or parenthesis after it, which isn't part of it."""
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class PythonScan:
         self._quote = ""
         self._after_backslash = False
 
-    def take(self, text: str, pos: int) -> tuple[str, int]:
+    def scan(self, text: str, pos: int) -> tuple[str, int]:
         """What the value has from `pos` on, and where that ends. Bare newlines within strings are escaped."""
         pieces: list[str] = []
         while pos < len(text) and not self.is_done:

@@ -1,13 +1,13 @@
 """Reasoning is told apart from the answer, however the text is cut and wherever the reasoning was opened."""
 
 import pytest
-from octavo_server.answers.reader import AnswerReader
-from octavo_server.reading.parts import join, merge
-from octavo_server.reasoning.registry import REASONING_PARSERS, Thinking
-from octavo_server.reasoning.think import ThinkReader
-from octavo_server.reasoning.tokens import ReasoningTokens
-from octavo_server.tools.hermes import HermesReader
-from octavo_testing.readings import assert_cuts_do_not_matter, cuts, numbered_ids
+from octavo_server.output_parsing.events import join_events, merge_adjacent
+from octavo_server.output_parsing.hermes import HermesParser
+from octavo_server.output_parsing.output_parser import OutputParser
+from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS, ReasoningStart
+from octavo_server.output_parsing.reasoning_parser import ReasoningParser
+from octavo_server.output_parsing.reasoning_tokens import ReasoningTokens
+from octavo_testing.parsing import all_splits, assert_same_for_all_splits, numbered_ids
 
 OPEN, NOT_OPEN = True, False
 
@@ -30,7 +30,7 @@ OPEN, NOT_OPEN = True, False
     ],
 )
 def test_reasoning_and_answer(is_open, answer, reasoning, text):
-    joined = join(assert_cuts_do_not_matter(lambda: ThinkReader(is_open=is_open), answer))
+    joined = join_events(assert_same_for_all_splits(lambda: ReasoningParser(is_open=is_open), answer))
     assert (joined.reasoning, joined.text) == (reasoning, text)
 
 
@@ -38,12 +38,12 @@ def test_calls_stand_after_reasoning_only():
     answer = '<think>\nI could <tool_call>{"name": "g"}.\n</think>\n\n<tool_call>{"name": "f"}</tool_call>\n'
 
     def reader():
-        return AnswerReader(thinking=ThinkReader(is_open=False), calls=HermesReader(numbered_ids()))
+        return OutputParser(reasoning=ReasoningParser(is_open=False), calls=HermesParser(numbered_ids()))
 
-    for pieces in cuts(answer):
+    for pieces in all_splits(answer):
         one = reader()
         parts = [part for piece in pieces for part in one.push(piece)]
-        joined = join(merge([*parts, *one.finish()]))
+        joined = join_events(merge_adjacent([*parts, *one.finish()]))
         assert (joined.reasoning, joined.text) == ('I could <tool_call>{"name": "g"}.', None)
         assert [(call.name, call.arguments) for call in joined.calls] == [("f", "{}")]
 
@@ -54,15 +54,15 @@ OFF = {"enable_thinking": False}
 @pytest.mark.parametrize(
     ("name", "prompt", "continued", "kwargs", "expected"),
     [
-        ("qwen3", "<|im_start|>assistant\n", "", {}, Thinking(False)),
-        ("qwen3", "<|im_start|>assistant\n<think>\n", "", {}, Thinking(True)),
+        ("qwen3", "<|im_start|>assistant\n", "", {}, ReasoningStart(False)),
+        ("qwen3", "<|im_start|>assistant\n<think>\n", "", {}, ReasoningStart(True)),
         ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", "", {}, None),
         ("qwen3", "<|im_start|>assistant\n", "", OFF, None),
-        ("deepseek_r1", "<|Assistant|>", "", {}, Thinking(True)),
-        ("deepseek_r1", "<|Assistant|><think>\n", "", OFF, Thinking(True)),
+        ("deepseek_r1", "<|Assistant|>", "", {}, ReasoningStart(True)),
+        ("deepseek_r1", "<|Assistant|><think>\n", "", OFF, ReasoningStart(True)),
         ("deepseek_r1", "<|Assistant|></think>", "", {}, None),
-        ("qwen3", "say <think> please", "", {}, Thinking(False)),
-        ("qwen3", "x<think>Hm, so", "<think>Hm, so", {}, Thinking(True)),
+        ("qwen3", "say <think> please", "", {}, ReasoningStart(False)),
+        ("qwen3", "x<think>Hm, so", "<think>Hm, so", {}, ReasoningStart(True)),
         ("qwen3", "x<think>Hm</think>I", "<think>Hm</think>I", {}, None),
     ],
 )

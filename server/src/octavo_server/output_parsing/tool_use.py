@@ -11,10 +11,10 @@ from octavo_engine.grammar.schema import StrictSchema
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.structured import StructuredOutputs
 
-from octavo_server.tools.call_reader import CallReader
-from octavo_server.tools.forced import NamedReader, RequiredReader
-from octavo_server.tools.registry import TOOL_PARSERS, ToolParser, new_call_id
-from octavo_server.tools.schema import arguments_schema, calls_schema
+from octavo_server.output_parsing.required_tool import NamedToolParser, RequiredToolParser
+from octavo_server.output_parsing.tool_call_formats import TOOL_PARSERS, ToolCallFormat, new_call_id
+from octavo_server.output_parsing.tool_call_parser import ToolCallParser
+from octavo_server.output_parsing.tool_schema import arguments_schema, calls_schema
 
 AUTO_IS_OFF = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
 
@@ -40,7 +40,7 @@ class ToolUse:
     tools: tuple[dict[str, Any], ...] = ()
     name: str | None = None
     one_call_only: bool = False
-    parser: ToolParser | None = None
+    call_format: ToolCallFormat | None = None
 
     def shape(self) -> StructuredOutputs | None:
         """The shape that makes the model call. Raises InvalidRequest that names the tool whose schema has none."""
@@ -52,23 +52,23 @@ class ToolUse:
             return StructuredOutputs(json=arguments_schema(next(f for f in self._functions if f["name"] == self.name)))
         return None
 
-    def reader(self) -> CallReader | None:
+    def new_parser(self) -> ToolCallParser | None:
         """For one answer; None if its text is only text."""
-        new_id = self.parser.new_id if self.parser else new_call_id
+        new_id = self.call_format.new_id if self.call_format else new_call_id
         if self.mode == "required":
-            return RequiredReader(new_id)
+            return RequiredToolParser(new_id)
         if self.mode == "named":
             assert self.name is not None
-            return NamedReader(new_id, self.name)
+            return NamedToolParser(new_id, self.name)
         if self.mode == "auto":
-            assert self.parser is not None
-            return self.parser.reader(new_id, frozenset(f["name"] for f in self._functions))
+            assert self.call_format is not None
+            return self.call_format.parser_type(new_id, frozenset(f["name"] for f in self._functions))
         return None
 
     @property
     def markers(self) -> tuple[str, ...]:
         """What the reader must see even where it is a special token."""
-        return self.parser.reader.markers if self.mode == "auto" and self.parser else ()
+        return self.call_format.parser_type.markers if self.mode == "auto" and self.call_format else ()
 
     def _check_schemas(self) -> None:
         for i, function in enumerate(self._functions):
@@ -115,7 +115,7 @@ def tool_use(
         tools=tuple(dict(tool) for tool in tools),
         name=name,
         one_call_only=parallel is False,
-        parser=TOOL_PARSERS[settings.parser] if settings.parser else None,
+        call_format=TOOL_PARSERS[settings.parser] if settings.parser else None,
     )
 
 

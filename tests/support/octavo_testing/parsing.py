@@ -3,16 +3,16 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 
-from octavo_server.reading.parts import Part, merge
-from octavo_server.reading.pieces import PieceReader
+from octavo_server.output_parsing.events import OutputEvent, merge_adjacent
+from octavo_server.output_parsing.streaming_parser import StreamingParser
 
 
-def read_pieces(reader: PieceReader, pieces: Iterable[str]) -> list[Part]:
+def parse_chunks(reader: StreamingParser, pieces: Iterable[str]) -> list[OutputEvent]:
     found = list(itertools.chain.from_iterable(map(reader.push, pieces)))
-    return merge([*found, *reader.finish()])
+    return merge_adjacent([*found, *reader.finish()])
 
 
-def cuts(text: str) -> Iterator[list[str]]:
+def all_splits(text: str) -> Iterator[list[str]]:
     """Into two and three pieces at every position, and into single characters, with empty pieces between them."""
     for i, j in itertools.combinations_with_replacement(range(len(text) + 1), 2):
         yield [text[:i], text[i:j], text[j:]]
@@ -20,10 +20,10 @@ def cuts(text: str) -> Iterator[list[str]]:
     yield [piece for char in text for piece in (char, "")]
 
 
-def assert_cuts_do_not_matter(new_reader: Callable[[], PieceReader], text: str) -> list[Part]:
-    whole = read_pieces(new_reader(), [text])
-    for pieces in cuts(text):
-        assert read_pieces(new_reader(), pieces) == whole, pieces
+def assert_same_for_all_splits(new_parser: Callable[[], StreamingParser], text: str) -> list[OutputEvent]:
+    whole = parse_chunks(new_parser(), [text])
+    for pieces in all_splits(text):
+        assert parse_chunks(new_parser(), pieces) == whole, pieces
     return whole
 
 

@@ -1,0 +1,29 @@
+"""Answers whose shape a grammar enforces: for `tool_choice` "required" a JSON list of calls, for a named tool its
+arguments alone. They look the same whatever the model; `schema` says what they may hold.
+"""
+
+from collections.abc import Callable
+
+from octavo_server.output_parsing.streaming_parser import Steps
+from octavo_server.output_parsing.tool_call_parser import ToolCallParser
+
+
+class RequiredToolParser(ToolCallParser):
+    def parse_calls(self) -> Steps[None]:
+        yield from self.skip_space()
+        if not (yield from self.parse_json_calls()):
+            self._pos = self._kept
+        yield from self.emit_rest_as_text()
+
+
+class NamedToolParser(ToolCallParser):
+    def __init__(self, new_id: Callable[[], str], name: str) -> None:
+        super().__init__(new_id, frozenset({name}))
+        self._name = name
+
+    def parse_calls(self) -> Steps[None]:
+        yield from self.skip_space()
+        yield from self.peek_char()
+        self.start_call(self._name)
+        yield from self.parse_arguments()
+        yield from self.emit_rest_as_text()
