@@ -20,7 +20,7 @@ FRAGMENTS = (
 )
 ANSWERS = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
 PARSERS = {
-    **{name: lambda parser=parser: parser.reader(numbered_ids(), NAMES) for name, parser in TOOL_PARSERS.items()},
+    **{name: lambda parser=parser: parser.parser_type(numbered_ids(), NAMES) for name, parser in TOOL_PARSERS.items()},
     "required": lambda: RequiredToolParser(numbered_ids()),
     "named": lambda: NamedToolParser(numbered_ids(), "f"),
     "open reasoning": lambda: ReasoningParser(is_open=True),

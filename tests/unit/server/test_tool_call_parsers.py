@@ -171,7 +171,7 @@ def test_a_named_call_is_its_arguments(answer, arguments):
 def test_beginnings_without_end_are_read_again_only_so_often(name, beginning):
     call = {"hermes": '<tool_call>{"name": "f"}</tool_call>', "llama3_json": '{"name": "f", "parameters": {}}'}[name]
     for num, num_calls in ((10, 1), (1000, 0)):
-        reader = TOOL_PARSERS[name].reader(numbered_ids(), NAMES)
+        reader = TOOL_PARSERS[name].parser_type(numbered_ids(), NAMES)
         joined = join_events(parse_chunks(reader, [beginning * num, call]))
         assert len(joined.calls) == num_calls
         assert joined.text == beginning * num + ("" if num_calls else call)
