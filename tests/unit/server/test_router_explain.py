@@ -7,7 +7,7 @@ import pytest
 from octavo_server.cli import explain
 from octavo_server.cli.main import build_parser
 from octavo_server.client import api
-from octavo_server.client.api import Api, ApiFailure, Unreachable
+from octavo_server.client.api import ApiClient, ApiFailure, Unreachable
 from octavo_server.router.fleet.prefix_index import Match, PrefixIndex
 from octavo_server.router.observe.debug import decision_info
 from octavo_server.router.observe.decision_log import KEPT, DecisionLog
@@ -116,7 +116,7 @@ async def test_a_router_that_hangs_is_not_waited_for_for_ever(monkeypatch):
     monkeypatch.setattr(api, "GET_LIMIT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as sock:  # nobody takes what comes in
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        async with Api(url) as asked:
+        async with ApiClient(url) as asked:
             with pytest.raises(Unreachable, match=r"no server answers at .* \(timed out\)"):
                 await asked.get(f"{url}/debug/decisions")
 

@@ -36,7 +36,7 @@ class Admission:
         self._max_running = max_running
         self._clock = clock
         self._on_refusal = on_refusal
-        self._of_tenant: Counter[str] = Counter()
+        self._num_seqs_by_tenant: Counter[str] = Counter()
         self._turns: dict[str, float] = {}  # the next one of each tenant
         self._turn = FIRST_TURN  # of the latest request that has started
         self._ends: deque[float] = deque(maxlen=NUM_ENDS)
@@ -50,13 +50,13 @@ class Admission:
             self._on_refusal()
             raise Overloaded(refusal, retry_after_s=self.retry_after_s())
 
-    def enter(self, tenant: str, *, num_seqs: int, num_tokens: int) -> "Ticket":
+    def admit(self, tenant: str, *, num_seqs: int, num_tokens: int) -> "AdmittedPrompt":
         turn = max(self._turn, self._turns.get(tenant, 0.0))
         self._turns[tenant] = turn + num_seqs
         self.num_seqs += num_seqs
         self.num_waiting_tokens += num_tokens
-        self._of_tenant[tenant] += num_seqs
-        return Ticket(self, tenant, turn, num_seqs, num_tokens)
+        self._num_seqs_by_tenant[tenant] += num_seqs
+        return AdmittedPrompt(self, tenant, turn, num_seqs, num_tokens)
 
     def retry_after_s(self) -> float:
         """How long the requests that wait now will take to get a place, at the rate of the latest ends."""
@@ -79,7 +79,7 @@ class Admission:
 
     def _refusal(self, tenant: str, num_seqs: int) -> str | None:
         limits = self.limits
-        per_key, held = limits.max_requests_per_key, self._of_tenant[tenant]
+        per_key, held = limits.max_requests_per_key, self._num_seqs_by_tenant[tenant]
         if limits.max_num_queued_reqs is not None and self.num_seqs + num_seqs > limits.max_num_queued_reqs:
             asked = f", this request has {num_seqs}" if num_seqs > 1 else ""
             at_work = f"{self.num_seqs} requests are at work{asked}"
@@ -91,21 +91,21 @@ class Admission:
             return _full(f"{held} requests of this API key are at work", per_key, "max-requests-per-key")
         return None
 
-    def _start(self, ticket: "Ticket") -> None:
-        self._turn = max(self._turn, ticket.turn)
-        self.num_waiting_tokens -= ticket.num_tokens
+    def _start(self, admitted: "AdmittedPrompt") -> None:
+        self._turn = max(self._turn, admitted.turn)
+        self.num_waiting_tokens -= admitted.num_tokens
 
-    def _leave(self, ticket: "Ticket") -> None:
-        self.num_seqs -= ticket.num_seqs
-        self._ends.extend([self._clock()] * ticket.num_seqs)
-        self._of_tenant[ticket.tenant] -= ticket.num_seqs
-        if not self._of_tenant[ticket.tenant]:
-            del self._of_tenant[ticket.tenant]
+    def _leave(self, admitted: "AdmittedPrompt") -> None:
+        self.num_seqs -= admitted.num_seqs
+        self._ends.extend([self._clock()] * admitted.num_seqs)
+        self._num_seqs_by_tenant[admitted.tenant] -= admitted.num_seqs
+        if not self._num_seqs_by_tenant[admitted.tenant]:
+            del self._num_seqs_by_tenant[admitted.tenant]
         if not self.num_seqs:
             self._turns.clear()
 
 
-class Ticket:
+class AdmittedPrompt:
     """One prompt's place. States: waiting, started, gone (when the `with` block ends)."""
 
     def __init__(self, admission: Admission, tenant: str, turn: float, num_seqs: int, num_tokens: int) -> None:
@@ -121,7 +121,7 @@ class Ticket:
             self.has_started = True
             self._admission._start(self)
 
-    def __enter__(self) -> "Ticket":
+    def __enter__(self) -> "AdmittedPrompt":
         return self
 
     def __exit__(

@@ -10,9 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_server.api.chat_writer import ChatWriter
-from octavo_server.api.context import ApiContext, Head, context_of, parse_generation, read_body
+from octavo_server.api.context import ApiContext, ResponseMeta, context_of
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.openapi import accepts
+from octavo_server.api.request_parsing import parse_generation, read_body
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
 from octavo_server.openai.rendering import render_messages
@@ -30,17 +31,17 @@ async def create_chat_completion(request: Request) -> Response:
     context = context_of(request)
     context.check_queue(request)
     turn = await read_chat(request)
-    writer = ChatWriter(context, turn.head, turn.body, turn.generation, output_parsing=turn.output_parsing)
+    writer = ChatWriter(context, turn.meta, turn.body, turn.generation, output_parsing=turn.output_parsing)
     if turn.body.stream:
-        return SSEResponse(context.in_flight, turn.head.id, writer.frames(), writer.tally.headers)
-    return CancellableJSONResponse(context.in_flight, turn.head.id, writer.body, writer.tally.headers)
+        return SSEResponse(context.in_flight, turn.meta.id, writer.frames(), writer.state.headers)
+    return CancellableJSONResponse(context.in_flight, turn.meta.id, writer.body, writer.state.headers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTurn:
     """A chat request that is ready to run."""
 
-    head: Head
+    meta: ResponseMeta
     body: ChatCompletionRequest
     generation: Generation
     output_parsing: OutputParserConfig
@@ -51,17 +52,17 @@ async def read_chat(request: Request) -> ChatTurn:
     arrival_s = time.monotonic()
     context = context_of(request)
     body, num_bytes = await read_body(request, partial(parse_generation, context, ChatCompletionRequest))
-    head = context.head("chatcmpl-", request, body)
-    return await chat_turn(context, head, body, arrival_s=arrival_s, num_bytes=num_bytes)
+    meta = context.new_response_meta("chatcmpl-", request, body)
+    return await chat_turn(context, meta, body, arrival_s=arrival_s, num_bytes=num_bytes)
 
 
 async def chat_turn(
-    context: ApiContext, head: Head, body: ChatCompletionRequest, *, arrival_s: float, num_bytes: int
+    context: ApiContext, meta: ResponseMeta, body: ChatCompletionRequest, *, arrival_s: float, num_bytes: int
 ) -> ChatTurn:
     """All of it in one thread: each change of threads is part of every first token's time."""
     prompt, params, output_parsing = await context.threads.run(partial(_prepare, context, body), num_bytes=num_bytes)
-    generation = context.generation(head, body, [prompt], params, arrival_s)
-    return ChatTurn(head=head, body=body, generation=generation, output_parsing=output_parsing)
+    generation = context.new_generation(meta, body, [prompt], params, arrival_s)
+    return ChatTurn(meta=meta, body=body, generation=generation, output_parsing=output_parsing)
 
 
 def _prepare(

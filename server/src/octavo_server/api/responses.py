@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_server.api.chat import ChatTurn, chat_turn
-from octavo_server.api.context import ApiContext, context_of, parse_body, read_body
+from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import accepts, answers
+from octavo_server.api.request_parsing import parse_body, read_body
 from octavo_server.api.responses_writer import ResponsesWriter
 from octavo_server.http.in_flight import InFlight
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
@@ -32,8 +33,8 @@ async def create_response(request: Request) -> Response:
     body, turn = await read_response(request)
     writer = ResponsesWriter(context, body, turn)
     if body.stream:
-        return ResponseStream(context.in_flight, turn.head.id, writer)
-    return CancellableJSONResponse(context.in_flight, turn.head.id, writer.body, writer.tally.headers)
+        return ResponseStream(context.in_flight, turn.meta.id, writer)
+    return CancellableJSONResponse(context.in_flight, turn.meta.id, writer.body, writer.state.headers)
 
 
 async def read_response(request: Request) -> tuple[ResponsesRequest, ChatTurn]:
@@ -41,13 +42,13 @@ async def read_response(request: Request) -> tuple[ResponsesRequest, ChatTurn]:
     arrival_s = time.monotonic()
     context = context_of(request)
     (body, chat), num_bytes = await read_body(request, partial(_parse, context))
-    head = context.head("resp_", request, chat)
-    return body, await chat_turn(context, head, chat, arrival_s=arrival_s, num_bytes=num_bytes)
+    meta = context.new_response_meta("resp_", request, chat)
+    return body, await chat_turn(context, meta, chat, arrival_s=arrival_s, num_bytes=num_bytes)
 
 
 def _parse(context: ApiContext, raw: bytes) -> tuple[ResponsesRequest, ChatCompletionRequest]:
     body = parse_body(context, ResponsesRequest, raw)
-    context.model_name(body.model)
+    context.resolve_model_name(body.model)
     body.check()
     return body, _as_chat(body)
 
@@ -65,7 +66,7 @@ class ResponseStream(SSEResponse):
     """Ends without `[DONE]`; a failure is the last event of the stream's own kind."""
 
     def __init__(self, in_flight: InFlight, request_id: str, writer: ResponsesWriter) -> None:
-        super().__init__(in_flight, request_id, writer.frames(), writer.tally.headers)
+        super().__init__(in_flight, request_id, writer.frames(), writer.state.headers)
         self._writer = writer
 
     def _ending(self, error: Exception | None) -> bytes:

@@ -26,7 +26,7 @@ class ApiServer(DrainingServer):
             self.should_exit = True
             logger.error("the engine core is gone: the server ends")
         if counter % TICKS_PER_S == 0:
-            self._context.look_at_engine()
+            self._context.update_health()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

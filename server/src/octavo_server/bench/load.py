@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_server.bench.samples import Sample
-from octavo_server.client.api import Api, ApiFailure
+from octavo_server.client.api import ApiClient, ApiFailure
 from octavo_server.client.chunks import Chunk
 
 
@@ -73,7 +73,7 @@ class LoadResult:
 
 
 async def run_load(
-    api: Api,
+    api: ApiClient,
     target: Target,
     samples: Sequence[Sample],
     offsets_s: Sequence[float],
@@ -104,7 +104,9 @@ async def run_load(
     )
 
 
-async def _request(api: Api, target: Target, sample: Sample, position: int, on_progress: OnProgress) -> RequestRecord:
+async def _request(
+    api: ApiClient, target: Target, sample: Sample, position: int, on_progress: OnProgress
+) -> RequestRecord:
     record = RequestRecord(prompt_tokens=sample.prompt_len, start_s=time.perf_counter())
     headers = {"X-Request-Id": f"{target.request_id_prefix}{position}"} if target.request_id_prefix else None
     latest_s = 0.0

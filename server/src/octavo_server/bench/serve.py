@@ -26,7 +26,7 @@ from octavo_server.bench.samples import BadDataset, Sample
 from octavo_server.bench.saving import save_results
 from octavo_server.bench.server_state import read_prefix_cache, read_version, reset_prefix_cache
 from octavo_server.bench.sweep import table
-from octavo_server.client.api import Api, ApiFailure, ModelCard, Unreachable
+from octavo_server.client.api import ApiClient, ApiFailure, ListedModel, Unreachable
 
 _READY_POLL_S = 1.0
 _INTERRUPTED = 130
@@ -55,7 +55,9 @@ def bench_serve(args: argparse.Namespace) -> int:
 
 
 async def _measure(options: Options, args: argparse.Namespace) -> tuple[list[Run], Measured]:
-    async with Api(options.base_url, key=options.key, headers=options.headers, verify_tls=not args.insecure) as api:
+    async with ApiClient(
+        options.base_url, key=options.key, headers=options.headers, verify_tls=not args.insecure
+    ) as api:
         card = await _find_model(api, options, args.ready_check_timeout_sec)
         measured = Measured(
             model=card.id,
@@ -72,7 +74,7 @@ async def _measure(options: Options, args: argparse.Namespace) -> tuple[list[Run
     return runs, measured
 
 
-async def _find_model(api: Api, options: Options, patience_s: float) -> ModelCard:
+async def _find_model(api: ApiClient, options: Options, patience_s: float) -> ListedModel:
     """The server's card of the model that was named, or of its first; a name that it doesn't list is believed."""
     deadline_s = time.monotonic() + patience_s
     wanted = options.target.model
@@ -86,14 +88,14 @@ async def _find_model(api: Api, options: Options, patience_s: float) -> ModelCar
             await asyncio.sleep(_READY_POLL_S)
     if not wanted and not cards:
         raise ApiFailure("the server lists no model yet: its engines may still be starting.")
-    return next((card for card in cards if card.id == wanted), ModelCard(wanted) if wanted else cards[0])
+    return next((card for card in cards if card.id == wanted), ListedModel(wanted) if wanted else cards[0])
 
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
     """Each run has prompts of its own, so that one doesn't find those of another in the server's prefix cache."""
 
-    api: Api
+    api: ApiClient
     options: Options
     args: argparse.Namespace
     text: Text

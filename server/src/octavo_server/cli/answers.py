@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from octavo_server.client.api import Api, ApiFailure, Unreachable, normalise_url
-from octavo_server.client.chunks import Chunk, Usage
+from octavo_server.client.api import ApiClient, ApiFailure, Unreachable, normalise_url
+from octavo_server.client.chunks import Chunk, StreamUsage
 
 _DIM, _PLAIN = "\033[2m", "\033[0m"
 
@@ -29,7 +29,7 @@ class Answer:
     was_stopped: bool = False
     failure: str | None = None
     finish_reason: str | None = None
-    usage: Usage | None = None
+    usage: StreamUsage | None = None
     first_token_s: float | None = None
     duration_s: float = 0.0
 
@@ -82,8 +82,8 @@ class Answerer:
         answer.duration_s = time.monotonic() - started_s
         return answer
 
-    async def _connect(self, key: str | None) -> Api:
-        return Api(self.url, key=key)
+    async def _connect(self, key: str | None) -> ApiClient:
+        return ApiClient(self.url, key=key)
 
     async def _first_model(self) -> str:
         models = await self._api.models()

@@ -18,7 +18,7 @@ import msgspec
 
 from octavo_server.cli.chat_flags import key_of
 from octavo_server.cli.secret_flags import SECRET_VARIABLE
-from octavo_server.client.api import Api, ApiFailure, Unreachable, normalise_url
+from octavo_server.client.api import ApiClient, ApiFailure, Unreachable, normalise_url
 from octavo_server.http.router_secret import SECRET_HEADER
 from octavo_server.router.observe.debug import Candidate, DecisionInfo, Decisions
 
@@ -47,7 +47,7 @@ async def _show(args: argparse.Namespace) -> None:
     table = Table(args.candidates)
     secret = os.environ.get(SECRET_VARIABLE)
     headers = {SECRET_HEADER: secret} if secret else {}
-    async with Api(args.url, key=key_of(args), headers=headers) as api:
+    async with ApiClient(args.url, key=key_of(args), headers=headers) as api:
         if args.follow:
             await _follow(args, api, url, table)
         found = (await _decisions(api, f"{url}?n={args.n}"))[::-1]
@@ -56,7 +56,7 @@ async def _show(args: argparse.Namespace) -> None:
         _print(found, table, as_json=args.json)
 
 
-async def _follow(args: argparse.Namespace, api: Api, url: str, table: "Table") -> NoReturn:
+async def _follow(args: argparse.Namespace, api: ApiClient, url: str, table: "Table") -> NoReturn:
     heard, wait_s = Heard(), FOLLOW_EVERY_S
     news, _ = heard.take(await _decisions(api, f"{url}/ended"))
     _print(news[-args.n :], table, as_json=args.json)
@@ -105,7 +105,7 @@ def _remedy(error: ApiFailure) -> str:
     return remedy if error.status == 404 else ""
 
 
-async def _decisions(api: Api, url: str) -> list[DecisionInfo]:
+async def _decisions(api: ApiClient, url: str) -> list[DecisionInfo]:
     body = await api.get(url)
     try:
         return msgspec.json.decode(body, type=Decisions).decisions

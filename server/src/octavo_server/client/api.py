@@ -1,4 +1,4 @@
-"""`Api`: a light client of an OpenAI-compatible server, for the terminal and for measuring.
+"""`ApiClient`: a light client of an OpenAI-compatible server, for the terminal and for measuring.
 
 aiohttp, because its parser is C, and structs instead of models: measured over 16 streams, a chunk costs 19 us of CPU
 with uvloop (23 without), against 29 with httpx and 76 with the `openai` package. It retries nothing: a failure is told.
@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from octavo_server.client.chunks import Chunk, decode_chunk, error_message
-from octavo_server.client.events import DONE, EventReader
+from octavo_server.client.sse_parser import DONE, SSEParser
 
 GET_LIMIT_S = 30.0  # for what is there already
 _MOST_ERROR_CHARS = 500
@@ -33,14 +33,14 @@ class Unreachable(ApiFailure):
     """Nobody answers there."""
 
 
-class ModelCard(msgspec.Struct):
+class ListedModel(msgspec.Struct):
     id: str
     root: str | None = None
     max_model_len: int | None = None
 
 
 class _ModelList(msgspec.Struct):
-    data: list[ModelCard]
+    data: list[ListedModel]
 
 
 def normalise_url(url: str) -> str:
@@ -53,7 +53,7 @@ def normalise_url(url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/") or "/v1", "", ""))
 
 
-class Api:
+class ApiClient:
     """`url` is that of the API (".../v1"); paths are appended to it. Made and used inside one event loop."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Api:
     async def close(self) -> None:
         await self._session.close()
 
-    async def models(self, path: str = "/models") -> list[ModelCard]:
+    async def models(self, path: str = "/models") -> list[ListedModel]:
         body = await self.get(f"{self.url}{path}")
         try:
             return msgspec.json.decode(body, type=_ModelList).data
@@ -102,7 +102,7 @@ class Api:
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> AsyncGenerator[Chunk, None]:
         """Raises ApiFailure for a refusal, for an error in mid-stream, and for a stream that breaks off."""
-        reader = EventReader()
+        parser = SSEParser()
         try:
             async with self._session.post(
                 self.url + path, data=msgspec.json.encode(body), headers={**_JSON, **(headers or {})}
@@ -110,7 +110,7 @@ class Api:
                 if response.status != 200:
                     raise _refusal(response.status, await response.read())
                 async for piece in response.content.iter_any():
-                    for data in reader.feed(piece):
+                    for data in parser.feed(piece):
                         if data == DONE:
                             return
                         yield _checked(data)

@@ -9,28 +9,28 @@ import msgspec
 from msgspec import Struct
 
 
-class Delta(Struct):
+class StreamDelta(Struct):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None  # the older name
     tool_calls: list[dict[str, Any]] | None = None
 
 
-class Choice(Struct):
+class StreamChoice(Struct):
     index: int = 0
     text: str | None = None
-    delta: Delta | None = None
+    delta: StreamDelta | None = None
     finish_reason: str | None = None
 
 
-class Usage(Struct):
+class StreamUsage(Struct):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
 
 
 class Chunk(Struct):
-    choices: list[Choice] = []
-    usage: Usage | None = None
+    choices: list[StreamChoice] = []
+    usage: StreamUsage | None = None
     error: Any = None
 
     @property

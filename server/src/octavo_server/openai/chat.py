@@ -9,16 +9,16 @@ from pydantic import BaseModel, Field
 
 from octavo_server.openai.answer import Answer
 from octavo_server.openai.entries import Entries
-from octavo_server.openai.fields import GenerationFields, Lenient
+from octavo_server.openai.fields import GenerationFields, LenientModel
 from octavo_server.openai.tools import Tool, ToolCall, ToolCallDelta, ToolFields
 
 
-class ContentPart(Lenient):
+class ContentPart(LenientModel):
     type: str
     text: str | None = None
 
 
-class ChatMessage(Lenient):
+class ChatMessage(LenientModel):
     role: str = Field(min_length=1)
     content: str | Entries[ContentPart | str] | None = None
     name: str | None = None
@@ -29,7 +29,7 @@ class ChatMessage(Lenient):
 
 
 class ChatCompletionRequest(ToolFields, GenerationFields):
-    PIECES: ClassVar[dict[str, type[BaseModel]]] = {"messages": ChatMessage, "tools": Tool}
+    ENTRY_MODELS: ClassVar[dict[str, type[BaseModel]]] = {"messages": ChatMessage, "tools": Tool}
 
     messages: Entries[ChatMessage]
     max_completion_tokens: int | None = None

@@ -1,4 +1,4 @@
-"""`Entries`: the lists of request models, and `PIECES`: which of them are validated entry by entry."""
+"""`Entries`: the lists of request models, and `ENTRY_MODELS`: which of them are validated entry by entry."""
 
 from typing import Annotated, ClassVar, TypeVar
 
@@ -9,7 +9,7 @@ Entry = TypeVar("Entry")
 Entries = Annotated[list[Entry], Field(fail_fast=True)]
 
 
-class InPieces(BaseModel):
-    """`PIECES`: field -> the model of its entries. `parse_request` validates each of them apart."""
+class ValidatedByEntry(BaseModel):
+    """`ENTRY_MODELS`: field -> the model of its entries. `parse_request` validates each of them apart."""
 
-    PIECES: ClassVar[dict[str, type[BaseModel]]] = {}
+    ENTRY_MODELS: ClassVar[dict[str, type[BaseModel]]] = {}

@@ -12,7 +12,7 @@ from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.sampling import SamplingParams
 from pydantic import ConfigDict, Field
 
-from octavo_server.openai.entries import Entries, InPieces
+from octavo_server.openai.entries import Entries, ValidatedByEntry
 from octavo_server.openai.structured import StructuredFields
 
 #: Fields that go to `SamplingParams` under their own name.
@@ -27,16 +27,16 @@ INT32_MAX = 2**31 - 1
 GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-class Lenient(InPieces):
+class LenientModel(ValidatedByEntry):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
 
 
-class StreamOptions(Lenient):
+class StreamOptions(LenientModel):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(Lenient):
+class SamplingFields(LenientModel):
     """What every generating endpoint takes, the responses API included."""
 
     model: str | None = Field(None, description="A served name; the first one if left out.")

@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import Struct, field
 
 
-class ModelCard(Struct):
+class ModelObject(Struct):
     id: str
     created: int
     root: str
@@ -17,7 +17,7 @@ class ModelCard(Struct):
 
 
 class ModelList(Struct):
-    data: list[ModelCard]
+    data: list[ModelObject]
     object: str = "list"
 
 

@@ -71,7 +71,7 @@ class AnyToolChoice(BaseModel):
 
 
 class ResponsesRequest(SamplingFields):
-    PIECES: ClassVar[dict[str, type[BaseModel]]] = {"input": InputItem, "tools": AnyTool}
+    ENTRY_MODELS: ClassVar[dict[str, type[BaseModel]]] = {"input": InputItem, "tools": AnyTool}
 
     input: str | Entries[InputItem]
     instructions: str | None = None

@@ -104,7 +104,7 @@ class ResponseObject(Struct, kw_only=True):
     object: str = "response"
 
 
-class Event(Struct, kw_only=True):
+class ResponseStreamEvent(Struct, kw_only=True):
     """Every event of a stream; what a kind of event doesn't have is left out."""
 
     type: str

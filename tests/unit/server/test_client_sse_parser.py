@@ -3,7 +3,7 @@
 import pytest
 from octavo_server.client.api import ApiFailure, normalise_url
 from octavo_server.client.chunks import decode_chunk, error_message
-from octavo_server.client.events import EventReader
+from octavo_server.client.sse_parser import SSEParser
 
 STREAM = b': hello\n\ndata: {"a": 1}\n\ndata:two\r\ndata: lines\r\n\r\nevent: x\ndata: t\xc3\xa4g\n\ndata: [DONE]\n\n'
 EVENTS = [b'{"a": 1}', b"two\nlines", b"t\xc3\xa4g", b"[DONE]"]
@@ -12,14 +12,14 @@ EVENTS = [b'{"a": 1}', b"two\nlines", b"t\xc3\xa4g", b"[DONE]"]
 @pytest.mark.parametrize("stream", [STREAM, STREAM.replace(b"\r\n", b"\n").replace(b"\n", b"\r")], ids=["mixed", "cr"])
 @pytest.mark.parametrize("size", range(1, len(STREAM) + 1))
 def test_pieces_of_any_size_give_the_same_events(stream: bytes, size: int) -> None:
-    reader = EventReader()
+    reader = SSEParser()
     found = [event for at in range(0, len(stream), size) for event in reader.feed(stream[at : at + size])]
     assert found == EVENTS[: len(found)]
     assert len(found) >= len(EVENTS) - stream.endswith(b"\r")
 
 
 def test_an_unfinished_event_is_none() -> None:
-    assert EventReader().feed(b"data: 1\n") == []
+    assert SSEParser().feed(b"data: 1\n") == []
 
 
 @pytest.mark.parametrize(

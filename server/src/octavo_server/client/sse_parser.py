@@ -7,7 +7,7 @@ and an empty line after each event. Line ends may be LF, CRLF or CR.
 DONE = b"[DONE]"
 
 
-class EventReader:
+class SSEParser:
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from octavo_engine.outputs import CompletionOutput, PositionLogprobs
     from octavo_engine.wire.records import Timing
 
-    from octavo_server.api.generation import Delta
+    from octavo_server.api.generation import GenerationDelta
     from octavo_server.output_parsing.events import OutputEvent
     from octavo_server.output_parsing.output_parser import OutputParser
 
@@ -24,7 +24,7 @@ CACHED_TOKENS = b"x-octavo-cached-tokens"
 
 
 @dataclass(slots=True)
-class Choice:
+class ChoiceState:
     index: int
     prompt_idx: int
     text: str = ""
@@ -56,30 +56,30 @@ class Choice:
             self.finish_reason = self.parser.finish_reason(sequence.finish_reason)
 
     @property
-    def is_worth_writing(self) -> bool:
+    def has_unwritten_output(self) -> bool:
         return bool(self.text or self.parts) or self.finish_reason is not None
 
     @property
     def times(self) -> RequestTimes | UnsetType:
         return UNSET if self.timing is None else request_times(self.timing, self.num_tokens)
 
-    def written(self) -> None:
+    def mark_written(self) -> None:
         self.has_opened = True
         self.text_offset += len(self.text)
         self.text, self.parts, self.token_ids, self.logprobs = "", [], [], []
 
 
-class Tally:
+class AnswerState:
     """All choices of an answer; choice index = prompt index * n + sequence index. `latest`: the last one to advance."""
 
     def __init__(self, num_prompts: int, n: int, num_prompt_tokens: int) -> None:
-        self.choices = [Choice(index, index // n) for index in range(num_prompts * n)]
+        self.choices = [ChoiceState(index, index // n) for index in range(num_prompts * n)]
         self.latest = self.choices[0]
         self._n = n
         self._num_prompt_tokens = num_prompt_tokens
         self._num_cached: list[int | None] = [None] * num_prompts
 
-    def add(self, delta: "Delta") -> list[Choice]:
+    def add(self, delta: "GenerationDelta") -> list[ChoiceState]:
         """The choices that advanced."""
         output, base = delta.output, delta.prompt_idx * self._n
         self._num_cached[delta.prompt_idx] = output.num_cached_tokens
