@@ -9,15 +9,15 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from octavo_server.cli.answers import Answer, Answerer, explain, hint
 from octavo_server.cli.chat_flags import key_of
 from octavo_server.cli.shell import Command, Shell
+from octavo_server.cli.terminal_client import StreamedAnswer, TerminalClient, explain_failure, print_hint
 from octavo_server.client.api import ApiFailure
 
 INTERRUPTED = 130
 
 
-class Turns(Protocol):
+class ChatSession(Protocol):
     """What is done with a text, and with a /command."""
 
     welcome: str
@@ -25,32 +25,32 @@ class Turns(Protocol):
     @property
     def commands(self) -> Sequence[Command]: ...
 
-    def take(self, text: str) -> Answer: ...
+    def submit(self, text: str) -> StreamedAnswer: ...
 
 
-def converse(args: argparse.Namespace, open_turns: Callable[[Answerer], Turns]) -> int:
+def run_session(args: argparse.Namespace, new_session: Callable[[TerminalClient], ChatSession]) -> int:
     try:
-        answerer = Answerer(args.url, key_of(args), args.model)
+        client = TerminalClient(args.url, key_of(args), args.model)
     except ApiFailure as error:
-        print(f"octavo: {explain(error, args.url)}", file=sys.stderr)
+        print(f"octavo: {explain_failure(error, args.url)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
-    with answerer:
-        turns = open_turns(answerer)
+    with client:
+        session = new_session(client)
         if args.quick is not None:
-            return _answer_all([args.quick], turns)
+            return _answer_all([args.quick], session)
         if sys.stdin.isatty() and sys.stdout.isatty():
-            return _interactive(args.command, answerer, turns)
+            return _interactive(args.command, client, session)
         inputs = [sys.stdin.read()] if args.stdin == "whole" else sys.stdin
-        return _answer_all((text.rstrip("\n") for text in inputs), turns)
+        return _answer_all((text.rstrip("\n") for text in inputs), session)
 
 
-def _answer_all(texts: Iterable[str], turns: Turns) -> int:
+def _answer_all(texts: Iterable[str], session: ChatSession) -> int:
     try:
         for text in texts:
             if text.strip():
-                answer = turns.take(text)
+                answer = session.submit(text)
                 if answer.was_stopped or answer.failure is not None:
                     return INTERRUPTED if answer.was_stopped else 1
     except KeyboardInterrupt:
@@ -58,25 +58,25 @@ def _answer_all(texts: Iterable[str], turns: Turns) -> int:
     return 0
 
 
-def _interactive(command: str, answerer: Answerer, turns: Turns) -> int:
+def _interactive(command: str, client: TerminalClient, session: ChatSession) -> int:
     from octavo_server.cli.line_editor import LineEditor, history_file
 
-    hint(f"{answerer.model} at {answerer.url}\n{turns.welcome}")
+    print_hint(f"{client.model} at {client.url}\n{session.welcome}")
 
-    def take(text: str) -> None:
-        turns.take(text)
+    def submit(text: str) -> None:
+        session.submit(text)
 
-    Shell(LineEditor(history_file(command)), turns.commands, take, hint).run()
+    Shell(LineEditor(history_file(command)), session.commands, submit, print_hint).run()
     return 0
 
 
-def tell_ending(answer: Answer, *, shows_stats: bool) -> None:
+def print_ending(answer: StreamedAnswer, *, shows_stats: bool) -> None:
     """What the text alone doesn't show."""
     if answer.was_stopped:
-        hint("[stopped]")
+        print_hint("[stopped]")
     elif answer.failure is not None:
         print(f"octavo: {answer.failure}", file=sys.stderr)
     elif answer.finish_reason == "length" and sys.stderr.isatty():
-        hint("[cut at the token limit: raise --max-tokens]")
+        print_hint("[cut at the token limit: raise --max-tokens]")
     if shows_stats and answer.failure is None:
-        hint(answer.stats())
+        print_hint(answer.stats())

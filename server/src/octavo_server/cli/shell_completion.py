@@ -1,7 +1,7 @@
 """Shell completion, made by shtab from the very parser that reads the arguments, so it can't fall behind it."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 SHELLS = ("bash", "zsh", "tcsh")
 FILES, FOLDERS = ("FILE", "MANIFEST"), ("DIR",)
@@ -33,16 +33,3 @@ def _complete_files(parser: argparse.ArgumentParser, kinds: Mapping[str, object]
                 _complete_files(command, kinds)
         elif isinstance(action.metavar, str) and action.metavar in kinds:
             action.complete = kinds[action.metavar]  # type: ignore[attr-defined]
-
-
-class PrintCompletion(argparse.Action):
-    """`octavo --print-completion bash`, as other tools have it."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, choices=SHELLS, help=help)
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: object, values: object, option_string: str | None = None
-    ) -> None:
-        print(script(parser, str(values)))
-        parser.exit()

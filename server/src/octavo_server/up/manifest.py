@@ -1,10 +1,10 @@
-"""`Fleet`: what a manifest asks for, in this package's own words: the operator's package reads it (cli.plugins)."""
+"""`ManifestServices`: what a manifest asks for, in this package's own words: the operator's package reads it (cli.plugins)."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetService:
+class ManifestService:
     """`args` and `env` of each of its engines."""
 
     name: str
@@ -15,10 +15,10 @@ class FleetService:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class ManifestServices:
     """`keys`: tenant -> API key, None where nobody is asked for one. `notes`: what has no effect on one machine."""
 
-    services: tuple[FleetService, ...]
+    services: tuple[ManifestService, ...]
     keys: dict[str, str] | None = field(repr=False)
     drain_timeout_s: float
     notes: tuple[str, ...]

@@ -1,6 +1,6 @@
 """What `octavo up` starts: an `octavo` command in a process that doesn't outlive whoever started it.
 
-`python -m octavo_server.up.followed PARENT COMMAND ...`. The kernel kills it when its parent is gone, however that
+`python -m octavo_server.up.child_main PARENT COMMAND ...`. The kernel kills it when its parent is gone, however that
 ended; what it starts in turn ends with it by means of its own.
 """
 

@@ -13,7 +13,7 @@ from octavo_engine.runner.memory import GIB, KV_SPACE_VARIABLES, MemoryInfo, fre
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class ResourceSettings:
     """What the user has said of one engine."""
 
     num_threads: int | None = None
@@ -22,7 +22,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class MachineResources:
     env: Mapping[str, str]
     affinity: frozenset[int]
     limits: CgroupLimits
@@ -30,7 +30,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class ResourceShare:
     """None: the engine itself knows, from what the user has said."""
 
     num_threads: int | None
@@ -46,16 +46,16 @@ class Share:
         return found
 
 
-def share_out(given: Given, machine: Machine, num_engines: int) -> Share:
+def split_resources(given: ResourceSettings, machine: MachineResources, num_engines: int) -> ResourceShare:
     """Raises StartupError for a variable that makes no sense."""
-    return Share(
+    return ResourceShare(
         num_threads=_threads(given, machine, num_engines),
         kv_bytes=_kv_bytes(given, machine, num_engines),
         bind=_bind(machine, num_engines),
     )
 
 
-def _threads(given: Given, machine: Machine, num_engines: int) -> int | None:
+def _threads(given: ResourceSettings, machine: MachineResources, num_engines: int) -> int | None:
     told = any(machine.env.get(name) for name in ("OMP_NUM_THREADS", *BIND_VARIABLES))
     if given.num_threads is not None or told:
         return None
@@ -63,14 +63,14 @@ def _threads(given: Given, machine: Machine, num_engines: int) -> int | None:
     return max(1, all_threads // num_engines)
 
 
-def _kv_bytes(given: Given, machine: Machine, num_engines: int) -> int | None:
+def _kv_bytes(given: ResourceSettings, machine: MachineResources, num_engines: int) -> int | None:
     told = any(machine.env.get(name) for name in KV_SPACE_VARIABLES)
     if told or given.kv_cache_memory_bytes is not None or given.num_gpu_blocks_override is not None:
         return None
     return free_memory_for_kv(machine.memory, num_engines)
 
 
-def _bind(machine: Machine, num_engines: int) -> tuple[str, ...] | None:
+def _bind(machine: MachineResources, num_engines: int) -> tuple[str, ...] | None:
     """`0-3|4-7`: a part for each, as vLLM writes it for its ranks."""
     value = next((machine.env[name] for name in BIND_VARIABLES if machine.env.get(name)), "")
     parts = tuple(value.split("|"))

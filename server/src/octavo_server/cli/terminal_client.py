@@ -1,4 +1,4 @@
-"""`Answerer`: streams answers of one server to the terminal, from synchronous code. Ctrl-C stops the answer only.
+"""`TerminalClient`: streams answers of one server to the terminal, from synchronous code. Ctrl-C stops the answer only.
 
 One event loop and one connection live as long as the command. Stopping closes the connection of that answer, at which
 the server stops computing it; what has come so far is kept.
@@ -22,7 +22,7 @@ _DIM, _PLAIN = "\033[2m", "\033[0m"
 
 
 @dataclass(slots=True)
-class Answer:
+class StreamedAnswer:
     """As far as it came. `failure`: why it ended early, unless Ctrl-C (`was_stopped`) did that."""
 
     text: str = ""
@@ -44,7 +44,7 @@ class Answer:
         )
 
 
-class Answerer:
+class TerminalClient:
     """`model`: None takes the server's first. Raises ApiFailure where no server or no such model is."""
 
     def __init__(self, url: str, key: str | None, model: str | None) -> None:
@@ -70,10 +70,10 @@ class Answerer:
             self._runner.run(self._api.close())
         self._runner.close()
 
-    def answer(self, path: str, body: Mapping[str, Any]) -> Answer:
+    def stream_answer(self, path: str, body: Mapping[str, Any]) -> StreamedAnswer:
         """Prints the text while it comes."""
         request = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **body}
-        answer = Answer()
+        answer = StreamedAnswer()
         started_s = time.monotonic()
         try:
             self._runner.run(self._print(path, request, answer, started_s))
@@ -91,7 +91,7 @@ class Answerer:
             raise ApiFailure(f"{self.url}/models lists no model yet: its engines may still be starting.")
         return models[0].id
 
-    async def _print(self, path: str, request: Mapping[str, Any], answer: Answer, started_s: float) -> None:
+    async def _print(self, path: str, request: Mapping[str, Any], answer: StreamedAnswer, started_s: float) -> None:
         printer = _Printer()
         try:
             async with aclosing(self._api.stream(path, request)) as chunks:
@@ -103,7 +103,7 @@ class Answerer:
                     answer.finish_reason = chunk.finish_reason or answer.finish_reason
                     printer.show(chunk)
         except ApiFailure as error:
-            answer.failure = explain(error, self.url)
+            answer.failure = explain_failure(error, self.url)
         finally:
             printer.end()
 
@@ -134,13 +134,13 @@ class _Printer:
         sys.stdout.write(text)
 
 
-def hint(text: str) -> None:
+def print_hint(text: str) -> None:
     """On standard error, dim where that is a terminal."""
     dims = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     print(f"{_DIM}{text}{_PLAIN}" if dims else text, file=sys.stderr)
 
 
-def explain(error: ApiFailure, url: str) -> str:
+def explain_failure(error: ApiFailure, url: str) -> str:
     """The failure, and what to do about it."""
     if isinstance(error, Unreachable):
         port = urlsplit(url).port
