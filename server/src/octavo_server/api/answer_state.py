@@ -1,7 +1,7 @@
-"""How far each choice of an answer is: what came from the engine and hasn't been written yet, and the token counts.
+"""State of each choice of an answer: engine output that has not been written yet, and token counts.
 
-A stream writes a choice whenever it has text or an end; a plain answer writes it once, at the end. Tokens whose text
-is still held back (half a character, a possible stop string) wait here, so that no empty chunk is sent.
+A stream writes a choice whenever it has new text or has ended; a plain response writes it once, at the end. Tokens
+whose text is held back (half a character, a possible stop string) are kept here, so that no empty chunk is sent.
 """
 
 from dataclasses import dataclass, field
@@ -36,8 +36,8 @@ class ChoiceState:
     prompt_logprobs: "list[PositionLogprobs | None] | None" = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    timing: "Timing | None" = None  # of a sequence that has ended
-    parser: "OutputParser | None" = None  # makes `parts` of the text, where it isn't all text
+    timing: "Timing | None" = None  # set once the sequence has ended
+    parser: "OutputParser | None" = None  # turns the text into `parts`; None if all of it is text
     parts: "list[OutputEvent]" = field(default_factory=list)
 
     def add(self, sequence: "CompletionOutput") -> None:
@@ -70,7 +70,7 @@ class ChoiceState:
 
 
 class AnswerState:
-    """All choices of an answer; choice index = prompt index * n + sequence index. `latest`: the last one to advance."""
+    """All choices of an answer; choice index = prompt index * n + sequence index. `latest`: latest to advance."""
 
     def __init__(self, num_prompts: int, n: int, num_prompt_tokens: int) -> None:
         self.choices = [ChoiceState(index, index // n) for index in range(num_prompts * n)]
@@ -80,7 +80,7 @@ class AnswerState:
         self._num_cached: list[int | None] = [None] * num_prompts
 
     def add(self, delta: "GenerationDelta") -> list[ChoiceState]:
-        """The choices that advanced."""
+        """Add engine output; return the choices that advanced."""
         output, base = delta.output, delta.prompt_idx * self._n
         self._num_cached[delta.prompt_idx] = output.num_cached_tokens
         if output.prompt_logprobs is not None:
@@ -95,7 +95,7 @@ class AnswerState:
         return advanced
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What routers learn from: how much of the prompts was in the cache, once all of them have begun."""
+        """Header with the prompt tokens found in the cache, for routers; empty until every prompt has output."""
         if None in self._num_cached:
             return []
         return [(CACHED_TOKENS, str(self._sum_cached()).encode())]

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: render the conversation, generate, write the answer whole or as chunks."""
+"""`POST /v1/chat/completions`: render the conversation, generate, write the response whole or as chunks."""
 
 import time
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class ChatTurn:
 
 
 async def read_chat(request: Request) -> ChatTurn:
-    """Raises every refusal but those of the engine."""
+    """Read and check a request until it is ready to run. Raises every error except those of the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
     body, num_bytes = await read_body(request, partial(parse_generation, context, ChatCompletionRequest))
@@ -59,7 +59,7 @@ async def read_chat(request: Request) -> ChatTurn:
 async def chat_turn(
     context: ApiContext, meta: ResponseMeta, body: ChatCompletionRequest, *, arrival_s: float, num_bytes: int
 ) -> ChatTurn:
-    """All of it in one thread: each change of threads is part of every first token's time."""
+    """Prepare a chat request in a single thread call, since each thread change adds to the time to first token."""
     prompt, params, output_parsing = await context.threads.run(partial(_prepare, context, body), num_bytes=num_bytes)
     generation = context.new_generation(meta, body, [prompt], params, arrival_s)
     return ChatTurn(meta=meta, body=body, generation=generation, output_parsing=output_parsing)
@@ -94,7 +94,7 @@ def _reasoning_start(context: ApiContext, body: ChatCompletionRequest, prompt: P
 
 
 def _output_limit(context: ApiContext, body: ChatCompletionRequest, prompt: PromptInput) -> int | None:
-    """What the request asks for; else the model's own default, as far as there is room; else all the room."""
+    """Limit of the request, else the model's default cut to the free context, else None: the whole free context."""
     default = context.client.default_sampling_params.get("max_tokens")
     if body.output_limit is not None or default is None:
         return body.output_limit

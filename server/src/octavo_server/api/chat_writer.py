@@ -1,4 +1,4 @@
-"""Writes a chat answer, whole or as chunks. Where an answer is more than text, its parts are written one a chunk."""
+"""Writes a chat response, whole or as chunks. An answer with reasoning or calls gets one chunk per event."""
 
 from msgspec import UNSET, UnsetType
 
@@ -67,7 +67,7 @@ class ChatWriter(BaseResponseWriter):
         )
 
     def opening(self) -> bytes:
-        """One chunk a choice that names the role."""
+        """Frames with one chunk per choice, which carries the role."""
         roles = (ChunkChoice(choice.index, DeltaMessage("", self._role)) for choice in self.state.choices)
         chunks = [self._chunk([role]) for role in roles]
         chunks[0].prompt_token_ids = self._prompt_token_ids()
@@ -77,7 +77,7 @@ class ChatWriter(BaseResponseWriter):
         return b"".join(frame(chunk) for chunk in chunks)
 
     def chunks(self, choice: ChoiceState) -> list[ChatCompletionChunk]:
-        """The last one has the tokens behind all of them."""
+        """Chunks for the unwritten events; the last chunk carries the tokens of all of them."""
         if choice.parser is None:
             deltas = [DeltaMessage(choice.text)]
         else:

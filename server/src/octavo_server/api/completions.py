@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: prompts as text or token ids, one or many, with `echo` and the older log-probabilities."""
+"""`POST /v1/completions`: one or many prompts as text or token ids, with `echo` and log-probabilities in columns."""
 
 import time
 from functools import partial
@@ -42,7 +42,7 @@ async def create_completion(request: Request) -> Response:
 
 
 async def read_completion(request: Request) -> tuple[ResponseMeta, CompletionRequest, Generation]:
-    """What the body asks for, ready to run. Raises every refusal but those of the engine."""
+    """Read and check a request until it is ready to run. Raises every error except those of the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
     (body, params, given), _ = await read_body(request, partial(_parse, context))

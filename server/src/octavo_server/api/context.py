@@ -1,6 +1,6 @@
-"""What every handler works with: the engine, the settings, the metrics and the responses in flight.
+"""`ApiContext`: engine, settings, metrics and responses in flight, as every handler uses them.
 
-One per application, kept in `app.state`: two applications in one process share nothing.
+Each application has its own in `app.state`: two applications in one process share no state.
 """
 
 import logging
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ResponseMeta:
-    """What all chunks of one answer have in common."""
+    """Fields that all chunks of one response share."""
 
     id: str
     created: int
@@ -93,11 +93,11 @@ class ApiContext:
         return self.stall.reason(time.monotonic())
 
     def check_queue(self, request: Request) -> None:
-        """Raises Overloaded before the body is read, where no more requests are taken."""
+        """Raises Overloaded if the queue is full; handlers call it before they read the body."""
         self.admission.check(request.scope["state"].get("tenant", ""))
 
     def resolve_model_name(self, asked: str | None) -> str:
-        """Raises ModelNotFound. Left out (or empty), the first served name is meant."""
+        """Served name for a body's `model`; the first one if `model` is missing or empty. Raises ModelNotFound."""
         if not asked:
             return self.config.model_name
         if asked not in self.config.served_model_names:
@@ -119,7 +119,7 @@ class ApiContext:
         params: "SamplingParams",
         arrival_s: float,
     ) -> Generation:
-        """Nothing runs, and nothing is counted, before it is read."""
+        """A generation for a parsed request. It runs and is counted only once its deltas are read."""
 
         def track(prompt: PromptInput) -> "RequestTrack":
             num_tokens = len(prompt.token_ids)
@@ -139,16 +139,16 @@ class ApiContext:
         )
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """In a thread: the streams of others go on. Raises InvalidRequest for a text that is too long to tokenise."""
+        """Tokenise in a thread, so that other streams continue. Raises InvalidRequest for too long a text."""
         return await self.threads.run(partial(self._tokenize, text, add_special_tokens), num_bytes=len(text))
 
     async def encode_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Raises ContextLengthExceeded: at once for a text that is far too long."""
+        """Tokenise a prompt in a thread. Raises ContextLengthExceeded; without tokenising, if the text is far too long."""
         tokenize = partial(self.tokenize_prompt, text, add_special_tokens=add_special_tokens)
         return await self.threads.run(tokenize, num_bytes=len(text))
 
     def tokenize_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """`encode_prompt`, for who is in a thread already."""
+        """The same as `encode_prompt`, for callers that already run in a thread."""
         check_fits(text, max_model_len=self.client.max_model_len, longest_token=self.longest_token)
         return self._tokenize(text, add_special_tokens)
 

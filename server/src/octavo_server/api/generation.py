@@ -1,7 +1,7 @@
-"""One HTTP request's sequences: every prompt times `n`, read as one stream of deltas.
+"""All sequences of one HTTP request, each prompt times `n`, as one stream of deltas.
 
-Whoever stops reading early (the client is gone, a stream failed, the server drains) closes the iterator, which closes
-the engine's, which aborts what hasn't finished. There is no other way that a request is aborted.
+A handler that stops reading early (the client disconnected, a stream failed, the server drains) closes the iterator.
+That closes the engine's iterator, which aborts the unfinished sequences. No request is aborted in another way.
 """
 
 import asyncio
@@ -53,12 +53,12 @@ class Generation:
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     def resolved(self) -> list[SamplingParams]:
-        """What the engine would run for each prompt. Raises what `deltas` would refuse before the first output."""
+        """Parameters that the engine would run for each prompt. Raises errors as `deltas` before the first output."""
         return [self.client.resolve(p.token_ids, self.params, priority=self.priority) for p in self.prompts]
 
     def deltas(self) -> AsyncGenerator[GenerationDelta, None]:
-        """Raises what the engine raises, GenerationFailed for a sequence that ended with an error, Overloaded before
-        anything has begun, and Unavailable for a prompt that waited too long.
+        """Run the request. Raises the engine's errors, GenerationFailed for a sequence that ended with an error,
+        Overloaded before the first prompt starts, and Unavailable for a prompt that waited too long in the queue.
         """
         self.admission.check(self.tenant, num_seqs=len(self.prompts) * self.params.n)
         return self._prompt_deltas(0) if len(self.prompts) == 1 else self._merged()
@@ -85,11 +85,11 @@ class Generation:
             track.close("abort")
 
     def _start(self, admitted: AdmittedPrompt, output: "RequestOutput") -> None:
-        """Raises Unavailable if the first output says that the engine dropped it."""
+        """Mark the prompt as started. Raises Unavailable if the engine dropped it, as its first output shows."""
         limits = self.admission.limits
         if limits.max_queue_time_s is not None and _is_dropped(output):
             raise Unavailable(
-                f"The request waited longer than {limits.max_queue_time_s:g} s for its turn, the limit "
+                f"The request waited in the queue longer than the limit of {limits.max_queue_time_s:g} s "
                 f"(--max-queue-time): send it again later.",
                 retry_after_s=self.admission.retry_after_s(),
             )

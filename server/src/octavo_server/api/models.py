@@ -1,4 +1,4 @@
-"""`GET /v1/models` and one model of it."""
+"""`GET /v1/models` and `GET /v1/models/NAME`."""
 
 from fastapi import APIRouter
 from octavo_engine.wire.errors import ModelNotFound

@@ -1,7 +1,7 @@
-"""The render endpoints: what a generating endpoint would feed to the engine, without generation.
+"""The render endpoints: the input that a generating endpoint would send to the engine, without generation.
 
-A body is read by the very code that generates, so ids, limits and refusals can't differ. Routers compute block hashes
-from the answer: `token_ids`, and `cache_salt` as the engine gets it.
+The code of the generating endpoints reads the body, so ids, limits and errors can't differ. Routers compute block
+hashes from the response: from `token_ids`, and from `cache_salt` as the engine receives it.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ async def render_response(request: Request) -> Response:
 async def _rendered(meta: ResponseMeta, body: GenerationFields, generation: Generation) -> list[RenderedRequest]:
     options = body.stream_options.model_dump(exclude_unset=True) if body.stream_options else None
     several = len(generation.prompts) > 1
-    resolved = await asyncio.to_thread(generation.resolved)  # which may compile a grammar
+    resolved = await asyncio.to_thread(generation.resolved)  # in a thread, since it may compile a grammar
     return [
         RenderedRequest(
             request_id=f"{meta.id}-{i}" if several else meta.id,

@@ -1,4 +1,4 @@
-"""Reading and parsing request bodies: size and memory limits, JSON, field types, and the checks that need no tokenizer."""
+"""Read and parse request bodies: limits of size and memory, JSON, field types, and checks that need no tokenizer."""
 
 import logging
 from collections.abc import Callable
@@ -25,9 +25,9 @@ MAX_LOGGED_FIELDS = 20
 
 
 async def read_body(request: Request, parse: Callable[[bytes], Parsed]) -> tuple[Parsed, int]:
-    """What `parse` makes of the body, and the size of the body. Nothing keeps the body itself.
+    """Return the parsed body and its size in bytes; the body itself is not kept.
 
-    Raises what `parse` and `RequestLimits` forbid, and Unavailable where too many bodies are read at once.
+    Raises the errors of `parse`, those of `RequestLimits`, and Unavailable if too many bodies are being read.
     """
     context = context_of(request)
     with context.body_budget.reserve() as reservation:
@@ -35,7 +35,7 @@ async def read_body(request: Request, parse: Callable[[bytes], Parsed]) -> tuple
             raw = await read_raw(request.scope, request.receive, context.config.limits, reservation)
         except ClientDisconnected:
             request_id = request.scope["state"]["request_id"]
-            logger.debug("request %s: the client left before the body was complete", request_id)
+            logger.debug("request %s: the client disconnected before the body was complete", request_id)
             raise
         return await context.threads.parse(parse, raw), len(raw)
 
@@ -44,12 +44,12 @@ def parse_body(context: ApiContext, kind: type[Body], raw: bytes) -> Body:
     """Raises MalformedRequest and InvalidRequest."""
     body = parse_request(raw, kind, context.config.limits)
     if body.model_extra and logger.isEnabledFor(logging.DEBUG):
-        logger.debug("fields that the API doesn't define: %s", list(islice(body.model_extra, MAX_LOGGED_FIELDS)))
+        logger.debug("fields that the API does not define: %s", list(islice(body.model_extra, MAX_LOGGED_FIELDS)))
     return body
 
 
 def parse_generation(context: ApiContext, kind: type[Generating], raw: bytes) -> Generating:
-    """`parse_body`, and every refusal that needs no tokenizer."""
+    """Parse a body and make every check of it that needs no tokenizer."""
     body = parse_body(context, kind, raw)
     context.resolve_model_name(body.model)
     refuse_unsupported(body)

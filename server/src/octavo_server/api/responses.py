@@ -1,4 +1,4 @@
-"""`POST /v1/responses`, stateless: a response is made from what the request holds, and kept nowhere."""
+"""`POST /v1/responses`, stateless: a response depends only on its request, and no response is stored."""
 
 import time
 from functools import partial
@@ -38,7 +38,7 @@ async def create_response(request: Request) -> Response:
 
 
 async def read_response(request: Request) -> tuple[ResponsesRequest, ChatTurn]:
-    """Raises every refusal but those of the engine."""
+    """Read and check a request until it is ready to run. Raises every error except those of the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
     (body, chat), num_bytes = await read_body(request, partial(_parse, context))
@@ -63,7 +63,7 @@ def _as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
 
 
 class ResponseStream(SSEResponse):
-    """Ends without `[DONE]`; a failure is the last event of the stream's own kind."""
+    """A stream without `[DONE]`; after a failure its last event is `response.failed`."""
 
     def __init__(self, in_flight: InFlight, request_id: str, writer: ResponsesWriter) -> None:
         super().__init__(in_flight, request_id, writer.frames(), writer.state.headers)
@@ -73,22 +73,29 @@ class ResponseStream(SSEResponse):
         return b"" if error is None else self._writer.failure(error)
 
 
-@router.get("/v1/responses/{response_id}", **answers("Not kept: 404", None, refusals=NOT_FOUND))
+@router.get("/v1/responses/{response_id}", **answers("Always 404: responses are not stored", None, refusals=NOT_FOUND))
 async def retrieve_response(response_id: str) -> Response:
     raise NotStored(response_id)
 
 
-@router.get("/v1/responses/{response_id}/input_items", **answers("Not kept: 404", None, refusals=NOT_FOUND))
+@router.get(
+    "/v1/responses/{response_id}/input_items",
+    **answers("Always 404: responses are not stored", None, refusals=NOT_FOUND),
+)
 async def list_input_items(response_id: str) -> Response:
     raise NotStored(response_id)
 
 
-@router.delete("/v1/responses/{response_id}", **answers("Not kept: 404", None, refusals=NOT_FOUND))
+@router.delete(
+    "/v1/responses/{response_id}", **answers("Always 404: responses are not stored", None, refusals=NOT_FOUND)
+)
 async def delete_response(response_id: str) -> Response:
     raise NotStored(response_id)
 
 
-@router.post("/v1/responses/{response_id}/cancel", **answers("Not kept: 404", None, refusals=NOT_FOUND))
+@router.post(
+    "/v1/responses/{response_id}/cancel", **answers("Always 404: responses are not stored", None, refusals=NOT_FOUND)
+)
 async def cancel_response(response_id: str) -> Response:
-    """To cancel a response is to close its connection."""
+    """A client cancels a response by closing its connection."""
     raise NotStored(response_id)

@@ -1,7 +1,7 @@
-"""`ResponseOutput`: the items of a response as they grow, and the events that tell of it. Pure.
+"""`ResponseOutput`: the items of a growing response and the stream events that report them. Pure.
 
-At most one item is open. Text opens a message, reasoning a reasoning item, a call one of its own; whatever opens the
-next closes the one before. White space alone, as models write it around their markers, opens nothing.
+At most one item is open. Text opens a message, reasoning a reasoning item, a tool call a call item; opening an item
+closes the previous one. White space alone, as models write it around their markers, opens no item.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,17 +25,17 @@ COMPLETED: ItemStatus = "completed"
 
 
 class ResponseOutput:
-    """`new_id("msg")` makes an id. Events come without their sequence numbers."""
+    """`new_id("msg")` returns an id. The caller adds sequence numbers to the events."""
 
     def __init__(self, new_id: Callable[[str], str]) -> None:
         self.items: list[OutputItem] = []
         self._new_id = new_id
-        self._pieces: list[str] = []  # of the open item's text or arguments
-        self._logprobs: list[TokenLogprob] = []  # of the open message, or of the space before it
-        self._space = ""  # may yet be the start of a message
+        self._pieces: list[str] = []  # of the text or arguments of the open item
+        self._logprobs: list[TokenLogprob] = []  # of the open message, or of the white space before it
+        self._space = ""  # white space that may become the start of a message
 
     def add(self, part: OutputEvent, logprobs: Sequence[TokenLogprob] = ()) -> list[ResponseStreamEvent]:
-        """`logprobs`: those of the tokens that came with a text."""
+        """Add one event of the parsed answer. `logprobs`: of the tokens of a text."""
         match part:
             case TextDelta(text):
                 return self._add_text(text, logprobs)
@@ -48,12 +48,12 @@ class ResponseOutput:
                 return self._grow("response.function_call_arguments.delta", text)
 
     def finish(self, *, is_complete: bool) -> list[ResponseStreamEvent]:
-        """A response has at least one item, if only an empty message."""
+        """Close the open item; a response without items gets an empty message."""
         opening = [] if self.items else self._begin_message()
         return [*opening, *self._close(COMPLETED if is_complete else "incomplete")]
 
     def fail(self) -> None:
-        """Without an event: the response's own says it all."""
+        """Mark the open item as incomplete, without an event: `response.failed` reports the failure."""
         self._close("incomplete")
 
     @property
@@ -69,7 +69,7 @@ class ResponseOutput:
         return self._begin_message() if self._space.strip() else []
 
     def _begin_message(self) -> list[ResponseStreamEvent]:
-        """With the space before it, or with what ended the space."""
+        """Open a message with the white space and text kept so far."""
         text, logprobs = self._space, self._logprobs
         events = self._begin(OutputMessage(id=self._new_id("msg"), content=[]))
         self._logprobs = logprobs
@@ -140,5 +140,5 @@ class ResponseOutput:
         return ResponseStreamEvent(type=kind, output_index=len(self.items) - 1, item_id=self.items[-1].id)
 
     def _of_item(self, kind: str) -> ResponseStreamEvent:
-        """With the item as it is now."""
+        """Event with a copy of the latest item."""
         return ResponseStreamEvent(type=kind, output_index=len(self.items) - 1, item=replace(self.items[-1]))

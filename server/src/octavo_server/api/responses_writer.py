@@ -1,4 +1,4 @@
-"""Writes a response from a generation, whole or as a stream of events, which a number puts in order."""
+"""Writes a response of `/v1/responses` from a generation, whole or as a stream of numbered events."""
 
 import uuid
 from collections.abc import AsyncGenerator, Iterable
@@ -29,8 +29,8 @@ from octavo_server.output_parsing.events import OutputEvent, TextDelta, merge_ad
 
 
 class ResponsesWriter:
-    """Used once: either `body`, or `frames` and, where they fail, `failure`. It doesn't keep the request: its input may
-    be large."""
+    """Used once: either `body`, or `frames` and, if they fail, `failure`. It doesn't keep the request, whose input
+    may be large."""
 
     def __init__(self, context: ApiContext, request: ResponsesRequest, turn: ChatTurn) -> None:
         codec = context.client.tokenizer
@@ -68,22 +68,22 @@ class ResponsesWriter:
         yield closing + self._framed([ResponseStreamEvent(type=f"response.{last.status}", response=last)])
 
     def failure(self, error: Exception) -> bytes:
-        """The end of a stream that has begun."""
+        """Last frame of a stream that failed after it had started."""
         self._output.fail()
         response = self._response("failed")
         response.error = ResponseError("server_error", describe(error).message)
         return self._framed([ResponseStreamEvent(type="response.failed", response=response)])
 
     def _advance(self) -> list[ResponseStreamEvent]:
-        """What the choice has that isn't written yet."""
+        """Events for the part of the choice that has not been written yet."""
         logprobs, parts = self._new_logprobs(), self._new_parts()
         self._choice.mark_written()
         events: list[ResponseStreamEvent] = []
         for part in parts:
-            told: list[TokenLogprob] = []
+            of_part: list[TokenLogprob] = []
             if isinstance(part, TextDelta):
-                told, logprobs = logprobs, []
-            events += self._output.add(part, told)
+                of_part, logprobs = logprobs, []
+            events += self._output.add(part, of_part)
         return events
 
     def _new_parts(self) -> list[OutputEvent]:
@@ -99,7 +99,7 @@ class ResponsesWriter:
         return self._choice.finish_reason != "length"
 
     def _last(self) -> ResponseObject:
-        """Raises GenerationFailed where the engine was told to drop the request."""
+        """The final response. Raises GenerationFailed if the request was aborted."""
         if self._choice.finish_reason == "abort":
             raise GenerationFailed("The request was aborted: send it again.")
         response = self._response("completed" if self._is_complete else "incomplete")

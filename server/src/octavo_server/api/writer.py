@@ -1,7 +1,7 @@
-"""Writes one answer from a generation, whole or as a stream of chunks: what chat and text completions share.
+"""`BaseResponseWriter`: writes a response from a generation, whole or as chunks, for chat and text completions.
 
-A subclass says what a choice looks like, whole and as a chunk. Encoding is by msgspec from structs: the cost of a
-streamed token is one small struct, one encode and one send.
+A subclass builds the structs of a choice, whole and as a chunk. msgspec encodes the structs: a streamed token costs
+one small struct, one encode and one send.
 """
 
 from abc import ABC, abstractmethod
@@ -69,7 +69,7 @@ class BaseResponseWriter(ABC):
         return frame(chunks[0]) if len(chunks) == 1 else b"".join(map(frame, chunks))
 
     def opening(self) -> bytes:
-        """What a stream says before its first text."""
+        """Frames that start a stream, before its first text."""
         return b""
 
     @abstractmethod
@@ -77,7 +77,7 @@ class BaseResponseWriter(ABC):
 
     @abstractmethod
     def chunks(self, choice: ChoiceState) -> Sequence[Answer]:
-        """What hasn't been written of a choice: at least one."""
+        """Chunks for the part of a choice that has not been written yet; at least one."""
 
     @abstractmethod
     def usage_chunk(self) -> Answer: ...

@@ -1,7 +1,7 @@
-"""Reads server-sent events as they arrive in pieces of any size: bytes in, the data of each whole event out.
+"""`SSEParser`: parses server-sent events from chunks of any size and returns the data of each complete event.
 
-What OpenAI-compatible servers send is a small part of the format: `data:` lines (several make one event), comments,
-and an empty line after each event. Line ends may be LF, CRLF or CR.
+OpenAI-compatible servers use a small part of the format: `data:` lines (several form one event), comments, and an
+empty line after each event. Line ends may be LF, CRLF or CR.
 """
 
 DONE = b"[DONE]"
@@ -13,7 +13,7 @@ class SSEParser:
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The events that `piece` completes. A CR at its end may be half of a line end, so it waits."""
+        """Events that `piece` completes. A CR at the end of `piece` is kept, as it may be half of a CRLF."""
         text = self._rest + piece
         held = b"\r" if text.endswith(b"\r") else b""
         lines = text[: len(text) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: the request as it arrives, the response and its chunks as they leave."""
+"""Bodies of `/v1/chat/completions`: request, response and chunks."""
 
 from typing import Any, ClassVar
 
@@ -60,17 +60,17 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
 
     @property
     def final_message_text(self) -> str:
-        """Of the last message, if it is the assistant's."""
+        """Text of the last message if its role is "assistant", else empty."""
         last = self.messages[-1]
         return content_text(last.model_dump()["content"], "messages[-1].content") if last.role == "assistant" else ""
 
     @property
     def echoed(self) -> str:
-        """With `echo`, the last message, if it is the assistant's, is the start of the answer."""
+        """Text that `echo` puts before the answer: the last message if its role is "assistant"."""
         return self.final_message_text if self.echo else ""
 
     def conversation(self) -> list[dict[str, Any]]:
-        """As it was sent, but for nulls; `ChatTemplate.render` makes of it what templates expect."""
+        """The messages as sent, without nulls; `ChatTemplate.render` converts them to the form that templates expect."""
         return [message.model_dump(exclude_none=True) for message in self.messages]
 
 

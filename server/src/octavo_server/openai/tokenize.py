@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: vLLM's shapes."""
+"""Bodies and responses of `/tokenize` and `/detokenize`, with vLLM's fields."""
 
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from octavo_server.openai.tools import Tool
 
 
 class TokenizeRequest(LenientModel):
-    """Either `prompt`, or `messages` to be rendered by the chat template."""
+    """Either `prompt`, or `messages`, which the chat template renders."""
 
     ENTRY_MODELS: ClassVar[dict[str, type[BaseModel]]] = {"messages": ChatMessage, "tools": Tool}
 

@@ -1,7 +1,7 @@
-"""What an answer is made of, in the order in which the model says it: text, reasoning, and calls of tools.
+"""Events of a parsed answer, in the order in which the model generates them: text, reasoning and tool calls.
 
-A stream shows parts as they come; a plain answer shows them joined. Cutting a text elsewhere never changes the joined
-parts: that is the law of everything that makes them.
+A streamed response sends each event; a plain response joins them. Every parser obeys one law: the joined events do
+not depend on how the text was split into chunks.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """The next piece of the JSON text of a call's arguments."""
+    """The next fragment of the JSON text of a call's arguments."""
 
     index: int
     text: str
@@ -45,7 +45,7 @@ class ParsedToolCall:
 
 @dataclass(slots=True)
 class ParsedOutput:
-    """`text` and `reasoning` are None where the model said none."""
+    """`text` and `reasoning` are None if the model generated none."""
 
     text: str | None
     reasoning: str | None
@@ -53,7 +53,7 @@ class ParsedOutput:
 
 
 def merge_adjacent(parts: Iterable[OutputEvent]) -> list[OutputEvent]:
-    """Neighbours that can be one become one."""
+    """Merge neighbouring events of the same kind: text, reasoning, or arguments of the same call."""
     merged: list[OutputEvent] = []
     for part in parts:
         last = merged[-1] if merged else None

@@ -1,6 +1,6 @@
 """`hermes` (Hermes 2 and 3, Qwen 2.5, Qwen 3): `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
-Calls stand anywhere in the text. Some models forget the end marker, or write several calls between two markers.
+Calls may appear anywhere in the text. Some models omit the end marker, or write several calls between two markers.
 """
 
 from octavo_server.output_parsing.streaming_parser import Steps

@@ -1,12 +1,12 @@
-"""`JsonScanner`: follows one JSON value that comes in pieces to its last character, without building it.
+"""Find the end of a JSON value that arrives in chunks, without building the value.
 
-Two mistakes that models make within strings are mended on the way, so that the text can be parsed: control characters
-that aren't escaped (newlines in code), and backslashes before characters that need none (`\\'`, `\\d`).
+The scanner repairs two mistakes that models make within strings, so that the text can be parsed: control characters
+without an escape (newlines in code), and backslashes before characters that need none (`\\'`, `\\d`).
 """
 
 import re
 
-#: Numbers and words; without brackets or quotes.
+#: A number, true, false or null: a value without brackets or quotes.
 BARE_VALUE = re.compile(r"[\w.+-]*")
 
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]+')
@@ -16,7 +16,7 @@ _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 class JsonScanner:
-    """For an object, an array or a string; starts at its first character."""
+    """Scans one object, array or string; the first character scanned must be the first of the value."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -25,7 +25,7 @@ class JsonScanner:
         self._after_backslash = False
 
     def scan(self, text: str, pos: int) -> tuple[str, int]:
-        """What the value has from `pos` on, mended, and where that ends."""
+        """The repaired text of the value from `pos` on, and the position after it."""
         pieces: list[str] = []
         while pos < len(text) and not self.is_done:
             if self._after_backslash:
@@ -41,7 +41,7 @@ class JsonScanner:
         return "".join(pieces), pos
 
     def held_back(self) -> str:
-        """What was held back of a value that broke off."""
+        """The backslash that is still held back when the value breaks off, or an empty string."""
         return "\\" if self._after_backslash else ""
 
     def _mark(self, char: str) -> str:

@@ -1,7 +1,8 @@
-"""`llama3_json` (Llama 3.1, 3.2, 3.3): `{"name": ..., "parameters": {...}}`, several divided by semicolons.
+"""`llama3_json` (Llama 3.1, 3.2, 3.3): `{"name": ..., "parameters": {...}}`, separated by semicolons.
 
-An object is all that marks a call (`<|python_tag|>` may stand before it), so JSON that is meant for the reader must
-pass: an object is a call only with a name and with arguments, and, after other text, only if a tool has that name.
+Only the object itself marks a call (`<|python_tag|>` may precede it), so JSON that is part of the text must not be
+taken for a call: an object is a call only if it has a name and arguments and, after other text, only if a tool has
+that name.
 """
 
 from octavo_server.output_parsing.streaming_parser import Steps
@@ -25,14 +26,14 @@ class Llama3JsonParser(ToolCallParser):
                 self.commit()
             else:
                 self._pos -= 1
-            anything_goes = marker == PYTHON_TAG or not self.has_text
-            if not (yield from self._call(anything_goes)):
+            any_name_allowed = marker == PYTHON_TAG or not self.has_text
+            if not (yield from self._call(any_name_allowed)):
                 self.reject_call(1)
 
-    def _call(self, anything_goes: bool) -> Steps[bool]:
+    def _call(self, any_name_allowed: bool) -> Steps[bool]:
         is_call = yield from self.parse_json_call(
             accepts_key=_KEYS.__contains__,
-            accepts_name=lambda name: anything_goes or name in self.tool_names,
+            accepts_name=lambda name: any_name_allowed or name in self.tool_names,
             needs_arguments=True,
         )
         if is_call:

@@ -1,6 +1,6 @@
 """`mistral`: `[TOOL_CALLS]` and a JSON list of calls, or, since 2025, `[TOOL_CALLS]name[ARGS]{...}` for each call.
 
-The newer form may leave `[ARGS]` out, or bring a `[CALL_ID]`. The markers are special tokens: they are never shown.
+The newer form may omit `[ARGS]` or add a `[CALL_ID]`. The markers are special tokens and never become text.
 """
 
 import re
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[\w.-]*")
 
 
 def new_mistral_id() -> str:
-    """Mistral's templates refuse ids of any other form."""
+    """Nine letters or digits: Mistral's templates reject any other id."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(ID_LENGTH))
 
 
@@ -33,11 +33,11 @@ class MistralParser(ToolCallParser):
             elif first == "{":
                 is_call = yield from self.parse_json_call()
             else:
-                is_call = yield from self._named()
+                is_call = yield from self._parse_named_call()
             if not is_call:
                 self.reject_call(len(START), hidden=True)
 
-    def _named(self) -> Steps[bool]:
+    def _parse_named_call(self) -> Steps[bool]:
         name = yield from self.consume_run(_NAME)
         yield from self.skip_space()
         call_id = (yield from self.consume_run(_NAME)) if (yield from self.accept_token(CALL_ID)) else None

@@ -1,6 +1,6 @@
-"""`OutputParser`: one answer, from its text to its parts: reasoning first, then text and calls.
+"""`OutputParser`: turns the text of one answer into events: reasoning first, then text and tool calls.
 
-Pure: it is told the text as it comes and that it ended, in pieces of any size.
+Pure: the caller pushes the text in chunks of any size and then calls `finish`.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,10 @@ from octavo_server.output_parsing.tool_call_parser import ToolCallParser
 
 
 class OutputParser:
-    """`reasoning` tells reasoning from the rest, `calls` reads the rest. `ends_with_calls`: they are a reason to end."""
+    """`reasoning` separates the reasoning, `calls` parses the text after it.
+
+    `ends_with_calls`: an answer with calls has the finish reason "tool_calls".
+    """
 
     def __init__(
         self,
@@ -41,11 +44,11 @@ class OutputParser:
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """None where no reasoning is told apart."""
+        """None if reasoning is not separated from the text."""
         return None if self._reasoning_tokens is None else self._reasoning_tokens.num_tokens
 
     def push(self, text: str, token_ids: Sequence[int] = ()) -> list[OutputEvent]:
-        """`token_ids`: those that came with the text; only counted."""
+        """`token_ids`: the tokens of the text, used only to count reasoning tokens."""
         if self._reasoning is None:
             return self._parse([TextDelta(text)])
         if self._reasoning_tokens is not None:
@@ -57,7 +60,7 @@ class OutputParser:
         return parts if self._calls is None else merge_adjacent([*parts, *self._visible(self._calls.finish())])
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """OpenAI's, from the engine's."""
+        """OpenAI's finish reason for the engine's."""
         has_called = self._calls is not None and self._calls.num_calls > 0
         return "tool_calls" if reason == "stop" and has_called and self._ends_with_calls else reason
 

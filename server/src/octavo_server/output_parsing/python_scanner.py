@@ -1,6 +1,6 @@
-"""One argument of a call in Python's notation: where its value ends, and what it is in JSON.
+"""Find the end of an argument's value in a call in Python notation, and convert the value to JSON.
 
-Nothing is run: values are literals, read by `ast.literal_eval`; what is none stays as its source text, in a string.
+No code is run: `ast.literal_eval` parses literals; any other source text becomes a JSON string.
 """
 
 import ast
@@ -14,7 +14,7 @@ _JSON_WORDS = ("true", "false", "null")
 
 
 class PythonScanner:
-    """Follows a value to the comma or parenthesis after it, which isn't part of it."""
+    """Scans one value up to the comma or bracket after it, which is not part of the value."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -23,7 +23,7 @@ class PythonScanner:
         self._after_backslash = False
 
     def scan(self, text: str, pos: int) -> tuple[str, int]:
-        """What the value has from `pos` on, and where that ends. Bare newlines within strings are escaped."""
+        """The text of the value from `pos` on, and the position after it. Newlines within strings are escaped."""
         pieces: list[str] = []
         while pos < len(text) and not self.is_done:
             if self._after_backslash:
@@ -40,7 +40,7 @@ class PythonScanner:
         return "".join(pieces), pos
 
     def _ends_at(self, char: str) -> bool:
-        """Also takes note of the character."""
+        """True if the value ends before `char`; otherwise update the nesting depth and the quote."""
         if char == "\\":
             self._after_backslash = True
         elif self._quote:
@@ -56,20 +56,20 @@ class PythonScanner:
         return False
 
 
-def as_json(source: str) -> str:
+def to_json(source: str) -> str:
     source = source.strip()
     if source in _JSON_WORDS:
         return source
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes that Python doesn't know
+            warnings.simplefilter("ignore")  # about invalid escape sequences
             value = ast.literal_eval(source)
-        return _dumped(value)
+        return _dump_utf8(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return _dumped(source)
+        return _dump_utf8(source)
 
 
-def _dumped(value: object) -> str:
+def _dump_utf8(value: object) -> str:
     text = json.dumps(value, allow_nan=False, ensure_ascii=False)
     try:
         text.encode()

@@ -1,12 +1,12 @@
 """`pythonic` (Llama 3.2 and 4, ToolACE): the whole answer is a Python list of calls, `[weather(city="Oslo"), now()]`.
 
-Arguments are named, and shown value by value, as JSON. Text after the list is text.
+Arguments have names, and each value is emitted as JSON once it is complete. The text after the list stays text.
 """
 
 import json
 import re
 
-from octavo_server.output_parsing.python_scanner import PythonScanner, as_json
+from octavo_server.output_parsing.python_scanner import PythonScanner, to_json
 from octavo_server.output_parsing.streaming_parser import Steps
 from octavo_server.output_parsing.tool_call_parser import ToolCallParser
 
@@ -24,15 +24,15 @@ class PythonicParser(ToolCallParser):
         yield from self.accept_token(START)
         yield from self.skip_space()
         if (yield from self.accept_token("[")):
-            yield from self._list()
+            yield from self._parse_list()
         self._pos = self._kept
         while (yield from self.emit_text_until(START, END)):
             self.commit()
 
-    def _list(self) -> Steps[None]:
+    def _parse_list(self) -> Steps[None]:
         while True:
             yield from self.skip_space()
-            if not (yield from self._call()):
+            if not (yield from self._parse_call()):
                 return
             yield from self.skip_space()
             if (yield from self.accept_token("]")):
@@ -41,8 +41,8 @@ class PythonicParser(ToolCallParser):
             if not (yield from self.accept_token(",")):
                 return
 
-    def _call(self) -> Steps[bool]:
-        """False, with nothing shown, if this is no call with named arguments."""
+    def _parse_call(self) -> Steps[bool]:
+        """Parse one call; False, without an event, if it is not a call with named arguments."""
         name = yield from self.consume_run(_NAME)
         if not name or not (yield from self.accept_token("(")):
             return False
@@ -51,33 +51,33 @@ class PythonicParser(ToolCallParser):
             self.start_call(name)
             self.add_arguments("{}")
             return True
-        keyword = yield from self._keyword()
+        keyword = yield from self._parse_keyword()
         if not keyword:
             return False
         self.start_call(name)
         opening = "{"
         while keyword:
             self.add_arguments(f"{opening}{json.dumps(keyword)}: ")
-            if not (yield from self._literal()):
+            if not (yield from self._parse_literal()):
                 return True
             yield from self.accept_token(",")
             yield from self.skip_space()
             self.commit()
             opening = ", "
-            keyword = yield from self._keyword()
+            keyword = yield from self._parse_keyword()
         self._pos = self._kept
         yield from self.accept_token(")")
         self.add_arguments("}")
         return True
 
-    def _keyword(self) -> Steps[str]:
+    def _parse_keyword(self) -> Steps[str]:
         keyword = yield from self.consume_run(_KEYWORD)
         yield from self.skip_space()
-        is_one = yield from self.accept_token("=")
-        return keyword if is_one else ""
+        has_equals = yield from self.accept_token("=")
+        return keyword if has_equals else ""
 
-    def _literal(self) -> Steps[bool]:
-        """False if the text ends within it: then what there is of it is shown as it stands."""
+    def _parse_literal(self) -> Steps[bool]:
+        """Parse one value; False if the text ends within it, after emitting its unfinished source text."""
         scanner, pieces = PythonScanner(), []
         while True:
             text, self._pos = scanner.scan(self._buffer, self._pos)
@@ -85,5 +85,5 @@ class PythonicParser(ToolCallParser):
             if scanner.is_done or not (yield from self.wait_for_text()):
                 break
         source = "".join(pieces)
-        self.add_arguments(as_json(source) if scanner.is_done else source.strip())
+        self.add_arguments(to_json(source) if scanner.is_done else source.strip())
         return scanner.is_done

@@ -1,7 +1,7 @@
-"""The reasoning parsers by the names that `--reasoning-parser` takes, and what one request makes of one.
+"""Reasoning formats by the names that `--reasoning-parser` accepts, and how they apply to one request.
 
-Whether an answer begins with reasoning depends on the prompt: the template may have opened it (`<think>` at its end),
-or closed it again (`enable_thinking: false`, as Qwen's templates do it).
+Whether an answer starts with reasoning depends on the prompt: the template may have opened it (`<think>` at the end
+of the prompt) or closed it again (`enable_thinking: false` in Qwen's templates).
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ SWITCH = "enable_thinking"
 
 @dataclass(frozen=True, slots=True)
 class ReasoningStart:
-    """The answers of one request may hold reasoning. `is_open`: they begin with it."""
+    """State in which the answers of one request start. `is_open`: they start within reasoning."""
 
     is_open: bool
 
@@ -25,7 +25,7 @@ class ReasoningStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """`always`: the model reasons unasked. `has_switch`: `chat_template_kwargs` may turn it off."""
+    """`always`: every answer starts with reasoning. `has_switch`: `chat_template_kwargs` may turn reasoning off."""
 
     always: bool = False
     has_switch: bool = False
@@ -33,11 +33,11 @@ class ReasoningFormat:
     def reasoning_start(
         self, prompt: str, *, continued: str, template_kwargs: Mapping[str, Any]
     ) -> ReasoningStart | None:
-        """`continued`: the part of the answer that ends the prompt, if there is one. None: there is no reasoning."""
+        """None if answers have no reasoning. `continued`: start of the answer within the prompt, or empty."""
         if self.has_switch and template_kwargs.get(SWITCH) is False:
             return None
-        said = continued if START in continued or END in continued else prompt.rstrip()[-len(END) :]
-        opened, closed = said.rfind(START), said.rfind(END)
+        tail = continued if START in continued or END in continued else prompt.rstrip()[-len(END) :]
+        opened, closed = tail.rfind(START), tail.rfind(END)
         if closed > opened:
             return None
         return ReasoningStart(opened >= 0 or self.always)

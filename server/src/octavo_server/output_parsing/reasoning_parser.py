@@ -1,7 +1,7 @@
-"""`ReasoningParser`: reasoning between `<think>` and `</think>` at the start of an answer, apart from the answer itself.
+"""`ReasoningParser`: separates the reasoning between `<think>` and `</think>` at the start of an answer from the text.
 
-The template of many models writes `<think>` into the prompt, so an answer may begin in the middle of reasoning.
-Newlines at the edges of both belong to neither: templates put them back when the conversation is rendered again.
+The template of many models writes `<think>` into the prompt, so an answer may start within the reasoning. Newlines at
+the edges of reasoning and text are dropped: templates add them again when they render the conversation.
 """
 
 from octavo_server.output_parsing.events import ReasoningDelta, TextDelta
@@ -11,14 +11,14 @@ START, END = "<think>", "</think>"
 
 
 class ReasoningParser(StreamingParser):
-    """`is_open`: the answer begins with reasoning, with or without `<think>`. Without `</think>` all of it is."""
+    """`is_open`: the answer starts with reasoning, with or without `<think>`; without `</think>` all is reasoning."""
 
     def __init__(self, *, is_open: bool) -> None:
         super().__init__()
         self.is_open = is_open
         self.is_thinking = is_open
-        self._at_edge = False  # nothing but newlines so far
-        self._newlines = ""  # of reasoning; shown only if more of it follows
+        self._at_edge = False  # only newlines since the last marker
+        self._newlines = ""  # of reasoning; emitted only if more reasoning follows
 
     def parse(self) -> Steps[None]:
         yield from self.skip_space()

@@ -1,6 +1,6 @@
-"""How many of an answer's tokens are reasoning: those between the markers, where these are tokens of their own.
+"""Counts the reasoning tokens of an answer: the tokens between the two markers, if each marker is one token.
 
-Where they aren't, the tokens of each piece of text that began as reasoning are counted, which may be a few more.
+If the markers are not single tokens, all tokens of a chunk that starts within reasoning count, which may be a few more.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
-"""Answers whose shape a grammar enforces: for `tool_choice` "required" a JSON list of calls, for a named tool its
-arguments alone. They look the same whatever the model; `schema` says what they may hold.
+"""Parsers of answers that a grammar forces to be calls, whatever format the model was trained on.
+
+For `tool_choice` "required" the answer is a JSON list of calls, for a named tool only its arguments. `tool_schema`
+builds the schema of both.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""`StreamingParser`: reads a text that comes in pieces, by a generator that waits where it needs more to decide.
+"""`StreamingParser`: parses a text that arrives in chunks, by a generator that waits when it needs more text.
 
-A subclass writes `read` as if the whole text were there, with `yield from` before each look ahead. What it decides
-never depends on where the pieces were cut, because each look waits until it is certain. Text that a decision is
-waiting for is kept, so that it can still be shown as text if the decision is that it was nothing else.
+A subclass writes `parse` as if the whole text were present, with `yield from` before each look ahead. Its decisions
+never depend on how the text was split, because each look ahead waits until its result is certain. Text whose meaning
+is still open is kept, so that it can be emitted as text if it turns out not to be a call.
 """
 
 import re
@@ -13,23 +13,23 @@ from typing import TypeVar
 from octavo_server.output_parsing.events import OutputEvent, merge_adjacent
 
 T = TypeVar("T")
-#: A step that may have to wait for more text, and then gives a T.
+#: A step that may wait for more text and returns a T.
 Steps = Generator[None, None, T]
 
-#: Characters of an answer that may be read twice, as what began like a call was none. Then all is text: an answer made
-#: of nothing but beginnings would cost the square of its length.
+#: Most characters of an answer that may be parsed twice because the start of a call was not one. Beyond it the rest of
+#: the answer is text: an answer made only of such starts would cost the square of its length.
 MAX_REREAD = 1 << 16
 
 _SPACE = re.compile(r"\s*")
 
 
 class StreamingParser(ABC):
-    """`push` and `finish` return what became certain. After `finish` nothing is held back."""
+    """`push` and `finish` return the events that became certain. After `finish` no text is held back."""
 
     def __init__(self) -> None:
         self._buffer = ""
-        self._pos = 0  # the next character to read
-        self._kept = 0  # what lies between here and `_pos` may yet be shown as text
+        self._pos = 0  # index of the next character to parse
+        self._kept = 0  # characters from here to `_pos` may still become text
         self._ended = False
         self._num_reread = 0
         self._events: list[OutputEvent] = []
@@ -54,28 +54,28 @@ class StreamingParser(ABC):
 
     @abstractmethod
     def parse(self) -> Steps[None]:
-        """Reads to the end of the text."""
+        """Parse the answer to its end."""
 
     @abstractmethod
     def emit_text(self, text: str) -> None:
-        """Emits what is neither marker nor call."""
+        """Emit text that is neither a marker nor part of a call."""
 
     def wait_for_text(self) -> Steps[bool]:
-        """Waits; False at the end of the text."""
+        """Wait for the next chunk; False at the end of the text."""
         if self._ended:
             return False
         yield
         return not self._ended
 
     def peek_char(self) -> Steps[str]:
-        """The next character, not consumed; "" at the end of the text."""
+        """The next character, without consuming it; "" at the end of the text."""
         while self._pos == len(self._buffer):
             if not (yield from self.wait_for_text()):
                 break
         return self._buffer[self._pos : self._pos + 1]
 
     def accept_token(self, token: str) -> Steps[bool]:
-        """Consumes `token` if it comes next."""
+        """Consume `token` if the text continues with it."""
         while True:
             ahead = self._buffer[self._pos : self._pos + len(token)]
             if ahead == token:
@@ -88,7 +88,7 @@ class StreamingParser(ABC):
         yield from self.consume_run(_SPACE)
 
     def consume_run(self, characters: re.Pattern[str]) -> Steps[str]:
-        """Consumes what a pattern of the form `[...]*` matches, to its end."""
+        """Consume and return the longest match of a pattern of the form `[...]*`."""
         start = self._pos - self._kept
         while True:
             match = characters.match(self._buffer, self._pos)
@@ -98,11 +98,11 @@ class StreamingParser(ABC):
                 return self._buffer[self._kept + start : self._pos]
 
     def commit(self) -> None:
-        """What was read so far will never be shown as text."""
+        """Give up the right to emit the characters parsed so far as text."""
         self._kept = self._pos
 
     def reject_call(self, num_read: int, *, hidden: bool = False) -> None:
-        """It was no call after all: back to the first `num_read` kept characters, which are text (or `hidden`)."""
+        """Go back to the first `num_read` kept characters, as there is no call; emit them as text unless `hidden`."""
         self._num_reread += self._pos - self._kept - num_read
         self._pos = self._kept + num_read
         if not hidden:
@@ -110,7 +110,7 @@ class StreamingParser(ABC):
         self.commit()
 
     def emit_text_until(self, *markers: str) -> Steps[str]:
-        """Says the text before the first of the markers; that is consumed, kept and returned. "" at the end."""
+        """Emit the text before the first marker; consume, keep and return the marker, or return "" at the end."""
         pattern = re.compile("|".join(map(re.escape, markers)))
         while self._num_reread <= MAX_REREAD:
             match = pattern.search(self._buffer, self._pos)
@@ -135,7 +135,7 @@ class StreamingParser(ABC):
                 return
 
     def _held_back(self, markers: tuple[str, ...]) -> int:
-        """How many characters at the end may be the start of a marker."""
+        """Number of characters at the end of the buffer that may be the start of a marker."""
         longest = min(max(map(len, markers)) - 1, len(self._buffer) - self._pos)
         for num in range(longest, 0, -1):
             tail = self._buffer[-num:]

@@ -1,4 +1,4 @@
-"""The tool parsers by the names that `--tool-call-parser` takes."""
+"""Tool call formats by the names that `--tool-call-parser` accepts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ def new_call_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """How a model writes calls: the reader of one answer, and what ids its template takes."""
+    """How a model writes calls: the parser of one answer, and the ids that the model's template accepts."""
 
     parser_type: type[ToolCallParser]
     new_id: Callable[[], str] = new_call_id

@@ -1,7 +1,7 @@
-"""`ToolCallParser`: what the readers of all tool formats share: text around calls, and calls written as JSON.
+"""`ToolCallParser`: base of the parsers of all tool call formats: text around calls, and calls written as JSON.
 
-Nothing that the model said disappears: what turns out to be no call is shown as text, and a call that breaks off stays
-as far as it went. Space around calls separates them from text; it is shown only where text follows.
+No generated text is lost: text that looked like a call and is none becomes text, and a call that breaks off keeps the
+arguments generated so far. White space around calls is emitted only if text follows it.
 """
 
 import json
@@ -19,7 +19,7 @@ ARGUMENT_KEYS = ("arguments", "parameters")
 
 @dataclass(slots=True, kw_only=True)
 class _JsonCall:
-    """What is known of a call while its members are read. It opens with its name and the start of its arguments."""
+    """State of a call while its members are parsed. It opens once its name is known and its arguments start."""
 
     accepts_key: Callable[[str], bool]
     accepts_name: Callable[[str], bool]
@@ -29,7 +29,7 @@ class _JsonCall:
 
 
 class ToolCallParser(StreamingParser):
-    """`markers`: what the format writes around calls. Where they are special tokens, they have to be shown to us."""
+    """`markers`: strings around calls; special tokens among them must not be dropped from the text."""
 
     markers: ClassVar[tuple[str, ...]] = ()
 
@@ -48,7 +48,7 @@ class ToolCallParser(StreamingParser):
 
     @abstractmethod
     def parse_calls(self) -> Steps[None]:
-        """Reads text and calls to the end of the text."""
+        """Parse text and calls to the end of the answer."""
 
     def emit_text(self, text: str) -> None:
         text = self._space + text
@@ -66,7 +66,7 @@ class ToolCallParser(StreamingParser):
         self.commit()
 
     def add_arguments(self, text: str) -> None:
-        """The next piece of the arguments of the call that was opened last."""
+        """Add text to the arguments of the latest call."""
         if text:
             self._events.append(ToolCallArguments(self.num_calls - 1, text))
         self.commit()
@@ -78,13 +78,13 @@ class ToolCallParser(StreamingParser):
         accepts_name: Callable[[str], bool] = lambda name: True,
         needs_arguments: bool = False,
     ) -> Steps[bool]:
-        """Reads `{"name": ..., "arguments": {...}}`. False, with everything still kept, if this is no call."""
+        """Parse `{"name": ..., "arguments": {...}}`; False if it is not a call, with the text still kept."""
         call = _JsonCall(accepts_key=accepts_key, accepts_name=accepts_name)
         if not (yield from self.accept_token("{")):
             return False
         yield from self.skip_space()
         while not (yield from self.accept_token("}")):
-            if not (yield from self._member(call)):
+            if not (yield from self._parse_member(call)):
                 break
         else:
             if call.name and not call.is_open and not needs_arguments:
@@ -96,7 +96,7 @@ class ToolCallParser(StreamingParser):
         return call.is_open
 
     def parse_json_calls(self) -> Steps[bool]:
-        """Reads a JSON list of calls. False if none is in it; what follows the last one is left."""
+        """Parse a JSON list of calls; False if it has none. The text after the last call is not consumed."""
         num_before = self.num_calls
         yield from self.accept_token("[")
         while True:
@@ -113,26 +113,26 @@ class ToolCallParser(StreamingParser):
         self._pos = self._kept
         return True
 
-    def _member(self, call: _JsonCall) -> Steps[bool]:
-        """One member and the comma after it. False where the call can't go on."""
-        key = yield from self._key()
+    def _parse_member(self, call: _JsonCall) -> Steps[bool]:
+        """Parse one member and the comma after it; False if the call ends or is malformed here."""
+        key = yield from self._parse_key()
         if key is None or not (call.is_open or call.accepts_key(key)):
             return False
         if call.is_open:
-            yield from self._value()
+            yield from self._parse_value()
         elif key == "name":
-            call.name = (yield from self._string()) or ""
+            call.name = (yield from self._parse_string()) or ""
             if not call.name or not call.name.isprintable() or not call.accepts_name(call.name):
                 return False
             if call.early_arguments is not None:
                 self._open(call, call.early_arguments)
         elif key not in ARGUMENT_KEYS:
-            yield from self._value()
+            yield from self._parse_value()
         elif call.name:
             self._open(call, "")
             yield from self.parse_arguments()
         else:
-            call.early_arguments = yield from self._whole_arguments()
+            call.early_arguments = yield from self._complete_arguments()
         yield from self.skip_space()
         if not (yield from self.accept_token(",")):
             return (yield from self.peek_char()) == "}"
@@ -147,9 +147,9 @@ class ToolCallParser(StreamingParser):
         self.add_arguments(arguments)
 
     def parse_arguments(self) -> Steps[None]:
-        """Passes an object on as it comes; anything else once it is whole."""
+        """Emit an object as it arrives, and any other value once it is complete."""
         if (yield from self.peek_char()) != "{":
-            self.add_arguments((yield from self._whole_arguments()))
+            self.add_arguments((yield from self._complete_arguments()))
             return
         scanner = JsonScanner()
         while True:
@@ -161,9 +161,9 @@ class ToolCallParser(StreamingParser):
                 self.add_arguments(scanner.held_back())
                 return
 
-    def _whole_arguments(self) -> Steps[str]:
-        """Some models write null for none, or the JSON text of the arguments as a string."""
-        written = yield from self._value()
+    def _complete_arguments(self) -> Steps[str]:
+        """Some models write null for no arguments, or a string that holds the JSON text of the arguments."""
+        written = yield from self._parse_value()
         if written == "null":
             return "{}"
         try:
@@ -173,23 +173,23 @@ class ToolCallParser(StreamingParser):
         except (ValueError, RecursionError):
             return written
 
-    def _key(self) -> Steps[str | None]:
-        key = yield from self._string()
+    def _parse_key(self) -> Steps[str | None]:
+        key = yield from self._parse_string()
         yield from self.skip_space()
         if not (yield from self.accept_token(":")):
             return None
         yield from self.skip_space()
         return key
 
-    def _string(self) -> Steps[str | None]:
+    def _parse_string(self) -> Steps[str | None]:
         if (yield from self.peek_char()) != '"':
             return None
         try:
-            return str(json.loads((yield from self._value())))
+            return str(json.loads((yield from self._parse_value())))
         except ValueError:
             return None
 
-    def _value(self) -> Steps[str]:
+    def _parse_value(self) -> Steps[str]:
         first = yield from self.peek_char()
         if not first or first not in '{["':
             return (yield from self.consume_run(BARE_VALUE))

@@ -1,22 +1,22 @@
-"""JSON Schemas that force calls: a list of calls of these tools, or the arguments of one of them.
+"""JSON Schemas that force tool calls: a list of calls of the given tools, or the arguments of one of them.
 
-A tool's own references (`#/$defs/...`) are relative to its own schema, so they are led there from wherever it lands.
-Its `$schema`, which may stand at the root only, goes there if all tools have the same.
+References in a tool's schema (`#/$defs/...`) are relative to that schema, so they are rewritten for its new place. Its
+`$schema`, which is valid only at the root, moves to the root if all tools have the same.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: Their values are data, not schemas.
+#: Keywords whose values are data, not schemas.
 _DATA = frozenset({"const", "enum", "default", "examples"})
-#: Their keys are names, not keywords.
+#: Keywords whose value maps names, not keywords, to schemas.
 _NAMED = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
-#: With any of these beside `properties`, more than those may be meant.
+#: Keywords that may allow more properties than `properties` lists.
 _COMPOSED = frozenset({"additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"})
 
 
 def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A call has no other arguments than those that the tool describes."""
+    """Schema of the arguments; it allows only the properties that the tool describes, unless it says otherwise."""
     schema = {"type": "object", **(function.get("parameters") or {"properties": {}})}
     if "properties" in schema and not _COMPOSED & schema.keys():
         schema["additionalProperties"] = False
@@ -30,7 +30,7 @@ def calls_schema(functions: Sequence[Mapping[str, Any]], *, max_calls: int | Non
     for i, function in enumerate(functions):
         schema = arguments_schema(function)
         dialects.add(schema.pop("$schema", ""))
-        moved = _moved(schema, f"#/$defs/tool_{i}")
+        moved = _relocate(schema, f"#/$defs/tool_{i}")
         if moved != schema:
             shared[f"tool_{i}"], schema = moved, {"$ref": f"#/$defs/tool_{i}"}
         calls.append(_call_schema(function["name"], schema))
@@ -49,17 +49,17 @@ def _call_schema(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _moved(schema: Any, to: str) -> Any:
+def _relocate(schema: Any, to: str) -> Any:
     if isinstance(schema, list):
-        return [_moved(item, to) for item in schema]
+        return [_relocate(item, to) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {key: _moved_member(key, value, to) for key, value in schema.items()}
+    return {key: _relocate_member(key, value, to) for key, value in schema.items()}
 
 
-def _moved_member(key: str, value: Any, to: str) -> Any:
+def _relocate_member(key: str, value: Any, to: str) -> Any:
     if key == "$ref" and isinstance(value, str) and value.startswith("#"):
         return to + value[1:]
     if key in _NAMED and isinstance(value, dict):
-        return {name: _moved(schema, to) for name, schema in value.items()}
-    return value if key in _DATA else _moved(value, to)
+        return {name: _relocate(schema, to) for name, schema in value.items()}
+    return value if key in _DATA else _relocate(value, to)

@@ -1,6 +1,4 @@
-"""`ToolUse`: what one request says about tools, checked, and what follows from it: for the prompt, for the shape of the
-output, for reading the answer, and for the reason that it ends with.
-"""
+"""`ToolUse`: the checked `tools` and `tool_choice` of one request, and their effect on grammar and output parser."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -26,7 +24,7 @@ Mode = Literal["none", "auto", "required", "named"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSettings:
-    """What the server was started with."""
+    """The server's flags about tools."""
 
     parser: str | None = None
     allows_auto: bool = False
@@ -34,7 +32,7 @@ class ToolSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """`tools` as templates read them: `{"type": "function", "function": {...}}`. `name` is set in mode "named"."""
+    """`tools` as chat templates get them: `{"type": "function", "function": {...}}`. `name` is set in mode "named"."""
 
     mode: Mode = "none"
     tools: tuple[dict[str, Any], ...] = ()
@@ -42,8 +40,8 @@ class ToolUse:
     one_call_only: bool = False
     call_format: ToolCallFormat | None = None
 
-    def shape(self) -> StructuredOutputs | None:
-        """The shape that makes the model call. Raises InvalidRequest that names the tool whose schema has none."""
+    def structured_outputs(self) -> StructuredOutputs | None:
+        """Structured output that forces calls, if any. Raises InvalidRequest, which names a tool with a bad schema."""
         if self.mode in ("required", "named"):
             self._check_schemas()
         if self.mode == "required":
@@ -53,7 +51,7 @@ class ToolUse:
         return None
 
     def new_parser(self) -> ToolCallParser | None:
-        """For one answer; None if its text is only text."""
+        """Parser of one answer; None if the answer can't hold calls."""
         new_id = self.call_format.new_id if self.call_format else new_call_id
         if self.mode == "required":
             return RequiredToolParser(new_id)
@@ -67,7 +65,7 @@ class ToolUse:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What the reader must see even where it is a special token."""
+        """Strings that must stay in the parsed text even if they are special tokens."""
         return self.call_format.parser_type.markers if self.mode == "auto" and self.call_format else ()
 
     def _check_schemas(self) -> None:
@@ -80,7 +78,7 @@ class ToolUse:
             except InvalidRequest as error:
                 raise InvalidRequest(f"{where}: {error}", param=where) from error
             except RecursionError:
-                pass  # the engine refuses it by its depth
+                pass  # the engine rejects the schema for its depth
 
     @property
     def _functions(self) -> list[dict[str, Any]]:
@@ -95,7 +93,7 @@ def tool_use(
     parallel: bool | None,
     settings: ToolSettings,
 ) -> ToolUse:
-    """`mode` None: left open. Raises InvalidRequest."""
+    """`mode` None: the request has no tool_choice. Raises InvalidRequest."""
     if not tools:
         if mode in (None, "none") or (mode == "auto" and tools is not None):
             return ToolUse()
