@@ -22,7 +22,9 @@ WORDS = "tell tells telling told hear hears hearing heard whoever anew poke poke
 FORBIDDEN = re.compile(rf"(?<![\w-])({'|'.join(WORDS.split())}|goes on|go on|went on)(?![\w-])", re.IGNORECASE)
 IN_A_NAME = frozenset(WORDS.split())
 NO_FIRST_WORD = frozenset({"of", "with", "and", "but", "what", "who", "whoever", "that", "whether", "as"})
-TEXT = frozenset({".md", ".yaml", ".yml", ".toml", ".txt", ".sh", ".tpl", ".cpp", ".h", ".html", ".js", ".json", ".cfg"})
+TEXT = frozenset(
+    {".md", ".yaml", ".yml", ".toml", ".txt", ".sh", ".tpl", ".cpp", ".h", ".html", ".js", ".json", ".cfg"}
+)
 NAMED_TEXT = frozenset({"Makefile", "Dockerfile", "run"})
 FREE = frozenset({Path("tools/check_language.py"), Path("docs/internals/renames.md")})  # they list the words
 DISTRIBUTIONS = ("engine/src", "server/src", "operator/src")
@@ -63,7 +65,11 @@ def _in_python(path: Path, source: str) -> Iterator[str]:
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[ast.Constant, str]]:
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, *DEFINITIONS)) and node.body and isinstance(expression := node.body[0], ast.Expr):
+        if (
+            isinstance(node, (ast.Module, *DEFINITIONS))
+            and node.body
+            and isinstance(expression := node.body[0], ast.Expr)
+        ):
             if isinstance(constant := expression.value, ast.Constant) and isinstance(constant.value, str):
                 yield constant, constant.value
 

@@ -7,7 +7,7 @@ import pytest_asyncio
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from octavo_engine.wire.hashing import tenant_salt
-from octavo_server.tools.use import ToolSettings
+from octavo_server.output_parsing.tool_use import ToolSettings
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 from openai import BadRequestError, NotFoundError

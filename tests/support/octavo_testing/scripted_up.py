@@ -8,7 +8,7 @@ import sys
 from octavo_server.cli import serve
 from octavo_server.cli.main import main
 from octavo_server.up import child
-from octavo_server.up.followed import end_with_parent
+from octavo_server.up.child_main import end_with_parent
 
 from octavo_testing.scripted_serve import ScriptedLLM
 
