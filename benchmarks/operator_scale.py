@@ -84,7 +84,9 @@ class Bench:
 
 
 async def apply_all(bench: Bench, names: list[str]) -> None:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=AT_ONCE, ssl=bench.plane.trust)) as session:
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=AT_ONCE, ssl=bench.plane.ssl_context)
+    ) as session:
 
         async def apply(name: str) -> None:
             body = json.dumps(Case("", {}, name=name).manifest())
@@ -217,7 +219,7 @@ def p95(values: list[float]) -> float:
 
 def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
     with control_plane(folder, audit=True, controllers=(GARBAGE, *arguments.controllers)) as plane:
-        bench = Bench(plane, plane.account(NAMESPACE, "octavo-operator"), folder)
+        bench = Bench(plane, plane.create_account(NAMESPACE, "octavo-operator"), folder)
         operator = bench.operator("a")
         operator.start()
         try:

@@ -59,11 +59,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
     os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
     wait_politely()
-    _hear_ctrl_c()
+    _restore_ctrl_c()
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "dev"))
 
 
-def _hear_ctrl_c() -> None:
+def _restore_ctrl_c() -> None:
     """A shell starts its background jobs with Ctrl-C ignored, and what a test starts would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

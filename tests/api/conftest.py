@@ -31,14 +31,14 @@ async def llm(config):
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory):
+def scripted_tmp(tmp_path_factory):
     tmp_path_factory.getbasetemp()  # made before the place for temporary files moves
     with scripted_environment() as folder:
         yield folder
 
 
 @pytest.fixture(scope="module")
-def core_config(tmp_path_factory, workplace):
+def core_config(tmp_path_factory, scripted_tmp):
     folder = write_byte_model(tmp_path_factory.mktemp("model"))
     return EngineConfig(model=str(folder), load_format="dummy", max_model_len=256)
 

@@ -6,7 +6,7 @@ import random
 import pytest
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_testing.fake_replica import MODEL, FakeReplica, Lose, Reorder, Repeat, lie, twice
-from octavo_testing.fleets import followed, until
+from octavo_testing.fleets import running_fleet, until
 
 QUICK = FollowSettings(
     answer_timeout_s=0.1, look_every_s=0.02, reopen_after_s=0.2, least_wait_s=0.001, most_wait_s=0.01
@@ -58,7 +58,7 @@ def has(index, replica):
 @pytest.mark.parametrize("seed", range(4))
 async def test_whatever_happens_it_is_exact_again_and_nothing_is_wrong(seed):
     soak = Soak(seed)
-    async with followed(*soak.fakes, settings=QUICK) as fleet:
+    async with running_fleet(*soak.fakes, settings=QUICK) as fleet:
         index = fleet.index
         for _ in range(80):
             await soak.act()

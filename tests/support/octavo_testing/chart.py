@@ -22,7 +22,7 @@ Json = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Flip:
+class SettingChange:
     """Another value than the default of one setting."""
 
     path: tuple[str, ...]
@@ -32,11 +32,11 @@ class Flip:
     def id(self) -> str:
         return f"{'.'.join(self.path)}={self.value}"
 
-    def on(self, values: Mapping[str, Json]) -> dict[str, Json]:
+    def apply_to(self, values: Mapping[str, Json]) -> dict[str, Json]:
         """`values` with this one set."""
         head, rest = self.path[0], self.path[1:]
         below = values.get(head, {})
-        return {**values, head: Flip(rest, self.value).on(below) if rest else self.value}
+        return {**values, head: SettingChange(rest, self.value).apply_to(below) if rest else self.value}
 
 
 def default_values() -> dict[str, Json]:
@@ -62,10 +62,10 @@ def settings(schema: Mapping[str, Json]) -> Iterator[tuple[tuple[str, ...], dict
             yield path, full
 
 
-def flips() -> list[Flip]:
+def setting_changes() -> list[SettingChange]:
     """Every setting, otherwise than by default: choices all ways, numbers to both bounds, the rest to its examples."""
     return [
-        Flip(path, value)
+        SettingChange(path, value)
         for path, node in settings(values_schema())
         for value in _offered(node)
         if value != _at(default_values(), path)
@@ -86,7 +86,7 @@ def _at(values: Json, path: tuple[str, ...]) -> Json:
 
 
 @cache
-def helm() -> str | None:
+def helm_binary() -> str | None:
     """None where there is none."""
     return shutil.which("helm") or shutil.which("helm", path=local_binaries() or "")
 
@@ -95,7 +95,7 @@ def run_helm(
     *arguments: str, values: Mapping[str, Json] | None = None, kubeconfig: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`kubeconfig`: None for what needs no cluster."""
-    executable = helm()
+    executable = helm_binary()
     assert executable is not None, HELM_MISSING
     env = os.environ | {"KUBECONFIG": str(kubeconfig or os.devnull)}
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:

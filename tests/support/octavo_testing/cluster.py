@@ -15,19 +15,19 @@ def kubeconfig() -> Path | None:
     """None where there is no cluster."""
     if given := os.environ.get("E2E_KUBECONFIG"):
         return Path(given)
-    path = _told("KUBECONFIG")
+    path = _shell_variable("KUBECONFIG")
     return Path(path) if path and Path(path).exists() else None
 
 
 def local_binaries() -> str | None:
     """The folder of the local cluster's programs, which is there once it was up."""
-    return _told("PATH").split(":")[0] or None
+    return _shell_variable("PATH").split(":")[0] or None
 
 
-def _told(name: str) -> str:
+def _shell_variable(name: str) -> str:
     """What a shell is to set for the local cluster."""
     if not (LOCAL / "env").exists():
         return ""
-    told = subprocess.run([LOCAL / "env"], capture_output=True, text=True, check=False, timeout=30)
-    words = [word.removeprefix(f"{name}=") for word in told.stdout.split() if word.startswith(f"{name}=")]
+    printed = subprocess.run([LOCAL / "env"], capture_output=True, text=True, check=False, timeout=30)
+    words = [word.removeprefix(f"{name}=") for word in printed.stdout.split() if word.startswith(f"{name}=")]
     return words[0] if words else ""

@@ -58,11 +58,11 @@ class Component:
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def check(self) -> None:
+    def assert_running(self) -> None:
         """That it lives."""
-        assert self.is_running, f"{self.name} ended:\n{self.last_words()}"
+        assert self.is_running, f"{self.name} ended:\n{self.log_tail()}"
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return "\n".join(lines[-LAST_LINES:])
 

@@ -2,8 +2,8 @@
 
     with control_plane(folder, audit=True, controllers=(GARBAGE, NAMESPACES)) as plane:
         config.new_client_from_config(str(plane.kubeconfig()))     # as admin; the CRD is there
-        plane.kubeconfig(plane.account("default", "operator"))     # as a service account
-        with plane.away(): ...                                     # kill -9; back afterwards
+        plane.kubeconfig(plane.create_account("default", "operator"))     # as a service account
+        with plane.apiserver_down(): ...                                     # kill -9; back afterwards
         plane.audit.calls(user="operator")
 
 What is stored stays until the end, whichever part is killed. Nothing runs a pod; controllers run where they are named.
@@ -89,10 +89,10 @@ class ControlPlane:
             part.kill()  # nothing here is to be kept
 
     def wait_until_ready(self) -> None:
-        self._wait(lambda: self.answers("/readyz"))
+        self._wait(lambda: self.is_answering("/readyz"))
 
     @contextmanager
-    def away(self) -> Iterator[None]:
+    def apiserver_down(self) -> Iterator[None]:
         """The API server is killed; afterwards it is back, at the same address."""
         self.apiserver.kill()
         try:
@@ -103,7 +103,10 @@ class ControlPlane:
 
     def kubeconfig(self, user: str = ADMIN) -> Path:
         """`user`: `ADMIN`, or one that `account` gave."""
-        cluster = {"server": self.url, "certificate-authority-data": base64.b64encode(self.authority).decode()}
+        cluster = {
+            "server": self.url,
+            "certificate-authority-data": base64.b64encode(self.ca_certificate).decode(),
+        }
         content = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -116,7 +119,7 @@ class ControlPlane:
         path.write_text(json.dumps(content))
         return path
 
-    def account(self, namespace: str, name: str, rules: Sequence[Mapping[str, Any]] | None = None) -> str:
+    def create_account(self, namespace: str, name: str, rules: Sequence[Mapping[str, Any]] | None = None) -> str:
         """A service account that may do what the rules say, everywhere; without rules, everything. Its user's name."""
         core, rbac = f"/api/v1/namespaces/{namespace}/serviceaccounts", "/apis/rbac.authorization.k8s.io/v1"
         self.call("POST", core, {"metadata": {"name": name}})
@@ -129,9 +132,9 @@ class ControlPlane:
             "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
         }
         self.call("POST", f"{rbac}/clusterrolebindings", binding)
-        return self.token_of(namespace, name)
+        return self.issue_token(namespace, name)
 
-    def token_of(self, namespace: str, name: str) -> str:
+    def issue_token(self, namespace: str, name: str) -> str:
         """Of an account that is there: `kubeconfig` can be had for its user, whose name is returned."""
         user = f"system:serviceaccount:{namespace}:{name}"
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
@@ -143,7 +146,7 @@ class ControlPlane:
         latest = self._ask_etcd("range", key=base64.b64encode(b"/").decode())["header"]["revision"]
         self._ask_etcd("compaction", revision=latest, physical=True)
 
-    def forget_everything(self) -> None:
+    def wipe_etcd(self) -> None:
         """An etcd without content, as after a restore gone wrong. Afterwards the API server is to be started anew."""
         self.apiserver.kill()
         self.etcd.kill()
@@ -158,12 +161,12 @@ class ControlPlane:
         headers = self.headers() | ({"Content-Type": kind} if kind else {})
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=LIMIT_S, context=self.trust) as answer:
+        with urllib.request.urlopen(request, timeout=LIMIT_S, context=self.ssl_context) as answer:
             content: bytes = answer.read()
             return content
 
     @property
-    def authority(self) -> bytes:
+    def ca_certificate(self) -> bytes:
         """What clients are to trust: the API server makes it when it first starts."""
         return (self._folder / "apiserver" / "apiserver.crt").read_bytes()
 
@@ -171,8 +174,8 @@ class ControlPlane:
         return {"Authorization": f"Bearer {self._tokens[user]}", "Content-Type": "application/json"}
 
     @cached_property
-    def trust(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cadata=self.authority.decode())
+    def ssl_context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cadata=self.ca_certificate.decode())
 
     def _component(self, name: str, flags: Mapping[str, object]) -> Component:
         command = [self._found[name], *(f"--{flag}={value}" for flag, value in flags.items())]
@@ -229,9 +232,9 @@ class ControlPlane:
     def install_crd(self) -> None:
         manifest = yaml.safe_load(CRD.read_text())
         self.call("POST", CRDS, manifest)
-        self._wait(lambda: self.answers("/apis/serving.octavo.dev/v1alpha1/inferenceservices"))
+        self._wait(lambda: self.is_answering("/apis/serving.octavo.dev/v1alpha1/inferenceservices"))
 
-    def answers(self, path: str) -> bool:
+    def is_answering(self, path: str) -> bool:
         try:
             self._fetch("GET", path)
         except OSError:
@@ -241,9 +244,9 @@ class ControlPlane:
     def _wait(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + LIMIT_S
         while not holds():
-            self.etcd.check()
-            self.apiserver.check()
-            assert time.monotonic() < deadline, f"not ready after {LIMIT_S:g} s:\n{self.apiserver.last_words()}"
+            self.etcd.assert_running()
+            self.apiserver.assert_running()
+            assert time.monotonic() < deadline, f"not ready after {LIMIT_S:g} s:\n{self.apiserver.log_tail()}"
             time.sleep(0.05)
 
     def _ask_etcd(self, act: str, **body: object) -> Any:

@@ -22,7 +22,7 @@ from octavo_testing.fake_replica import FakeReplica, Lose, Reorder, Repeat, Spoi
 SPOILERS: dict[str, Callable[[], Spoiler]] = {"lose": Lose, "reorder": Reorder, "repeat": Repeat, "lie": lambda: lie}
 
 
-class Busy:
+class BusyReplica:
     """One replica with what it has, in the order of its coming."""
 
     def __init__(self, seed: int, *, stored: int, blocks: int, heartbeat_s: float) -> None:
@@ -50,16 +50,16 @@ class Busy:
         backlog = self._dice.randrange(1000)
         self.fake.step_packed(new, gone, rolled, running=8, prefill_backlog_tokens=backlog, batched_tokens=64)
 
-    async def fault(self, kind: str) -> None:
+    async def inject_fault(self, kind: str) -> None:
         if kind == "restart":
             self.spoiled_at = time.monotonic()
             await self.fake.stop()
-            self.fake.begin_with_all()
+            self.fake.begin_epoch_with_blocks()
             await self.fake.start()
         else:
-            self.fake.spoil = self._noting(SPOILERS[kind]())
+            self.fake.spoil = self._spoil_once(SPOILERS[kind]())
 
-    def _noting(self, spoiler: Spoiler) -> Spoiler:
+    def _spoil_once(self, spoiler: Spoiler) -> Spoiler:
         """`spoiler`, for a single time."""
 
         def spoil(frame: Step) -> Sequence[Frame]:
@@ -81,28 +81,29 @@ class Busy:
 
 async def run(args: argparse.Namespace) -> None:
     fleet = [
-        Busy(seed, stored=args.stored, blocks=args.blocks, heartbeat_s=args.heartbeat) for seed in range(args.replicas)
+        BusyReplica(seed, stored=args.stored, blocks=args.blocks, heartbeat_s=args.heartbeat)
+        for seed in range(args.replicas)
     ]
     for busy in fleet:
         await busy.fake.start()
-    _say({"urls": [busy.fake.url for busy in fleet]})
+    _print_json({"urls": [busy.fake.url for busy in fleet]})
     work = asyncio.create_task(_work(fleet, args.rate)) if args.rate else None
     commands = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     while line := (await commands.readline()).split():
         busy = fleet[int(line[1])]
         if line[0] != b"digest":
-            await busy.fault(line[0].decode())
+            await busy.inject_fault(line[0].decode())
         while busy.spoiled_at is None:
             await asyncio.sleep(0.001)
-        _say({"at": busy.spoiled_at, "digest": busy.fake.digest, "count": busy.count})
+        _print_json({"at": busy.spoiled_at, "digest": busy.fake.digest, "count": busy.count})
     if work is not None:
         work.cancel()
     for busy in fleet:
         await busy.fake.stop()
 
 
-async def _work(fleet: list[Busy], rate: float) -> None:
+async def _work(fleet: list[BusyReplica], rate: float) -> None:
     clock = asyncio.get_running_loop().time
     began, done = clock(), 0
     while True:
@@ -113,7 +114,7 @@ async def _work(fleet: list[Busy], rate: float) -> None:
         await asyncio.sleep(0.001)
 
 
-def _say(content: object) -> None:
+def _print_json(content: object) -> None:
     print(json.dumps(content), flush=True)
 
 

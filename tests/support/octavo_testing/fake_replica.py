@@ -62,7 +62,7 @@ class FakeReplica:
         self.publisher = KVPublisher(ready, self.models, heartbeat_s=self.heartbeat_s, card=self.card)
         self.digest = 0
 
-    def begin_with_all(self) -> None:
+    def begin_epoch_with_blocks(self) -> None:
         """As one that found its blocks again: another epoch, but what is stored stays."""
         kept, digest = self.publisher.kept, self.digest
         self.begin()
@@ -160,7 +160,7 @@ class FakeReplica:
         return web.Response(status=self.status.get(request.path, 200), body=self.bodies.get(request.path, b""))
 
 
-def vllm(*models: str, running: int = 0, waiting: int = 0) -> FakeReplica:
+def vllm_replica(*models: str, running: int = 0, waiting: int = 0) -> FakeReplica:
     """What a vLLM server has of what a router asks for."""
     fake = FakeReplica()
     fake.status["/kv/events"] = 404

@@ -27,7 +27,7 @@ async def until(holds: Callable[[], object], *, limit_s: float = LIMIT_S) -> Non
 
 
 @asynccontextmanager
-async def following(*urls: str, settings: FollowSettings | None = None) -> AsyncIterator[Fleet]:
+async def fleet_at(*urls: str, settings: FollowSettings | None = None) -> AsyncIterator[Fleet]:
     fleet = Fleet(settings or FollowSettings(), StaticDiscovery(urls), PrefixIndex(max_entries=100_000))
     await fleet.start()
     try:
@@ -37,11 +37,11 @@ async def following(*urls: str, settings: FollowSettings | None = None) -> Async
 
 
 @asynccontextmanager
-async def followed(*fakes: FakeReplica, settings: FollowSettings = QUICK) -> AsyncIterator[Fleet]:
+async def running_fleet(*fakes: FakeReplica, settings: FollowSettings = QUICK) -> AsyncIterator[Fleet]:
     """The replicas, too, live as long as this."""
     async with AsyncExitStack() as stack:
         for fake in fakes:
             await fake.start()
             stack.push_async_callback(fake.stop)
-        fleet = await stack.enter_async_context(following(*(fake.url for fake in fakes), settings=settings))
+        fleet = await stack.enter_async_context(fleet_at(*(fake.url for fake in fakes), settings=settings))
         yield fleet

@@ -17,7 +17,7 @@ class Gate:
         self._fd = os.open(path, os.O_CREAT | os.O_RDWR)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
-    def at(self, position: int) -> dict[str, Any]:
+    def wait_at(self, position: int) -> dict[str, Any]:
         """The part of a script that waits here before the output at `position`."""
         return {"wait_at": position, "gate": str(self._path)}
 
@@ -41,7 +41,7 @@ class Valve:
         os.mkfifo(path)
         self.shut()
 
-    def step(self, times: int = 1) -> None:
+    def allow_steps(self, times: int = 1) -> None:
         os.write(self._fd, bytes(times))
 
     def open(self) -> None:
@@ -62,6 +62,6 @@ class ValveReader:
         if self._fd is not None:
             os.set_blocking(self._fd, True)
 
-    def take_step(self) -> None:
+    def wait_for_step(self) -> None:
         if self._fd is not None:
             os.read(self._fd, 1)

@@ -1,6 +1,6 @@
 """Specs of an InferenceService that must be taken or refused, by the API server and by our own models alike.
 
-A refusal's `says` is part of the message that the user gets. Cases are written as what they add to a minimal spec.
+A refusal's `message` is part of the message that the user gets. Cases are written as what they add to a minimal spec.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ HOST = {"ingress": {"host": "llm.example.com"}}
 class Case:
     id: str
     spec: dict[str, Any]
-    says: str = ""  # empty: it is taken
+    message: str = ""  # empty: it is taken
     name: str = "case"
     without: tuple[str, ...] = field(default=())
 
@@ -40,7 +40,7 @@ def _cache(**fields: Any) -> dict[str, Any]:
     return {"model": {"uri": "hf://Qwen/Qwen3-0.6B", "cache": fields}}
 
 
-TAKEN = (
+ACCEPTED = (
     Case("minimal", {}),
     Case("hub model", _model(uri="hf://Qwen/Qwen3-0.6B", revision="main")),
     Case("bucket", _model(uri="s3://models/llama/8b", secretRef={"name": "s3"})),

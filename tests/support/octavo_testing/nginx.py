@@ -60,7 +60,7 @@ def ingress(folder: Path, upstream_port: int) -> Iterator[int]:
     with log.open("wb") as output:
         process = subprocess.Popen([binary, "-c", str(config), "-e", str(log)], stdout=output, stderr=output)
     try:
-        eventually(lambda: process.poll() is not None or _listens(port), says=log.read_text)
+        eventually(lambda: process.poll() is not None or _listens(port), describe=log.read_text)
         assert process.poll() is None, log.read_text()
         yield port
     finally:

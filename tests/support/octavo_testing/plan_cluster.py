@@ -85,7 +85,7 @@ class PlanCluster:
         """It knows of no replica, until it has their snapshots again."""
         self.silent.add(name)
 
-    def hear_routers(self, rng: random.Random | None = None) -> None:
+    def deliver_router_reports(self, rng: random.Random | None = None) -> None:
         self.silent = {name for name in self.silent if not _happens(rng)}
 
     def restart_engine(self, name: str) -> None:
@@ -106,7 +106,7 @@ class PlanCluster:
     def num_serving(self) -> int:
         return sum(live.pod.serves for live in self.pods.values())
 
-    def num_kept(self) -> int:
+    def num_staying(self) -> int:
         """Pods that serve and will go on doing so, for all that was asked for up to now."""
         revisions = {s.revision for s in self.engine_sets.values()}
         return sum(live.pod.serves and live.pod.revision in revisions for live in self.pods.values())

@@ -24,7 +24,7 @@ class Right:
         return f"{self.verb} {self.resource}{f'.{self.group}' if self.group else ''}"
 
 
-def granted(rules: Iterable[Mapping[str, Any]]) -> set[Right]:
+def granted_rights(rules: Iterable[Mapping[str, Any]]) -> set[Right]:
     return {
         Right(group, resource, verb)
         for rule in rules
@@ -34,7 +34,7 @@ def granted(rules: Iterable[Mapping[str, Any]]) -> set[Right]:
     }
 
 
-def used(calls: Iterable[Call]) -> set[Right]:
+def used_rights(calls: Iterable[Call]) -> set[Right]:
     """Of calls for resources that were allowed; an apply that made something was a create too."""
     rights = set()
     for call in calls:
@@ -45,11 +45,11 @@ def used(calls: Iterable[Call]) -> set[Right]:
     return rights
 
 
-def refused(calls: Iterable[Call]) -> list[Call]:
+def refused_calls(calls: Iterable[Call]) -> list[Call]:
     return [call for call in calls if not call.is_allowed]
 
 
-def documented(role: str) -> dict[Right, str]:
+def documented_rights(role: str) -> dict[Right, str]:
     """The rows under the heading `role`: each right, and the reason why no test exercises it, or an empty text."""
     section = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)
     (rows,) = [part for part in section if part.startswith(f"{role}\n")]

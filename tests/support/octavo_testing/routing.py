@@ -39,8 +39,8 @@ async def routing(
     if "admin_port" in settings:
         settings["admin_port"] = sockets[1].getsockname()[1]
     limits = ForwardLimits(**{"max_hold_s": 10.0, "connect_timeout_s": 5.0, **(forward or {})})
-    told = RouterSettings(**{"drain_timeout_s": 5.0, "routing_headers": True, "forward": limits, **settings})
-    router = Router(told, StaticDiscovery(urls), tracer=tracer)
+    router_settings = RouterSettings(**{"drain_timeout_s": 5.0, "routing_headers": True, "forward": limits, **settings})
+    router = Router(router_settings, StaticDiscovery(urls), tracer=tracer)
     server = RouterServer(router)
     await router.start()
     running = asyncio.create_task(server.serve(sockets=sockets))

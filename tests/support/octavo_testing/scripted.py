@@ -71,7 +71,7 @@ class ScriptedExecutor:
         self.is_shut_down = True
 
     def _run(self, plan: StepPlan) -> StepResult:
-        self._valve.take_step()
+        self._valve.wait_for_step()
         self.plans.append(plan)
         for seq_id in plan.dropped_seqs:
             self._seqs.pop(seq_id, None)

@@ -35,7 +35,7 @@ MODEL = "scripted"
 class ScriptedClient:
     """`replies[i % len]` is what sequence i says, as text or token ids. Events are at a position of every output.
 
-    `cuts`: the numbers of tokens after which news is told; None: after each token.
+    `yield_at`: the numbers of tokens after which news is told; None: after each token.
     """
 
     def __init__(self, folder: Path, **config: Any) -> None:
@@ -51,7 +51,7 @@ class ScriptedClient:
 
     def reset(self) -> None:
         self.replies: list[str | list[int]] = ["Hello, world!"]
-        self.cuts: frozenset[int] | None = None
+        self.yield_at: frozenset[int] | None = None
         self.num_cached_tokens = 0
         self.hold_at: int | None = None
         self.fail_at: int | None = None
@@ -92,7 +92,7 @@ class ScriptedClient:
                 await self._play_events(position)
                 for index in range(request.params.n):
                     assembly.push(self._step(request, index, position), time.monotonic())
-                if self.cuts is not None and position + 1 not in self.cuts and not assembly.finished:
+                if self.yield_at is not None and position + 1 not in self.yield_at and not assembly.finished:
                     continue
                 output = assembly.take(kind)
                 if output is not None:

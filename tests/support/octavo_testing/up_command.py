@@ -39,7 +39,7 @@ class UpProcess:
             assert time.monotonic() < deadline, f"not within {TIMEOUT_S} s: {what}\n{self.log}"
             time.sleep(0.02)
 
-    def until_said(self, text: str) -> None:
+    def wait_for_log(self, text: str) -> None:
         self.until(lambda: text in self.log, f"{text!r} is said")
 
     def metric(self, name: str) -> float:
@@ -88,5 +88,5 @@ def octavo_up(folder: Path, *flags: str, manifest: str | None = None) -> Iterato
         process.wait(TIMEOUT_S)
 
 
-def none_left(family: list[psutil.Process]) -> bool:
+def all_exited(family: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(family, timeout=10)[1]

@@ -6,9 +6,11 @@ from collections.abc import Callable
 PATIENCE_S = 60.0
 
 
-def eventually(holds: Callable[[], object], *, within_s: float = PATIENCE_S, says: Callable[[], object] = str) -> None:
-    """`says`: for the failure."""
+def eventually(
+    holds: Callable[[], object], *, within_s: float = PATIENCE_S, describe: Callable[[], object] = str
+) -> None:
+    """`describe`: for the failure."""
     deadline = time.monotonic() + within_s
     while not holds():
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {says()}"
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {describe()}"
         time.sleep(0.05)

@@ -7,12 +7,12 @@ from octavo_server.reading.parts import Part, merge
 from octavo_server.reading.pieces import PieceReader
 
 
-def read_pieces(reader: PieceReader, pieces: Iterable[str]) -> list[Part]:
+def parse_pieces(reader: PieceReader, pieces: Iterable[str]) -> list[Part]:
     found = list(itertools.chain.from_iterable(map(reader.push, pieces)))
     return merge([*found, *reader.finish()])
 
 
-def cuts(text: str) -> Iterator[list[str]]:
+def splits(text: str) -> Iterator[list[str]]:
     """Into two and three pieces at every position, and into single characters, with empty pieces between them."""
     for i, j in itertools.combinations_with_replacement(range(len(text) + 1), 2):
         yield [text[:i], text[i:j], text[j:]]
@@ -20,10 +20,10 @@ def cuts(text: str) -> Iterator[list[str]]:
     yield [piece for char in text for piece in (char, "")]
 
 
-def assert_cuts_do_not_matter(new_reader: Callable[[], PieceReader], text: str) -> list[Part]:
-    whole = read_pieces(new_reader(), [text])
-    for pieces in cuts(text):
-        assert read_pieces(new_reader(), pieces) == whole, pieces
+def assert_splits_do_not_matter(new_reader: Callable[[], PieceReader], text: str) -> list[Part]:
+    whole = parse_pieces(new_reader(), [text])
+    for pieces in splits(text):
+        assert parse_pieces(new_reader(), pieces) == whole, pieces
     return whole
 
 

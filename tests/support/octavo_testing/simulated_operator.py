@@ -1,8 +1,9 @@
-"""An operator's life in one process, against a real API server: what a user does, what nodes would do, and faults.
+"""A real reconciler driven by hand against a real API server, with simulated nodes and injected faults.
 
-`Nodes` stands for controllers and kubelets: engine pods follow their Deployments and become ready, a router pod knows
-them all. `Operator` is the real reconciler over the real client; what its watch would tell, it is told when asked to
-`watch`. Its `fault` may fail any of its writes, before it is sent or after: as a kill, or as an answer.
+`SimulatedNodes` stands in for controllers and kubelets: it creates the pods of each Deployment, marks them ready, and
+reports every engine pod as admitted by the router. `SimulatedOperator` runs the real reconciler over the real client; a
+test calls its `watch` where watches would deliver events. Its `fault` may fail any write, before or after the request
+is sent, by a kill or by an API error.
 """
 
 import json
@@ -76,7 +77,7 @@ class FaultyCluster(Cluster):
         return answer
 
 
-class Nodes(RouterReports):
+class SimulatedNodes(RouterReports):
     """And what the router says, which is what is there."""
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
@@ -131,10 +132,10 @@ class Nodes(RouterReports):
         return found
 
 
-class Operator:
+class SimulatedOperator:
     """One process; another one begins with what it finds."""
 
-    def __init__(self, api: ApiClient, namespace: str, nodes: Nodes, *, fault: Fault = no_fault) -> None:
+    def __init__(self, api: ApiClient, namespace: str, nodes: SimulatedNodes, *, fault: Fault = no_fault) -> None:
         self.cluster = FaultyCluster(api, fault)
         self.view = View()
         self.now_s = 1000.0
@@ -174,7 +175,7 @@ class Operator:
         for key in list(self.view.services):
             await self._reconciler.reconcile(key)
 
-    async def settle(self, nodes: Nodes) -> None:
+    async def settle(self, nodes: SimulatedNodes) -> None:
         """Until neither it nor the nodes have anything to do. Raises what faults raise, but refusals."""
         for _ in range(ROUNDS):
             await self.watch()
@@ -194,7 +195,7 @@ async def connected(plane: ControlPlane) -> AsyncIterator[ApiClient]:
         yield api
 
 
-def essence(plane: ControlPlane, namespace: str) -> dict[str, Any]:
+def namespace_state(plane: ControlPlane, namespace: str) -> dict[str, Any]:
     """All that matters of a namespace, with its own name taken out; ids, times and the names of pods left out."""
     found: dict[str, Any] = {}
     for kind in CHILDREN:
@@ -218,7 +219,7 @@ def essence(plane: ControlPlane, namespace: str) -> dict[str, Any]:
     return text
 
 
-def told(plane: ControlPlane, namespace: str) -> Counter[str]:
+def event_counts(plane: ControlPlane, namespace: str) -> Counter[str]:
     """Reasons of the operator's events, with how often each was told. The API server tells some, too."""
     found = Counter[str]()
     items = plane.call("GET", path_of("Event", namespace))["items"]

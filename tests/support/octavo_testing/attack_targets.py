@@ -26,7 +26,7 @@ QUIET = ("--disable-uvicorn-access-log", "--uvicorn-log-level", "error")
 
 
 @dataclass(frozen=True, slots=True)
-class Attacked:
+class AttackTarget:
     port: int
     process: psutil.Process
     prompts: Callable[[], list[str]]
@@ -48,7 +48,7 @@ class Attacked:
 
 
 @asynccontextmanager
-async def attacked_router(folder: Path, replicas: Sequence[RecordingReplica], *flags: str) -> AsyncIterator[Attacked]:
+async def router_target(folder: Path, replicas: Sequence[RecordingReplica], *flags: str) -> AsyncIterator[AttackTarget]:
     """Starts and stops the replicas, too. They are routable from the beginning."""
     prompts: list[str] = []
     (folder / "card").mkdir()
@@ -63,17 +63,17 @@ async def attacked_router(folder: Path, replicas: Sequence[RecordingReplica], *f
         route = stack.enter_context(octavo_route(folder, *named, *QUIET[1:], *flags))
         await asyncio.to_thread(route.wait_until, lambda found: _num_routable(found) == len(replicas))
         assert route.process is not None
-        yield Attacked(route.port, psutil.Process(route.process.pid), lambda: prompts, replicas)
+        yield AttackTarget(route.port, psutil.Process(route.process.pid), lambda: prompts, replicas)
 
 
 @asynccontextmanager
-async def attacked_engine(folder: Path, *flags: str) -> AsyncIterator[Attacked]:
+async def engine_target(folder: Path, *flags: str) -> AsyncIterator[AttackTarget]:
     (folder / "model").mkdir()
     model, log = str(write_byte_model(folder / "model")), folder / "prompts.log"
     env = {**os.environ, PROMPT_LOG: str(log)}
     with octavo_serve(folder, model, *SERVE_FLAGS, *QUIET, *flags, module=SCRIPTED_SERVE, env=env) as serving:
         port = int(serving.url.rpartition(":")[2])
-        yield Attacked(port, psutil.Process(serving.process.pid), lambda: read_prompt_log(log))
+        yield AttackTarget(port, psutil.Process(serving.process.pid), lambda: read_prompt_log(log))
 
 
 def _num_routable(found: dict[str, dict[str, object]]) -> int:
