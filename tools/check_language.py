@@ -65,10 +65,10 @@ def _in_python(path: Path, source: str) -> Iterator[str]:
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[ast.Constant, str]]:
     for node in ast.walk(tree):
-        body = node.body if isinstance(node, (ast.Module, *DEFINITIONS)) else []
-        if body and isinstance(body[0], ast.Expr) and isinstance(constant := body[0].value, ast.Constant):
-            if isinstance(constant.value, str):
-                yield constant, constant.value
+        first = node.body[0] if isinstance(node, (ast.Module, *DEFINITIONS)) and node.body else None
+        constant = first.value if isinstance(first, ast.Expr) else None
+        if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
+            yield constant, constant.value
 
 
 def _words(name: str) -> list[str]:

@@ -178,7 +178,7 @@ WORKLOADS = {
         ),
         Workload(
             name="hot",
-            description="four of five requests begin with the same 1500 tokens; the fifth has 1500 tokens of its own",
+            description="four of five requests share their first 1500 tokens; the fifth has 1500 of its own",
             turns_per_conversation=1,
             longest_s=0,
             common=lambda rng, replicas: [_text(rng, 1500)],
