@@ -162,7 +162,7 @@ WORKLOADS = {
         ),
         Workload(
             name="agents",
-            description="4-12 steps of 80-400 tool tokens in and 16-64 out, 1 s apart; 10 system prompts of 1500 tokens",
+            description="4-12 steps, 80-400 tool tokens in, 16-64 out, 1 s apart; 10 system prompts of 1500 tokens",
             turns_per_conversation=8,
             longest_s=55,
             common=lambda rng, replicas: [_text(rng, 1500) for _ in range(10)],

@@ -168,4 +168,4 @@ class PickerMachine(RuleBasedStateMachine):
 
 
 TestPicker = PickerMachine.TestCase
-TestPicker.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestPicker.settings = settings(stateful_step_count=30)
