@@ -1,6 +1,6 @@
-"""Both servers as an attacker finds them: `octavo route` over recording replicas, `octavo serve` over a script.
+"""Targets of attacks: `octavo route` over recording replicas, and `octavo serve` over the scripted engine.
 
-Each is a process of its own on a loopback port. `prompts` is everything that got through to a replica or the engine.
+Each target is a process on a loopback port. `prompts` returns every prompt that reached a replica or the engine.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class AttackTarget:
 
     @property
     def peak_bytes(self) -> int:
-        """Most resident memory since `reset_peak`."""
+        """Peak resident memory since `reset_peak`, in bytes."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         (peak,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
         return int(peak) * 1024
@@ -49,7 +49,7 @@ class AttackTarget:
 
 @asynccontextmanager
 async def router_target(folder: Path, replicas: Sequence[RecordingReplica], *flags: str) -> AsyncIterator[AttackTarget]:
-    """Starts and stops the replicas, too. They are routable from the beginning."""
+    """Start the replicas and a router that can route to all of them; stop them all afterwards."""
     prompts: list[str] = []
     (folder / "card").mkdir()
     card = model_card(ScriptedClient(write_byte_model(folder / "card")), (MODEL,), cache_isolation=False)

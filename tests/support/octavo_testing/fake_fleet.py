@@ -1,8 +1,9 @@
-"""Many fake replicas as a process: `python -m octavo_testing.fake_fleet --replicas 100 --rate 20`.
+"""A process with many fake replicas: `python -m octavo_testing.fake_fleet --replicas 100 --rate 20`.
 
-Prints a line of JSON with their URLs. Each then takes `rate` steps a second, spread evenly, that store and remove
-`--blocks` blocks, of the `--stored` that it always has. Reads commands, a line each (`FAULT REPLICA_IDX`: lose, repeat,
-reorder, lie, restart, digest), and answers each with a line of JSON once it is done.
+The process prints one line of JSON with the replicas' URLs. Each replica holds `--stored` blocks and publishes `--rate`
+evenly spread steps per second, each of which stores and removes `--blocks` blocks. Commands arrive on standard input,
+one per line (`FAULT REPLICA_IDX`, with FAULT one of lose, repeat, reorder, lie, restart, digest); the process prints
+one line of JSON after each.
 """
 
 import argparse
@@ -23,7 +24,7 @@ SPOILERS: dict[str, Callable[[], Spoiler]] = {"lose": Lose, "reorder": Reorder, 
 
 
 class BusyReplica:
-    """One replica with what it has, in the order of its coming."""
+    """A replica with a fixed number of blocks, of which each step replaces the oldest."""
 
     def __init__(self, seed: int, *, stored: int, blocks: int, heartbeat_s: float) -> None:
         self.fake = FakeReplica(heartbeat_s=heartbeat_s)
@@ -60,7 +61,7 @@ class BusyReplica:
             self.fake.spoil = self._spoil_once(SPOILERS[kind]())
 
     def _spoil_once(self, spoiler: Spoiler) -> Spoiler:
-        """`spoiler`, for a single time."""
+        """Return a spoiler that applies `spoiler` once and records the time of the fault."""
 
         def spoil(frame: Step) -> Sequence[Frame]:
             sent = [*spoiler(frame)]
@@ -120,11 +121,11 @@ def _print_json(content: object) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=0.0, help="steps a second of each replica")
-    parser.add_argument("--stored", type=int, default=1000, help="blocks that each has")
-    parser.add_argument("--blocks", type=int, default=4, help="that each step stores, and removes")
-    parser.add_argument("--heartbeat", type=float, default=0.5, help="seconds")
+    parser.add_argument("--replicas", type=int, default=1, help="number of replicas. Default: 1")
+    parser.add_argument("--rate", type=float, default=0.0, help="steps per second of each replica. Default: 0")
+    parser.add_argument("--stored", type=int, default=1000, help="blocks of each replica. Default: 1000")
+    parser.add_argument("--blocks", type=int, default=4, help="blocks that each step stores and removes. Default: 4")
+    parser.add_argument("--heartbeat", type=float, default=0.5, help="seconds between heartbeats. Default: 0.5")
     asyncio.run(run(parser.parse_args()))
 
 

@@ -1,7 +1,7 @@
-"""The part of the Kubernetes API that discovery speaks to, with its real JSON: EndpointSlices, list and watch.
+"""The part of the Kubernetes API that discovery uses, with its real JSON: list and watch of EndpointSlices.
 
-As the real one: each change has the next resourceVersion, a watch goes on from any version that isn't compacted, and
-410 comes as the status of a new watch or as an ERROR event in one that is on.
+As in the real API, each change gets the next resourceVersion, a watch can start from any version that isn't compacted,
+and a 410 is either the status of a new watch or an ERROR event in a running one.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class FakeKubernetes:
             await runner.cleanup()
 
     async def put(self, name: str, pods: dict[str, bool | None], *, service: str = "engine", port: int = 8000) -> None:
-        """`pods`: address -> ready. The pod at 10.0.0.1 is called pod-1."""
+        """Create or replace a slice. `pods` maps addresses to readiness; the pod at 10.0.0.1 is named pod-1."""
         self._version += 1
         piece = {
             "kind": "EndpointSlice",
@@ -72,7 +72,7 @@ class FakeKubernetes:
         await self._publish_event("DELETED", piece)
 
     async def bookmark(self) -> None:
-        """The version of something else that changed."""
+        """Send a bookmark with a new resourceVersion, as after a change of an unrelated object."""
         self._version += 1
         piece = {
             "kind": "EndpointSlice",
@@ -81,7 +81,7 @@ class FakeKubernetes:
         await self._publish_event("BOOKMARK", piece)
 
     async def compact(self, *, notify: bool = False) -> None:
-        """Nothing before now is known any more; `notify` those that watch."""
+        """Forget all earlier versions. With `notify`, running watches get a 410 as an ERROR event."""
         self._version += 1
         self._oldest = self._version
         self._events.clear()

@@ -1,4 +1,4 @@
-"""Fleets over replicas that a test names, and waiting for what they come to know, with a limit."""
+"""Fleets over replicas that a test names, and a bounded wait for a condition."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +12,7 @@ from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_testing.fake_replica import FakeReplica
 
 LIMIT_S = 15.0
-#: Impatient, so that a fault shows soon.
+#: Short timeouts, so that a fault is detected soon.
 QUICK = FollowSettings(
     answer_timeout_s=0.5, reopen_after_s=1.0, look_every_s=0.02, looks_at_health=2,
     looks_at_metrics=1, least_wait_s=0.01, most_wait_s=0.05,
@@ -20,7 +20,7 @@ QUICK = FollowSettings(
 
 
 async def until(holds: Callable[[], object], *, limit_s: float = LIMIT_S) -> None:
-    """Looks at each turn of a small clock; what the condition was is in the traceback."""
+    """Wait until the condition holds. The traceback of a timeout shows the condition."""
     async with asyncio.timeout(limit_s):
         while not holds():
             await asyncio.sleep(0.005)
@@ -38,7 +38,7 @@ async def fleet_at(*urls: str, settings: FollowSettings | None = None) -> AsyncI
 
 @asynccontextmanager
 async def running_fleet(*fakes: FakeReplica, settings: FollowSettings = QUICK) -> AsyncIterator[Fleet]:
-    """The replicas, too, live as long as this."""
+    """Start the replicas and a fleet over them; stop them all afterwards."""
     async with AsyncExitStack() as stack:
         for fake in fakes:
             await fake.start()

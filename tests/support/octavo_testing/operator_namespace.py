@@ -19,7 +19,7 @@ MADE = ("Deployment", "Service", "ServiceAccount", "PodDisruptionBudget", "Netwo
 
 
 class Operated:
-    """`user`: whose rights the operator has; by default an account that may do everything."""
+    """The operator has the rights of `user`. Default: a new account that may do everything."""
 
     def __init__(
         self, plane: ControlPlane, namespace: str, folder: Path, *, user: str | None = None, **flags: Any
@@ -52,7 +52,7 @@ class Operated:
         return found
 
     def wait_until_settled(self, *names: str) -> None:
-        """Until the status of each is of its latest spec."""
+        """Wait until the status of each service is of its latest generation."""
 
         def is_settled() -> bool:
             self.operator.assert_running()
@@ -72,16 +72,16 @@ class Operated:
         eventually(is_said, describe=self.operator.log_tail)
 
     def calls(self, since: int) -> list[Call]:
-        """Of the operator, the Lease apart."""
+        """Return the operator's calls, without those for the Lease."""
         return [c for c in self.plane.audit.calls(since=since, user=self.user) if c.resource != "leases"]
 
     def writes(self, since: int) -> Counter[tuple[str, str]]:
-        """By resource and name; Events apart."""
+        """Count the operator's writes by resource and name, without Events."""
         calls = [call for call in self.calls(since) if call.is_write and call.resource != "events"]
         return Counter((call.resource, call.name) for call in calls)
 
     def leftover_objects(self) -> list[str]:
-        """What bears our label."""
+        """Return the kind and name of each object that has the operator's label."""
         roots = {kind: path_of(kind, self.namespace) for kind in MADE}
         found = {kind: self.plane.call("GET", f"{root}?labelSelector={SERVICE_LABEL}") for kind, root in roots.items()}
         return [f"{kind} {item['metadata']['name']}" for kind, page in found.items() for item in page["items"]]

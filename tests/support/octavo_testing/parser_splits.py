@@ -1,4 +1,4 @@
-"""Reads a text in pieces of every cut: whatever reads answers must say the same each time."""
+"""Splits of a text into pieces: a streaming parser must give the same result for every split."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,7 @@ def parse_pieces(reader: PieceReader, pieces: Iterable[str]) -> list[Part]:
 
 
 def splits(text: str) -> Iterator[list[str]]:
-    """Into two and three pieces at every position, and into single characters, with empty pieces between them."""
+    """Yield every split of the text into three pieces, which may be empty, and the split into single characters."""
     for i, j in itertools.combinations_with_replacement(range(len(text) + 1), 2):
         yield [text[:i], text[i:j], text[j:]]
     yield list(text)

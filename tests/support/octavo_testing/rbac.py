@@ -1,4 +1,4 @@
-"""What roles allow, what an audit log shows to be used, what docs/rbac.md says of it: all as `Right`s."""
+"""`Right`s that roles grant, that an audit log shows in use, and that docs/rbac.md documents."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ def granted_rights(rules: Iterable[Mapping[str, Any]]) -> set[Right]:
 
 
 def used_rights(calls: Iterable[Call]) -> set[Right]:
-    """Of calls for resources that were allowed; an apply that made something was a create too."""
+    """Return the rights that allowed calls used. An apply that created an object used the right to create, too."""
     rights = set()
     for call in calls:
         if call.resource and call.is_allowed:
@@ -50,7 +50,7 @@ def refused_calls(calls: Iterable[Call]) -> list[Call]:
 
 
 def documented_rights(role: str) -> dict[Right, str]:
-    """The rows under the heading `role`: each right, and the reason why no test exercises it, or an empty text."""
+    """Return each right under the heading `role`, with the reason why no test exercises it, or an empty string."""
     section = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)
     (rows,) = [part for part in section if part.startswith(f"{role}\n")]
     found: dict[Right, str] = {}

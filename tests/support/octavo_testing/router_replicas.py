@@ -1,4 +1,4 @@
-"""Replicas as the router sees them, fed with real frames by hand; and prompts whose block hashes are small numbers."""
+"""Replicas in the router that a test feeds with real frames, and prompts whose block hashes are small numbers."""
 
 from collections.abc import Iterable
 
@@ -54,7 +54,7 @@ class FedReplica:
         removed: Iterable[int] = (),
         coming: Iterable[int] = (),
     ) -> Step:
-        """The next frame, which has to be heard."""
+        """Return the next frame. The caller must pass it to `receive`."""
         new, old = run_together(stored), run_together(removed)
         self._roll(device=new)
         self._roll(device=old)
@@ -83,7 +83,7 @@ def blind_replica(name: str) -> Replica:
 
 
 def prompt_of(hashes: Iterable[int], *, extra_tokens: int = 5, affinity: int = 1, **fields: int) -> Prompt:
-    """Full blocks of 16 tokens, then some that fill none."""
+    """Return a prompt of full blocks of 16 tokens and `extra_tokens` more."""
     known = tuple(hashes)
     num_tokens = 16 * len(known) + extra_tokens
     return Prompt(num_tokens=num_tokens, affinity=affinity, hashes=known, is_exact=bool(known), **fields)

@@ -45,12 +45,12 @@ WATCHED = (KIND, "Pod", *CHILDREN)
 ROUNDS = 20
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 
-#: Given the number of a write, from 1: what to raise, and whether before it is sent or when it is done.
+#: Maps the number of a write, from 1, to an exception and whether it is raised after the write is sent. None: no fault.
 Fault = Callable[[int], tuple[BaseException, bool] | None]
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Stands for the end of the process at this point."""
 
 
 def no_fault(_: int) -> None:
@@ -58,7 +58,7 @@ def no_fault(_: int) -> None:
 
 
 class FaultyCluster(Cluster):
-    """Writes that change nothing, because the API server refuses them, aren't counted."""
+    """A client that injects faults. Writes that the API server refuses aren't counted."""
 
     def __init__(self, api: ApiClient, fault: Fault) -> None:
         super().__init__(api)
@@ -78,13 +78,13 @@ class FaultyCluster(Cluster):
 
 
 class SimulatedNodes(RouterReports):
-    """And what the router says, which is what is there."""
+    """Simulates controllers and kubelets, and a router that reports every running engine pod as admitted."""
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self._plane = plane
         self._namespace = namespace
         self._made = 0
-        self.num_running = 0  # requests, as routers say
+        self.num_running = 0  # requests that routers report
 
     def of(self, namespace: str, pods: Any) -> dict[str, RouterReport]:
         engines = [pod for pod in self._list("Pod") if _component(pod) == ENGINE]
@@ -94,7 +94,7 @@ class SimulatedNodes(RouterReports):
         return {name: RouterReport(pod=name, admitted=admitted, running=self.num_running) for name in pods}
 
     def settle(self) -> bool:
-        """Whether anything was to be done."""
+        """Create and delete pods as the Deployments require; return whether anything changed."""
         wanted = {d["metadata"]["name"]: d for d in self._list("Deployment")}
         pods = self._list("Pod")
         owners = {name: [p for p in pods if p["metadata"]["labels"]["made-for"] == name] for name in wanted}
@@ -133,7 +133,7 @@ class SimulatedNodes(RouterReports):
 
 
 class SimulatedOperator:
-    """One process; another one begins with what it finds."""
+    """One operator process. A later one starts with an empty view."""
 
     def __init__(self, api: ApiClient, namespace: str, nodes: SimulatedNodes, *, fault: Fault = no_fault) -> None:
         self.cluster = FaultyCluster(api, fault)
@@ -156,7 +156,7 @@ class SimulatedOperator:
         )
 
     async def watch(self, kinds: Iterable[str] = WATCHED) -> None:
-        """What the watches would have told since the last time; those of other kinds are late."""
+        """Deliver the events of these kinds since the last call; events of other kinds stay undelivered."""
         await self._leadership.try_once()
         found = {ref: raw for ref, raw in self._known.items() if ref[0] not in kinds}
         for kind in kinds:
@@ -176,7 +176,7 @@ class SimulatedOperator:
             await self._reconciler.reconcile(key)
 
     async def settle(self, nodes: SimulatedNodes) -> None:
-        """Until neither it nor the nodes have anything to do. Raises what faults raise, but refusals."""
+        """Reconcile until operator and nodes have no work left. Exceptions of faults pass, except `Incomplete`."""
         for _ in range(ROUNDS):
             await self.watch()
             before = self.cluster.num_writes
@@ -196,7 +196,7 @@ async def connected(plane: ControlPlane) -> AsyncIterator[ApiClient]:
 
 
 def namespace_state(plane: ControlPlane, namespace: str) -> dict[str, Any]:
-    """All that matters of a namespace, with its own name taken out; ids, times and the names of pods left out."""
+    """Return the state of a namespace without its name, ids, times and the names of pods."""
     found: dict[str, Any] = {}
     for kind in CHILDREN:
         for item in plane.call("GET", path_of(kind, namespace))["items"]:
@@ -220,7 +220,7 @@ def namespace_state(plane: ControlPlane, namespace: str) -> dict[str, Any]:
 
 
 def event_counts(plane: ControlPlane, namespace: str) -> Counter[str]:
-    """Reasons of the operator's events, with how often each was told. The API server tells some, too."""
+    """Count the operator's Events by reason. Events of the API server are left out."""
     found = Counter[str]()
     items = plane.call("GET", path_of("Event", namespace))["items"]
     for event in (item for item in items if item.get("reportingController", "").startswith(GROUP)):

@@ -1,4 +1,4 @@
-"""Waiting for what another process does: until it holds, or with what was last seen in the failure."""
+"""A bounded wait for another process."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ PATIENCE_S = 60.0
 def eventually(
     holds: Callable[[], object], *, within_s: float = PATIENCE_S, describe: Callable[[], object] = str
 ) -> None:
-    """`describe`: for the failure."""
+    """Wait until `holds` returns true; after `within_s` fail with the text of `describe`."""
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline, f"not within {within_s:g} s: {describe()}"
