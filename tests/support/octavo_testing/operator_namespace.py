@@ -18,7 +18,7 @@ MERGE = "application/merge-patch+json"
 MADE = ("Deployment", "Service", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy", "Role", "Secret", "Ingress")
 
 
-class Operated:
+class OperatorNamespace:
     """The operator has the rights of `user`. Default: a new account that may do everything."""
 
     def __init__(
