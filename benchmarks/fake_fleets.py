@@ -1,4 +1,4 @@
-"""A process of fake replicas (`octavo_testing.fake_fleet`), as benchmarks of the router start and command it."""
+"""A process of fake replicas (`octavo_testing.fake_fleet`) for benchmarks of the router."""
 
 import json
 import os

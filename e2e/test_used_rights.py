@@ -61,7 +61,10 @@ def _refused_beside(known: Set[Right], calls: list[Call]) -> list[Call]:
 def test_all_that_the_operator_asked_for_is_in_the_table(calls: list[Call]) -> None:
     """What was refused, too: whoever uninstalls takes its rights away before it has ended."""
     theirs = _of(calls, OPERATOR)
-    own, others = documented_rights("The operator, in its own namespace"), documented_rights("The operator, over services")
+    own, others = (
+        documented_rights("The operator, in its own namespace"),
+        documented_rights("The operator, over services"),
+    )
     assert sorted(used_rights(call for call in theirs if call.namespace == SYSTEM) - own.keys() - others.keys()) == []
     assert sorted(used_rights(call for call in theirs if call.namespace != SYSTEM) - others.keys()) == []
     assert _refused_beside(own.keys() | others.keys(), theirs) == []
