@@ -11,7 +11,7 @@ from octavo_e2e.cluster import SYSTEM, Cluster, exposed
 from octavo_testing.audit_log import AuditLog as Log
 from octavo_testing.audit_log import Call
 from octavo_testing.chart import render
-from octavo_testing.rbac import Right, documented, granted, refused, used
+from octavo_testing.rbac import Right, documented_rights, granted_rights, refused_calls, used_rights
 
 pytestmark = pytest.mark.last
 
@@ -55,15 +55,18 @@ def _of(calls: list[Call], accounts: str) -> list[Call]:
 
 
 def _refused_beside(known: Set[Right], calls: list[Call]) -> list[Call]:
-    return [call for call in refused(calls) if Right(call.group, call.resource, call.verb) not in known]
+    return [call for call in refused_calls(calls) if Right(call.group, call.resource, call.verb) not in known]
 
 
 def test_all_that_the_operator_asked_for_is_in_the_table(calls: list[Call]) -> None:
     """What was refused, too: whoever uninstalls takes its rights away before it has ended."""
     theirs = _of(calls, OPERATOR)
-    own, others = documented("The operator, in its own namespace"), documented("The operator, over services")
-    assert sorted(used(call for call in theirs if call.namespace == SYSTEM) - own.keys() - others.keys()) == []
-    assert sorted(used(call for call in theirs if call.namespace != SYSTEM) - others.keys()) == []
+    own, others = (
+        documented_rights("The operator, in its own namespace"),
+        documented_rights("The operator, over services"),
+    )
+    assert sorted(used_rights(call for call in theirs if call.namespace == SYSTEM) - own.keys() - others.keys()) == []
+    assert sorted(used_rights(call for call in theirs if call.namespace != SYSTEM) - others.keys()) == []
     assert _refused_beside(own.keys() | others.keys(), theirs) == []
 
 
@@ -74,15 +77,15 @@ def test_every_right_of_the_operator_was_used_or_its_reason_stands_beside_it(
     if datetime.fromisoformat(born).timestamp() < BEGAN_S:
         pytest.skip("the installation was there before this run: its Lease and its key had been made")
     roles = [m for m in render({}) if m["kind"] in ("Role", "ClusterRole")]
-    rights = granted(r for m in roles if m["metadata"]["name"] in OPERATOR_ROLES for r in m["rules"])
-    table = documented("The operator, over services") | documented("The operator, in its own namespace")
+    rights = granted_rights(r for m in roles if m["metadata"]["name"] in OPERATOR_ROLES for r in m["rules"])
+    table = documented_rights("The operator, over services") | documented_rights("The operator, in its own namespace")
     excused = {right for right, reason in table.items() if reason}
-    assert sorted(rights - used(_of(calls, OPERATOR)) - excused) == []
+    assert sorted(rights - used_rights(_of(calls, OPERATOR)) - excused) == []
 
 
 def test_routers_read_endpoint_slices_and_engines_ask_for_nothing(calls: list[Call]) -> None:
     """An API server that has only just started refuses at first what it allows then."""
-    theirs, known = _of(calls, f"{ACCOUNTS}e2e-[^:]+:[^:]+-router"), documented("A router")
+    theirs, known = _of(calls, f"{ACCOUNTS}e2e-[^:]+:[^:]+-router"), documented_rights("A router")
     assert _refused_beside(known.keys(), theirs) == []
-    assert used(theirs) == known.keys()
+    assert used_rights(theirs) == known.keys()
     assert [call for call in calls if re.fullmatch(f"{ACCOUNTS}e2e-[^:]+:[^:]+-engine", call.user)] == []

@@ -133,12 +133,12 @@ def test_no_such_service(shell: Shell, plane_namespace: str) -> None:
 
 def test_without_rights(shell: Shell, plane: ControlPlane, plane_namespace: str) -> None:
     shell.make("llm")
-    shell.kubeconfig = plane.kubeconfig(plane.account(plane_namespace, "stranger", []))
+    shell.kubeconfig = plane.kubeconfig(plane.create_account(plane_namespace, "stranger", []))
     code, said = shell.explain("llm")
     assert code == 1
     assert f"octavo: you may not get inferenceservices in the namespace '{plane_namespace}': ask for a role" in said
     assert "you may not list inferenceservices in all namespaces" in shell.explain("-A")[1]
-    shell.kubeconfig = plane.kubeconfig(plane.account(plane_namespace, "reader", [READING]))
+    shell.kubeconfig = plane.kubeconfig(plane.create_account(plane_namespace, "reader", [READING]))
     code, said = shell.explain("llm")
     assert "Not ready: NotSeen." in said
     assert "(pods can't be looked at: pods is forbidden" in said
@@ -165,7 +165,7 @@ def test_without_the_crd(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_api_server_that_is_away(shell: Shell, plane: ControlPlane) -> None:
-    with plane.away():
+    with plane.apiserver_down():
         code, said = shell.explain("llm")
     assert (code, said) == (
         1,

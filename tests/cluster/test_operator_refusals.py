@@ -10,7 +10,14 @@ from octavo_operator.cluster.reconciler import LOAD_EVERY_S
 from octavo_operator.spec.service import KIND
 from octavo_testing.control_plane import ControlPlane
 from octavo_testing.infsvc_cases import HOST, OPEN, Case
-from octavo_testing.operator_life import MERGE, Nodes, Operator, connected, essence, told
+from octavo_testing.simulated_operator import (
+    MERGE,
+    SimulatedNodes,
+    SimulatedOperator,
+    connected,
+    event_counts,
+    namespace_state,
+)
 
 NAME = "llm"
 pytestmark = pytest.mark.timeout(120)
@@ -23,8 +30,8 @@ class Stage:
         self.plane = plane
         self._api = api
         self.namespace = namespace
-        self.nodes = Nodes(plane, namespace)
-        self.operator = Operator(api, namespace, self.nodes)
+        self.nodes = SimulatedNodes(plane, namespace)
+        self.operator = SimulatedOperator(api, namespace, self.nodes)
 
     def serve(self, **spec: Any) -> None:
         self.plane.call("POST", path_of(KIND, self.namespace), Case("", spec, name=NAME).manifest())
@@ -34,7 +41,7 @@ class Stage:
         return self.get(KIND, NAME)
 
     def replace_operator(self) -> None:
-        self.operator = Operator(self._api, self.namespace, self.nodes)
+        self.operator = SimulatedOperator(self._api, self.namespace, self.nodes)
 
     def make(self, kind: str, name: str, **content: Any) -> Raw:
         found: Raw = self.plane.call("POST", path_of(kind, self.namespace), {"metadata": {"name": name}} | content)
@@ -51,12 +58,12 @@ class Stage:
         self.plane.call("DELETE", path_of(kind, self.namespace, name))
 
     @property
-    def told(self) -> dict[str, int]:
-        return dict(told(self.plane, self.namespace))
+    def event_counts(self) -> dict[str, int]:
+        return dict(event_counts(self.plane, self.namespace))
 
     @property
-    def essence(self) -> dict[str, Any]:
-        return essence(self.plane, self.namespace)
+    def namespace_state(self) -> dict[str, Any]:
+        return namespace_state(self.plane, self.namespace)
 
 
 @pytest.fixture
@@ -79,7 +86,7 @@ async def test_what_a_person_made_under_a_childs_name_is_left_alone_until_it_is_
     assert stage.get("Deployment", f"{NAME}-router")  # the rest was made
     stage.remove("ServiceAccount", f"{NAME}-engine")
     assert _condition(await stage.settle(), "Ready")["reason"] == "Serving"
-    assert (stage.told["NameTaken"], stage.told["Applied"]) == (1, 1)
+    assert (stage.event_counts["NameTaken"], stage.event_counts["Applied"]) == (1, 1)
 
 
 async def test_two_services_whose_names_clash_do_not_fight(stage: Stage) -> None:
@@ -113,7 +120,7 @@ async def test_a_child_that_is_refused_is_shown_and_the_rest_is_made(stage: Stag
 async def test_a_spec_of_a_newer_crd_is_refused_and_what_runs_goes_on(stage: Stage) -> None:
     stage.serve()
     await stage.settle()
-    before = stage.essence
+    before = stage.namespace_state
     raw = stage.get(KIND, NAME)
     newer = raw | {"spec": raw["spec"] | {"shiny": True}}
     newer["metadata"] = raw["metadata"] | {"generation": 2, "resourceVersion": raw["metadata"]["resourceVersion"] + "0"}
@@ -122,10 +129,10 @@ async def test_a_spec_of_a_newer_crd_is_refused_and_what_runs_goes_on(stage: Sta
     service = stage.get(KIND, NAME)
     assert [_condition(service, type_)["reason"] for type_ in ("Accepted", "Ready")] == ["InvalidSpec"] * 2
     assert "spec.shiny" in _condition(service, "Accepted")["message"]
-    assert {k: v for k, v in stage.essence.items() if "status" not in k} == {
+    assert {k: v for k, v in stage.namespace_state.items() if "status" not in k} == {
         k: v for k, v in before.items() if "status" not in k
     }
-    assert stage.told["InvalidSpec"] == 1
+    assert stage.event_counts["InvalidSpec"] == 1
 
 
 @pytest.mark.parametrize(
@@ -148,14 +155,14 @@ async def test_a_spec_of_a_newer_crd_is_refused_and_what_runs_goes_on(stage: Sta
 async def test_what_somebody_does_to_a_child_is_undone(stage: Stage, kind: str, name: str, change: Raw | None) -> None:
     stage.serve()
     await stage.settle()
-    before = stage.essence
+    before = stage.namespace_state
     if change is None:
         stage.remove(kind, name)
     else:
         stage.change(kind, name, change)
     await stage.settle()
-    assert stage.essence == before
-    assert stage.told["ChildRepaired"] == 1
+    assert stage.namespace_state == before
+    assert stage.event_counts["ChildRepaired"] == 1
 
 
 async def test_what_a_person_adds_to_a_child_stays(stage: Stage) -> None:
@@ -191,7 +198,7 @@ async def test_an_operator_that_starts_anew_tells_nothing_again(stage: Stage) ->
     for _ in range(3):
         stage.replace_operator()
         await stage.settle()
-    assert stage.told == {"RouterNotFound": 1, "RollingOut": 1}
+    assert stage.event_counts == {"RouterNotFound": 1, "RollingOut": 1}
 
 
 async def test_the_same_trouble_again_is_the_same_event_with_a_count(stage: Stage) -> None:
@@ -200,7 +207,7 @@ async def test_the_same_trouble_again_is_the_same_event_with_a_count(stage: Stag
     for ref in (None, {"name": "nobody"}, None, {"name": "nobody"}):
         stage.change(KIND, NAME, {"spec": {"router": {"ref": ref}}})
         await stage.settle()
-    assert stage.told["RouterNotFound"] == 3
+    assert stage.event_counts["RouterNotFound"] == 3
     events = stage.plane.call("GET", path_of("Event", stage.namespace))["items"]
     assert [e["series"]["count"] for e in events if e["reason"] == "RouterNotFound"] == [3]
 
@@ -226,7 +233,7 @@ async def test_pods_that_cannot_be_made_are_told(stage: Stage, message: str, rea
     await stage.operator.watch()
     await stage.operator.reconcile()
     assert _condition(stage.get(KIND, NAME), "Ready")["reason"] == reason
-    assert stage.told[reason] == 1
+    assert stage.event_counts[reason] == 1
 
 
 async def test_load_is_written_from_time_to_time_and_all_else_at_once(stage: Stage) -> None:

@@ -73,4 +73,4 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPool = BlockPoolMachine.TestCase
-TestBlockPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBlockPool.settings = settings(stateful_step_count=40)

@@ -11,7 +11,7 @@ from octavo_operator.desired.engine import desired_engine
 from octavo_operator.handlers import EventHandlers
 from octavo_operator.names import COMPONENT_LABEL, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.service import InferenceService, Settings, read_service
-from octavo_testing.infsvc_cases import HOST, KEYS, OPEN, TAKEN, Case, stored
+from octavo_testing.infsvc_cases import ACCEPTED, HOST, KEYS, OPEN, Case, stored
 
 SETTINGS = Settings(
     engine_image="engine:1",
@@ -57,7 +57,7 @@ def test_the_router_listens_on_its_admin_port() -> None:
     assert {"--port=8080", "--admin-port=8001"} <= {*router["args"]}
 
 
-@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
 def test_no_service_ingress_or_route_leads_to_an_admin_port(case: Case) -> None:
     service = read_service(stored(case))
     for made in _made(service, "Service").values():

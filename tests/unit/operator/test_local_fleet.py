@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 from octavo_operator.local.fleet import read_fleet
-from octavo_testing.infsvc_cases import REFUSED, TAKEN, Case
+from octavo_testing.infsvc_cases import ACCEPTED, REFUSED, Case
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HEAD = "apiVersion: serving.octavo.dev/v1alpha1\nkind: InferenceService\n"
@@ -128,10 +128,10 @@ def test_faults_are_named(text: str, said: str) -> None:
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.id)
 def test_what_the_api_server_refuses_is_refused(case: Case) -> None:
-    assert case.says in " ".join(faults(yaml.safe_dump(case.manifest())))
+    assert case.message in " ".join(faults(yaml.safe_dump(case.manifest())))
 
 
-@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
 def test_what_the_api_server_takes_is_read(case: Case) -> None:
     manifest = case.manifest() | {"spec": case.manifest()["spec"] | {"replicas": 1}}
     others = "" if "apiKeys" in str(manifest) else service("other")  # it would have other keys

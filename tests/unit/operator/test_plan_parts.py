@@ -145,7 +145,7 @@ def test_a_spec_that_cannot_be_read_is_not_ready_for_that_reason() -> None:
 )
 def test_a_failure_stays_while_a_restarted_pod_shows_no_reason(revision: str, reasons: tuple[str, str]) -> None:
     missing = _pod(trouble="CrashLoop", message="exit code 1: no such file or folder", restarts=1)
-    rows = written(
+    rows = with_transition_times(
         conditions_of(_service(), Observed(pods=(missing,)), SETTINGS, wanted=WANTED), (), generation=1, now="t"
     )
     status = {"conditions": rows, "revision": {"updated": revision}}

@@ -1,8 +1,9 @@
-"""An operator's life in one process, against a real API server: what a user does, what nodes would do, and faults.
+"""A real reconciler driven by hand against a real API server, with simulated nodes and injected faults.
 
-`Nodes` stands for controllers and kubelets: engine pods follow their Deployments and become ready, a router pod knows
-them all. `Operator` is the real reconciler over the real client; what its watch would tell, it is told when asked to
-`watch`. Its `fault` may fail any of its writes, before it is sent or after: as a kill, or as an answer.
+`SimulatedNodes` stands in for controllers and kubelets: it creates the pods of each Deployment, marks them ready, and
+reports every engine pod as admitted by the router. `SimulatedOperator` runs the real reconciler over the real client; a
+test calls its `watch` where watches would deliver events. Its `fault` may fail any write, before or after the request
+is sent, by a kill or by an API error.
 """
 
 import json
@@ -44,12 +45,12 @@ WATCHED = (KIND, "Pod", *CHILDREN)
 ROUNDS = 20
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 
-#: Given the number of a write, from 1: what to raise, and whether before it is sent or when it is done.
+#: Maps the number of a write, from 1, to an exception and whether it is raised after the write is sent. None: no fault.
 Fault = Callable[[int], tuple[BaseException, bool] | None]
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Stands for the end of the process at this point."""
 
 
 def no_fault(_: int) -> None:
@@ -57,7 +58,7 @@ def no_fault(_: int) -> None:
 
 
 class FaultyCluster(Cluster):
-    """Writes that change nothing, because the API server refuses them, aren't counted."""
+    """A client that injects faults. Writes that the API server refuses aren't counted."""
 
     def __init__(self, api: ApiClient, fault: Fault) -> None:
         super().__init__(api)
@@ -76,14 +77,14 @@ class FaultyCluster(Cluster):
         return answer
 
 
-class Nodes(RouterReports):
-    """And what the router says, which is what is there."""
+class SimulatedNodes(RouterReports):
+    """Simulates controllers and kubelets, and a router that reports every running engine pod as admitted."""
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self._plane = plane
         self._namespace = namespace
         self._made = 0
-        self.num_running = 0  # requests, as routers say
+        self.num_running = 0  # requests that routers report
 
     def for_pods(self, namespace: str, pods: Any) -> dict[str, RouterReport]:
         engines = [pod for pod in self._list("Pod") if _component(pod) == ENGINE]
@@ -93,7 +94,7 @@ class Nodes(RouterReports):
         return {name: RouterReport(pod=name, admitted=admitted, running=self.num_running) for name in pods}
 
     def settle(self) -> bool:
-        """Whether anything was to be done."""
+        """Create and delete pods as the Deployments require; return whether anything changed."""
         wanted = {d["metadata"]["name"]: d for d in self._list("Deployment")}
         pods = self._list("Pod")
         owners = {name: [p for p in pods if p["metadata"]["labels"]["made-for"] == name] for name in wanted}
@@ -131,10 +132,10 @@ class Nodes(RouterReports):
         return found
 
 
-class Operator:
-    """One process; another one begins with what it finds."""
+class SimulatedOperator:
+    """One operator process. A later one starts with an empty view."""
 
-    def __init__(self, api: ApiClient, namespace: str, nodes: Nodes, *, fault: Fault = no_fault) -> None:
+    def __init__(self, api: ApiClient, namespace: str, nodes: SimulatedNodes, *, fault: Fault = no_fault) -> None:
         self.cluster = FaultyCluster(api, fault)
         self.view = View()
         self.now_s = 1000.0
@@ -155,7 +156,7 @@ class Operator:
         )
 
     async def watch(self, kinds: Iterable[str] = WATCHED) -> None:
-        """What the watches would have told since the last time; those of other kinds are late."""
+        """Deliver the events of these kinds since the last call; events of other kinds stay undelivered."""
         await self._leadership.try_once()
         found = {ref: raw for ref, raw in self._known.items() if ref[0] not in kinds}
         for kind in kinds:
@@ -174,8 +175,8 @@ class Operator:
         for key in list(self.view.services):
             await self._reconciler.reconcile(key)
 
-    async def settle(self, nodes: Nodes) -> None:
-        """Until neither it nor the nodes have anything to do. Raises what faults raise, but refusals."""
+    async def settle(self, nodes: SimulatedNodes) -> None:
+        """Reconcile until operator and nodes have no work left. Exceptions of faults pass, except `Incomplete`."""
         for _ in range(ROUNDS):
             await self.watch()
             before = self.cluster.num_writes
@@ -194,8 +195,8 @@ async def connected(plane: ControlPlane) -> AsyncIterator[ApiClient]:
         yield api
 
 
-def essence(plane: ControlPlane, namespace: str) -> dict[str, Any]:
-    """All that matters of a namespace, with its own name taken out; ids, times and the names of pods left out."""
+def namespace_state(plane: ControlPlane, namespace: str) -> dict[str, Any]:
+    """Return the state of a namespace without its name, ids, times and the names of pods."""
     found: dict[str, Any] = {}
     for kind in CHILDREN:
         for item in plane.call("GET", path_of(kind, namespace))["items"]:
@@ -218,8 +219,8 @@ def essence(plane: ControlPlane, namespace: str) -> dict[str, Any]:
     return text
 
 
-def told(plane: ControlPlane, namespace: str) -> Counter[str]:
-    """Reasons of the operator's events, with how often each was told. The API server tells some, too."""
+def event_counts(plane: ControlPlane, namespace: str) -> Counter[str]:
+    """Count the operator's Events by reason. Events of the API server are left out."""
     found = Counter[str]()
     items = plane.call("GET", path_of("Event", namespace))["items"]
     for event in (item for item in items if item.get("reportingController", "").startswith(GROUP)):

@@ -1,4 +1,4 @@
-"""How long a server's event loop stands still: the slowest `/health`, asked at a fixed rate over one connection."""
+"""Measures how long a server's event loop is blocked: the slowest of regular `/health` requests over one connection."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ _PROBE = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class HealthProbe:
-    """Inside `async with` it probes. `longest_s`: the slowest answer. The event loop of the caller has to be free."""
+    """Probes inside `async with`. `longest_s` is the slowest response; the caller must not block its own event loop."""
 
     def __init__(self, port: int) -> None:
         self.longest_s = 0.0
@@ -29,7 +29,7 @@ class HealthProbe:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Waits for the answer that is on its way."""
+        """Wait for the pending response, then stop."""
         self._is_over = True
         try:
             await self._probing

@@ -1,6 +1,6 @@
-"""Both servers as an attacker finds them: `octavo route` over recording replicas, `octavo serve` over a script.
+"""Targets of attacks: `octavo route` over recording replicas, and `octavo serve` over the scripted engine.
 
-Each is a process of its own on a loopback port. `prompts` is everything that got through to a replica or the engine.
+Each target is a process on a loopback port. `prompts` returns every prompt that reached a replica or the engine.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ QUIET = ("--disable-uvicorn-access-log", "--uvicorn-log-level", "error")
 
 
 @dataclass(frozen=True, slots=True)
-class Attacked:
+class AttackTarget:
     port: int
     process: psutil.Process
     prompts: Callable[[], list[str]]
@@ -41,15 +41,15 @@ class Attacked:
 
     @property
     def peak_bytes(self) -> int:
-        """Most resident memory since `reset_peak`."""
+        """Peak resident memory since `reset_peak`, in bytes."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         (peak,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
         return int(peak) * 1024
 
 
 @asynccontextmanager
-async def attacked_router(folder: Path, replicas: Sequence[RecordingReplica], *flags: str) -> AsyncIterator[Attacked]:
-    """Starts and stops the replicas, too. They are routable from the beginning."""
+async def router_target(folder: Path, replicas: Sequence[RecordingReplica], *flags: str) -> AsyncIterator[AttackTarget]:
+    """Start the replicas and a router that can route to all of them; stop them all afterwards."""
     prompts: list[str] = []
     (folder / "card").mkdir()
     card = model_card(ScriptedClient(write_byte_model(folder / "card")), (MODEL,), cache_isolation=False)
@@ -63,17 +63,17 @@ async def attacked_router(folder: Path, replicas: Sequence[RecordingReplica], *f
         route = stack.enter_context(octavo_route(folder, *named, *QUIET[1:], *flags))
         await asyncio.to_thread(route.wait_until, lambda found: _num_routable(found) == len(replicas))
         assert route.process is not None
-        yield Attacked(route.port, psutil.Process(route.process.pid), lambda: prompts, replicas)
+        yield AttackTarget(route.port, psutil.Process(route.process.pid), lambda: prompts, replicas)
 
 
 @asynccontextmanager
-async def attacked_engine(folder: Path, *flags: str) -> AsyncIterator[Attacked]:
+async def engine_target(folder: Path, *flags: str) -> AsyncIterator[AttackTarget]:
     (folder / "model").mkdir()
     model, log = str(write_byte_model(folder / "model")), folder / "prompts.log"
     env = {**os.environ, PROMPT_LOG: str(log)}
     with octavo_serve(folder, model, *SERVE_FLAGS, *QUIET, *flags, module=SCRIPTED_SERVE, env=env) as serving:
         port = int(serving.url.rpartition(":")[2])
-        yield Attacked(port, psutil.Process(serving.process.pid), lambda: read_prompt_log(log))
+        yield AttackTarget(port, psutil.Process(serving.process.pid), lambda: read_prompt_log(log))
 
 
 def _num_routable(found: dict[str, dict[str, object]]) -> int:
