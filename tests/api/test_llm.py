@@ -130,7 +130,7 @@ def test_a_progress_bar_tells_the_rates(llm, capsys):
 
 
 def test_unknown_and_unsupported_arguments_are_errors(model):
-    with pytest.raises(TypeError, match=r"'max_model_length' is no engine argument\. Did you mean max_model_len"):
+    with pytest.raises(TypeError, match=r"'max_model_length' is not an engine argument\. Did you mean max_model_len"):
         LLM(model=model, max_model_length=1)
     with pytest.raises(StartupError, match="tensor_parallel_size=2 is not supported"):
         LLM(model=model, tensor_parallel_size=2)

@@ -15,7 +15,7 @@ def test_fields_are_taken_by_vllms_names():
 
 
 def test_an_unknown_name_gets_its_near_matches():
-    with pytest.raises(TypeError, match=r"'max_model_length' is no engine argument\. Did you mean max_model_len"):
+    with pytest.raises(TypeError, match=r"'max_model_length' is not an engine argument\. Did you mean max_model_len"):
         resolve_config(max_model_length=128)
 
 

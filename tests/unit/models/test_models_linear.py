@@ -92,7 +92,7 @@ def test_input_shards_sum_to_the_whole() -> None:
 
 
 def test_indivisible_shard_is_refused() -> None:
-    with pytest.raises(StartupError, match="8 output features can't be split over 3 ranks"):
+    with pytest.raises(StartupError, match="8 output features cannot be split over 3 ranks"):
         Linear(split_spec(Shard(dim="out", rank=0, size=3)), BUILD)
 
 

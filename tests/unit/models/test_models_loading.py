@@ -70,7 +70,7 @@ def test_missing_tensor_is_named_with_its_shape() -> None:
 
 
 def test_several_missing_tensors_are_counted() -> None:
-    with pytest.raises(StartupError, match=r"missing tensor '.*' of shape .*, and 56 more tensors: is a file absent"):
+    with pytest.raises(StartupError, match=r"missing tensor '.*' of shape .*, and 56 more tensors:"):
         build(config_of()).load_weights([])
 
 
@@ -189,7 +189,7 @@ def test_learned_positions_bound_max_model_len() -> None:
 
 
 def test_unknown_activation_is_named() -> None:
-    with pytest.raises(StartupError, match="activation 'maxout' is not known"):
+    with pytest.raises(StartupError, match="activation 'maxout' is not supported"):
         build(config_of(hidden_act="maxout"))
 
 

@@ -52,16 +52,16 @@ def test_choice(names: set[str], load_format: str, file: str | None, wanted: set
 @pytest.mark.parametrize(
     ("names", "load_format", "file", "message"),
     [
-        ({"config.json"}, "auto", None, "hf://org/m: no weights (*.safetensors, pytorch_model*.bin or *.gguf) there."),
-        ({"config.json", "m.gguf"}, "pt", None, "hf://org/m: no weights in the format pt there."),
+        ({"config.json"}, "auto", None, "hf://org/m: found no weights (*.safetensors, pytorch_model*.bin or *.gguf)."),
+        ({"config.json", "m.gguf"}, "pt", None, "hf://org/m: found no weights in the format pt."),
         (
             GGUFS,
             "auto",
             None,
-            "several GGUF files are there: name one, as hf://org/m/FILE: m-Q4_K_M.gguf, m-Q8",
+            "there are several GGUF files: choose one as hf://org/m/FILE: m-Q4_K_M.gguf, m-Q8",
         ),
-        (GGUFS, "auto", "*.gguf", "'*.gguf' matches several GGUF files: name one of them: m-Q4_K_M.gguf, m-Q8_0.gguf."),
-        (GGUFS, "auto", "*Q9*.gguf", "no GGUF file that matches '*Q9*.gguf' is there."),
+        (GGUFS, "auto", "*.gguf", "'*.gguf' matches several GGUF files: choose one of m-Q4_K_M.gguf, m-Q8_0.gguf."),
+        (GGUFS, "auto", "*Q9*.gguf", "no GGUF file matches '*Q9*.gguf'."),
     ],
 )
 def test_no_choice(names: set[str], load_format: str, file: str | None, message: str) -> None:

@@ -143,7 +143,7 @@ CORRUPT = {
     "bad_utf8_in_array": (entry(9, struct.pack("<IQ", 8, 1) + text(b"\xff")), "isn't UTF-8"),
     "many_dims": (tensor(1, 1, 1, 1, 1), "'blk.0.w' has 5 dimensions"),
     "unknown_type": (tensor(4, kind=99), "tensor 'blk.0.w' has the unsupported GGUF type 99"),
-    "ragged_rows": (tensor(33, 2, kind=8), "tensor 'blk.0.w' has rows of 33, no multiple of Q8_0's block of 32"),
+    "ragged_rows": (tensor(33, 2, kind=8), "tensor 'blk.0.w' has rows of 33, not a multiple of Q8_0's block of 32"),
     "huge_tensor": (tensor(2**40, 2**40), "tensor 'blk.0.w' lies at bytes"),
     "offset_beyond_the_end": (tensor(4, offset=2**50), "tensor 'blk.0.w' lies at bytes"),
     "same_name_twice": (

@@ -80,12 +80,12 @@ def test_bos_prefers_the_generation_config() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_size": None}, "needs hidden_size as a positive number, it has None"),
-        ({"vocab_size": 0}, "needs vocab_size as a positive number, it has 0"),
+        ({"hidden_size": None}, "hidden_size in config.json must be a positive number, got None"),
+        ({"vocab_size": 0}, "vocab_size in config.json must be a positive number, got 0"),
         ({"num_hidden_layers": "2"}, "needs num_hidden_layers"),
-        ({"num_key_value_heads": 3}, "4 attention heads can't share 3 KV heads"),
-        ({"architectures": []}, "names no architecture"),
-        ({"architectures": None}, "names no architecture"),
+        ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 KV heads"),
+        ({"architectures": []}, "architectures"),
+        ({"architectures": None}, "architectures"),
     ],
 )
 def test_unusable_config(change: dict[str, Any], message: str) -> None:

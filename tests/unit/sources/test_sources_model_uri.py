@@ -35,7 +35,7 @@ def test_claims_lie_below_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "weights" / "llama").mkdir(parents=True)
     assert locate_local("pvc://weights/llama") == tmp_path / "weights" / "llama"
     assert locate_local("pvc://weights") == tmp_path / "weights"
-    with pytest.raises(StartupError, match=r"the claim other isn't mounted here: .*/other is no folder"):
+    with pytest.raises(StartupError, match=r"the claim other is not mounted here: .*/other is not a folder"):
         locate_local("pvc://other/llama")
     with pytest.raises(StartupError, match="no such file or folder in the claim weights"):
         locate_local("pvc://weights/qwen")
@@ -75,7 +75,7 @@ def test_profiles(aws_home: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="AWS_PROFILE=nobody: the profile is in neither"):
         profile_options(aws_home | {"AWS_PROFILE": "nobody"})
     (tmp_path / ".aws" / "credentials").write_text("no section")
-    with pytest.raises(StartupError, match="credentials: can't be read"):
+    with pytest.raises(StartupError, match="credentials: cannot be read"):
         profile_options(aws_home)
 
 
@@ -97,9 +97,9 @@ def test_there_is_an_end_to_trying() -> None:
     tries = list[float]()
 
     def act() -> None:
-        raise Interrupted("the hub answers 503")
+        raise Interrupted("the hub returned 503")
 
-    with pytest.raises(Unreachable, match=r"m: the hub answers 503 \(tried 6 times\): check the network"):
+    with pytest.raises(Unreachable, match=r"m: the hub returned 503 \(6 attempts\): check the network"):
         with_retries(act, "m", pause=tries.append)
     assert len(tries) == MAX_TRIES - 1
 

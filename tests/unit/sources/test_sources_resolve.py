@@ -58,7 +58,7 @@ def test_choice_of_files(
         ([], "auto", "no weights (*.safetensors, pytorch_model*.bin or *.gguf) in this folder"),
         (["pytorch_model.bin"], "safetensors", "no *.safetensors weights in this folder"),
         (["model.safetensors"], "pt", "no PyTorch weights (*.bin) in this folder"),
-        (["a.safetensors", "b.safetensors"], "auto", "more than one weight file: name one of them as the model: a.saf"),
+        (["a.safetensors", "b.safetensors"], "auto", "more than one weight file: choose one as the model: a.saf"),
         (["a.gguf", "b.gguf"], "auto", "more than one weight file"),
         (["m-00001-of-00002.safetensors"], "auto", "m-00002-of-00002.safetensors: missing weight file"),
         (["m-00002-of-00002.gguf"], "auto", "m-00001-of-00002.gguf: missing weight file"),
@@ -124,7 +124,7 @@ def test_a_lone_file_ignores_its_neighbours(gguf_file: Path, tmp_path: Path) -> 
 
 
 def test_wrong_format_for_a_file(gguf_file: Path) -> None:
-    with pytest.raises(StartupError, match="is no safetensors file"):
+    with pytest.raises(StartupError, match="is not a safetensors file"):
         resolve_model(str(gguf_file), load_format="safetensors")
 
 
@@ -150,13 +150,13 @@ def test_chat_template(tmp_path: Path, files: dict[str, str], expected: str | No
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("/nowhere/model", "/nowhere/model: no such file or folder"),
+        ("/nowhere/model", "/nowhere/model: there is no such file or folder"),
         ("./nowhere", "no such file or folder"),
         ("model.gguf", "no such file or folder"),
         ("file:///nowhere", "no such file or folder"),
         ("gs://bucket/model", "unknown source 'gs://'"),
-        ("two words", "two words: neither a local path nor a Hugging Face model id"),
-        ("org/absent-model", "org/absent-model: not in the local Hugging Face cache, and the hub can't be reached"),
+        ("two words", "two words: this is neither a local path nor a Hugging Face model id"),
+        ("org/absent-model", "org/absent-model: not in the local Hugging Face cache, and the hub cannot be reached"),
         ("hf://org/absent-model", "org/absent-model: not in the local"),
         ("org/absent-model:Q4_K_M", "org/absent-model: not in the local"),
     ],

@@ -72,7 +72,7 @@ def test_no_tool_calls_are_no_field(calls: Any) -> None:
         (
             [{"role": "user", "content": ["a", {"type": "image_url", "image_url": {}}]}],
             "messages[0].content[1]",
-            "'image_url'; this model takes text only",
+            "'image_url'; this model accepts only text",
         ),
         ([{"role": "assistant", "tool_calls": ["f"]}], "messages[0].tool_calls[0]", "with a function"),
         (
@@ -80,7 +80,7 @@ def test_no_tool_calls_are_no_field(calls: Any) -> None:
             "messages[0].tool_calls[0].function.name",
             "a string",
         ),
-        ([{"role": "assistant", "function_call": {"name": "f"}}], "messages[0]", "replaced by tool_calls"),
+        ([{"role": "assistant", "function_call": {"name": "f"}}], "messages[0]", "tool_calls"),
         ([{"role": "assistant", "tool_calls": 1}], "messages[0].tool_calls", "must be a list"),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],

@@ -124,19 +124,19 @@ class TestContinuing:
         assert messages[-1]["content"] == "The capital is "
 
     def test_with_a_generation_prompt_it_is_a_contradiction(self) -> None:
-        with pytest.raises(InvalidRequest, match="can't both be true"):
+        with pytest.raises(InvalidRequest, match="cannot both be true"):
             ChatTemplate(PLAIN).render(USER, continue_final_message=True)
 
     def test_a_template_that_hides_the_last_message_cannot(self) -> None:
-        with pytest.raises(InvalidRequest, match="leaves the last message out"):
+        with pytest.raises(InvalidRequest, match="omits the last message"):
             ChatTemplate("x").render(USER, add_generation_prompt=False, continue_final_message=True)
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
-        ("{{ messages[3].content }}", "can't render these messages: .*no element 3"),
+        ("{{ raise_exception('roles must alternate') }}", "rejected these messages: roles must alternate"),
+        ("{{ messages[3].content }}", "cannot render these messages: .*no element 3"),
         ("{{ unknown.field }}", "'unknown' is undefined"),
         ("{{ 1 + messages[0].content }}", "unsupported operand"),
         ("{{ 1 // 0 }}", "division"),
@@ -196,7 +196,7 @@ class TestLoading:
     @pytest.mark.parametrize(
         ("override", "own", "message"),
         [
-            ("/no/such/file.jinja", None, "neither a readable file nor a template"),
+            ("/no/such/file.jinja", None, "neither a readable file"),
             (None, "{% if %}", "m: .*not valid Jinja.*--chat-template"),
             ("{% if %}", "fine", "not valid Jinja"),
         ],

@@ -107,12 +107,12 @@ def test_truncated_safetensors_names_file_and_tensor(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "header is not whole"),
-        (b"\x10\x00", "header is not whole"),
-        (struct.pack("<Q", 2**62) + b"{}", "header is not whole"),
-        (struct.pack("<Q", 50) + b"{}", "header is not whole"),
+        (b"", "header is incomplete"),
+        (b"\x10\x00", "header is incomplete"),
+        (struct.pack("<Q", 2**62) + b"{}", "header is incomplete"),
+        (struct.pack("<Q", 50) + b"{}", "header is incomplete"),
         (struct.pack("<Q", 4) + b"{{{{", "not JSON"),
-        (struct.pack("<Q", 2) + b"[]", "no JSON object"),
+        (struct.pack("<Q", 2) + b"[]", "not a JSON object"),
         (struct.pack("<Q", 10) + b'{"a": 123}', "'a': its header entry is corrupt"),
         (struct.pack("<Q", 58) + b'{"a": {"dtype": "F9", "shape": [], "data_offsets": [0, 4]}}'[:58], "."),
     ],
@@ -129,9 +129,9 @@ def test_corrupt_safetensors_gives_one_line_with_the_file(tmp_path: Path, conten
     ("entry", "message"),
     [
         ({"dtype": "F9", "shape": [1], "data_offsets": [0, 4]}, "unsupported dtype 'F9'"),
-        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, "4 bytes don't hold F32"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, "4 bytes do not hold F32"),
         ({"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}, "corrupt"),
-        ({"dtype": "F32", "shape": [1], "data_offsets": [8, 4]}, "don't hold"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [8, 4]}, "do not hold"),
         ({"dtype": "F32", "shape": [1], "data_offsets": ["0", 4]}, "corrupt"),
         ({"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}, "corrupt"),
     ],
@@ -185,7 +185,7 @@ def test_file_that_went_away_after_it_was_found(tmp_path: Path, name: str) -> No
     path.touch()
     files = resolve_model(str(tmp_path))
     path.unlink()
-    with pytest.raises(StartupError, match=rf"{name}: can't be read: No such file"):
+    with pytest.raises(StartupError, match=rf"{name}: cannot be read: No such file"):
         list(iter_weights(files))
 
 

@@ -16,7 +16,7 @@ def test_running_together_and_taking_apart(values):
 
 
 def test_a_part_of_a_hash_is_refused():
-    with pytest.raises(ValueError, match="9 bytes are no whole number of 8-byte hashes"):
+    with pytest.raises(ValueError, match="9 bytes are not a multiple of 8"):
         numbers(b"123456789")
 
 
