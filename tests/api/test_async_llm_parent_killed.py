@@ -60,7 +60,7 @@ def start_parent(model: Path, state: str, gate: Gate) -> tuple[subprocess.Popen[
         (signal.SIGINT, "loading"),
     ],
 )
-def test_no_orphan_and_nothing_stale(model, workplace, tmp_path, state, signum):
+def test_no_process_or_file_outlives_the_parent(model, workplace, tmp_path, state, signum):
     gate = Gate(tmp_path / "gate")
     parent, core = start_parent(model, state, gate)
     with parent:

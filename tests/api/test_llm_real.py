@@ -66,7 +66,7 @@ def test_cached_prompts_give_the_same_tokens(llm, alone):
     assert tokens(outputs) == alone
 
 
-def test_a_crowd_gives_the_same_tokens(llm, alone):
+def test_a_batch_gives_the_same_tokens(llm, alone):
     outputs = llm.generate([PROMPTS[i % len(PROMPTS)] for i in range(CROWD)], GREEDY, use_tqdm=False)
     assert tokens(outputs) == [alone[i % len(PROMPTS)] for i in range(CROWD)]
 
@@ -92,7 +92,7 @@ def test_preempted_sequences_give_the_same_tokens(alone, mode, swap_space, happe
     assert llm.stats.in_use_blocks == 0
 
 
-def test_forks_of_a_shared_prompt_sample_as_if_alone(llm):
+def test_forks_of_a_shared_prompt_sample_as_single_requests(llm):
     """n outputs share the prompt's blocks and copy on write; each equals the request with its own seed."""
     sampled = {"temperature": 1.0, "max_tokens": 12, "ignore_eos": True}
     copies = llm.stats.cow_copies

@@ -104,7 +104,7 @@ def test_bfloat16_is_as_close_as_that_of_transformers(case: Case) -> None:
     assert our_error <= 1.25 * their_error, f"{our_error:.3f} against {their_error:.3f}"
 
 
-def test_reference_can_fail(case: Case) -> None:
+def test_the_reference_attention_detects_a_difference(case: Case) -> None:
     assert case.expected.std() >= MIN_LOGIT_STD
     assert case.expected.std(dim=1).median() >= MIN_LOGIT_STD / 5  # over positions: the prefix matters
 
@@ -289,7 +289,7 @@ MUTATIONS: list[Mutation] = [
 ]
 
 
-def test_mutants_differ(case: Case) -> None:
+def test_every_mutant_differs_from_transformers(case: Case) -> None:
     distances = {}
     for mutate in MUTATIONS:
         model = case.model()

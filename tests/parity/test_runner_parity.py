@@ -113,7 +113,7 @@ def decode(rig: Rig, lengths: dict[int, int], count: int = NEW_TOKENS - 1) -> di
     return found
 
 
-def test_whole_prefill_and_decode_beside_others(rig: Rig) -> None:
+def test_a_whole_prefill_and_decode_in_a_batch_are_exact(rig: Rig) -> None:
     prompts = {1: PROMPT, 2: PROMPT[5:], 3: PROMPT[:1], 4: PROMPT[2:19]}
     first = rig.run(*(prefill(i, p, rig) for i, p in prompts.items()), new_seqs=[new(i, p) for i, p in prompts.items()])
     rest = decode(rig, {i: len(p) + 1 for i, p in prompts.items()})
@@ -121,7 +121,7 @@ def test_whole_prefill_and_decode_beside_others(rig: Rig) -> None:
         rig.expect(prompt, [first[i], *rest[i]])
 
 
-def test_chunked_prefill_while_another_decodes(rig: Rig) -> None:
+def test_a_chunked_prefill_beside_a_decode_is_exact(rig: Rig) -> None:
     other = PROMPT[::-1]
     results = [rig.run(prefill(1, other, rig), new_seqs=[new(1, other)])[1]]
     table = rig.blocks(12)
@@ -148,7 +148,7 @@ def test_cached_blocks_are_shared(rig: Rig) -> None:
     rig.expect(shared, [second[2], *rest[2]])
 
 
-def test_both_write_and_share_in_one_step(rig: Rig) -> None:
+def test_blocks_are_written_and_shared_in_one_step(rig: Rig) -> None:
     """The second sequence reads blocks that the first one writes in the same step."""
     table = rig.blocks(11)
     found = rig.run(
@@ -188,7 +188,7 @@ def test_a_fork_samples_from_the_shared_row(rig: Rig) -> None:
         rig.expect(PROMPT, [found[seq_id], second[seq_id], *rest[seq_id]])
 
 
-def test_swapped_out_and_back_elsewhere(rig: Rig) -> None:
+def test_a_sequence_survives_a_swap_to_other_blocks(rig: Rig) -> None:
     assert rig.info.num_host_blocks >= 8
     table = rig.blocks(11)
     first = rig.run(step(1, 0, 30, table), new_seqs=[new(1, PROMPT)])[1]
@@ -209,7 +209,7 @@ def test_swapped_out_and_back_elsewhere(rig: Rig) -> None:
     rig.expect(PROMPT, [first, second, *decode(rig, {3: 32})[3]])
 
 
-def test_prompt_logprobs(rig: Rig) -> None:
+def test_prompt_logprobs_equal_transformers(rig: Rig) -> None:
     asking = new(1, PROMPT)
     asking.params = SamplingParams(temperature=0.0, prompt_logprobs=2, max_tokens=5)
     chunk = step(1, 0, 20, rig.blocks(11))
@@ -226,7 +226,7 @@ def test_prompt_logprobs(rig: Rig) -> None:
         assert entry.token_ids[1:] == want.topk(2).indices.tolist()
 
 
-def test_ready_info(rig: Rig) -> None:
+def test_ready_info_reports_the_loaded_model(rig: Rig) -> None:
     info = rig.info
     assert (info.max_model_len, info.num_blocks, info.block_size) == (128, 100, BLOCK)
     assert (info.dtype, info.kv_dtype, info.device) == ("float32", "float32", "cpu")

@@ -64,7 +64,7 @@ class Replica:
 
 
 @given(requests=st.lists(REQUESTS, min_size=1, max_size=8))
-def test_alone_it_is_all_true_to_the_token(requests):
+def test_a_single_prompts_prediction_is_exact(requests):
     replica = Replica()
     for request in requests:
         arrival = replica.add(request)
@@ -75,7 +75,7 @@ def test_alone_it_is_all_true_to_the_token(requests):
 
 
 @given(first=st.lists(REQUESTS, max_size=4), together=st.lists(REQUESTS, min_size=1, max_size=8))
-def test_of_those_that_wait_together_it_is_true_to_a_block(first, together):
+def test_predictions_of_waiting_prompts_are_exact_to_a_block(first, together):
     """Who finds all of a prompt that is being computed in the same step computes its last block, not its last token."""
     replica = Replica()
     for request in first:

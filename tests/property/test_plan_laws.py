@@ -121,7 +121,7 @@ class World:
 
 
 @given(seed=st.integers(0, 2**32), history=events)
-def test_whatever_happens_it_ends_where_an_undisturbed_one_does(seed: int, history: list[str]) -> None:
+def test_every_history_converges_to_the_undisturbed_result(seed: int, history: list[str]) -> None:
     world = World(random.Random(seed))
     for event in history:
         world.happen(event)
@@ -134,7 +134,7 @@ def test_whatever_happens_it_ends_where_an_undisturbed_one_does(seed: int, histo
 
 
 @given(seed=st.integers(0, 2**32), history=events)
-def test_once_it_is_there_nothing_is_written(seed: int, history: list[str]) -> None:
+def test_a_converged_cluster_is_not_written_to(seed: int, history: list[str]) -> None:
     world = World(random.Random(seed))
     for event in history:
         world.happen(event)
@@ -147,7 +147,7 @@ def test_once_it_is_there_nothing_is_written(seed: int, history: list[str]) -> N
 
 
 @given(seed=st.integers(0, 2**32), history=events)
-def test_what_serves_is_kept_until_the_new_revision_serves(seed: int, history: list[str]) -> None:
+def test_serving_pods_are_kept_until_the_new_revision_serves(seed: int, history: list[str]) -> None:
     """As long as the number of replicas isn't lowered and nothing dies, a change of revision costs no serving pod."""
     world = World(random.Random(seed))
     for event in history:
@@ -171,7 +171,7 @@ pods = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans(), st.bo
 
 
 @given(replicas=st.integers(0, 4), found=pods, sets=st.sets(st.integers(0, 3)))
-def test_no_revision_goes_that_makes_up_for_replicas_that_are_missing(
+def test_a_revision_that_covers_missing_replicas_is_kept(
     replicas: int, found: list[tuple[int, bool, bool, bool]], sets: set[int]
 ) -> None:
     service = read_service(stored(Case("", {"replicas": replicas}, name="llm")))
@@ -195,7 +195,7 @@ def test_no_revision_goes_that_makes_up_for_replicas_that_are_missing(
 
 
 @given(seed=st.integers(0, 2**32), history=events)
-def test_the_secret_is_drawn_once(seed: int, history: list[str]) -> None:
+def test_the_secret_is_generated_once(seed: int, history: list[str]) -> None:
     world = World(random.Random(seed))
     world.operate()
     drawn = dict(world.cluster.secrets)

@@ -187,20 +187,20 @@ PLACE = st.fixed_dictionaries(
 
 
 @given(messages=MESSAGES, options=OPTIONS, place=PLACE)
-def test_each_turn_of_a_conversation_has_the_hashes_that_the_engine_stores(messages, options, place):
+def test_each_turn_has_the_hashes_that_the_engine_stores(messages, options, place):
     for turn in range(1, len(messages) + 1):
         check("chat", {"messages": messages[:turn], **options}, **place)
 
 
 @given(messages=MESSAGES, last=TEXT, place=PLACE)
-def test_an_answer_that_is_continued(messages, last, place):
+def test_a_continued_answer_has_the_engines_hashes(messages, last, place):
     spoken = [*messages, {"role": "assistant", "content": "so" + last}]
     if place["template"] not in ("printed", "qwen"):
         check("chat", {"messages": spoken, "continue_final_message": True}, **place)
 
 
 @given(messages=st.lists(PLAIN, min_size=1, max_size=5), place=PLACE, cut=st.integers(0, 200))
-def test_conversations_that_part_anywhere(messages, place, cut):
+def test_diverging_conversations_have_the_engines_hashes(messages, place, cut):
     check("chat", {"messages": messages}, **place)
     for other in (*messages[:-1], {"role": "user", "content": messages[-1]["content"][:cut] + "b a"}), messages[1:]:
         if other:
@@ -216,7 +216,7 @@ PROMPTS = (
 
 
 @given(prompt=PROMPTS, special=st.sampled_from([None, True, False]), place=PLACE, salt=st.sampled_from([None, "s"]))
-def test_prompts_as_text_and_as_ids(prompt, special, place, salt):
+def test_text_and_id_prompts_have_the_engines_hashes(prompt, special, place, salt):
     check("completion", {"prompt": prompt, "add_special_tokens": special, "cache_salt": salt}, **place)
 
 
@@ -240,13 +240,13 @@ ITEM = (
         },
     ),
 )
-def test_responses(given_input, place, fields):
+def test_responses_have_the_engines_hashes(given_input, place, fields):
     check("responses", {"input": given_input, **fields}, **place)
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_a_long_conversation_turn_by_turn(tokenizer, template):
+def test_long_conversations_have_the_engines_hashes(tokenizer, template):
     """Long enough that it is cut, in every combination, and so that most of it is known."""
     messages = []
     for turn in range(4):
@@ -274,7 +274,7 @@ SPELLINGS = (
 
 
 @pytest.mark.parametrize("value", SPELLINGS)
-def test_a_value_in_any_spelling(value):
+def test_values_in_any_spelling_have_the_engines_hashes(value):
     raw = f'{{"documents":[{value}],"messages":[{{"role":"user","content":"a","x":{value}}}]}}'.encode()
     for template in ("counted", "printed"):
         check_raw("chat", raw, template=template)

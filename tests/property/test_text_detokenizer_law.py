@@ -29,14 +29,16 @@ def _joined(tokenizer: Tokenizer, pieces: list[list[int]], *, skip: bool, prompt
 
 
 @given(tokenizers, any_ids, st.booleans(), st.data())
-def test_any_ids_in_any_split(tokenizer: Tokenizer, ids: list[int], skip: bool, data: st.DataObject) -> None:
+def test_any_ids_in_any_split_give_the_whole_text(
+    tokenizer: Tokenizer, ids: list[int], skip: bool, data: st.DataObject
+) -> None:
     pieces = data.draw(splits(ids))
     expected = tokenizer.decode(ids, skip_special_tokens=skip)
     assert _joined(tokenizer, pieces, skip=skip, prompt=[]) == expected
 
 
 @given(tokenizers, texts, texts, st.booleans(), st.data())
-def test_prompt_and_stream_together_are_the_whole_text(
+def test_prompt_and_stream_join_to_the_whole_text(
     tokenizer: Tokenizer, prompt: str, text: str, skip: bool, data: st.DataObject
 ) -> None:
     """A prompt ends with a whole character, so its text and the stream's meet between characters."""

@@ -27,7 +27,7 @@ def pieces(draw: st.DrawFn) -> list[str]:
 
 
 @given(pieces(), stop_lists, st.booleans())
-def test_every_split_gives_the_naive_answer(parts: list[str], stops: list[str], include: bool) -> None:
+def test_every_split_equals_the_naive_search(parts: list[str], stops: list[str], include: bool) -> None:
     search = StopStrings(stops, include=include)
     shown = "".join(search.push(part) for part in parts) + search.flush()
     assert (shown, search.matched) == _naive("".join(parts), stops, include=include)
@@ -48,7 +48,7 @@ def test_no_more_is_held_back_than_can_start_a_stop_string(parts: list[str], sto
 
 
 @given(pieces(), stop_lists)
-def test_nothing_is_held_back_where_stop_strings_are_shown(parts: list[str], stops: list[str]) -> None:
+def test_no_text_is_held_back_if_stop_strings_are_included(parts: list[str], stops: list[str]) -> None:
     search = StopStrings(stops, include=True)
     shown = [search.push(part) for part in parts]
     if search.matched is None:

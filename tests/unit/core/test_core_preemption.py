@@ -22,7 +22,7 @@ def until_preempted(sim: Simulation) -> None:
 @pytest.mark.parametrize("mode", ["swap", "recompute", "auto"])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("depth", [1, 3])
-def test_every_way_gives_the_same_tokens(mode: str, caching: bool, depth: int) -> None:
+def test_every_mode_gives_the_same_tokens(mode: str, caching: bool, depth: int) -> None:
     sim = pressed(preemption_mode=mode, enable_prefix_caching=caching, num_host_blocks=16)
     sim.drain(depth=depth)
     sim.verify()
@@ -31,14 +31,14 @@ def test_every_way_gives_the_same_tokens(mode: str, caching: bool, depth: int) -
     assert (stats.preemptions_recompute > 0) == (mode == "recompute")
 
 
-def test_the_latest_gives_way() -> None:
+def test_the_latest_sequence_is_preempted() -> None:
     sim = pressed()
     until_preempted(sim)
     assert sim.scheduler.waiting_reason("r2")
     assert not sim.scheduler.waiting_reason("r0")
 
 
-def test_the_lowest_priority_gives_way() -> None:
+def test_the_lowest_priority_is_preempted() -> None:
     sim = Simulation(num_blocks=8, policy="priority")
     for name, priority in (("low", 5), ("high", 1), ("mid", 3)):
         sim.add(name, [priority] * 8, priority=priority, max_tokens=12)
@@ -49,7 +49,7 @@ def test_the_lowest_priority_gives_way() -> None:
     sim.verify()
 
 
-def test_a_swapped_sequence_comes_back_without_computing() -> None:
+def test_a_swapped_sequence_resumes_without_recomputation() -> None:
     sim = pressed(num_host_blocks=16, preemption_mode="swap")
     sim.drain()
     sim.verify()
@@ -59,7 +59,7 @@ def test_a_swapped_sequence_comes_back_without_computing() -> None:
     assert sim.executor.tokens_computed == 3 * (8 + 12 - 1)
 
 
-def test_without_the_host_tier_only_what_is_left_on_the_device_is_not_recomputed() -> None:
+def test_without_host_tier_all_evicted_blocks_are_recomputed() -> None:
     sim = pressed()
     sim.drain()
     sim.verify()
@@ -90,7 +90,7 @@ def test_auto_decides_by_measured_costs(costs: StepCosts, swaps: bool) -> None:
     sim.verify()
 
 
-def test_what_recompute_gives_up_is_not_saved() -> None:
+def test_recompute_saves_no_blocks() -> None:
     sim = pressed(num_host_blocks=16, preemption_mode="recompute", max_tokens=9)
     until_preempted(sim)
     for _ in range(3):
@@ -111,7 +111,7 @@ def test_cached_blocks_move_to_the_host_and_back() -> None:
     assert sim.executor.tokens_computed == 12 + 12 + 1
 
 
-def test_a_small_host_tier_drops_and_the_rest_is_recomputed() -> None:
+def test_blocks_dropped_by_a_small_host_tier_are_recomputed() -> None:
     sim = pressed(requests=5, num_host_blocks=2, preemption_mode="swap")
     sim.drain()
     sim.verify()
@@ -150,7 +150,7 @@ def test_rejected_drafts_in_a_swapped_tail_are_computed_again() -> None:
     sim.verify()
 
 
-def test_a_preempted_sequence_waits_for_what_it_sampled() -> None:
+def test_a_preempted_sequence_waits_for_its_sampled_token() -> None:
     sim, new = preempted_in_flight(drafts=[])
     known = len(new.token_ids)
     sim.abort("old")
@@ -164,7 +164,7 @@ def test_a_preempted_sequence_waits_for_what_it_sampled() -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 4])
-def test_siblings_give_way_together(block_size: int) -> None:
+def test_siblings_are_preempted_together(block_size: int) -> None:
     """Each of them holds only shared blocks: alone none frees anything, together they do."""
     sim = Simulation(num_blocks=12 // block_size, block_size=block_size, max_num_seqs=8)
     sim.add("old", [1] * 4, max_tokens=7)

@@ -45,7 +45,7 @@ def peak_blocks() -> int:
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("mode", ["auto", "swap", "recompute"])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_third_of_the_space(peak_blocks: int, mode: str, policy: str, depth: int) -> None:
+def test_a_third_of_the_blocks_gives_the_same_tokens(peak_blocks: int, mode: str, policy: str, depth: int) -> None:
     blocks = peak_blocks // 3
     sim = load(num_blocks=blocks, num_host_blocks=blocks // 2, preemption_mode=mode, policy=policy)
     sim.drain(depth=depth)
@@ -62,7 +62,7 @@ def test_a_third_of_the_space(peak_blocks: int, mode: str, policy: str, depth: i
     assert sim.executor.tokens_computed >= stats.recomputed_tokens + stats.generation_tokens - len(sim.received)
 
 
-def test_little_space_is_wasted() -> None:
+def test_at_most_4_percent_of_used_slots_are_empty() -> None:
     """Lengths from 10 to 2000: over the whole run less than 4 % of the slots of blocks in use hold nothing."""
     sim = Simulation(
         block_size=16,

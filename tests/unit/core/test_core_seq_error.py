@@ -8,7 +8,7 @@ from octavo_testing.simulation import Simulation, sim_config
 ERROR = ErrorInfo("no token left", "invalid_request")
 
 
-def test_only_the_failed_sequence_ends_and_a_trace_knows_it() -> None:
+def test_only_the_failed_sequence_ends_and_the_trace_replays() -> None:
     lines: list[str] = []
     sim = Simulation(scheduler=TracingScheduler(sim_config(), lines.append))
     sim.add("good", [1] * 4)
@@ -29,7 +29,7 @@ def test_only_the_failed_sequence_ends_and_a_trace_knows_it() -> None:
     assert replay(lines).ok
 
 
-def test_what_a_failed_sequence_computed_is_not_found_again() -> None:
+def test_blocks_of_a_failed_sequence_are_not_found_again() -> None:
     """Values that are not finite would spread to every request with the same prompt."""
     sim = Simulation(block_size=4)
     sim.add("good", [1] * 5, max_tokens=8)

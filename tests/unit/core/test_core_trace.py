@@ -42,7 +42,7 @@ def eventful(**config: object) -> list[str]:
 @pytest.mark.parametrize(
     "config", [{}, {"policy": "priority"}, {"enable_prefix_caching": False}, {"num_host_blocks": 0}]
 )
-def test_replay_takes_every_decision_again(config: dict[str, object]) -> None:
+def test_a_replay_repeats_every_decision(config: dict[str, object]) -> None:
     lines = eventful(**config)
     report = replay(lines)
     assert report.ok, str(report)
@@ -53,7 +53,7 @@ def test_replay_takes_every_decision_again(config: dict[str, object]) -> None:
     assert report.stats.preemptions > 0
 
 
-def test_all_request_fields_survive() -> None:
+def test_all_request_fields_survive_a_trace() -> None:
     sim, lines = traced()
     sim.add(
         "r", [1, 2], temperature=0.0, seed=None, logit_bias={1: 2.0}, stop=["x"], stop_token_ids=[7], salt="s", eos=3
@@ -90,7 +90,7 @@ def test_the_first_divergence_is_named(key: str, change: object, what: str) -> N
     assert f"line {report.divergence.line}" in str(report)
 
 
-def test_other_costs_make_other_decisions() -> None:
+def test_other_costs_change_decisions() -> None:
     sim, lines = traced(num_blocks=8, num_host_blocks=8)
     for i in range(3):
         sim.add(f"r{i}", [i] * 8, max_tokens=12)
@@ -121,7 +121,7 @@ def test_a_cut_off_last_line_ends_the_replay(tmp_path: Path) -> None:
         ('{"trace":1,"config":{"nonsense":1,"hash_root":""}}\n', "nonsense"),
     ],
 )
-def test_what_is_not_a_trace_is_an_error(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_that_is_not_a_trace_is_an_error(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "trace"
     path.write_text(text)
     with pytest.raises(StartupError, match=message):

@@ -35,7 +35,7 @@ def test_turns_come_before_arrival(policy):
     assert started(core) == ["c", "d", "b", "a"]
 
 
-def test_without_turns_it_is_the_order_of_arrival():
+def test_requests_without_turns_start_in_the_order_of_arrival():
     core = scheduler()
     for name in "abc":
         add(core, name)

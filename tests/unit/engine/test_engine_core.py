@@ -62,7 +62,7 @@ def test_each_index_ends_once():
     assert sorted(ends(run(core))) == [("a", 0, "stop"), ("a", 1, "stop"), ("b", 0, "stop")]
 
 
-def test_idle_means_no_work():
+def test_an_idle_core_has_no_work():
     core = make_core()
     assert not core.has_work()
     assert core.step().outputs == []
@@ -97,7 +97,7 @@ def test_a_request_that_can_never_run_ends_with_an_error_for_each_index():
     assert "maximum context length is 128" in outputs[0].error.message
 
 
-def test_a_failed_step_ends_its_sequences_and_serving_goes_on(caplog):
+def test_a_failed_step_ends_its_sequences_and_the_core_keeps_serving(caplog):
     core = make_core()
     core.add(make_request("bad", params=scripted("abc", extra_args={"fail_at": 1})))
     assert ends(run(core)) == [("bad", 0, "error")]
@@ -107,7 +107,7 @@ def test_a_failed_step_ends_its_sequences_and_serving_goes_on(caplog):
     assert core.stats().in_use_blocks == 0
 
 
-def test_a_lost_executor_goes_up():
+def test_a_lost_executor_raises_engine_dead():
     class Lost(ScriptedExecutor):
         def submit(self, plan: StepPlan) -> Future[StepResult]:
             raise EngineDead("worker 1 is gone")
@@ -161,7 +161,7 @@ def test_shutdown_reaches_the_executor():
     assert executor.is_shut_down
 
 
-def test_what_a_step_will_change_is_told_before_it_runs():
+def test_block_changes_are_published_before_a_step_runs():
     """A router that hears of it afterwards sends those who come meanwhile for what is no longer there, or too late."""
     told = []
 
@@ -187,7 +187,7 @@ def test_what_a_step_will_change_is_told_before_it_runs():
     assert told[:2] == [((1, 11, 1), (3, 2)), "runs"]  # one of the four blocks was free
 
 
-def test_a_reset_is_told_before_it_is_answered():
+def test_a_reset_is_published_before_its_answer():
     """Who has the answer finds none of the old blocks in a snapshot."""
     told = []
     core = make_core(num_blocks=4, block_size=4, max_model_len=16, kv_events=True)
@@ -199,7 +199,7 @@ def test_a_reset_is_told_before_it_is_answered():
     assert told == [3]
 
 
-def test_requests_are_counted_as_they_are_received_refused_ones_too():
+def test_received_requests_are_counted_including_refused_ones():
     core = make_core()
     core.add(make_request("fits"))
     core.add(make_request("bad", "x" * 200))
@@ -210,7 +210,7 @@ def test_requests_are_counted_as_they_are_received_refused_ones_too():
     assert core.step().stats.received == 3
 
 
-def test_a_step_of_decodes_alone_has_nothing_to_tell_before_it_runs():
+def test_a_step_of_decodes_publishes_no_interim_outputs():
     told = []
     core = make_core(num_blocks=8, block_size=16, kv_events=True)
     core.on_interim = told.append
@@ -219,7 +219,7 @@ def test_a_step_of_decodes_alone_has_nothing_to_tell_before_it_runs():
     assert [news.stats.prefill_backlog_tokens for news in told] == [2]
 
 
-def test_blocks_of_a_step_that_fails_are_taken_back():
+def test_blocks_of_a_failed_step_are_published_as_removed():
     class Failing(ScriptedExecutor):
         def submit(self, plan):
             raise RuntimeError("out of luck")

@@ -30,7 +30,7 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("machine")
-def test_logits_that_tie_in_bfloat16_are_told_apart() -> None:
+def test_logits_that_tie_in_bfloat16_stay_different() -> None:
     weight = torch.tensor([[16.0, 0.0625], [16.0, 0.125], [0.0, 0.0]], dtype=torch.bfloat16)
     hidden = torch.tensor([[1.0, 0.25]], dtype=torch.bfloat16)
     rounded = (hidden @ weight.T).float()

@@ -31,7 +31,7 @@ def same(config: EngineConfig) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", TINY)
-def test_every_architecture(name: str, dtype: Any, tmp_path: Path) -> None:
+def test_a_dry_run_reports_what_a_start_reports(name: str, dtype: Any, tmp_path: Path) -> None:
     folder = make_tiny(name, tmp_path)
     same(EngineConfig(model=str(folder), dtype=dtype, num_threads=1, num_gpu_blocks_override=50, max_model_len=24))
 
@@ -52,11 +52,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=str,
 )
-def test_flags(folder: Path, flags: dict[str, Any]) -> None:
+def test_flags_affect_the_dry_run_as_the_start(folder: Path, flags: dict[str, Any]) -> None:
     same(EngineConfig(**{"model": str(folder), "dtype": "float32", "num_threads": 1, **flags}))
 
 
-def test_what_would_not_start_is_refused_in_the_same_words(folder: Path) -> None:
+def test_a_dry_run_fails_as_the_start_fails(folder: Path) -> None:
     config = EngineConfig(model=str(folder), dtype="float32", num_threads=1, num_gpu_blocks_override=2)
     told = []
     for start in (plan_capacity, load_executor):
@@ -66,7 +66,7 @@ def test_what_would_not_start_is_refused_in_the_same_words(folder: Path) -> None
     assert told[0] == told[1]
 
 
-def test_derived_numbers(folder: Path) -> None:
+def test_derived_numbers_are_right(folder: Path) -> None:
     config = EngineConfig(
         model=str(folder), dtype="float32", num_threads=1, num_gpu_blocks_override=20, max_model_len=128
     )

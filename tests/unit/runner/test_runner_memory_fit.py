@@ -56,5 +56,5 @@ def test_cache_and_swap_space_count(folder: Path, flags: dict[str, Any]) -> None
     assert chosen(folder, GIB, **flags) == torch.bfloat16
 
 
-def test_a_type_that_was_asked_for_is_taken(folder: Path) -> None:
+def test_a_requested_type_is_used(folder: Path) -> None:
     assert chosen(folder, PROCESS_BYTES, dtype="float32") == torch.float32

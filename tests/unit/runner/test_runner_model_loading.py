@@ -39,7 +39,7 @@ def test_lengths_come_from_the_model_or_the_user(folder: Path) -> None:
     ],
     ids=str,
 )
-def test_refused_in_one_line(folder: Path, fields: dict[str, Any], message: str) -> None:
+def test_an_unusable_model_is_refused_in_one_line(folder: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(StartupError, match=message) as failure:
         load_executor(config(folder, **fields))
     assert "\n" not in str(failure.value)
@@ -63,7 +63,7 @@ def test_progress_is_reported(folder: Path) -> None:
     assert seen[-1][0] > 0.9 * seen[-1][1] > 0
 
 
-def test_two_executors_in_one_process(folder: Path) -> None:
+def test_two_executors_in_one_process_are_independent(folder: Path) -> None:
     """No globals: each has its own weights and cache."""
     plan = StepPlan(
         step_id=0,

@@ -57,7 +57,7 @@ def test_greedy_takes_the_lowest_of_equal_logits() -> None:
     assert tokens_of(sample(logits, greedy(), greedy(), SamplingParams(temperature=1e-9))) == [8, 8, 8]
 
 
-def test_allowed_token_ids_keep_only_those() -> None:
+def test_allowed_token_ids_exclude_all_others() -> None:
     assert tokens_of(sample(flat(t8=4.0, t6=1.0), greedy(allowed_token_ids=[30, 6]))) == [6]
 
 
@@ -114,7 +114,7 @@ def test_penalties_touch_only_their_own_rows() -> None:
     assert tokens_of(sample(logits, greedy(), greedy(presence_penalty=0.5), greedy())) == [5, 6, 5]
 
 
-def test_counts_follow_tokens_that_were_taken_back() -> None:
+def test_counts_follow_rolled_back_tokens() -> None:
     counts = TokenCounts(greedy(presence_penalty=1.0), 2)
     counts.update(np.array([1, 2, 3, 3, 4], dtype=np.int32), 5)
     counts.update(np.array([1, 2, 3, 6, 0], dtype=np.int32), 4)
@@ -180,7 +180,7 @@ def test_tokens_follow_the_distribution(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("spread", [0.0, 0.01, 3.0])
 @pytest.mark.parametrize("fields", [{"top_p": 0.9}, {"top_k": 2000}, {"top_k": 50, "top_p": 0.99}, {}], ids=str)
-def test_a_nucleus_larger_than_the_first_guess(fields: dict[str, Any], spread: float) -> None:
+def test_a_nucleus_may_exceed_the_first_candidates(fields: dict[str, Any], spread: float) -> None:
     """Flat distributions need more than the 64 or 1024 tokens that are looked at first; equal logits go by id."""
     logits = torch.randn(1, 3000, generator=torch.Generator().manual_seed(1)) * spread
     possible = naive_probabilities(logits, **fields) > 0
@@ -189,7 +189,7 @@ def test_a_nucleus_larger_than_the_first_guess(fields: dict[str, Any], spread: f
     assert (counts[possible] > 0).sum() > 40
 
 
-def test_a_vocabulary_that_is_no_multiple_of_a_chunk() -> None:
+def test_a_vocabulary_need_not_be_a_multiple_of_a_chunk() -> None:
     logits = torch.zeros(1, 1001)
     statistic, freedom = chi_square(frequencies(logits, 20000), torch.full((1001,), 1 / 1001))
     assert statistic <= freedom + 4 * (2 * freedom) ** 0.5
@@ -206,7 +206,7 @@ MIXED = [
 
 
 @pytest.mark.parametrize("index", range(len(MIXED)))
-def test_a_seeded_row_is_the_same_alone_and_in_a_crowd(index: int) -> None:
+def test_a_seeded_row_is_the_same_alone_and_in_a_batch(index: int) -> None:
     logits = torch.randn(len(MIXED), VOCAB, generator=torch.Generator().manual_seed(5)) * 2
     requests = [SamplingParams(**fields) for fields in MIXED]
     for seed in range(40):
@@ -237,7 +237,7 @@ def test_a_model_may_mask_tokens_itself() -> None:
     assert tokens_of(sample(flat(t8=4.0, t9=float("-inf")), greedy())) == [8]
 
 
-def test_masks_that_leave_nothing_fail_their_row_alone() -> None:
+def test_masks_that_leave_no_token_fail_their_row_alone() -> None:
     nothing = greedy(allowed_token_ids=[8], bad_words_token_ids=[[8]])
     results = sample(flat(t8=4.0).repeat(2, 1), nothing, greedy())
     assert [r.error for r in results] == [NO_TOKEN_LEFT, None]
@@ -265,14 +265,14 @@ def test_logprobs_are_raw_and_the_chosen_token_comes_first() -> None:
     assert results[1].logprobs is None
 
 
-def test_logprobs_of_the_whole_vocabulary() -> None:
+def test_logprobs_minus_one_reports_the_whole_vocabulary() -> None:
     (result,) = sample(flat(t8=4.0), greedy(logprobs=-1))
     (entry,) = result.logprobs or []
     assert entry.token_ids == [8, 8, *[t for t in range(VOCAB) if t != 8]], "equal ones by id"
     assert entry.rank == 1
 
 
-def test_logprobs_of_the_chosen_token_only() -> None:
+def test_logprobs_zero_reports_only_the_chosen_token() -> None:
     (result,) = sample(flat(t8=4.0), greedy(logprobs=0))
     (entry,) = result.logprobs or []
     assert entry.token_ids == [8]

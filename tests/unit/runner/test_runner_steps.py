@@ -102,7 +102,7 @@ def tokens(result: StepResult) -> dict[int, list[int]]:
     return {seq.seq_id: seq.token_ids for seq in result.seqs}
 
 
-def test_prefill_in_chunks_then_decode(rig: Rig) -> None:
+def test_a_chunked_prefill_and_decodes_give_the_right_tokens(rig: Rig) -> None:
     assert tokens(rig.run(step(1, 0, 2, sample=False), new_seqs=[new(1, 5, 6, 7)])) == {}
     assert tokens(rig.run(step(1, 2, 1))) == {1: [8]}
     assert tokens(rig.run(step(1, 3, 1))) == {1: [9]}
@@ -126,7 +126,7 @@ def test_forks_sample_from_the_last_row_of_another(rig: Rig) -> None:
     assert all(rig.batch.seqs[i].token_ids[2] == drawn[i][0] for i in (1, 2, 3))
 
 
-def test_a_stream_continues_elsewhere(rig: Rig) -> None:
+def test_a_stream_continues_after_preemption(rig: Rig) -> None:
     """Sampling is keyed by (seed, position): a preempted sequence resumed from its tokens draws the same ones."""
     hot = {"temperature": 2.0, "max_tokens": 99}
     first = new(1, 5, 6, **hot)
@@ -138,7 +138,7 @@ def test_a_stream_continues_elsewhere(rig: Rig) -> None:
     assert after == drawn[3:]
 
 
-def test_order_within_a_step(rig: Rig) -> None:
+def test_a_step_runs_its_work_in_order(rig: Rig) -> None:
     rig.run(
         step(1, 0, 1),
         new_seqs=[new(1, 5)],
@@ -157,11 +157,11 @@ def test_dropped_sequences_make_room_for_new_ones(rig: Rig) -> None:
     assert tokens(result) == {i: [10] for i in range(4, 8)}
 
 
-def test_a_plan_without_sequences(rig: Rig) -> None:
+def test_a_plan_without_sequences_gives_no_results(rig: Rig) -> None:
     assert tokens(rig.run(swap_out=[(0, 1)])) == {}
 
 
-def test_prompt_logprobs_row_by_row(rig: Rig) -> None:
+def test_prompt_logprobs_are_returned_row_by_row(rig: Rig) -> None:
     asking = new(1, 5, 6, 8, 9, prompt_logprobs=1, logprobs=0)
     first = rig.run(step(1, 0, 2, sample=False, num_prompt_logprobs=2), new_seqs=[asking])
     second = rig.run(step(1, 2, 2, num_prompt_logprobs=1))
@@ -182,7 +182,7 @@ def test_many_rows_are_sampled_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatc
     assert max(rig.model.head_rows) == 2
 
 
-def test_a_failed_step_answers_with_an_error_and_the_next_one_works(rig: Rig) -> None:
+def test_a_failed_step_returns_an_error_and_the_next_step_works(rig: Rig) -> None:
     rig.model.fail_on = 30
     failed = rig.run(step(1, 0, 1), step(2, 0, 1), new_seqs=[new(1, 5), new(2, 30)])
     assert failed.error == "RuntimeError: the kernel broke"
@@ -210,7 +210,7 @@ def test_costs_are_measured_from_large_chunks_and_swaps(rig: Rig) -> None:
     assert large.costs.swap_block_s > 0
 
 
-def test_the_local_executor(rig: Rig) -> None:
+def test_the_local_executor_runs_plans_until_shutdown(rig: Rig) -> None:
     executor = LocalExecutor(rig.runner, rig.compiler)
     plan = StepPlan(step_id=3, seqs=[step(1, 0, 1)], new_seqs=[new(1, 5)])
     assert tokens(executor.submit(plan).result(timeout=0)) == {1: [6]}

@@ -42,7 +42,9 @@ SPLIT = {"Q4/m-00001-of-00002.gguf", "Q4/m-00002-of-00002.gguf"}
         (SPLIT | GGUFS, "auto", "Q4/m-00002-of-00002.gguf", SPLIT, "Q4/m-00001-of-00002.gguf"),
     ],
 )
-def test_choice(names: set[str], load_format: str, file: str | None, wanted: set[str], main: str | None) -> None:
+def test_the_right_files_are_selected(
+    names: set[str], load_format: str, file: str | None, wanted: set[str], main: str | None
+) -> None:
     found = select_files("hf://org/m", names, load_format=load_format, file=file)
     assert set(found.names) == wanted
     assert len(found.names) == len(wanted)
@@ -64,7 +66,7 @@ def test_choice(names: set[str], load_format: str, file: str | None, wanted: set
         (GGUFS, "auto", "*Q9*.gguf", "no GGUF file matches '*Q9*.gguf'."),
     ],
 )
-def test_no_choice(names: set[str], load_format: str, file: str | None, message: str) -> None:
+def test_an_impossible_selection_is_refused(names: set[str], load_format: str, file: str | None, message: str) -> None:
     with pytest.raises(StartupError) as caught:
         select_files("hf://org/m", names, load_format=load_format, file=file)
     assert message in str(caught.value)

@@ -42,7 +42,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_file(tmp_path_factory.mktemp("gguf") / "model.gguf")
 
 
-def test_values_of_each_kind(file: Path) -> None:
+def test_values_of_each_kind_are_read(file: Path) -> None:
     header = read_gguf(file)
     assert header.version == 3
     assert header.metadata == {
@@ -59,7 +59,7 @@ def test_values_of_each_kind(file: Path) -> None:
     }
 
 
-def test_tensors_lie_where_the_library_sees_them(file: Path) -> None:
+def test_tensor_positions_equal_the_librarys(file: Path) -> None:
     header = read_gguf(file)
     theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     assert header.tensors.keys() == theirs.keys()
@@ -71,13 +71,13 @@ def test_tensors_lie_where_the_library_sees_them(file: Path) -> None:
     assert np.array_equal(np.frombuffer(raw, "<f4").reshape(matrix.shape), np.arange(12).reshape(3, 4))
 
 
-def test_type_table_equals_the_library_s() -> None:
+def test_the_type_table_equals_the_librarys() -> None:
     theirs = {int(kind): (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
     ours = {kind.id: (kind.name, kind.block_elements, kind.block_bytes) for kind in GGML_TYPES.values()}
     assert ours == theirs
 
 
-def test_each_truncation_is_one_readable_line(file: Path, tmp_path: Path) -> None:
+def test_each_truncation_gives_a_one_line_error(file: Path, tmp_path: Path) -> None:
     whole = file.read_bytes()
     cut = tmp_path / "cut.gguf"
     for length in range(len(whole)):
@@ -88,7 +88,7 @@ def test_each_truncation_is_one_readable_line(file: Path, tmp_path: Path) -> Non
         assert "\n" not in str(caught.value)
 
 
-def test_truncated_data_names_the_tensor(file: Path, tmp_path: Path) -> None:
+def test_truncated_data_gives_an_error_with_the_tensor(file: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(file.read_bytes()[:-40])
     with pytest.raises(StartupError, match=r"cut\.gguf: corrupt or truncated GGUF file: tensor 'half' lies at bytes"):
@@ -158,7 +158,7 @@ CORRUPT = {
 
 
 @pytest.mark.parametrize("case", CORRUPT)
-def test_corrupt_file_says_what_is_wrong(tmp_path: Path, case: str) -> None:
+def test_a_corrupt_file_gives_a_specific_error(tmp_path: Path, case: str) -> None:
     content, message = CORRUPT[case]
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
@@ -168,7 +168,7 @@ def test_corrupt_file_says_what_is_wrong(tmp_path: Path, case: str) -> None:
     assert str(path) in str(caught.value)
 
 
-def test_version_2_is_read_alike(file: Path, tmp_path: Path) -> None:
+def test_version_2_is_read_like_version_3(file: Path, tmp_path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[4] = 2
     path = tmp_path / "v2.gguf"
@@ -176,7 +176,7 @@ def test_version_2_is_read_alike(file: Path, tmp_path: Path) -> None:
     assert read_gguf(path).metadata == read_gguf(file).metadata
 
 
-def test_unreadable_file(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_startup_error(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="No such file"):
         read_gguf(tmp_path / "absent.gguf")
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not VOCABS, reason="OCTAVO_LLAMA_VOCABS names no
 
 
 @pytest.mark.parametrize("path", VOCABS, ids=[path.stem for path in VOCABS])
-def test_ids_are_llama_cpps_for(path: Path) -> None:
+def test_ids_equal_llama_cpp(path: Path) -> None:
     vocab = read_vocab(read_gguf(path).metadata, path)
     if vocab.values["model"] in UNSUPPORTED:
         with pytest.raises(StartupError, match="is not supported"):

@@ -75,7 +75,7 @@ def write_quantised(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("write", "mode"), [(write_safetensors, "filled"), (write_safetensors, "grown"), (write_quantised, "filled")]
 )
-def test_peak_is_final_plus_the_largest_layer(tmp_path: Path, write, mode: str) -> None:
+def test_peak_memory_is_the_model_plus_its_largest_layer(tmp_path: Path, write, mode: str) -> None:
     """A float32 copy of the embedding (64 MiB), a second copy of it, or a whole file in memory breaks the limit."""
     command = [sys.executable, "-c", CONSUMER, str(write(tmp_path / "model")), mode]
     result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)

@@ -45,7 +45,9 @@ def decode_by_the_book(info: GGUFTensor, data: bytes) -> torch.Tensor:
     return torch.from_numpy(values.reshape(info.shape))
 
 
-def test_every_kind_of_tensor_equals_the_book(files: ModelFiles, stored: Callable[[str], torch.Tensor]) -> None:
+def test_every_kind_of_tensor_equals_the_specification(
+    files: ModelFiles, stored: Callable[[str], torch.Tensor]
+) -> None:
     wanted = {
         "model.embed_tokens.weight": "token_embd.weight",
         "model.norm.weight": "output_norm.weight",

@@ -6,12 +6,12 @@ from octavo_engine.wire.kv_stream import KVChange, KVSet, numbers, roll, run_tog
 hashes = st.sets(st.integers(0, 2**64 - 1), max_size=8)
 
 
-def test_a_hash_travels_as_its_first_eight_bytes_little_endian():
+def test_a_hash_is_sent_as_its_first_eight_bytes_little_endian():
     assert numbers(bytes.fromhex("0100000000000000ff00000000000080")) == (1, 0x80000000000000FF)
 
 
 @given(st.lists(st.integers(0, 2**64 - 1)))
-def test_running_together_and_taking_apart(values):
+def test_hashes_survive_concatenation_and_splitting(values):
     assert numbers(run_together(values)) == tuple(values)
 
 
@@ -20,19 +20,19 @@ def test_a_part_of_a_hash_is_refused():
         numbers(b"123456789")
 
 
-def test_the_digest_as_documented():
+def test_the_digest_is_as_documented():
     assert roll(0, "device", [1, 2]) == 3
     assert roll(3, "host", [0x0000_0001_0000_0002]) == 3 ^ 0x0000_0002_0000_0001
 
 
 @given(device=hashes, host=hashes)
-def test_a_set_that_lost_everything_again_has_the_digest_of_nothing(device, host):
+def test_an_emptied_set_has_the_digest_of_an_empty_set(device, host):
     come = roll(roll(0, "host", host), "device", device)
     assert roll(roll(come, "device", device), "host", host) == 0
 
 
 @given(first=hashes, second=hashes)
-def test_what_came_and_went_is_applied_and_exact(first, second):
+def test_stored_and_removed_hashes_are_applied_exactly(first, second):
     told = KVSet()
     told.apply(KVChange(stored=run_together(first), host_stored=run_together(second), digest=_digest(first, second)))
     gone = KVChange(removed=run_together(first), host_removed=run_together(second), digest=0)
@@ -42,7 +42,7 @@ def test_what_came_and_went_is_applied_and_exact(first, second):
 
 
 @pytest.mark.parametrize("wrong", ["lost", "repeated", "reordered", "other tier"])
-def test_a_change_that_got_lost_repeated_or_mixed_up_shows(wrong):
+def test_a_lost_repeated_or_reordered_change_is_detected(wrong):
     changes = [
         KVChange(stored=run_together([1, 2]), digest=3),
         KVChange(stored=run_together([4]), removed=run_together([1]), digest=6),
