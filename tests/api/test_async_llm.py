@@ -25,7 +25,7 @@ def config(tmp_path_factory, workplace):
 
 
 async def until_idle(llm):
-    """One more request through the queue: what was sent before it has been acted on."""
+    """Run one more request, so that all messages sent before it are processed."""
     await collect(llm, "x", scripted("."), "until_idle")
     return llm.stats
 

@@ -1,4 +1,4 @@
-"""What may be asked of a running engine core beside requests: what it is doing, and to forget its cache."""
+"""Calls to a running engine core besides requests: listing its sequences and resetting its cache."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ async def test_an_idle_core_reports_no_sequences(llm):
 
 
 async def test_sequences_are_reported_with_the_callers_ids(llm, gate):
-    """The core takes messages in order, and the first one runs on for long: they may be on their way for a while."""
+    """The core handles messages in order, and the first request runs for long, so answers may take a while."""
     unending = scripted("a", eos=False, max_tokens=400, extra_args=gate.at(3))
     async with (
         aclosing(llm.generate(LONG_PROMPT, unending, "first")) as first,

@@ -1,4 +1,4 @@
-"""`LLM` with the scripted executor: prompts in every form, order, errors, Ctrl-C, two at once, as a plain script."""
+"""`LLM` with the scripted executor: forms of prompts, order, errors, Ctrl-C, two objects, use in a plain script."""
 
 import os
 import subprocess

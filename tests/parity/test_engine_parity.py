@@ -1,7 +1,7 @@
-"""The whole engine against transformers in fp32, for each architecture, in every way a sequence can be run.
+"""The whole engine against transformers in fp32, for each architecture, in every way of running a sequence.
 
 `LLM` gives the log-probabilities of the whole vocabulary at each sampled position; the reference is one forward pass
-of transformers over prompt and output. Each test asserts by the engine's own counters that what it is about happened.
+of transformers over prompt and output. Each test asserts by the engine's counters that its case has occurred.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Case:
         llm.shutdown()
 
     def distance(self, outputs: list[RequestOutput]) -> float:
-        """max |Δ log-probability| over the vocabulary and all sampled positions."""
+        """Return max |Δ log-probability| over the vocabulary and all sampled positions."""
         worst = 0.0
         for request in outputs:
             for output in request.outputs:
@@ -63,7 +63,7 @@ def prompts(*lengths: int, seed: int = 3) -> list[dict[str, list[int]]]:
 
 
 def sampling(prompt: dict[str, list[int]], **fields: Any) -> SamplingParams:
-    """Up to `LENGTH` tokens: beyond the windows and the original RoPE lengths."""
+    """Sample up to `LENGTH` tokens, which exceeds the windows and the original RoPE lengths."""
     room = LENGTH - len(prompt["prompt_token_ids"])
     return SamplingParams(**({"temperature": 0, "max_tokens": room, "ignore_eos": True, "logprobs": -1} | fields))
 
@@ -87,7 +87,7 @@ def test_chunked_prompts_equal_transformers(case: Case) -> None:
 
 
 def test_cached_prompts_equal_transformers(case: Case) -> None:
-    """The prompts that end on a block's edge are cached whole: their last token goes into a copy of its block."""
+    """Prompts that end on a block's edge are cached completely: their last token is written to a copy of its block."""
     with case.llm() as llm:
         generate(llm, prompts(*LENGTHS), max_tokens=1)
         outputs = generate(llm, prompts(*LENGTHS))

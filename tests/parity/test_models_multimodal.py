@@ -1,4 +1,4 @@
-"""The text part of a multimodal Gemma 3 checkpoint: other names, a nested config, and tensors to leave out."""
+"""The text part of a multimodal Gemma 3 checkpoint: other names, a nested config, and tensors to skip."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Plans written by hand, carried out by the real runner on tiny models, against transformers: tokens and logprobs.
+"""Hand-written plans run by the real runner on tiny models, against transformers: tokens and logprobs.
 
-Whole and chunked prefill, shared blocks, forks with copy-on-write, swap out and in, all next to busy neighbours.
+They cover whole and chunked prefill, shared blocks, forks with copy-on-write, swap out and in, beside other sequences.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ TOLERANCE = 1e-4
 
 @dataclass
 class Rig:
-    """Hands out blocks in a scattered order; each sequence asks for all log-probabilities of each token."""
+    """Allocates blocks in scattered order; each sequence requests all log-probabilities of each token."""
 
     executor: Executor
     info: ReadyInfo
@@ -45,7 +45,7 @@ class Rig:
         return {seq.seq_id: seq for seq in result.seqs}
 
     def expect(self, prompt: list[int], got: list[SeqResult]) -> None:
-        """Greedy continuation and all log-probabilities, position by position, equal transformers'."""
+        """Assert that the greedy tokens and all log-probabilities equal transformers', position by position."""
         tokens = list(prompt)
         for result in got:
             want = self.oracle(tokens)
@@ -104,7 +104,7 @@ def prefill(seq_id: int, prompt: list[int], rig: Rig) -> SeqStep:
 
 
 def decode(rig: Rig, lengths: dict[int, int], count: int = NEW_TOKENS - 1) -> dict[int, list[SeqResult]]:
-    """`lengths`: tokens of each sequence whose KV is not all there yet, by one."""
+    """`lengths`: number of tokens of each sequence; the KV of its last token is computed now."""
     found: dict[int, list[SeqResult]] = {seq_id: [] for seq_id in lengths}
     for i in range(count):
         results = rig.run(*(step(seq_id, length - 1 + i, 1) for seq_id, length in lengths.items()))
@@ -162,7 +162,7 @@ def test_blocks_are_written_and_shared_in_one_step(rig: Rig) -> None:
 
 
 def test_a_fork_copies_the_partly_filled_block(rig: Rig) -> None:
-    """The prompt ends inside a block: the fork shares full blocks, copies the last one, then goes its own way."""
+    """The prompt ends inside a block: the fork shares full blocks, copies the last block, and then diverges."""
     table = rig.blocks(11)
     first = rig.run(step(1, 0, 30, table), new_seqs=[new(1, PROMPT)])[1]
     forced = [*PROMPT, (first.token_ids[0] + 1) % VOCAB]

@@ -1,4 +1,4 @@
-"""Laws of reading answers: cuts don't matter, no text raises, and nothing that was said is lost."""
+"""Laws of output parsing: the split of the text does not matter, no text raises, and no text is lost."""
 
 import json
 
@@ -42,7 +42,7 @@ def test_the_split_of_an_answer_does_not_matter(name, answer, data):
 @pytest.mark.parametrize("name", READERS)
 @given(words=st.lists(st.sampled_from(("kiwi", *FRAGMENTS)), max_size=14))
 def test_every_word_of_the_model_is_shown(name, words):
-    """Unless they are within JSON that a call has beside its name and its arguments."""
+    """Words inside a call's JSON, other than its name and arguments, are excepted."""
     answer = "".join(words)
     joined = join(read_pieces(READERS[name](), [answer]))
     shown = [joined.text or "", joined.reasoning or "", *(call.name + call.arguments for call in joined.calls)]

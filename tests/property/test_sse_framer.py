@@ -1,4 +1,4 @@
-"""Whatever pieces an event stream comes in, it goes out byte for byte, frame by frame, and never in half frames."""
+"""An event stream received in any pieces is sent on byte for byte in complete frames."""
 
 from itertools import pairwise
 

@@ -1,16 +1,16 @@
-"""Stop strings found in a stream are those of a naive search of the whole text, wherever the stream was cut."""
+"""Stop strings found in a stream equal those of a naive search of the whole text, however the stream is split."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo_engine.text.stop_strings import StopStrings
 
-ALPHABET = "abc"  # few letters: overlaps and false starts are the rule
+ALPHABET = "abc"  # few letters make overlaps and false starts frequent
 texts = st.text(ALPHABET, max_size=24)
 stop_lists = st.lists(st.text(ALPHABET, min_size=1, max_size=5), max_size=4)
 
 
 def _naive(text: str, stops: list[str], *, include: bool) -> tuple[str, str | None]:
-    """Read character by character: the first end of a match wins, and among its matches the longest."""
+    """Search character by character for the match that ends first and, among equal ends, is longest."""
     for end in range(len(text) + 1):
         matches = [stop for stop in stops if text[:end].endswith(stop)]
         if matches:

@@ -1,4 +1,4 @@
-"""Aborts in every state: the blocks are back at once, and each output has exactly one last record."""
+"""Aborts in every state: the blocks are freed at once, and each output gets exactly one terminal record."""
 
 from collections.abc import Callable
 
@@ -33,16 +33,16 @@ def pipelined_chunks(sim: Simulation) -> None:
     sim.step()
 
 
-def preempted(sim: Simulation) -> None:
-    """The oldest one grows until "r" has to go."""
+def preempt_request(sim: Simulation) -> None:
+    """Preempt "r": an older request grows until blocks run out."""
     sim.add("old", [2] * 18, max_tokens=22)
     sim.add("r", [1] * 10, max_tokens=20)
     while not sim.scheduler.stats().preemptions:
         sim.tick()
 
 
-def preempted_in_flight(sim: Simulation) -> None:
-    """Plans of one sequence each, alternating, two in flight."""
+def preempt_in_flight(sim: Simulation) -> None:
+    """Preempt a sequence while its plan is in flight: two plans, each with one sequence, alternate."""
     sim.add("old", [2] * 18, max_tokens=22)
     while not sim.step().seqs[0].sample:
         sim.commit()
@@ -65,7 +65,7 @@ def unborn_siblings(sim: Simulation) -> None:
 
 
 STATES = [
-    waiting, mid_chunk, running, in_flight, pipelined_chunks, preempted, preempted_in_flight, forked_siblings,
+    waiting, mid_chunk, running, in_flight, pipelined_chunks, preempt_request, preempt_in_flight, forked_siblings,
     unborn_siblings,
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Who gets in, when, with how many tokens; and what never gets in."""
+"""Admission: order, time and number of tokens; and requests that are never admitted."""
 
 import pytest
 from octavo_engine.core.scheduler import Scheduler
@@ -45,7 +45,7 @@ def test_plans_in_flight_pipeline_chunks_but_not_decodes() -> None:
     sim = Simulation(max_num_batched_tokens=4)
     sim.add("a", [1] * 10)
     assert [sim.step().seqs[0].num_tokens for _ in range(3)] == [4, 4, 2]
-    assert sim.step().is_empty, "its token isn't known yet"
+    assert sim.step().is_empty, "its token is not committed yet"
     for _ in range(3):
         sim.commit()
     assert sim.step().seqs[0].start == 10
@@ -76,7 +76,7 @@ def test_the_watermark_keeps_blocks_for_running_sequences() -> None:
     assert sim.scheduler.waiting_reason("b") == "capacity"
     alone = Simulation(num_blocks=10, watermark=1.0)
     alone.add("a", [1] * 30)
-    assert alone.tick().seqs, "with nothing running there is nobody to keep blocks for"
+    assert alone.tick().seqs, "while no sequence runs, no blocks are kept in reserve"
 
 
 def test_no_request_overtakes_the_head_of_the_queue() -> None:

@@ -1,4 +1,4 @@
-"""`BlockPool`: who holds what, what is found again, what goes first."""
+"""`BlockPool`: references, prefix cache lookups and the order of eviction."""
 
 import pytest
 from octavo_engine.core.blocks import BlockPool
@@ -84,15 +84,15 @@ def test_an_evicted_duplicate_leaves_the_first_block_registered() -> None:
 
 @pytest.mark.parametrize("spill", [True, False, None])
 def test_eviction_reports_only_blocks_released_with_spill(spill: bool | None) -> None:
-    told: list[tuple[int, bytes]] = []
-    pool = BlockPool(1, evicted=lambda block, block_hash: told.append((block, block_hash)))
+    evicted: list[tuple[int, bytes]] = []
+    pool = BlockPool(1, evicted=lambda block, block_hash: evicted.append((block, block_hash)))
     block = pool.allocate(1)
     pool.register(block[0], A)
     pool.release(block)
     pool.share(block)
     pool.release(block, spill=spill)
     pool.allocate(1)
-    assert told == ([] if spill is False else [(0, A)]), "None leaves it as it was before"
+    assert evicted == ([] if spill is False else [(0, A)]), "None keeps the earlier value"
 
 
 def test_forgetting_hashes_frees_cached_blocks_and_keeps_used_blocks() -> None:

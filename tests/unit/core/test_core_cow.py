@@ -55,7 +55,7 @@ def test_a_fully_cached_prompt_recomputes_one_token() -> None:
 
 
 def test_two_equal_prompts_in_one_step_share_all_blocks_but_the_last() -> None:
-    """The last block is written in this very step, and copies run before: it can't be copied yet."""
+    """The last block is written in the same step, and copies run before, so it cannot be copied yet."""
     sim = Simulation(block_size=4)
     sim.add("a", [1] * 8)
     sim.add("b", [1] * 8)
@@ -67,7 +67,7 @@ def test_two_equal_prompts_in_one_step_share_all_blocks_but_the_last() -> None:
 
 
 def test_the_source_of_a_copy_is_not_reused_in_its_step() -> None:
-    """Once its only user has a copy, the cached block is free for the taking; but copies run after swapping in."""
+    """Once its only user has a copy, the cached block can be evicted; but copies run after swapping in."""
     sim = Simulation(num_blocks=4, num_host_blocks=4, block_size=4)
     for name, prompt in (("on host", [2] * 4), ("fill", [9] * 15), ("on device", [1] * 4)):
         sim.add(name, prompt, max_tokens=1)
@@ -138,7 +138,7 @@ def test_rejected_drafts_leave_no_trace() -> None:
     plan = sim.tick()
     assert plan.num_tokens == 5
     assert sim.received["r", 0].token_ids == tokens[:4]
-    assert (seq.computed, len(seq.table), seq.num_registered) == (8, 3, 2), "the extra block stays, without a hash"
+    assert (seq.computed, len(seq.table), seq.num_registered) == (8, 3, 2), "the extra block is kept, without a hash"
     sim.scheduler.propose(seq.seq_id, [99])
     sim.drain()
     sim.verify()

@@ -1,4 +1,4 @@
-"""What waits for its grammar is overtaken, keeps its place in the queue, and replays from a trace."""
+"""A request that waits for its grammar is overtaken, keeps its place in the queue, and replays from a trace."""
 
 import pytest
 from octavo_engine.core.replay import replay
@@ -100,7 +100,7 @@ def test_a_fork_waits_with_its_parent(scheduler):
 
 
 def test_the_grammar_alone_decides_the_end(scheduler):
-    """Neither `ignore_eos` nor `min_tokens` keeps an end token from ending it: the masks see to both."""
+    """Neither `ignore_eos` nor `min_tokens` prevents an end token from ending it: the masks enforce both."""
     scheduler.add(request("r", min_tokens=2, ignore_eos=True), 0.0)
     outputs = scheduler.commit(result(scheduler.step(1.0), EOS), 2.0)
     assert outputs[0].finish_reason == "stop"

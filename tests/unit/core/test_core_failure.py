@@ -1,4 +1,4 @@
-"""A step that fails ends its own sequences and nobody else's, and nothing that it may have spoilt is used again."""
+"""A failed step ends only its own sequences, and no block that it may have corrupted is used again."""
 
 from octavo_engine.wire.plan import StepResult
 from octavo_engine.wire.records import ErrorInfo
@@ -63,7 +63,7 @@ def test_plans_in_flight_behind_the_failed_plan_are_discarded() -> None:
 
 
 def test_the_next_plan_drops_sequences_of_the_failed_plan_again() -> None:
-    """It may have failed before it came to that."""
+    """The step may have failed before it dropped them."""
     sim = Simulation()
     sim.add("a", [1] * 4, max_tokens=1)
     gone = sim.step().seqs[0].seq_id

@@ -1,4 +1,4 @@
-"""`HostTier`: what is kept in CPU memory, what is dropped first, and what a step may not touch."""
+"""`HostTier`: the entries in CPU memory, the order of drops, and the slots that a step may not reuse."""
 
 from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.host import HostTier

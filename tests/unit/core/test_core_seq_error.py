@@ -1,4 +1,4 @@
-"""A sequence whose own result is an error (its logits were not finite) ends alone; the others of its step go on."""
+"""A sequence whose own result is an error (its logits are not finite) ends alone; the other sequences continue."""
 
 from octavo_engine.core.replay import replay
 from octavo_engine.core.trace import TracingScheduler
@@ -40,6 +40,6 @@ def test_blocks_of_a_failed_sequence_are_not_found_again() -> None:
     result.token_ids, result.error = [], ERROR
     sim.commit()
     sim.add("again", [1] * 4 + [2] * 8)
-    assert sim.step().seqs[1].start == 4, "what somebody else goes on with is still there"
+    assert sim.step().seqs[1].start == 4, "blocks of other sequences stay cached"
     sim.drain()
     sim.verify()

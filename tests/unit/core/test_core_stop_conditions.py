@@ -1,4 +1,4 @@
-"""When an output ends and with which reason."""
+"""The end of an output and its reason."""
 
 import pytest
 from octavo_engine.core.scheduler import Scheduler
@@ -12,7 +12,7 @@ EOS, STOP = 3, 5
 def outputs_for(
     sampled: list[list[int]], *, max_model_len: int = 64, prompt: int = 4, **params: object
 ) -> list[SeqOutput]:
-    """What comes out if each step samples these tokens, until the sequence ends."""
+    """Return the outputs if the steps sample these tokens, until the sequence ends."""
     scheduler = Scheduler(sim_config(max_model_len=max_model_len))
     scheduler.add(sim_request("r", [1] * prompt, eos=EOS, **params), 0.0)  # type: ignore[arg-type]
     outputs: list[SeqOutput] = []

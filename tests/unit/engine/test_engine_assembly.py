@@ -27,7 +27,7 @@ def out(text="", *, tokens=None, index=0, **fields):
 
 
 def feed(assembly, text, *, finish=None, chunk=1):
-    """Token by token (or in chunks); the indices of the pushes that ask for an abort."""
+    """Push token by token (or in chunks); return the indices of the pushes that request an abort."""
     ids = text_ids(text)
     pieces = [ids[i : i + chunk] for i in range(0, len(ids), chunk)]
     asked = [i for i, piece in enumerate(pieces) if assembly.push(out(tokens=piece), 1.0)]

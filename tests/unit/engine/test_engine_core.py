@@ -12,7 +12,7 @@ from octavo_testing.scripted import EOS, ScriptedExecutor, scripted, text_ids
 
 
 class Clock:
-    """Each reading is a millisecond after the last."""
+    """A clock whose readings are a millisecond apart."""
 
     now_s = 0.0
 
@@ -162,41 +162,41 @@ def test_shutdown_reaches_the_executor():
 
 
 def test_block_changes_are_published_before_a_step_runs():
-    """A router that hears of it afterwards sends those who come meanwhile for what is no longer there, or too late."""
-    told = []
+    """A router that gets them afterwards would route requests to blocks that are overwritten, or miss new blocks."""
+    published = []
 
     class Watched(ScriptedExecutor):
         def submit(self, plan):
-            told.append("runs")
+            published.append("runs")
             return super().submit(plan)
 
-    def begins(news):
-        load = (news.stats.running, news.stats.prefill_backlog_tokens, news.stats.batched_tokens)
-        told.append((load, (len(numbers(news.kv.stored)), len(numbers(news.kv.removed)))))
+    def on_interim(outputs):
+        load = (outputs.stats.running, outputs.stats.prefill_backlog_tokens, outputs.stats.batched_tokens)
+        published.append((load, (len(numbers(outputs.kv.stored)), len(numbers(outputs.kv.removed)))))
 
     core = make_core(Watched(), num_blocks=4, block_size=4, max_model_len=16, kv_events=True)
-    core.on_interim = begins
+    core.on_interim = on_interim
     core.add(make_request("fills", "0123456789ab", params=scripted("x")))
     ended = core.step()
-    assert told == [((1, 11, 0), (3, 0)), "runs"]
+    assert published == [((1, 11, 0), (3, 0)), "runs"]
     assert (ended.kv, ended.stats.prefill_backlog_tokens, ended.stats.batched_tokens) == (None, 0, 12)
     run(core)
-    told.clear()
+    published.clear()
     core.add(make_request("evicts", "abcdefghijkl", params=scripted("x")))
     run(core)
-    assert told[:2] == [((1, 11, 1), (3, 2)), "runs"]  # one of the four blocks was free
+    assert published[:2] == [((1, 11, 1), (3, 2)), "runs"]  # one of the four blocks was free
 
 
 def test_a_reset_is_published_before_its_answer():
-    """Who has the answer finds none of the old blocks in a snapshot."""
-    told = []
+    """After the answer, a snapshot contains none of the old blocks."""
+    published = []
     core = make_core(num_blocks=4, block_size=4, max_model_len=16, kv_events=True)
-    core.on_interim = lambda news: told.append(len(numbers(news.kv.removed)))
+    core.on_interim = lambda outputs: published.append(len(numbers(outputs.kv.removed)))
     core.add(make_request("fills", "0123456789ab", params=scripted("x")))
     run(core)
-    told.clear()
+    published.clear()
     assert core.call("reset_prefix_cache") is True
-    assert told == [3]
+    assert published == [3]
 
 
 def test_received_requests_are_counted_including_refused_ones():
@@ -211,12 +211,12 @@ def test_received_requests_are_counted_including_refused_ones():
 
 
 def test_a_step_of_decodes_publishes_no_interim_outputs():
-    told = []
+    published = []
     core = make_core(num_blocks=8, block_size=16, kv_events=True)
-    core.on_interim = told.append
+    core.on_interim = published.append
     core.add(make_request("r", "abc", params=scripted("four")))
     run(core)
-    assert [news.stats.prefill_backlog_tokens for news in told] == [2]
+    assert [outputs.stats.prefill_backlog_tokens for outputs in published] == [2]
 
 
 def test_blocks_of_a_failed_step_are_published_as_removed():
@@ -224,8 +224,8 @@ def test_blocks_of_a_failed_step_are_published_as_removed():
         def submit(self, plan):
             raise RuntimeError("out of luck")
 
-    told = []
+    published = []
     core = make_core(Failing(), num_blocks=4, block_size=4, max_model_len=16, kv_events=True)
-    core.on_interim = lambda news: told.append(news.kv.stored)
+    core.on_interim = lambda outputs: published.append(outputs.kv.stored)
     core.add(make_request("r", "0123456789ab"))
-    assert core.step().kv.removed == told[0] != b""
+    assert core.step().kv.removed == published[0] != b""

@@ -52,7 +52,7 @@ def test_every_output_of_a_dropped_request_ends(core):
 
 
 def test_a_place_freed_at_the_deadline_is_too_late(core):
-    """The place of `runs` and the deadline come between the same two steps."""
+    """The place of `runs` becomes free and the deadline passes between the same two steps."""
     core.request("runs", n=2)
     core.request("waits", start_by_s=1.0)
     core.request("patient", start_by_s=5.0)

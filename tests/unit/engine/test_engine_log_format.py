@@ -58,7 +58,7 @@ def test_json_without_a_request_has_no_id():
 
 @pytest.mark.parametrize("run", ["first", "second"])
 def test_a_tests_logging_configuration_ends_with_the_test(run, capsys):
-    """Else a later test writes to a stream that is closed, and captures lines of a level that it doesn't expect."""
+    """Otherwise a later test would write to a closed stream and capture lines of an unexpected level."""
     assert logging.getLogger().level == logging.WARNING
     assert not [h for h in logging.getLogger().handlers if type(h) is logging.StreamHandler]
     configure_logging("text", process="api")

@@ -1,4 +1,4 @@
-"""The engine core and grammars that take their time: others go on, what is late fails, what ended is let go."""
+"""The engine core and slow grammars: other requests run, late grammars fail, unused grammars are freed."""
 
 import weakref
 from concurrent.futures import Future

@@ -1,4 +1,4 @@
-"""Compiled grammars: one for equal texts, kept while held and, beyond that, in a bounded number."""
+"""Compiled grammars: one for equal texts, kept while referenced; a bounded number is cached beyond that."""
 
 import gc
 import threading

@@ -1,4 +1,4 @@
-"""A grammar that begins after reasoning: what is free before it, and that it can't be avoided."""
+"""A grammar that begins after reasoning: output before it is free, and the grammar cannot be avoided."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_reasoning_may_be_started_or_omitted(compiled, allowed):
 def test_reasoning_ends_once(compiled, allowed):
     state = reasoned(compiled, None)
     assert allowed(state, [END]) == {A}
-    assert allowed(state, [7]) == ANYTHING  # the sequence went back
+    assert allowed(state, [7]) == ANYTHING  # the sequence was rolled back
 
 
 def test_drafts_before_the_grammar_are_rejected(compiled, allowed):

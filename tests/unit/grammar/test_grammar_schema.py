@@ -1,4 +1,4 @@
-"""JSON Schema keyword by keyword: enforced, so that whatever is generated validates; describing; or refused by name."""
+"""JSON Schema by keyword: enforced, so that every output validates; an annotation; or refused by name."""
 
 import json
 from contextlib import suppress
@@ -178,7 +178,7 @@ def test_the_bounds_are_configurable():
 
 
 def test_a_key_has_one_spelling():
-    """Else a second "a", spelt with an escape, would be an additional property of any type."""
+    """Otherwise a second "a", spelt with an escape, would be an additional property of any type."""
     state = state_of(json={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
     with pytest.raises(AssertionError):
         follow(state, '{"a":1,"\\u0061":"x"}')

@@ -1,4 +1,4 @@
-"""Regexes, choices and grammars: what is accepted means what it says, and what is wrong is refused in clear words."""
+"""Regexes, choices and grammars: valid shapes are enforced exactly, and invalid shapes are refused with a reason."""
 
 import pytest
 from octavo_engine.grammar.schema import SchemaBounds

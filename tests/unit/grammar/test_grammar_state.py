@@ -1,4 +1,4 @@
-"""Where a sequence stands in its grammar: what may come next, what may end it, and how it gets back."""
+"""The position of a sequence in its grammar: allowed tokens, tokens that may end it, and rollback."""
 
 import numpy as np
 import pytest

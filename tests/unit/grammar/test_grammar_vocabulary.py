@@ -1,4 +1,4 @@
-"""Vocabularies of both alphabets: SentencePiece and byte-level, from GGUF metadata, through our own tokens' bytes."""
+"""Vocabularies of both alphabets, SentencePiece and byte-level, made from GGUF metadata by the bytes of tokens."""
 
 import numpy as np
 import pytest

@@ -66,7 +66,7 @@ def test_a_fused_checkpoint_tensor_is_loaded(transposed: bool) -> None:
 
 @pytest.mark.parametrize("names", [("a.q", "a.k", "a.v"), ("qkv",)])
 def test_output_shards_are_slices_of_each_part(names: tuple[str, ...]) -> None:
-    """A rank has its share of q, of k and of v, also where the checkpoint has them as one."""
+    """A rank has its part of q, of k and of v, also if the checkpoint stores them fused."""
 
     def spec(shard: Shard) -> LinearSpec:
         return LinearSpec(in_features=12, outs=(8, 4, 4), names=names, bias=True, shard=shard)

@@ -1,4 +1,4 @@
-"""What a model says about wrong weights and configs, and how it takes right ones."""
+"""A model's errors for wrong weights and configs, and the loading of right weights."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -123,7 +123,7 @@ def test_weights_are_loaded_one_at_a_time_in_any_order() -> None:
     assert logits(ready(config, backwards), [1, 2, 3]).equal(logits(ready(config, weights), [1, 2, 3]))
 
     def stream() -> Iterator[tuple[str, Tensor]]:
-        """Spoils each tensor once the next is asked for: the model must have copied it."""
+        """Overwrite each tensor when the next is requested: the model must have copied it."""
         for name, tensor in weights.items():
             loan = tensor.clone()
             yield name, loan

@@ -1,4 +1,4 @@
-"""Norms and gated activations against the formula in fp64, in each type, at sizes that could go wrong."""
+"""Norms and gated activations against the formula in fp64, in each type, at critical sizes."""
 
 import pytest
 import torch

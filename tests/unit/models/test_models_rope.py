@@ -90,7 +90,7 @@ def test_frequencies_equal_transformers(kind: str, length: int) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "partial"])
 def test_rotation_equals_transformers(kind: str) -> None:
-    """At the full length, where transformers, too, has decided what scaling it uses."""
+    """The lengths are full, so that transformers also uses its final scaling."""
     length = 128
     hf = hf_config(KINDS[kind])
     q, k = torch.randn(2, 1, HEADS, length, HEAD_DIM, generator=torch.Generator().manual_seed(0))
@@ -153,7 +153,7 @@ def test_both_spellings_of_config_agree(old: dict[str, Any], new: dict[str, Any]
 
 
 def test_frequencies_depend_only_on_max_model_len() -> None:
-    """Not on how long a sequence is: what was cached stays right."""
+    """They do not depend on a sequence's length, so that cached keys stay valid."""
     dynamic, longrope = (spec_of(hf_config(KINDS[kind])) for kind in ("dynamic", "longrope"))
     assert not inverse_frequencies(dynamic, 96)[0].equal(inverse_frequencies(dynamic, 97)[0])
     assert inverse_frequencies(dynamic, 10)[0].equal(inverse_frequencies(dynamic, 96)[0])

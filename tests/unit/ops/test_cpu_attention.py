@@ -77,7 +77,7 @@ def test_every_block_size_equals_the_reference(make: MakeBackend, block_size: in
 
 
 def test_a_token_without_a_slot_is_not_written(make: MakeBackend) -> None:
-    """A fully cached prompt recomputes its last token, whose KV is in a shared block already."""
+    """A fully cached prompt recomputes its last token, whose KV is already in a shared block."""
     spec, shapes = make_spec(), [SeqShape(20, 1), SeqShape(3, 2)]
     outputs = []
     for backend in (ReferenceBackend([spec.kv], 16, torch.float32), make([spec.kv], 16, torch.float32)):
@@ -119,7 +119,7 @@ def test_stale_contents_of_a_block_are_never_read(make: MakeBackend, softcap: fl
 
 
 def test_a_sequence_gets_the_same_result_alone_and_in_a_batch(make: MakeBackend) -> None:
-    """The native kernel gives the same bits, whatever the neighbours, the threads and the order."""
+    """The native kernel gives the same bits for any other sequences, number of threads and order."""
     spec = make_spec(heads=9, kv_heads=3)
     crowd = [SeqShape(n, 1) for n in range(20, 84)] + [SeqShape(0, 50), SeqShape(900, 1)]
     together = compare(make, spec, crowd)
@@ -138,7 +138,7 @@ def test_a_sequence_gets_the_same_result_alone_and_in_a_batch(make: MakeBackend)
 def test_large_groups_are_split_so_that_scratch_stays_bounded() -> None:
     spec = make_spec(heads=2, kv_heads=2, dim=64)
     backend = CpuBackend([spec.kv], 16, torch.float32)
-    backend._max_keys = 64  # two of the sequences below at a time
+    backend._max_keys = 64  # at most two of the sequences below per group
     shapes = [SeqShape(31, 1)] * 9
     got = run_history_and_step(backend, spec, shapes, 16, torch.float32)
     want = run_history_and_step(ReferenceBackend([spec.kv], 16, torch.float32), spec, shapes, 16, torch.float32)

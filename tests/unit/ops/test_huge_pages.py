@@ -30,7 +30,7 @@ def test_whole_pages_are_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.ctypes, "CDLL", lambda name: Libc())
     prefer_huge_pages((6 << 20) + 100, 1 << 20)
     prefer_huge_pages((6 << 20) - 1, 1 << 20)
-    prefer_huge_pages(6 << 20, 4096)  # small enough for a cache
+    prefer_huge_pages(6 << 20, 4096)  # small enough for the CPU cache
     assert asked == [(6 << 20, 2 << 20), (4 << 20, 4 << 20)]
     monkeypatch.setattr(sys, "platform", "darwin")
     prefer_huge_pages(6 << 20, 1 << 20)

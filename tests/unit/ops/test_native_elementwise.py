@@ -1,4 +1,4 @@
-"""Norm, rotation and gated activation in C++ against the torch forms beside them, on ragged sizes."""
+"""Norm, rotation and gated activation in C++ against the torch functions, on ragged sizes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Building the native kernels: once, in the cache folder, by whoever comes first; without a compiler there are none."""
+"""Building the native kernels: once, in the cache folder, by the first process; not without a compiler."""
 
 import os
 import platform
@@ -27,8 +27,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _afresh() -> Iterator[None]:
-    """The library of this process is looked up again, before and after."""
+def _clear_cached_library() -> Iterator[None]:
+    """Clear the process's cached library before and after each test."""
     native_library.cache_clear()
     yield
     native_library.cache_clear()
@@ -46,7 +46,7 @@ def test_the_library_is_compiled_once_and_cached(cache: Path, tmp_path: Path) ->
     for _ in range(2):
         assert load_library(counting).octavo_lanes() in (4, 8, 16)
     assert (tmp_path / "runs").read_text() == "run\n"
-    assert [p.suffix for p in cache.iterdir()] == [".so"], "nothing half-made is left"
+    assert [p.suffix for p in cache.iterdir()] == [".so"], "no temporary file is left"
 
 
 def test_other_flags_make_another_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ NARROWER = {"avx2": ("-mavx2", "-mfma"), "plain": ()}
 
 @pytest.fixture(scope="module")
 def narrower(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
-    """The kernels as CPUs with narrower vectors get them."""
+    """The kernels compiled for CPUs with narrower vectors."""
     if platform.machine() != "x86_64":
         pytest.skip("flags of x86")
     libraries = {}
@@ -82,7 +82,7 @@ def compare(shape: tuple[int, int], bias: bool, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("size", [16, 48, 64, 80, 1536])
 @pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh"])
 def test_gated_outputs_have_the_bits_of_two_separate_steps(threads: int, size: int, name: str) -> None:
-    """So that a step may take either way, whatever its number of rows."""
+    """So a step may use either way, for any number of rows."""
     made = native(random(2 * size, 70, seed=0, scale=0.3), random(2 * size, seed=1))
     assert made.gates
     activation = ACTIVATIONS[name]
@@ -142,7 +142,7 @@ def test_the_kernel_supports_only_bf16_on_a_cpu() -> None:
 
 
 def test_changing_a_weight_after_packing_has_no_effect() -> None:
-    """Also one whose shape needs no padding: the packed weight is a copy."""
+    """The packed weight is a copy, also if its shape needs no padding."""
     weight, x = random(64, 32, seed=0), random(3, 32, seed=1)
     made = native(weight)
     want = native_linear(x, made, torch.float32)

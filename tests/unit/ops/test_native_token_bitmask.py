@@ -1,4 +1,4 @@
-"""Token masks applied in C++ against the torch form, on sizes that are no whole number of words."""
+"""Token masks applied in C++ against the torch function, on sizes that are not multiples of a word."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Packed linears equal plain ones, and fall back to them where torch's private operators are missing or refuse."""
+"""Packed linears equal plain linears, and are plain if torch's private operators are missing or raise."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -55,7 +55,7 @@ def test_packed_equals_plain(dtype: torch.dtype, bias: bool, rows: tuple[int, ..
 
 
 def test_this_torch_has_the_private_operators() -> None:
-    """If this fails after an upgrade of torch, `packed_linear.py` needs a look: everything still works, but slower."""
+    """If this fails after an upgrade of torch, check `packed_linear.py`: results are right, but slower."""
     assert pack(torch.randn(8, 8)).packed is not None
 
 
@@ -95,7 +95,7 @@ def test_a_weight_is_kept_once_without_matrix_instructions(monkeypatch: pytest.M
 
 @pytest.fixture
 def both(monkeypatch: pytest.MonkeyPatch) -> PackedWeight:
-    """A weight in our layout, and in that of an oneDNN whose every product is zero."""
+    """Make a weight in our layout and in that of a fake oneDNN, whose products are all zero."""
     monkeypatch.setattr(install_other_onednn(monkeypatch), "_linear_pointwise", zero_product, raising=False)
     packed = pack(torch.randn(64, 32).bfloat16())
     assert packed.num_layouts == num_layouts(torch.bfloat16) == 2
@@ -138,7 +138,7 @@ def test_a_wide_product_is_as_exact_as_fp32(
 
 
 def test_a_wide_weight_of_16_bits_stays_plain_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tied head is then no copy of the embedding."""
+    """A tied head then shares the embedding's memory."""
     monkeypatch.setattr(native_module, "native_library", lambda: None)
     for dtype in (torch.bfloat16, torch.float16):
         weight = torch.randn(8, 8).to(dtype)

@@ -1,4 +1,4 @@
-"""Kernels that were compiled ahead: the best that the CPU can run is taken, and it computes what the others do."""
+"""Prebuilt kernels: the highest level that the CPU supports is used, and it gives the same results."""
 
 import platform
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The persistent batch: slots, tables, and a step's tensors, equal to what a loop over sequences would give."""
+"""The persistent batch: slots, tables, and a step's tensors, which equal those of a loop over sequences."""
 
 import numpy as np
 import pytest

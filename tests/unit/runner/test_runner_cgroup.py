@@ -1,4 +1,4 @@
-"""Limits of containers, from trees of fake files: both cgroup versions, nested groups, the host's path inside."""
+"""Container limits from trees of fake files: both cgroup versions, nested groups, the host's path in a container."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`dtype auto`: the rule, the cache of its measurement, the shapes that it measures."""
+"""`dtype auto`: the rule, the cached measurement, and the measured shapes."""
 
 from pathlib import Path
 

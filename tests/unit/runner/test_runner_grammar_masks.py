@@ -1,4 +1,4 @@
-"""Masks that are begun a step ahead are those that the step would have worked out itself, or are left aside."""
+"""Masks that are started a step ahead equal those that the step would compute itself, or are discarded."""
 
 from concurrent.futures import Future
 from typing import Any
@@ -17,7 +17,7 @@ A, B, C = b"abc"
 
 
 class Counted:
-    """Stands before the worker, and counts the rows that it fills."""
+    """A wrapper of the worker that counts the rows that it fills."""
 
     def __init__(self, masks: GrammarMasks) -> None:
         self._worker, self.num_rows = masks._worker, 0
@@ -46,7 +46,7 @@ def outputs(**texts: str) -> dict[int, np.ndarray]:
 
 
 def allowed(masks: GrammarMasks, *seq_ids: int) -> list[set[int] | str | None]:
-    """For logits with a row for each of the sequences: what may be chosen, or the error; None: anything."""
+    """Return, per sequence, the tokens that may be chosen, or the error; None: any token."""
     rows = masks.rows([SeqStep(seq_id=i, start=0, num_tokens=1, sample=True) for i in seq_ids])
     found: list[set[int] | str | None] = [None] * len(seq_ids)
     if rows is not None:
@@ -137,7 +137,7 @@ def test_reasoning_is_free_and_then_the_grammar_applies(masks: GrammarMasks) -> 
 
 
 def test_no_state_is_moved_while_the_worker_uses_it(masks: GrammarMasks) -> None:
-    """A step that failed before its masks were asked for leaves them behind."""
+    """A step that failed before it requested its masks leaves them in progress."""
     masks.add(new(1, "abc"))
     masks.begin(outputs(s1=""))
     late: Future[None] = Future()

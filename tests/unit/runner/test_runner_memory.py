@@ -1,4 +1,4 @@
-"""Sizing of the KV cache: flags, defaults, and refusals that say what to do."""
+"""Sizing of the KV cache: flags, defaults, and errors with a remedy."""
 
 from typing import Any
 

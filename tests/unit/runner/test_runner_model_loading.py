@@ -1,4 +1,4 @@
-"""The composition: what is refused before anything is computed, and dummy weights."""
+"""Loading a model: errors before any computation, and dummy weights."""
 
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def test_progress_is_reported(folder: Path) -> None:
 
 
 def test_two_executors_in_one_process_are_independent(folder: Path) -> None:
-    """No globals: each has its own weights and cache."""
+    """Each executor has its own weights and cache; there are no globals."""
     plan = StepPlan(
         step_id=0,
         new_seqs=[NewSeq(seq_id=0, token_ids=[3], num_prompt_tokens=1, params=SamplingParams(temperature=0.0))],

@@ -20,7 +20,7 @@ VOCAB = 50
 
 
 class Counting:
-    """A model that says `id + 1` next; `fail_on` raises for an input id, `poison` makes its logits NaN."""
+    """A model that predicts `id + 1`; `fail_on` raises for an input id, `poison` makes its logits NaN."""
 
     def __init__(self) -> None:
         self.fail_on = -1
@@ -41,7 +41,7 @@ class Counting:
 
 
 class Journal:
-    """A backend that notes the order of what it is told."""
+    """A backend that records the order of its calls."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -127,7 +127,7 @@ def test_forks_sample_from_the_last_row_of_another(rig: Rig) -> None:
 
 
 def test_a_stream_continues_after_preemption(rig: Rig) -> None:
-    """Sampling is keyed by (seed, position): a preempted sequence resumed from its tokens draws the same ones."""
+    """Sampling is keyed by (seed, position): a preempted sequence resumed from its tokens draws equal tokens."""
     hot = {"temperature": 2.0, "max_tokens": 99}
     first = new(1, 5, 6, **hot)
     drawn = [tokens(rig.run(step(1, 0, 2), new_seqs=[first]))[1][0]]
@@ -176,8 +176,8 @@ def test_prompt_logprobs_are_returned_row_by_row(rig: Rig) -> None:
 
 def test_many_rows_are_sampled_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo_engine.runner.runner._MAX_LOGITS", 2 * VOCAB)
-    news = [new(i, 10 * i, 10 * i + 1, 10 * i + 2, prompt_logprobs=0) for i in (1, 2, 3)]
-    result = rig.run(*(step(i, 0, 3, num_prompt_logprobs=2) for i in (1, 2, 3)), new_seqs=news)
+    added = [new(i, 10 * i, 10 * i + 1, 10 * i + 2, prompt_logprobs=0) for i in (1, 2, 3)]
+    result = rig.run(*(step(i, 0, 3, num_prompt_logprobs=2) for i in (1, 2, 3)), new_seqs=added)
     assert tokens(result) == {1: [13], 2: [23], 3: [33]}
     assert max(rig.model.head_rows) == 2
 

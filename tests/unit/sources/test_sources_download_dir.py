@@ -1,4 +1,4 @@
-"""A folder is a whole model or none: what a marker promises, what is gone on with, whose files are safe."""
+"""A folder holds a complete model or none: markers, resumed downloads, and the safety of foreign files."""
 
 import dataclasses
 import json
@@ -74,7 +74,7 @@ def test_a_new_version_replaces_and_removes_files(filled: Path) -> None:
 
 
 def test_the_config_is_moved_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a folder isn't served: so none that was killed meanwhile is."""
+    """A folder without it is not served, so an interrupted move is never served."""
     stage(tmp_path, CONTENT, *FILES)
     moved, replace = [], Path.replace
 

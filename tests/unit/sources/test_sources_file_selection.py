@@ -1,4 +1,4 @@
-"""Which of a repository's files are fetched: one format, what goes with it, and never a GGUF that nobody named."""
+"""The selection of a repository's files: one format, its configuration, and no GGUF that was not requested."""
 
 import pytest
 from octavo_engine.sources.file_selection import select_files

@@ -1,4 +1,4 @@
-"""The fingerprint sees content only: the same wherever it lies, another for any real change, and quick."""
+"""The fingerprint covers only content: it is independent of paths, changes with any real change, and is fast."""
 
 import json
 import time
@@ -87,7 +87,7 @@ def test_a_dummy_fingerprint_depends_only_on_the_config(tmp_path: Path) -> None:
 
 
 def test_a_huge_checkpoint_takes_less_than_a_second(tmp_path: Path) -> None:
-    """Twenty sparse files of 5 GB."""
+    """The checkpoint has twenty sparse files of 5 GB."""
     folder = make(tmp_path / "m")
     (folder / "model.safetensors").unlink()
     for number in range(1, 21):

@@ -1,4 +1,4 @@
-"""GGUF metadata that a tiny model doesn't show: RoPE scaling, layer patterns, ends of turn, and what is refused."""
+"""GGUF metadata that no tiny model covers: RoPE scaling, layer patterns, ends of turn, and unsupported files."""
 
 from pathlib import Path
 from typing import Any

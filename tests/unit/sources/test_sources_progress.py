@@ -1,4 +1,4 @@
-"""How far a download is: measured by what lies there, a line now and then in a log, a bar at a terminal."""
+"""Progress of a download: measured by file sizes, shown as log lines or as a bar on a terminal."""
 
 import logging
 import re
@@ -35,7 +35,7 @@ def until(condition) -> None:
 
 
 def test_a_log_gets_a_line_per_period(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What was there before doesn't count."""
+    """Files that existed before are not counted."""
     (tmp_path / "before").write_bytes(bytes(1000))
     with caplog.at_level(logging.INFO), show_progress("m", tmp_path, 4096, period_s=0.01, has_bar=False):
         (tmp_path / "part").write_bytes(bytes(1024))

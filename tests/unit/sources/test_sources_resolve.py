@@ -1,4 +1,4 @@
-"""What a user may call a model, which files are chosen, and what is said when that is impossible."""
+"""Forms of model names, the chosen files, and the errors if there is no choice."""
 
 import json
 import subprocess
@@ -177,7 +177,7 @@ def test_a_plain_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Fills the cache of the real client, which the suite keeps offline."""
+    """Fill the cache of the real client, which the suite keeps offline."""
 
     def fill(repo: str, *sources: Path) -> Path:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))

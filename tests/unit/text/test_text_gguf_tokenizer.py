@@ -1,4 +1,4 @@
-"""Tokenizers from GGUF key-values: what is honoured, and what is refused by name."""
+"""Tokenizers from GGUF key-values: supported keys, and errors that name unsupported values."""
 
 import logging
 from typing import Any

@@ -1,4 +1,4 @@
-"""The text side runs in API servers and routers: nothing heavy may come with it."""
+"""The packages `text` and `wire` run in API servers and routers, so they must not import heavy packages."""
 
 import subprocess
 import sys

@@ -1,6 +1,6 @@
-"""Every vocabulary that llama.cpp tests itself with, against its own expected ids.
+"""Every vocabulary of llama.cpp's own tests, against its expected ids.
 
-They come with the source distribution and are not committed. To fetch them once:
+They are in the source distribution and are not committed. To fetch them once:
 `pip download --no-deps --no-binary :all: llama-cpp-python`, then unpack `vendor/llama.cpp/models/ggml-vocab-*` of it
 into the folder that OCTAVO_LLAMA_VOCABS names.
 """

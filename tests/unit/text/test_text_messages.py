@@ -1,4 +1,4 @@
-"""Messages as templates get them, and refusals that name the message."""
+"""Messages normalised for templates, and errors that name the message."""
 
 from typing import Any
 

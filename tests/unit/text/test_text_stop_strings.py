@@ -1,4 +1,4 @@
-"""Stop strings by example; the law is in tests/property/test_text_stop_law.py."""
+"""Stop strings by example; the law is in tests/property/test_text_stop_strings_law.py."""
 
 import pytest
 from octavo_engine.text.stop_strings import StopStrings
@@ -19,7 +19,7 @@ def _run(stops: list[str], pieces: list[str], *, include: bool = False) -> tuple
         (["aab"], ["aa", "ab"], ["", "a", ""], "aab"),
         (["long stop", "x"], ["ax long stop"], ["a", ""], "x"),
         (["abcd", "bc"], ["abcd"], ["a", ""], "bc"),  # complete first
-        (["cd", "abcd"], ["abcd"], ["", ""], "abcd"),  # ends there too, longer
+        (["cd", "abcd"], ["abcd"], ["", ""], "abcd"),  # ends at the same character, but is longer
         (["\n\n"], ["a\n", "b\n", "\n", "c"], ["a", "\nb", "", "", ""], "\n\n"),
         (["🤗"], ["a", "🤗", "b"], ["a", "", "", ""], "🤗"),
         ([], ["END"], ["END", ""], None),

@@ -1,4 +1,4 @@
-"""Chat templates: what they see, how they fail, where they come from."""
+"""Chat templates: their variables, their errors and their sources."""
 
 import os
 from pathlib import Path
@@ -234,7 +234,7 @@ TEMPLATES = sorted(Path(os.environ.get("OCTAVO_LLAMA_VOCABS", "/nonexistent"), "
 @pytest.mark.parametrize("path", TEMPLATES, ids=[path.stem for path in TEMPLATES])
 @pytest.mark.parametrize("with_tools", [True, False])
 def test_real_templates_render_as_transformers_renders_them(path: Path, with_tools: bool) -> None:
-    """The same text, or a refusal where transformers refuses."""
+    """Both render the same text, or both raise an error."""
     jinja = pytest.importorskip("transformers.utils.chat_template_utils")
     source = path.read_text(encoding="utf-8")
     messages = CHAT if with_tools else [CHAT[0], CHAT[3], CHAT[4]]

@@ -1,4 +1,4 @@
-"""Blocks that llama.cpp itself made and decoded, and the types that can't be decoded."""
+"""Blocks that llama.cpp itself encoded and decoded, and types that cannot be decoded."""
 
 import json
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_slices_and_scattered_rows_give_the_same_values(
 
 
 def test_interleaved_rows_match_a_manual_example() -> None:
-    """Two heads of six rows: stored a0 b0 a1 b1 a2 b2, wanted a0 a1 a2 b0 b1 b2."""
+    """Two heads of six rows are stored as a0 b0 a1 b1 a2 b2 and expected as a0 a1 a2 b0 b1 b2."""
     assert interleaved_rows(12, heads=2).tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
 
 

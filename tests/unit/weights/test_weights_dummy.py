@@ -1,4 +1,4 @@
-"""Dummy weights: the same for the same name, of a spread that makes logits lively, and quick."""
+"""Dummy weights: equal for equal names, with a spread that gives varied logits, and fast."""
 
 import torch
 from octavo_engine.weights.dummy import POOL_SIZE, dummy_weights

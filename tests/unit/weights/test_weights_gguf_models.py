@@ -1,4 +1,4 @@
-"""A transformers model, converted to GGUF as llama.cpp does, comes back with the same config and weights."""
+"""A transformers model converted to GGUF as llama.cpp does is read with the same config and weights."""
 
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def test_rope_agrees_with_transformers(converted) -> None:
 
 
 def test_llama3_rope_becomes_longrope_with_the_same_frequencies(tmp_path: Path) -> None:
-    """Compared with transformers' own two functions."""
+    """The frequencies are compared with those of transformers' two functions."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -106,7 +106,7 @@ def test_llama3_rope_becomes_longrope_with_the_same_frequencies(tmp_path: Path) 
 
 @pytest.mark.parametrize("qtype", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_a_quantised_model_is_close_to_its_source(tmp_path: Path, qtype: str) -> None:
-    """Interleaving and quantising commute only if rows are put back where they belong."""
+    """Interleaving and quantising commute only if rows are restored to their positions."""
     model = tiny_model("llama")
     path = tmp_path / "m.gguf"
     write_tiny_gguf(path, "llama", model, qtype=qtype)

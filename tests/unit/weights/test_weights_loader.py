@@ -1,4 +1,4 @@
-"""safetensors and `.bin` checkpoints: single, sharded, missing, truncated, and what the errors name."""
+"""safetensors and `.bin` checkpoints: single, sharded, missing, truncated, and the contents of errors."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""The real SmolLM2 file against a decoding written from the format's description, and its loading time."""
+"""The real SmolLM2 file against a decoder written from the format's specification, and its loading time."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,10 @@ def stored(files: ModelFiles) -> Callable[[str], torch.Tensor]:
 
 
 def decode_by_the_book(info: GGUFTensor, data: bytes) -> torch.Tensor:
-    """Q4_1: f16 scale, f16 minimum, 16 bytes with elements 0-15 low and 16-31 high. Q8_0: f16 scale, 32 x i8."""
+    """Decode by the specification.
+
+    Q4_1: f16 scale, f16 minimum, 16 bytes with elements 0-15 low and 16-31 high. Q8_0: f16 scale, 32 x i8.
+    """
     raw = data[info.offset : info.offset + info.num_bytes]
     if info.type.name == "F32":
         return torch.from_numpy(np.frombuffer(raw, "<f4").reshape(info.shape).copy())

@@ -1,4 +1,4 @@
-"""The block hash against published vectors, an independent reading of its definition, and its laws."""
+"""The block hash against published vectors and an independent implementation, and its laws."""
 
 import hashlib
 import re
@@ -123,7 +123,7 @@ def test_no_tenant_and_no_salt_share_the_cache() -> None:
 
 
 def test_a_tenant_reaches_only_its_own_part() -> None:
-    """Not even by sending what another tenant's salt is."""
+    """A tenant cannot reach another part even by sending another tenant's salt."""
     theirs = {tenant_salt("alice"), tenant_salt("alice", "session")}
     sent = ["", "alice", "session", *theirs]
     assert not theirs & {tenant_salt(tenant, salt) for tenant in ("bob", "") for salt in sent}

@@ -33,12 +33,12 @@ def test_an_emptied_set_has_the_digest_of_an_empty_set(device, host):
 
 @given(first=hashes, second=hashes)
 def test_stored_and_removed_hashes_are_applied_exactly(first, second):
-    told = KVSet()
-    told.apply(KVChange(stored=run_together(first), host_stored=run_together(second), digest=_digest(first, second)))
+    kept = KVSet()
+    kept.apply(KVChange(stored=run_together(first), host_stored=run_together(second), digest=_digest(first, second)))
     gone = KVChange(removed=run_together(first), host_removed=run_together(second), digest=0)
-    assert (told.device, told.host, told.is_exact) == (first, second, True)
-    told.apply(gone)
-    assert (told.device, told.host, told.is_exact) == (set(), set(), True)
+    assert (kept.device, kept.host, kept.is_exact) == (first, second, True)
+    kept.apply(gone)
+    assert (kept.device, kept.host, kept.is_exact) == (set(), set(), True)
 
 
 @pytest.mark.parametrize("wrong", ["lost", "repeated", "reordered", "other tier"])
@@ -47,7 +47,7 @@ def test_a_lost_repeated_or_reordered_change_is_detected(wrong):
         KVChange(stored=run_together([1, 2]), digest=3),
         KVChange(stored=run_together([4]), removed=run_together([1]), digest=6),
     ]
-    told = KVSet()
+    kept = KVSet()
     if wrong == "lost":
         del changes[0]
     elif wrong == "repeated":
@@ -57,8 +57,8 @@ def test_a_lost_repeated_or_reordered_change_is_detected(wrong):
     else:
         changes[1] = KVChange(host_stored=run_together([4]), removed=run_together([1]), digest=6)
     for change in changes:
-        told.apply(change)
-    assert not told.is_exact
+        kept.apply(change)
+    assert not kept.is_exact
 
 
 def _digest(device, host):

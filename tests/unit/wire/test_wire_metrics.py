@@ -36,7 +36,7 @@ def test_metrics_that_other_tools_read_exist(name: str, kind: str, old: tuple[st
     assert (metric.kind, metric.old_names, metric.full_name()) == (kind, old, f"vllm:{name}")
 
 
-#: vLLM's own page of its metrics (docs: generated/metrics/general), without what only some of its replicas have.
+#: The metrics on vLLM's own page (docs: generated/metrics/general), without those that only some replicas have.
 VLLM_COUNTERS = """external_prefix_cache_hits external_prefix_cache_queries generation_tokens mm_cache_hits
     mm_cache_queries num_preemptions prefix_cache_hits prefix_cache_queries prompt_tokens request_success"""
 VLLM_GAUGES = "engine_sleep_state kv_cache_usage_perc num_requests_running num_requests_waiting cache_config_info"

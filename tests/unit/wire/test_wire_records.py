@@ -1,4 +1,4 @@
-"""What the plain records compute, and the wording that clients parse."""
+"""The computed values of the records, and the wording that clients parse."""
 
 import pytest
 from octavo_engine.process import messages

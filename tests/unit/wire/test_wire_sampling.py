@@ -1,4 +1,4 @@
-"""`SamplingParams`: vLLM's defaults, what is normalised, and every refusal, which names its field."""
+"""`SamplingParams`: vLLM's defaults, normalised values, and errors that name the field."""
 
 import math
 from typing import Any

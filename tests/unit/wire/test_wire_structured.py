@@ -1,4 +1,4 @@
-"""The record of a shape: exactly one, of the right types, and through msgpack and a trace unchanged."""
+"""`StructuredOutputs`: exactly one shape of the right type, which survives msgpack and a trace."""
 
 import msgspec
 import pytest
