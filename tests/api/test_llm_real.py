@@ -1,8 +1,8 @@
 """`LLM` with the real SmolLM2: sensible text, and greedy fp32 tokens that do not depend on other requests or memory.
 
 Each way of running the eight fixed prompts must give the same tokens as running each prompt alone, and its counters
-must show that its case has occurred. If two logits are within 1e-3 of each other, the order of sums may decide; the prompts
-are chosen without such ties, and a failure prints the first difference.
+must show that its case has occurred. If two logits are within 1e-3 of each other, the order of sums may decide; the
+prompts are chosen without such ties, and a failure prints the first difference.
 """
 
 import pytest
