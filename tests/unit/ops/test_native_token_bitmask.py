@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from octavo_engine.ops import token_bits
+from octavo_engine.ops import token_bitmask
 from octavo_engine.ops.native_library import native_library
 from octavo_engine.ops.token_bitmask import apply_token_bitmask, apply_token_bitmask_reference
 
@@ -58,4 +58,4 @@ def test_other_types_use_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_kernel_is_available() -> None:
     assert native_library() is not None
-    assert token_bits.kernels_for(torch.zeros(1)) is native_library()
+    assert token_bitmask.kernels_for(torch.zeros(1)) is native_library()
