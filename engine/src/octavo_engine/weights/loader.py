@@ -45,7 +45,7 @@ def iter_weights(
         else:
             yield from _iter_hugging_face(files, advance)
     except OSError as error:
-        raise StartupError(f"{error.filename or files.root}: can't be read: {error.strerror or error}") from error
+        raise StartupError(f"{error.filename or files.root}: cannot be read: {error.strerror or error}") from error
 
 
 def _iter_hugging_face(files: ModelFiles, advance: Callable[[int], None]) -> Iterator[tuple[str, Tensor]]:
