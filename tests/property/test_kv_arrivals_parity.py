@@ -1,4 +1,4 @@
-"""What is told of prompts as they come is what a real scheduler then finds and stores, whatever shares what."""
+"""Predictions for arriving prompts equal what a real scheduler then finds and stores, for any shared prefixes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ REQUESTS = st.builds(
 
 
 class Replica:
-    """The engine's scheduler, and what the API process keeps beside it."""
+    """The engine's scheduler, and the state that the API process keeps of its cache."""
 
     def __init__(self):
         config = sim_config(block_size=BLOCK, num_blocks=400, max_num_seqs=64, max_num_batched_tokens=1000)
@@ -64,7 +64,7 @@ class Replica:
 
 
 @given(requests=st.lists(REQUESTS, min_size=1, max_size=8))
-def test_alone_it_is_all_true_to_the_token(requests):
+def test_a_single_prompts_prediction_is_exact(requests):
     replica = Replica()
     for request in requests:
         arrival = replica.add(request)
@@ -75,16 +75,16 @@ def test_alone_it_is_all_true_to_the_token(requests):
 
 
 @given(first=st.lists(REQUESTS, max_size=4), together=st.lists(REQUESTS, min_size=1, max_size=8))
-def test_of_those_that_wait_together_it_is_true_to_a_block(first, together):
-    """Who finds all of a prompt that is being computed in the same step computes its last block, not its last token."""
+def test_predictions_of_waiting_prompts_are_exact_to_a_block(first, together):
+    """A request that finds its whole prompt in computation in the same step computes the last block, not one token."""
     replica = Replica()
     for request in first:
         replica.add(request)
         replica.run()
-    told = [replica.add(request) for request in together]
+    predicted = [replica.add(request) for request in together]
     waiting = replica.arrivals.within(Load(received=len(first))).waiting_cached_tokens
-    assert waiting == sum(arrival.cached_tokens for arrival in told)
+    assert waiting == sum(arrival.cached_tokens for arrival in predicted)
     stored = replica.run()
-    assert {block for arrival in told for block in arrival.coming} == stored
-    for request, arrival in zip(together, told, strict=True):
+    assert {block for arrival in predicted for block in arrival.coming} == stored
+    for request, arrival in zip(together, predicted, strict=True):
         assert 0 <= arrival.cached_tokens - replica.found(request) < BLOCK

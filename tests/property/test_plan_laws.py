@@ -1,4 +1,4 @@
-"""Laws of the plan, over random histories of edits, pod deaths, drift, old views and operators that die half way."""
+"""Laws of the plan over random histories of edits, pod deaths, drift, stale views and interrupted operators."""
 
 import random
 from dataclasses import replace
@@ -36,7 +36,7 @@ events = st.lists(st.sampled_from(EVENTS), max_size=40)
 
 
 class World:
-    """A cluster, the spec as it is now, and an operator that acts on views of both."""
+    """A cluster, the current spec, and an operator that acts on views of both."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -59,7 +59,7 @@ class World:
         return plan(self.service, seen, self.settings, now="2026-01-01T00:00:00Z", new_secret=str(self.rng.random()))
 
     def operate(self, *, view: Observed | None = None, dies: bool = False) -> None:
-        """On the world as it is, no act of an operator lets fewer pods serve than are wanted, or than did."""
+        """Run one reconciliation; with a current view it must not reduce serving pods below the wanted number."""
         before, wanted = self.cluster.num_staying(), self.service.spec.replicas
         planned = self.planned(view)
         end = self.rng.randint(0, len(planned.actions)) if dies else len(planned.actions)
@@ -85,13 +85,13 @@ class World:
                 self.service, now = self.old_service, self.service
                 self.operate()
                 self.service = now
-            case "upgrade":  # of the chart, with another image
+            case "upgrade":  # an upgrade of the chart with another image
                 self.settings = replace(SETTINGS, engine_image=f"engine:{self.rng.randint(1, 3)}")
             case _:
                 self._befall(event)
 
     def _befall(self, event: str) -> None:
-        """What happens to the cluster."""
+        """Apply an event to the cluster."""
         cluster, rng = self.cluster, self.rng
         match event:
             case "kill" if cluster.pods:
@@ -121,7 +121,7 @@ class World:
 
 
 @given(seed=st.integers(0, 2**32), history=events)
-def test_whatever_happens_it_ends_where_an_undisturbed_one_does(seed: int, history: list[str]) -> None:
+def test_every_history_converges_to_the_undisturbed_result(seed: int, history: list[str]) -> None:
     world = World(random.Random(seed))
     for event in history:
         world.happen(event)
@@ -134,7 +134,7 @@ def test_whatever_happens_it_ends_where_an_undisturbed_one_does(seed: int, histo
 
 
 @given(seed=st.integers(0, 2**32), history=events)
-def test_once_it_is_there_nothing_is_written(seed: int, history: list[str]) -> None:
+def test_a_converged_cluster_is_not_written_to(seed: int, history: list[str]) -> None:
     world = World(random.Random(seed))
     for event in history:
         world.happen(event)
@@ -147,8 +147,8 @@ def test_once_it_is_there_nothing_is_written(seed: int, history: list[str]) -> N
 
 
 @given(seed=st.integers(0, 2**32), history=events)
-def test_what_serves_is_kept_until_the_new_revision_serves(seed: int, history: list[str]) -> None:
-    """As long as the number of replicas isn't lowered and nothing dies, a change of revision costs no serving pod."""
+def test_serving_pods_are_kept_until_the_new_revision_serves(seed: int, history: list[str]) -> None:
+    """While the number of replicas is not reduced and no pod dies, a change of revision removes no serving pod."""
     world = World(random.Random(seed))
     for event in history:
         world.happen(event)
@@ -168,12 +168,12 @@ def test_what_serves_is_kept_until_the_new_revision_serves(seed: int, history: l
     ]
 
 
-#: Which revision a pod is of, the first is the wanted one; whether it answers, was admitted, is on its way out.
+#: A pod's revision (0 is the wanted one), and whether it is ready, was admitted, and is terminating.
 pods = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans(), st.booleans()), max_size=10)
 
 
 @given(replicas=st.integers(0, 4), found=pods, sets=st.sets(st.integers(0, 3)))
-def test_no_revision_goes_that_makes_up_for_replicas_that_are_missing(
+def test_a_revision_that_covers_missing_replicas_is_kept(
     replicas: int, found: list[tuple[int, bool, bool, bool]], sets: set[int]
 ) -> None:
     service = read_service(stored(Case("", {"replicas": replicas}, name="llm")))
@@ -198,7 +198,7 @@ def test_no_revision_goes_that_makes_up_for_replicas_that_are_missing(
 
 
 @given(seed=st.integers(0, 2**32), history=events)
-def test_the_secret_is_drawn_once(seed: int, history: list[str]) -> None:
+def test_the_secret_is_generated_once(seed: int, history: list[str]) -> None:
     world = World(random.Random(seed))
     world.operate()
     drawn = dict(world.cluster.secrets)
@@ -210,7 +210,7 @@ def test_the_secret_is_drawn_once(seed: int, history: list[str]) -> None:
 
 
 def _essence(cluster: PlanCluster) -> Any:
-    """Without what only tells of the way: names of pods, uids, times."""
+    """Reduce the cluster to its final state, without names of pods, uids and times."""
     objects = {ref: {k: v for k, v in made.items() if k != "metadata"} for ref, made in cluster.objects.items()}
     sets = {s.name: s.replicas for s in cluster.engine_deployments.values()}
     return objects, sets, len(cluster.pods), cluster.num_serving

@@ -1,4 +1,4 @@
-"""The index against plain sets, under any order of events."""
+"""The prefix index against plain sets, under any order of events."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

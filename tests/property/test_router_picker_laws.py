@@ -11,7 +11,7 @@ from octavo_server.router.balance.score import TIE
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_testing.router_replicas import FedReplica, prompt_of
 
-HASHES = range(1, 9)  # prompts share the first of them and have some of the others of their own
+HASHES = range(1, 9)  # prompts share the first hashes and have some later hashes of their own
 PREFIXES = st.integers(0, 5).map(lambda n: list(range(1, n + 1)))
 PROMPTS = st.builds(lambda shared, own: [*shared, *own], PREFIXES, st.lists(st.integers(6, 8), max_size=2, unique=True))
 LOADS = st.builds(
@@ -29,15 +29,15 @@ LOADS = st.builds(
 )
 
 
-class Told:
-    """Another router's request, or ours once more."""
+class RemotePrediction:
+    """A prediction published by a replica: another router's request, or ours again."""
 
     def __init__(self, hashes, slot, ends_s):
         self.predicts, self.slot, self.ends_s = {*hashes}, slot, ends_s
 
 
 class Sent:
-    """`predicts`: while it hasn't failed and its time isn't over, these may be predicted of that copy."""
+    """A request. `predicts`: blocks that may be predicted for its copy until it fails or expires."""
 
     def __init__(self, ticket, prompt, slot, ends_s):
         self.ticket, self.slot, self.ends_s = ticket, slot, ends_s
@@ -100,7 +100,7 @@ class PickerMachine(RuleBasedStateMachine):
             self.predicting = [s for s in self.predicting if s is not sent]
 
     @rule(data=st.data(), load=LOADS, stored=PREFIXES, coming=st.lists(st.sampled_from(HASHES), unique=True))
-    def hear(self, data, load, stored, coming):
+    def receive_frame(self, data, load, stored, coming):
         fed = data.draw(st.sampled_from(self.fed))
         if fed.replica.is_exact:
             known = [h for h in HASHES if self._match(fed.blocks.slot, h).device]
@@ -108,11 +108,11 @@ class PickerMachine(RuleBasedStateMachine):
             self.picker.heard(fed.replica)
             token_s = fed.replica.activity.rates.likely_token_s(self.picker._pools[fed.replica.models].token_s)
             lasts_s = max(2 * score.queued_tokens(fed.replica) * token_s, MIN_PREDICTED_S)
-            self.predicting.append(Told(coming, fed.blocks.slot, self.now + lasts_s))
+            self.predicting.append(RemotePrediction(coming, fed.blocks.slot, self.now + lasts_s))
 
     @rule(data=st.data())
     def lose_or_find(self, data):
-        """A stream that broke is a new copy, in a slot of its own; the old one's slot can go to anybody."""
+        """A broken stream becomes a new copy in its own slot; any copy may reuse the old slot."""
         fed = data.draw(st.sampled_from(self.fed))
         if fed.replica.is_exact:
             self.predicting = [s for s in self.predicting if s.slot != fed.blocks.slot]
@@ -134,7 +134,7 @@ class PickerMachine(RuleBasedStateMachine):
     def nothing_is_predicted_without_a_live_request(self):
         if not self.fed:
             return
-        self.picker.pick(prompt_of([40]), self.replicas)  # lets what is over expire
+        self.picker.pick(prompt_of([40]), self.replicas)  # expires old predictions
         self.predicting = [s for s in self.predicting if s.ends_s > self.now]
         for replica in self.replicas:
             predicted = replica.activity.predicted

@@ -1,16 +1,16 @@
-"""Stop strings found in a stream are those of a naive search of the whole text, wherever the stream was cut."""
+"""Stop strings found in a stream equal those of a naive search of the whole text, however the stream is split."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo_engine.text.stop_strings import StopStrings
 
-ALPHABET = "abc"  # few letters: overlaps and false starts are the rule
+ALPHABET = "abc"  # few letters make overlaps and false starts frequent
 texts = st.text(ALPHABET, max_size=24)
 stop_lists = st.lists(st.text(ALPHABET, min_size=1, max_size=5), max_size=4)
 
 
 def _naive(text: str, stops: list[str], *, include: bool) -> tuple[str, str | None]:
-    """Read character by character: the first end of a match wins, and among its matches the longest."""
+    """Search character by character for the match that ends first and, among equal ends, is longest."""
     for end in range(len(text) + 1):
         matches = [stop for stop in stops if text[:end].endswith(stop)]
         if matches:
@@ -27,7 +27,7 @@ def pieces(draw: st.DrawFn) -> list[str]:
 
 
 @given(pieces(), stop_lists, st.booleans())
-def test_every_split_gives_the_naive_answer(parts: list[str], stops: list[str], include: bool) -> None:
+def test_every_split_equals_the_naive_search(parts: list[str], stops: list[str], include: bool) -> None:
     search = StopStrings(stops, include=include)
     shown = "".join(search.push(part) for part in parts) + search.flush()
     assert (shown, search.matched) == _naive("".join(parts), stops, include=include)
@@ -48,7 +48,7 @@ def test_no_more_is_held_back_than_can_start_a_stop_string(parts: list[str], sto
 
 
 @given(pieces(), stop_lists)
-def test_nothing_is_held_back_where_stop_strings_are_shown(parts: list[str], stops: list[str]) -> None:
+def test_no_text_is_held_back_if_stop_strings_are_included(parts: list[str], stops: list[str]) -> None:
     search = StopStrings(stops, include=True)
     shown = [search.push(part) for part in parts]
     if search.matched is None:

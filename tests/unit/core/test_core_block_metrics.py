@@ -18,7 +18,7 @@ def fill(pool, block, block_hash=b"h"):
     pool.release([block])
 
 
-def test_a_life_lasts_from_taking_to_eviction():
+def test_a_life_lasts_from_allocation_to_eviction():
     clock, lives, pool = make_pool(1)
     (block,) = pool.allocate(1)
     fill(pool, block)
@@ -41,7 +41,7 @@ def test_a_block_without_cached_content_has_no_life():
     assert [life.lifetime_s for life in lives.pop_ended()] == [1.0]
 
 
-def test_one_in_many_is_followed():
+def test_one_block_in_many_is_sampled():
     _, lives, pool = make_pool(100, every=10)
     for i, block in enumerate(pool.allocate(100)):
         fill(pool, block, bytes([i]))
@@ -59,7 +59,7 @@ def run(core, clock, name, prompt, at_s):
     return lives
 
 
-def test_the_engine_tells_lives_as_blocks_are_evicted():
+def test_the_engine_reports_lives_as_blocks_are_evicted():
     clock = Clock()
     config = SchedulerConfig(max_model_len=64, num_blocks=5, block_lives_every=1, debug_invariants=True)
     core = EngineCore(Scheduler(config), ScriptedExecutor(), clock=clock)
@@ -71,7 +71,7 @@ def test_the_engine_tells_lives_as_blocks_are_evicted():
     assert BlockLife(lifetime_s=30.0, idle_s=20.0, reuse_gaps_s=[10.0]) in lives
 
 
-def test_nothing_is_followed_unless_asked_for():
+def test_no_block_is_sampled_by_default():
     clock = Clock()
     core = EngineCore(Scheduler(SchedulerConfig(max_model_len=64, num_blocks=4)), ScriptedExecutor(), clock=clock)
     for i in range(3):

@@ -1,4 +1,4 @@
-"""`BlockPool`: who holds what, what is found again, what goes first."""
+"""`BlockPool`: references, prefix cache lookups and the order of eviction."""
 
 import pytest
 from octavo_engine.core.blocks import BlockPool
@@ -7,7 +7,7 @@ from octavo_engine.core.events import KVDeltas
 A, B = b"a" * 32, b"b" * 32
 
 
-def test_blocks_come_back_free_without_a_hash_and_cached_with_one() -> None:
+def test_released_blocks_are_cached_if_they_have_a_hash_else_free() -> None:
     pool = BlockPool(4)
     blocks = pool.allocate(3)
     pool.register(blocks[0], A)
@@ -29,7 +29,7 @@ def test_the_tail_of_a_finished_sequence_is_evicted_before_its_head() -> None:
     pool.check()
 
 
-def test_empty_blocks_are_taken_before_cached_ones() -> None:
+def test_free_blocks_are_allocated_before_cached_blocks() -> None:
     pool = BlockPool(3)
     old, new = pool.allocate(2)
     pool.register(old, A)
@@ -40,7 +40,7 @@ def test_empty_blocks_are_taken_before_cached_ones() -> None:
     assert pool.num_evicted == 0
 
 
-def test_sharing_takes_a_cached_block_out_of_the_middle_of_the_list() -> None:
+def test_sharing_removes_a_cached_block_from_the_middle_of_the_list() -> None:
     pool = BlockPool(5)
     blocks = pool.allocate(5)
     for block in blocks:
@@ -53,7 +53,7 @@ def test_sharing_takes_a_cached_block_out_of_the_middle_of_the_list() -> None:
     pool.check()
 
 
-def test_a_duplicate_takes_over_when_the_first_block_is_evicted() -> None:
+def test_a_duplicate_is_found_when_the_first_block_is_evicted() -> None:
     deltas = KVDeltas(enabled=True)
     pool = BlockPool(2, deltas=deltas)
     first, second = pool.allocate(2)
@@ -71,7 +71,7 @@ def test_a_duplicate_takes_over_when_the_first_block_is_evicted() -> None:
     assert deltas.drain().removed == [("device", A)]
 
 
-def test_an_evicted_duplicate_leaves_the_first_block() -> None:
+def test_an_evicted_duplicate_leaves_the_first_block_registered() -> None:
     pool = BlockPool(3)
     blocks = pool.allocate(3)
     for block in blocks:
@@ -83,19 +83,19 @@ def test_an_evicted_duplicate_leaves_the_first_block() -> None:
 
 
 @pytest.mark.parametrize("spill", [True, False, None])
-def test_eviction_tells_only_of_content_worth_saving(spill: bool | None) -> None:
-    told: list[tuple[int, bytes]] = []
-    pool = BlockPool(1, evicted=lambda block, block_hash: told.append((block, block_hash)))
+def test_eviction_reports_only_blocks_released_with_spill(spill: bool | None) -> None:
+    evicted: list[tuple[int, bytes]] = []
+    pool = BlockPool(1, evicted=lambda block, block_hash: evicted.append((block, block_hash)))
     block = pool.allocate(1)
     pool.register(block[0], A)
     pool.release(block)
     pool.share(block)
     pool.release(block, spill=spill)
     pool.allocate(1)
-    assert told == ([] if spill is False else [(0, A)]), "None leaves it as it was before"
+    assert evicted == ([] if spill is False else [(0, A)]), "None keeps the earlier value"
 
 
-def test_forgetting_hashes_frees_cached_blocks_and_keeps_those_in_use() -> None:
+def test_forgetting_hashes_frees_cached_blocks_and_keeps_used_blocks() -> None:
     pool = BlockPool(3)
     kept, cached = pool.allocate(2)
     pool.register(kept, A)
@@ -119,7 +119,7 @@ def test_forgetting_hashes_frees_cached_blocks_and_keeps_those_in_use() -> None:
     ],
     ids=["too many", "release free", "share free", "register free", "unregister without", "two hashes"],
 )
-def test_misuse_is_our_bug(misuse: object) -> None:
+def test_misuse_raises_an_assertion_error(misuse: object) -> None:
     with pytest.raises(AssertionError):
         misuse(BlockPool(2))  # type: ignore[operator]
 
@@ -134,7 +134,7 @@ def test_misuse_is_our_bug(misuse: object) -> None:
         lambda pool: pool._by_hash.clear(),
     ],
 )
-def test_check_sees_damage(damage: object) -> None:
+def test_check_detects_damage(damage: object) -> None:
     pool = BlockPool(3)
     blocks = pool.allocate(2)
     pool.register(blocks[1], A)

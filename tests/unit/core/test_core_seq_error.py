@@ -1,4 +1,4 @@
-"""A sequence whose own result is an error (its logits were not finite) ends alone; the others of its step go on."""
+"""A sequence whose own result is an error (its logits are not finite) ends alone; the other sequences continue."""
 
 from octavo_engine.core.replay import replay
 from octavo_engine.core.trace import TracingScheduler
@@ -8,7 +8,7 @@ from octavo_testing.simulation import Simulation, sim_config
 ERROR = ErrorInfo("no token left", "invalid_request")
 
 
-def test_only_the_failed_sequence_ends_and_a_trace_knows_it() -> None:
+def test_only_the_failed_sequence_ends_and_the_trace_replays() -> None:
     lines: list[str] = []
     sim = Simulation(scheduler=TracingScheduler(sim_config(), lines.append))
     sim.add("good", [1] * 4)
@@ -29,7 +29,7 @@ def test_only_the_failed_sequence_ends_and_a_trace_knows_it() -> None:
     assert replay(lines).ok
 
 
-def test_what_a_failed_sequence_computed_is_not_found_again() -> None:
+def test_blocks_of_a_failed_sequence_are_not_found_again() -> None:
     """Values that are not finite would spread to every request with the same prompt."""
     sim = Simulation(block_size=4)
     sim.add("good", [1] * 5, max_tokens=8)
@@ -40,6 +40,6 @@ def test_what_a_failed_sequence_computed_is_not_found_again() -> None:
     result.token_ids, result.error = [], ERROR
     sim.commit()
     sim.add("again", [1] * 4 + [2] * 8)
-    assert sim.step().seqs[1].start == 4, "what somebody else goes on with is still there"
+    assert sim.step().seqs[1].start == 4, "blocks of other sequences stay cached"
     sim.drain()
     sim.verify()

@@ -1,4 +1,4 @@
-"""When an output ends and with which reason."""
+"""The end of an output and its reason."""
 
 import pytest
 from octavo_engine.core.scheduler import Scheduler
@@ -12,7 +12,7 @@ EOS, STOP = 3, 5
 def outputs_for(
     sampled: list[list[int]], *, max_model_len: int = 64, prompt: int = 4, **params: object
 ) -> list[SeqOutput]:
-    """What comes out if each step samples these tokens, until the sequence ends."""
+    """Return the outputs if the steps sample these tokens, until the sequence ends."""
     scheduler = Scheduler(sim_config(max_model_len=max_model_len))
     scheduler.add(sim_request("r", [1] * prompt, eos=EOS, **params), 0.0)  # type: ignore[arg-type]
     outputs: list[SeqOutput] = []
@@ -46,7 +46,7 @@ def outputs_for(
         ([[7, 8, 9]], {"max_tokens": 2}, [7, 8], "length", None),
     ],
 )
-def test_reasons(
+def test_outputs_end_with_the_right_reason(
     sampled: list[list[int]], fields: dict[str, object], tokens: list[int], reason: str, stop: int
 ) -> None:
     outputs = outputs_for(sampled, **fields)
@@ -68,7 +68,7 @@ def test_the_last_record_has_the_timing() -> None:
     assert (last.timing.queue_s, last.timing.prefill_s, last.timing.decode_s, last.timing.inference_s) == (1, 1, 0, 1)
 
 
-def test_a_step_without_a_token_is_taken_again_over_a_copy_of_a_full_block() -> None:
+def test_a_step_without_token_repeats_over_a_copy_of_a_full_block() -> None:
     scheduler = Scheduler(sim_config(block_size=4))
     scheduler.add(sim_request("r", [1, 2, 3, 4]), 0.0)
     plan = scheduler.step(1.0)

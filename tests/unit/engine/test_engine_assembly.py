@@ -27,7 +27,7 @@ def out(text="", *, tokens=None, index=0, **fields):
 
 
 def feed(assembly, text, *, finish=None, chunk=1):
-    """Token by token (or in chunks); the indices of the pushes that ask for an abort."""
+    """Push token by token (or in chunks); return the indices of the pushes that request an abort."""
     ids = text_ids(text)
     pieces = [ids[i : i + chunk] for i in range(0, len(ids), chunk)]
     asked = [i for i, piece in enumerate(pieces) if assembly.push(out(tokens=piece), 1.0)]
@@ -94,20 +94,20 @@ def test_special_tokens_are_shown_on_request(assemble):
         assert completion(assembly).text == text
 
 
-def test_without_detokenizing_there_are_only_tokens(assemble):
+def test_detokenize_false_gives_only_tokens(assemble):
     assembly = assemble(detokenize=False)
     feed(assembly, "abc", finish="length")
     assert (completion(assembly).text, completion_tokens(assembly)) == ("", 3)
 
 
-def test_what_comes_after_the_end_is_dropped(assemble):
+def test_records_after_the_end_are_dropped(assemble):
     assembly = assemble(stop=["b"])
     feed(assembly, "abcd")
     assert not assembly.push(out("x", finish_reason="abort"), 2.0)
     assert (completion(assembly).text, completion_tokens(assembly)) == ("a", 2)
 
 
-def test_delta_shows_only_sequences_with_news(assemble):
+def test_delta_shows_only_sequences_that_advanced(assemble):
     assembly = assemble(n=2)
     assembly.push(out("a", index=1), 1.0)
     taken = assembly.take_output("delta")

@@ -1,4 +1,4 @@
-"""The engine core and grammars that take their time: others go on, what is late fails, what ended is let go."""
+"""The engine core and slow grammars: other requests run, late grammars fail, unused grammars are freed."""
 
 import weakref
 from concurrent.futures import Future
@@ -48,7 +48,7 @@ def rig():
     return Rig()
 
 
-def test_others_go_on_while_a_grammar_is_made(rig):
+def test_other_requests_run_while_a_grammar_is_compiled(rig):
     rig.add("shaped", "g")
     rig.add("plain")
     assert rig.run() == [("plain", "stop", None)]
@@ -56,14 +56,14 @@ def test_others_go_on_while_a_grammar_is_made(rig):
     assert rig.run() == [("shaped", "stop", None)]
 
 
-def test_a_grammar_that_is_there_holds_nothing_up(rig):
+def test_a_compiled_grammar_delays_no_request(rig):
     rig.executor.preparing["g"] = Future()
     rig.compiles("g")
     rig.add("shaped", "g")
     assert rig.run() == [("shaped", "stop", None)]
 
 
-def test_who_sleeps_is_woken(rig):
+def test_an_idle_core_is_woken(rig):
     woken = []
     rig.core.on_more_work(lambda: woken.append(True))
     rig.add("shaped", "g")
@@ -74,7 +74,7 @@ def test_who_sleeps_is_woken(rig):
     assert rig.core.has_work()
 
 
-def test_one_that_does_not_compile_fails_alone(rig):
+def test_a_request_whose_grammar_does_not_compile_fails_alone(rig):
     rig.add("shaped", "g", n=2)
     rig.add("plain")
     rig.executor.preparing["g"].set_exception(GrammarError("too many states"))
@@ -84,7 +84,7 @@ def test_one_that_does_not_compile_fails_alone(rig):
     assert all(error.kind == "invalid_request" and "too many states" in error.message for error in errors)
 
 
-def test_one_that_takes_too_long_fails_with_the_limit(rig):
+def test_a_slow_grammar_fails_with_the_limit(rig):
     rig.add("shaped", "g")
     assert rig.core.sleep_s() == 5.0
     rig.core.step()
@@ -99,7 +99,7 @@ def test_one_that_takes_too_long_fails_with_the_limit(rig):
     assert rig.run() == []
 
 
-def test_an_abort_while_it_is_made(rig):
+def test_an_abort_during_compilation_ends_the_request(rig):
     rig.add("shaped", "g")
     rig.core.abort("shaped")
     rig.compiles("g")
@@ -120,7 +120,7 @@ def test_a_compiled_grammar_lives_as_long_as_its_requests(rig):
     assert alive() is None
 
 
-def test_an_id_that_is_in_use_leaves_the_first_alone(rig):
+def test_a_duplicate_id_leaves_the_first_request_unchanged(rig):
     rig.add("a", "g")
     rig.add("a", "h")
     rig.compiles("g")

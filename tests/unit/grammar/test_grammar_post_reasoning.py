@@ -1,4 +1,4 @@
-"""A grammar that begins after reasoning: what is free before it, and that it can't be avoided."""
+"""A grammar that begins after reasoning: output before it is free, and the grammar cannot be avoided."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def reasoned(compiled, start_id):
 ANYTHING = set(range(VOCAB_SIZE)) - {EOS}
 
 
-def test_open_reasoning_is_free_but_for_the_end_of_the_sequence(compiled, allowed):
+def test_open_reasoning_allows_all_tokens_but_the_end(compiled, allowed):
     state = reasoned(compiled, None)
     assert allowed(state, []) == ANYTHING
     assert allowed(state, [B, START, 7]) == ANYTHING
@@ -61,7 +61,7 @@ def test_open_reasoning_is_free_but_for_the_end_of_the_sequence(compiled, allowe
     assert allowed(state, [B, START, 7, END, A, B]) == {EOS}
 
 
-def test_reasoning_may_be_opened_or_left_out(compiled, allowed):
+def test_reasoning_may_be_started_or_omitted(compiled, allowed):
     state = reasoned(compiled, START)
     assert allowed(state, []) == {A, START}
     assert allowed(state, [START, 7]) == ANYTHING
@@ -74,9 +74,9 @@ def test_reasoning_may_be_opened_or_left_out(compiled, allowed):
 def test_reasoning_ends_once(compiled, allowed):
     state = reasoned(compiled, None)
     assert allowed(state, [END]) == {A}
-    assert allowed(state, [7]) == ANYTHING  # the sequence went back
+    assert allowed(state, [7]) == ANYTHING  # the sequence was rolled back
 
 
-def test_drafts_are_not_taken_before_the_grammar_begins(compiled, allowed):
+def test_drafts_before_the_grammar_are_rejected(compiled, allowed):
     assert allowed(reasoned(compiled, None), [7], (7, END)) == [ANYTHING, set(), set()]
     assert allowed(reasoned(compiled, None), [7, END], (A,)) == [{A}, {B}]

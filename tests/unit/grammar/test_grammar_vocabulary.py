@@ -1,4 +1,4 @@
-"""Vocabularies of both alphabets: SentencePiece and byte-level, from GGUF metadata, through our own tokens' bytes."""
+"""Vocabularies of both alphabets, SentencePiece and byte-level, made from GGUF metadata by the bytes of tokens."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ MAKERS = [byte_level_tokenizer, sentence_piece_tokenizer]
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=["byte level", "SentencePiece"])
-def test_every_token_that_continues_the_text_is_allowed_by_its_bytes(make):
+def test_every_token_whose_bytes_continue_the_text_is_allowed(make):
     tokenizer = make()
     end = tokenizer.eos_token_id
     vocabulary = Vocabulary(tokenizer, vocab_size=tokenizer.vocab_size + 3, eos_token_id=end)

@@ -1,9 +1,9 @@
-"""Token masks applied in C++ against the torch form, on sizes that are no whole number of words."""
+"""Token masks applied in C++ against the torch function, on sizes that are not multiples of a word."""
 
 import numpy as np
 import pytest
 import torch
-from octavo_engine.ops import token_bits
+from octavo_engine.ops import token_bitmask
 from octavo_engine.ops.native_library import native_library
 from octavo_engine.ops.token_bitmask import apply_token_bitmask, apply_token_bitmask_reference
 
@@ -18,7 +18,7 @@ def words_of(*allowed: set[int], vocab: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("keep", [apply_token_bitmask, apply_token_bitmask_reference])
-def test_what_has_no_bit_can_not_be_chosen(keep) -> None:
+def test_tokens_without_a_bit_cannot_be_chosen(keep) -> None:
     logits = torch.arange(3 * 70.0).view(3, 70)
     before = logits.clone()
     words = words_of({0, 31, 32, 69}, set(), vocab=70)
@@ -30,7 +30,7 @@ def test_what_has_no_bit_can_not_be_chosen(keep) -> None:
 
 
 @pytest.mark.parametrize("keep", [apply_token_bitmask, apply_token_bitmask_reference])
-def test_tokens_that_were_never_possible_are_none_that_is_left(keep) -> None:
+def test_tokens_of_minus_infinity_do_not_count_as_left(keep) -> None:
     logits = torch.zeros(1, 40)
     logits[0, :35] = NEVER
     assert keep(logits, torch.tensor([0]), words_of({3, 34}, vocab=40)).tolist() == [False]
@@ -38,7 +38,7 @@ def test_tokens_that_were_never_possible_are_none_that_is_left(keep) -> None:
 
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 64, 1000, 49152])
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_both_forms_agree(vocab: int, num_threads: int) -> None:
+def test_kernel_and_torch_agree(vocab: int, num_threads: int) -> None:
     torch.set_num_threads(num_threads)
     chance = torch.Generator().manual_seed(vocab)
     rows = torch.randperm(7, generator=chance)[:5]
@@ -50,12 +50,12 @@ def test_both_forms_agree(vocab: int, num_threads: int) -> None:
     assert ours.equal(theirs)
 
 
-def test_other_types_take_the_form_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_types_use_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.zeros(1, 64, dtype=torch.bfloat16)
     assert apply_token_bitmask(logits, torch.tensor([0]), words_of({63}, vocab=64)).tolist() == [True]
     assert torch.isfinite(logits[0]).nonzero()[:, 0].tolist() == [63]
 
 
-def test_there_is_a_kernel_here() -> None:
+def test_the_kernel_is_available() -> None:
     assert native_library() is not None
-    assert token_bits.kernels_for(torch.zeros(1)) is native_library()
+    assert token_bitmask.kernels_for(torch.zeros(1)) is native_library()

@@ -1,4 +1,4 @@
-"""`--dtype auto` takes bf16 where float32 doesn't fit into the memory of the machine or container."""
+"""`--dtype auto` chooses bf16 if float32 does not fit into the memory of the machine or container."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ KV_BYTES = 1 << 20
 
 
 class LimitedDevice(CpuDevice):
-    """A CPU that multiplies float32 faster, in a container."""
+    """A CPU in a container that multiplies float32 faster."""
 
     def __init__(self, total_bytes: int) -> None:
         super().__init__()
@@ -56,5 +56,5 @@ def test_cache_and_swap_space_count(folder: Path, flags: dict[str, Any]) -> None
     assert chosen(folder, GIB, **flags) == torch.bfloat16
 
 
-def test_a_type_that_was_asked_for_is_taken(folder: Path) -> None:
+def test_a_requested_type_is_used(folder: Path) -> None:
     assert chosen(folder, PROCESS_BYTES, dtype="float32") == torch.float32

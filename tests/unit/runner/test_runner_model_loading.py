@@ -1,4 +1,4 @@
-"""The composition: what is refused before anything is computed, and dummy weights."""
+"""Loading a model: errors before any computation, and dummy weights."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def test_lengths_come_from_the_model_or_the_user(folder: Path) -> None:
     ],
     ids=str,
 )
-def test_refused_in_one_line(folder: Path, fields: dict[str, Any], message: str) -> None:
+def test_an_unusable_model_is_refused_in_one_line(folder: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(StartupError, match=message) as failure:
         load_executor(config(folder, **fields))
     assert "\n" not in str(failure.value)
@@ -63,8 +63,8 @@ def test_progress_is_reported(folder: Path) -> None:
     assert seen[-1][0] > 0.9 * seen[-1][1] > 0
 
 
-def test_two_executors_in_one_process(folder: Path) -> None:
-    """No globals: each has its own weights and cache."""
+def test_two_executors_in_one_process_are_independent(folder: Path) -> None:
+    """Each executor has its own weights and cache; there are no globals."""
     plan = StepPlan(
         step_id=0,
         new_seqs=[NewSeq(seq_id=0, token_ids=[3], num_prompt_tokens=1, params=SamplingParams(temperature=0.0))],

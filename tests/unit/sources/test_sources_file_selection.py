@@ -1,4 +1,4 @@
-"""Which of a repository's files are fetched: one format, what goes with it, and never a GGUF that nobody named."""
+"""The selection of a repository's files: one format, its configuration, and no GGUF that was not requested."""
 
 import pytest
 from octavo_engine.sources.file_selection import select_files
@@ -42,7 +42,9 @@ SPLIT = {"Q4/m-00001-of-00002.gguf", "Q4/m-00002-of-00002.gguf"}
         (SPLIT | GGUFS, "auto", "Q4/m-00002-of-00002.gguf", SPLIT, "Q4/m-00001-of-00002.gguf"),
     ],
 )
-def test_choice(names: set[str], load_format: str, file: str | None, wanted: set[str], main: str | None) -> None:
+def test_the_right_files_are_selected(
+    names: set[str], load_format: str, file: str | None, wanted: set[str], main: str | None
+) -> None:
     found = select_files("hf://org/m", names, load_format=load_format, file=file)
     assert set(found.names) == wanted
     assert len(found.names) == len(wanted)
@@ -52,19 +54,19 @@ def test_choice(names: set[str], load_format: str, file: str | None, wanted: set
 @pytest.mark.parametrize(
     ("names", "load_format", "file", "message"),
     [
-        ({"config.json"}, "auto", None, "hf://org/m: no weights (*.safetensors, pytorch_model*.bin or *.gguf) there."),
-        ({"config.json", "m.gguf"}, "pt", None, "hf://org/m: no weights in the format pt there."),
+        ({"config.json"}, "auto", None, "hf://org/m: found no weights (*.safetensors, pytorch_model*.bin or *.gguf)."),
+        ({"config.json", "m.gguf"}, "pt", None, "hf://org/m: found no weights in the format pt."),
         (
             GGUFS,
             "auto",
             None,
-            "several GGUF files are there: name one, as hf://org/m/FILE: m-Q4_K_M.gguf, m-Q8",
+            "there are several GGUF files: choose one as hf://org/m/FILE: m-Q4_K_M.gguf, m-Q8",
         ),
-        (GGUFS, "auto", "*.gguf", "'*.gguf' matches several GGUF files: name one of them: m-Q4_K_M.gguf, m-Q8_0.gguf."),
-        (GGUFS, "auto", "*Q9*.gguf", "no GGUF file that matches '*Q9*.gguf' is there."),
+        (GGUFS, "auto", "*.gguf", "'*.gguf' matches several GGUF files: choose one of m-Q4_K_M.gguf, m-Q8_0.gguf."),
+        (GGUFS, "auto", "*Q9*.gguf", "no GGUF file matches '*Q9*.gguf'."),
     ],
 )
-def test_no_choice(names: set[str], load_format: str, file: str | None, message: str) -> None:
+def test_an_impossible_selection_is_refused(names: set[str], load_format: str, file: str | None, message: str) -> None:
     with pytest.raises(StartupError) as caught:
         select_files("hf://org/m", names, load_format=load_format, file=file)
     assert message in str(caught.value)

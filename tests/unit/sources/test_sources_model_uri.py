@@ -1,4 +1,4 @@
-"""What a model's name says about where it is; profiles of AWS; how tries are repeated."""
+"""Parsing of model names, AWS profiles, and retries."""
 
 from pathlib import Path
 
@@ -19,23 +19,23 @@ from octavo_engine.wire.errors import StartupError
         ("ms://org/m", ("ms", "org/m", None)),
     ],
 )
-def test_hub_place(model: str, place: tuple[str, str, str | None]) -> None:
+def test_hub_uris_are_parsed(model: str, place: tuple[str, str, str | None]) -> None:
     assert parse_hub_uri(model) == place
 
 
-def test_unknown_scheme() -> None:
+def test_an_unknown_scheme_is_refused() -> None:
     with pytest.raises(
         StartupError, match=r"unknown source 'gs://': use hf://, ms://, s3://, pvc://, file:// or pkg://"
     ):
         parse_hub_uri("gs://bucket/m")
 
 
-def test_claims_lie_below_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_are_located_below_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_CLAIMS", str(tmp_path))
     (tmp_path / "weights" / "llama").mkdir(parents=True)
     assert locate_local("pvc://weights/llama") == tmp_path / "weights" / "llama"
     assert locate_local("pvc://weights") == tmp_path / "weights"
-    with pytest.raises(StartupError, match=r"the claim other isn't mounted here: .*/other is no folder"):
+    with pytest.raises(StartupError, match=r"the claim other is not mounted here: .*/other is not a folder"):
         locate_local("pvc://other/llama")
     with pytest.raises(StartupError, match="no such file or folder in the claim weights"):
         locate_local("pvc://weights/qwen")
@@ -44,7 +44,7 @@ def test_claims_lie_below_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
             locate_local(outside)
 
 
-def test_each_uri_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_uri_has_its_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     folders = {download_folder(uri) for uri in ("s3://b/a/b", "s3://b/a-b", "s3://b/a/b/", "s3://b/" + "x" * 500)}
     assert len(folders) == 4
@@ -64,7 +64,7 @@ def aws_home(tmp_path: Path) -> dict[str, str]:
     return {"HOME": str(tmp_path)}
 
 
-def test_profiles(aws_home: dict[str, str], tmp_path: Path) -> None:
+def test_aws_profiles_are_read(aws_home: dict[str, str], tmp_path: Path) -> None:
     assert profile_options({}) == {}
     assert profile_options(aws_home) == {"access_key_id": "A", "secret_access_key": "B", "region": "eu-west-1"}
     assert profile_options(aws_home | {"AWS_PROFILE": "work"}) == {"access_key_id": "C", "endpoint": "https://minio"}
@@ -75,15 +75,15 @@ def test_profiles(aws_home: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="AWS_PROFILE=nobody: the profile is in neither"):
         profile_options(aws_home | {"AWS_PROFILE": "nobody"})
     (tmp_path / ".aws" / "credentials").write_text("no section")
-    with pytest.raises(StartupError, match="credentials: can't be read"):
+    with pytest.raises(StartupError, match="credentials: cannot be read"):
         profile_options(aws_home)
 
 
-def test_tries_are_counted_from_the_last_that_got_on() -> None:
+def test_attempts_are_counted_since_the_last_progress() -> None:
     reached, pauses = [0], list[float]()
 
     def act() -> str:
-        reached[0] += len(pauses) == 3  # the fourth try gets on
+        reached[0] += len(pauses) == 3  # the fourth attempt makes progress
         if len(pauses) < 7:
             raise Interrupted("cut off")
         return "done"
@@ -93,13 +93,13 @@ def test_tries_are_counted_from_the_last_that_got_on() -> None:
     assert pauses[3] <= 1 < max(pauses)
 
 
-def test_there_is_an_end_to_trying() -> None:
+def test_attempts_are_limited() -> None:
     tries = list[float]()
 
     def act() -> None:
-        raise Interrupted("the hub answers 503")
+        raise Interrupted("the hub returned 503")
 
-    with pytest.raises(Unreachable, match=r"m: the hub answers 503 \(tried 6 times\): check the network"):
+    with pytest.raises(Unreachable, match=r"m: the hub returned 503 \(6 attempts\): check the network"):
         with_retries(act, "m", pause=tries.append)
     assert len(tries) == MAX_TRIES - 1
 

@@ -1,4 +1,4 @@
-"""Stop strings by example; the law is in tests/property/test_text_stop_law.py."""
+"""Stop strings by example; the law is in tests/property/test_text_stop_strings_law.py."""
 
 import pytest
 from octavo_engine.text.stop_strings import StopStrings
@@ -19,14 +19,16 @@ def _run(stops: list[str], pieces: list[str], *, include: bool = False) -> tuple
         (["aab"], ["aa", "ab"], ["", "a", ""], "aab"),
         (["long stop", "x"], ["ax long stop"], ["a", ""], "x"),
         (["abcd", "bc"], ["abcd"], ["a", ""], "bc"),  # complete first
-        (["cd", "abcd"], ["abcd"], ["", ""], "abcd"),  # ends there too, longer
+        (["cd", "abcd"], ["abcd"], ["", ""], "abcd"),  # ends at the same character, but is longer
         (["\n\n"], ["a\n", "b\n", "\n", "c"], ["a", "\nb", "", "", ""], "\n\n"),
         (["🤗"], ["a", "🤗", "b"], ["a", "", "", ""], "🤗"),
         ([], ["END"], ["END", ""], None),
         (["x", "x"], ["axb"], ["a", ""], "x"),
     ],
 )
-def test_shown_text(stops: list[str], pieces: list[str], shown: list[str], matched: str | None) -> None:
+def test_text_ends_at_the_first_stop_string(
+    stops: list[str], pieces: list[str], shown: list[str], matched: str | None
+) -> None:
     assert _run(stops, pieces) == (shown, matched)
 
 
@@ -39,13 +41,13 @@ def test_shown_text(stops: list[str], pieces: list[str], shown: list[str], match
         (["END"], ["aEN"], ["aEN", ""], None),
     ],
 )
-def test_nothing_is_held_back_where_the_stop_string_is_shown(
+def test_no_text_is_held_back_if_the_stop_string_is_included(
     stops: list[str], pieces: list[str], shown: list[str], matched: str | None
 ) -> None:
     assert _run(stops, pieces, include=True) == (shown, matched)
 
 
-def test_after_a_match_nothing_more_comes() -> None:
+def test_no_text_is_returned_after_a_match() -> None:
     search = StopStrings(["x"])
     assert search.push("ax") == "a"
     assert search.push("bx") == search.flush() == ""

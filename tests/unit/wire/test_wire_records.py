@@ -1,4 +1,4 @@
-"""What the plain records compute, and the wording that clients parse."""
+"""The computed values of the records, and the wording that clients parse."""
 
 import pytest
 from octavo_engine.process import messages
@@ -21,7 +21,7 @@ def test_kv_usage_counts_referenced_blocks_only() -> None:
     assert EngineStats().kv_usage == 0.0
 
 
-def test_a_plan_counts_its_tokens_drafts_included() -> None:
+def test_a_plan_counts_its_tokens_including_drafts() -> None:
     steps = [
         SeqStep(seq_id=1, start=0, num_tokens=5, sample=False),
         SeqStep(seq_id=2, start=9, num_tokens=1, sample=True, draft_token_ids=[7, 8]),
@@ -55,6 +55,6 @@ def test_context_length_is_refused_in_the_words_that_clients_parse() -> None:
     )
 
 
-def test_other_errors_say_what_they_must() -> None:
+def test_other_errors_have_their_documented_contents() -> None:
     assert str(ModelNotFound("gpt-9")) == "The model `gpt-9` does not exist."
     assert Overloaded("full", retry_after_s=2.5).retry_after_s == 2.5

@@ -19,7 +19,7 @@ from octavo_engine.wire.errors import StartupError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """`max_positions`: the checkpoint's own limit. `scaling`: the kind's other parameters, named as in `config.json`."""
+    """`max_positions`: the checkpoint's own limit. `scaling`: the kind's other parameters, as in `config.json`."""
 
     kind: str
     theta: float

@@ -81,14 +81,14 @@ class PagedCache(BlockStore):
         super().__init__([(shape, shape) for shape in shapes], dtype)
 
     def write(self, layer_idx: int, k: Tensor, v: Tensor, slots: Tensor, started_blocks: Tensor) -> None:
-        """Write K and V. `slots` [tokens] int64, all valid; `started_blocks`: blocks that this write starts, not fills."""
+        """Write K and V. `slots` [tokens] int64, all valid; `started_blocks`: started but not filled by this write."""
         for cache, new in ((self.keys[layer_idx], k), (self.values[layer_idx], v)):
             if len(started_blocks):
                 cache.index_fill_(0, started_blocks, 0)
             cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, new.to(cache.dtype))
 
     def gather(self, layer_idx: int, blocks: Tensor, num_seqs: int, scratch: Scratch) -> tuple[Tensor, Tensor]:
-        """Gather `blocks` [num_seqs * n] int64 into K and V [num_seqs, kv_heads, n * block_size, head_dim] in scratch."""
+        """Gather `blocks` [num_seqs * n] int64: K and V [num_seqs, kv_heads, n * block_size, head_dim] in scratch."""
         found = []
         for name, cache in (("keys", self.keys[layer_idx]), ("values", self.values[layer_idx])):
             rows = scratch.get_buffer(name, len(blocks), cache[0].numel())

@@ -19,7 +19,7 @@ _TILE_FIELDS = 8  # seq, token_row, position, num_queries, key_begin, key_end, p
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The work list: `tiles` [n, 8] and `merges` [m, 4], int32, the kernel's structs; the most expensive tiles first."""
+    """The work list: `tiles` [n, 8] and `merges` [m, 4], int32, the kernel's structs; expensive tiles come first."""
 
     tiles: npt.NDArray[np.int32]
     merges: npt.NDArray[np.int32]

@@ -75,7 +75,7 @@ def layer_norm(
 
 
 def _row_stride(x: Tensor, weight: RMSWeight) -> int | None:
-    """Return the stride of rows [n], or [heads, n] if each head has a weight; None if rows are not contiguous inside."""
+    """Return the stride of rows [n], or [heads, n] if each head has a weight; None if a row is not contiguous."""
     inner = weight.gain.dim()
     if x.is_contiguous():
         return weight.gain.numel()

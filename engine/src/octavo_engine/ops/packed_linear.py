@@ -32,7 +32,7 @@ _WIDE_CHUNK_BYTES = 1 << 20  # fp32 bytes of a weight converted at a time: small
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight [out, in]: plain, in oneDNN's layout (`packed`), in our kernel's layout (`native`), or in both layouts."""
+    """A weight [out, in]: plain, in oneDNN's layout (`packed`), in our kernel's layout (`native`), or in both."""
 
     out_features: int
     in_features: int

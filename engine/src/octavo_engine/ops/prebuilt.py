@@ -1,7 +1,7 @@
 """Prebuilt native kernels for machines without a compiler: one library for each level of CPU.
 
-`python -m octavo_engine.ops.prebuilt DIR` compiles them, when a container image is built; with `OCTAVO_PREBUILT=DIR` the
-engine loads the library for the highest level whose features this CPU has.
+`python -m octavo_engine.ops.prebuilt DIR` compiles them, when a container image is built; with `OCTAVO_PREBUILT=DIR`
+the engine loads the library for the highest level whose features this CPU has.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Draws from a categorical distribution by inverting its cumulative distribution with one uniform number per row.
 
-Two orders are used. `draw` walks the vocabulary in id order, in two levels (sums of chunks, then one chunk), so that a
-row costs one pass. `draw_filtered_tokens` walks the logits in descending order: it looks at the largest 64, and sorts only
-the rows whose top-k or top-p reaches further; only values are sorted, the token is looked up by its value afterwards.
-Either way a row's result depends on that row alone, and equal logits are ordered by id.
+Two orders are used. `draw_tokens` goes through the vocabulary in id order, in two levels (sums of chunks, then one
+chunk), so that a row costs one pass. `draw_filtered_tokens` goes through the logits in descending order: it examines
+the largest 64, and sorts only the rows whose top-k or top-p reaches further; only values are sorted, and the token is
+found by its value afterwards. In both, a row's result depends only on that row, and equal logits are ordered by id.
 """
 
 import math
@@ -19,7 +19,7 @@ _LOG2_E = 1 / math.log(2)
 
 
 def draw_tokens(logits: Float[Tensor, "rows vocab"], uniform: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
-    """`uniform` in [0, 1), float64. A token of zero probability is never drawn. Overwrites the logits."""
+    """Draw a token per row. `uniform`: in [0, 1), float64. Never draws zero probability. Overwrites the logits."""
     rows, vocab = logits.shape
     weights = _weights_(logits, logits.amax(-1, keepdim=True))
     whole = vocab // _CHUNK * _CHUNK
@@ -41,7 +41,10 @@ def draw_filtered_tokens(
     top_k: Int[Tensor, " rows"],
     top_p: Float[Tensor, " rows"],
 ) -> Int[Tensor, " rows"]:
-    """`top_k` 0: off. Top-p applies to the distribution renormalised after top-k. Rows have a finite maximum."""
+    """Draw a token per row with top-k (0: off) and top-p, which applies after renormalising over the top k.
+
+    Each row must have a finite maximum.
+    """
     rows, vocab = logits.shape
     best = logits.amax(-1, keepdim=True)
     total = _weights_(logits.clone(), best).sum(-1).double()
@@ -64,7 +67,7 @@ def draw_filtered_tokens(
 
 
 def largest_values(values: Float[Tensor, "rows vocab"], size: int) -> Float[Tensor, "rows size"]:
-    """Descending. numpy sorts values alone, with vector instructions: ten times as fast as a sort with indices."""
+    """Return the largest values, descending. numpy's sort of values is ten times as fast as a sort with indices."""
     if size < values.shape[1]:
         return values.topk(size).values
     if values.device.type != "cpu":
@@ -74,9 +77,9 @@ def largest_values(values: Float[Tensor, "rows vocab"], size: int) -> Float[Tens
 
 
 def largest(values: Float[Tensor, "rows vocab"], size: int) -> tuple[Tensor, Tensor]:
-    """The `size` largest of each row with their ids, descending, equal ones by id.
+    """Return the `size` largest values of each row with their ids, descending, equal values by id.
 
-    At the cut, which of equals are taken is open.
+    If values tie at the cut-off, it is undefined which of them are included.
     """
     if size == values.shape[1]:
         ordered, ids = values.sort(dim=-1, descending=True, stable=True)
@@ -89,13 +92,13 @@ def largest(values: Float[Tensor, "rows vocab"], size: int) -> tuple[Tensor, Ten
 def _nucleus(
     values: Tensor, best: Tensor, total: Tensor, top_k: Tensor, top_p: Tensor, vocab: int
 ) -> tuple[Float[Tensor, "rows candidates"], Int[Tensor, "rows 1"]]:
-    """Cumulative weights of the sorted `values`, and how many of them may be drawn (at least one)."""
+    """Return cumulative weights of the sorted `values`, and how many of them may be drawn (at least one)."""
     weights = _weights_(values.clone(), best)
     rank = torch.arange(values.shape[1], device=values.device)
     limit = torch.where(top_k > 0, top_k, values.shape[1])[:, None]
     weights = weights.masked_fill_(rank >= limit, 0.0)
     mass = torch.where(top_k > 0, weights.sum(-1).double(), total)[:, None]
-    # The tokens lighter than this weigh less than 1 - top_p together: none of them can be needed.
+    # All tokens of lower weight together have less weight than 1 - top_p, so none of them is in the nucleus.
     least = ((1.0 - top_p) * total / vocab)[:, None].float()
     candidates = int(((weights >= least) & (rank < limit)).sum(-1).max())
     weights, rank = weights[:, :candidates].double(), rank[:candidates]
@@ -105,18 +108,18 @@ def _nucleus(
 
 
 def _nth_equal(logits: Tensor, value: Float[Tensor, "rows 1"], n: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:
-    """The n-th token (from 0) whose logit is `value`."""
+    """Return the n-th token (from 0) whose logit is `value`."""
     rows, ids = (logits == value).nonzero().unbind(1)
     first = torch.searchsorted(rows, torch.arange(len(logits), device=logits.device))
     return ids[first + n]
 
 
 def _weights_(logits: Tensor, best: Float[Tensor, "rows 1"]) -> Tensor:
-    """exp(logits - best), in place. By way of exp2: on CPUs torch's exp takes thrice as long, ten times for -inf."""
+    """Compute exp(logits - best) in place, with exp2: on CPUs torch's exp takes 3 times as long, 10 times for -inf."""
     return logits.sub_(best).mul_(_LOG2_E).exp2_()
 
 
 def _first_above(cumulative: Tensor, target: Tensor) -> Int[Tensor, "rows 1"]:
-    """Index of the first cumulative weight greater than the target: its own weight is not zero."""
+    """Return the index of the first cumulative weight above the target; that entry's own weight is not zero."""
     index = torch.searchsorted(cumulative, target, right=True)
     return index.clamp_(max=cumulative.shape[1] - 1)

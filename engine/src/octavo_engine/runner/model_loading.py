@@ -1,4 +1,4 @@
-"""The composition: from an `EngineConfig` to an executor that holds weights and KV cache, ready for its first plan."""
+"""Loads a model: from an `EngineConfig` to an executor with weights and KV cache, ready for its first plan."""
 
 import logging
 import time
@@ -40,7 +40,10 @@ class LoadedModel:
 
 
 def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> tuple[Executor, ReadyInfo]:
-    """`progress`: called with (bytes done, bytes in all); by default a bar on a terminal. Raises StartupError."""
+    """Load the executor. Raises StartupError.
+
+    `progress`: called with (bytes done, total bytes); by default, a progress bar is shown on a terminal.
+    """
     started = time.perf_counter()
     device = open_device(config.device)
     device.prepare(config)
@@ -86,7 +89,7 @@ def load_model(
 
 
 def choose_dtype(config: EngineConfig, device: Device, model: ModelConfig) -> torch.dtype:
-    """Raises StartupError for a length that the model doesn't have."""
+    """Return the user's type, or the default that fits into memory. Raises StartupError for an invalid length."""
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     max_model_len = choose_max_model_len(config, model)
@@ -94,19 +97,19 @@ def choose_dtype(config: EngineConfig, device: Device, model: ModelConfig) -> to
 
 
 def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    """The model's own length unless the user asks for less: beyond it the positions mean nothing."""
+    """Return the user's length, or the model's own. Raises StartupError above the model's length."""
     wanted, longest = config.max_model_len, context_length(model)
     if wanted is None:
         return longest
     if wanted < 1:
-        raise StartupError(f"--max-model-len {wanted}: must be at least 1.")
+        raise StartupError(f"--max-model-len must be at least 1, got {wanted}.")
     if wanted > longest:
-        raise StartupError(f"--max-model-len {wanted} is more than the model's own {longest}: use at most that.")
+        raise StartupError(f"--max-model-len {wanted} exceeds the model's length of {longest}: use at most {longest}.")
     return wanted
 
 
 def load_vocabulary(config: EngineConfig, files: ModelFiles, model: ModelConfig) -> Vocabulary:
-    """For grammars; a request that has one has an end token, the front end sees to that."""
+    """Load the vocabulary for grammars. The front end rejects grammars for models without an end token."""
     text_files = files if config.tokenizer is None else resolve_model(config.tokenizer)
     tokenizer = load_tokenizer(text_files)
     ends = [i for i in (tokenizer.eos_token_id, *model.eos_token_ids) if i is not None]

@@ -1,4 +1,4 @@
-"""Whether a download fits on its volume: said before it begins, with the sum, not after an hour."""
+"""Checks before a download starts that it fits on its volume."""
 
 import shutil
 from pathlib import Path
@@ -8,12 +8,12 @@ from octavo_engine.wire.errors import StartupError
 
 
 def check_disk_space(name: str, folder: Path, *, needed_bytes: int, num_files: int) -> None:
-    """Raises StartupError. `folder` needn't exist yet."""
+    """Raise StartupError if `needed_bytes` exceed the free space. `folder` need not exist yet."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if needed_bytes > free:
         raise StartupError(
-            f"{name}: {num_files} files with {size_text(needed_bytes)} are still to come into {folder}, where "
-            f"{size_text(free)} are free: {size_text(needed_bytes - free)} too little. Make room, or choose a larger "
-            "volume (on Kubernetes: spec.model.cache)."
+            f"{name}: {num_files} files of {size_text(needed_bytes)} remain to be fetched into {folder}, where "
+            f"{size_text(free)} are free: {size_text(needed_bytes - free)} too little. Free disk space, or choose a "
+            "larger volume (on Kubernetes: spec.model.cache)."
         )

@@ -1,11 +1,11 @@
-"""A folder that holds one fetched model: how it is filled so that nobody ever takes half a model for a whole one.
+"""Fills a folder with one downloaded model, so that an incomplete model is never used as a complete one.
 
-Files arrive in a folder within it, and are renamed into place when all are there, `config.json` as the last: without
-it a folder isn't served. Then comes the marker, which says what lies here; a folder with marker and every file in its
-full size is complete, and a second fetch changes nothing. Fetching goes on from what an earlier one left.
+Files are downloaded to a staging folder inside it and renamed into place when all are complete, `config.json` last: a
+folder without it is not served. Then the marker is written, which describes the content; a folder with the marker and
+all files in full size is complete, and a second fetch changes nothing. A fetch resumes what an earlier fetch left.
 
-One process at a time fills a folder. The lock is the kernel's (flock): it ends with its process, however that ends. On
-a volume without locks two may fetch at once; each writes what the other writes, and both end well.
+One process at a time fills a folder. The lock is the kernel's (flock) and ends with its process. On a volume without
+locks two processes may fetch at once; both write the same bytes, and both succeed.
 """
 
 import fcntl
@@ -23,26 +23,26 @@ from octavo_engine.wire.errors import StartupError
 logger = logging.getLogger(__name__)
 
 MARKER, STAGING, LOCK = ".octavo-fetched.json", ".octavo-partial", ".octavo-fetch.lock"
-#: What a fresh volume may hold.
+#: Names that a new volume may contain.
 _ALLOWED_NAMES = ("lost+found",)
 LAST = "config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What is to lie in a folder. `version` changes with the snapshot: a commit, a digest of a listing."""
+    """The intended content of a folder. `version` changes with the content: a commit, or a digest of a listing."""
 
     uri: str
     version: str
     files: Mapping[str, int] = field(default_factory=dict)  # name -> bytes
-    main: str | None = None  # the file that is the model, if not the folder
+    main: str | None = None  # the file that is the model; None: the folder is the model
 
     def path_in(self, folder: Path) -> Path:
         return folder if self.main is None else folder / self.main
 
 
 def read_complete_snapshot(folder: Path) -> Snapshot | None:
-    """What lies here in full, if anything does."""
+    """Return the snapshot that the folder holds completely; None if there is none."""
     try:
         snapshot = Snapshot(**json.loads((folder / MARKER).read_text()))
     except (OSError, ValueError, TypeError):
@@ -51,31 +51,34 @@ def read_complete_snapshot(folder: Path) -> Snapshot | None:
 
 
 def check_unclaimed(folder: Path, uri: str) -> None:
-    """Raises StartupError for a folder with something else in it: nobody's files are overwritten."""
+    """Raise StartupError if the folder holds other files or another model, so that they are not overwritten."""
     held = _recorded_uri(folder)
     if held == uri or not folder.exists():
         return
     if held is not None and (folder / MARKER).exists():
-        raise StartupError(f"{folder}: holds {held}, not {uri}: name another folder, or remove this one.")
+        raise StartupError(f"{folder}: holds {held}, not {uri}: choose another folder, or remove this one.")
     if not folder.is_dir():
-        raise StartupError(f"{folder}: is a file: name a folder to fetch {uri} into.")
+        raise StartupError(f"{folder}: is a file: choose a folder to fetch {uri} into.")
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if others := [name for name in names if name not in _ALLOWED_NAMES]:
         raise StartupError(
-            f"{folder}: holds {', '.join(others[:3])}{' …' if len(others) > 3 else ''}, which octavo didn't fetch: "
-            f"name an empty folder for {uri}."
+            f"{folder}: holds {', '.join(others[:3])}{' …' if len(others) > 3 else ''}, which octavo did not fetch: "
+            f"choose an empty folder for {uri}."
         )
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """While one fills the folder, the others wait here. Raises StartupError where the folder can't be written."""
+    """Create the folder and hold its lock; wait while another process holds it.
+
+    Raises StartupError if the folder cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         held = (folder / LOCK).open("w")
     except OSError as error:
-        raise StartupError(f"{folder}: can't be written: {error.strerror or error}.") from error
-    with held:  # closing it lets go
+        raise StartupError(f"{folder}: cannot be written: {error.strerror or error}.") from error
+    with held:  # closing the file releases the lock
         _lock(held, folder)
         yield
 
@@ -84,14 +87,16 @@ def _lock(file: IO[str], folder: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        logger.info("%s: another process fetches into it: waiting for it to end", folder)
+        logger.info("%s: waiting for another process that fetches into this folder", folder)
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
-        logger.warning("%s: no locks on this volume (%s): others may fetch the same", folder, error.strerror)
+        logger.warning(
+            "%s: this volume has no locks (%s): other processes may fetch the same files", folder, error.strerror
+        )
 
 
 def prepare_staging(folder: Path, snapshot: Snapshot) -> Path:
-    """Where its files are to arrive. What an earlier fetch left there stays if it is of the same version."""
+    """Create and return the staging folder. Files of an earlier fetch are kept if they are of the same version."""
     staging = folder / STAGING
     if staging.exists() and _read_marker(staging) != asdict(snapshot):
         shutil.rmtree(staging)
@@ -101,7 +106,7 @@ def prepare_staging(folder: Path, snapshot: Snapshot) -> Path:
 
 
 def move_into_place(folder: Path, snapshot: Snapshot) -> None:
-    """From the staging folder into place. Files of an earlier version that this one hasn't go."""
+    """Move files from the staging folder into place and delete files that only an earlier version had."""
     staging, before = folder / STAGING, _read_marker(folder)
     (folder / MARKER).unlink(missing_ok=True)
     for name in sorted(snapshot.files, key=lambda name: Path(name).name == LAST):
@@ -115,7 +120,7 @@ def move_into_place(folder: Path, snapshot: Snapshot) -> None:
 
 
 def missing_files(folder: Path, snapshot: Snapshot) -> dict[str, int]:
-    """Those that are neither in place, as the same version's, nor prepare_staging in full."""
+    """Return the files that are neither in place, with the same version, nor complete in the staging folder."""
     in_place = _read_marker(folder).get("version") == snapshot.version
 
     def is_there(name: str, size: int) -> bool:
@@ -125,7 +130,7 @@ def missing_files(folder: Path, snapshot: Snapshot) -> dict[str, int]:
 
 
 def _recorded_uri(folder: Path) -> str | None:
-    """Also of one whose files were being put in place when something ended it."""
+    """Return the URI of the folder's model, also if a move into place was interrupted."""
     uri = _read_marker(folder).get("uri") or _read_marker(folder / STAGING).get("uri")
     return uri if isinstance(uri, str) else None
 

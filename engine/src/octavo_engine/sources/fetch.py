@@ -1,6 +1,6 @@
-"""`fetch_model`: a model from wherever it is to a folder that is ready to be served. What `octavo fetch` does.
+"""`fetch_model`: downloads or copies a model into a folder from which it can be served, for `octavo fetch`.
 
-Without a folder it lands where `octavo serve` looks for it by the same name: the hub's cache, or our own.
+Without a target folder the model is stored where `octavo serve` finds it by the same name: in the hub's cache or ours.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from octavo_engine.wire.errors import StartupError
 
 
 def fetch_model(model: str, *, to: Path | None = None, revision: str | None = None, load_format: str = "auto") -> Path:
-    """What to serve. Raises StartupError, also for a model that was fetched and can't be served."""
+    """Fetch a model; return the path to serve. Raises StartupError, also for a fetched model that cannot be served."""
     if to is None:
         files = resolve_model(model, revision=revision, load_format=load_format)
         return files.gguf or files.root
@@ -32,5 +32,5 @@ def _source(model: str, revision: str | None, load_format: str) -> ModelSource:
         return S3Model(model, load_format=load_format)
     hub, repo, file = parse_hub_uri(model)
     if hub == "ms":
-        raise StartupError(f"{model}: ModelScope's client keeps a cache of its own: leave --to out.")
+        raise StartupError(f"{model}: --to is not supported for ModelScope, whose client has its own cache: omit --to.")
     return HubModel(repo, revision=revision, load_format=load_format, file=file)

@@ -1,7 +1,7 @@
-"""Which of a remote model's files are worth fetching: weights in one format, and what goes with them.
+"""Selects a remote model's files to download: weights in one format, and configuration files.
 
-Pure: names in, names out. Repositories hold several formats and a GGUF per quantisation: what nobody asked for isn't
-fetched, and where a choice is left, it is listed.
+It works on names only. Repositories hold several formats and a GGUF file per quantisation: only the selected files are
+downloaded, and if the selection is ambiguous, the error lists the choices.
 """
 
 import re
@@ -21,14 +21,14 @@ _MOST_NAMED = 20
 
 @dataclass(frozen=True, slots=True)
 class FileSelection:
-    """`main`: the GGUF file (the first shard) that was asked for by name, else the folder is the model."""
+    """The selected names. `main`: the GGUF file (the first shard) selected by name; None: the folder is the model."""
 
     names: tuple[str, ...]
     main: str | None = None
 
 
 def select_files(uri: str, names: Iterable[str], *, load_format: str, file: str | None = None) -> FileSelection:
-    """`file`: a name or glob that selects one GGUF. Raises StartupError where there is none, or a choice."""
+    """Select files. `file`: a name or glob of one GGUF model. Raises StartupError if none or several match."""
     known = sorted(names)
     if file is not None:
         shards = _named_gguf(uri, known, file)
@@ -42,7 +42,7 @@ def select_files(uri: str, names: Iterable[str], *, load_format: str, file: str 
             return FileSelection((*metadata, *weights))
     wanted = "weights (*.safetensors, pytorch_model*.bin or *.gguf)" if load_format == "auto" else "weights"
     suffix = "" if load_format == "auto" else f" in the format {load_format}"
-    raise StartupError(f"{uri}: no {wanted}{suffix} there.")
+    raise StartupError(f"{uri}: found no {wanted}{suffix}.")
 
 
 def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
@@ -51,11 +51,11 @@ def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
 
 
 def _lone_gguf(uri: str, names: Sequence[str]) -> list[str]:
-    """Hundreds of gigabytes must not be fetched unasked."""
+    """Return the only GGUF model. Raises StartupError for several: all together may have hundreds of gigabytes."""
     sets = _sets(name for name in names if name.endswith(".gguf") and not name.rpartition("/")[2].startswith("mmproj"))
     if len(sets) > 1:
         shown = ", ".join([first for first, *_ in sets.values()][:_MOST_NAMED])
-        raise StartupError(f"{uri}: several GGUF files are there: name one, as {uri}/FILE: {shown}.")
+        raise StartupError(f"{uri}: there are several GGUF files: choose one as {uri}/FILE: {shown}.")
     return next(iter(sets.values()), [])
 
 
@@ -63,15 +63,15 @@ def _named_gguf(uri: str, names: Sequence[str], file: str) -> list[str]:
     sets = _sets(name for name in names if name.endswith(".gguf"))
     chosen = [found for found in sets.values() if any(fnmatch(name, file) for name in found)]
     if not chosen:
-        raise StartupError(f"{uri}: no GGUF file that matches {file!r} is there.")
+        raise StartupError(f"{uri}: no GGUF file matches {file!r}.")
     if len(chosen) > 1:
         shown = ", ".join(first for first, *_ in chosen)
-        raise StartupError(f"{uri}: {file!r} matches several GGUF files: name one of them: {shown}.")
+        raise StartupError(f"{uri}: {file!r} matches several GGUF files: choose one of {shown}.")
     return chosen[0]
 
 
 def _sets(ggufs: Iterable[str]) -> dict[str, list[str]]:
-    """Shards that belong together, in order."""
+    """Group the shards of each model, in order."""
     sets: dict[str, list[str]] = {}
     for name in ggufs:
         sets.setdefault(_SHARD.sub("-of-", name), []).append(name)

@@ -1,7 +1,7 @@
-"""Models on the Hugging Face hub: into its cache, where every tool finds them, or as an `ModelSource` into any folder.
+"""Downloads models from the Hugging Face hub into its cache, which all tools share, or, as `ModelSource`, to a folder.
 
-The hub client does caching, tokens, and checks of what came; this module decides which files to ask for, sees that
-several processes don't fetch the same, and goes on where a network broke off. `hub_errors` has the words.
+The hub client handles caching, tokens and checks of downloads; this module selects the files, prevents several
+processes from downloading the same model, and resumes after network errors. `hub_errors` translates its errors.
 """
 
 import logging
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SCHEME = "hf://"
-#: What a killed process left half-fetched; one that still runs writes more often.
+#: Incomplete files that were not written for so long are left by a killed process and are deleted.
 ABANDONED_AFTER_S = 600.0
 
 
 def download_from_hugging_face(repo: str, revision: str | None, load_format: str, file: str | None) -> Path:
-    """A folder of the hub's cache, or the GGUF file that `file` (a path or glob in the repository) selects."""
+    """Download a model into the hub's cache; return its folder, or the GGUF file selected by `file`, a path or glob."""
     try:
         info = _info(repo, revision)
     except (Interrupted, StartupError) as error:
         if (cached := _cached(repo, revision, load_format, file)) is not None:
-            if not isinstance(error, Unreachable):  # offline is how it was asked to be
-                logger.warning("%s: %s; what the cache holds is used", repo, str(error).removeprefix(f"{repo}: "))
+            if not isinstance(error, Unreachable):  # no warning if the user has chosen to be offline
+                logger.warning("%s: %s; the cached model is used", repo, str(error).removeprefix(f"{repo}: "))
             return cached
         if not isinstance(error, Interrupted):
             raise
@@ -47,7 +47,7 @@ def download_from_hugging_face(repo: str, revision: str | None, load_format: str
 
 
 class HubModel:
-    """An `ModelSource`."""
+    """A `ModelSource` on the Hugging Face hub."""
 
     def __init__(self, repo: str, *, revision: str | None, load_format: str, file: str | None) -> None:
         self.uri = f"{SCHEME}{repo}" + (f"/{file}" if file else "")
@@ -72,7 +72,7 @@ class HubModel:
 
 
 def _info(repo: str, revision: str | None) -> "ModelInfo":
-    """One try. Raises Interrupted or StartupError."""
+    """Request the repository's metadata once. Raises Interrupted or StartupError."""
     from huggingface_hub import HfApi
 
     with translate_hub_errors(repo, revision):
@@ -88,7 +88,7 @@ def _snapshot(repo: str, revision: str | None, names: Iterable[str], **options: 
     from tqdm.auto import tqdm
 
     class Silent(tqdm):  # type: ignore[type-arg]
-        """Our own progress is shown."""
+        """A progress bar that shows nothing: this package shows its own progress."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs.pop("name", None)
@@ -99,7 +99,7 @@ def _snapshot(repo: str, revision: str | None, names: Iterable[str], **options: 
 
 
 def _cached(repo: str, revision: str | None, load_format: str, file: str | None) -> Path | None:
-    """The same files, if the cache holds them all."""
+    """Return the path of the model if the cache holds all its files, else None."""
     try:
         with translate_hub_errors(repo, revision):
             folder = _snapshot(repo, revision, (), local_files_only=True)
@@ -110,7 +110,7 @@ def _cached(repo: str, revision: str | None, load_format: str, file: str | None)
 
 
 def _known_names(repo: str, folder: Path) -> list[str]:
-    """All of the repository's, where the client has noted them; else those that are in the cache."""
+    """Return the repository's file names if the client has stored them, else the names of the cached files."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 

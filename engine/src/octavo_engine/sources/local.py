@@ -1,6 +1,6 @@
-"""What already lies on this machine: files, an installed package, a mounted claim; and copying it elsewhere.
+"""Local models: locates a mounted volume claim, and copies a local model into another folder.
 
-`pvc://CLAIM/PATH` is where the claim is mounted: below $OCTAVO_CLAIMS (`/models`), under the claim's name.
+`pvc://CLAIM/PATH` is a path in the folder where the claim is mounted: $OCTAVO_CLAIMS/CLAIM (default: /models/CLAIM).
 """
 
 import hashlib
@@ -20,25 +20,25 @@ _DIGEST_CHARS = 12
 
 
 def locate_in_claim(uri: str) -> Path:
-    """Raises StartupError where it isn't mounted."""
+    """Return the path of a `pvc://` URI. Raises StartupError if the claim is not mounted or the path is absent."""
     claim, _, path = uri.removeprefix(CLAIM_SCHEME).partition("/")
     claims = Path(os.environ.get(CLAIMS_VARIABLE) or CLAIMS_PATH)
     if not claim or ".." in Path(claim, path).parts:
-        raise StartupError(f"{uri}: pvc://CLAIM/PATH is needed, without '..'.")
+        raise StartupError(f"{uri}: use the form pvc://CLAIM/PATH, without '..'.")
     root = claims / claim
     if not root.is_dir():
         raise StartupError(
-            f"{uri}: the claim {claim} isn't mounted here: {root} is no folder. Mount it there, or set "
-            f"{CLAIMS_VARIABLE} to the folder in which claims lie by their names."
+            f"{uri}: the claim {claim} is not mounted here: {root} is not a folder. Mount the claim there, or set "
+            f"{CLAIMS_VARIABLE} to the folder in which claims are mounted by their names."
         )
     location = root / path
     if not location.exists():
-        raise StartupError(f"{location}: no such file or folder in the claim {claim}.", code="ModelNotFound")
+        raise StartupError(f"{location}: there is no such file or folder in the claim {claim}.", code="ModelNotFound")
     return location
 
 
 class LocalModel:
-    """An `ModelSource`: to copy a model from a slow volume to a fast one."""
+    """A `ModelSource` on this machine, to copy a model from a slow volume to a fast one."""
 
     def __init__(self, uri: str, location: Path, *, load_format: str = "auto") -> None:
         self.uri = uri
@@ -72,5 +72,5 @@ class LocalModel:
                 partial.replace(staging / name)
         except OSError as error:
             raise StartupError(
-                f"{self.uri}: can't be copied to {staging.parent}: {error.strerror or error}."
+                f"{self.uri}: cannot be copied to {staging.parent}: {error.strerror or error}."
             ) from error

@@ -1,4 +1,4 @@
-"""Downloads from ModelScope, by its own client, which does caching and resuming."""
+"""Downloads models from ModelScope with its own client, which caches and resumes downloads."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def download_from_model_scope(repo: str, revision: str | None, load_format: str,
         from modelscope.hub.snapshot_download import snapshot_download
     except ImportError as error:
         raise StartupError(
-            f"{repo}: ModelScope needs its client. Install it with: pip install 'octavo-engine[modelscope]'"
+            f"{repo}: ModelScope's client is missing: install it by pip install 'octavo-engine[modelscope]'"
         ) from error
     try:
         names = [entry["Path"] for entry in HubApi().get_model_files(repo, revision=revision, recursive=True)]
@@ -22,5 +22,5 @@ def download_from_model_scope(repo: str, revision: str | None, load_format: str,
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(wanted.names)))
     except (OSError, ValueError, RuntimeError) as error:
         line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise StartupError(f"{repo}: can't be downloaded from ModelScope: {line}") from error
+        raise StartupError(f"{repo}: cannot be downloaded from ModelScope: {line}") from error
     return folder if wanted.main is None else folder / wanted.main

@@ -1,4 +1,4 @@
-"""`ModelSource`: where a model can be fetched from, as `fetch_into` sees it: say what is there, then bring it."""
+"""`ModelSource`: the interface to a place from which `fetch_into` downloads a model."""
 
 import logging
 from collections.abc import Mapping
@@ -23,25 +23,25 @@ logger = logging.getLogger(__name__)
 
 
 class ModelSource(Protocol):
-    """Errors are StartupError; Unreachable is one that what was fetched before may make up for."""
+    """Methods raise StartupError; for its subclass Unreachable, an earlier complete download may be used instead."""
 
     uri: str
 
     def snapshot(self) -> Snapshot: ...
 
     def download(self, files: Mapping[str, int], snapshot: Snapshot, staging: Path) -> None:
-        """`files` of `snapshot`, each under its name, going on from what lies in `staging`."""
+        """Download `files` of `snapshot` to `staging`, each under its name; resume incomplete files there."""
         ...
 
 
 def fetch_into(folder: Path, source: ModelSource) -> Path:
-    """The folder, or the file in it, once all of the model is there."""
+    """Download a model into a folder; return the folder, or the model's file in it, when it is complete."""
     try:
         snapshot = source.snapshot()
     except Unreachable as error:
         if (kept := read_complete_snapshot(folder)) is None or kept.uri != source.uri:
             raise
-        logger.warning("%s; what was fetched before is used, version %s", error, kept.version)
+        logger.warning("%s; version %s, which was fetched before, is used", error, kept.version)
         return kept.path_in(folder)
     if read_complete_snapshot(folder) == snapshot:
         logger.info("%s: already in %s, version %s", source.uri, folder, snapshot.version)

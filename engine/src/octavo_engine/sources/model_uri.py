@@ -1,8 +1,8 @@
-"""What a model's name says about where it is: a place on this machine, a repository of a hub, or a bucket.
+"""Parses a model's name: a path on this machine, a repository on a hub, or a folder in a bucket. The forms are
 
 `org/name`, `hf://org/name[/file-or-glob]`, `org/name:Q4_K_M`, `ms://org/name`, `s3://bucket/folder`, `file://path`,
-`pvc://claim/path`, `pkg://NAME[/path-or-glob]`, or a path. With VLLM_USE_MODELSCOPE or OCTAVO_USE_MODELSCOPE set,
-plain ids mean ModelScope.
+`pvc://claim/path`, `pkg://NAME[/path-or-glob]`, and a path. If VLLM_USE_MODELSCOPE or OCTAVO_USE_MODELSCOPE is set,
+ids without a scheme are on ModelScope.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _SLUG_CHARS, _DIGEST_CHARS = 80, 10
 
 
 def locate_local(model: str) -> Path | None:
-    """None for what has to be fetched. Raises StartupError for what should be here and isn't."""
+    """Return the path of a local model; None if it must be downloaded. Raises StartupError if a path is absent."""
     if model.startswith(PACKAGE_SCHEME):
         return locate_in_package(model)
     if model.startswith(CLAIM_SCHEME):
@@ -39,7 +39,7 @@ def locate_local(model: str) -> Path | None:
 
 
 def parse_hub_uri(model: str) -> tuple[Literal["hf", "ms"], str, str | None]:
-    """The hub, the repository, and the file or glob in it. Raises StartupError for a scheme that nobody knows."""
+    """Return the hub, the repository, and the file or glob in it. Raises StartupError for an unknown scheme."""
     scheme, separator, rest = model.rpartition("://")
     if scheme not in ("", "hf", "ms"):
         raise StartupError(
@@ -54,7 +54,7 @@ def parse_hub_uri(model: str) -> tuple[Literal["hf", "ms"], str, str | None]:
 
 
 def download_folder(uri: str) -> Path:
-    """Where a fetched model lies if nobody says where: the same for whoever fetches and whoever serves."""
+    """Return the default folder of a downloaded model, the same for `octavo fetch` and `octavo serve`."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo" / "models"
     slug = _UNSAFE.sub("-", uri.replace("://", "-"))[:_SLUG_CHARS].strip("-.")
     return cache / f"{slug}-{hashlib.sha256(uri.encode()).hexdigest()[:_DIGEST_CHARS]}"
@@ -62,7 +62,7 @@ def download_folder(uri: str) -> Path:
 
 def _existing(path: Path) -> Path:
     if not path.exists():
-        raise StartupError(f"{path}: no such file or folder.", code="ModelNotFound")
+        raise StartupError(f"{path}: there is no such file or folder.", code="ModelNotFound")
     return path
 
 

@@ -1,7 +1,7 @@
-"""From what a user calls a model to the files that make it up. Nothing is loaded, no torch is imported.
+"""Resolves a model's name to its files, without loading them and without torch.
 
-`resolve_model` takes what `places` knows how to read; what isn't on this machine is fetched first. What can't be served
-right is refused here, by name.
+`resolve_model` accepts the forms that `model_uri` lists and first downloads a model that is not on this machine. A
+model that is not supported raises an error that names it.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ _FORMAT_OF_SUFFIX = {".gguf": "gguf", ".safetensors": "safetensors", ".bin": "pt
 
 
 def resolve_model(model: str, *, revision: str | None = None, load_format: str = "auto") -> ModelFiles:
-    """Raises StartupError: one line that names the model or the file, and what to do."""
+    """Locate a model's files. Raises StartupError: one line with the model or the file, and a remedy."""
     if load_format not in LOAD_FORMATS:
         raise StartupError(f"load format {load_format!r} is unknown: use one of {', '.join(LOAD_FORMATS)}.")
     location = _locate(model, revision, load_format)
@@ -58,9 +58,9 @@ def _open_folder(model: str, folder: Path, load_format: str) -> ModelFiles:
 def _open_file(model: str, file: Path, load_format: str) -> ModelFiles:
     found = _FORMAT_OF_SUFFIX.get(file.suffix)
     if found is None:
-        raise StartupError(f"{file}: not a weight file: a folder, *.gguf, *.safetensors or *.bin is needed.")
+        raise StartupError(f"{file}: not a weight file: use a folder, *.gguf, *.safetensors or *.bin.")
     if load_format not in ("auto", "dummy", found):
-        raise StartupError(f"{file}: is no {load_format} file: leave out --load-format, or name another file.")
+        raise StartupError(f"{file}: is not a {load_format} file: omit --load-format, or use another file.")
     if found == "gguf":
         return _gguf_files(model, file.parent, with_shards(file), load_format, tokenizer_folder=None)
     if load_format == "dummy":
@@ -85,7 +85,7 @@ def _hugging_face_files(model: str, folder: Path, load_format: str, weights: tup
 def _gguf_files(
     model: str, folder: Path, weights: tuple[Path, ...], load_format: str, *, tokenizer_folder: Path | None
 ) -> ModelFiles:
-    """A folder may bring a better tokenizer than the GGUF's; the neighbours of a lone file are strangers."""
+    """Locate a GGUF model's files. A folder's tokenizer has precedence; files beside a single GGUF are not used."""
     header = read_gguf(weights[0])
     found = _tokenizer_files(tokenizer_folder) if tokenizer_folder else {}
     template = header.metadata.get("tokenizer.chat_template")
@@ -111,7 +111,10 @@ def _tokenizer_files(folder: Path) -> dict[str, Any]:
 
 
 def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    """`chat_template.jinja` first, as transformers; a list of named templates gives its "default"."""
+    """Return the template of `chat_template.jinja`, else of a config, as transformers does.
+
+    Of a list of named templates, the template "default" is used.
+    """
     jinja = folder / "chat_template.jinja"
     if jinja.is_file():
         return jinja.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""`s3://BUCKET/PREFIX` and `s3://BUCKET/PATH.gguf`: models in object stores that speak S3: AWS, MinIO, Ceph and others.
+"""Downloads models from S3-compatible object stores: `s3://BUCKET/PREFIX` and `s3://BUCKET/PATH.gguf`.
 
-Endpoint, region and credentials come from the environment as AWS' own tools take them (docs/serving.md); profiles of
-`~/.aws` give static keys. Objects are asked for by their ETag, so that one that is replaced meanwhile is never mixed.
+Endpoint, region and credentials come from the environment variables of AWS' own tools (docs/serving.md); profiles in
+`~/.aws` provide static keys. Objects are requested by ETag, so that versions of a replaced object are never mixed.
 """
 
 import hashlib
@@ -44,12 +44,12 @@ class _Object:
 
 
 class S3Model:
-    """An `ModelSource`. Raises StartupError for a URI that names no bucket, and where the client isn't installed."""
+    """A `ModelSource` in S3. Raises StartupError for a URI without a bucket, or if the S3 client is not installed."""
 
     def __init__(self, uri: str, *, load_format: str = "auto") -> None:
         bucket, _, path = uri.removeprefix(SCHEME).partition("/")
         if not bucket:
-            raise StartupError(f"{uri}: names no bucket: s3://BUCKET/FOLDER or s3://BUCKET/PATH.gguf is needed.")
+            raise StartupError(f"{uri}: the bucket is missing: use s3://BUCKET/FOLDER or s3://BUCKET/PATH.gguf.")
         self.uri = uri
         self._load_format = load_format
         self._folder, self._file = _split(path)
@@ -59,7 +59,7 @@ class S3Model:
     def snapshot(self) -> Snapshot:
         self._objects = with_retries(self._list, self.uri)
         if not self._objects:
-            raise StartupError(f"{self.uri}: nothing is there: look at the bucket and the folder's name.")
+            raise StartupError(f"{self.uri}: no objects were found: check the names of the bucket and the folder.")
         wanted = select_files(self.uri, self._objects, load_format=self._load_format, file=self._file)
         found = {name: self._objects[name] for name in wanted.names}
         listing = "\n".join(f"{name} {o.num_bytes} {o.e_tag}" for name, o in sorted(found.items()))
@@ -96,11 +96,13 @@ class S3Model:
             return partial.stat().st_size if partial.exists() else found.num_bytes
 
         with_retries(lambda: self._download(found, partial), f"s3: {found.key}", progress=num_there)
-        with suppress(FileNotFoundError):  # where there are no locks, another one may have been here first
+        with suppress(FileNotFoundError):  # on a volume without locks, another process may have renamed it already
             partial.replace(target)
 
     def _download(self, found: _Object, partial: Path) -> None:
-        """Nothing is cut off: where there are no locks, another one may write the same bytes to the same places."""
+        """Resume the download of one object. The file is never truncated: on a volume without locks, another process
+        may write the same bytes to the same offsets.
+        """
         offset = partial.stat().st_size
         if offset == found.num_bytes:
             return
@@ -114,7 +116,7 @@ class S3Model:
 
 
 def _opened(store: "S3Store", found: _Object, offset: int) -> tuple[Iterator[Any], int]:
-    """The object's bytes, and from where on they are: not every server can begin in the middle."""
+    """Return the object's bytes and the offset at which they start: some servers ignore a range."""
     import obstore
     from obstore.exceptions import GenericError
 
@@ -130,7 +132,7 @@ def _opened(store: "S3Store", found: _Object, offset: int) -> tuple[Iterator[Any
 
 
 def _split(path: str) -> tuple[str, str | None]:
-    """The folder, and the GGUF file or glob in it that is asked for."""
+    """Split a path into the folder and the requested GGUF file or glob in it, if any."""
     folder, _, last = path.strip("/").rpartition("/")
     if last.endswith(".gguf"):
         return folder, last
@@ -142,14 +144,14 @@ def _store(uri: str, bucket: str) -> "S3Store":
         from obstore.exceptions import BaseError
         from obstore.store import S3Store
     except ImportError as error:
-        raise StartupError(f"{uri}: needs an S3 client. Install it with: pip install 'octavo-engine[s3]'") from error
+        raise StartupError(f"{uri}: the S3 client is missing: install it by pip install 'octavo-engine[s3]'") from error
     options = profile_options(os.environ)
     endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), options.get("endpoint", ""))
     client: dict[str, Any] = {
         "allow_http": endpoint.startswith("http://"),
         "connect_timeout": timedelta(seconds=10),
         "read_timeout": timedelta(seconds=60),
-        "timeout": timedelta(days=1),  # of a whole object
+        "timeout": timedelta(days=1),  # for a whole object
     }
     try:
         if bundle := os.environ.get("AWS_CA_BUNDLE"):
@@ -164,13 +166,13 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 @contextmanager
 def _translate_errors(uri: str) -> Iterator[None]:
-    """What the client says, in our words: Interrupted where another try may help, else StartupError."""
+    """Translate the client's errors: raise Interrupted if a retry may help, else StartupError."""
     from obstore.exceptions import BaseError, PreconditionError
 
     try:
         yield
     except PreconditionError as error:
-        raise StartupError(f"{uri}: an object was replaced while it was fetched: fetch it once more.") from error
+        raise StartupError(f"{uri}: an object was replaced during the download: fetch the model again.") from error
     except (BaseError, FileNotFoundError) as error:
         text = str(error)
         found, code = _STATUS.search(text), _CODE.search(text)
@@ -178,15 +180,15 @@ def _translate_errors(uri: str) -> Iterator[None]:
         if _METADATA_SERVICE in text:
             raise StartupError(f"{uri}: no credentials. {_CREDENTIALS}") from error
         if status in (401, 403):
-            raise StartupError(f"{uri}: access is refused ({code[1] if code else status}). {_CREDENTIALS}") from error
+            raise StartupError(f"{uri}: access was denied ({code[1] if code else status}). {_CREDENTIALS}") from error
         if status == 404:
             raise StartupError(
-                f"{uri}: there is no such bucket or object: look at its name, and at the endpoint."
+                f"{uri}: the bucket or object does not exist: check its name and the endpoint."
             ) from error
         if status is None or status in _AGAIN:
-            raise Interrupted(f"the server answers {status}" if status else _why_unreachable(text)) from error
-        hint = " Is AWS_REGION the bucket's?" if status in (301, 307, 400) else ""
-        raise StartupError(f"{uri}: the server answers {status} {code[1] if code else ''}.{hint}") from error
+            raise Interrupted(f"the server returned {status}" if status else _why_unreachable(text)) from error
+        hint = " Check that AWS_REGION is the bucket's region." if status in (301, 307, 400) else ""
+        raise StartupError(f"{uri}: the server returned {status} {code[1] if code else ''}.{hint}") from error
 
 
 _METADATA_SERVICE = "169.254."
@@ -197,12 +199,12 @@ _CREDENTIALS = (
 
 
 def _why_unreachable(text: str) -> str:
-    """The client tells it deep within its own words."""
+    """Extract the address and the reason from the client's long message."""
     asked, reason, first = _ASKED.search(text), _REASON.findall(text), text.splitlines()[0]
     why = reason[-1] if reason else first.rpartition(" - ")[2].removeprefix("HTTP error: ")
-    return f"{asked[1]} can't be reached: {why}" if asked else why
+    return f"{asked[1]} cannot be reached: {why}" if asked else why
 
 
 def _first_line(error: Exception) -> str:
-    """Without what only the client's authors can read."""
+    """Return the first line of an error; the other lines are the client's internals."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,16 +1,17 @@
-"""`StopStrings`: ends a text at the first stop string, however the text was cut into pieces.
+"""`StopStrings`: ends a text at the first stop string, however the text is split into pieces.
 
-First means: the one that is complete first; of those that end at the same character, the longest. That is the only
-rule that a stream can follow without waiting, and it doesn't depend on where the pieces were cut.
-Text that may be the start of a stop string is held back, so that no part of one is ever shown; never more than the
-longest stop string less one character. Where the stop string is to be shown (`include`), nothing is held back.
+The first stop string is the one that is complete first; if several end at the same character, the longest. A stream can
+follow this rule without waiting, and it does not depend on how the text is split.
+Text that may be the start of a stop string is held back, at most the length of the longest stop string less one
+character, so that no part of a stop string is returned. If the stop string is included (`include`), no text is held
+back.
 """
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """After a match `matched` names it, `push` and `flush` return nothing more."""
+    """After a match, `matched` is the stop string, and `push` and `flush` return empty strings."""
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self.matched: str | None = None
@@ -19,7 +20,7 @@ class StopStrings:
         self._tail = ""  # the end of the text so far that may be the start of a stop string
 
     def push(self, text: str) -> str:
-        """The text that can be shown now."""
+        """Add text; return the text that can be shown now."""
         if self.matched is not None:
             return ""
         if not self._stops:
@@ -36,7 +37,7 @@ class StopStrings:
         return text[seen:] if self._include else text[:held]
 
     def flush(self) -> str:
-        """The text held back; no more will come."""
+        """Return the text held back, at the end of the text."""
         tail, self._tail = self._tail, ""
         return "" if self._include else tail
 
@@ -49,7 +50,7 @@ class StopStrings:
         return start, end
 
     def _held_from(self, text: str) -> int:
-        """Where the longest end of `text` begins that a stop string begins with."""
+        """Return the start of the longest suffix of `text` that is a prefix of a stop string."""
         held = len(text)
         for stop in self._stops:
             start = text.find(stop[0], max(0, len(text) - len(stop) + 1), held)

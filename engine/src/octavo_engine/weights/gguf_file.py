@@ -1,4 +1,4 @@
-"""All tensors of a GGUF checkpoint, under their Hugging Face names and in Hugging Face's meaning."""
+"""Reads all tensors of a GGUF checkpoint, with Hugging Face's names and value conventions."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from octavo_engine.wire.errors import StartupError
 def iter_gguf(
     files: ModelFiles, *, dtype: torch.dtype | None, advance: Callable[[int], None]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Shards share the first one's metadata."""
+    """Yield (name, tensor) for all tensors; the metadata of the first shard applies to all shards."""
     architecture = str(read_gguf(files.weight_files[0]).metadata["general.architecture"])
     for path in files.weight_files:
         header = read_gguf(path)

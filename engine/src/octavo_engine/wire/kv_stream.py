@@ -52,7 +52,7 @@ class KVChange:
 
 @dataclass(slots=True)
 class KVSet:
-    """A replica's hashes by tier. `is_exact` is False if the digest after the latest change was not the expected one."""
+    """A replica's hashes by tier. `is_exact` is False if the digest after the latest change differs from its digest."""
 
     device: set[int] = field(default_factory=set)
     host: set[int] = field(default_factory=set)

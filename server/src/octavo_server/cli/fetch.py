@@ -61,6 +61,6 @@ def fetch(args: argparse.Namespace) -> int:
 
 
 def _end(sig: int, _: object) -> None:
-    """At once, whatever is under way: what lies there is as good as after any other end (sources.deposit)."""
+    """At once, whatever is under way: what lies there is as good as after any other end (sources.download_dir)."""
     print("octavo: told to end; the next fetch goes on from here", file=sys.stderr, flush=True)
     os._exit(128 + sig)
