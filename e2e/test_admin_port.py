@@ -78,7 +78,7 @@ def test_other_spellings_of_metrics_are_refused_through_the_ingress(cluster: Clu
     assert cluster.status(HOST, target) in (400, 404)
 
 
-def test_client_paths_and_probes_answer_through_the_ingress(cluster: Cluster) -> None:
+def test_client_paths_and_probes_work_through_the_ingress(cluster: Cluster) -> None:
     listed = ("/v1/models", f"/v1/models/{NAME}", *PROBES)
     found = {path: cluster.status(HOST, path) for path in listed}
     found |= {path: cluster.status(HOST, path, method="POST", body=body) for path, body in CLIENT_REQUESTS.items()}
@@ -97,7 +97,7 @@ def test_the_admin_port_requires_the_secret_except_for_metrics_and_probes(smollm
     assert {status for status in found.values() if status != 200} <= REFUSED
 
 
-def test_no_service_of_the_cluster_leads_to_the_admin_port(smollm2: str, cluster: Cluster) -> None:
+def test_no_kubernetes_service_exposes_the_admin_port(smollm2: str, cluster: Cluster) -> None:
     for service in cluster.find("Service", smollm2, f"serving.octavo.dev/service={NAME}"):
         assert [port["targetPort"] for port in service["spec"]["ports"]] == ["http"]
 

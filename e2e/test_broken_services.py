@@ -218,7 +218,7 @@ def _is_news_of(event: Raw, broken: Broken) -> bool:
 
 
 @pytest.mark.parametrize("name", [broken.name for broken in BROKEN])
-def test_it_says_why_soon_after_kubernetes_does(
+def test_a_broken_service_has_its_reason_within_10_s(
     name: str, told: dict[str, Broken], cluster: Cluster, places: dict[str, str]
 ) -> None:
     broken = told[name]
@@ -232,7 +232,7 @@ def test_it_says_why_soon_after_kubernetes_does(
     assert took_s <= WITHIN_S
 
 
-def test_what_works_is_not_disturbed(
+def test_a_working_service_is_not_disturbed(
     told: dict[str, Broken], fine: Raw, cluster: Cluster, places: dict[str, str]
 ) -> None:
     now: Any = cluster.get("InferenceService", places["open"], FINE)
@@ -242,7 +242,7 @@ def test_what_works_is_not_disturbed(
     assert "Paris" in cluster.ask(HOST, FINE)
 
 
-def test_what_somebody_else_made_is_left_alone(
+def test_foreign_objects_are_left_alone(
     told: dict[str, Broken], cluster: Cluster, places: dict[str, str]
 ) -> None:
     theirs: Any = cluster.get("ServiceAccount", places["open"], "taken-engine")
@@ -250,7 +250,7 @@ def test_what_somebody_else_made_is_left_alone(
     assert "labels" not in theirs["metadata"]
 
 
-def test_nothing_is_told_twice(told: dict[str, Broken], cluster: Cluster, places: dict[str, str]) -> None:
+def test_each_event_is_recorded_once(told: dict[str, Broken], cluster: Cluster, places: dict[str, str]) -> None:
     """However often pods fail meanwhile."""
     events = cluster.find("Event", places["open"])
     counts = [

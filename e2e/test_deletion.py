@@ -44,11 +44,11 @@ def _delete_and_see(cluster: Cluster, of_service: str, whole: str) -> None:
             one.result()
 
 
-def test_a_service_and_a_namespace(places: list[str], cluster: Cluster) -> None:
+def test_a_service_and_a_namespace_are_deleted_within_a_minute(places: list[str], cluster: Cluster) -> None:
     _delete_and_see(cluster, places[0], places[1])
 
 
-def test_without_an_operator(places: list[str], cluster: Cluster, release: Release) -> None:
+def test_deletion_works_without_an_operator(places: list[str], cluster: Cluster, release: Release) -> None:
     release.scale(0)
     try:
         _delete_and_see(cluster, places[2], places[3])

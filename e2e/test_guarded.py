@@ -31,14 +31,14 @@ def _lives(cluster: Cluster, namespace: str) -> set[tuple[str, int]]:
     }
 
 
-def test_it_serves_in_a_restricted_namespace(guarded: str, cluster: Cluster) -> None:
+def test_a_service_works_in_a_restricted_namespace(guarded: str, cluster: Cluster) -> None:
     privileged = ("run", "privileged", "-n", guarded, "--image=octavo/router:dev", "--privileged")
     cluster.kubectl(*privileged, check=False)
     assert cluster.get("Pod", guarded, "privileged") is None, "the namespace is not restricted"
     assert "Paris" in cluster.ask(HOST, NAME, key="key-of-a")
 
 
-def test_only_who_has_a_key_is_served(guarded: str, cluster: Cluster) -> None:
+def test_a_request_without_a_valid_key_is_refused(guarded: str, cluster: Cluster) -> None:
     with pytest.raises(AuthenticationError):
         cluster.ask(HOST, NAME, key="a guess")
 
@@ -53,7 +53,7 @@ def test_no_key_opens_admin_paths_through_the_ingress(guarded: str, cluster: Clu
     assert found == dict.fromkeys(asked, 404)
 
 
-def test_a_new_key_is_taken_up_live(guarded: str, cluster: Cluster) -> None:
+def test_a_new_key_applies_without_a_restart(guarded: str, cluster: Cluster) -> None:
     before = _lives(cluster, guarded)
     with pytest.raises(AuthenticationError):
         cluster.ask(HOST, NAME, key="key-of-b")

@@ -19,7 +19,7 @@ def _lives(cluster: Cluster, namespace: str) -> set[tuple[str, int]]:
     return {(p["metadata"]["uid"], p["status"]["containerStatuses"][0]["restartCount"]) for p in pods}
 
 
-def test_operators_killed_amid_their_work_finish_it(smollm2: str, cluster: Cluster, namespace: str) -> None:
+def test_killed_operators_finish_their_work_after_restart(smollm2: str, cluster: Cluster, namespace: str) -> None:
     before = _lives(cluster, smollm2)
     killed = {pod["metadata"]["name"] for pod in cluster.find("Pod", SYSTEM, SELECTOR)}
     with Asker(cluster, HOST, smollm2, "smollm2") as asker:
@@ -32,7 +32,7 @@ def test_operators_killed_amid_their_work_finish_it(smollm2: str, cluster: Clust
     assert _lives(cluster, smollm2) == before
 
 
-def test_nothing_hangs_on_the_api_server(smollm2: str, cluster: Cluster, namespace: str, provider: Provider) -> None:
+def test_serving_does_not_depend_on_the_api_server(smollm2: str, cluster: Cluster, namespace: str, provider: Provider) -> None:
     if provider.tools is None:
         pytest.skip(f"only ../shared/k8s can kill its API server; this cluster is {provider.name}")
     before = _lives(cluster, smollm2)

@@ -39,7 +39,7 @@ def test_a_pod_that_asks_for_a_gpu_gets_a_node_that_has_one(bounded: str, cluste
     assert "Paris" in cluster.ask(HOST, NAME)
 
 
-def test_more_gpus_than_there_are_is_told(bounded: str, cluster: Cluster) -> None:
+def test_a_request_for_too_many_gpus_is_unschedulable(bounded: str, cluster: Cluster) -> None:
     cluster.serve(bounded, "greedy", resources={"limits": {GPU: 64}})
     found = cluster.until_reason(bounded, "greedy", "Unschedulable", within_s=30)
     assert f"Insufficient {GPU}" in condition(found, "Ready")["message"]

@@ -25,7 +25,7 @@ def asker(smollm2: str, cluster: Cluster) -> Iterator[Asker]:
         asking.until_answers(2, within_s=60)
 
 
-def test_helm_test_says_that_it_works(release: Release, cluster: Cluster) -> None:
+def test_helm_test_succeeds_and_removes_its_objects(release: Release, cluster: Cluster) -> None:
     release.until_up()
     said = cluster.helm("test", "octavo", "-n", SYSTEM)
     assert "Phase:          Succeeded" in said
@@ -33,7 +33,7 @@ def test_helm_test_says_that_it_works(release: Release, cluster: Cluster) -> Non
     assert [name for name in left if "-test" in name] == []
 
 
-def test_an_upgrade_that_is_none_of_engines_business_rolls_nothing(
+def test_an_upgrade_without_engine_changes_restarts_no_pods(
     asker: Asker, smollm2: str, cluster: Cluster, release: Release, step: Step
 ) -> None:
     before = _uids(cluster, smollm2, PODS)
@@ -44,7 +44,7 @@ def test_an_upgrade_that_is_none_of_engines_business_rolls_nothing(
     release.upgrade("--reset-values")
 
 
-def test_an_upgrade_with_another_engine_image_rolls_revision_by_revision(
+def test_another_engine_image_rolls_out_a_new_revision(
     asker: Asker, smollm2: str, cluster: Cluster, release: Release, step: Step
 ) -> None:
     """The same image by its longer name, so that none has to be built: another template, so another revision."""
@@ -62,7 +62,7 @@ def test_an_upgrade_with_another_engine_image_rolls_revision_by_revision(
     _until_one_revision(cluster, smollm2)
 
 
-def test_services_go_on_without_the_operator_and_it_takes_them_up_again(
+def test_services_run_without_the_operator_until_it_is_reinstalled(
     asker: Asker, smollm2: str, cluster: Cluster, release: Release, step: Step
 ) -> None:
     before, uid = _uids(cluster, smollm2, PODS), cluster.until_ready(smollm2, NAME)["metadata"]["uid"]

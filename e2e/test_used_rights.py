@@ -58,7 +58,7 @@ def _refused_beside(known: Set[Right], calls: list[Call]) -> list[Call]:
     return [call for call in refused(calls) if Right(call.group, call.resource, call.verb) not in known]
 
 
-def test_all_that_the_operator_asked_for_is_in_the_table(calls: list[Call]) -> None:
+def test_the_table_has_every_right_that_the_operator_used(calls: list[Call]) -> None:
     """What was refused, too: whoever uninstalls takes its rights away before it has ended."""
     theirs = _of(calls, OPERATOR)
     own, others = documented("The operator, in its own namespace"), documented("The operator, over services")
@@ -67,7 +67,7 @@ def test_all_that_the_operator_asked_for_is_in_the_table(calls: list[Call]) -> N
     assert _refused_beside(own.keys() | others.keys(), theirs) == []
 
 
-def test_every_right_of_the_operator_was_used_or_its_reason_stands_beside_it(
+def test_every_right_was_used_or_has_a_reason(
     calls: list[Call], cluster: Cluster
 ) -> None:
     born = cluster.find("Namespace", None, f"kubernetes.io/metadata.name={SYSTEM}")[0]["metadata"]["creationTimestamp"]
@@ -80,7 +80,7 @@ def test_every_right_of_the_operator_was_used_or_its_reason_stands_beside_it(
     assert sorted(rights - used(_of(calls, OPERATOR)) - excused) == []
 
 
-def test_routers_read_endpoint_slices_and_engines_ask_for_nothing(calls: list[Call]) -> None:
+def test_routers_list_endpoint_slices_and_engines_call_nothing(calls: list[Call]) -> None:
     """An API server that has only just started refuses at first what it allows then."""
     theirs, known = _of(calls, f"{ACCOUNTS}e2e-[^:]+:[^:]+-router"), documented("A router")
     assert _refused_beside(known.keys(), theirs) == []

@@ -174,12 +174,12 @@ def _exists(plane: ControlPlane, path: str) -> bool:
     return True
 
 
-def test_nothing_it_does_is_refused(history: list[Call]) -> None:
+def test_no_call_of_the_operator_is_refused(history: list[Call]) -> None:
     assert refused(history) == []
     assert len(history) > 50
 
 
-def test_every_right_is_used_or_its_reason_stands_beside_it(history: list[Call]) -> None:
+def test_every_right_is_used_or_has_a_reason(history: list[Call]) -> None:
     table = documented(OVER_SERVICES) | documented(OWN)
     excused = {right for right, reason in table.items() if reason}
     rights = granted(rule for _, rules in _roles(EVERYTHING) for rule in rules)
@@ -195,14 +195,14 @@ def _roles(values: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
 
 
 @pytest.mark.parametrize("values", [EVERYTHING, EVERYTHING | {"watchNamespaces": [SERVED]}], ids=["cluster", "some"])
-def test_the_table_in_the_guide_is_what_the_chart_grants(values: dict[str, Any]) -> None:
+def test_the_guide_has_the_rights_that_the_chart_grants(values: dict[str, Any]) -> None:
     roles = _roles(values)
     assert {name for name, _ in roles} == {"octavo-operator", "octavo-operator-own"}
     for name, rules in roles:
         assert documented(OWN if name.endswith("-own") else OVER_SERVICES).keys() == granted(rules)
 
 
-def test_the_table_in_the_guide_is_what_people_and_routers_are_granted() -> None:
+def test_the_guide_has_the_rights_of_users_and_routers() -> None:
     people = [m for m in render({}) if m["kind"] == "ClusterRole" and m["metadata"]["name"] != "octavo-operator"]
     assert documented("People").keys() == granted(rule for role in people for rule in role["rules"])
     service = read_service(stored(Case("", {})))
@@ -211,7 +211,7 @@ def test_the_table_in_the_guide_is_what_people_and_routers_are_granted() -> None
     assert documented("A router").keys() == granted(role["rules"])
 
 
-def test_with_namespaces_there_is_no_cluster_role_and_the_operator_needs_none(
+def test_an_operator_of_namespaces_needs_no_cluster_role(
     audited: ControlPlane, tmp_path: Path, history: list[Call]
 ) -> None:
     values = {"watchNamespaces": [SERVED], "crds": {"install": False}}
@@ -225,7 +225,7 @@ def test_with_namespaces_there_is_no_cluster_role_and_the_operator_needs_none(
     assert {call.namespace for call in calls if call.resource} == {SYSTEM, SERVED}
 
 
-def test_routers_let_in_the_operator_that_the_chart_makes(
+def test_router_policies_admit_the_operator_of_the_chart(
     audited: ControlPlane, tmp_path: Path, history: list[Call]
 ) -> None:
     values = {"commonLabels": {"app.kubernetes.io/name": "ours"}, "operator": {"podLabels": {"team": "a"}}}
@@ -243,7 +243,7 @@ def test_routers_let_in_the_operator_that_the_chart_makes(
     assert [n["metadata"]["name"] for n in namespaces if wanted <= n["metadata"]["labels"].items()] == [SYSTEM]
 
 
-def test_helm_test_tells_whether_an_operator_leads(audited: ControlPlane, tmp_path: Path, history: list[Call]) -> None:
+def test_helm_test_checks_for_a_leading_operator(audited: ControlPlane, tmp_path: Path, history: list[Call]) -> None:
     """Its pod's command, with the account and the rights that it has there."""
     hooks = _test_hooks(audited)
     account, (pod,) = hooks["ServiceAccount"][0]["metadata"]["name"], hooks["Pod"]

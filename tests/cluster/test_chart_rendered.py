@@ -41,7 +41,7 @@ def objects(api: client.ApiClient) -> DynamicClient:
     return DynamicClient(api)
 
 
-def test_helm_finds_nothing_to_say() -> None:
+def test_helm_lint_has_no_warnings() -> None:
     linted = run_helm("lint", "--strict", str(CHART), values=ALL_ON)
     assert linted.returncode == 0, linted.stdout
     assert "WARNING" not in linted.stdout
@@ -54,20 +54,20 @@ def test_a_wrong_value_is_refused_with_its_name(values: Mapping[str, Any], says:
     assert says in refused.stderr
 
 
-def test_a_field_that_kubernetes_does_not_know_would_be_found(objects: DynamicClient, namespace: str) -> None:
+def test_the_dry_run_refuses_an_unknown_field(objects: DynamicClient, namespace: str) -> None:
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a", "namespace": namespace}}
     with pytest.raises(ApiException, match="unknownField"):
         _take(objects, [account | {"unknownField": 1}])
 
 
-def test_pods_keep_to_the_restricted_standard(objects: DynamicClient, strict_namespace: str) -> None:
+def test_pods_meet_the_restricted_standard(objects: DynamicClient, strict_namespace: str) -> None:
     made = render({}, namespace=strict_namespace)
     (deployment,) = [m for m in made if m["kind"] == "Deployment"]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operator", "namespace": strict_namespace}}
     _take(objects, [*(m for m in made if m["kind"] == "Pod"), pod | {"spec": deployment["spec"]["template"]["spec"]}])
 
 
-def test_what_is_made_by_default_is_taken(objects: DynamicClient, namespace: str) -> None:
+def test_the_api_server_accepts_the_default_chart(objects: DynamicClient, namespace: str) -> None:
     _take(objects, render({}, namespace=namespace))
 
 
@@ -85,7 +85,7 @@ def _merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("flip", flips(), ids=lambda flip: flip.id)
-def test_every_value_has_an_effect_that_is_taken(
+def test_every_value_has_an_effect_that_the_server_accepts(
     objects: DynamicClient, namespace: str, flip: Flip, bases: list[tuple[dict[str, Any], list[dict[str, Any]]]]
 ) -> None:
     made = [render(flip.on(values), namespace=namespace) for values, _ in bases]

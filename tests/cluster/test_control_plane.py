@@ -12,7 +12,7 @@ from octavo_testing.infsvc_cases import Case
 SERVICES = "/apis/serving.octavo.dev/v1alpha1/namespaces/{}/inferenceservices"
 
 
-def test_what_is_stored_outlives_the_api_server(plane: ControlPlane, plane_namespace: str) -> None:
+def test_stored_objects_survive_the_api_server(plane: ControlPlane, plane_namespace: str) -> None:
     path = SERVICES.format(plane_namespace)
     made = plane.call("POST", path, Case("", {}, name="kept").manifest())
     with plane.away(), pytest.raises(urllib.error.URLError):
@@ -20,7 +20,7 @@ def test_what_is_stored_outlives_the_api_server(plane: ControlPlane, plane_names
     assert plane.call("GET", f"{path}/kept")["metadata"]["uid"] == made["metadata"]["uid"]
 
 
-def test_an_account_may_do_what_its_rules_say_and_the_audit_log_knows_it(
+def test_the_audit_log_shows_calls_of_a_limited_account(
     plane: ControlPlane, plane_namespace: str
 ) -> None:
     rules = [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["list"]}]
@@ -38,7 +38,7 @@ def test_an_account_may_do_what_its_rules_say_and_the_audit_log_knows_it(
     ]
 
 
-def test_a_compacted_history_is_gone(plane: ControlPlane, plane_namespace: str) -> None:
+def test_a_watch_of_a_compacted_history_fails(plane: ControlPlane, plane_namespace: str) -> None:
     path = f"/api/v1/namespaces/{plane_namespace}/configmaps"
     before = plane.call("POST", path, {"metadata": {"name": "before"}})["metadata"]["resourceVersion"]
     plane.call("POST", path, {"metadata": {"name": "after"}})
@@ -49,7 +49,7 @@ def test_a_compacted_history_is_gone(plane: ControlPlane, plane_namespace: str) 
     assert (watched["type"], watched["object"]["code"]) == ("ERROR", 410)
 
 
-def test_children_go_with_their_owner(plane: ControlPlane, plane_namespace: str) -> None:
+def test_children_are_deleted_with_their_owner(plane: ControlPlane, plane_namespace: str) -> None:
     path = f"/api/v1/namespaces/{plane_namespace}/configmaps"
     owner = plane.call("POST", path, {"metadata": {"name": "owner"}})["metadata"]
     ref = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["uid"]}

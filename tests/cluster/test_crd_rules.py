@@ -19,19 +19,19 @@ def custom(api: client.ApiClient) -> client.CustomObjectsApi:
 
 
 @pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
-def test_a_good_spec_is_taken(custom: client.CustomObjectsApi, namespace: str, case: Case) -> None:
+def test_a_valid_spec_is_accepted(custom: client.CustomObjectsApi, namespace: str, case: Case) -> None:
     assert _create(custom, namespace, case)["spec"]["model"] == case.manifest()["spec"]["model"]
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.id)
-def test_a_bad_spec_is_refused_with_what_to_do(custom: client.CustomObjectsApi, namespace: str, case: Case) -> None:
+def test_an_invalid_spec_is_refused_with_the_remedy(custom: client.CustomObjectsApi, namespace: str, case: Case) -> None:
     with pytest.raises(ApiException) as refusal:
         _create(custom, namespace, case)
     assert refusal.value.status in (400, 422)
     assert case.says in json.loads(refusal.value.body)["message"]
 
 
-def test_replicas_can_be_scaled_from_the_start(custom: client.CustomObjectsApi, namespace: str) -> None:
+def test_a_new_service_can_be_scaled(custom: client.CustomObjectsApi, namespace: str) -> None:
     created = custom.create_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, Case("x", {}).manifest())
     scale = custom.patch_namespaced_custom_object_scale(
         GROUP, VERSION, namespace, PLURAL, created["metadata"]["name"], {"spec": {"replicas": 3}}

@@ -21,7 +21,7 @@ def _service(case: Case, namespace: str) -> InferenceService:
 
 
 @pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
-def test_children_are_taken(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
+def test_the_api_server_accepts_all_children(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
     service = _service(case, strict_namespace)
     for made in [*desired_children(service, SETTINGS), desired_engine(service, SETTINGS, replicas=1)]:
         kind = objects.resources.get(api_version=made["apiVersion"], kind=made["kind"])
@@ -30,7 +30,7 @@ def test_children_are_taken(objects: DynamicClient, strict_namespace: str, case:
 
 
 @pytest.mark.parametrize("case", [c for c in TAKEN if "HostPath" not in str(c.spec)], ids=lambda case: case.id)
-def test_pods_keep_to_the_restricted_standard(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
+def test_pods_meet_the_restricted_standard(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
     """All but those that mount a folder of the node, which the standard forbids."""
     service, pods = _service(case, strict_namespace), objects.resources.get(api_version="v1", kind="Pod")
     deployments = [d for d in desired_children(service, SETTINGS) if d["kind"] == "Deployment"]

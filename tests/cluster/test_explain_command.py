@@ -78,7 +78,7 @@ CRASHED = {
 }
 
 
-def test_a_crash_loop_is_told_to_the_engines_last_word(shell: Shell) -> None:
+def test_explain_shows_the_cause_of_a_crash_loop(shell: Shell) -> None:
     shell.make("llm", ("Accepted", "True", "Valid", "fine"), CRASH)
     name = shell.make_pod("llm", "engine", phase="Running", containerStatuses=[CRASHED])
     code, said = shell.explain("llm")
@@ -99,7 +99,7 @@ def test_a_crash_loop_is_told_to_the_engines_last_word(shell: Shell) -> None:
     assert found["pods"][0]["message"] == "exit code 1: octavo: bad flag"
 
 
-def test_ready_and_never_looked_at(shell: Shell) -> None:
+def test_explain_shows_ready_and_unseen_services(shell: Shell) -> None:
     shell.make("good", ("Accepted", "True", "Valid", "fine"), ("Ready", "True", "Serving", "all"))
     assert shell.explain("good") == (0, shell.explain("good")[1])
     assert "Ready: it answers at http://good" in shell.explain("good")[1]
@@ -123,7 +123,7 @@ def test_a_shared_routers_pods_are_shown(shell: Shell, plane: ControlPlane, plan
     assert f"{router} (router): starts" in shell.explain("guest")[1]
 
 
-def test_no_such_service(shell: Shell, plane_namespace: str) -> None:
+def test_explain_names_a_missing_service(shell: Shell, plane_namespace: str) -> None:
     there = f"octavo: there is no InferenceService 'llm' in the namespace '{plane_namespace}'"
     assert shell.explain("llm") == (1, f"{there}: there is none at all; -n names another namespace.\n")
     assert shell.explain()[1] == f"octavo: there are no InferenceServices in the namespace '{plane_namespace}'.\n"
@@ -131,7 +131,7 @@ def test_no_such_service(shell: Shell, plane_namespace: str) -> None:
     assert shell.explain("llm") == (1, f"{there}: there are other.\n")
 
 
-def test_without_rights(shell: Shell, plane: ControlPlane, plane_namespace: str) -> None:
+def test_explain_reports_missing_rights(shell: Shell, plane: ControlPlane, plane_namespace: str) -> None:
     shell.make("llm")
     shell.kubeconfig = plane.kubeconfig(plane.account(plane_namespace, "stranger", []))
     code, said = shell.explain("llm")
@@ -145,7 +145,7 @@ def test_without_rights(shell: Shell, plane: ControlPlane, plane_namespace: str)
     assert "(events can't be looked at: events.events.k8s.io is forbidden" in said
 
 
-def test_who_is_nobody(shell: Shell, plane: ControlPlane, tmp_path: Path) -> None:
+def test_explain_reports_refused_credentials(shell: Shell, plane: ControlPlane, tmp_path: Path) -> None:
     shell.kubeconfig = tmp_path / "wrong"
     content = json.loads(plane.kubeconfig().read_text())
     content["users"][0]["user"]["token"] = "wrong"
@@ -153,7 +153,7 @@ def test_who_is_nobody(shell: Shell, plane: ControlPlane, tmp_path: Path) -> Non
     assert f"the API server at {plane.url} doesn't accept these credentials" in shell.explain("llm")[1]
 
 
-def test_without_the_crd(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_reports_a_missing_crd(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the API server answers for a group that it doesn't know."""
     monkeypatch.setitem(KINDS, KIND, ("serving.nobody.dev/v1", "inferenceservices"))
     for arguments in (("llm",), ()):
@@ -164,7 +164,7 @@ def test_without_the_crd(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def test_an_api_server_that_is_away(shell: Shell, plane: ControlPlane) -> None:
+def test_explain_names_an_unreachable_api_server(shell: Shell, plane: ControlPlane) -> None:
     with plane.away():
         code, said = shell.explain("llm")
     assert (code, said) == (
@@ -173,7 +173,7 @@ def test_an_api_server_that_is_away(shell: Shell, plane: ControlPlane) -> None:
     )
 
 
-def test_no_cluster_at_all(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_explain_reports_a_missing_kubeconfig(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shell.kubeconfig = tmp_path / "absent"
     assert f"octavo: {tmp_path / 'absent'} can't be used: " in shell.explain("llm")[1]
     shell.kubeconfig = tmp_path / "other"

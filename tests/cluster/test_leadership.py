@@ -28,7 +28,7 @@ def _candidate(cluster: Cluster, namespace: str, lease: str, identity: str, cloc
     return Leadership(cluster, namespace=namespace, name=lease, identity=identity, clock=clock)
 
 
-async def test_the_second_waits_until_the_first_has_not_renewed_for_the_lease_s_duration(
+async def test_a_second_operator_leads_only_after_the_lease_expired(
     cluster: Cluster, namespace: str
 ) -> None:
     lease, clock = f"lease-{secrets.token_hex(4)}", Clock()
@@ -46,7 +46,7 @@ async def test_the_second_waits_until_the_first_has_not_renewed_for_the_lease_s_
     assert not first.may_write
 
 
-async def test_a_holder_that_cannot_renew_stops_before_another_may_begin(cluster: Cluster, namespace: str) -> None:
+async def test_a_holder_that_cannot_renew_stops_before_the_lease_expires(cluster: Cluster, namespace: str) -> None:
     clock = Clock()
     holder = _candidate(cluster, namespace, f"lease-{secrets.token_hex(4)}", "holder", clock)
     await holder.try_once()
@@ -55,7 +55,7 @@ async def test_a_holder_that_cannot_renew_stops_before_another_may_begin(cluster
     assert DEADLINE_S < DURATION_S
 
 
-async def test_a_holder_that_was_away_too_long_begins_anew_though_nobody_took_over(
+async def test_a_holder_that_paused_too_long_reports_a_gap(
     cluster: Cluster, namespace: str
 ) -> None:
     clock, doubts = Clock(), []
@@ -78,7 +78,7 @@ async def test_a_holder_that_was_away_too_long_begins_anew_though_nobody_took_ov
     assert doubts == [DEADLINE_S]
 
 
-async def test_who_retires_writes_nothing_more_but_holds_it_until_the_end(cluster: Cluster, namespace: str) -> None:
+async def test_a_retired_holder_stops_writing_but_keeps_the_lease(cluster: Cluster, namespace: str) -> None:
     lease, clock = f"lease-{secrets.token_hex(4)}", Clock()
     first, second = (_candidate(cluster, namespace, lease, name, clock) for name in ("first", "second"))
     await first.try_once()
@@ -89,7 +89,7 @@ async def test_who_retires_writes_nothing_more_but_holds_it_until_the_end(cluste
     assert not second.may_write
 
 
-async def test_who_ends_gives_it_up_and_the_next_need_not_wait(cluster: Cluster, namespace: str) -> None:
+async def test_a_stopped_holder_releases_the_lease(cluster: Cluster, namespace: str) -> None:
     lease, clock = f"lease-{secrets.token_hex(4)}", Clock()
     first, second = (_candidate(cluster, namespace, lease, name, clock) for name in ("first", "second"))
     running = asyncio.create_task(first.run())

@@ -89,7 +89,7 @@ def _reason(status: dict[str, Any], type_: str) -> str:
     return next((c["reason"] for c in status.get("conditions", ()) if c["type"] == type_), "")
 
 
-def test_children_are_made_and_their_trouble_is_told(
+def test_children_are_created_and_their_trouble_is_reported(
     operator: Path, custom: client.CustomObjectsApi, api: client.ApiClient, namespace: str, create: Callable[..., str]
 ) -> None:
     name = create("made")
@@ -105,7 +105,7 @@ def test_children_are_made_and_their_trouble_is_told(
     assert "applies Deployment made-router" in operator.read_text()
 
 
-def test_drift_is_repaired_and_what_others_add_stays(
+def test_drift_is_repaired_and_foreign_fields_stay(
     operator: Path, custom: client.CustomObjectsApi, api: client.ApiClient, namespace: str, create: Callable[..., str]
 ) -> None:
     name, core = create("drift"), client.CoreV1Api(api)
@@ -130,7 +130,7 @@ def _is_repaired(service: Any) -> bool:
     return is_ours and service.metadata.annotations.get("team") == "a"
 
 
-def test_the_same_manifest_again_changes_nothing(
+def test_applying_the_same_manifest_again_changes_nothing(
     operator: Path, custom: client.CustomObjectsApi, api: client.ApiClient, namespace: str, create: Callable[..., str]
 ) -> None:
     name = create("same", replicas=0)

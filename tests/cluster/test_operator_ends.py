@@ -38,7 +38,7 @@ def bare(tmp_path: Path) -> Iterator[ControlPlane]:
         yield plane
 
 
-def test_without_the_crd_it_waits_and_says_so(bare: ControlPlane, tmp_path: Path) -> None:
+def test_the_operator_waits_for_a_missing_crd(bare: ControlPlane, tmp_path: Path) -> None:
     with Operated(bare, "default", tmp_path, user=ADMIN) as operated:
         operated.wait_until_it_says("the CRD inferenceservices.serving.octavo.dev is not installed")
         assert (_probe(operated, "/healthz"), _probe(operated, "/readyz")) == (200, 503)
@@ -48,7 +48,7 @@ def test_without_the_crd_it_waits_and_says_so(bare: ControlPlane, tmp_path: Path
         assert (_probe(operated, "/healthz"), _probe(operated, "/readyz")) == (200, 200)
 
 
-def test_a_right_that_is_missing_is_named(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
+def test_the_log_names_a_missing_right(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
     rules = [
         {"apiGroups": ["serving.octavo.dev"], "resources": ["*"], "verbs": ["*"]},
         {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]},
@@ -62,7 +62,7 @@ def test_a_right_that_is_missing_is_named(plane: ControlPlane, plane_namespace: 
         assert (_probe(operated, "/healthz"), _probe(operated, "/readyz")) == (200, 503)
 
 
-def test_kinds_of_other_projects_that_are_not_there_are_done_without(
+def test_the_operator_works_without_optional_kinds(
     plane: ControlPlane, plane_namespace: str, tmp_path: Path
 ) -> None:
     operated = Operated(plane, plane_namespace, tmp_path, pod_monitors=True, gateway_api=True)
@@ -73,7 +73,7 @@ def test_kinds_of_other_projects_that_are_not_there_are_done_without(
         operated.settle("served")
 
 
-def test_who_is_told_to_end_leaves_at_once_and_the_next_one_leads(
+def test_a_stopped_operator_releases_the_lease_at_once(
     plane: ControlPlane, plane_namespace: str, tmp_path: Path
 ) -> None:
     first = Operated(plane, plane_namespace, tmp_path)
@@ -92,7 +92,7 @@ def test_who_is_told_to_end_leaves_at_once_and_the_next_one_leads(
             ]
 
 
-def test_two_that_begin_at_once_share_one_key(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
+def test_two_operators_that_start_together_share_one_key(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
     first = Operated(plane, plane_namespace, tmp_path, key_secret="octavo-key")
     second = Operated(plane, plane_namespace, tmp_path, user=first.user, identity="two", key_secret="octavo-key")
     with first, second:
@@ -104,7 +104,7 @@ def test_two_that_begin_at_once_share_one_key(plane: ControlPlane, plane_namespa
         second.operator.check()
 
 
-def test_who_leads_next_puts_a_deleted_key_back(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
+def test_the_next_leader_restores_a_deleted_key(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
     secret = f"/api/v1/namespaces/{plane_namespace}/secrets/octavo-key"
     first = Operated(plane, plane_namespace, tmp_path, key_secret="octavo-key")
     second = Operated(plane, plane_namespace, tmp_path, user=first.user, identity="two", key_secret="octavo-key")

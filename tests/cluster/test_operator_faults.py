@@ -113,7 +113,7 @@ class Life:
         self.plane.call(method, path_of(KIND, self.namespace, name), body, kind=kind)
 
 
-async def test_killed_after_each_of_its_writes(plane: ControlPlane, api: ApiClient, undisturbed: Life) -> None:
+async def test_an_operator_killed_after_each_write_gets_the_same_result(plane: ControlPlane, api: ApiClient, undisturbed: Life) -> None:
     killed = await Life(plane, api).lead(lambda count: (Killed(), True) if count == 1 else None)
     assert killed.num_kills >= undisturbed.num_writes - undisturbed.turns.total()
     assert killed.result == undisturbed.result
@@ -121,14 +121,14 @@ async def test_killed_after_each_of_its_writes(plane: ControlPlane, api: ApiClie
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-async def test_every_second_write_fails(plane: ControlPlane, api: ApiClient, undisturbed: Life, failure: str) -> None:
+async def test_failing_writes_lead_to_the_same_result(plane: ControlPlane, api: ApiClient, undisturbed: Life, failure: str) -> None:
     failing = await Life(plane, api).lead(lambda count: FAILURES[failure] if count % 2 else None)
     assert failing.result == undisturbed.result
     assert failing.turns == undisturbed.turns
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_watches_that_are_late(plane: ControlPlane, api: ApiClient, undisturbed: Life, seed: int) -> None:
+async def test_late_watches_lead_to_the_same_result(plane: ControlPlane, api: ApiClient, undisturbed: Life, seed: int) -> None:
     """What serves is kept, whatever is known late; and once all is known, all is as if it had been known at once."""
     rng, late = random.Random(seed), Life(plane, api)
     operator = late.operator()

@@ -22,7 +22,7 @@ def frail(tmp_path: Path) -> Iterator[ControlPlane]:
         yield plane
 
 
-def test_what_changes_right_after_the_return_is_done_once(frail: ControlPlane, tmp_path: Path) -> None:
+def test_changes_right_after_an_outage_are_applied_once(frail: ControlPlane, tmp_path: Path) -> None:
     with Operated(frail, "default", tmp_path) as operated:
         operated.create("first")
         operated.settle("first")
@@ -38,7 +38,7 @@ def test_what_changes_right_after_the_return_is_done_once(frail: ControlPlane, t
     assert {kind for (kind, _), count in writes.items() if count > 1} <= {"inferenceservices/status"}
 
 
-def test_what_was_deleted_unseen_is_forgotten(frail: ControlPlane, tmp_path: Path) -> None:
+def test_objects_deleted_unseen_leave_the_view(frail: ControlPlane, tmp_path: Path) -> None:
     """A watch whose history is compacted begins anew, and tells of no end. The host of what ended must be free."""
     with Operated(frail, "default", tmp_path) as operated:
         operated.create("ghost", auth=OPEN, exposure=HOST)
@@ -57,7 +57,7 @@ def test_what_was_deleted_unseen_is_forgotten(frail: ControlPlane, tmp_path: Pat
         assert not [name for name in operated.left_over() if "ghost" in name]
 
 
-def test_a_cluster_that_lost_everything_is_served_again(frail: ControlPlane, tmp_path: Path) -> None:
+def test_the_operator_serves_a_cluster_that_lost_its_data(frail: ControlPlane, tmp_path: Path) -> None:
     """Also the versions of its objects begin anew, which a watch that goes on waits for in vain."""
     with Operated(frail, "default", tmp_path, user=ADMIN) as operated:
         operated.create("before")

@@ -13,7 +13,7 @@ from octavo_testing.waiting import eventually
 pytestmark = pytest.mark.timeout(180)
 
 
-def test_the_same_file_applied_again_causes_no_write(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
+def test_applying_the_same_file_again_causes_no_write(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
     with (
         Operated(plane, plane_namespace, tmp_path) as operated,
         config.new_client_from_config(str(plane.kubeconfig())) as api,
@@ -36,7 +36,7 @@ def test_the_same_file_applied_again_causes_no_write(plane: ControlPlane, plane_
         assert not [name for _, name in operated.writes(since) if not name.startswith("marker")]
 
 
-def test_a_new_operator_writes_nothing_of_what_is_as_it_should_be(
+def test_a_restarted_operator_writes_nothing(
     plane: ControlPlane, plane_namespace: str, tmp_path: Path
 ) -> None:
     with Operated(plane, plane_namespace, tmp_path) as operated:
@@ -51,7 +51,7 @@ def test_a_new_operator_writes_nothing_of_what_is_as_it_should_be(
         assert not [name for _, name in operated.writes(since) if not name.startswith("marker")]
 
 
-def test_a_service_deleted_while_no_operator_runs_leaves_nothing(
+def test_a_service_deleted_without_an_operator_leaves_no_objects(
     plane: ControlPlane, plane_namespace: str, tmp_path: Path
 ) -> None:
     with Operated(plane, plane_namespace, tmp_path) as operated:
@@ -63,7 +63,7 @@ def test_a_service_deleted_while_no_operator_runs_leaves_nothing(
         eventually(lambda: not operated.left_over(), says=operated.left_over)
 
 
-def test_an_operator_of_some_namespaces_asks_for_nothing_else(plane: ControlPlane, tmp_path: Path) -> None:
+def test_an_operator_reads_only_its_namespaces(plane: ControlPlane, tmp_path: Path) -> None:
     """Names of kinds apart, which everybody may read."""
     names = ["octavo-test-one", "octavo-test-two"]
     for name in names:

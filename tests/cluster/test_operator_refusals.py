@@ -69,7 +69,7 @@ def _condition(service: Raw, type_: str) -> Raw:
     return next(c for c in service["status"]["conditions"] if c["type"] == type_)
 
 
-async def test_what_a_person_made_under_a_childs_name_is_left_alone_until_it_is_gone(stage: Stage) -> None:
+async def test_a_users_object_with_a_childs_name_is_not_changed(stage: Stage) -> None:
     theirs = stage.make("ServiceAccount", f"{NAME}-engine")
     stage.serve()
     service = await stage.settle()
@@ -82,7 +82,7 @@ async def test_what_a_person_made_under_a_childs_name_is_left_alone_until_it_is_
     assert (stage.told["NameTaken"], stage.told["Applied"]) == (1, 1)
 
 
-async def test_two_services_whose_names_clash_do_not_fight(stage: Stage) -> None:
+async def test_services_with_clashing_names_do_not_overwrite_each_other(stage: Stage) -> None:
     """`llm-engines` is also the name of the Service that `llm` has for its engines."""
     stage.serve()
     await stage.settle()
@@ -96,7 +96,7 @@ async def test_two_services_whose_names_clash_do_not_fight(stage: Stage) -> None
     assert _condition(stage.get(KIND, f"{NAME}-engines"), "Ready")["reason"] == "NameTaken"
 
 
-async def test_a_child_that_is_refused_is_shown_and_the_rest_is_made(stage: Stage) -> None:
+async def test_a_refused_child_is_reported_and_the_others_are_created(stage: Stage) -> None:
     quota = path_of("ServiceAccount", stage.namespace).replace("serviceaccounts", "resourcequotas")
     hard = {"count/ingresses.networking.k8s.io": "0"}
     stage.plane.call("POST", quota, {"metadata": {"name": "none"}, "spec": {"hard": hard}})
@@ -110,7 +110,7 @@ async def test_a_child_that_is_refused_is_shown_and_the_rest_is_made(stage: Stag
     assert _condition(await stage.settle(), "Ready")["reason"] == "Serving"
 
 
-async def test_a_spec_of_a_newer_crd_is_refused_and_what_runs_goes_on(stage: Stage) -> None:
+async def test_a_spec_of_a_newer_crd_is_refused_and_pods_stay(stage: Stage) -> None:
     stage.serve()
     await stage.settle()
     before = stage.essence
@@ -145,7 +145,7 @@ async def test_a_spec_of_a_newer_crd_is_refused_and_what_runs_goes_on(stage: Sta
     ],
     ids=lambda value: value if isinstance(value, str) else str(value)[:40],
 )
-async def test_what_somebody_does_to_a_child_is_undone(stage: Stage, kind: str, name: str, change: Raw | None) -> None:
+async def test_a_users_change_of_a_child_is_undone(stage: Stage, kind: str, name: str, change: Raw | None) -> None:
     stage.serve()
     await stage.settle()
     before = stage.essence
@@ -158,7 +158,7 @@ async def test_what_somebody_does_to_a_child_is_undone(stage: Stage, kind: str, 
     assert stage.told["ChildRepaired"] == 1
 
 
-async def test_what_a_person_adds_to_a_child_stays(stage: Stage) -> None:
+async def test_fields_that_a_user_adds_to_a_child_stay(stage: Stage) -> None:
     stage.serve()
     await stage.settle()
     stage.change("Service", NAME, {"metadata": {"labels": {"team": "a"}, "annotations": {"note": "mine"}}})
@@ -175,7 +175,7 @@ async def test_what_a_person_adds_to_a_child_stays(stage: Stage) -> None:
     assert stage.get("Deployment", f"{NAME}-router")["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "ssd"}
 
 
-async def test_a_copy_of_a_child_under_another_name_is_not_deleted(stage: Stage) -> None:
+async def test_a_users_copy_of_a_child_is_not_deleted(stage: Stage) -> None:
     stage.serve()
     await stage.settle()
     labels = stage.get("Service", NAME)["metadata"]["labels"]
@@ -185,7 +185,7 @@ async def test_a_copy_of_a_child_under_another_name_is_not_deleted(stage: Stage)
     assert stage.get("Service", "mine")
 
 
-async def test_an_operator_that_starts_anew_tells_nothing_again(stage: Stage) -> None:
+async def test_a_restarted_operator_repeats_no_events(stage: Stage) -> None:
     stage.serve(router={"ref": {"name": "nobody"}})
     assert _condition(await stage.settle(), "Ready")["reason"] == "RouterNotFound"
     for _ in range(3):
@@ -194,7 +194,7 @@ async def test_an_operator_that_starts_anew_tells_nothing_again(stage: Stage) ->
     assert stage.told == {"RouterNotFound": 1, "RollingOut": 1}
 
 
-async def test_the_same_trouble_again_is_the_same_event_with_a_count(stage: Stage) -> None:
+async def test_repeated_trouble_raises_the_count_of_one_event(stage: Stage) -> None:
     stage.serve(router={"ref": {"name": "nobody"}})
     await stage.settle()
     for ref in (None, {"name": "nobody"}, None, {"name": "nobody"}):
@@ -212,7 +212,7 @@ async def test_the_same_trouble_again_is_the_same_event_with_a_count(stage: Stag
         ('violates PodSecurity "restricted"', "PodRefused"),
     ],
 )
-async def test_pods_that_cannot_be_made_are_told(stage: Stage, message: str, reason: str) -> None:
+async def test_pods_that_cannot_be_created_are_reported(stage: Stage, message: str, reason: str) -> None:
     stage.serve(replicas=2)
     await stage.operator.watch()
     await stage.operator.reconcile()
@@ -229,7 +229,7 @@ async def test_pods_that_cannot_be_made_are_told(stage: Stage, message: str, rea
     assert stage.told[reason] == 1
 
 
-async def test_load_is_written_from_time_to_time_and_all_else_at_once(stage: Stage) -> None:
+async def test_load_is_written_at_intervals_and_other_changes_at_once(stage: Stage) -> None:
     stage.serve()
     await stage.settle()
     operator = stage.operator
