@@ -1,4 +1,4 @@
-"""The CRD over the life of a release, by real helm on a real API server: kept, taken up again, taken over, upgraded."""
+"""The CRD during a release's life with real helm and a real API server: kept, reused, adopted, upgraded."""
 
 import shutil
 import time
@@ -25,7 +25,7 @@ Releases = Callable[..., tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def own_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Its CRD is replaced and its services are deleted, which no other test could stand."""
+    """A control plane for this module alone: its tests replace the CRD and delete all services."""
     if missing := missing_tools():
         pytest.skip(missing)
     with control_plane(tmp_path_factory.mktemp("plane")) as running:
@@ -34,21 +34,21 @@ def own_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane
 
 @pytest.fixture
 def releases(own_plane: ControlPlane) -> Iterator[Releases]:
-    """Runs helm. Before the test there is no CRD, afterwards no release."""
+    """A function that runs helm. The CRD is deleted before the test, the releases after it."""
     if _crd(own_plane):
         own_plane.call("DELETE", f"{CRDS}/{NAME}")
         _until(lambda: _crd(own_plane) is None)
-    made: set[str] = set()
+    installed: set[str] = set()
 
     def run(verb: str, release: str, chart: Path = CHART, *flags: str, **values: Any) -> tuple[int, str]:
-        made.add(release)
+        installed.add(release)
         where = ["--namespace", NAMESPACE, *(["--create-namespace"] if verb == "install" else [])]
         what = [release] if verb == "uninstall" else [release, str(chart)]
         done = run_helm(verb, *what, *where, *flags, values=values, kubeconfig=own_plane.kubeconfig())
         return done.returncode, done.stdout + done.stderr
 
     yield run
-    for release in made:
+    for release in installed:
         run("uninstall", release, CHART, "--ignore-not-found")
 
 
@@ -70,13 +70,13 @@ def _until(holds: Callable[[], bool]) -> None:
 
 
 def _fields(crd: dict[str, Any] | None) -> set[str]:
-    """Of the spec, at its first level."""
+    """Names of the fields of the spec's first level."""
     assert crd is not None
     return set(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"])
 
 
 def _serve(plane: ControlPlane, name: str) -> str:
-    """A new service's uid."""
+    """Create a service and return its uid."""
     _until(lambda: _is_served(plane))
     uid: str = plane.call("POST", SERVICES, Case("", {}, name=name).manifest())["metadata"]["uid"]
     return uid
@@ -92,7 +92,7 @@ def _is_served(plane: ControlPlane) -> bool:
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chart of a version before: its CRD lacks a field and has another."""
+    """The chart of an older version, whose CRD lacks one field and has an additional one."""
     chart = tmp_path_factory.mktemp("older") / "octavo"
     shutil.copytree(CHART, chart)
     path = chart / "files" / f"{NAME}.yaml"

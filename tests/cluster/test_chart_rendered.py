@@ -1,4 +1,4 @@
-"""What helm makes of the chart, with each value set otherwise once, is taken by a real API server; wrong ones not."""
+"""A real API server accepts the chart's objects for a change of each value; the schema refuses wrong values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from octavo_testing.chart import CHART, HELM_MISSING, Flip, default_values, flip
 
 pytestmark = pytest.mark.skipif(helm() is None, reason=HELM_MISSING)
 
-#: Whatever has an effect only where something else is on.
+#: Values that have an effect only together with other values.
 ALL_ON: dict[str, Any] = {
     "monitoring": {"podMonitors": True, "rules": True, "dashboards": {"enabled": True}},
     "gatewayApi": {"enabled": True},
@@ -57,23 +57,25 @@ def test_a_wrong_value_is_refused_with_its_name(values: Mapping[str, Any], says:
 def test_the_dry_run_refuses_an_unknown_field(objects: DynamicClient, namespace: str) -> None:
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a", "namespace": namespace}}
     with pytest.raises(ApiException, match="unknownField"):
-        _take(objects, [account | {"unknownField": 1}])
+        _dry_run(objects, [account | {"unknownField": 1}])
 
 
 def test_pods_meet_the_restricted_standard(objects: DynamicClient, strict_namespace: str) -> None:
     made = render({}, namespace=strict_namespace)
     (deployment,) = [m for m in made if m["kind"] == "Deployment"]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operator", "namespace": strict_namespace}}
-    _take(objects, [*(m for m in made if m["kind"] == "Pod"), pod | {"spec": deployment["spec"]["template"]["spec"]}])
+    _dry_run(
+        objects, [*(m for m in made if m["kind"] == "Pod"), pod | {"spec": deployment["spec"]["template"]["spec"]}]
+    )
 
 
 def test_the_api_server_accepts_the_default_chart(objects: DynamicClient, namespace: str) -> None:
-    _take(objects, render({}, namespace=namespace))
+    _dry_run(objects, render({}, namespace=namespace))
 
 
 @pytest.fixture(scope="module")
 def bases(namespace: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Values, and what helm makes of them."""
+    """Values, and the objects that helm renders from them."""
     values = default_values()
     everything = _merged(values, ALL_ON)
     return [(base, render(base, namespace=namespace)) for base in (values, everything)]
@@ -89,18 +91,18 @@ def test_every_value_has_an_effect_that_the_server_accepts(
     objects: DynamicClient, namespace: str, flip: Flip, bases: list[tuple[dict[str, Any], list[dict[str, Any]]]]
 ) -> None:
     made = [render(flip.on(values), namespace=namespace) for values, _ in bases]
-    assert made != [manifests for _, manifests in bases], "it changes nothing"
+    assert made != [manifests for _, manifests in bases], "the value has no effect"
     for manifests in made:
-        _take(objects, manifests)
+        _dry_run(objects, manifests)
 
 
-def _take(objects: DynamicClient, manifests: list[dict[str, Any]]) -> None:
-    """A dry run on the server, which also refuses fields that it doesn't know."""
+def _dry_run(objects: DynamicClient, manifests: list[dict[str, Any]]) -> None:
+    """Apply in a dry run on the server, which refuses unknown fields."""
     for made in manifests:
         if made["apiVersion"].startswith("monitoring.coreos.com/"):
             continue
         kind = objects.resources.get(api_version=made["apiVersion"], kind=made["kind"])
-        if made["kind"] == "Pod":  # admission looks its account up, which a dry run doesn't make
+        if made["kind"] == "Pod":  # admission requires the account, which a dry run does not create
             made = made | {"spec": {k: v for k, v in made["spec"].items() if k != "serviceAccountName"}}
         answer = kind.server_side_apply(
             made, field_manager="octavo-tests", dry_run="All", field_validation="Strict", force_conflicts=True

@@ -1,4 +1,4 @@
-"""How an operator begins and ends: what it waits for and says, whom it leaves the Lease to, what its probes answer."""
+"""Start and end of an operator: its waits and log lines, the release of the Lease, its probes."""
 
 import urllib.error
 import urllib.request
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def _probe(operated: Operated, path: str) -> int:
-    """0: nobody answers."""
+    """Status of a probe; 0 without a connection."""
     try:
         with urllib.request.urlopen(operated.operator.probe_url.replace("/healthz", path), timeout=10) as answer:
             return int(answer.status)
@@ -29,7 +29,7 @@ def _probe(operated: Operated, path: str) -> int:
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Iterator[ControlPlane]:
-    """Without our CRD."""
+    """A control plane without the CRD of InferenceServices."""
     if missing := missing_tools():
         pytest.skip(missing)
     with control_plane(tmp_path) as plane:
@@ -62,9 +62,7 @@ def test_the_log_names_a_missing_right(plane: ControlPlane, plane_namespace: str
         assert (_probe(operated, "/healthz"), _probe(operated, "/readyz")) == (200, 503)
 
 
-def test_the_operator_works_without_optional_kinds(
-    plane: ControlPlane, plane_namespace: str, tmp_path: Path
-) -> None:
+def test_the_operator_works_without_optional_kinds(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
     operated = Operated(plane, plane_namespace, tmp_path, pod_monitors=True, gateway_api=True)
     with operated:
         operated.wait_until_it_says("there are no PodMonitors in this cluster")
@@ -92,7 +90,9 @@ def test_a_stopped_operator_releases_the_lease_at_once(
             ]
 
 
-def test_two_operators_that_start_together_share_one_key(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
+def test_two_operators_that_start_together_share_one_key(
+    plane: ControlPlane, plane_namespace: str, tmp_path: Path
+) -> None:
     first = Operated(plane, plane_namespace, tmp_path, key_secret="octavo-key")
     second = Operated(plane, plane_namespace, tmp_path, user=first.user, identity="two", key_secret="octavo-key")
     with first, second:

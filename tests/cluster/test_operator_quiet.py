@@ -1,4 +1,4 @@
-"""What the operator does not do: write what is there already, leave anything behind, or look where it may not."""
+"""The operator makes no needless writes, leaves no objects behind, and reads no other namespaces."""
 
 from pathlib import Path
 
@@ -13,7 +13,9 @@ from octavo_testing.waiting import eventually
 pytestmark = pytest.mark.timeout(180)
 
 
-def test_applying_the_same_file_again_causes_no_write(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
+def test_applying_the_same_file_again_causes_no_write(
+    plane: ControlPlane, plane_namespace: str, tmp_path: Path
+) -> None:
     with (
         Operated(plane, plane_namespace, tmp_path) as operated,
         config.new_client_from_config(str(plane.kubeconfig())) as api,
@@ -36,9 +38,7 @@ def test_applying_the_same_file_again_causes_no_write(plane: ControlPlane, plane
         assert not [name for _, name in operated.writes(since) if not name.startswith("marker")]
 
 
-def test_a_restarted_operator_writes_nothing(
-    plane: ControlPlane, plane_namespace: str, tmp_path: Path
-) -> None:
+def test_a_restarted_operator_writes_nothing(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
     with Operated(plane, plane_namespace, tmp_path) as operated:
         operated.create("kept")
         operated.settle("kept")
@@ -64,7 +64,7 @@ def test_a_service_deleted_without_an_operator_leaves_no_objects(
 
 
 def test_an_operator_reads_only_its_namespaces(plane: ControlPlane, tmp_path: Path) -> None:
-    """Names of kinds apart, which everybody may read."""
+    """Requests for the list of kinds are allowed: every account may read it."""
     names = ["octavo-test-one", "octavo-test-two"]
     for name in names:
         plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
@@ -84,6 +84,6 @@ def test_an_operator_reads_only_its_namespaces(plane: ControlPlane, tmp_path: Pa
 
 
 def _until_quiet(operated: Operated) -> None:
-    """Until another service, which comes after all that was to be done, is done."""
+    """Wait until a further service is settled: then all earlier work is done."""
     operated.create("later")
     operated.settle("later")
