@@ -1,6 +1,6 @@
 """Admin, debug, metrics, state and KV paths are 404 through the Ingress for every caller while the service is Ready.
 
-They answer where they belong: on the router's admin port, and on engines, to requests that show the router's secret.
+The router's admin port and the engines serve them, to requests with the router's secret.
 """
 
 import base64
@@ -26,7 +26,7 @@ CLIENT_REQUESTS: dict[str, dict[str, Any]] = {
     "/tokenize": {"model": NAME, "prompt": "Hello"},
     "/detokenize": {"model": NAME, "tokens": [1, 2]},
 }
-#: Runs in a router's container: `python -c ASK URL HAS_SECRET PATHS`; prints the status of each path as JSON.
+#: Runs in a router's container as `python -c ASK URL HAS_SECRET PATHS`; prints the status of each path as JSON.
 ASK = """
 import json, os, sys, urllib.error, urllib.request
 url, has_secret, paths = sys.argv[1], sys.argv[2] == "True", json.loads(sys.argv[3])
@@ -43,7 +43,7 @@ print(json.dumps({path: ask(path) for path in paths}))
 
 @pytest.fixture(autouse=True)
 def ready_throughout(smollm2: str, cluster: Cluster) -> Iterator[None]:
-    """A service that is down would answer 404 as well."""
+    """The service must be ready throughout: a service that is down would return 404, too."""
     cluster.until_ready(smollm2, NAME)
     yield
     service = cluster.get("InferenceService", smollm2, NAME)
@@ -59,7 +59,7 @@ def secret(smollm2: str, cluster: Cluster) -> str:
 
 
 def _asked(cluster: Cluster, namespace: str, url: str, paths: Sequence[str], *, has_secret: bool) -> Mapping[str, int]:
-    """Status of each path, asked from a router's container."""
+    """Status of a request for each path, sent from a router's container."""
     command = ("python", "-c", ASK, url, str(has_secret), json.dumps(paths))
     found: dict[str, int] = json.loads(cluster.kubectl("exec", "-n", namespace, ROUTER_POD, "--", *command))
     return found

@@ -1,4 +1,4 @@
-"""What the README promises, from nothing: images, chart, example, an answer through the Ingress; what kubectl shows."""
+"""The README's steps: images, chart, example, a response through the Ingress, and the output of kubectl."""
 
 import re
 from pathlib import Path
@@ -28,11 +28,11 @@ def test_kubectl_get_shows_the_main_columns(smollm2: str, cluster: Cluster) -> N
 
 
 def test_kubectl_explain_lists_every_field(smollm2: str, cluster: Cluster) -> None:
-    told = cluster.kubectl("explain", "infsvc.spec", "--recursive")
+    output = cluster.kubectl("explain", "infsvc.spec", "--recursive")
     schema = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     names = set(_field_names(schema["properties"]["spec"]))
     assert len(names) > 80
-    assert names - set(re.findall(r"^\s+(\w+)\t", told, re.MULTILINE)) == set()
+    assert names - set(re.findall(r"^\s+(\w+)\t", output, re.MULTILINE)) == set()
 
 
 def _field_names(schema: dict) -> list[str]:
@@ -49,10 +49,10 @@ def test_applying_the_same_file_again_writes_nothing(smollm2: str, cluster: Clus
     before = cluster.until_one("InferenceService", smollm2, "smollm2", is_idle, within_s=60)
     position = audit.position()
     assert cluster.apply(EXAMPLE, smollm2).strip().endswith("unchanged")
-    cluster.serve(smollm2, "marker", replicas=0)  # whoever settles this one has seen the other, too
+    cluster.serve(smollm2, "marker", replicas=0)  # once this service is settled, the other one was processed, too
     cluster.until_reason(smollm2, "marker", "NoReplicas", of="ReplicasAdmitted")
     cluster.kubectl("delete", "infsvc", "marker", "-n", smollm2)
-    # services of tests before this one may still be ending, in namespaces of their own
+    # services of earlier tests may still be in deletion, in other namespaces
     written = [line for line in audit.writes(position, ACCOUNT) if smollm2 in line.split()]
     assert any("marker" in line for line in written)
     assert [line for line in written if "marker" not in line] == []

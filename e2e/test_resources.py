@@ -1,4 +1,4 @@
-"""What a replica asks of its node: a GPU, and one CPU and one GiB at most for the small model."""
+"""Resources of a replica: a GPU, and at most one CPU and one GiB for the small model."""
 
 import pytest
 from octavo_e2e.cluster import SMALL, Cluster, Step, condition, exposed
@@ -15,7 +15,7 @@ print(next(path.read_text() for path in map(Path, places) if path.exists()))
 
 @pytest.fixture(scope="module")
 def bounded(cluster: Cluster, namespace: str) -> str:
-    """Its namespace. The engine's image is the one for CPUs: a GPU is only asked for."""
+    """The namespace of the service `bounded`. Its image computes on the CPU; the GPU is only requested."""
     if not any(int(node["status"]["allocatable"].get(GPU, 0)) for node in cluster.find("Node", None)):
         pytest.skip(f"no node of this cluster has {GPU}")
     resources = SMALL["resources"] | {"limits": LIMITS | {GPU: 1}}

@@ -1,4 +1,4 @@
-"""examples/shared_router.yaml: two services behind one router and one host, chosen by the name of the model."""
+"""examples/shared_router.yaml: the model name selects one of two services behind one router and host."""
 
 import json
 from collections.abc import Sequence
