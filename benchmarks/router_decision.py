@@ -61,19 +61,19 @@ class Bench:
         started = time.process_time_ns()
         ticket = self._picker.lease(self._picker.pick(ours, self._replicas), ours)
         decided_us = (time.process_time_ns() - started) / 1000
-        told_us = self._tell(ticket.decision.chosen, ours)
-        told_others_us = self._tell(self._replicas[0], theirs)
+        ours_us = self._receive_step(ticket.decision.chosen, ours)
+        theirs_us = self._receive_step(self._replicas[0], theirs)
         ticket.record_first_byte()
         ticket.release("ok")
-        return decided_us, told_us, told_others_us
+        return decided_us, ours_us, theirs_us
 
-    def _tell(self, replica: Replica, prompt: Prompt) -> float:
+    def _receive_step(self, replica: Replica, prompt: Prompt) -> float:
         fed = self._fed[self._replicas.index(replica)]
         data = write(fed.step(coming=[block for block in prompt.hashes if block not in self._known]))
         started = time.process_time_ns()
         for frame in self._reader.feed(data):
             assert isinstance(frame, Step)
-            fed.hear(frame)
+            fed.receive(frame)
             self._picker.heard(replica)
         return (time.process_time_ns() - started) / 1000
 

@@ -20,7 +20,7 @@ from octavo_engine.frontend import Frontend
 from octavo_engine.text.template import ChatTemplate
 from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.hashing import root_hash
-from octavo_server.cli.route import settle_memory
+from octavo_server.cli.route import freeze_gc
 from octavo_server.kv.card import ModelCard
 from octavo_server.router.balance.picker import Picker
 from octavo_server.router.fleet.prefix_index import PrefixIndex
@@ -124,7 +124,7 @@ def measure(card: ModelCard, tokenizer: TimedTokenizer, bodies: Iterator[Body], 
     late: list[Callable[[], None]] = []
     picker = Picker(index, clock=lambda: now, soon=late.append)
     found: dict[str, list[float]] = {name: [] for name in SHOWN}
-    settle_memory()
+    freeze_gc()
     for _ in range(count):
         body = msgspec.json.decode(msgspec.json.encode(next(bodies)))
         now, tokenizer.took_us = now + 0.01, 0.0

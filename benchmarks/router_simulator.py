@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rate = median(rate for of, rate in found.items() if without_seed(of) == setting)
         title = f"{setting.workload}, {setting.replicas} replicas ({args.hardware}), capacity {number(rate)}/s"
         rows = [row(case, figures) for case, figures in results.items() if case.setting == setting]
-        print_table(f"{title}: {WORKLOADS[setting.workload].what}", HEADER, rows)
+        print_table(f"{title}: {WORKLOADS[setting.workload].description}", HEADER, rows)
     if args.plot:
         from router_sim.charts import save_charts  # matplotlib is slow to import
 

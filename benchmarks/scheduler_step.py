@@ -11,7 +11,7 @@ from pathlib import Path
 
 from octavo_engine.config import SchedulerConfig
 from octavo_engine.core.scheduler import Scheduler
-from octavo_engine.engine import settle_memory
+from octavo_engine.engine import freeze_gc
 from octavo_engine.wire.plan import SeqResult, StepPlan, StepResult
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
@@ -77,7 +77,7 @@ def main() -> None:
     results, rows = {}, []
     for name, caching in (("prefix caching on", True), ("prefix caching off", False)):
         scheduler = scheduler_with(arguments.running, arguments.steps, caching=caching)
-        settle_memory()
+        freeze_gc()
         results[name] = measure(scheduler, arguments.steps)
         both = results[name]["step + commit"].median
         cells = [number(samples.median) for samples in results[name].values()]

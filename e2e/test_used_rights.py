@@ -11,7 +11,7 @@ from octavo_e2e.cluster import SYSTEM, Cluster, exposed
 from octavo_testing.audit_log import AuditLog as Log
 from octavo_testing.audit_log import Call
 from octavo_testing.chart import render
-from octavo_testing.rbac import Right, documented, granted, refused, used
+from octavo_testing.rbac import Right, documented_rights, granted_rights, refused_calls, used_rights
 
 pytestmark = pytest.mark.last
 
@@ -55,15 +55,18 @@ def _of(calls: list[Call], accounts: str) -> list[Call]:
 
 
 def _refused_except(known: Set[Right], calls: list[Call]) -> list[Call]:
-    return [call for call in refused(calls) if Right(call.group, call.resource, call.verb) not in known]
+    return [call for call in refused_calls(calls) if Right(call.group, call.resource, call.verb) not in known]
 
 
 def test_the_table_has_every_right_that_the_operator_used(calls: list[Call]) -> None:
     """Refused calls count, too: uninstalling removes the rights before the operator has stopped."""
     theirs = _of(calls, OPERATOR)
-    own, others = documented("The operator, in its own namespace"), documented("The operator, over services")
-    assert sorted(used(call for call in theirs if call.namespace == SYSTEM) - own.keys() - others.keys()) == []
-    assert sorted(used(call for call in theirs if call.namespace != SYSTEM) - others.keys()) == []
+    own, others = (
+        documented_rights("The operator, in its own namespace"),
+        documented_rights("The operator, over services"),
+    )
+    assert sorted(used_rights(call for call in theirs if call.namespace == SYSTEM) - own.keys() - others.keys()) == []
+    assert sorted(used_rights(call for call in theirs if call.namespace != SYSTEM) - others.keys()) == []
     assert _refused_except(own.keys() | others.keys(), theirs) == []
 
 
@@ -72,15 +75,15 @@ def test_every_right_was_used_or_has_a_reason(calls: list[Call], cluster: Cluste
     if datetime.fromisoformat(born).timestamp() < BEGAN_S:
         pytest.skip("the installation is older than this run, so its Lease and key existed already")
     roles = [m for m in render({}) if m["kind"] in ("Role", "ClusterRole")]
-    rights = granted(r for m in roles if m["metadata"]["name"] in OPERATOR_ROLES for r in m["rules"])
-    table = documented("The operator, over services") | documented("The operator, in its own namespace")
+    rights = granted_rights(r for m in roles if m["metadata"]["name"] in OPERATOR_ROLES for r in m["rules"])
+    table = documented_rights("The operator, over services") | documented_rights("The operator, in its own namespace")
     excused = {right for right, reason in table.items() if reason}
-    assert sorted(rights - used(_of(calls, OPERATOR)) - excused) == []
+    assert sorted(rights - used_rights(_of(calls, OPERATOR)) - excused) == []
 
 
 def test_routers_list_endpoint_slices_and_engines_call_nothing(calls: list[Call]) -> None:
     """A newly started API server may refuse calls at first that it allows later."""
-    theirs, known = _of(calls, f"{ACCOUNTS}e2e-[^:]+:[^:]+-router"), documented("A router")
+    theirs, known = _of(calls, f"{ACCOUNTS}e2e-[^:]+:[^:]+-router"), documented_rights("A router")
     assert _refused_except(known.keys(), theirs) == []
-    assert used(theirs) == known.keys()
+    assert used_rights(theirs) == known.keys()
     assert [call for call in calls if re.fullmatch(f"{ACCOUNTS}e2e-[^:]+:[^:]+-engine", call.user)] == []

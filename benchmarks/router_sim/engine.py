@@ -88,7 +88,7 @@ class SimEngine:
         blocks = full_blocks(asked, HASH_ROOT, self.scheduler.config.block_size)
         arrival = self._arrivals.add(asked, blocks, self.cached.__contains__)
         self._load = self._arrivals.within(self._of_scheduler)
-        return self._tell(None, coming=run_together(arrival.coming))
+        return self._make_frame(None, coming=run_together(arrival.coming))
 
     def begin(self, now: float) -> bool:
         """Start a step; False if there is nothing to do. It ends at `ends_s`."""
@@ -105,10 +105,10 @@ class SimEngine:
         self._plan = plan
         return True
 
-    def begun(self) -> Step | None:
+    def started_frame(self) -> Step | None:
         """A frame about the step that runs now, if there is any news; its load has the time of the one before."""
         before = self._load
-        return self._news(replace(self._load_now(), step_tokens=before.step_tokens, step_ms=before.step_ms))
+        return self._change_frame(replace(self._load_now(), step_tokens=before.step_tokens, step_ms=before.step_ms))
 
     def finish(self) -> tuple[list[SeqOutput], Step | None]:
         """The step that began is over: what it brought, and the frame about it if there is any news."""
@@ -122,7 +122,7 @@ class SimEngine:
                 del self._answers[-1 - int(output.request_id)]
         for seq_id in plan.dropped_seqs:
             self._answers.pop(seq_id, None)
-        return outputs, self._news(self._load_now())
+        return outputs, self._change_frame(self._load_now())
 
     def _result(self, plan: StepPlan) -> StepResult:
         results = []
@@ -133,15 +133,15 @@ class SimEngine:
                 results.append(SeqResult(seq_id=step.seq_id, token_ids=[token]))
         return StepResult(step_id=plan.step_id, seqs=results)
 
-    def _news(self, load: Load) -> Step | None:
+    def _change_frame(self, load: Load) -> Step | None:
         change = self.scheduler.take_kv_delta().change()
         before, self._of_scheduler = self._load, load
         self._load = self._arrivals.within(load)
         if change is None and not is_news(before, self._load):
             return None
-        return self._tell(change)
+        return self._make_frame(change)
 
-    def _tell(self, change: KVChange | None, *, coming: bytes = b"") -> Step:
+    def _make_frame(self, change: KVChange | None, *, coming: bytes = b"") -> Step:
         self._seq += 1
         if change is None:
             return Step(epoch=self._epoch, seq=self._seq, digest=self._digest, load=self._load, coming=coming)

@@ -40,7 +40,7 @@ class Figures:
 def figures(world: World) -> Figures:
     outcomes = [*world.outcomes.values()]
     answered = [o for o in outcomes if not o.is_refused]
-    duration_s = max(o.asked_s for o in outcomes)
+    duration_s = max(o.arrived_s for o in outcomes)
     ttft = sorted(_ttft_s(o) for o in answered) or [0.0]
     prompt_tokens = sum(o.prompt_tokens for o in outcomes)
     cached_tokens = sum(o.cached_tokens for o in outcomes)
@@ -48,7 +48,7 @@ def figures(world: World) -> Figures:
         requests=len(outcomes),
         offered_rate=len(outcomes) / duration_s,
         finished_rate=sum((o.ended_s or 0.0) <= duration_s for o in answered) / duration_s,
-        goodput=sum(is_good(o, world.sites[0].hardware) for o in answered) / duration_s,
+        goodput=sum(is_good(o, world.views[0].hardware) for o in answered) / duration_s,
         errors=len(outcomes) - len(answered),
         ttft_mean_s=fmean(ttft),
         ttft_p50_s=_percentile(ttft, 50),
@@ -56,7 +56,7 @@ def figures(world: World) -> Figures:
         tpot_mean_s=fmean([_tpot_s(o) for o in answered] or [0.0]),
         hit_rate=cached_tokens / prompt_tokens,
         oracle_rate=sum(o.oracle_tokens for o in outcomes) / prompt_tokens,
-        skew=_skew([held.total_s for held in world.held]),
+        skew=_skew([load.total_s for load in world.loads]),
         busy_skew=_skew([engine.busy_s for engine in world.engines]),
         replica_use=fmean(engine.busy_s for engine in world.engines) / world.now,
         expected_error=_expected_error(answered),
@@ -75,7 +75,7 @@ def is_good(outcome: Outcome, hardware: Hardware) -> bool:
 
 def _ttft_s(outcome: Outcome) -> float:
     assert outcome.first_byte_s is not None
-    return outcome.first_byte_s - outcome.asked_s
+    return outcome.first_byte_s - outcome.arrived_s
 
 
 def _tpot_s(outcome: Outcome) -> float:
@@ -85,8 +85,8 @@ def _tpot_s(outcome: Outcome) -> float:
 
 
 def _expected_error(answered: Sequence[Outcome]) -> float | None:
-    told = [(o.expected_tokens, o.cached_tokens) for o in answered if o.expected_tokens is not None]
-    return sum(abs(e - c) for e, c in told) / max(sum(c for _, c in told), 1) if told else None
+    pairs = [(o.expected_tokens, o.cached_tokens) for o in answered if o.expected_tokens is not None]
+    return sum(abs(e - c) for e, c in pairs) / max(sum(c for _, c in pairs), 1) if pairs else None
 
 
 def _percentile(ordered: Sequence[float], percent: float) -> float:

@@ -8,7 +8,7 @@ any: two that come at once, on an idle replica each, or more prefixes than there
 from octavo_engine.wire.hashing import block_hashes, short_hash
 
 from router_sim.hardware import HASH_ROOT
-from router_sim.site import BLOCK_SIZE, Asked
+from router_sim.router_view import BLOCK_SIZE, PolicyRequest
 from router_sim.workloads import Request
 
 
@@ -16,17 +16,17 @@ class Oracle:
     def __init__(self) -> None:
         self._known: set[int] = set()
 
-    def ask(self, asked: Asked) -> int:
+    def count_findable(self, request: PolicyRequest) -> int:
         """Tokens that could be found; from now on this prompt's blocks can be."""
         blocks = 0
-        for block_hash in asked.hashes:
+        for block_hash in request.hashes:
             if block_hash not in self._known:
                 break
             blocks += 1
-        self._known.update(asked.hashes)
-        return min(blocks * BLOCK_SIZE, asked.num_tokens - 1)
+        self._known.update(request.hashes)
+        return min(blocks * BLOCK_SIZE, request.num_tokens - 1)
 
-    def answered(self, request: Request) -> None:
+    def add_answer(self, request: Request) -> None:
         """The last token of an answer is never computed."""
         self._known.update(hashes_of((request.prompt + request.answer)[:-1]))
 

@@ -40,7 +40,7 @@ class Workload:
     """`converse(rng, pieces)` makes the turns of one conversation; `pieces` is what conversations have in common."""
 
     name: str
-    what: str
+    description: str
     turns_per_conversation: float
     longest_s: float
     common: Callable[[Random, int], list[Text]]
@@ -146,7 +146,7 @@ WORKLOADS = {
     for workload in (
         Workload(
             name="shared",
-            what="one of 25 system prompts for each replica, 1024 tokens, some more popular, then 64-256 of its own",
+            description="25 system prompts of 1024 tokens per replica, with unequal popularity; 64-256 own tokens each",
             turns_per_conversation=1,
             longest_s=0,
             common=_texts(1024, 25),
@@ -154,7 +154,7 @@ WORKLOADS = {
         ),
         Workload(
             name="chat",
-            what="2-10 turns, 30-150 tokens asked, 40-120 answered, 6 s between; one of 4 system prompts of 200 tokens",
+            description="2-10 turns of 30-150 tokens in and 40-120 out, 6 s apart; 4 system prompts of 200 tokens",
             turns_per_conversation=6,
             longest_s=130,
             common=lambda rng, replicas: [_text(rng, 200) for _ in range(4)],
@@ -162,7 +162,7 @@ WORKLOADS = {
         ),
         Workload(
             name="agents",
-            what="4-12 steps of 80-400 tokens from tools, 16-64 answered, 1 s between; one of 10 prompts, 1500 tokens",
+            description="4-12 steps, 80-400 tool tokens in, 16-64 out, 1 s apart; 10 system prompts of 1500 tokens",
             turns_per_conversation=8,
             longest_s=55,
             common=lambda rng, replicas: [_text(rng, 1500) for _ in range(10)],
@@ -170,7 +170,7 @@ WORKLOADS = {
         ),
         Workload(
             name="unshared",
-            what="200-1200 tokens that nobody else sends",
+            description="200-1200 tokens that no other request sends",
             turns_per_conversation=1,
             longest_s=0,
             common=_nothing,
@@ -178,7 +178,7 @@ WORKLOADS = {
         ),
         Workload(
             name="hot",
-            what="1500 tokens that four of five requests begin with; the fifth has as many of its own",
+            description="four of five requests share their first 1500 tokens; the fifth has 1500 of its own",
             turns_per_conversation=1,
             longest_s=0,
             common=lambda rng, replicas: [_text(rng, 1500)],
@@ -186,7 +186,7 @@ WORKLOADS = {
         ),
         Workload(
             name="siblings",
-            what="eight requests within 20 ms that begin with the same 600-1400 tokens, new for each eight",
+            description="groups of eight requests within 20 ms that share their first 600-1400 tokens",
             turns_per_conversation=8,
             longest_s=0.02,
             common=_nothing,

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory, workplace):
+def config(tmp_path_factory, scripted_tmp):
     folder = write_byte_model(tmp_path_factory.mktemp("model"))
     return EngineConfig(model=str(folder), load_format="dummy", max_model_len=512, debug_invariants=True)
 
@@ -78,7 +78,7 @@ async def test_closing_the_iterator_aborts_in_the_core(llm):
 
 
 async def test_cancelling_the_reader_aborts_in_the_core(llm, gate):
-    params = scripted("x" * 400, eos=False, max_tokens=400, extra_args=gate.at(2))
+    params = scripted("x" * 400, eos=False, max_tokens=400, extra_args=gate.wait_at(2))
     first = asyncio.Event()
 
     async def read():
@@ -94,7 +94,7 @@ async def test_cancelling_the_reader_aborts_in_the_core(llm, gate):
 
 
 async def test_abort_by_id_ends_the_stream_with_abort(llm, gate):
-    params = scripted("x" * 400, eos=False, max_tokens=400, extra_args=gate.at(2))
+    params = scripted("x" * 400, eos=False, max_tokens=400, extra_args=gate.wait_at(2))
     stream = llm.generate("hi", params, "named")
     outputs = [await anext(stream)]
     await llm.abort("named")
@@ -147,7 +147,7 @@ async def test_bad_requests_are_refused_and_leave_no_trace(llm):
 
 
 async def test_a_request_id_in_use_is_refused(llm, gate):
-    params = scripted("xyz", extra_args=gate.at(1))
+    params = scripted("xyz", extra_args=gate.wait_at(1))
     stream = llm.generate("hi", params, "twice")
     await anext(stream)
     with pytest.raises(InvalidRequest, match="'twice' is already running"):
@@ -206,7 +206,7 @@ async def test_idle_core_uses_no_cpu(llm):
     assert (after.user + after.system) - (before.user + before.system) <= 0.02
 
 
-async def test_a_kill_ends_every_stream_and_later_calls(config, workplace):
+async def test_a_kill_ends_every_stream_and_later_calls(config, scripted_tmp):
     async with running(config) as llm:
         params = scripted("abcdef", extra_args={"kill_at": 3})
         waiting = asyncio.gather(*(collect(llm, "hi", params, f"k{i}") for i in range(3)), return_exceptions=True)
@@ -215,7 +215,7 @@ async def test_a_kill_ends_every_stream_and_later_calls(config, workplace):
         assert llm.is_dead
         with pytest.raises(EngineDead, match="killed by signal 9"):
             await collect(llm, "hi", scripted("x"))
-    assert not list(workplace.glob("octavo-*"))
+    assert not list(scripted_tmp.glob("octavo-*"))
 
 
 async def test_two_engines_are_independent(config):
@@ -231,13 +231,13 @@ async def test_two_engines_are_independent(config):
         ("load_crashing", "exited with code 1 while starting", "StartupFailed"),
     ],
 )
-async def test_a_core_that_cannot_start_says_why(config, workplace, loader, words, code):
+async def test_a_core_that_cannot_start_says_why(config, scripted_tmp, loader, words, code):
     threads = threading.active_count()
     with pytest.raises(StartupError, match=words) as raised:
         async with running(config, f"octavo_testing.scripted:{loader}"):
             pass
     assert raised.value.code == code
-    assert not list(workplace.glob("octavo-*"))
+    assert not list(scripted_tmp.glob("octavo-*"))
     assert threading.active_count() <= threads + 1
 
 

@@ -39,7 +39,7 @@ def parsed_in(monkeypatch):
         return of_router(source, raw)
 
     of_router = PromptSource._parse
-    monkeypatch.setattr("octavo_server.api.context.parse_request", parse)
+    monkeypatch.setattr("octavo_server.api.request_parsing.parse_request", parse)
     monkeypatch.setattr(PromptSource, "_parse", parse_fields)
     return threads
 

@@ -7,14 +7,14 @@ from octavo_server.backoff import Backoff
 from octavo_server.kv.frames import Load
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_server.router.fleet.polling_client import load_of
-from octavo_testing.fake_replica import MODEL, FakeReplica, vllm
-from octavo_testing.fleets import QUICK, followed, following, until
+from octavo_testing.fake_replica import MODEL, FakeReplica, vllm_replica
+from octavo_testing.fleets import QUICK, fleet_at, running_fleet, until
 from octavo_testing.routing import routing
 
 
 async def test_names_and_load_are_learned_by_asking():
-    fake = vllm("llama", "adapter", running=3, waiting=2)
-    async with followed(fake) as fleet:
+    fake = vllm_replica("llama", "adapter", running=3, waiting=2)
+    async with running_fleet(fake) as fleet:
         await until(lambda: fleet.routable("adapter"))
         (replica,) = fleet.routable("llama")
         assert (replica.state, replica.admitted_epoch) == ("blind", None)
@@ -27,11 +27,11 @@ async def test_names_and_load_are_learned_by_asking():
 
 async def test_how_long_a_request_may_be_is_learned_where_it_is_told():
     """vLLM tells it; of others it isn't known, which is no limit of 0."""
-    fake = vllm("llama", "adapter", "odd")
+    fake = vllm_replica("llama", "adapter", "odd")
     fake.bodies["/v1/models"] = (
         b'{"data": [{"id": "llama", "max_model_len": 32768}, {"id": "adapter"}, {"id": "odd", "max_model_len": "8k"}]}'
     )
-    async with followed(fake) as fleet:
+    async with running_fleet(fake) as fleet:
         await until(lambda: fleet.routable("llama"))
         async with routing(fake.url) as routed:
             await routed.routable("odd", 1)
@@ -42,31 +42,31 @@ async def test_how_long_a_request_may_be_is_learned_where_it_is_told():
 
 
 async def test_metrics_are_left_alone_if_so_set():
-    fake = vllm("llama", running=3)
+    fake = vllm_replica("llama", running=3)
     settings = FollowSettings(look_every_s=0.01, reads_metrics=False)
-    async with followed(fake, settings=settings) as fleet:
+    async with running_fleet(fake, settings=settings) as fleet:
         await until(lambda: fake.paths.count("/health") > 3)
         assert fleet.replicas[0].load == Load()
         assert "/metrics" not in fake.paths
 
 
 async def test_a_server_without_metrics_serves_all_the_same():
-    fake = vllm("llama")
+    fake = vllm_replica("llama")
     fake.status["/metrics"] = 404
-    async with followed(fake) as fleet:
+    async with running_fleet(fake) as fleet:
         await until(lambda: fleet.routable("llama"))
 
 
 async def test_it_stands_beside_one_that_has_a_stream():
-    async with followed(vllm(MODEL), FakeReplica()) as fleet:
+    async with running_fleet(vllm_replica(MODEL), FakeReplica()) as fleet:
         await until(lambda: len(fleet.routable(MODEL)) == 2)
         assert sorted(replica.state for replica in fleet.replicas) == ["blind", "exact"]
 
 
 @pytest.mark.parametrize("ends", ["kill", "hang", "sick"])
 async def test_one_that_does_not_answer_is_not_sent_to_until_it_does(ends):
-    fake = vllm("llama")
-    async with followed(fake) as fleet:
+    fake = vllm_replica("llama")
+    async with running_fleet(fake) as fleet:
         await until(lambda: fleet.routable("llama"))
         if ends == "kill":
             await fake.kill()
@@ -84,8 +84,8 @@ async def test_one_that_does_not_answer_is_not_sent_to_until_it_does(ends):
 
 
 async def test_one_that_is_replaced_by_a_replica_with_a_stream_is_followed():
-    fake = vllm("llama")
-    async with followed(fake) as fleet:
+    fake = vllm_replica("llama")
+    async with running_fleet(fake) as fleet:
         await until(lambda: fleet.routable("llama"))
         await fake.kill()
         fake.status.clear()
@@ -96,17 +96,17 @@ async def test_one_that_is_replaced_by_a_replica_with_a_stream_is_followed():
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b'{"data": [{"name": "llama"}]}', b"[" * 10_000])
 async def test_what_is_no_list_of_models_is_not_sent_to(body):
-    fake = vllm()
+    fake = vllm_replica()
     fake.bodies["/v1/models"] = body
-    async with followed(fake) as fleet:
+    async with running_fleet(fake) as fleet:
         await until(lambda: fleet.replicas and fleet.replicas[0].why.startswith("/v1/models"))
         assert (fleet.replicas[0].state, fleet.models()) == ("connecting", [])
 
 
 async def test_a_page_for_every_path_is_no_stream_and_a_redirect_is_not_followed():
-    elsewhere, fake = FakeReplica(), vllm("llama")
+    elsewhere, fake = FakeReplica(), vllm_replica("llama")
     fake.status["/kv/events"] = 200
-    async with followed(fake, elsewhere) as fleet:
+    async with running_fleet(fake, elsewhere) as fleet:
         await until(lambda: fleet.routable("llama"))
         fake.status["/v1/models"] = 302
         await until(lambda: not fleet.routable("llama"))
@@ -116,7 +116,7 @@ async def test_a_page_for_every_path_is_no_stream_and_a_redirect_is_not_followed
 async def test_a_key_that_is_missing_is_named_and_logged_once(caplog):
     fake = FakeReplica()
     fake.status["/kv/events"] = 401
-    async with followed(fake) as fleet:
+    async with running_fleet(fake) as fleet:
         await until(lambda: fleet.replicas and "--replica-key" in fleet.replicas[0].why)
         await until(lambda: fake.paths.count("/kv/events") > 3)
     (line,) = [message for message in caplog.messages if "is connecting" in message]
@@ -131,7 +131,7 @@ async def test_a_replica_that_is_still_starting_is_told_once_and_nothing_to_warn
     fake = FakeReplica()
     await fake.start()
     await fake.kill()
-    async with following(fake.url, settings=QUICK) as fleet:
+    async with fleet_at(fake.url, settings=QUICK) as fleet:
         await until(lambda: fleet.replicas and fleet.replicas[0].why == "no connection: Connection refused")
         await until(lambda: len(tries) > 2)
         assert fleet.replicas[0].state == "connecting"
@@ -145,7 +145,7 @@ async def test_a_replica_that_is_still_starting_is_told_once_and_nothing_to_warn
 
 async def test_a_name_that_nobody_knows_is_said(caplog):
     caplog.set_level(logging.INFO)
-    async with following("http://nobody.invalid:1", settings=QUICK) as fleet:
+    async with fleet_at("http://nobody.invalid:1", settings=QUICK) as fleet:
         await until(lambda: fleet.replicas and fleet.replicas[0].why.startswith("no connection: "))
     assert "replica nobody.invalid:1 isn't there yet: no connection: Name or service not known" in caplog.text
 
@@ -153,7 +153,7 @@ async def test_a_name_that_nobody_knows_is_said(caplog):
 async def test_one_that_never_answers_says_for_how_long_it_was_waited_for():
     fake = FakeReplica()
     fake.hang()
-    async with followed(fake) as fleet:
+    async with running_fleet(fake) as fleet:
         await until(lambda: fleet.replicas and fleet.replicas[0].why == "no answer within 0.5 s")
         fake.wake()
         await until(lambda: fleet.replicas[0].state == "exact")

@@ -60,7 +60,7 @@ class Under:
         self.tasks = [asyncio.create_task(read(self.http, s, asked(i))) for i, s in enumerate(self.streams)]
         while not all(stream.text for stream in self.streams):
             for replica in replicas:
-                replica.valve.step()
+                replica.valve.allow_steps()
             await asyncio.sleep(0.02)
         assert not any(stream.is_over for stream in self.streams)
         assert {stream.replica for stream in self.streams} == {replica.name for replica in replicas}

@@ -148,7 +148,7 @@ async def _stopped_in_the_middle(route, replica):
         begun = asyncio.Event()
         stream = asyncio.create_task(_read_all(http, "POST", TEXT, begun, json=body))
         while not begun.is_set():
-            replica.valve.step()
+            replica.valve.allow_steps()
             await asyncio.sleep(0.02)
         route.process.send_signal(signal.SIGTERM)
         while (await http.get("/ready")).status_code == 200:

@@ -10,7 +10,7 @@ from octavo_server.kv.frames import MAX_FRAME_BYTES
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_server.router.fleet.prefix_index import Match
 from octavo_testing.fake_replica import MODEL, FakeReplica, Lose, Reorder, Repeat, lie, twice
-from octavo_testing.fleets import followed, until
+from octavo_testing.fleets import running_fleet, until
 
 
 @asynccontextmanager
@@ -18,7 +18,7 @@ async def exact_pair(**settings):
     """A fake replica that has some blocks, the fleet that follows it, and its replica, exact."""
     fake = FakeReplica(heartbeat_s=0.05)
     fake.step(stored=[1, 2, 3])
-    async with followed(fake, **settings) as fleet:
+    async with running_fleet(fake, **settings) as fleet:
         await until(lambda: fleet.routable(MODEL))
         yield fake, fleet, fleet.replicas[0]
 
@@ -125,7 +125,7 @@ async def test_a_hung_replica_is_not_believed_and_not_sent_to_and_awakes():
 
 async def test_one_that_fell_silent_is_sent_to_only_where_there_is_no_other_until_its_health_is_known():
     hung, other = FakeReplica(heartbeat_s=0.05), FakeReplica(heartbeat_s=0.05)
-    async with followed(hung, other) as fleet:
+    async with running_fleet(hung, other) as fleet:
         await until(lambda: len(fleet.routable(MODEL)) == 2)
         first, second = fleet.replicas if fleet.replicas[0].url == hung.url else fleet.replicas[::-1]
         seen = []
@@ -182,7 +182,7 @@ async def test_one_whose_first_word_is_not_understood_is_warned_of_once(caplog):
     """A replica of a later version, say: without a line in the log nobody would know why it gets no requests."""
     fake = FakeReplica()
     fake.publisher._hello.version = 99
-    async with followed(fake) as fleet:
+    async with running_fleet(fake) as fleet:
         await until(lambda: fleet.replicas and fleet.replicas[0].num_faults > 3)
         assert fleet.replicas[0].state == "connecting"
     (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
@@ -194,7 +194,7 @@ async def test_a_hundred_replicas_that_join_at_once_are_all_admitted():
     fakes = [FakeReplica(heartbeat_s=0.5) for _ in range(100)]
     for number, fake in enumerate(fakes):
         fake.step(stored=range(1 + 100 * number, 101 + 100 * number))
-    async with followed(*fakes, settings=FollowSettings()) as fleet:
+    async with running_fleet(*fakes, settings=FollowSettings()) as fleet:
         await until(lambda: len(fleet.routable(MODEL)) == 100)
         slots = {replica.blocks.slot for replica in fleet.replicas}
         assert len(slots) == 100
@@ -205,7 +205,7 @@ async def test_nothing_is_sent_before_the_snapshot_is_whole(monkeypatch):
     monkeypatch.setattr(publishing, "PART_HASHES", 10)
     fake = FakeReplica()
     fake.step(stored=range(1, 1001))
-    async with followed(fake) as fleet:
+    async with running_fleet(fake) as fleet:
         early = []
         fleet.on_heard.append(lambda replica: early.append(replica.is_routable) if not replica.is_exact else None)
         await until(lambda: fleet.routable(MODEL))

@@ -11,7 +11,7 @@ from octavo_server.kv.arrivals import full_blocks
 from octavo_server.router.balance.picker import Picker
 from octavo_server.router.prompts.prompt import Prompt
 from octavo_testing.fake_replica import MODEL, FakeReplica
-from octavo_testing.fleets import followed, following, until
+from octavo_testing.fleets import fleet_at, running_fleet, until
 from octavo_testing.scripted import ready_info
 
 READY = ready_info(EngineConfig())
@@ -37,8 +37,8 @@ class Router:
 
 @asynccontextmanager
 async def pair(*fakes):
-    async with followed(*fakes) as fleet, AsyncExitStack() as stack:
-        other = await stack.enter_async_context(following(*(fake.url for fake in fakes)))
+    async with running_fleet(*fakes) as fleet, AsyncExitStack() as stack:
+        other = await stack.enter_async_context(fleet_at(*(fake.url for fake in fakes)))
         await until(lambda: all(len(f.routable(MODEL)) == len(fakes) for f in (fleet, other)))
         yield Router(fleet), Router(other)
 

@@ -1,4 +1,4 @@
-"""Faults of all kinds, one after the other and together: what a replica is believed to have is always what it has."""
+"""Faults of all kinds, in sequence and together: the router's index always ends up equal to the replicas' blocks."""
 
 import asyncio
 import random
@@ -6,7 +6,9 @@ import random
 import pytest
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_testing.fake_replica import MODEL, FakeReplica, Lose, Reorder, Repeat, lie, twice
-from octavo_testing.fleets import followed, until
+from octavo_testing.fleets import running_fleet, until
+
+pytestmark = pytest.mark.nightly
 
 QUICK = FollowSettings(
     answer_timeout_s=0.1, look_every_s=0.02, reopen_after_s=0.2, least_wait_s=0.001, most_wait_s=0.01
@@ -15,7 +17,7 @@ SPOILERS = (Lose, Repeat, Reorder, lambda: lie, lambda: twice)
 
 
 class Soak:
-    """Two replicas whose blocks are numbers of their own; what is done to them is drawn."""
+    """Apply random steps and faults to two replicas that store disjoint blocks."""
 
     def __init__(self, seed):
         self.dice = random.Random(seed)
@@ -56,9 +58,9 @@ def has(index, replica):
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_happens_it_is_exact_again_and_nothing_is_wrong(seed):
+async def test_replicas_become_exact_again_after_random_faults(seed):
     soak = Soak(seed)
-    async with followed(*soak.fakes, settings=QUICK) as fleet:
+    async with running_fleet(*soak.fakes, settings=QUICK) as fleet:
         index = fleet.index
         for _ in range(80):
             await soak.act()

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
-from octavo_testing.fake_replica import FakeReplica, vllm
-from octavo_testing.fleets import QUICK, followed, until
+from octavo_testing.fake_replica import FakeReplica, vllm_replica
+from octavo_testing.fleets import QUICK, running_fleet, until
 from octavo_testing.routing import routing
 
 MODEL, TEXT = "llama", "/v1/completions"
@@ -33,9 +33,9 @@ class Health:
 
 @pytest.mark.parametrize("is_mute", [False, True], ids=["503", "mute"])
 async def test_misses_below_the_limit_stop_no_requests(is_mute):
-    fake = vllm(MODEL)
+    fake = vllm_replica(MODEL)
     health = Health(fake, is_mute=is_mute)
-    async with followed(fake) as fleet:
+    async with running_fleet(fake) as fleet:
         await until(lambda: fleet.routable(MODEL))
         states = []
         fleet.on_change.append(lambda replica: states.append((replica.state, replica.is_silent)))
@@ -46,9 +46,9 @@ async def test_misses_below_the_limit_stop_no_requests(is_mute):
 
 @pytest.mark.parametrize("is_mute", [False, True], ids=["503", "mute"])
 async def test_a_replica_is_unresponsive_when_no_check_got_an_answer(is_mute):
-    fake = vllm(MODEL)
+    fake = vllm_replica(MODEL)
     health = Health(fake, is_mute=is_mute)
-    async with followed(fake) as fleet:
+    async with running_fleet(fake) as fleet:
         await until(lambda: fleet.routable(MODEL))
         (replica,) = fleet.replicas
         ends = []
@@ -61,9 +61,9 @@ async def test_a_replica_is_unresponsive_when_no_check_got_an_answer(is_mute):
 
 
 async def test_a_replica_that_missed_a_check_is_sent_to_only_where_there_is_no_other():
-    fake, other = vllm(MODEL), vllm(MODEL)
+    fake, other = vllm_replica(MODEL), vllm_replica(MODEL)
     health = Health(fake, is_mute=True)
-    async with followed(fake, other) as fleet:
+    async with running_fleet(fake, other) as fleet:
         await until(lambda: len(fleet.routable(MODEL)) == 2)
         health.num_misses = 1
         await until(lambda: [replica.url for replica in fleet.routable(MODEL)] == [other.url])
@@ -72,8 +72,8 @@ async def test_a_replica_that_missed_a_check_is_sent_to_only_where_there_is_no_o
 
 async def test_models_that_come_late_count_as_a_miss():
     """A busy API process answers nothing for a while, and the list of its models may be due just then."""
-    fake = vllm(MODEL)
-    async with followed(fake) as fleet:
+    fake = vllm_replica(MODEL)
+    async with running_fleet(fake) as fleet:
         await until(lambda: fleet.routable(MODEL))
         states, asked = [], []
         fleet.on_change.append(lambda replica: states.append(replica.state))
@@ -90,7 +90,7 @@ async def test_models_that_come_late_count_as_a_miss():
 async def test_a_stream_that_speaks_again_ends_the_health_check_of_its_replica():
     fake = FakeReplica(heartbeat_s=0.05)
     settings = FollowSettings(answer_timeout_s=30)
-    async with followed(fake, settings=settings) as fleet:
+    async with running_fleet(fake, settings=settings) as fleet:
         await until(lambda: fleet.routable("fake"))
         (replica,) = fleet.replicas
         health = Health(fake, is_mute=True)
@@ -106,7 +106,7 @@ async def test_a_stream_that_speaks_again_ends_the_health_check_of_its_replica()
 @asynccontextmanager
 async def waiting_request():
     """A router over two replicas, with a request whose answer is held back by one of them."""
-    fakes, release, asked = (vllm(MODEL), vllm(MODEL)), asyncio.Event(), []
+    fakes, release, asked = (vllm_replica(MODEL), vllm_replica(MODEL)), asyncio.Event(), []
 
     def holding(fake):
         async def answer(_):

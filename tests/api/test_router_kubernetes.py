@@ -110,7 +110,7 @@ async def test_gone_means_to_list_again_and_what_went_meanwhile_is_missed_by_nob
         if not tell:
             await api.stop()
         api._slices.pop("a")
-        await api.compact(tell=tell)
+        await api.compact(notify=tell)
         if not tell:
             await api.start()
         await told_lately(told, pod(2))

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
-from octavo_server.tools.use import ToolSettings
+from octavo_server.output_parsing.tool_use import ToolSettings
 from octavo_testing.routing import routing
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving

@@ -37,7 +37,7 @@ async def health(served, status):
 async def test_a_core_that_hangs_is_noticed_only_if_it_has_work_and_may_recover(config):
     async with running(config) as llm, serving(llm, health_stall_timeout_s=1.0) as served, stopped(llm._core.pid):
         for _ in range(3):
-            served.server._context.look_at_engine()
+            served.server._context.update_health()
             await health(served, 200)
         async with aclosing(llm.generate("hi", scripted("abc"), "r")) as outputs:
             reading = asyncio.create_task(anext(outputs))

@@ -7,8 +7,8 @@ from octavo_engine.wire.hashing import block_hashes, scoped_root, unnamed_tenant
 from octavo_engine.wire.kv_stream import numbers
 from octavo_server.kv.card import read_card
 from octavo_server.kv.frames import FrameReader, Part, Step
+from octavo_server.output_parsing.tool_use import ToolSettings
 from octavo_server.router.prompts.prompt_hasher import PromptHasher
-from octavo_server.tools.use import ToolSettings
 from octavo_testing.chat_shapes import QWEN, TOKENS
 from octavo_testing.core_process import running, scripted_environment
 from octavo_testing.scripted import write_byte_model

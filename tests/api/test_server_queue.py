@@ -68,7 +68,7 @@ async def one_place(tmp_path):
 
 def occupied(llm, gate):
     """A request that has the one place: it is held at its second token, and goes on for a while afterwards."""
-    return asyncio.create_task(collect(llm, "x", scripted("a" * 50, extra_args=gate.at(1)), "occupies"))
+    return asyncio.create_task(collect(llm, "x", scripted("a" * 50, extra_args=gate.wait_at(1)), "occupies"))
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import pytest_asyncio
-from octavo_server.tools.use import ToolSettings
+from octavo_server.output_parsing.tool_use import ToolSettings
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, events, serving
 from openai import BadRequestError
@@ -90,7 +90,7 @@ async def test_a_stream_says_reasoning_then_the_answer_and_no_empty_chunk(qwen):
 
 @pytest.mark.parametrize("num_first", range(len(THOUGHT.encode()) + 1))
 async def test_wherever_it_is_cut(qwen, num_first):
-    qwen.engine.cuts = frozenset({num_first})
+    qwen.engine.yield_at = frozenset({num_first})
     joined, reason, _ = await stream(qwen)
     assert (joined["content"], joined["reasoning"], reason) == ("Yes.", "Hm, é.", "stop")
 
@@ -131,7 +131,7 @@ async def test_reasoning_tokens_are_counted(deepseek):
 
 @pytest.mark.parametrize("num_first", range(0, len(CALLING) + 1, 3))
 async def test_reasoning_then_calls(deepseek, num_first):
-    deepseek.engine.cuts = frozenset({num_first})
+    deepseek.engine.yield_at = frozenset({num_first})
     request = {"model": MODEL, "messages": HELLO, "tools": TOOLS}
     (plain,) = (await deepseek.openai.chat.completions.create(**request)).choices
     async with deepseek.openai.chat.completions.stream(**request) as answer:

@@ -7,7 +7,7 @@ import pytest_asyncio
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from octavo_engine.wire.hashing import tenant_salt
-from octavo_server.tools.use import ToolSettings
+from octavo_server.output_parsing.tool_use import ToolSettings
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 from openai import BadRequestError, NotFoundError
@@ -206,7 +206,7 @@ async def test_a_stream_says_what_the_answer_says_however_it_is_cut(served, repl
     served.engine.replies = [reply]
     whole = (await respond(served, tools=[WEATHER, NOW])).model_dump()
     for cuts in [None, frozenset[int](), *({cut} for cut in range(1, len(reply.encode()), 3))]:
-        served.engine.cuts = cuts
+        served.engine.yield_at = cuts
         events = await raw_events(served, tools=[WEATHER, NOW])
         items = events[-1]["response"]["output"]
         assert [_content(item) for item in items] == [_content(item) for item in whole["output"]]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import pytest_asyncio
-from octavo_server.tools.use import AUTO_IS_OFF, ToolSettings
+from octavo_server.output_parsing.tool_use import AUTO_IS_OFF, ToolSettings
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import ScriptedClient, events, serving
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import pytest_asyncio
-from octavo_server.tools.use import ToolSettings
+from octavo_server.output_parsing.tool_use import ToolSettings
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, events, serving
 from openai import BadRequestError
@@ -115,7 +115,7 @@ async def test_wherever_a_stream_is_cut(served):
     """Within characters, too: tokens are bytes here."""
     (plain,) = (await chat(served)).choices
     for num_first in range(len(served.engine.replies[0].encode()) + 1):
-        served.engine.cuts = frozenset({num_first})
+        served.engine.yield_at = frozenset({num_first})
         assert await joined(served) == of_plain(plain), num_first
 
 

@@ -72,7 +72,7 @@ def strict_namespace(api: client.ApiClient) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """An API server of the tests' own, whose audit log they read. `with plane.away()`: it is killed, and comes back."""
+    """A control plane for the tests alone. They read its audit log; `plane.apiserver_down()` kills its API server."""
     if missing := missing_tools():
         pytest.skip(missing)
     controllers = (GARBAGE, NAMESPACES)

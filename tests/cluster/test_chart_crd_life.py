@@ -10,11 +10,11 @@ from urllib.error import HTTPError
 
 import pytest
 import yaml
-from octavo_testing.chart import CHART, HELM_MISSING, helm, run_helm
+from octavo_testing.chart import CHART, HELM_MISSING, helm_binary, run_helm
 from octavo_testing.control_plane import CRDS, LIMIT_S, ControlPlane, control_plane, missing_tools
 from octavo_testing.infsvc_cases import Case
 
-pytestmark = pytest.mark.skipif(helm() is None, reason=HELM_MISSING)
+pytestmark = pytest.mark.skipif(helm_binary() is None, reason=HELM_MISSING)
 
 NAME = "inferenceservices.serving.octavo.dev"
 SERVICES = "/apis/serving.octavo.dev/v1alpha1/namespaces/default/inferenceservices"

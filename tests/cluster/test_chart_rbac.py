@@ -16,7 +16,7 @@ import yaml
 from octavo_operator.desired.children import desired_children
 from octavo_operator.service import Settings, read_service
 from octavo_testing.audit_log import Call
-from octavo_testing.chart import CHART, HELM_MISSING, helm, render, run_helm
+from octavo_testing.chart import CHART, HELM_MISSING, helm_binary, render, run_helm
 from octavo_testing.component import Component
 from octavo_testing.control_plane import (
     CRDS,
@@ -28,10 +28,10 @@ from octavo_testing.control_plane import (
     missing_tools,
 )
 from octavo_testing.infsvc_cases import HOST, KEYS, OPEN, Case, stored
-from octavo_testing.rbac import Right, documented, granted, refused, used
+from octavo_testing.rbac import Right, documented_rights, granted_rights, refused_calls, used_rights
 from octavo_testing.serve_command import free_port
 
-pytestmark = [pytest.mark.skipif(helm() is None, reason=HELM_MISSING), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.skipif(helm_binary() is None, reason=HELM_MISSING), pytest.mark.timeout(300)]
 
 SYSTEM, SERVED = "octavo-system", "served"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
@@ -95,7 +95,7 @@ def _installed(plane: ControlPlane, folder: Path, values: dict[str, Any], *flags
     assert made.returncode == 0, made.stderr
     (deployment,) = [m for m in render(values, namespace=SYSTEM) if m["kind"] == "Deployment"]
     pod = deployment["spec"]["template"]["spec"]
-    user = plane.token_of(SYSTEM, pod["serviceAccountName"])
+    user = plane.issue_token(SYSTEM, pod["serviceAccountName"])
     env = os.environ | {"KUBECONFIG": str(plane.kubeconfig(user)), "POD_NAME": "octavo-0", "POD_NAMESPACE": SYSTEM}
     args = [*pod["containers"][0]["args"], f"--liveness=http://127.0.0.1:{free_port()}/healthz"]
     operator = Component(
@@ -112,8 +112,8 @@ def _installed(plane: ControlPlane, folder: Path, values: dict[str, Any], *flags
 def _until(holds: Callable[[], bool], operator: Component) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not holds():
-        operator.check()
-        assert time.monotonic() < deadline, operator.last_words()
+        operator.assert_running()
+        assert time.monotonic() < deadline, operator.log_tail()
         time.sleep(0.1)
 
 
@@ -175,16 +175,16 @@ def _exists(plane: ControlPlane, path: str) -> bool:
 
 
 def test_no_call_of_the_operator_is_refused(history: list[Call]) -> None:
-    assert refused(history) == []
+    assert refused_calls(history) == []
     assert len(history) > 50
 
 
 def test_every_right_is_used_or_has_a_reason(history: list[Call]) -> None:
-    table = documented(OVER_SERVICES) | documented(OWN)
+    table = documented_rights(OVER_SERVICES) | documented_rights(OWN)
     excused = {right for right, reason in table.items() if reason}
-    rights = granted(rule for _, rules in _roles(EVERYTHING) for rule in rules)
-    assert sorted(rights - used(history) - excused - NEEDS_PODS) == []
-    assert sorted(excused & used(history)) == [], "these are used: their reasons can go"
+    rights = granted_rights(rule for _, rules in _roles(EVERYTHING) for rule in rules)
+    assert sorted(rights - used_rights(history) - excused - NEEDS_PODS) == []
+    assert sorted(excused & used_rights(history)) == [], "these are used: their reasons can go"
 
 
 def _roles(values: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -199,16 +199,16 @@ def test_the_guide_has_the_rights_that_the_chart_grants(values: dict[str, Any]) 
     roles = _roles(values)
     assert {name for name, _ in roles} == {"octavo-operator", "octavo-operator-own"}
     for name, rules in roles:
-        assert documented(OWN if name.endswith("-own") else OVER_SERVICES).keys() == granted(rules)
+        assert documented_rights(OWN if name.endswith("-own") else OVER_SERVICES).keys() == granted_rights(rules)
 
 
 def test_the_guide_has_the_rights_of_users_and_routers() -> None:
     people = [m for m in render({}) if m["kind"] == "ClusterRole" and m["metadata"]["name"] != "octavo-operator"]
-    assert documented("People").keys() == granted(rule for role in people for rule in role["rules"])
+    assert documented_rights("People").keys() == granted_rights(rule for role in people for rule in role["rules"])
     service = read_service(stored(Case("", {})))
     settings = Settings(engine_image="engine", router_image="router", operator_namespace=SYSTEM)
     (role,) = [child for child in desired_children(service, settings) if child["kind"] == "Role"]
-    assert documented("A router").keys() == granted(role["rules"])
+    assert documented_rights("A router").keys() == granted_rights(role["rules"])
 
 
 def test_an_operator_of_namespaces_needs_no_cluster_role(
@@ -221,7 +221,7 @@ def test_an_operator_of_namespaces_needs_no_cluster_role(
         _write(audited, {"few": {}})
         _settle(audited, operator, {"few": {}})
     calls = audited.audit.calls(since=since, user=":octavo-operator")
-    assert refused(calls) == []
+    assert refused_calls(calls) == []
     assert {call.namespace for call in calls if call.resource} == {SYSTEM, SERVED}
 
 
@@ -247,7 +247,7 @@ def test_helm_test_checks_for_a_leading_operator(audited: ControlPlane, tmp_path
     """The test runs the command of the hook's pod, with the pod's account and rights."""
     hooks = _test_hooks(audited)
     account, (pod,) = hooks["ServiceAccount"][0]["metadata"]["name"], hooks["Pod"]
-    env = os.environ | {"KUBECONFIG": str(audited.kubeconfig(audited.token_of(SYSTEM, account)))}
+    env = os.environ | {"KUBECONFIG": str(audited.kubeconfig(audited.issue_token(SYSTEM, account)))}
     command = [sys.executable, *pod["spec"]["containers"][0]["command"][1:], *pod["spec"]["containers"][0]["args"]]
 
     def run() -> subprocess.CompletedProcess[str]:

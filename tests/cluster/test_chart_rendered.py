@@ -7,9 +7,18 @@ import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic import DynamicClient
-from octavo_testing.chart import CHART, HELM_MISSING, Flip, default_values, flips, helm, render, run_helm
+from octavo_testing.chart import (
+    CHART,
+    HELM_MISSING,
+    SettingChange,
+    default_values,
+    helm_binary,
+    render,
+    run_helm,
+    setting_changes,
+)
 
-pytestmark = pytest.mark.skipif(helm() is None, reason=HELM_MISSING)
+pytestmark = pytest.mark.skipif(helm_binary() is None, reason=HELM_MISSING)
 
 #: Values that have an effect only together with other values.
 ALL_ON: dict[str, Any] = {
@@ -86,11 +95,14 @@ def _merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     return values | more | both
 
 
-@pytest.mark.parametrize("flip", flips(), ids=lambda flip: flip.id)
+@pytest.mark.parametrize("flip", setting_changes(), ids=lambda flip: flip.id)
 def test_every_value_has_an_effect_that_the_server_accepts(
-    objects: DynamicClient, namespace: str, flip: Flip, bases: list[tuple[dict[str, Any], list[dict[str, Any]]]]
+    objects: DynamicClient,
+    namespace: str,
+    flip: SettingChange,
+    bases: list[tuple[dict[str, Any], list[dict[str, Any]]]],
 ) -> None:
-    made = [render(flip.on(values), namespace=namespace) for values, _ in bases]
+    made = [render(flip.apply_to(values), namespace=namespace) for values, _ in bases]
     assert made != [manifests for _, manifests in bases], "the value has no effect"
     for manifests in made:
         _dry_run(objects, manifests)

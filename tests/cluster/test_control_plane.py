@@ -15,14 +15,14 @@ SERVICES = "/apis/serving.octavo.dev/v1alpha1/namespaces/{}/inferenceservices"
 def test_stored_objects_survive_the_api_server(plane: ControlPlane, plane_namespace: str) -> None:
     path = SERVICES.format(plane_namespace)
     made = plane.call("POST", path, Case("", {}, name="kept").manifest())
-    with plane.away(), pytest.raises(urllib.error.URLError):
+    with plane.apiserver_down(), pytest.raises(urllib.error.URLError):
         plane.call("GET", path)
     assert plane.call("GET", f"{path}/kept")["metadata"]["uid"] == made["metadata"]["uid"]
 
 
 def test_the_audit_log_shows_calls_of_a_limited_account(plane: ControlPlane, plane_namespace: str) -> None:
     rules = [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["list"]}]
-    user = plane.account(plane_namespace, "reader", rules)
+    user = plane.create_account(plane_namespace, "reader", rules)
     since = plane.audit.mark()
     with config.new_client_from_config(str(plane.kubeconfig(user))) as connected:
         core = client.CoreV1Api(connected)
@@ -41,7 +41,7 @@ def test_a_watch_of_a_compacted_history_fails(plane: ControlPlane, plane_namespa
     before = plane.call("POST", path, {"metadata": {"name": "before"}})["metadata"]["resourceVersion"]
     plane.call("POST", path, {"metadata": {"name": "after"}})
     plane.compact()
-    with plane.away():
+    with plane.apiserver_down():
         pass  # the API server's watch cache is lost
     watched = plane.call("GET", f"{path}?watch=1&resourceVersion={before}&timeoutSeconds=1")
     assert (watched["type"], watched["object"]["code"]) == ("ERROR", 410)

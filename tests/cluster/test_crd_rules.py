@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
-from octavo_testing.infsvc_cases import REFUSED, TAKEN, Case
+from octavo_testing.infsvc_cases import ACCEPTED, REFUSED, Case
 
 GROUP, VERSION, PLURAL = "serving.octavo.dev", "v1alpha1", "inferenceservices"
 
@@ -18,7 +18,7 @@ def custom(api: client.ApiClient) -> client.CustomObjectsApi:
     return client.CustomObjectsApi(api)
 
 
-@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
 def test_a_valid_spec_is_accepted(custom: client.CustomObjectsApi, namespace: str, case: Case) -> None:
     assert _create(custom, namespace, case)["spec"]["model"] == case.manifest()["spec"]["model"]
 
@@ -30,7 +30,7 @@ def test_an_invalid_spec_is_refused_with_the_remedy(
     with pytest.raises(ApiException) as refusal:
         _create(custom, namespace, case)
     assert refusal.value.status in (400, 422)
-    assert case.says in json.loads(refusal.value.body)["message"]
+    assert case.message in json.loads(refusal.value.body)["message"]
 
 
 def test_a_new_service_can_be_scaled(custom: client.CustomObjectsApi, namespace: str) -> None:

@@ -6,7 +6,7 @@ from kubernetes.dynamic import DynamicClient
 from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import desired_engine
 from octavo_operator.service import InferenceService, Settings, read_service
-from octavo_testing.infsvc_cases import TAKEN, Case, stored
+from octavo_testing.infsvc_cases import ACCEPTED, Case, stored
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 
@@ -20,7 +20,7 @@ def _service(case: Case, namespace: str) -> InferenceService:
     return read_service(stored(case, namespace=namespace))
 
 
-@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
 def test_the_api_server_accepts_all_children(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
     service = _service(case, strict_namespace)
     for made in [*desired_children(service, SETTINGS), desired_engine(service, SETTINGS, replicas=1)]:
@@ -29,7 +29,7 @@ def test_the_api_server_accepts_all_children(objects: DynamicClient, strict_name
         assert answer.metadata.name == made["metadata"]["name"]
 
 
-@pytest.mark.parametrize("case", [c for c in TAKEN if "HostPath" not in str(c.spec)], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [c for c in ACCEPTED if "HostPath" not in str(c.spec)], ids=lambda case: case.id)
 def test_pods_meet_the_restricted_standard(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
     """Pods that mount a folder of the node are left out: the standard forbids them."""
     service, pods = _service(case, strict_namespace), objects.resources.get(api_version="v1", kind="Pod")

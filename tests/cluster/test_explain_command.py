@@ -133,12 +133,12 @@ def test_explain_names_a_missing_service(shell: Shell, plane_namespace: str) -> 
 
 def test_explain_reports_missing_rights(shell: Shell, plane: ControlPlane, plane_namespace: str) -> None:
     shell.make("llm")
-    shell.kubeconfig = plane.kubeconfig(plane.account(plane_namespace, "stranger", []))
+    shell.kubeconfig = plane.kubeconfig(plane.create_account(plane_namespace, "stranger", []))
     code, said = shell.explain("llm")
     assert code == 1
     assert f"octavo: you may not get inferenceservices in the namespace '{plane_namespace}': ask for a role" in said
     assert "you may not list inferenceservices in all namespaces" in shell.explain("-A")[1]
-    shell.kubeconfig = plane.kubeconfig(plane.account(plane_namespace, "reader", [READING]))
+    shell.kubeconfig = plane.kubeconfig(plane.create_account(plane_namespace, "reader", [READING]))
     code, said = shell.explain("llm")
     assert "Not ready: NotSeen." in said
     assert "(pods can't be listed: pods is forbidden" in said
@@ -163,7 +163,7 @@ def test_explain_reports_a_missing_crd(shell: Shell, monkeypatch: pytest.MonkeyP
 
 
 def test_explain_names_an_unreachable_api_server(shell: Shell, plane: ControlPlane) -> None:
-    with plane.away():
+    with plane.apiserver_down():
         code, said = shell.explain("llm")
     assert (code, said) == (
         1,

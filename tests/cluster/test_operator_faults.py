@@ -16,17 +16,17 @@ from octavo_operator.plan.events import ACT_REASONS
 from octavo_operator.spec.service import KIND
 from octavo_testing.control_plane import ControlPlane
 from octavo_testing.infsvc_cases import HOST, OPEN, Case
-from octavo_testing.operator_life import (
+from octavo_testing.simulated_operator import (
     MERGE,
     WATCHED,
     Fault,
     Killed,
-    Nodes,
-    Operator,
+    SimulatedNodes,
+    SimulatedOperator,
     connected,
-    essence,
+    event_counts,
+    namespace_state,
     no_fault,
-    told,
 )
 
 NAME = "llm"
@@ -64,7 +64,7 @@ class Life:
         self._api = api
         self.namespace = f"life-{secrets.token_hex(4)}"
         plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
-        self.nodes = Nodes(plane, self.namespace)
+        self.nodes = SimulatedNodes(plane, self.namespace)
         self.num_kills = 0
         self.num_writes = 0
 
@@ -96,15 +96,15 @@ class Life:
 
     @property
     def result(self) -> dict[str, Any]:
-        return essence(self.plane, self.namespace)
+        return namespace_state(self.plane, self.namespace)
 
     @property
     def transitions(self) -> Counter[str]:
         """Numbers of condition events by reason. Events of actions are left out: a killed operator can't send them."""
-        return Counter({r: n for r, n in told(self.plane, self.namespace).items() if r not in ACT_REASONS})
+        return Counter({r: n for r, n in event_counts(self.plane, self.namespace).items() if r not in ACT_REASONS})
 
-    def operator(self, fault: Fault = no_fault) -> Operator:
-        return Operator(self._api, self.namespace, self.nodes, fault=fault)
+    def operator(self, fault: Fault = no_fault) -> SimulatedOperator:
+        return SimulatedOperator(self._api, self.namespace, self.nodes, fault=fault)
 
     def _edit(self, spec: dict[str, Any]) -> None:
         self._user("PATCH", NAME, {"spec": spec}, kind=MERGE)

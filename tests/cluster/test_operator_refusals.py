@@ -10,7 +10,14 @@ from octavo_operator.cluster.reconciler import LOAD_EVERY_S
 from octavo_operator.spec.service import KIND
 from octavo_testing.control_plane import ControlPlane
 from octavo_testing.infsvc_cases import HOST, OPEN, Case
-from octavo_testing.operator_life import MERGE, Nodes, Operator, connected, essence, told
+from octavo_testing.simulated_operator import (
+    MERGE,
+    SimulatedNodes,
+    SimulatedOperator,
+    connected,
+    event_counts,
+    namespace_state,
+)
 
 NAME = "llm"
 pytestmark = pytest.mark.timeout(120)
@@ -23,8 +30,8 @@ class ServiceNamespace:
         self.plane = plane
         self._api = api
         self.namespace = namespace
-        self.nodes = Nodes(plane, namespace)
-        self.operator = Operator(api, namespace, self.nodes)
+        self.nodes = SimulatedNodes(plane, namespace)
+        self.operator = SimulatedOperator(api, namespace, self.nodes)
 
     def serve(self, **spec: Any) -> None:
         self.plane.call("POST", path_of(KIND, self.namespace), Case("", spec, name=NAME).manifest())
@@ -34,7 +41,7 @@ class ServiceNamespace:
         return self.get(KIND, NAME)
 
     def replace_operator(self) -> None:
-        self.operator = Operator(self._api, self.namespace, self.nodes)
+        self.operator = SimulatedOperator(self._api, self.namespace, self.nodes)
 
     def make(self, kind: str, name: str, **content: Any) -> Raw:
         found: Raw = self.plane.call("POST", path_of(kind, self.namespace), {"metadata": {"name": name}} | content)
@@ -52,11 +59,11 @@ class ServiceNamespace:
 
     @property
     def event_counts(self) -> dict[str, int]:
-        return dict(told(self.plane, self.namespace))
+        return dict(event_counts(self.plane, self.namespace))
 
     @property
-    def essence(self) -> dict[str, Any]:
-        return essence(self.plane, self.namespace)
+    def namespace_state(self) -> dict[str, Any]:
+        return namespace_state(self.plane, self.namespace)
 
 
 @pytest.fixture
@@ -113,7 +120,7 @@ async def test_a_refused_child_is_reported_and_the_others_are_created(stage: Ser
 async def test_a_spec_of_a_newer_crd_is_refused_and_pods_stay(stage: ServiceNamespace) -> None:
     stage.serve()
     await stage.settle()
-    before = stage.essence
+    before = stage.namespace_state
     raw = stage.get(KIND, NAME)
     newer = raw | {"spec": raw["spec"] | {"shiny": True}}
     newer["metadata"] = raw["metadata"] | {"generation": 2, "resourceVersion": raw["metadata"]["resourceVersion"] + "0"}
@@ -122,7 +129,7 @@ async def test_a_spec_of_a_newer_crd_is_refused_and_pods_stay(stage: ServiceName
     service = stage.get(KIND, NAME)
     assert [_condition(service, type_)["reason"] for type_ in ("Accepted", "Ready")] == ["InvalidSpec"] * 2
     assert "spec.shiny" in _condition(service, "Accepted")["message"]
-    assert {k: v for k, v in stage.essence.items() if "status" not in k} == {
+    assert {k: v for k, v in stage.namespace_state.items() if "status" not in k} == {
         k: v for k, v in before.items() if "status" not in k
     }
     assert stage.event_counts["InvalidSpec"] == 1
@@ -150,13 +157,13 @@ async def test_a_users_change_of_a_child_is_undone(
 ) -> None:
     stage.serve()
     await stage.settle()
-    before = stage.essence
+    before = stage.namespace_state
     if change is None:
         stage.remove(kind, name)
     else:
         stage.change(kind, name, change)
     await stage.settle()
-    assert stage.essence == before
+    assert stage.namespace_state == before
     assert stage.event_counts["ChildRepaired"] == 1
 
 

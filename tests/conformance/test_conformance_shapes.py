@@ -4,7 +4,7 @@ import json
 
 import pytest
 from jsonschema import validate
-from octavo_server.tools.use import ToolSettings
+from octavo_server.output_parsing.tool_use import ToolSettings
 from octavo_testing.conformance import conforms
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving

@@ -11,7 +11,8 @@ from hypothesis import Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-EXAMPLES = 25
+#: Requests per operation: 12 by default, 25 in CI, hundreds in `make nightly`.
+EXAMPLES = settings.default.max_examples // 4
 UNCHECKED = [negative_data_rejection, positive_data_acceptance]
 #: How long a request may take. Without it schemathesis gives up after 10 s, in which a busy machine may not generate
 #: all that `n` or a list of prompts asks for. pytest-timeout ends a request that hangs, as it ends any test.
@@ -65,6 +66,7 @@ CASES = [(label, GenerationMode.POSITIVE) for label in (*WITH_BODY, *WITHOUT_BOD
 CASES += [(label, GenerationMode.NEGATIVE) for label in WITH_BODY]
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize(("label", "mode"), CASES, ids=lambda part: getattr(part, "value", part))
 def test_the_server_does_what_the_document_says(operations, label, mode):
     """Each operation has a test, and so a time limit, of its own: examples of a large body take long to make up."""

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import msgspec
 import pytest
+from octavo_testing.health_probe import HealthProbe
 from octavo_testing.hostile_bodies import SHAPES, hostile_body
 from octavo_testing.raw_http import RawConnection
-from octavo_testing.standstill import HealthProbe
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180), pytest.mark.slow]
 

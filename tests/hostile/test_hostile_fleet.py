@@ -10,7 +10,7 @@ from collections import Counter
 import httpx
 import pytest
 from aiohttp import web
-from octavo_testing.attacked import attacked_router
+from octavo_testing.attack_targets import router_target
 from octavo_testing.fleets import until
 from octavo_testing.raw_http import RawConnection, ask, completion_body, request_bytes
 from octavo_testing.recording_replica import RecordingReplica, answering, taking
@@ -56,7 +56,7 @@ async def ask_many(port, prompts, *, concurrency=CONCURRENCY):
 async def test_a_poisoned_request_kills_at_most_two_replicas(tmp_path):
     dead = []
     replicas = [MortalReplica(dead) for _ in range(6)]
-    async with attacked_router(tmp_path, replicas) as router:
+    async with router_target(tmp_path, replicas) as router:
         while min(len(replica.seen) for replica in replicas) < 3:  # so that the router keeps connections to each
             await ask_many(router.port, [f"warm {i}" for i in range(48)], concurrency=48)
         async with await RawConnection.open(router.port) as connection:
@@ -73,7 +73,7 @@ async def test_a_poisoned_request_kills_at_most_two_replicas(tmp_path):
 async def test_a_replica_that_fails_at_once_gets_few_requests(tmp_path, status):
     failing = RecordingReplica(answering(status))
     replicas = [failing, *(RecordingReplica(taking(SERVICE_S)) for _ in range(15))]
-    async with attacked_router(tmp_path, replicas) as router:
+    async with router_target(tmp_path, replicas) as router:
         await ask_many(router.port, [f"{i:06d} is the number of this request" for i in range(NUM_REQUESTS)])
         assert len(failing.seen) <= MOST_FAILING_SHARE * NUM_REQUESTS
 
@@ -86,7 +86,7 @@ async def test_errors_of_clients_eject_no_replica(tmp_path, status):
         return await (refuse if seen.prompt.startswith("bad") else taking(0.01))(seen)
 
     replicas = [RecordingReplica(behave) for _ in range(4)]
-    async with attacked_router(tmp_path, replicas) as router:
+    async with router_target(tmp_path, replicas) as router:
         assert await ask_many(router.port, [f"bad {i}" for i in range(100)], concurrency=16) == {status: 100}
         before = [len(replica.seen) for replica in replicas]
         assert await ask_many(router.port, [f"good {i}" for i in range(200)], concurrency=16) == {200: 200}
@@ -96,7 +96,7 @@ async def test_errors_of_clients_eject_no_replica(tmp_path, status):
 
 async def test_never_more_than_half_of_the_replicas_are_ejected(tmp_path):
     replicas = [RecordingReplica(answering(500)) for _ in range(3)] + [RecordingReplica(taking(0.02))]
-    async with attacked_router(tmp_path, replicas) as router:
+    async with router_target(tmp_path, replicas) as router:
         await ask_many(router.port, [f"first {i}" for i in range(400)], concurrency=16)
         async with httpx.AsyncClient() as http:
             metrics = (await http.get(f"http://127.0.0.1:{router.port}/metrics")).text
@@ -164,7 +164,7 @@ async def test_one_slow_health_neither_fails_nor_moves_a_request(tmp_path, is_po
     for replica in replicas:
         if is_polled:
             replica.serve_by_polling()
-    async with attacked_router(tmp_path, replicas) as router:
+    async with router_target(tmp_path, replicas) as router:
         asking = [asyncio.create_task(ask(router.port, prompt, timeout_s=LIMIT_S)) for prompt in prompts]
         await until(lambda: len(router.prompts()) == len(prompts))
         assert all(replica.seen for replica in replicas)

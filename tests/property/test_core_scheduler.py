@@ -5,7 +5,7 @@ overtaking, nothing preempted for nothing; the machine, that what the KV stream 
 that every output ended exactly once with exactly its tokens.
 """
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from octavo_engine.core.events import KVDelta
@@ -155,6 +155,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(
-    max_examples=400, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestScheduler.settings = settings(stateful_step_count=50)

@@ -60,13 +60,13 @@ class World:
 
     def operate(self, *, view: Observed | None = None, dies: bool = False) -> None:
         """On the world as it is, no act of an operator lets fewer pods serve than are wanted, or than did."""
-        before, wanted = self.cluster.num_kept(), self.service.spec.replicas
+        before, wanted = self.cluster.num_staying(), self.service.spec.replicas
         planned = self.planned(view)
         end = self.rng.randint(0, len(planned.actions)) if dies else len(planned.actions)
         for action in planned.actions[:end]:
             self.cluster.execute(action)
         if view is None:
-            assert self.cluster.num_kept() >= min(before, wanted)
+            assert self.cluster.num_staying() >= min(before, wanted)
         if not dies:
             self.cluster.status = planned.status
 
@@ -105,13 +105,13 @@ class World:
             case "router restart":
                 cluster.restart_router(rng.choice(("router-0", "router-1", "other-router")))
             case "routers":
-                cluster.hear_routers(rng)
+                cluster.deliver_router_reports(rng)
             case "share":
                 cluster.shares = not cluster.shares
 
     def converge(self) -> None:
         self.cluster.shares = True
-        self.cluster.hear_routers()
+        self.cluster.deliver_router_reports()
         for _ in range(ROUNDS):
             self.operate()
             self.cluster.settle_pods()

@@ -86,4 +86,4 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndex = IndexMachine.TestCase
-TestIndex.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestIndex.settings = settings(stateful_step_count=40)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from octavo_engine.log_format import LogFormat
 
-from octavo_server.tools.use import ToolSettings
+from octavo_server.output_parsing.tool_use import ToolSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

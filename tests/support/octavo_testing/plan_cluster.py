@@ -1,7 +1,7 @@
-"""`PlanCluster`: just enough of a cluster, in memory, to carry plans out: objects, Deployments' pods, routers.
+"""`PlanCluster`: an in-memory cluster that carries out plans: objects, the pods of Deployments, and routers.
 
-The API server's part is done as far as a plan can see it: fields are defaulted, pods follow their Deployment, a deleted
-object's pods end after a while. Whether a real API server takes what is applied is shown elsewhere.
+It simulates the API server as far as a plan can observe it: fields get defaults, pods follow their Deployment, and the
+pods of a deleted object end later. Tests in tests/cluster show that a real API server accepts the applied objects.
 """
 
 import copy
@@ -27,8 +27,8 @@ class PlanCluster:
     engine_manifests: dict[str, dict[str, Any]] = field(default_factory=dict)
     pods: dict[str, LivePod] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
-    silent: set[str] = field(default_factory=set)  # routers that have said nothing since they were started anew
-    shares: bool = True  # whether there is another service whose router may be shared
+    silent: set[str] = field(default_factory=set)  # routers that have sent no report since their restart
+    shares: bool = True  # whether another service's router may be shared
     num_writes: int = 0
     status: dict[str, Any] = field(default_factory=dict)
     _made: int = 0
@@ -61,7 +61,7 @@ class PlanCluster:
                     live.pod = replace(live.pod, is_admitted=epoch is not None, admitted_epoch=epoch)
 
     def settle_pods(self, rng: random.Random | None = None) -> None:
-        """Pods follow their Deployments; with `rng` only some of what is due happens."""
+        """Create, start and end pods as their Deployments require; with `rng`, each change happens half the time."""
         for deployment in self.engine_deployments.values():
             mine = [p for p in self.pods.values() if p.pod.revision == deployment.revision and not p.pod.is_terminating]
             for _ in range(deployment.replicas - len(mine)):
@@ -82,10 +82,10 @@ class PlanCluster:
                 live.pod = replace(live.pod, is_ready=True)
 
     def restart_router(self, name: str) -> None:
-        """It knows of no replica, until it has their snapshots again."""
+        """Let the router send no report until `deliver_router_reports`."""
         self.silent.add(name)
 
-    def hear_routers(self, rng: random.Random | None = None) -> None:
+    def deliver_router_reports(self, rng: random.Random | None = None) -> None:
         self.silent = {name for name in self.silent if not _happens(rng)}
 
     def restart_engine(self, name: str) -> None:
@@ -95,7 +95,7 @@ class PlanCluster:
         del self.pods[name]
 
     def edit(self, ref: tuple[str, str], rng: random.Random) -> None:
-        """Somebody changes a child, or removes it."""
+        """Change or delete a child, as a user might."""
         if rng.random() < 0.5:
             del self.objects[ref]
         else:
@@ -106,8 +106,8 @@ class PlanCluster:
     def num_serving(self) -> int:
         return sum(live.pod.serves for live in self.pods.values())
 
-    def num_kept(self) -> int:
-        """Pods that serve and will go on doing so, for all that was asked for up to now."""
+    def num_staying(self) -> int:
+        """Count the serving pods whose Deployment still exists."""
         revisions = {s.revision for s in self.engine_deployments.values()}
         return sum(live.pod.serves and live.pod.revision in revisions for live in self.pods.values())
 

@@ -5,7 +5,7 @@ from octavo_engine.core.replay import replay
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.wire.plan import SeqResult, StepPlan, StepResult
-from octavo_engine.wire.records import EngineRequest
+from octavo_engine.wire.records import EngineRequest, ErrorInfo
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.simulation import sim_config
 
@@ -68,8 +68,9 @@ def test_why_it_waits_and_how_many_do(scheduler):
 
 def test_a_grammar_that_never_comes_ends_every_output_once(scheduler):
     scheduler.add(request("slow", n=1), 0.0, deferred=True)
-    (ended,) = scheduler.prepared("slow", 1.0, error="too large")
-    assert (ended.finish_reason, ended.error) == ("error", "too large")
+    error = ErrorInfo("too large", "invalid_request")
+    (ended,) = scheduler.prepared("slow", 1.0, error=error)
+    assert (ended.finish_reason, ended.error) == ("error", error)
     assert scheduler.prepared("slow", 2.0) == []
     assert not scheduler.is_live("slow")
 
@@ -128,7 +129,7 @@ def test_readiness_is_an_input_that_replays():
     for now, event in enumerate(("", "slow", "never", "", "", "")):
         plan = scheduler.step(float(now))
         if event:
-            scheduler.prepared(event, float(now), error="late" if event == "never" else None)
+            scheduler.prepared(event, float(now), error=ErrorInfo("late") if event == "never" else None)
         if not plan.is_empty:
             scheduler.commit(result(plan), float(now))
     assert not scheduler.has_work()

@@ -1,6 +1,7 @@
 """A step that fails ends its own sequences and nobody else's, and nothing that it may have spoilt is used again."""
 
 from octavo_engine.wire.plan import StepResult
+from octavo_engine.wire.records import ErrorInfo
 from octavo_testing.simulation import Simulation
 
 
@@ -12,9 +13,9 @@ def test_the_sequences_of_the_step_end_with_the_error() -> None:
     sim.step()
     outputs = sim.commit(error="out of memory")
     assert [(o.request_id, o.index, o.finish_reason, o.error) for o in outputs] == [
-        ("a", 0, "error", "out of memory"),
-        ("a", 1, "error", "out of memory"),
-        ("b", 0, "error", "out of memory"),
+        ("a", 0, "error", ErrorInfo("out of memory", "internal")),
+        ("a", 1, "error", ErrorInfo("out of memory", "internal")),
+        ("b", 0, "error", ErrorInfo("out of memory", "internal")),
     ]
     assert sim.scheduler.stats().in_use_blocks == 0
     assert not sim.scheduler.cached_hashes()

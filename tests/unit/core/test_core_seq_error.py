@@ -2,7 +2,10 @@
 
 from octavo_engine.core.replay import replay
 from octavo_engine.core.trace import TracingScheduler
+from octavo_engine.wire.records import ErrorInfo
 from octavo_testing.simulation import Simulation, sim_config
+
+ERROR = ErrorInfo("no token left", "invalid_request")
 
 
 def test_only_the_failed_sequence_ends_and_a_trace_knows_it() -> None:
@@ -14,11 +17,11 @@ def test_only_the_failed_sequence_ends_and_a_trace_knows_it() -> None:
     bad = plan.seqs[1].seq_id
     for result in sim.results[0].seqs:
         if result.seq_id == bad:
-            result.token_ids, result.error = [], "not finite"
+            result.token_ids, result.error = [], ERROR
     outputs = sim.commit()
     assert [(o.request_id, o.finish_reason, o.error) for o in outputs] == [
         ("good", None, None),
-        ("bad", "error", "not finite"),
+        ("bad", "error", ERROR),
     ]
     assert outputs[1].timing is not None
     sim.drain()
@@ -34,7 +37,7 @@ def test_what_a_failed_sequence_computed_is_not_found_again() -> None:
     sim.add("bad", [1] * 4 + [2] * 8)
     sim.step()
     _, result = sim.results[0].seqs
-    result.token_ids, result.error = [], "not finite"
+    result.token_ids, result.error = [], ERROR
     sim.commit()
     sim.add("again", [1] * 4 + [2] * 8)
     assert sim.step().seqs[1].start == 4, "what somebody else goes on with is still there"

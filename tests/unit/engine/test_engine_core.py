@@ -93,7 +93,8 @@ def test_a_request_that_can_never_run_ends_with_an_error_for_each_index():
     core.add(make_request(prompt="x" * 200, params=scripted("x", n=2)))
     outputs = run(core)
     assert ends(outputs) == [("r", 0, "error"), ("r", 1, "error")]
-    assert "maximum context length is 128" in outputs[0].error
+    assert outputs[0].error.kind == "invalid_request"
+    assert "maximum context length is 128" in outputs[0].error.message
 
 
 def test_a_failed_step_ends_its_sequences_and_serving_goes_on(caplog):
@@ -174,7 +175,7 @@ def test_what_a_step_will_change_is_told_before_it_runs():
         told.append((load, (len(numbers(news.kv.stored)), len(numbers(news.kv.removed)))))
 
     core = make_core(Watched(), num_blocks=4, block_size=4, max_model_len=16, kv_events=True)
-    core.on_begin = begins
+    core.on_interim = begins
     core.add(make_request("fills", "0123456789ab", params=scripted("x")))
     ended = core.step()
     assert told == [((1, 11, 0), (3, 0)), "runs"]
@@ -190,7 +191,7 @@ def test_a_reset_is_told_before_it_is_answered():
     """Who has the answer finds none of the old blocks in a snapshot."""
     told = []
     core = make_core(num_blocks=4, block_size=4, max_model_len=16, kv_events=True)
-    core.on_begin = lambda news: told.append(len(numbers(news.kv.removed)))
+    core.on_interim = lambda news: told.append(len(numbers(news.kv.removed)))
     core.add(make_request("fills", "0123456789ab", params=scripted("x")))
     run(core)
     told.clear()
@@ -212,7 +213,7 @@ def test_requests_are_counted_as_they_are_received_refused_ones_too():
 def test_a_step_of_decodes_alone_has_nothing_to_tell_before_it_runs():
     told = []
     core = make_core(num_blocks=8, block_size=16, kv_events=True)
-    core.on_begin = told.append
+    core.on_interim = told.append
     core.add(make_request("r", "abc", params=scripted("four")))
     run(core)
     assert [news.stats.prefill_backlog_tokens for news in told] == [2]
@@ -225,6 +226,6 @@ def test_blocks_of_a_step_that_fails_are_taken_back():
 
     told = []
     core = make_core(Failing(), num_blocks=4, block_size=4, max_model_len=16, kv_events=True)
-    core.on_begin = lambda news: told.append(news.kv.stored)
+    core.on_interim = lambda news: told.append(news.kv.stored)
     core.add(make_request("r", "0123456789ab"))
     assert core.step().kv.removed == told[0] != b""

@@ -13,7 +13,7 @@ from octavo_testing.grammars import vocabulary
 
 
 def regex(text):
-    return GrammarSource(SchemaBounds(max_bytes=1000, max_depth=8)).of(StructuredOutputs(regex=text))
+    return GrammarSource(SchemaBounds(max_bytes=1000, max_depth=8)).grammar_for(StructuredOutputs(regex=text))
 
 
 @pytest.fixture

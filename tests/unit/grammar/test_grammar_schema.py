@@ -64,7 +64,7 @@ ENFORCED = {
 
 
 def source(schema, bounds=BOUNDS, **options):
-    return GrammarSource(bounds).of(StructuredOutputs(json=schema, **options))
+    return GrammarSource(bounds).grammar_for(StructuredOutputs(json=schema, **options))
 
 
 @pytest.mark.parametrize("schema", ENFORCED.values(), ids=ENFORCED)

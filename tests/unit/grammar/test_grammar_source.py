@@ -88,7 +88,7 @@ def test_any_json_object():
 )
 def test_what_is_wrong_is_told(shape, param, words):
     with pytest.raises(InvalidRequest, match=words) as caught:
-        GrammarSource(SchemaBounds(max_bytes=100, max_depth=8)).of(StructuredOutputs(**shape))
+        GrammarSource(SchemaBounds(max_bytes=100, max_depth=8)).grammar_for(StructuredOutputs(**shape))
     assert caught.value.param == f"structured_outputs.{param}"
 
 
@@ -101,4 +101,4 @@ def test_the_order_of_properties_is_the_schema_s():
 
 def test_what_was_checked_once_is_remembered():
     source = GrammarSource(BOUNDS)
-    assert source.of(StructuredOutputs(regex="a+")) is source.of(StructuredOutputs(regex="a+"))
+    assert source.grammar_for(StructuredOutputs(regex="a+")) is source.grammar_for(StructuredOutputs(regex="a+"))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from octavo_engine.layers.head import LogitsHead
-from octavo_engine.layers.layer import Build
+from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.ops import native_linear
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 def head_of(weight: Tensor, *, tied: bool, softcap: float | None = None) -> LogitsHead:
-    build = Build(dtype=weight.dtype, device=torch.device("cpu"), max_model_len=8)
+    build = BuildContext(dtype=weight.dtype, device=torch.device("cpu"), max_model_len=8)
     spec = LinearSpec(in_features=weight.shape[1], outs=(weight.shape[0],), names=("lm_head",), wide=True)
     linear = Linear(spec, build, tied=weight if tied else None)
-    for slot in linear.slots():
+    for slot in linear.weight_slots():
         slot.load(weight)
     linear.finish_loading()
     return LogitsHead(linear, softcap=softcap)

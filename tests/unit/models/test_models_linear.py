@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from octavo_engine.layers.layer import Build
+from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.shard import Shard
@@ -10,17 +10,17 @@ from octavo_engine.wire.errors import StartupError
 from torch import Tensor
 from torch.nn import functional as F
 
-BUILD = Build(dtype=torch.float32, device=torch.device("cpu"), max_model_len=16)
+BUILD = BuildContext(dtype=torch.float32, device=torch.device("cpu"), max_model_len=16)
 Weights = dict[str, Tensor]
 
 
 def weights_of(linear: Linear, seed: int = 0) -> Weights:
     generator = torch.Generator().manual_seed(seed)
-    return {slot.name: torch.randn(slot.shape, generator=generator) for slot in linear.slots()}
+    return {slot.name: torch.randn(slot.shape, generator=generator) for slot in linear.weight_slots()}
 
 
 def filled(linear: Linear, weights: Weights) -> Linear:
-    for slot in linear.slots():
+    for slot in linear.weight_slots():
         slot.load(weights[slot.name])
     return linear
 
@@ -44,7 +44,7 @@ def test_fused_from_separate_tensors(packed: bool) -> None:
 
 
 def test_slots_name_the_checkpoint() -> None:
-    assert {slot.name: slot.shape for slot in Linear(split_spec(), BUILD).slots()} == {
+    assert {slot.name: slot.shape for slot in Linear(split_spec(), BUILD).weight_slots()} == {
         "a.q.weight": (8, 12),
         "a.q.bias": (8,),
         "a.k.weight": (4, 12),
@@ -107,7 +107,7 @@ def test_packing_drops_the_plain_weight_and_keeps_the_count() -> None:
 def test_tied_weight_is_not_loaded() -> None:
     matrix = torch.randn(5, 12)
     linear = Linear(LinearSpec(in_features=12, outs=(5,), names=("lm_head",)), BUILD, tied=matrix)
-    assert list(linear.slots()) == []
+    assert list(linear.weight_slots()) == []
     linear.finish_loading()
     x = torch.randn(2, 12)
     torch.testing.assert_close(linear(x), F.linear(x, matrix))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from octavo_engine.config import ModelConfig
-from octavo_engine.layers.layer import Build
+from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.rope import RotaryEmbedding
 from octavo_engine.layers.rope_frequencies import inverse_frequencies, rope_spec
 from octavo_engine.ops.rope import rotate_
@@ -97,7 +97,7 @@ def test_rotation_equals_transformers(kind: str) -> None:
     positions = torch.arange(length)
     cos, sin = LlamaRotaryEmbedding(LlamaConfig(**hf))(q, positions[None])
     expected = torch.cat(apply_rotary_pos_emb(q, k, cos, sin), 1)[0].transpose(0, 1)
-    build = Build(dtype=torch.float32, device=torch.device("cpu"), max_model_len=length)
+    build = BuildContext(dtype=torch.float32, device=torch.device("cpu"), max_model_len=length)
     rotation = RotaryEmbedding(spec_of(hf), build)(positions)
     ours = torch.cat((q, k), 1)[0].transpose(0, 1).contiguous()
     rotate_(ours, rotation.cos, rotation.sin)
@@ -105,7 +105,7 @@ def test_rotation_equals_transformers(kind: str) -> None:
 
 
 def test_rotation_leaves_other_dimensions() -> None:
-    build = Build(dtype=torch.float32, device=torch.device("cpu"), max_model_len=32)
+    build = BuildContext(dtype=torch.float32, device=torch.device("cpu"), max_model_len=32)
     rotation = RotaryEmbedding(spec_of(hf_config(KINDS["partial"])), build)(torch.tensor([31, 4, 0]))
     before = torch.randn(3, 2, HEAD_DIM)
     after = before.clone()
@@ -118,7 +118,7 @@ def test_rotation_leaves_other_dimensions() -> None:
 
 def test_rotation_works_on_a_part_of_a_larger_tensor() -> None:
     """Queries and keys are rotated in place within the fused qkv output."""
-    build = Build(dtype=torch.float32, device=torch.device("cpu"), max_model_len=8)
+    build = BuildContext(dtype=torch.float32, device=torch.device("cpu"), max_model_len=8)
     rotation = RotaryEmbedding(spec_of(hf_config(KINDS["default"])), build)(torch.arange(8))
     heads = torch.randn(8, 6, HEAD_DIM)
     values, expected = heads[:, 4:].clone(), heads[:, :4].clone()

@@ -4,7 +4,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from octavo_testing.chart import Flip, default_values, flips, settings, values_schema
+from octavo_testing.chart import SettingChange, default_values, setting_changes, settings, values_schema
 
 
 def _paths(values: Any, known: set[tuple[str, ...]], path: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
@@ -42,10 +42,10 @@ def test_every_group_refuses_unknown_settings() -> None:
     assert open_groups(values_schema(), "") == []
 
 
-@pytest.mark.parametrize("flip", flips(), ids=lambda flip: flip.id)
-def test_the_schema_accepts_its_own_examples(flip: Flip) -> None:
-    jsonschema.validate(flip.on(default_values()), values_schema())
+@pytest.mark.parametrize("flip", setting_changes(), ids=lambda flip: flip.id)
+def test_the_schema_accepts_its_own_examples(flip: SettingChange) -> None:
+    jsonschema.validate(flip.apply_to(default_values()), values_schema())
 
 
 def test_every_setting_can_be_flipped() -> None:
-    assert {flip.path for flip in flips()} == {path for path, _ in settings(values_schema())}
+    assert {flip.path for flip in setting_changes()} == {path for path, _ in settings(values_schema())}

@@ -9,7 +9,7 @@ from octavo_operator.desired.engine import desired_engine, engine_revision, num_
 from octavo_operator.desired.network import exposed_url, internal_url
 from octavo_operator.names import REVISION_LABEL
 from octavo_operator.service import InferenceService, Settings, read_service
-from octavo_testing.infsvc_cases import HOST, KEYS, MINIMAL, OPEN, TAKEN, Case, stored
+from octavo_testing.infsvc_cases import ACCEPTED, HOST, KEYS, MINIMAL, OPEN, Case, stored
 
 SETTINGS = Settings(
     engine_image="engine:1",
@@ -206,7 +206,7 @@ def test_urls_follow_the_exposure() -> None:
     assert internal_url(_service(), SETTINGS) == "http://llm.default.svc.cluster.local"
 
 
-@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
 def test_every_child_has_owner_labels_and_a_short_name(case: Case) -> None:
     service = read_service(stored(case))
     for made in [*desired_children(service, SETTINGS), desired_engine(service, SETTINGS, replicas=1)]:

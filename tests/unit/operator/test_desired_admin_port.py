@@ -11,7 +11,7 @@ from octavo_operator.desired.engine import desired_engine
 from octavo_operator.handlers import EventHandlers
 from octavo_operator.names import COMPONENT_LABEL, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.service import InferenceService, Settings, read_service
-from octavo_testing.infsvc_cases import HOST, KEYS, OPEN, TAKEN, Case, stored
+from octavo_testing.infsvc_cases import ACCEPTED, HOST, KEYS, OPEN, Case, stored
 
 SETTINGS = Settings(
     engine_image="engine:1",
@@ -57,7 +57,7 @@ def test_the_router_listens_on_its_admin_port() -> None:
     assert {"--port=8080", "--admin-port=8001"} <= {*router["args"]}
 
 
-@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
 def test_no_service_ingress_or_route_exposes_an_admin_port(case: Case) -> None:
     service = read_service(stored(case))
     for made in _made(service, "Service").values():
@@ -113,13 +113,13 @@ def test_engines_require_the_routers_secret(spec: dict[str, Any]) -> None:
     assert secret == {"secretKeyRef": {"name": "llm-router-secret", "key": "secret"}}
 
 
-class FakeReports:
+class Followed:
     """Records the addresses that `RouterReports` would connect to."""
 
     def __init__(self) -> None:
         self.addresses: list[tuple[str, int]] = []
 
-    def subscribe(self, key: Key, address: tuple[str, int], secret: str) -> None:
+    def follow(self, key: Key, address: tuple[str, int], secret: str) -> None:
         self.addresses.append(address)
 
 
@@ -145,8 +145,8 @@ def _port(name: str, number: int) -> dict[str, Any]:
 )
 async def test_the_state_stream_uses_the_port_of_the_pod(containers: list[dict[str, Any]], port: int) -> None:
     """During an upgrade from a version without an admin port, both kinds of pods exist."""
-    reports: Any = FakeReports()
-    handlers = EventHandlers(View(), WorkQueue(), reports, secret_of=lambda _: "s", on_watch_start=lambda: None)
+    followed: Any = Followed()
+    watching = EventHandlers(View(), WorkQueue(), followed, secret_of=lambda _: "s", on_watch_start=lambda: None)
     labels = {SERVICE_LABEL: "llm", ROUTER_LABEL: "llm", COMPONENT_LABEL: "router"}
     pod: Any = {
         "apiVersion": "v1",
@@ -156,5 +156,5 @@ async def test_the_state_stream_uses_the_port_of_the_pod(containers: list[dict[s
         "status": {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
     }
     event: Any = {"type": "ADDED", "object": pod}
-    await handlers._on_event(event, pod)
-    assert reports.addresses == [("10.0.0.1", port)]
+    await watching._seen(event, pod)
+    assert followed.addresses == [("10.0.0.1", port)]

@@ -89,9 +89,7 @@ def test_each_cause_is_the_one_of_ready_with_its_meaning(condition: str, reason:
         assert reason == "NotChecked"
         return
     assert (
-        (found.cause.reason, found.cause.message)
-        == (row["reason"], row["message"])
-        == (reason, f"about {condition}")
+        (found.cause.reason, found.cause.message) == (row["reason"], row["message"]) == (reason, f"about {condition}")
     )
     assert found.cause.meaning == MEANINGS[condition][reason].text
     assert f"{condition} {reason}" in text(found)

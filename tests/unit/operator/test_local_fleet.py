@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 from octavo_operator.local.fleet import read_fleet
-from octavo_testing.infsvc_cases import REFUSED, TAKEN, Case
+from octavo_testing.infsvc_cases import ACCEPTED, REFUSED, Case
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HEAD = "apiVersion: serving.octavo.dev/v1alpha1\nkind: InferenceService\n"
@@ -128,10 +128,10 @@ def test_faults_name_the_service_and_the_field(text: str, message: str) -> None:
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.id)
 def test_specs_that_the_api_server_refuses_are_refused(case: Case) -> None:
-    assert case.says in " ".join(faults(yaml.safe_dump(case.manifest())))
+    assert case.message in " ".join(faults(yaml.safe_dump(case.manifest())))
 
 
-@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
 def test_specs_that_the_api_server_accepts_are_read(case: Case) -> None:
     manifest = case.manifest() | {"spec": case.manifest()["spec"] | {"replicas": 1}}
     others = "" if "apiKeys" in str(manifest) else service("other")  # its keys would differ

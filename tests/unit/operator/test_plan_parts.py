@@ -139,6 +139,25 @@ def test_an_unreadable_spec_is_not_ready() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("revision", "reasons"),
+    [(WANTED, ("NotFound", "CrashLoop")), ("before", ("Fetched", "Starting"))],
+)
+def test_a_failure_stays_while_a_restarted_pod_shows_no_reason(revision: str, reasons: tuple[str, str]) -> None:
+    missing = _pod(trouble="CrashLoop", message="exit code 1: no such file or folder", restarts=1)
+    rows = with_transition_times(
+        conditions_of(_service(), Observed(pods=(missing,)), SETTINGS, wanted=WANTED), (), generation=1, now="t"
+    )
+    status = {"conditions": rows, "revision": {"updated": revision}}
+    restarting = Observed(pods=(_pod(restarts=2),), status=status)
+    assert tuple(_of(type_, _service(), restarting).reason for type_ in ("ModelReady", "WorkloadReady")) == reasons
+    ready = Observed(pods=(_pod(restarts=2, is_ready=True),), status=status)
+    assert tuple(_of(type_, _service(), ready).reason for type_ in ("ModelReady", "WorkloadReady")) == (
+        "Fetched",
+        "PodsReady",
+    )
+
+
 def test_a_failing_router_beside_a_ready_one_does_not_block_ready() -> None:
     seen = Observed(pods=(_serving(),), routers={"r": _report(pod_0="e1")}, router_trouble="secret not found")
     assert (_of("RouterReady", _service(), seen).reason, _of("Ready", _service(), seen).status) == (

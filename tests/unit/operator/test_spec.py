@@ -7,7 +7,7 @@ import pytest
 import yaml
 from octavo_operator.spec.fields import num_bytes
 from octavo_operator.spec.service import InferenceServiceSpec, InvalidSpec, read_spec
-from octavo_testing.infsvc_cases import REFUSED, TAKEN, Case
+from octavo_testing.infsvc_cases import ACCEPTED, REFUSED, Case
 
 CRD = Path(__file__).parents[3] / "crds" / "inferenceservices.serving.octavo.dev.yaml"
 
@@ -21,7 +21,7 @@ def crd() -> dict[str, Any]:
     return loaded
 
 
-@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
 def test_a_valid_spec_is_read(case: Case) -> None:
     assert read_spec(case.manifest()).model.uri == case.manifest()["spec"]["model"]["uri"]
 
@@ -30,7 +30,7 @@ def test_a_valid_spec_is_read(case: Case) -> None:
 def test_an_invalid_spec_is_refused_with_the_remedy(case: Case) -> None:
     with pytest.raises(InvalidSpec) as refusal:
         read_spec(case.manifest())
-    assert case.says in str(refusal.value)
+    assert case.message in str(refusal.value)
 
 
 def test_the_models_have_the_fields_and_bounds_of_the_crd(crd: dict[str, Any]) -> None:

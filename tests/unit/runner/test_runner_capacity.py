@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from octavo_engine.config import EngineConfig
 from octavo_engine.runner.capacity import plan_capacity
-from octavo_engine.runner.load import load_executor
+from octavo_engine.runner.model_loading import load_executor
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.tiny_models import TINY, make_tiny
 

@@ -34,7 +34,7 @@ def masks() -> GrammarMasks:
 
 
 def new(seq_id: int, regex: str | None, **params: Any) -> NewSeq:
-    grammar = None if regex is None else GrammarSource(BOUNDS).of(StructuredOutputs(regex=regex))
+    grammar = None if regex is None else GrammarSource(BOUNDS).grammar_for(StructuredOutputs(regex=regex))
     return NewSeq(
         seq_id=seq_id, token_ids=[1], num_prompt_tokens=1, params=SamplingParams(**params), seed=0, grammar=grammar,
         eos_token_id=EOS,

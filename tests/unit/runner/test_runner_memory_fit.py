@@ -7,9 +7,9 @@ import pytest
 import torch
 from octavo_engine.config import EngineConfig
 from octavo_engine.runner.device import CpuDevice
-from octavo_engine.runner.load import choose_dtype
 from octavo_engine.runner.memory import GIB, MemoryInfo
 from octavo_engine.runner.memory_fit import PROCESS_BYTES
+from octavo_engine.runner.model_loading import choose_dtype
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_testing.tiny_models import make_tiny

@@ -26,7 +26,7 @@ def sample(logits: Tensor, *requests: SamplingParams, seeds: list[int] | None = 
     for slot, params in enumerate(requests):
         new = NewSeq(seq_id=slot, token_ids=tokens, num_prompt_tokens=len(PROMPT), params=params, eos_token_id=EOS)
         row = np.array([*tokens, 0], dtype=np.int32)
-        seqs.append(SeqState.of(new, slot, row, vocab_size=logits.shape[1], device=torch.device("cpu")))
+        seqs.append(SeqState.from_new_seq(new, slot, row, vocab_size=logits.shape[1], device=torch.device("cpu")))
         columns.set(seqs[-1], slot if seeds is None else seeds[slot])
     rows = SampleRows(
         seqs=seqs,
@@ -229,6 +229,7 @@ def test_logits_that_are_not_finite_fail_their_row_alone(bad: float, temperature
     results = sample(logits, *[SamplingParams(temperature=temperature, top_k=1, logprobs=1)] * 3)
     assert [r.token_ids for r in results] == [[8], [], [8]]
     assert [r.error for r in results] == [None, NOT_FINITE, None]
+    assert NOT_FINITE.kind == "internal"
     assert results[1].logprobs is None
 
 
@@ -240,6 +241,7 @@ def test_masks_that_leave_nothing_fail_their_row_alone() -> None:
     nothing = greedy(allowed_token_ids=[8], bad_words_token_ids=[[8]])
     results = sample(flat(t8=4.0).repeat(2, 1), nothing, greedy())
     assert [r.error for r in results] == [NO_TOKEN_LEFT, None]
+    assert NO_TOKEN_LEFT.kind == "invalid_request"
     assert [r.token_ids for r in results] == [[], [8]]
 
 

@@ -7,12 +7,12 @@ import statistics
 import pytest
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.tokenizer import load_tokenizer
-from octavo_server.bench.arrivals import Arrivals, RampUp
+from octavo_server.bench.arrivals import ArrivalProcess, RampUp
 from octavo_server.bench.datasets import check_dataset
-from octavo_server.bench.options import BadOption, options_of
+from octavo_server.bench.options import InvalidOption, parse_options
 from octavo_server.bench.sample_files import burstgpt_samples, custom_samples, sharegpt_samples
 from octavo_server.bench.samples import (
-    BadDataset,
+    InvalidDataset,
     PrefixRepetitionOptions,
     RandomOptions,
     prefix_repetition_samples,
@@ -59,7 +59,7 @@ def test_prefix_repetition(codec):
 
 @pytest.mark.parametrize("options", [RandomOptions(range_ratio=1.0), RandomOptions(input_len=0)], ids=str)
 def test_impossible_lengths_are_refused(codec, options):
-    with pytest.raises(BadDataset, match="--random"):
+    with pytest.raises(InvalidDataset, match="--random"):
         random_samples(codec, 1, 0, options)
 
 
@@ -111,17 +111,17 @@ def test_a_file_that_is_something_else_is_refused_by_name(codec, tmp_path, read,
     path = tmp_path / "file"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(BadDataset, match=str(path)):
+    with pytest.raises(InvalidDataset, match=str(path)):
         list(read(codec, 1, 0, path, None))
 
 
 def test_all_at_once():
-    assert Arrivals().offsets_s(3, 0) == [0.0, 0.0, 0.0]
+    assert ArrivalProcess().offsets_s(3, 0) == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("burstiness", [0.2, 1.0, 50.0])
 def test_arrivals_have_the_rate_and_the_burstiness(burstiness):
-    offsets = Arrivals(rate=4.0, burstiness=burstiness).offsets_s(4000, 7)
+    offsets = ArrivalProcess(rate=4.0, burstiness=burstiness).offsets_s(4000, 7)
     gaps = [b - a for a, b in zip([0.0, *offsets], offsets, strict=False)]
     assert offsets[-1] == pytest.approx(1000)
     assert min(gaps) >= 0
@@ -133,7 +133,7 @@ def test_arrivals_have_the_rate_and_the_burstiness(burstiness):
 def test_a_ramp_raises_the_rate(strategy):
     ramp = RampUp(strategy=strategy, start_rps=1, end_rps=16)
     assert (ramp.rate(0), ramp.rate(1)) == (1, pytest.approx(16))
-    offsets = Arrivals(ramp_up=ramp).offsets_s(1000, 0)
+    offsets = ArrivalProcess(ramp_up=ramp).offsets_s(1000, 0)
     assert offsets[500] - offsets[0] > 2 * (offsets[999] - offsets[500])
 
 
@@ -159,8 +159,8 @@ def parse(*argv):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_options_that_cannot_be_are_refused(argv, told):
-    with pytest.raises(BadOption, match=told.replace(".", r"\.")):
-        options_of(parse(*argv))
+    with pytest.raises(InvalidOption, match=told.replace(".", r"\.")):
+        parse_options(parse(*argv))
 
 
 @pytest.mark.parametrize(
@@ -173,12 +173,12 @@ def test_options_that_cannot_be_are_refused(argv, told):
     ids=" ".join,
 )
 def test_datasets_that_are_not_there_are_refused(argv, told):
-    with pytest.raises(BadDataset, match=told):
+    with pytest.raises(InvalidDataset, match=told):
         check_dataset(parse(*argv))
 
 
 def test_vllm_s_flags_are_understood():
-    options = options_of(
+    options = parse_options(
         parse(
             *("--backend", "openai-chat", "--base-url", "http://h:1/", "--top-p", "0.5", "--ignore-eos"),
             *("--extra-body", '{"top_k": 3}', "--header", "a=b=c", "--goodput", "ttft:200", "tpot:50"),

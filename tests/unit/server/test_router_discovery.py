@@ -6,8 +6,7 @@ import socket
 
 import pytest
 from octavo_engine.wire.errors import StartupError
-from octavo_server.cli.discovery import discovery_of
-from octavo_server.cli.discovery_flags import add_discovery_flags
+from octavo_server.cli.discovery import add_discovery_flags, discovery_of
 from octavo_server.router.fleet.discovery.dns import DnsDiscovery
 from octavo_server.router.fleet.discovery.kubernetes import KubernetesDiscovery
 from octavo_server.router.fleet.endpoint import Endpoint, StaticDiscovery

@@ -7,7 +7,7 @@ import pytest
 from octavo_server.cli import explain
 from octavo_server.cli.main import build_parser
 from octavo_server.client import api
-from octavo_server.client.api import Api, ApiFailure, Unreachable
+from octavo_server.client.api import ApiClient, ApiFailure, Unreachable
 from octavo_server.router.fleet.prefix_index import Match, PrefixIndex
 from octavo_server.router.observe.debug import decision_info
 from octavo_server.router.observe.decision_log import KEPT, DecisionLog
@@ -116,7 +116,7 @@ async def test_a_router_that_hangs_is_not_waited_for_for_ever(monkeypatch):
     monkeypatch.setattr(api, "GET_LIMIT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as sock:  # nobody takes what comes in
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        async with Api(url) as asked:
+        async with ApiClient(url) as asked:
             with pytest.raises(Unreachable, match=r"no server answers at .* \(timed out\)"):
                 await asked.get(f"{url}/debug/decisions")
 
@@ -147,7 +147,7 @@ def ended(telemetry, *numbers):
         observer.ended(200, "finished")
 
 
-def told_by(telemetry, after=0):
+def decisions_of(telemetry, after=0):
     log = telemetry.decisions
     return [decision_info(e, telemetry.time_of(e.decided_s), log.worker) for e in log.ended_after(after)]
 
@@ -162,7 +162,7 @@ async def test_each_decision_is_followed_once(monkeypatch, capsys):
         if len(asked) > 4:
             raise asyncio.CancelledError
         ended(telemetry, len(asked))
-        return told_by(telemetry)
+        return decisions_of(telemetry)
 
     monkeypatch.setattr(explain, "_decisions", decisions)
     args = Namespace(url="http://x", api_key=None, n=9, candidates=4, json=True, follow=True)
@@ -178,7 +178,7 @@ async def test_each_decision_is_followed_once(monkeypatch, capsys):
 async def test_a_first_look_shows_the_latest_only(monkeypatch, capsys):
     telemetry = RouterTelemetry()
     ended(telemetry, 1, 2, 3)
-    answers = iter([told_by(telemetry)])
+    answers = iter([decisions_of(telemetry)])
 
     async def decisions(*_):
         try:
@@ -195,14 +195,14 @@ async def test_a_first_look_shows_the_latest_only(monkeypatch, capsys):
 
 def test_what_the_router_no_longer_keeps_is_counted():
     workers = [RouterTelemetry(decisions=DecisionLog(3)) for _ in range(2)]
-    heard = explain.Heard()
+    position = explain.FollowPosition()
     for telemetry in workers:
         ended(telemetry, *range(5))
-    news, num_lost = heard.take([info for telemetry in workers for info in told_by(telemetry)])
-    assert (len(news), num_lost) == (6, 0)  # what was before is nobody's loss
+    new, num_lost = position.select_new([info for telemetry in workers for info in decisions_of(telemetry)])
+    assert (len(new), num_lost) == (6, 0)  # what was before is nobody's loss
     ended(workers[0], *range(5, 13))
-    news, num_lost = heard.take([info for telemetry in workers for info in told_by(telemetry, after=5)])
-    assert ([info.request_id for info in news], num_lost) == (["r-10", "r-11", "r-12"], 5)
+    new, num_lost = position.select_new([info for telemetry in workers for info in decisions_of(telemetry, after=5)])
+    assert ([info.request_id for info in new], num_lost) == (["r-10", "r-11", "r-12"], 5)
 
 
 async def test_losses_are_said_beside_the_decisions(monkeypatch, capsys):
@@ -214,7 +214,7 @@ async def test_losses_are_said_beside_the_decisions(monkeypatch, capsys):
         if numbers is None:
             raise asyncio.CancelledError
         ended(telemetry, *numbers)
-        return told_by(telemetry)
+        return decisions_of(telemetry)
 
     monkeypatch.setattr(explain, "_decisions", decisions)
     args = Namespace(url="http://x", api_key=None, n=9, candidates=4, json=True, follow=True)
@@ -230,7 +230,7 @@ async def test_losses_are_said_beside_the_decisions(monkeypatch, capsys):
 def test_the_more_there_is_to_hear_the_sooner_it_is_asked_for():
     most_s = explain.FOLLOW_EVERY_S
     assert explain.next_wait_s(most_s, 0) == explain.next_wait_s(most_s, 10) == most_s
-    assert explain.next_wait_s(most_s, 4 * explain.WANTED) == most_s / 4
-    assert explain.next_wait_s(most_s / 4, explain.WANTED) == most_s / 4
+    assert explain.next_wait_s(most_s, 4 * explain.TARGET_BATCH) == most_s / 4
+    assert explain.next_wait_s(most_s / 4, explain.TARGET_BATCH) == most_s / 4
     assert explain.next_wait_s(most_s / 4, 0) == most_s
-    assert explain.WANTED < KEPT / 2
+    assert explain.TARGET_BATCH < KEPT / 2

@@ -35,7 +35,7 @@ class Fleet:
         decision = self.picker.pick(prompt, [fed.replica for fed in self.fed.values()])
         ticket = self.picker.lease(decision, prompt)
         fed = self.fed[decision.chosen.name]
-        fed.tell(stored=hashes[decision.terms.match.device :])
+        fed.publish_step(stored=hashes[decision.terms.match.device :])
         ticket.record_first_byte()
         ticket.release("ok")
         self.clock.now += 0.5
@@ -96,7 +96,7 @@ def test_prefixes_that_are_each_less_than_a_replicas_share_stay_where_they_are()
     fleet = Fleet()
     prefixes = [range(100 * n, 100 * n + 30) for n in range(1, 9)]
     for prefix in prefixes:
-        fleet.fed["a"].tell(stored=prefix)
+        fleet.fed["a"].publish_step(stored=prefix)
     for number in range(160):
         fleet.ask([*prefixes[number % 8], 5000 + number])
     assert {d.why for d in fleet.decisions} == {"least cost"}
@@ -115,7 +115,7 @@ def test_only_so_many_prefixes_are_counted():
 def test_only_idle_replicas_take_part(running):
     fleet = Fleet(replicas=2)
     for fed in fleet.fed.values():
-        fed.tell(Load(running=running, free_blocks=1000, total_blocks=1000))
+        fed.publish_step(Load(running=running, free_blocks=1000, total_blocks=1000))
     for number in range(20):
         fleet.ask([*HOT, 1000 + number])
     assert any(d.why == WHY for d in fleet.decisions) == (running == 0)

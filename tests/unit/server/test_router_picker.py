@@ -40,27 +40,27 @@ def test_the_replica_that_has_the_longest_prefix(index, picker):
 def test_a_queue_that_costs_more_than_the_prefix_sends_it_elsewhere(index, picker):
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold")
     replicas = [warm.replica, cold.replica]
-    warm.tell(load(prefill_backlog_tokens=300))
+    warm.publish_step(load(prefill_backlog_tokens=300))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is warm.replica
-    warm.tell(load(prefill_backlog_tokens=600))
+    warm.publish_step(load(prefill_backlog_tokens=600))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
 
 
 def test_a_prefix_is_worth_more_where_computing_it_holds_others_up(index, picker):
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold")
     replicas = [warm.replica, cold.replica]
-    warm.tell(load(prefill_backlog_tokens=600, running=8))
+    warm.publish_step(load(prefill_backlog_tokens=600, running=8))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
-    cold.tell(load(running=8))
+    cold.publish_step(load(running=8))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is warm.replica
-    warm.tell(load(prefill_backlog_tokens=9000, running=8))
+    warm.publish_step(load(prefill_backlog_tokens=9000, running=8))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
 
 
 def test_of_equals_the_one_with_the_fewest_requests(index, picker):
     fed = [FedReplica(index, name) for name in "ab"]
     for replica, running in zip(fed, (2, 1), strict=True):
-        replica.tell(load(running=running, prefill_backlog_tokens=5000))
+        replica.publish_step(load(running=running, prefill_backlog_tokens=5000))
     decision = picker.pick(prompt_of(range(1, 11)), [f.replica for f in fed])
     assert (decision.chosen, decision.why) == (fed[1].replica, "tie: least load")
 
@@ -69,7 +69,7 @@ def test_of_equals_the_one_with_the_fewest_requests(index, picker):
 def test_of_equals_one_that_finds_as_much_as_any(index, picker, other):
     """To wait for a queue may cost what computing elsewhere does; but whoever computes holds up those who come next."""
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold", device=range(1, 1 + other))
-    warm.tell(load(prefill_backlog_tokens=16 * (30 - other), waiting=1))
+    warm.publish_step(load(prefill_backlog_tokens=16 * (30 - other), waiting=1))
     decision = picker.pick(prompt_of(range(1, 31), extra_tokens=200), [warm.replica, cold.replica])
     costs = [terms.cost_s for terms in decision.candidates]
     assert max(costs) <= min(costs) * 1.05
@@ -78,13 +78,13 @@ def test_of_equals_one_that_finds_as_much_as_any(index, picker, other):
 
 def test_of_equals_that_find_nearly_as_much_the_one_with_the_fewest_requests(index, picker):
     busy, idle = FedReplica(index, "busy", device=range(1, 31)), FedReplica(index, "idle", device=range(1, 30))
-    busy.tell(load(waiting=1, prefill_backlog_tokens=1))
+    busy.publish_step(load(waiting=1, prefill_backlog_tokens=1))
     prompt = prompt_of(range(1, 31), extra_tokens=600)
     assert picker.pick(prompt, [busy.replica, idle.replica]).chosen is idle.replica
 
 
 def hear(picker, fed, **fields):
-    fed.tell(load(**fields))
+    fed.publish_step(load(**fields))
     picker.heard(fed.replica)
 
 
@@ -179,7 +179,7 @@ def test_a_frame_confirms_what_was_predicted(index, picker, clock):
     fed = FedReplica(index, "a")
     prompt = prompt_of([1, 2, 3])
     picker.lease(picker.pick(prompt, [fed.replica]), prompt)
-    fed.tell(stored=[1, 2])
+    fed.publish_step(stored=[1, 2])
     clock.now_s += MIN_PREDICTED_S
     decision = picker.pick(prompt, [fed.replica])
     assert decision.candidates[0].match == Match(2)
@@ -265,7 +265,7 @@ def test_tokens_that_only_this_replica_could_save_are_its_worth(index, picker, c
 def test_a_blind_replica_is_taken_to_be_as_fast_as_one_that_tells(index, picker):
     fed, blind = FedReplica(index, "a"), blind_replica("b")
     for tokens in [1, 500] * 20:
-        fed.tell(load(step_tokens=tokens, step_ms=tokens * 1.0))
+        fed.publish_step(load(step_tokens=tokens, step_ms=tokens * 1.0))
         picker.heard(fed.replica)
     told, unknown = picker.pick(prompt_of(range(1, 11)), [fed.replica, blind]).candidates
     assert told.prefill_s == pytest.approx(165 * 0.001, rel=0.05)
@@ -275,7 +275,7 @@ def test_a_blind_replica_is_taken_to_be_as_fast_as_one_that_tells(index, picker)
 @pytest.mark.parametrize("step_ms", [float("nan"), float("inf"), -1.0, 0.0, 1e300])
 def test_a_step_that_cannot_be_teaches_nothing(index, picker, step_ms):
     fed = FedReplica(index, "a")
-    fed.tell(load(step_tokens=100, step_ms=step_ms))
+    fed.publish_step(load(step_tokens=100, step_ms=step_ms))
     picker.heard(fed.replica)
     assert fed.replica.activity.rates.num_steps == 0
 
@@ -298,8 +298,8 @@ def test_without_free_blocks_it_takes_until_others_give_theirs_back(index, picke
     ticket = picker.lease(picker.pick(prompt, [full.replica]), prompt)
     clock.now_s += 10
     ticket.release("ok")
-    full.tell(Load(running=4, free_blocks=0, cached_blocks=12, total_blocks=112))
-    free.tell(load(running=4))
+    full.publish_step(Load(running=4, free_blocks=0, cached_blocks=12, total_blocks=112))
+    free.publish_step(load(running=4))
     decision = picker.pick(prompt, [full.replica, free.replica])
     assert decision.chosen is free.replica
     assert decision.candidates[0].evict_s == pytest.approx(20 / 100 * 10, rel=0.02)

@@ -82,13 +82,13 @@ def test_a_stream_that_broke_before_leaves_nothing_to_who_has_its_slot_next(inde
 def test_what_a_frame_named_before_is_not_predicted(index, picker, put_off):
     fed, prompt = FedReplica(index, "a"), prompt_of(range(100, 200))
     send(picker, fed, prompt)
-    fed.tell(stored=range(100, 150))
+    fed.publish_step(stored=range(100, 150))
     put_off.pop()()
     assert picker.pick(prompt, [fed.replica]).candidates[0].match == Match(100, predicted=50)
 
 
 def come(picker, fed, hashes, **load):
-    fed.tell(Load(free_blocks=1000, total_blocks=1000, **load), coming=hashes)
+    fed.publish_step(Load(free_blocks=1000, total_blocks=1000, **load), coming=hashes)
     picker.heard(fed.replica)
 
 
@@ -116,7 +116,7 @@ def test_it_is_predicted_for_as_long_as_what_is_before_it_takes(index, picker, c
 def test_what_comes_and_is_stored_is_there(index, picker, clock):
     fed = FedReplica(index, "a")
     come(picker, fed, [2, 3])
-    fed.tell(stored=[2])
+    fed.publish_step(stored=[2])
     clock.now_s += MIN_PREDICTED_S
     assert found(picker, fed, [2, 3]) == Match(1)
 
@@ -140,7 +140,7 @@ def test_ours_that_fails_leaves_what_comes_for_another(index, picker):
 
 def test_what_comes_ends_nothing_of_ours_that_lasts_longer(index, picker, clock):
     fed, prompt = FedReplica(index, "a"), prompt_of([1, 2])
-    fed.tell(Load(free_blocks=1000, total_blocks=1000, prefill_backlog_tokens=50_000))
+    fed.publish_step(Load(free_blocks=1000, total_blocks=1000, prefill_backlog_tokens=50_000))
     send(picker, fed, prompt)
     come(picker, fed, [1, 2, 3], received=1)
     clock.now_s += MIN_PREDICTED_S

@@ -15,10 +15,10 @@ from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import SeqResult, StepResult
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
+from octavo_server.cli.arg_types import size, size_or_auto
 from octavo_server.cli.flags import ENGINE_HELP
 from octavo_server.cli.main import build_parser, main
 from octavo_server.cli.serve import engine_config_of, server_config_of
-from octavo_server.cli.sizes import size, size_or_auto
 from octavo_server.http.listener import bind
 
 

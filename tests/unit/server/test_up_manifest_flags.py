@@ -4,7 +4,7 @@ import pytest
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli import plugins
 from octavo_server.cli.main import build_parser, main
-from octavo_server.cli.up_manifest import parsed_service, read_manifest
+from octavo_server.cli.up_manifest import parse_service, read_manifest
 
 MANIFEST = """
 apiVersion: serving.octavo.dev/v1alpha1
@@ -34,7 +34,7 @@ def test_it_is_read_by_the_operators_package(manifest):
     fleet = read("-f", manifest(), "--port", "9", "--host", "::", "--log-format", "json", "--router-args=--workers 2")
     (service,) = fleet.services
     assert (service.name, service.served_names, fleet.num_engines) == ("llm", ("llm",), 1)
-    parsed = parsed_service(service)
+    parsed = parse_service(service)
     assert (parsed.max_model_len, parsed.kv_cache_memory_bytes, parsed.num_threads) == (64, 2**20, 1)
 
 

@@ -10,54 +10,61 @@ from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.main import build_parser
 from octavo_server.cli.up import check, route_args, serve_args
 from octavo_server.config import ServerConfig
-from octavo_server.up.console import MAX_LINE_BYTES, Console, Lines
+from octavo_server.up.console import MAX_LINE_BYTES, Console, LineSplitter
 from octavo_server.up.plan import EngineOptions, UpOptions, plan_children
-from octavo_server.up.ports import KeptPorts
-from octavo_server.up.restarts import MAX_IN_A_ROW, STABLE_S, Restarts
-from octavo_server.up.shares import Given, Machine, Share, share_out
+from octavo_server.up.ports import ReservedPorts
+from octavo_server.up.resource_split import MachineResources, ResourceSettings, ResourceShare, split_resources
+from octavo_server.up.restart_policy import MAX_IN_A_ROW, STABLE_S, RestartPolicy
 
 
 def machine(env=None, *, cpus=8, available_gib=64.0, limits=None):
     memory = MemoryInfo(total_bytes=128 * GIB, available_bytes=int(available_gib * GIB))
-    return Machine(env=env or {}, affinity=frozenset(range(cpus)), limits=limits or CgroupLimits(), memory=memory)
+    return MachineResources(
+        env=env or {}, affinity=frozenset(range(cpus)), limits=limits or CgroupLimits(), memory=memory
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "around", "num", "expected"),
     [
-        (Given(), machine(), 2, Share(num_threads=4, kv_bytes=4 * GIB)),
-        (Given(), machine(available_gib=8), 4, Share(num_threads=2, kv_bytes=GIB)),
-        (Given(), machine(cpus=2), 4, Share(num_threads=1, kv_bytes=4 * GIB)),
-        (Given(), machine(limits=CgroupLimits(cpus=4.0)), 2, Share(num_threads=2, kv_bytes=4 * GIB)),
-        (Given(num_threads=3), machine(), 2, Share(num_threads=None, kv_bytes=4 * GIB)),
-        (Given(), machine({"OMP_NUM_THREADS": "3"}), 2, Share(num_threads=None, kv_bytes=4 * GIB)),
-        (Given(kv_cache_memory_bytes=1), machine(), 2, Share(num_threads=4, kv_bytes=None)),
-        (Given(num_gpu_blocks_override=9), machine(), 2, Share(num_threads=4, kv_bytes=None)),
-        (Given(), machine({"VLLM_CPU_KVCACHE_SPACE": "2"}), 2, Share(num_threads=4, kv_bytes=None)),
+        (ResourceSettings(), machine(), 2, ResourceShare(num_threads=4, kv_bytes=4 * GIB)),
+        (ResourceSettings(), machine(available_gib=8), 4, ResourceShare(num_threads=2, kv_bytes=GIB)),
+        (ResourceSettings(), machine(cpus=2), 4, ResourceShare(num_threads=1, kv_bytes=4 * GIB)),
+        (ResourceSettings(), machine(limits=CgroupLimits(cpus=4.0)), 2, ResourceShare(num_threads=2, kv_bytes=4 * GIB)),
+        (ResourceSettings(num_threads=3), machine(), 2, ResourceShare(num_threads=None, kv_bytes=4 * GIB)),
+        (ResourceSettings(), machine({"OMP_NUM_THREADS": "3"}), 2, ResourceShare(num_threads=None, kv_bytes=4 * GIB)),
+        (ResourceSettings(kv_cache_memory_bytes=1), machine(), 2, ResourceShare(num_threads=4, kv_bytes=None)),
+        (ResourceSettings(num_gpu_blocks_override=9), machine(), 2, ResourceShare(num_threads=4, kv_bytes=None)),
+        (ResourceSettings(), machine({"VLLM_CPU_KVCACHE_SPACE": "2"}), 2, ResourceShare(num_threads=4, kv_bytes=None)),
         (
-            Given(),
+            ResourceSettings(),
             machine({"VLLM_CPU_OMP_THREADS_BIND": "0-3|4-7"}),
             2,
-            Share(num_threads=None, kv_bytes=4 * GIB, bind=("0-3", "4-7")),
+            ResourceShare(num_threads=None, kv_bytes=4 * GIB, bind=("0-3", "4-7")),
         ),
-        (Given(), machine({"OCTAVO_CPU_OMP_THREADS_BIND": "0-3"}), 2, Share(num_threads=None, kv_bytes=4 * GIB)),
+        (
+            ResourceSettings(),
+            machine({"OCTAVO_CPU_OMP_THREADS_BIND": "0-3"}),
+            2,
+            ResourceShare(num_threads=None, kv_bytes=4 * GIB),
+        ),
     ],
 )
 def test_each_engine_gets_its_part_unless_the_user_said_how_much(given, around, num, expected):
-    assert share_out(given, around, num) == expected
+    assert split_resources(given, around, num) == expected
 
 
 def test_the_parts_together_are_at_most_what_one_engine_would_take():
-    share = share_out(Given(), machine(available_gib=20), 5)
+    share = split_resources(ResourceSettings(), machine(available_gib=20), 5)
     assert 5 * share.kv_bytes <= 10 * GIB
 
 
 def test_a_share_reaches_the_engine_as_variables():
-    share = Share(num_threads=1, kv_bytes=GIB // 2, bind=("0", "1"))
+    share = ResourceShare(num_threads=1, kv_bytes=GIB // 2, bind=("0", "1"))
     assert share.env(1) == {"OCTAVO_CPU_KVCACHE_SPACE": "0.500000", "OCTAVO_CPU_OMP_THREADS_BIND": "1"}
 
 
-SHARE = Share(num_threads=3, kv_bytes=None)
+SHARE = ResourceShare(num_threads=3, kv_bytes=None)
 ENGINES = tuple(
     EngineOptions(name=f"replica-{i}", args=("m", "--num-threads", "7"), port=i + 1, position=i, share=SHARE)
     for i in range(2)
@@ -132,25 +139,25 @@ def test_what_several_engines_cannot_share_is_refused():
 
 
 def test_pauses_double_up_to_a_limit():
-    restarts = Restarts()
-    pauses = [restarts.ended(served_s=2.0) for _ in range(MAX_IN_A_ROW + 1)]
+    restart_policy = RestartPolicy()
+    pauses = [restart_policy.record_exit(served_s=2.0) for _ in range(MAX_IN_A_ROW + 1)]
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, None]
 
 
 def test_who_never_served_is_not_started_again():
-    assert Restarts().ended(served_s=0.0) is None
+    assert RestartPolicy().ended(served_s=0.0) is None
 
 
 def test_who_served_once_may_fail_to_start_a_few_times():
-    restarts = Restarts()
-    assert restarts.ended(served_s=3.0) == 1.0
-    assert restarts.ended(served_s=0.0) == 2.0
+    restart_policy = RestartPolicy()
+    assert restart_policy.record_exit(served_s=3.0) == 1.0
+    assert restart_policy.record_exit(served_s=0.0) == 2.0
 
 
 def test_who_served_for_long_begins_anew():
-    restarts = Restarts()
+    restart_policy = RestartPolicy()
     for _ in range(3 * MAX_IN_A_ROW):
-        assert restarts.ended(served_s=STABLE_S) == 1.0
+        assert restart_policy.record_exit(served_s=STABLE_S) == 1.0
 
 
 def test_lines_have_the_name_of_who_said_them():
@@ -168,7 +175,7 @@ def test_names_are_coloured_on_a_terminal():
 
 
 def test_lines_are_put_together_from_pieces_of_any_size():
-    lines = Lines()
+    lines = LineSplitter()
     whole = "a\r\nbé\n\nc".encode()
     assert [line for i in range(len(whole)) for line in lines.feed(whole[i : i + 1])] == ["a", "bé", ""]
     assert list(lines.rest()) == ["c"]
@@ -177,11 +184,11 @@ def test_lines_are_put_together_from_pieces_of_any_size():
 
 
 def test_a_kept_port_is_for_those_who_know_it():
-    with KeptPorts() as ports:
-        port = ports.keep("127.0.0.1", 0)
+    with ReservedPorts() as ports:
+        port = ports.reserve("127.0.0.1", 0)
         with socket.socket() as ours:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             ours.bind(("127.0.0.1", port))
             ours.listen()
-            with pytest.raises(StartupError, match=f"{port}.*--port"), KeptPorts() as others:
+            with pytest.raises(StartupError, match=f"{port}.*--port"), ReservedPorts() as others:
                 others.keep("127.0.0.1", port)

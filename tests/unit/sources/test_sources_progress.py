@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from octavo_engine.sources.progress import folder_bytes, shown_progress, size_text
+from octavo_engine.sources.progress import folder_bytes, show_progress, size_text
 
 LIMIT_S = 30
 
@@ -37,7 +37,7 @@ def until(condition) -> None:
 def test_lines_of_a_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What was there before doesn't count."""
     (tmp_path / "before").write_bytes(bytes(1000))
-    with caplog.at_level(logging.INFO), shown_progress("m", tmp_path, 4096, period_s=0.01, has_bar=False):
+    with caplog.at_level(logging.INFO), show_progress("m", tmp_path, 4096, period_s=0.01, has_bar=False):
         (tmp_path / "part").write_bytes(bytes(1024))
         until(lambda: "1.00 KiB of 4.00 KiB (25 %)" in caplog.text)
         (tmp_path / "part").write_bytes(bytes(4096))
@@ -46,11 +46,11 @@ def test_lines_of_a_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_a_bar_at_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with shown_progress("hf://org/m", tmp_path, 2048, has_bar=True):
+    with show_progress("hf://org/m", tmp_path, 2048, has_bar=True):
         (tmp_path / "part").write_bytes(bytes(2048))
     assert "hf://org/m: 100%" in capsys.readouterr().err
 
 
 def test_a_failure_ends_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="broken"), shown_progress("m", tmp_path, 1, period_s=0.01):
+    with pytest.raises(ValueError, match="broken"), show_progress("m", tmp_path, 1, period_s=0.01):
         raise ValueError("broken")

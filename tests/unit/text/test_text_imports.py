@@ -6,7 +6,7 @@ import sys
 import pytest
 
 HEAVY = ("torch", "triton", "transformers", "numpy", "msgspec", "zmq", "fastapi", "gguf", "safetensors")
-MODULES = "import octavo_engine.text.template, octavo_engine.text.stop, octavo_engine.text.detokenizer"
+MODULES = "import octavo_engine.text.template, octavo_engine.text.stop_strings, octavo_engine.text.detokenizer"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from octavo_engine.sources.resolve import resolve_model
-from octavo_engine.weights.loader import iter_weights
-from octavo_engine.weights.progress import loading_bar
+from octavo_engine.weights.loader import iter_weights, loading_bar
 from octavo_engine.wire.errors import StartupError
 from safetensors.torch import save_file
 

@@ -1,9 +1,19 @@
 """What the plain records compute, and the wording that clients parse."""
 
 import pytest
+from octavo_engine.process import messages
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, Overloaded
 from octavo_engine.wire.plan import SeqStep, StepPlan
-from octavo_engine.wire.records import EngineStats
+from octavo_engine.wire.records import CoreOutputs, EngineStats, ErrorInfo, ErrorKind, SeqOutput
+
+
+@pytest.mark.parametrize("kind", ["invalid_request", "internal"])
+def test_the_kind_of_an_error_crosses_the_process_border(kind: ErrorKind) -> None:
+    output = SeqOutput(request_id="r", finish_reason="error", error=ErrorInfo("no token left", kind))
+    sent = messages.encode(messages.Outputs(CoreOutputs(outputs=[output])))
+    received = messages.decode_from_core(sent)
+    assert isinstance(received, messages.Outputs)
+    assert received.core.outputs == [output]
 
 
 def test_kv_usage_counts_referenced_blocks_only() -> None:

@@ -60,7 +60,7 @@ class PersistentBatch:
         slot = self._free_slots.pop()
         row = self._token_ids[slot]
         row[: len(new.token_ids)] = new.token_ids
-        seq = SeqState.of(new, slot, row, vocab_size=self.vocab_size, device=self._device)
+        seq = SeqState.from_new_seq(new, slot, row, vocab_size=self.vocab_size, device=self._device)
         self.seqs[new.seq_id] = seq
         self.columns.set(seq, new.seed)
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from octavo_engine.config import EngineConfig
 from octavo_engine.models.registry import build_model
 from octavo_engine.runner.device import open_device
-from octavo_engine.runner.load import choose_dtype, choose_max_model_len
 from octavo_engine.runner.memory import MemoryInfo, size_kv
 from octavo_engine.runner.memory_fit import planned_weights_bytes
+from octavo_engine.runner.model_loading import choose_dtype, choose_max_model_len
 from octavo_engine.sources.model_config import context_length, load_model_config
 from octavo_engine.sources.resolve import resolve_model
 

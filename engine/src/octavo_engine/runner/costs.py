@@ -16,13 +16,13 @@ class CostMeter:
         self._prefill_token_s = 0.0
         self._swap_block_s = 0.0
 
-    def forward(self, num_rows: npt.NDArray[np.int64], duration_s: float) -> None:
+    def record_forward(self, num_rows: npt.NDArray[np.int64], duration_s: float) -> None:
         """Counts only steps that are mostly prompt: most of their tokens belong to large chunks."""
         prefill = int(num_rows[num_rows > 1].sum())
         if prefill >= max(_LARGE_CHUNK_TOKENS, 0.9 * num_rows.sum()):
             self._prefill_token_s = _average(self._prefill_token_s, duration_s / prefill)
 
-    def swap(self, num_blocks: int, duration_s: float) -> None:
+    def record_swap(self, num_blocks: int, duration_s: float) -> None:
         self._swap_block_s = _average(self._swap_block_s, duration_s / num_blocks)
 
     def current(self) -> StepCosts:

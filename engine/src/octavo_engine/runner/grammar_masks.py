@@ -19,12 +19,12 @@ from torch import Tensor
 
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.mask_worker import MaskWorker
-from octavo_engine.grammar.reasoned import ReasonedState
+from octavo_engine.grammar.post_reasoning import PostReasoningState
 from octavo_engine.grammar.state import GrammarState, Words
-from octavo_engine.ops.token_bits import WORD_BITS, keep_tokens
+from octavo_engine.ops.token_bitmask import WORD_BITS, apply_token_bitmask
 from octavo_engine.wire.plan import NewSeq, SeqId, SeqStep
 
-State = GrammarState | ReasonedState
+AnyGrammarState = GrammarState | PostReasoningState
 Output = npt.NDArray[np.int32]  # what a sequence has generated
 
 
@@ -38,14 +38,14 @@ class GrammarRows:
 
     def apply(self, logits: Float[Tensor, "rows vocab"]) -> list[int]:
         """In place; the rows that are left without a token."""
-        has_token = keep_tokens(logits, torch.tensor(self.rows, dtype=torch.int64), self.words).tolist()
+        has_token = apply_token_bitmask(logits, torch.tensor(self.rows, dtype=torch.int64), self.words).tolist()
         return [row for row, has_one in zip(self.rows, has_token, strict=True) if not has_one]
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
     row: int
-    state: State
+    state: AnyGrammarState
     output: Output
 
     def is_for(self, output: Output) -> bool:
@@ -83,7 +83,7 @@ class GrammarMasks:
     def __init__(self, compiler: GrammarCompiler, *, vocab_size: int) -> None:
         self._compiler = compiler
         self._num_words = -(-vocab_size // WORD_BITS)
-        self._states: dict[SeqId, State] = {}
+        self._states: dict[SeqId, AnyGrammarState] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._worker = MaskWorker()
         self._ahead: _Masks | None = None
@@ -105,7 +105,9 @@ class GrammarMasks:
             ignore_eos=params.ignore_eos,
         )
         start_id, end_id = params.reasoning_start_token_id, params.reasoning_end_token_id
-        self._states[new.seq_id] = state if end_id is None else ReasonedState(state, start_id=start_id, end_id=end_id)
+        self._states[new.seq_id] = (
+            state if end_id is None else PostReasoningState(state, start_id=start_id, end_id=end_id)
+        )
 
     def begin(self, outputs: Mapping[SeqId, Output]) -> None:
         """`outputs`: what the sequences that this step samples have generated so far."""

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octavo_engine.runner.draws import largest
+from octavo_engine.runner.categorical import largest
 from octavo_engine.wire.records import TokenLogprobs
 
 

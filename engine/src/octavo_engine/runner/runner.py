@@ -86,7 +86,7 @@ class Runner:
         hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
         results = self._sample(plan, inputs, hidden)
         self._add_prompt_logprobs(results, inputs, hidden)
-        self._costs.forward(inputs.num_rows, time.perf_counter() - started)
+        self._costs.record_forward(inputs.num_rows, time.perf_counter() - started)
         return list(results.values())
 
     def _move_blocks(self, plan: StepPlan) -> None:
@@ -97,7 +97,7 @@ class Runner:
                 self._backend.swap_out(plan.swap_out, self._host)
             if plan.swap_in:
                 self._backend.swap_in(plan.swap_in, self._host)
-            self._costs.swap(len(plan.swap_out) + len(plan.swap_in), time.perf_counter() - started)
+            self._costs.record_swap(len(plan.swap_out) + len(plan.swap_in), time.perf_counter() - started)
         if plan.copies:
             self._backend.copy_blocks(plan.copies)
 

@@ -16,19 +16,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octavo_engine.runner.draws import draw, draw_filtered
+from octavo_engine.runner.categorical import draw_filtered_tokens, draw_tokens
 from octavo_engine.runner.grammar_masks import GrammarRows
 from octavo_engine.runner.keyed_random import uniforms
 from octavo_engine.runner.logprobs import token_logprobs
 from octavo_engine.runner.penalties import apply_penalties
 from octavo_engine.runner.seq_state import SeqState
-from octavo_engine.wire.errors import UNSATISFIABLE
 from octavo_engine.wire.plan import SeqResult
-from octavo_engine.wire.records import TokenLogprobs
+from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
 
-NOT_FINITE = "the model's logits are not finite (NaN or infinity): the weights or the dtype overflow"
-NO_TOKEN_LEFT = f"{UNSATISFIABLE}its token masks leave no token to choose"
-NO_TOKEN_IN_GRAMMAR = f"{UNSATISFIABLE}its grammar and its other token masks leave no token to choose"
+NOT_FINITE = ErrorInfo("The model's logits are not finite (NaN or infinity): the weights or the dtype overflow.")
+NO_TOKEN_LEFT = ErrorInfo("The request's token masks leave no token to choose.", "invalid_request")
+NO_TOKEN_IN_GRAMMAR = ErrorInfo(
+    "The request's grammar and its other token masks leave no token to choose.", "invalid_request"
+)
 
 
 class SamplingColumns:
@@ -73,7 +74,8 @@ class Sampler:
         """One result per row. Overwrites the logits."""
         errors = dict.fromkeys(_rows_not_finite(logits), NOT_FINITE)
         if grammar is not None:
-            errors = dict.fromkeys(grammar.apply(logits), NO_TOKEN_IN_GRAMMAR) | grammar.errors | errors
+            in_grammar = {row: ErrorInfo(message, "invalid_request") for row, message in grammar.errors.items()}
+            errors = dict.fromkeys(grammar.apply(logits), NO_TOKEN_IN_GRAMMAR) | in_grammar | errors
         wanting = np.flatnonzero(self._columns.wants_logprobs[rows.slots])
         raw = logits[torch.from_numpy(wanting)] if len(wanting) else None
         errors = self._edit(logits, rows, () if grammar is None else grammar.rows) | errors
@@ -91,7 +93,7 @@ class Sampler:
                 results[row].logprobs = None if row in errors else [entry]
         return results
 
-    def _edit(self, logits: Tensor, rows: SampleRows, shaped_rows: Collection[int]) -> dict[int, str]:
+    def _edit(self, logits: Tensor, rows: SampleRows, shaped_rows: Collection[int]) -> dict[int, ErrorInfo]:
         """Apply masks, bias and penalties in place; the rows that are left without a token."""
         editing = np.flatnonzero(self._columns.edits_logits[rows.slots]).tolist()
         counts, counted_rows, masked_rows = [], [], []
@@ -142,13 +144,13 @@ class Sampler:
         top_k, top_p = columns.top_k[slots], columns.top_p[slots]
         filtered = (top_k > 0) | (top_p < 1.0)
         if not filtered.any():
-            return draw(logits, uniform)
+            return draw_tokens(logits, uniform)
         if filtered.all():
-            return draw_filtered(logits, uniform, column(top_k), column(top_p))
+            return draw_filtered_tokens(logits, uniform, column(top_k), column(top_p))
         plain, some = column(np.flatnonzero(~filtered)), column(np.flatnonzero(filtered))
         drawn = torch.empty_like(uniform, dtype=torch.int64)
-        drawn[plain] = draw(logits[plain], uniform[plain])
-        drawn[some] = draw_filtered(logits[some], uniform[some], column(top_k)[some], column(top_p)[some])
+        drawn[plain] = draw_tokens(logits[plain], uniform[plain])
+        drawn[some] = draw_filtered_tokens(logits[some], uniform[some], column(top_k)[some], column(top_p)[some])
         return drawn
 
     def _logprobs(

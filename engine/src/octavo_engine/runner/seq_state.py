@@ -25,7 +25,7 @@ class SeqState:
     masks: TokenMasks | None  # None: no masks asked for
 
     @staticmethod
-    def of(
+    def from_new_seq(
         new: NewSeq, slot: int, token_ids: npt.NDArray[np.int32], *, vocab_size: int, device: torch.device
     ) -> "SeqState":
         params = new.params
@@ -37,7 +37,7 @@ class SeqState:
             num_prompt_tokens=new.num_prompt_tokens,
             token_ids=token_ids,
             counts=TokenCounts(params, new.num_prompt_tokens) if has_penalties(params) else None,
-            masks=TokenMasks.of(masked, new.eos_token_id, vocab_size=vocab_size, device=device),
+            masks=TokenMasks.from_params(masked, new.eos_token_id, vocab_size=vocab_size, device=device),
         )
 
     def output(self, length: int) -> npt.NDArray[np.int32]:

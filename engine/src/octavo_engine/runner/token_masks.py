@@ -28,7 +28,7 @@ class TokenMasks:
     bias: Tensor | None
 
     @staticmethod
-    def of(
+    def from_params(
         params: SamplingParams, eos_token_id: int | None, *, vocab_size: int, device: torch.device
     ) -> "TokenMasks | None":
         """None if the request asks for none of these. Ids outside the vocabulary are dropped."""

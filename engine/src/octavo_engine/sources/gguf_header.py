@@ -83,7 +83,7 @@ class _HeaderReader:
         magic = self._data[:4]
         if magic != MAGIC:
             raise StartupError(f"{self._path}: not a GGUF file: it starts with {magic!r}, not {MAGIC!r}.")
-        self._take(4)
+        self._skip(4)
         version = self._number(_U32)
         if version not in (2, 3):
             hint = " (big-endian?)" if version & 0xFFFF == 0 else ""
@@ -93,7 +93,7 @@ class _HeaderReader:
         self._check_count("key-values", num_entries, _MIN_KEY_VALUE_BYTES)
         return version, num_tensors, num_entries
 
-    def _take(self, num_bytes: int) -> int:
+    def _skip(self, num_bytes: int) -> int:
         """Moves past `num_bytes`; returns where they start."""
         start = self._pos
         if num_bytes > self._size - start:
@@ -106,11 +106,11 @@ class _HeaderReader:
             raise self._fail(f"{self._place} announces {count} {what}, more than the file can hold")
 
     def _number(self, kind: struct.Struct) -> int:
-        number: int = kind.unpack_from(self._data, self._take(kind.size))[0]
+        number: int = kind.unpack_from(self._data, self._skip(kind.size))[0]
         return number
 
     def _string(self) -> str:
-        start = self._take(self._number(_U64))
+        start = self._skip(self._number(_U64))
         return self._decoded(self._data[start : self._pos])
 
     def _decoded(self, raw: bytes) -> str:
@@ -146,7 +146,7 @@ class _HeaderReader:
         code = _SCALARS.get(kind)
         if code is None:
             raise self._fail(f"{self._place} has the unknown value type {kind}")
-        start = self._take(struct.calcsize(code) * count)
+        start = self._skip(struct.calcsize(code) * count)
         return struct.unpack_from(f"<{count}{code}", self._data, start)
 
     def _strings(self, count: int) -> list[str]:

@@ -13,7 +13,7 @@ _TOKEN = "set HF_TOKEN (on Kubernetes: a Secret with the entry HF_TOKEN in spec.
 
 
 @contextmanager
-def told(repo: str, revision: str | None = None) -> Iterator[None]:
+def translate_hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
     """Raises Interrupted or StartupError for what the hub client raises."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 

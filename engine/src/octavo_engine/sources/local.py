@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from octavo_engine.sources.deposit import Content
-from octavo_engine.sources.wanted import Wanted, wanted_files
+from octavo_engine.sources.download_dir import Snapshot
+from octavo_engine.sources.file_selection import FileSelection, select_files
 from octavo_engine.sources.weight_choice import with_shards
 from octavo_engine.wire.errors import StartupError
 
@@ -38,7 +38,7 @@ def locate_in_claim(uri: str) -> Path:
 
 
 class LocalModel:
-    """An `Origin`: to copy a model from a slow volume to a fast one."""
+    """An `ModelSource`: to copy a model from a slow volume to a fast one."""
 
     def __init__(self, uri: str, location: Path, *, load_format: str = "auto") -> None:
         self.uri = uri
@@ -46,25 +46,25 @@ class LocalModel:
         self._root = location if self._file is None else location.parent
         self._load_format = load_format
 
-    def content(self) -> Content:
+    def snapshot(self) -> Snapshot:
         names = [path.name for path in sorted(self._root.iterdir()) if path.is_file()]
         if self._file is not None and self._file.suffix == ".gguf":
             shards = with_shards(self._file)
-            wanted = Wanted(tuple(shard.name for shard in shards), main=shards[0].name)
+            wanted = FileSelection(tuple(shard.name for shard in shards), main=shards[0].name)
         elif self._file is not None:
             raise StartupError(f"{self.uri}: is neither a folder nor a GGUF file.")
         else:
-            wanted = wanted_files(self.uri, names, load_format=self._load_format)
+            wanted = select_files(self.uri, names, load_format=self._load_format)
         stats = {name: (self._root / name).stat() for name in wanted.names}
         listing = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats.items())
-        return Content(
+        return Snapshot(
             uri=self.uri,
             version=hashlib.sha256(listing.encode()).hexdigest()[:_DIGEST_CHARS],
             files={name: stat.st_size for name, stat in stats.items()},
             main=wanted.main,
         )
 
-    def bring(self, files: Mapping[str, int], content: Content, staging: Path) -> None:
+    def download(self, files: Mapping[str, int], snapshot: Snapshot, staging: Path) -> None:
         try:
             for name in files:
                 partial = staging / f"{name}.partial"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from octavo_engine.sources.wanted import wanted_files
+from octavo_engine.sources.file_selection import select_files
 from octavo_engine.wire.errors import StartupError
 
 SCHEME = "ms://"
@@ -18,7 +18,7 @@ def download_from_model_scope(repo: str, revision: str | None, load_format: str,
         ) from error
     try:
         names = [entry["Path"] for entry in HubApi().get_model_files(repo, revision=revision, recursive=True)]
-        wanted = wanted_files(SCHEME + repo, names, load_format=load_format, file=file)
+        wanted = select_files(SCHEME + repo, names, load_format=load_format, file=file)
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(wanted.names)))
     except (OSError, ValueError, RuntimeError) as error:
         line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

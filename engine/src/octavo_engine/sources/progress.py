@@ -18,7 +18,7 @@ _KIB = 1024.0
 
 
 @contextmanager
-def shown_progress(
+def show_progress(
     name: str, folder: Path, total_bytes: int, *, period_s: float = LOG_PERIOD_S, has_bar: bool | None = None
 ) -> Iterator[None]:
     """`total_bytes` are still to come into `folder`."""

@@ -7,16 +7,16 @@ right is refused here, by name.
 from pathlib import Path
 from typing import Any
 
-from octavo_engine.sources.bucket import SCHEME as S3_SCHEME
-from octavo_engine.sources.bucket import Bucket
 from octavo_engine.sources.gguf_config import gguf_to_hf_config
 from octavo_engine.sources.gguf_header import read_gguf
 from octavo_engine.sources.hub import download_from_hugging_face
 from octavo_engine.sources.json_file import read_json_object, read_optional_json
 from octavo_engine.sources.model_files import LOAD_FORMATS, ModelFiles
 from octavo_engine.sources.model_scope import download_from_model_scope
-from octavo_engine.sources.origin import fetch_into
-from octavo_engine.sources.places import hub_place, locate_here, store_folder
+from octavo_engine.sources.model_source import fetch_into
+from octavo_engine.sources.model_uri import download_folder, locate_local, parse_hub_uri
+from octavo_engine.sources.s3 import SCHEME as S3_SCHEME
+from octavo_engine.sources.s3 import S3Model
 from octavo_engine.sources.weight_choice import choose_weights, with_shards
 from octavo_engine.wire.errors import StartupError
 
@@ -37,11 +37,11 @@ def resolve_model(model: str, *, revision: str | None = None, load_format: str =
 
 
 def _locate(model: str, revision: str | None, load_format: str) -> Path:
-    if (local := locate_here(model)) is not None:
+    if (local := locate_local(model)) is not None:
         return local
     if model.startswith(S3_SCHEME):
-        return fetch_into(store_folder(model), Bucket(model, load_format=load_format))
-    hub, repo, file = hub_place(model)
+        return fetch_into(download_folder(model), S3Model(model, load_format=load_format))
+    hub, repo, file = parse_hub_uri(model)
     download = download_from_model_scope if hub == "ms" else download_from_hugging_face
     return download(repo, revision, load_format, file)
 

@@ -12,7 +12,7 @@ from octavo_engine.text.pre_tokenizers import PreTokenizer
 from octavo_engine.wire.errors import StartupError
 
 
-def from_library(origin: str, make: Callable[[], Backend]) -> Backend:
+def load_backend(origin: str, make: Callable[[], Backend]) -> Backend:
     """Raises StartupError, naming the file, for whatever the library finds wrong."""
     try:
         return make()
@@ -30,7 +30,7 @@ def byte_level_backend(ids: dict[str, int], merges: list[tuple[str, str]], kind:
     return backend
 
 
-def frame_with(backend: Backend, bos_id: int | None, eos_id: int | None) -> None:
+def add_bos_eos(backend: Backend, bos_id: int | None, eos_id: int | None) -> None:
     """Makes `encode` put these around a text (None: nothing) where special tokens are asked for."""
     before, after = ([(backend.id_to_token(i), i)] if i is not None else [] for i in (bos_id, eos_id))
     template = [*(name for name, _ in before), "$A", *(name for name, _ in after)]

@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
-from octavo_engine.text.backend import byte_level_backend, frame_with, from_library
+from octavo_engine.text.backend import add_bos_eos, byte_level_backend, load_backend
 from octavo_engine.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from octavo_engine.wire.errors import StartupError
 
@@ -78,14 +78,14 @@ def build_gguf_backend(vocab: GGUFVocab) -> Backend:
     else:
         raise StartupError(f"{vocab.path}: tokenizer model {model!r} is not supported, only 'gpt2' and 'llama'.")
     _add_tokens(backend, vocab)
-    _add_bos_eos(backend, vocab, add_bos)
+    _add_vocab_bos_eos(backend, vocab, add_bos)
     return backend
 
 
 def _byte_level(vocab: GGUFVocab) -> tuple[Backend, bool]:
     kind = _pre_tokenizer(vocab)
     merges = [_merge(vocab, line) for line in vocab.values.get("merges") or ()]
-    return from_library(str(vocab.path), lambda: byte_level_backend(vocab.ids, merges, kind)), kind.add_bos
+    return load_backend(str(vocab.path), lambda: byte_level_backend(vocab.ids, merges, kind)), kind.add_bos
 
 
 def _pre_tokenizer(vocab: GGUFVocab) -> PreTokenizer:
@@ -170,8 +170,8 @@ def _strips_right(vocab: GGUFVocab) -> bool:
     return "phi-3" in name or "phi3" in name
 
 
-def _add_bos_eos(backend: Backend, vocab: GGUFVocab, add_bos: bool) -> None:
+def _add_vocab_bos_eos(backend: Backend, vocab: GGUFVocab, add_bos: bool) -> None:
     bos, eos = vocab.id_of("bos"), vocab.id_of("eos")
     before = bos if vocab.flag("add_bos_token", add_bos) else None
     after = eos if vocab.flag("add_eos_token", False) else None
-    frame_with(backend, before, after)
+    add_bos_eos(backend, before, after)

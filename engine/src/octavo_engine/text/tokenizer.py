@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from octavo_engine.sources.gguf_header import read_gguf
 from octavo_engine.sources.json_file import read_json_object
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.text.backend import byte_level_backend, frame_with, from_library
+from octavo_engine.text.backend import add_bos_eos, byte_level_backend, load_backend
 from octavo_engine.text.gguf_tokenizer import build_gguf_backend, read_vocab
 from octavo_engine.text.pre_tokenizers import PRE_TOKENIZERS
 from octavo_engine.text.token_bytes import alphabet_of
@@ -47,7 +47,7 @@ class Tokenizer:
     @classmethod
     def from_json(cls, text: str, *, bos_token_id: int | None, eos_token_id: int | None) -> "Tokenizer":
         """Of what another's `to_json` gave: it encodes and decodes alike. Raises StartupError."""
-        backend = from_library("tokenizer", lambda: Backend.from_str(text))
+        backend = load_backend("tokenizer", lambda: Backend.from_str(text))
         return cls(backend, bos_token_id=bos_token_id, eos_token_id=eos_token_id, origin="tokenizer")
 
     def to_json(self) -> str:
@@ -139,7 +139,7 @@ def _from_gguf(path: Path) -> Tokenizer:
 
 
 def _from_tokenizer_json(path: Path, files: ModelFiles) -> Tokenizer:
-    backend = from_library(str(path), lambda: Backend.from_file(str(path)))
+    backend = load_backend(str(path), lambda: Backend.from_file(str(path)))
     backend.no_truncation()
     backend.no_padding()
     return _configured(backend, files, str(path))
@@ -150,7 +150,7 @@ def _from_vocab_and_merges(files: ModelFiles) -> Tokenizer:
     vocab = read_json_object(files.root / "vocab.json")
     lines = (files.root / "merges.txt").read_text(encoding="utf-8").splitlines()
     merges = [_pair(line) for line in lines if line and not line.startswith("#version")]
-    backend = from_library(str(files.root), lambda: byte_level_backend(vocab, merges, PRE_TOKENIZERS["gpt-2"]))
+    backend = load_backend(str(files.root), lambda: byte_level_backend(vocab, merges, PRE_TOKENIZERS["gpt-2"]))
     return _configured(backend, files, str(files.root))
 
 
@@ -166,7 +166,7 @@ def _configured(backend: Backend, files: ModelFiles, origin: str) -> Tokenizer:
     _mark_special(backend, config, bos, eos)
     _add_missing_tokens(backend, config)
     if "add_bos_token" in config or "add_eos_token" in config:
-        frame_with(backend, bos if config.get("add_bos_token") else None, eos if config.get("add_eos_token") else None)
+        add_bos_eos(backend, bos if config.get("add_bos_token") else None, eos if config.get("add_eos_token") else None)
     return Tokenizer(backend, bos_token_id=bos, eos_token_id=eos, origin=origin)
 
 

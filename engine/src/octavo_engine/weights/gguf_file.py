@@ -9,7 +9,7 @@ from torch import Tensor
 from octavo_engine.sources.gguf_header import GGUFTensor, read_gguf
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.weights.dequantise import interleaved_rows, read_gguf_tensor
-from octavo_engine.weights.gguf_names import Placement, place
+from octavo_engine.weights.gguf_names import Placement, place_tensor
 from octavo_engine.wire.errors import StartupError
 
 
@@ -36,7 +36,7 @@ def iter_gguf(
 
 def _placed(path: Path, architecture: str, info: GGUFTensor, files: ModelFiles) -> Placement | None:
     try:
-        where = place(architecture, info.name, files.config)
+        where = place_tensor(architecture, info.name, files.config)
     except KeyError as error:
         raise StartupError(f"{path}: tensor {info.name!r} is unknown to the architecture {architecture!r}.") from error
     if where is not None and where.heads and info.shape[0] % (2 * where.heads):

@@ -93,7 +93,7 @@ class Placement:
     transpose: bool = False
 
 
-def place(architecture: str, name: str, config: dict[str, Any]) -> Placement | None:
+def place_tensor(architecture: str, name: str, config: dict[str, Any]) -> Placement | None:
     """None for tensors that the config already holds. Raises KeyError for one that the architecture doesn't know."""
     if _IN_CONFIG.fullmatch(name):
         return None

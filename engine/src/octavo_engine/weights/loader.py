@@ -4,10 +4,13 @@ Peak memory is what the consumer keeps plus one tensor. Read errors are StartupE
 missing, unexpected or wrongly shaped tensors are for the model to report, as it alone knows what it needs.
 """
 
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.weight_choice import read_weight_map
@@ -91,3 +94,16 @@ def _text_name(name: str) -> str | None:
         if name.startswith(prefix):
             return text_prefix + name.removeprefix(prefix)
     return None
+
+
+@contextmanager
+def loading_bar(*, always: bool = False) -> Iterator[Progress]:
+    """Gives what `iter_weights(progress=...)` wants. Shown on a terminal, or `always` (a server's log)."""
+    hidden = not (always or sys.stderr.isatty())
+    with tqdm(desc="Loading weights", unit="B", unit_scale=True, unit_divisor=1024, disable=hidden) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield show

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from octavo_operator.desired.engine import num_gpus
 from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
 from octavo_operator.plan.apply_digest import parse_quantity
-from octavo_operator.plan.conditions import Condition, ready
+from octavo_operator.plan.conditions import REASONS, Condition, ready
 from octavo_operator.plan.rollout import is_complete
 from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.fields import num_bytes
@@ -32,12 +32,15 @@ def conditions_of(service: InferenceService, observed: Observed, settings: Setti
     pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.is_terminating]
     complete = is_complete(service, observed, wanted)
     accepted = _accepted(service, observed, settings)
-    found = [
-        accepted,
-        _applied(accepted, observed),
+    engine = (
         _fits(service, pods, size_of(observed, pods)),
         _model(service, pods),
         _workload(service, observed, pods, wanted=wanted),
+    )
+    found = [
+        accepted,
+        _applied(accepted, observed),
+        *(_keep_failure(condition, observed, pods, wanted=wanted) for condition in engine),
         _router(observed),
         _admitted(service, pods),
         _progressing(service, observed, wanted=wanted, complete=complete),
@@ -152,6 +155,18 @@ def _workload(service: InferenceService, observed: Observed, pods: Sequence[Pod]
             pod = next(pod for pod in pods if pod.trouble == trouble)
             return Condition("WorkloadReady", trouble, f"{counted[trouble]} of {replicas}: {pod.name}: {pod.message}")
     return Condition("WorkloadReady", "Starting", f"{num_ready} of {replicas} engines are ready so far")
+
+
+def _keep_failure(condition: Condition, observed: Observed, pods: Sequence[Pod], *, wanted: str) -> Condition:
+    """Keep the failure of the status while a restarted pod shows none: a kubelet can lose it between two attempts."""
+    if condition.status == "False" or observed.status.get("revision", {}).get("updated") != wanted:
+        return condition
+    if any(pod.is_ready for pod in pods) or not any(pod.restarts and pod.trouble is None for pod in pods):
+        return condition
+    for row in observed.status.get("conditions", ()):
+        if row["type"] == condition.type and REASONS[condition.type].get(row["reason"]) == "False":
+            return Condition(row["type"], row["reason"], row["message"])
+    return condition
 
 
 def _router(observed: Observed) -> Condition:

@@ -1,6 +1,6 @@
-"""The composition of the HTTP application: routes, errors, layers, around one engine client.
+"""Builds the HTTP application around one engine client: routes, error handlers and middleware.
 
-FastAPI gives routing and documentation; bodies, errors and responses are our own code.
+FastAPI provides routing and documentation; bodies, errors and responses are handled by this package.
 """
 
 import hashlib
@@ -92,7 +92,7 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
 
 
 def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> None:
-    """The last one added is the outermost."""
+    """Add the middleware; the last one added is the outermost."""
     app.add_middleware(AccessMiddleware, policy=access_policy(config, is_router_only=config.router_only))
     app.add_middleware(DrainMiddleware, lifecycle=app.state.context.lifecycle)
     app.add_middleware(CorsPolicy.of(config).layer)
@@ -106,16 +106,16 @@ def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> Non
 
 
 def _with_root_path(app: ASGIApp, root_path: str) -> ASGIApp:
-    """Note the prefix that a proxy has stripped, for documents and links. No route and no rule depends on it."""
+    """Set the prefix that a proxy has stripped, for the OpenAPI document and links; no route depends on it."""
 
-    async def noted(scope: Scope, receive: Receive, send: Send) -> None:
+    async def with_prefix(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, "root_path": root_path}, receive, send)
 
-    return noted
+    return with_prefix
 
 
 def _trace(app: FastAPI, tracer: "RequestTracer") -> None:
-    """Only here is `tracing` imported: without a tracer nothing of it is loaded or called."""
+    """Attach the tracer. `tracing` is imported only here, so that a server without a tracer never loads it."""
     from octavo_server.tracing import TraceContextLayer
 
     app.state.context.telemetry.on_request_end = tracer.record
@@ -123,7 +123,7 @@ def _trace(app: FastAPI, tracer: "RequestTracer") -> None:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Names the request itself: what nobody expected is answered outside of all layers."""
+    """Turn an error into a response. It sets the request id itself: unexpected errors bypass the middleware."""
     request_id = request.scope["state"]["request_id"]
     log_failure(error, request_id)
     if isinstance(error, RequestValidationError):

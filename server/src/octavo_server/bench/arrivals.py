@@ -20,7 +20,7 @@ class RampUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
+class ArrivalProcess:
     """`rate`: requests per second; `burstiness` 1 is a Poisson process, less comes in bursts, more is smoother."""
 
     rate: float = math.inf

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_server.bench.samples import Sample
-from octavo_server.client.api import Api, ApiFailure
+from octavo_server.client.api import ApiClient, ApiFailure
 from octavo_server.client.chunks import Chunk
 
 
@@ -34,7 +34,7 @@ class RequestRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class BenchTarget:
     """Where requests go and what all of them say."""
 
     path: str
@@ -73,8 +73,8 @@ class LoadResult:
 
 
 async def run_load(
-    api: Api,
-    target: Target,
+    api: ApiClient,
+    target: BenchTarget,
     samples: Sequence[Sample],
     offsets_s: Sequence[float],
     *,
@@ -104,7 +104,9 @@ async def run_load(
     )
 
 
-async def _request(api: Api, target: Target, sample: Sample, position: int, on_progress: OnProgress) -> RequestRecord:
+async def _request(
+    api: ApiClient, target: BenchTarget, sample: Sample, position: int, on_progress: OnProgress
+) -> RequestRecord:
     record = RequestRecord(prompt_tokens=sample.prompt_len, start_s=time.perf_counter())
     headers = {"X-Request-Id": f"{target.request_id_prefix}{position}"} if target.request_id_prefix else None
     latest_s = 0.0
@@ -137,7 +139,7 @@ def _note_usage(record: RequestRecord, chunk: Chunk) -> None:
 
 
 def _complete(record: RequestRecord) -> None:
-    """Where the server counts no tokens, each chunk is taken for one; an answer without text began when it ended."""
+    """Where the server counts no tokens, each chunk is taken for one; an answer without text began when it run_benchmark."""
     record.output_tokens = record.output_tokens or (len(record.itls_s) + 1 if record.ttft_s else 0)
     record.ttft_s = record.ttft_s or record.latency_s
     if record.error is None and not record.latency_s:

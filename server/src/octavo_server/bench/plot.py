@@ -18,7 +18,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from octavo_server.bench.hardware import hardware
 from octavo_server.bench.metrics import LATENCIES
-from octavo_server.bench.report import Measured, Run
+from octavo_server.bench.report import BenchSubject, Run
 from octavo_server.bench.sweep import load_of, saturation, varies_concurrency
 
 _BLUE, _VERMILION, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
@@ -60,7 +60,7 @@ class _Sweep:
         return [*self.points, *([self.unlimited] if self.unlimited else [])]
 
 
-def save_plot(path: Path, measured: Measured, runs: Sequence[Run]) -> list[Path]:
+def save_plot(path: Path, measured: BenchSubject, runs: Sequence[Run]) -> list[Path]:
     """Writes PNG, SVG or, without a suffix, both; returns the files."""
     paths = [path] if path.suffix else [path.with_suffix(".png"), path.with_suffix(".svg")]
     with matplotlib.rc_context(_STYLE):
@@ -70,7 +70,7 @@ def save_plot(path: Path, measured: Measured, runs: Sequence[Run]) -> list[Path]
     return paths
 
 
-def draw(measured: Measured, runs: Sequence[Run]) -> Figure:
+def draw(measured: BenchSubject, runs: Sequence[Run]) -> Figure:
     sweep = _sweep(runs)
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     figure.get_layout_engine().set(rect=(0, 0.07, 1, 0.93), h_pad=0.12)  # type: ignore[union-attr, call-arg]
@@ -207,7 +207,7 @@ def _label_loads(panel: Axes, sweep: _Sweep) -> None:
     panel.xaxis.set_minor_locator(NullLocator())
 
 
-def _footer(measured: Measured, runs: Sequence[Run]) -> str:
+def _footer(measured: BenchSubject, runs: Sequence[Run]) -> str:
     done = [record for run in runs for record in run.records if record.error is None]
     prompt = sum(record.prompt_tokens for record in done) / max(len(done), 1)
     hits = [run.prefix_cache.hit_rate for run in runs if run.prefix_cache is not None]

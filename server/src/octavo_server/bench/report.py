@@ -19,7 +19,7 @@ BUSY_CLIENT_CPU = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class BenchSubject:
     """What was measured: for the result file and the plot's footer."""
 
     model: str

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from octavo_server.bench.samples import BadDataset, Codec, PromptMaker, Sample
+from octavo_server.bench.samples import Codec, InvalidDataset, PromptMaker, Sample
 
 #: As vLLM prunes ShareGPT: shorter and longer ones are left out.
 _MIN_LEN, _MAX_PROMPT_LEN, _MAX_TOTAL_LEN = 4, 1024, 2048
@@ -20,7 +20,7 @@ def sharegpt_samples(codec: Codec, count: int, seed: int, path: Path, output_len
     """The first question of each conversation, in random order; the recorded answer says how long the output is."""
     entries = _json(path)
     if not isinstance(entries, list):
-        raise BadDataset(f"{path} is no list of conversations, as ShareGPT's file is.")
+        raise InvalidDataset(f"{path} is no list of conversations, as ShareGPT's file is.")
     turns = [turns for entry in entries if isinstance(entry, dict) and (turns := _turns(entry))]
     random.Random(seed).shuffle(turns)
     for question, answer in turns:
@@ -49,7 +49,7 @@ def custom_samples(
         entry = _line(path, line)
         wanted = output_len if output_len != -1 else entry.get("output_tokens")
         if not isinstance(wanted, int):
-            raise BadDataset(f"{path}: --custom-output-len -1 needs output_tokens in every line.")
+            raise InvalidDataset(f"{path}: --custom-output-len -1 needs output_tokens in every line.")
         prompt = entry["prompt"] if template is None else template(entry["prompt"])
         yield Sample(prompt=prompt, token_ids=codec.encode(prompt), output_len=wanted)
 
@@ -60,7 +60,7 @@ def _line(path: Path, line: str) -> dict[str, Any]:
     except ValueError:
         entry = None
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
-        raise BadDataset(f'{path}: every line must be a JSON object with "prompt"; this is none: {line[:80]}')
+        raise InvalidDataset(f'{path}: every line must be a JSON object with "prompt"; this is none: {line[:80]}')
     return entry
 
 
@@ -72,7 +72,7 @@ def burstgpt_samples(codec: Codec, seed: int, path: Path) -> Iterator[Sample]:
     try:
         lengths = [(int(row["Request tokens"]), int(row["Response tokens"])) for row in rows if row["Model"] == "GPT-4"]
     except (KeyError, TypeError, ValueError) as error:
-        raise BadDataset(f"{path} is no BurstGPT file: it needs Model, Request tokens, Response tokens.") from error
+        raise InvalidDataset(f"{path} is no BurstGPT file: it needs Model, Request tokens, Response tokens.") from error
     dice.shuffle(lengths)
     for input_len, output_len in lengths:
         if input_len > 0 and output_len > 0:
@@ -83,11 +83,11 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(_text(path))
     except ValueError as error:
-        raise BadDataset(f"{path} is not JSON: {error}") from error
+        raise InvalidDataset(f"{path} is not JSON: {error}") from error
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise BadDataset(f"--dataset-path {path}: {error.strerror}.") from error
+        raise InvalidDataset(f"--dataset-path {path}: {error.strerror}.") from error

@@ -57,7 +57,7 @@ class PrefixRepetitionOptions:
     output_len: int = 128
 
 
-class BadDataset(ValueError):
+class InvalidDataset(ValueError):
     """Options or a file from which no samples can be made."""
 
 
@@ -69,7 +69,7 @@ class PromptMaker:
         self._dice = dice
         self._tokens = [i for i in range(codec.vocab_size) if i not in codec.special_ids and _is_text(codec, i)]
         if not self._tokens:
-            raise BadDataset("the tokenizer has no token that is a text of its own.")
+            raise InvalidDataset("the tokenizer has no token that is a text of its own.")
 
     def tokens(self, count: int) -> list[int]:
         return self._dice.choices(self._tokens, k=count)
@@ -95,9 +95,9 @@ def _is_text(codec: Codec, token_id: int) -> bool:
 
 def random_samples(codec: Codec, count: int, seed: int, options: RandomOptions) -> list[Sample]:
     if not 0 <= options.range_ratio < 1:
-        raise BadDataset(f"--random-range-ratio is {options.range_ratio}: it must be at least 0 and below 1.")
+        raise InvalidDataset(f"--random-range-ratio is {options.range_ratio}: it must be at least 0 and below 1.")
     if options.prefix_len + math.floor(options.input_len * (1 - options.range_ratio)) < 1:
-        raise BadDataset("--random-input-len is too small: a prompt may be left without a token.")
+        raise InvalidDataset("--random-input-len is too small: a prompt may be left without a token.")
     dice = random.Random(seed)
     maker = PromptMaker(codec, dice)
     prefix = maker.tokens(options.prefix_len)
@@ -118,7 +118,9 @@ def _around(dice: random.Random, mean: int, ratio: float, *, least: int) -> int:
 def prefix_repetition_samples(codec: Codec, count: int, seed: int, options: PrefixRepetitionOptions) -> list[Sample]:
     """`num_prefixes` groups of prompts that begin alike, in random order."""
     if not 0 < options.num_prefixes <= count:
-        raise BadDataset(f"--prefix-repetition-num-prefixes is {options.num_prefixes}: at most the {count} prompts.")
+        raise InvalidDataset(
+            f"--prefix-repetition-num-prefixes is {options.num_prefixes}: at most the {count} prompts."
+        )
     dice = random.Random(seed)
     maker = PromptMaker(codec, dice)
     prefixes = [maker.tokens(options.prefix_len) for _ in range(options.num_prefixes)]

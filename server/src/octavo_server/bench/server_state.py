@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from octavo_server.client.api import Api, ApiFailure
+from octavo_server.client.api import ApiClient, ApiFailure
 
 #: Above this share of prompt tokens from the cache, a figure says more about the cache than about the engine.
 FLATTERING_HIT_RATE = 0.05
@@ -36,14 +36,14 @@ def parse_prefix_cache(metrics: str) -> PrefixCache | None:
     return PrefixCache(found["queries"], found["hits"]) if {"queries", "hits"} <= found.keys() else None
 
 
-async def read_prefix_cache(api: Api) -> PrefixCache | None:
+async def read_prefix_cache(api: ApiClient) -> PrefixCache | None:
     try:
         return parse_prefix_cache((await api.get(f"{api.url}/metrics")).decode(errors="replace"))
     except ApiFailure:
         return None
 
 
-async def reset_prefix_cache(api: Api) -> bool:
+async def reset_prefix_cache(api: ApiClient) -> bool:
     """False where the server can't, or not now."""
     try:
         await api.post(f"{api.url}/reset_prefix_cache")
@@ -52,7 +52,7 @@ async def reset_prefix_cache(api: Api) -> bool:
     return True
 
 
-async def read_version(api: Api) -> str | None:
+async def read_version(api: ApiClient) -> str | None:
     try:
         answer = msgspec.json.decode(await api.get(f"{api.url}/version"))
     except (ApiFailure, msgspec.DecodeError):

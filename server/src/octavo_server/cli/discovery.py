@@ -1,18 +1,52 @@
 """How `octavo route` finds its replicas: a list, a DNS name or a Kubernetes Service; exactly one of them."""
 
 import argparse
+from typing import TYPE_CHECKING
 
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.router.fleet.discovery.dns import DnsDiscovery
-from octavo_server.router.fleet.discovery.kubernetes import ClusterAccess, KubernetesDiscovery
-from octavo_server.router.fleet.endpoint import Discovery, StaticDiscovery
+from octavo_server.cli.arg_types import positive_seconds
+
+if TYPE_CHECKING:
+    from octavo_server.router.fleet.endpoint import Discovery
 
 WAYS = ("--replica", "--service", "--kubernetes")
 
 
-def discovery_of(args: argparse.Namespace) -> Discovery:
-    """Raises StartupError."""
+def add_discovery_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("where replicas are")
+    group.add_argument(
+        *("--replica",),
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="URL",
+        help="http://HOST:PORT of each replica; may be given again",
+    )
+    group.add_argument("--service", metavar="HOST:PORT", help="replicas are at all addresses of this DNS name")
+    group.add_argument(
+        *("--service-interval",),
+        type=positive_seconds,
+        default=1.0,
+        metavar="N",
+        help="seconds between look-ups (default: 1)",
+    )
+    group.add_argument(
+        "--kubernetes",
+        metavar="[NAMESPACE/]SERVICE[:PORT]",
+        help="replicas are the pods of this Service, ready or not; PORT: name or number (default: the first)",
+    )
+    group.add_argument(
+        "--kubernetes-api", metavar="URL", help="for example of `kubectl proxy` (default: the cluster this runs in)"
+    )
+
+
+def discovery_of(args: argparse.Namespace) -> "Discovery":
+    """Raises StartupError. The router is imported here, so that `octavo --help` need not load it."""
+    from octavo_server.router.fleet.discovery.dns import DnsDiscovery
+    from octavo_server.router.fleet.discovery.kubernetes import ClusterAccess, KubernetesDiscovery
+    from octavo_server.router.fleet.endpoint import StaticDiscovery
+
     given = [way for way in WAYS if getattr(args, way.removeprefix("--"))]
     if not given:
         raise StartupError("there is nothing to route to: give --replica URL ..., --service or --kubernetes.")
@@ -22,10 +56,7 @@ def discovery_of(args: argparse.Namespace) -> Discovery:
         return StaticDiscovery(args.replica)
     if args.service:
         return DnsDiscovery(args.service, interval_s=args.service_interval)
-    return KubernetesDiscovery(args.kubernetes, _access(args.kubernetes_api))
-
-
-def _access(url: str | None) -> ClusterAccess:
+    url = args.kubernetes_api
     if url is None:
-        return ClusterAccess.in_cluster()
-    return ClusterAccess(url=url.rstrip("/"), namespace="default")
+        return KubernetesDiscovery(args.kubernetes, ClusterAccess.in_cluster())
+    return KubernetesDiscovery(args.kubernetes, ClusterAccess(url=url.rstrip("/"), namespace="default"))

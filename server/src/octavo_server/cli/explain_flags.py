@@ -3,9 +3,9 @@
 import argparse
 from typing import Any
 
+from octavo_server.cli.arg_types import positive_count
 from octavo_server.cli.chat_flags import DEFAULT_URL, KEY_VARIABLES
 from octavo_server.cli.secret_flags import SECRET_VARIABLE
-from octavo_server.cli.sizes import count
 
 MOST = 1000  # decisions that a router tells at once
 
@@ -26,7 +26,9 @@ def _add_decisions(subjects: Any) -> None:
     text = f"the admin's key (default: {variables}); not needed where ${SECRET_VARIABLE} is the router's secret"
     decisions.add_argument("--api-key", metavar="KEY", help=text)
     decisions.add_argument("-n", type=_decisions, default=10, metavar="N", help="how many of the latest (default: 10)")
-    decisions.add_argument("--candidates", type=count, default=4, metavar="N", help="most of each to show (default: 4)")
+    decisions.add_argument(
+        "--candidates", type=positive_count, default=4, metavar="N", help="most of each to show (default: 4)"
+    )
     decisions.add_argument("--json", action="store_true", help="everything, a JSON object a line, the oldest first")
     decisions.add_argument("--follow", action="store_true", help="go on with each decision whose request has ended")
 

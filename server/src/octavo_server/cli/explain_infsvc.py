@@ -5,7 +5,7 @@ import sys
 
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.plugins import operators
+from octavo_server.cli.plugins import operator_plugin
 
 
 def explain_infsvc(args: argparse.Namespace) -> int:
@@ -13,7 +13,7 @@ def explain_infsvc(args: argparse.Namespace) -> int:
         print("octavo: a name is one of a namespace: leave -A out, or name the namespace with -n.", file=sys.stderr)
         return 2
     try:
-        explain = operators("explain", command="octavo explain infsvc")
+        explain = operator_plugin("explain", command="octavo explain infsvc")
     except StartupError as error:
         print(f"octavo: {error}", file=sys.stderr)
         return 1

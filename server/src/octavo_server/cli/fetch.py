@@ -10,17 +10,38 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
-from octavo_engine.log_format import JsonFormatter, TextFormatter
-from octavo_engine.sources.fetch import fetch_model
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.cli.termination_message import report_startup_error
 
+LOAD_FORMATS = ("auto", "safetensors", "pt", "gguf", "dummy")
+
 logger = logging.getLogger("octavo.fetch")
 
 
+def add_fetch_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", metavar="MODEL", help="hf://ORG/NAME, s3://BUCKET/FOLDER, pvc://CLAIM/PATH, file:///PATH, pkg://NAME"
+    )
+    parser.add_argument(
+        "--to",
+        type=Path,
+        metavar="DIR",
+        help="folder that becomes the model's (default: where `octavo serve MODEL` finds it: the hub's or our cache)",
+    )
+    parser.add_argument("--revision", metavar="TEXT", help="branch, tag or commit on the hub (default: the hub's own)")
+    parser.add_argument(
+        "--load-format", choices=LOAD_FORMATS, default="auto", help="which weights to fetch (default: auto)"
+    )
+    parser.add_argument("--log-format", choices=["text", "json"], default="text", help="(default: text)")
+
+
 def fetch(args: argparse.Namespace) -> int:
+    from octavo_engine.log_format import JsonFormatter, TextFormatter
+    from octavo_engine.sources.fetch import fetch_model
+
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter("fetch") if args.log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -12,10 +12,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from octavo_engine.config import EngineConfig
 from octavo_engine.engine_args import STILL_TO_COME
 
+from octavo_server.cli.arg_types import size, size_or_auto
 from octavo_server.cli.http_flags import add_address_flags, add_origins_flag
 from octavo_server.cli.limit_flags import add_limit_flags
 from octavo_server.cli.observe_flags import add_observability_flags
-from octavo_server.cli.sizes import size, size_or_auto
 from octavo_server.cli.tool_flags import add_tool_flags
 
 #: Group -> field of EngineConfig -> help.
@@ -97,6 +97,14 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     add_observability_flags(parser)
     add_limit_flags(parser)
     add_tool_flags(parser)
+
+
+def add_dry_run_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("dry run")
+    group.add_argument(
+        "--dry-run", action="store_true", help="say what the model takes and how many requests fit, and load nothing"
+    )
+    group.add_argument("--json", action="store_true", help="the answer of --dry-run as JSON")
 
 
 def add_compatibility_flags(parser: argparse.ArgumentParser) -> None:

@@ -6,9 +6,8 @@ from typing import Any, get_args
 
 from octavo_engine.log_format import LogFormat
 
-from octavo_server.cli.durations import add_seconds, whole_seconds
+from octavo_server.cli.arg_types import add_seconds, size, whole_seconds
 from octavo_server.cli.secret_flags import add_api_key_flags, add_secret_flags, keys_of
-from octavo_server.cli.sizes import size
 from octavo_server.config import HttpSettings, RequestLimits
 
 MAX_PORT = 65535

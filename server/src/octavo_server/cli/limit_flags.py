@@ -3,7 +3,7 @@
 from argparse import BooleanOptionalAction, Namespace
 from typing import Any
 
-from octavo_server.cli.durations import add_seconds
+from octavo_server.cli.arg_types import add_seconds, size, size_or_auto
 from octavo_server.cli.http_flags import (
     add_body_memory_flag,
     add_connection_flags,
@@ -11,7 +11,6 @@ from octavo_server.cli.http_flags import (
     add_lifecycle_flags,
     add_request_timeout,
 )
-from octavo_server.cli.sizes import size, size_or_auto
 from octavo_server.config import QueueLimits, RequestLimits
 
 #: Field of RequestLimits -> help.

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 from octavo_server.bench.flags import add_bench_flags
 from octavo_server.cli.chat_flags import add_chat_flags, add_complete_flags
-from octavo_server.cli.completion import PrintCompletion, add_completion_flags
 from octavo_server.cli.config_file import ConfiguredParser, add_config_flag
-from octavo_server.cli.dry_run_flags import add_dry_run_flags
 from octavo_server.cli.explain_flags import add_explain_flags
-from octavo_server.cli.fetch_flags import add_fetch_flags
-from octavo_server.cli.flags import add_compatibility_flags, add_engine_flags, add_server_flags
+from octavo_server.cli.fetch import add_fetch_flags
+from octavo_server.cli.flags import add_compatibility_flags, add_dry_run_flags, add_engine_flags, add_server_flags
 from octavo_server.cli.route_flags import add_route_flags
+from octavo_server.cli.shell_completion import add_completion_flags
 from octavo_server.cli.up_flags import add_up_flags
 
 
@@ -108,7 +107,7 @@ COMMANDS: dict[str, CommandSpec] = {
     ),
     "completion": CommandSpec(
         help="print a script that makes the shell complete octavo's commands and flags",
-        run="octavo_server.cli.completion:completion",
+        run="octavo_server.cli.shell_completion:completion",
         add_flags=add_completion_flags,
         description="For bash: eval \"$(octavo completion bash)\"  For zsh: octavo completion zsh > a file `_octavo` "
         "in a folder of $fpath.",
@@ -143,7 +142,6 @@ class ShowVersion(argparse.Action):
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="octavo", description="LLM inference engine.", allow_abbrev=False)
     parser.add_argument("-v", "--version", action=ShowVersion, help="show the version and exit")
-    parser.add_argument("--print-completion", action=PrintCompletion, help="the same as `octavo completion SHELL`")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=ConfiguredParser)
     for name, spec in COMMANDS.items():
         command = commands.add_parser(

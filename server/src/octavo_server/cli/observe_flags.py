@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.durations import add_seconds
+from octavo_server.cli.arg_types import add_seconds
 from octavo_server.cli.http_flags import add_log_flags, add_traces_flag
 from octavo_server.config import HttpSettings, ServerConfig
 

@@ -13,7 +13,7 @@ from octavo_engine.wire.errors import StartupError
 GROUP = "octavo.infsvc"
 
 
-def operators(name: str, *, command: str) -> Callable[..., Any]:
+def operator_plugin(name: str, *, command: str) -> Callable[..., Any]:
     """Raises StartupError with the command that installs it."""
     for entry in entry_points(group=GROUP, name=name):
         function: Callable[..., Any] = entry.load()

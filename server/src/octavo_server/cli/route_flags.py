@@ -5,8 +5,8 @@ from typing import Any
 
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.discovery_flags import add_discovery_flags
-from octavo_server.cli.durations import seconds, some_seconds
+from octavo_server.cli.arg_types import positive_count, positive_seconds, seconds, size
+from octavo_server.cli.discovery import add_discovery_flags
 from octavo_server.cli.http_flags import (
     add_address_flags,
     add_body_memory_flag,
@@ -22,7 +22,6 @@ from octavo_server.cli.http_flags import (
 )
 from octavo_server.cli.limit_flags import LIMIT_HELP
 from octavo_server.cli.secret_flags import checked
-from octavo_server.cli.sizes import count, size
 from octavo_server.config import RequestLimits
 from octavo_server.router.settings import ForwardLimits, RouterSettings
 
@@ -30,14 +29,18 @@ from octavo_server.router.settings import ForwardLimits, RouterSettings
 BODY_LIMITS = ("max_request_bytes", "max_json_values", "max_json_depth")
 #: Field of ForwardLimits -> flag, how it is read, help.
 FORWARD: dict[str, tuple[str, Any, str]] = {
-    "connect_timeout_s": ("--connect-timeout", some_seconds, "seconds for a connection to a replica"),
-    "first_byte_timeout_s": ("--first-byte-timeout", some_seconds, "seconds for an answer to begin, else 504"),
-    "idle_timeout_s": ("--idle-timeout", some_seconds, "seconds of silence within an answer, after which it ends"),
+    "connect_timeout_s": ("--connect-timeout", positive_seconds, "seconds for a connection to a replica"),
+    "first_byte_timeout_s": ("--first-byte-timeout", positive_seconds, "seconds for an answer to begin, else 504"),
+    "idle_timeout_s": ("--idle-timeout", positive_seconds, "seconds of silence within an answer, after which it ends"),
     "max_retries": ("--max-retries", size, "times that a request is sent anew whose replica failed without an answer"),
-    "max_requests_per_replica": ("--max-requests-per-replica", count, "requests at a replica; others wait here"),
+    "max_requests_per_replica": (
+        "--max-requests-per-replica",
+        positive_count,
+        "requests at a replica; others wait here",
+    ),
     "max_queued_requests": ("--max-queued-reqs", size, "requests that wait here; beyond it 429"),
     "max_hold_s": ("--max-hold-time", seconds, "seconds that a request may wait here for a replica, else 503"),
-    "breaker_failures": ("--breaker-failures", count, "failures in a row after which a replica is left alone"),
+    "breaker_failures": ("--breaker-failures", positive_count, "failures in a row after which a replica is left alone"),
     "breaker_open_s": ("--breaker-open-time", seconds, "seconds of that, at first; doubled each time, up to 30"),
 }
 
@@ -83,7 +86,7 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     add_origins_flag(group)
     group.add_argument(
         "--workers",
-        type=count,
+        type=positive_count,
         default=1,
         metavar="N",
         help="processes on this port, each with an index of its own; limits count for each (default: 1)",
@@ -98,7 +101,7 @@ def _add_replica_flags(parser: argparse.ArgumentParser) -> None:
     entries = RouterSettings().max_index_entries
     group.add_argument(
         "--max-index-entries",
-        type=count,
+        type=positive_count,
         default=entries,
         metavar="N",
         help=f"KV blocks that are known at most, about 110 bytes each (default: {entries})",

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from octavo_engine.process.lifeline import follow_parent
+from octavo_engine.process.exit_with_parent import exit_with_parent
 
 from octavo_server.http.server import SIGNALS
 
@@ -25,7 +25,7 @@ VARIABLE = "OCTAVO_ROUTER_WORKER"
 AGAIN_S = 1.0
 
 
-class Place(msgspec.Struct, frozen=True):
+class WorkerConfig(msgspec.Struct, frozen=True):
     """What a worker is told. `folder`: where the workers of one router find each other."""
 
     number: int
@@ -35,18 +35,18 @@ class Place(msgspec.Struct, frozen=True):
     parent_pid: int
 
 
-def take_place() -> Place | None:
+def read_worker_config() -> WorkerConfig | None:
     """None for a process that is no worker. From here on a worker ends with its supervisor."""
     told = os.environ.pop(VARIABLE, None)
     if told is None:
         return None
-    place = msgspec.json.decode(told, type=Place)
-    follow_parent(place.pipe_fd, place.parent_pid, lambda: None)
-    return place
+    worker = msgspec.json.decode(told, type=WorkerConfig)
+    exit_with_parent(worker.pipe_fd, worker.parent_pid, lambda: None)
+    return worker
 
 
-class Supervisor:
-    """`command`: what starts one worker, but for its place."""
+class WorkerSupervisor:
+    """`command`: what starts one worker, but for its worker."""
 
     def __init__(self, command: Sequence[str], *, num_workers: int, ports: list[int]) -> None:
         self._command = command
@@ -74,7 +74,7 @@ class Supervisor:
 
     async def _keep(self, number: int, folder: Path, pipe_fd: int) -> None:
         while not self._stopping.is_set():
-            code = await self._run_once(Place(number, str(folder), self._ports, pipe_fd, os.getpid()))
+            code = await self._run_once(WorkerConfig(number, str(folder), self._ports, pipe_fd, os.getpid()))
             self._has_started = self._has_started or any(folder.glob("*.sock"))
             if self._stopping.is_set():
                 return
@@ -85,11 +85,11 @@ class Supervisor:
             logger.error("worker %d ended with code %d: starting another", number, code)
             await self._pause()
 
-    async def _run_once(self, place: Place) -> int:
+    async def _run_once(self, worker: WorkerConfig) -> int:
         process = await asyncio.create_subprocess_exec(
             *self._command,
-            env={**os.environ, VARIABLE: msgspec.json.encode(place).decode()},
-            pass_fds=(place.pipe_fd,),
+            env={**os.environ, VARIABLE: msgspec.json.encode(worker).decode()},
+            pass_fds=(worker.pipe_fd,),
             start_new_session=True,
         )
         self._processes.add(process)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 from octavo_engine.async_llm import AsyncLLM
 from octavo_engine.config import EngineConfig
-from octavo_engine.engine import settle_memory
+from octavo_engine.engine import freeze_gc
 from octavo_engine.engine_args import STILL_TO_COME, resolve_config
 from octavo_engine.log_format import LogFormat, configure_logging
 from octavo_engine.wire.errors import StartupError
@@ -131,7 +131,7 @@ async def _serve(
             server = ApiServer(build_app(engine, config, tracer), config)
             if events is not None:
                 events.attach(engine)
-            settle_memory()
+            freeze_gc()
             for line in banner(engine, config, sock.getsockname()[1], time.monotonic() - started_s):
                 logger.info(line)
             if warning := template_warning(config.tools.parser, engine.chat_template):

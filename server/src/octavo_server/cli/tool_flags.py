@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.reasoning.registry import REASONING_PARSERS
-from octavo_server.tools.registry import TOOL_PARSERS
-from octavo_server.tools.use import ToolSettings
+from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS
+from octavo_server.output_parsing.tool_call_formats import TOOL_PARSERS
+from octavo_server.output_parsing.tool_use import ToolSettings
 
 if TYPE_CHECKING:
     from octavo_engine.text.template import ChatTemplate

@@ -25,17 +25,17 @@ from octavo_engine.runner.cgroup import read_limits
 from octavo_engine.runner.memory import host_memory
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.banner import try_it
+from octavo_server.cli.banner import example_command
 from octavo_server.cli.config_file import CONFIG_FLAG
 from octavo_server.cli.serve import engine_config_of, server_config_of
 from octavo_server.cli.up_flags import add_platform_flags
-from octavo_server.cli.up_manifest import kept_keys, parsed_service, read_manifest
+from octavo_server.cli.up_manifest import parse_service, read_manifest, write_key_files
 from octavo_server.config import ServerConfig
 from octavo_server.up.console import Console
-from octavo_server.up.fleet import Fleet
+from octavo_server.up.manifest import ManifestServices
 from octavo_server.up.plan import EngineOptions, Plan, UpOptions, plan_children
-from octavo_server.up.ports import LOOPBACK, KeptPorts
-from octavo_server.up.shares import Given, Machine, share_out
+from octavo_server.up.ports import LOOPBACK, ReservedPorts
+from octavo_server.up.resource_split import MachineResources, ResourceSettings, split_resources
 from octavo_server.up.supervisor import Supervisor, UpLimits
 
 SECRET_BYTES = 32
@@ -47,7 +47,7 @@ logger = logging.getLogger("octavo.up")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StartupSummary:
     """What is said: first the notes; once all serve, a name of each service, and whether a key is asked for."""
 
     models: tuple[str, ...]
@@ -58,14 +58,16 @@ class Told:
 def up(args: argparse.Namespace) -> int:
     try:
         with ExitStack() as stack:
-            ports = stack.enter_context(KeptPorts())
-            options, told = (_of_flags if args.file is None else _of_fleet)(args, ports, stack)
+            ports = stack.enter_context(ReservedPorts())
+            options, summary = (_options_from_flags if args.file is None else _options_from_manifest)(
+                args, ports, stack
+            )
             plan = plan_children(options)
             console = Console(sys.stderr, [*plan.names, UP], has_colour=has_colour())
             _log_to(console, args)
-            for note in told.notes:
+            for note in summary.notes:
                 logger.info("%s", note)
-            return _run(plan, console, told, args)
+            return _run(plan, console, summary, args)
     except StartupError as error:
         for line in str(error).splitlines():
             print(f"octavo: {line}", file=sys.stderr)
@@ -74,10 +76,12 @@ def up(args: argparse.Namespace) -> int:
         return 128 + signal.SIGINT
 
 
-def _of_flags(args: argparse.Namespace, ports: KeptPorts, _: ExitStack) -> tuple[UpOptions, Told]:
+def _options_from_flags(
+    args: argparse.Namespace, ports: ReservedPorts, _: ExitStack
+) -> tuple[UpOptions, StartupSummary]:
     config = server_config_of(args, engine_config_of(args))
     check(args, config)
-    return _options(args, ports, needs_key=config.needs_key), Told((config.model_name,), config.needs_key)
+    return _options(args, ports, needs_key=config.needs_key), StartupSummary((config.model_name,), config.needs_key)
 
 
 def check(args: argparse.Namespace, config: ServerConfig) -> None:
@@ -88,15 +92,15 @@ def check(args: argparse.Namespace, config: ServerConfig) -> None:
         raise StartupError("--trace: each replica would overwrite the file: trace one engine, with octavo serve.")
 
 
-def _options(args: argparse.Namespace, ports: KeptPorts, *, needs_key: bool) -> UpOptions:
+def _options(args: argparse.Namespace, ports: ReservedPorts, *, needs_key: bool) -> UpOptions:
     """The ports are kept before anything is started, so that a busy one costs a moment."""
-    port = ports.keep(args.host, args.port)
-    share = share_out(_given(args), this_machine(), args.replicas)
+    port = ports.reserve(args.host, args.port)
+    share = split_resources(_resource_settings(args), this_machine(), args.replicas)
     engines = tuple(
         EngineOptions(
             name=f"replica-{position}",
             args=serve_args(args.typed),
-            port=ports.keep(LOOPBACK, 0),
+            port=ports.reserve(LOOPBACK, 0),
             position=position,
             share=share,
         )
@@ -111,12 +115,14 @@ def _options(args: argparse.Namespace, ports: KeptPorts, *, needs_key: bool) -> 
     )
 
 
-def _of_fleet(args: argparse.Namespace, ports: KeptPorts, stack: ExitStack) -> tuple[UpOptions, Told]:
+def _options_from_manifest(
+    args: argparse.Namespace, ports: ReservedPorts, stack: ExitStack
+) -> tuple[UpOptions, StartupSummary]:
     fleet = read_manifest(args)
     args.drain_timeout = fleet.drain_timeout_s
-    key_flags = kept_keys(fleet, stack)
+    key_flags = write_key_files(fleet, stack)
     needs_key = bool(key_flags or args.api_key_file)
-    port = ports.keep(args.host, args.port)
+    port = ports.reserve(args.host, args.port)
     options = UpOptions(
         engines=tuple(_engines(fleet, args.log_format, ports)),
         route_args=(*route_args(args), *key_flags, *args.router_args),
@@ -125,18 +131,18 @@ def _of_fleet(args: argparse.Namespace, ports: KeptPorts, stack: ExitStack) -> t
         secret=secrets.token_urlsafe(SECRET_BYTES) if needs_key else "",
     )
     names = tuple(service.served_names[0] for service in fleet.services if service.replicas)
-    return options, Told(names, needs_key, fleet.notes)
+    return options, StartupSummary(names, needs_key, fleet.notes)
 
 
-def _engines(fleet: Fleet, log_format: str, ports: KeptPorts) -> Iterator[EngineOptions]:
+def _engines(fleet: ManifestServices, log_format: str, ports: ReservedPorts) -> Iterator[EngineOptions]:
     machine, positions = this_machine(), count()
     for service in fleet.services:
-        share = share_out(_given(parsed_service(service)), machine, fleet.num_engines)
+        share = split_resources(_resource_settings(parse_service(service)), machine, fleet.num_engines)
         for number in range(service.replicas):
             yield EngineOptions(
                 name=f"{service.name}-{number}",
                 args=(*service.args, "--log-format", log_format),
-                port=ports.keep(LOOPBACK, 0),
+                port=ports.reserve(LOOPBACK, 0),
                 position=next(positions),
                 share=share,
                 env=service.env,
@@ -167,18 +173,18 @@ def route_args(args: argparse.Namespace) -> list[str]:
     return found
 
 
-def _given(args: argparse.Namespace) -> Given:
-    return Given(
+def _resource_settings(args: argparse.Namespace) -> ResourceSettings:
+    return ResourceSettings(
         num_threads=args.num_threads,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         num_gpu_blocks_override=args.num_gpu_blocks_override,
     )
 
 
-def this_machine() -> Machine:
+def this_machine() -> MachineResources:
     limits = read_limits()
     affinity = frozenset(os.sched_getaffinity(0))
-    return Machine(env=os.environ, affinity=affinity, limits=limits, memory=host_memory(limits))
+    return MachineResources(env=os.environ, affinity=affinity, limits=limits, memory=host_memory(limits))
 
 
 def has_colour() -> bool:
@@ -203,18 +209,18 @@ def _log_to(console: Console, args: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
-def _run(plan: Plan, console: Console, told: Told, args: argparse.Namespace) -> int:
+def _run(plan: Plan, console: Console, summary: StartupSummary, args: argparse.Namespace) -> int:
     started_s = time.monotonic()
     addresses = ", ".join(f"{replica.name} will be {replica.url.partition('//')[2]}" for replica in plan.replicas)
     count = "1 replica" if len(plan.replicas) == 1 else f"{len(plan.replicas)} replicas"
     logger.info("starting the router and %s: %s", count, addresses)
 
     def on_serving() -> None:
-        url, models = plan.router.url, " and ".join(told.models)
+        url, models = plan.router.url, " and ".join(summary.models)
         took_s = time.monotonic() - started_s
         serve = "serves" if len(plan.replicas) == 1 else "serve"
         logger.info("%s %s %s at %s/v1 after %.1f s", count, serve, models, url, took_s)
-        logger.info(try_it(told.models[0], url, needs_key=told.needs_key))
+        logger.info(example_command(summary.models[0], url, needs_key=summary.needs_key))
         logger.info("Ctrl-C stops all; where requests went and why: octavo explain decisions --url %s", url)
 
     stop_s = max(args.drain_timeout, args.shutdown_delay) + STOP_MARGIN_S

@@ -15,12 +15,12 @@ from tempfile import TemporaryDirectory
 import msgspec
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.plugins import operators
+from octavo_server.cli.plugins import operator_plugin
 from octavo_server.cli.serve import engine_config_of
-from octavo_server.up.fleet import Fleet, FleetService
+from octavo_server.up.manifest import ManifestService, ManifestServices
 
 
-def read_manifest(args: argparse.Namespace) -> Fleet:
+def read_manifest(args: argparse.Namespace) -> ManifestServices:
     """Raises StartupError, with a line for each fault."""
     _check_flags(args)
     where = "standard input" if args.file == "-" else args.file
@@ -28,15 +28,15 @@ def read_manifest(args: argparse.Namespace) -> Fleet:
         text = sys.stdin.read() if args.file == "-" else Path(args.file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"{where}: can't be read: {getattr(error, 'strerror', None) or error}.") from error
-    read_fleet = operators("fleet", command="octavo up -f")
+    read_fleet = operator_plugin("fleet", command="octavo up -f")
     try:
-        return msgspec.convert(read_fleet(text, brings_keys=bool(args.api_key_file)), Fleet)
+        return msgspec.convert(read_fleet(text, brings_keys=bool(args.api_key_file)), ManifestServices)
     except ValueError as error:
         lines = str(error).splitlines()
         raise StartupError("\n".join(f"{where}: {line}" for line in lines)) from None
 
 
-def kept_keys(fleet: Fleet, stack: ExitStack) -> list[str]:
+def write_key_files(fleet: ManifestServices, stack: ExitStack) -> list[str]:
     """The router's flags: a folder with a file a tenant, as Kubernetes mounts a Secret."""
     if fleet.keys is None:
         return []
@@ -59,7 +59,7 @@ def _check_flags(args: argparse.Namespace) -> None:
         )
 
 
-def parsed_service(service: FleetService) -> argparse.Namespace:
+def parse_service(service: ManifestService) -> argparse.Namespace:
     """As `octavo serve` will read it. Raises StartupError for what that would refuse."""
     from octavo_server.cli.main import build_parser
 

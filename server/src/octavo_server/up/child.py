@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from octavo_server.up.console import Console, Lines
+from octavo_server.up.console import Console, LineSplitter
 
-COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "octavo_server.up.followed")
+COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "octavo_server.up.child_main")
 NUM_LAST_LINES = 12
 READ_BYTES = 65536
-LAST_WORDS_S = 1.0  # after its end: somebody it started may still hold its output open
+OUTPUT_GRACE_S = 1.0  # after its end: somebody it started may still hold its output open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Child:
         return self._process.pid
 
     @property
-    def end_words(self) -> str:
+    def exit_description(self) -> str:
         code = self._process.returncode
         assert code is not None, "it hasn't ended"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -78,13 +78,13 @@ class Child:
     async def _follow(self) -> int:
         output = asyncio.create_task(self._show_output())
         code = await self._process.wait()
-        await asyncio.wait({output}, timeout=LAST_WORDS_S)
+        await asyncio.wait({output}, timeout=OUTPUT_GRACE_S)
         output.cancel()
         return code
 
     async def _show_output(self) -> None:
         assert self._process.stdout is not None
-        lines = Lines()
+        lines = LineSplitter()
         while data := await self._process.stdout.read(READ_BYTES):
             for line in lines.feed(data):
                 self._show(line)

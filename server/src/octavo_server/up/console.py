@@ -38,7 +38,7 @@ def _is_json(line: str) -> bool:
     return line.startswith('{"') and line.endswith("}")
 
 
-class Lines:
+class LineSplitter:
     """Bytes as they come, lines as they are complete; one without an end is cut at `MAX_LINE_BYTES`."""
 
     def __init__(self) -> None:

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from octavo_server.cli.banner import reachable
+from octavo_server.cli.banner import reachable_host
 from octavo_server.cli.secret_flags import SECRET_VARIABLE
 from octavo_server.up.child import ChildSpec
 from octavo_server.up.ports import LOOPBACK
-from octavo_server.up.shares import Share
+from octavo_server.up.resource_split import ResourceShare
 
 ROUTER = "router"
 
@@ -20,7 +20,7 @@ class EngineOptions:
     args: tuple[str, ...]
     port: int
     position: int
-    share: Share
+    share: ResourceShare
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
@@ -54,7 +54,7 @@ def plan_children(options: UpOptions) -> Plan:
     router = ChildSpec(
         name=ROUTER,
         args=(*args, *options.route_args),
-        url=f"http://{reachable(options.host)}:{options.port}",
+        url=f"http://{reachable_host(options.host)}:{options.port}",
         env=_secret_env(options),
     )
     return Plan(router, replicas)

@@ -12,8 +12,8 @@ from octavo_server.http.listener import bind
 LOOPBACK = "127.0.0.1"
 
 
-class KeptPorts(ExitStack):
-    def keep(self, host: str | None, port: int) -> int:
+class ReservedPorts(ExitStack):
+    def reserve(self, host: str | None, port: int) -> int:
         """0: a free one. Raises StartupError for one that somebody listens on."""
         kept: socket.socket = self.enter_context(bind(host, port))
         return int(kept.getsockname()[1])

@@ -22,12 +22,12 @@ class Probe:
     ) -> None:
         await self._session.close()
 
-    async def until_ready(self, url: str, path: str) -> None:
+    async def wait_ready(self, url: str, path: str) -> None:
         """Goes on until it is cancelled; whoever asks watches the process."""
         while (await self._get(url + path))[0] != 200:
             await asyncio.sleep(PERIOD_S)
 
-    async def until_admitted(self, router_url: str, num_replicas: int) -> None:
+    async def wait_admitted(self, router_url: str, num_replicas: int) -> None:
         while _num_admitted((await self._get(f"{router_url}/metrics"))[1]) < num_replicas:
             await asyncio.sleep(PERIOD_S)
 

@@ -18,7 +18,7 @@ from octavo_server.up.child import Child, ChildSpec
 from octavo_server.up.console import Console
 from octavo_server.up.plan import Plan
 from octavo_server.up.probe import Probe
-from octavo_server.up.restarts import Restarts
+from octavo_server.up.restart_policy import RestartPolicy
 
 logger = logging.getLogger("octavo.up")
 
@@ -27,7 +27,7 @@ READY_PATH = "/ready"
 ALIVE_PATH = "/health"
 
 
-class GaveUp(Exception):
+class ChildFailed(Exception):
     """A process that can't be kept running; the message says which and why."""
 
 
@@ -50,15 +50,15 @@ class Supervisor:
         self._on_serving = on_serving
         self._children: dict[str, Child] = {}
         self._ready = {spec.name: asyncio.Event() for spec in (plan.router, *plan.replicas)}
-        self._told: list[signal.Signals] = []
-        self._told_once, self._told_twice = asyncio.Event(), asyncio.Event()
+        self._signals: list[signal.Signals] = []
+        self._stop_requested, self._kill_requested = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> int:
         """The exit code: 0 after a signal, 1 for a process that gave up, 128 + signal if it took a second one."""
         loop = asyncio.get_running_loop()
         for sig in SIGNALS:
             loop.add_signal_handler(sig, self._on_signal, sig)
-        work, told = asyncio.create_task(self._work()), asyncio.create_task(self._told_once.wait())
+        work, told = asyncio.create_task(self._work()), asyncio.create_task(self._stop_requested.wait())
         try:
             await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
             failure = _failure(work)
@@ -71,14 +71,14 @@ class Supervisor:
             for line in str(failure).splitlines():
                 logger.error("%s", line)
             return 1
-        return 128 + self._told[-1] if self._told_twice.is_set() else 0
+        return 128 + self._signals[-1] if self._kill_requested.is_set() else 0
 
     def _on_signal(self, sig: signal.Signals) -> None:
-        self._told.append(sig)
-        (self._told_twice if self._told_once.is_set() else self._told_once).set()
+        self._signals.append(sig)
+        (self._kill_requested if self._stop_requested.is_set() else self._stop_requested).set()
 
     async def _work(self) -> None:
-        """Raises a group of GaveUp."""
+        """Raises a group of ChildFailed."""
         first, *others = self._plan.replicas
         async with Probe() as probe, asyncio.TaskGroup() as keepers:
 
@@ -91,26 +91,28 @@ class Supervisor:
             keep(others)
             for event in self._ready.values():
                 await event.wait()
-            await self._admitted(probe)
+            await self._wait_admitted(probe)
             self._on_serving()
 
     async def _keep(self, spec: ChildSpec, probe: Probe) -> None:
-        restarts, clock = Restarts(), asyncio.get_running_loop().time
+        restart_policy, clock = RestartPolicy(), asyncio.get_running_loop().time
         while True:
             child = self._children[spec.name] = await Child.start(spec, self._console)
-            ready_at_s = await self._until_ready(child, probe)
+            ready_at_s = await self._wait_ready(child, probe)
             await asyncio.wait({child.ended})
             served_s = 0.0 if ready_at_s is None else clock() - ready_at_s
-            wait_s = restarts.ended(served_s=served_s)
+            wait_s = restart_policy.record_exit(served_s=served_s)
             if wait_s is None:
-                raise GaveUp(_last_words(child, "kept ending" if restarts.has_served else "could not start"))
-            logger.error("%s %s; starting it again in %g s", spec.name, child.end_words, wait_s)
+                raise ChildFailed(
+                    _failure_report(child, "kept ending" if restart_policy.has_served else "could not start")
+                )
+            logger.error("%s %s; starting it again in %g s", spec.name, child.exit_description, wait_s)
             await asyncio.sleep(wait_s)
 
-    async def _until_ready(self, child: Child, probe: Probe) -> float | None:
+    async def _wait_ready(self, child: Child, probe: Probe) -> float | None:
         """When that was; None if it ended before."""
         path = ALIVE_PATH if child.spec is self._plan.router else READY_PATH  # the router is ready with its replicas
-        asking = asyncio.create_task(probe.until_ready(child.spec.url, path))
+        asking = asyncio.create_task(probe.wait_ready(child.spec.url, path))
         try:
             await asyncio.wait({asking, child.ended}, timeout=self._limits.start_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -118,20 +120,20 @@ class Supervisor:
         if child.ended.done():
             return None
         if not asking.done():
-            raise GaveUp(f"{child.spec.name} was not ready after {self._limits.start_s:g} s.")
+            raise ChildFailed(f"{child.spec.name} was not ready after {self._limits.start_s:g} s.")
         self._ready[child.spec.name].set()
         return asyncio.get_running_loop().time()
 
-    async def _admitted(self, probe: Probe) -> None:
+    async def _wait_admitted(self, probe: Probe) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._limits.admit_s):
-                await probe.until_admitted(self._plan.router.url, len(self._plan.replicas))
+                await probe.wait_admitted(self._plan.router.url, len(self._plan.replicas))
                 return
-        raise GaveUp(f"the router did not take all replicas in within {self._limits.admit_s:g} s.")
+        raise ChildFailed(f"the router did not take all replicas in within {self._limits.admit_s:g} s.")
 
     async def _end_all(self) -> None:
         children = [child for child in self._children.values() if not child.ended.done()]
-        if children and self._told:
+        if children and self._signals:
             logger.info("stopping: running requests may finish; again: at once")
         routers = [child for child in children if child.spec is self._plan.router]
         await self._end(routers)
@@ -139,7 +141,7 @@ class Supervisor:
 
     def _end_signal(self, child: Child) -> signal.Signals:
         """Ctrl-C waits for no proxies to notice; but what is still starting would take it for a failure."""
-        is_ctrl_c = bool(self._told) and self._told[0] == signal.SIGINT
+        is_ctrl_c = bool(self._signals) and self._signals[0] == signal.SIGINT
         return signal.SIGINT if is_ctrl_c and self._ready[child.spec.name].is_set() else signal.SIGTERM
 
     async def _end(self, children: Sequence[Child]) -> None:
@@ -147,11 +149,11 @@ class Supervisor:
             child.signal(self._end_signal(child))
         if not children:
             return
-        ended, twice = asyncio.create_task(_ended(children)), asyncio.create_task(self._told_twice.wait())
+        ended, twice = asyncio.create_task(_ended(children)), asyncio.create_task(self._kill_requested.wait())
         await asyncio.wait((ended, twice), timeout=self._limits.stop_s, return_when=asyncio.FIRST_COMPLETED)
         twice.cancel()
         for child in children:
-            if not child.ended.done() and not self._told_twice.is_set():
+            if not child.ended.done() and not self._kill_requested.is_set():
                 logger.warning("%s did not end in %g s and is killed", child.spec.name, self._limits.stop_s)
             child.kill()
         await ended
@@ -166,12 +168,12 @@ def _failure(work: "asyncio.Task[None]") -> BaseException | None:
     if not work.done():
         return None
     error = work.exception()
-    found, others = error.split(GaveUp) if isinstance(error, BaseExceptionGroup) else (None, error)
+    found, others = error.split(ChildFailed) if isinstance(error, BaseExceptionGroup) else (None, error)
     if found is None or others is not None:
         raise error or AssertionError("supervising ended by itself")
     return found.exceptions[0]
 
 
-def _last_words(child: Child, what: str) -> str:
+def _failure_report(child: Child, what: str) -> str:
     said = "".join(f"\n  {line}" for line in child.last_lines)
-    return f"{child.spec.name} {what}: it {child.end_words}" + (f", and said last:{said}" if said else ".")
+    return f"{child.spec.name} {what}: it {child.exit_description}" + (f", and said last:{said}" if said else ".")

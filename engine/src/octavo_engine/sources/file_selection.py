@@ -1,0 +1,78 @@
+"""Which of a remote model's files are worth fetching: weights in one format, and what goes with them.
+
+Pure: names in, names out. Repositories hold several formats and a GGUF per quantisation: what nobody asked for isn't
+fetched, and where a choice is left, it is listed.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+from octavo_engine.sources.weight_choice import ORDER
+from octavo_engine.wire.errors import StartupError
+
+_METADATA = ("*.json", "*.jinja", "*.model", "*.txt")
+_WEIGHTS = {"safetensors": ("*.safetensors",), "pt": ("pytorch_model*.bin",)}
+_IGNORED = ("*/*", "consolidated*", "adapter*", "training_args*", "optimizer*", ".*")
+_SHARD = re.compile(r"-\d{5}-of-(?=\d{5}\.\w+$)")
+_MOST_NAMED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileSelection:
+    """`main`: the GGUF file (the first shard) that was asked for by name, else the folder is the model."""
+
+    names: tuple[str, ...]
+    main: str | None = None
+
+
+def select_files(uri: str, names: Iterable[str], *, load_format: str, file: str | None = None) -> FileSelection:
+    """`file`: a name or glob that selects one GGUF. Raises StartupError where there is none, or a choice."""
+    known = sorted(names)
+    if file is not None:
+        shards = _named_gguf(uri, known, file)
+        return FileSelection(tuple(shards), main=shards[0])
+    metadata = _matching(known, _METADATA)
+    if load_format == "dummy":
+        return FileSelection(tuple(metadata))
+    for candidate in ORDER if load_format == "auto" else (load_format,):
+        weights = _lone_gguf(uri, known) if candidate == "gguf" else _matching(known, _WEIGHTS[candidate])
+        if weights:
+            return FileSelection((*metadata, *weights))
+    wanted = "weights (*.safetensors, pytorch_model*.bin or *.gguf)" if load_format == "auto" else "weights"
+    suffix = "" if load_format == "auto" else f" in the format {load_format}"
+    raise StartupError(f"{uri}: no {wanted}{suffix} there.")
+
+
+def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    kept = (name for name in names if not any(fnmatch(name, pattern) for pattern in _IGNORED))
+    return [name for name in kept if any(fnmatch(name, pattern) for pattern in patterns)]
+
+
+def _lone_gguf(uri: str, names: Sequence[str]) -> list[str]:
+    """Hundreds of gigabytes must not be fetched unasked."""
+    sets = _sets(name for name in names if name.endswith(".gguf") and not name.rpartition("/")[2].startswith("mmproj"))
+    if len(sets) > 1:
+        shown = ", ".join([first for first, *_ in sets.values()][:_MOST_NAMED])
+        raise StartupError(f"{uri}: several GGUF files are there: name one, as {uri}/FILE: {shown}.")
+    return next(iter(sets.values()), [])
+
+
+def _named_gguf(uri: str, names: Sequence[str], file: str) -> list[str]:
+    sets = _sets(name for name in names if name.endswith(".gguf"))
+    chosen = [found for found in sets.values() if any(fnmatch(name, file) for name in found)]
+    if not chosen:
+        raise StartupError(f"{uri}: no GGUF file that matches {file!r} is there.")
+    if len(chosen) > 1:
+        shown = ", ".join(first for first, *_ in chosen)
+        raise StartupError(f"{uri}: {file!r} matches several GGUF files: name one of them: {shown}.")
+    return chosen[0]
+
+
+def _sets(ggufs: Iterable[str]) -> dict[str, list[str]]:
+    """Shards that belong together, in order."""
+    sets: dict[str, list[str]] = {}
+    for name in ggufs:
+        sets.setdefault(_SHARD.sub("-of-", name), []).append(name)
+    return sets
