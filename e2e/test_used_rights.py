@@ -1,4 +1,4 @@
-"""What the accounts of operator, routers and engines did in all of this run, by the audit log, beside docs/rbac.md."""
+"""The audit log of the whole run: operator, routers and engines used exactly the rights in docs/rbac.md."""
 
 import re
 from collections.abc import Set
@@ -24,7 +24,7 @@ CLAIM = {"uri": "hf://a/b", "cache": {"mode": "PVC", "size": "1Gi"}}
 
 @pytest.fixture(scope="module")
 def calls(cluster: Cluster, smollm2: str, namespace: str, audit: AuditLog) -> list[Call]:
-    """After everything that a service can have was there and has gone, in this run's own accounts."""
+    """The audited calls of this run, after all kinds of children were created and deleted."""
     cluster.serve(namespace, "host", replicas=0, model=CLAIM, **exposed("rights.example.test"))
     cluster.serve(namespace, "guest", replicas=0)
     for name in ("host", "guest"):
@@ -50,16 +50,16 @@ def _until_gone(cluster: Cluster, namespace: str, kind: str, name: str) -> None:
 
 def _of(calls: list[Call], accounts: str) -> list[Call]:
     found = [call for call in calls if re.fullmatch(accounts, call.user)]
-    assert found, f"the audit log has nothing of {accounts}"
+    assert found, f"the audit log has no calls of {accounts}"
     return found
 
 
-def _refused_beside(known: Set[Right], calls: list[Call]) -> list[Call]:
+def _refused_except(known: Set[Right], calls: list[Call]) -> list[Call]:
     return [call for call in refused_calls(calls) if Right(call.group, call.resource, call.verb) not in known]
 
 
-def test_all_that_the_operator_asked_for_is_in_the_table(calls: list[Call]) -> None:
-    """What was refused, too: whoever uninstalls takes its rights away before it has ended."""
+def test_the_table_has_every_right_that_the_operator_used(calls: list[Call]) -> None:
+    """Refused calls count, too: uninstalling removes the rights before the operator has stopped."""
     theirs = _of(calls, OPERATOR)
     own, others = (
         documented_rights("The operator, in its own namespace"),
@@ -67,15 +67,13 @@ def test_all_that_the_operator_asked_for_is_in_the_table(calls: list[Call]) -> N
     )
     assert sorted(used_rights(call for call in theirs if call.namespace == SYSTEM) - own.keys() - others.keys()) == []
     assert sorted(used_rights(call for call in theirs if call.namespace != SYSTEM) - others.keys()) == []
-    assert _refused_beside(own.keys() | others.keys(), theirs) == []
+    assert _refused_except(own.keys() | others.keys(), theirs) == []
 
 
-def test_every_right_of_the_operator_was_used_or_its_reason_stands_beside_it(
-    calls: list[Call], cluster: Cluster
-) -> None:
+def test_every_right_was_used_or_has_a_reason(calls: list[Call], cluster: Cluster) -> None:
     born = cluster.find("Namespace", None, f"kubernetes.io/metadata.name={SYSTEM}")[0]["metadata"]["creationTimestamp"]
     if datetime.fromisoformat(born).timestamp() < BEGAN_S:
-        pytest.skip("the installation was there before this run: its Lease and its key had been made")
+        pytest.skip("the installation is older than this run, so its Lease and key existed already")
     roles = [m for m in render({}) if m["kind"] in ("Role", "ClusterRole")]
     rights = granted_rights(r for m in roles if m["metadata"]["name"] in OPERATOR_ROLES for r in m["rules"])
     table = documented_rights("The operator, over services") | documented_rights("The operator, in its own namespace")
@@ -83,9 +81,9 @@ def test_every_right_of_the_operator_was_used_or_its_reason_stands_beside_it(
     assert sorted(rights - used_rights(_of(calls, OPERATOR)) - excused) == []
 
 
-def test_routers_read_endpoint_slices_and_engines_ask_for_nothing(calls: list[Call]) -> None:
-    """An API server that has only just started refuses at first what it allows then."""
+def test_routers_list_endpoint_slices_and_engines_call_nothing(calls: list[Call]) -> None:
+    """A newly started API server may refuse calls at first that it allows later."""
     theirs, known = _of(calls, f"{ACCOUNTS}e2e-[^:]+:[^:]+-router"), documented_rights("A router")
-    assert _refused_beside(known.keys(), theirs) == []
+    assert _refused_except(known.keys(), theirs) == []
     assert used_rights(theirs) == known.keys()
     assert [call for call in calls if re.fullmatch(f"{ACCOUNTS}e2e-[^:]+:[^:]+-engine", call.user)] == []

@@ -1,4 +1,4 @@
-"""Everything that is made for a service is taken by a real API server, and its pods by the strictest of namespaces."""
+"""A real API server accepts all children of a service, and a restricted namespace accepts its pods."""
 
 import pytest
 from kubernetes import client
@@ -21,7 +21,7 @@ def _service(case: Case, namespace: str) -> InferenceService:
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
-def test_children_are_taken(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
+def test_the_api_server_accepts_all_children(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
     service = _service(case, strict_namespace)
     for made in [*desired_children(service, SETTINGS), desired_engine(service, SETTINGS, replicas=1)]:
         kind = objects.resources.get(api_version=made["apiVersion"], kind=made["kind"])
@@ -30,8 +30,8 @@ def test_children_are_taken(objects: DynamicClient, strict_namespace: str, case:
 
 
 @pytest.mark.parametrize("case", [c for c in ACCEPTED if "HostPath" not in str(c.spec)], ids=lambda case: case.id)
-def test_pods_keep_to_the_restricted_standard(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
-    """All but those that mount a folder of the node, which the standard forbids."""
+def test_pods_meet_the_restricted_standard(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
+    """Pods that mount a folder of the node are left out: the standard forbids them."""
     service, pods = _service(case, strict_namespace), objects.resources.get(api_version="v1", kind="Pod")
     deployments = [d for d in desired_children(service, SETTINGS) if d["kind"] == "Deployment"]
     for made in [*deployments, desired_engine(service, SETTINGS, replicas=1)]:
@@ -42,5 +42,5 @@ def test_pods_keep_to_the_restricted_standard(objects: DynamicClient, strict_nam
 
 
 def _without_other_objects(spec: dict[str, object]) -> dict[str, object]:
-    """Accounts and classes that the admission of a pod looks up, and which aren't there."""
+    """Remove the account and the classes, which admission requires and which do not exist here."""
     return {k: v for k, v in spec.items() if k not in ("serviceAccountName", "runtimeClassName", "priorityClassName")}

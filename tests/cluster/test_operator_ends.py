@@ -1,4 +1,4 @@
-"""How an operator begins and ends: what it waits for and says, whom it leaves the Lease to, what its probes answer."""
+"""Start and end of an operator: its waits and log lines, the release of the Lease, its probes."""
 
 import urllib.error
 import urllib.request
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def _probe(operated: OperatorNamespace, path: str) -> int:
-    """0: nobody answers."""
+    """Status of a probe; 0 without a connection."""
     try:
         with urllib.request.urlopen(operated.operator.probe_url.replace("/healthz", path), timeout=10) as answer:
             return int(answer.status)
@@ -29,7 +29,7 @@ def _probe(operated: OperatorNamespace, path: str) -> int:
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Iterator[ControlPlane]:
-    """Without our CRD."""
+    """A control plane without the CRD of InferenceServices."""
     if missing := missing_tools():
         pytest.skip(missing)
     with control_plane(tmp_path) as plane:
@@ -38,7 +38,7 @@ def bare(tmp_path: Path) -> Iterator[ControlPlane]:
         yield plane
 
 
-def test_without_the_crd_it_waits_and_says_so(bare: ControlPlane, tmp_path: Path) -> None:
+def test_the_operator_waits_for_a_missing_crd(bare: ControlPlane, tmp_path: Path) -> None:
     with OperatorNamespace(bare, "default", tmp_path, user=ADMIN) as operated:
         operated.wait_for_log("the CRD inferenceservices.serving.octavo.dev is not installed")
         assert (_probe(operated, "/healthz"), _probe(operated, "/readyz")) == (200, 503)
@@ -48,7 +48,7 @@ def test_without_the_crd_it_waits_and_says_so(bare: ControlPlane, tmp_path: Path
         assert (_probe(operated, "/healthz"), _probe(operated, "/readyz")) == (200, 200)
 
 
-def test_a_right_that_is_missing_is_named(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
+def test_the_log_names_a_missing_right(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
     rules = [
         {"apiGroups": ["serving.octavo.dev"], "resources": ["*"], "verbs": ["*"]},
         {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]},
@@ -62,9 +62,7 @@ def test_a_right_that_is_missing_is_named(plane: ControlPlane, plane_namespace: 
         assert (_probe(operated, "/healthz"), _probe(operated, "/readyz")) == (200, 503)
 
 
-def test_kinds_of_other_projects_that_are_not_there_are_done_without(
-    plane: ControlPlane, plane_namespace: str, tmp_path: Path
-) -> None:
+def test_the_operator_works_without_optional_kinds(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
     operated = OperatorNamespace(plane, plane_namespace, tmp_path, pod_monitors=True, gateway_api=True)
     with operated:
         operated.wait_for_log("there are no PodMonitors in this cluster")
@@ -73,7 +71,7 @@ def test_kinds_of_other_projects_that_are_not_there_are_done_without(
         operated.wait_until_settled("served")
 
 
-def test_who_is_told_to_end_leaves_at_once_and_the_next_one_leads(
+def test_a_stopped_operator_releases_the_lease_at_once(
     plane: ControlPlane, plane_namespace: str, tmp_path: Path
 ) -> None:
     first = OperatorNamespace(plane, plane_namespace, tmp_path)
@@ -92,7 +90,9 @@ def test_who_is_told_to_end_leaves_at_once_and_the_next_one_leads(
             ]
 
 
-def test_two_that_begin_at_once_share_one_key(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
+def test_two_operators_that_start_together_share_one_key(
+    plane: ControlPlane, plane_namespace: str, tmp_path: Path
+) -> None:
     first = OperatorNamespace(plane, plane_namespace, tmp_path, key_secret="octavo-key")
     second = OperatorNamespace(
         plane, plane_namespace, tmp_path, user=first.user, identity="two", key_secret="octavo-key"
@@ -106,7 +106,7 @@ def test_two_that_begin_at_once_share_one_key(plane: ControlPlane, plane_namespa
         second.operator.assert_running()
 
 
-def test_who_leads_next_puts_a_deleted_key_back(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
+def test_the_next_leader_restores_a_deleted_key(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
     secret = f"/api/v1/namespaces/{plane_namespace}/secrets/octavo-key"
     first = OperatorNamespace(plane, plane_namespace, tmp_path, key_secret="octavo-key")
     second = OperatorNamespace(

@@ -1,4 +1,4 @@
-"""An operator that is killed at any of its writes, whose writes fail, or whose view is late: the end is the same."""
+"""An operator that is killed, whose writes fail, or whose view is late reaches the same final state."""
 
 import asyncio
 import itertools
@@ -57,7 +57,7 @@ def undisturbed(plane: ControlPlane) -> "Life":
 
 
 class Life:
-    """What happens to one service, step by step; after each step the operator is given time."""
+    """The life of one service in steps; after each step the operator runs until it is idle."""
 
     def __init__(self, plane: ControlPlane, api: ApiClient) -> None:
         self.plane = plane
@@ -77,7 +77,7 @@ class Life:
         yield lambda: self._edit({"exposure": None, "auth": None, "replicas": 1})
 
     async def lead(self, fault: Fault = no_fault) -> "Life":
-        """One operator after the other: each ends when it is killed. What fails is tried again, as the queue does."""
+        """Run one operator after the other, each until it is killed. Failed work is retried, as by the queue."""
         operator = self.operator(fault)
         for step in self.steps():
             step()
@@ -99,8 +99,8 @@ class Life:
         return namespace_state(self.plane, self.namespace)
 
     @property
-    def turns(self) -> Counter[str]:
-        """Events of conditions, by reason: what was done is told by whoever lives to tell."""
+    def transitions(self) -> Counter[str]:
+        """Numbers of condition events by reason. Events of actions are left out: a killed operator can't send them."""
         return Counter({r: n for r, n in event_counts(self.plane, self.namespace).items() if r not in ACT_REASONS})
 
     def operator(self, fault: Fault = no_fault) -> SimulatedOperator:
@@ -113,23 +113,29 @@ class Life:
         self.plane.call(method, path_of(KIND, self.namespace, name), body, kind=kind)
 
 
-async def test_killed_after_each_of_its_writes(plane: ControlPlane, api: ApiClient, undisturbed: Life) -> None:
+async def test_an_operator_killed_after_each_write_gets_the_same_result(
+    plane: ControlPlane, api: ApiClient, undisturbed: Life
+) -> None:
     killed = await Life(plane, api).lead(lambda count: (Killed(), True) if count == 1 else None)
-    assert killed.num_kills >= undisturbed.num_writes - undisturbed.turns.total()
+    assert killed.num_kills >= undisturbed.num_writes - undisturbed.transitions.total()
     assert killed.result == undisturbed.result
-    assert killed.turns == undisturbed.turns
+    assert killed.transitions == undisturbed.transitions
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-async def test_every_second_write_fails(plane: ControlPlane, api: ApiClient, undisturbed: Life, failure: str) -> None:
+async def test_failing_writes_lead_to_the_same_result(
+    plane: ControlPlane, api: ApiClient, undisturbed: Life, failure: str
+) -> None:
     failing = await Life(plane, api).lead(lambda count: FAILURES[failure] if count % 2 else None)
     assert failing.result == undisturbed.result
-    assert failing.turns == undisturbed.turns
+    assert failing.transitions == undisturbed.transitions
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_watches_that_are_late(plane: ControlPlane, api: ApiClient, undisturbed: Life, seed: int) -> None:
-    """What serves is kept, whatever is known late; and once all is known, all is as if it had been known at once."""
+async def test_late_watches_lead_to_the_same_result(
+    plane: ControlPlane, api: ApiClient, undisturbed: Life, seed: int
+) -> None:
+    """Serving pods stay while the view is late, and the final state is the same."""
     rng, late = random.Random(seed), Life(plane, api)
     operator = late.operator()
     for step in late.steps():
@@ -148,7 +154,7 @@ async def test_watches_that_are_late(plane: ControlPlane, api: ApiClient, undist
 def _num_serving(life: Life) -> int:
     pods = life.plane.call("GET", path_of("Pod", life.namespace))["items"]
     kept = {d["metadata"]["name"] for d in life.plane.call("GET", path_of("Deployment", life.namespace))["items"]}
-    gate_actions = itertools.chain.from_iterable(
+    gates = itertools.chain.from_iterable(
         pod["status"].get("conditions", ()) for pod in pods if pod["metadata"]["labels"]["made-for"] in kept
     )
-    return sum(gate["type"].endswith("router-admitted") and gate["status"] == "True" for gate in gate_actions)
+    return sum(gate["type"].endswith("router-admitted") and gate["status"] == "True" for gate in gates)

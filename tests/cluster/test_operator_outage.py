@@ -1,4 +1,4 @@
-"""The operator while its API server is away, and after: it lives on, and does what is to be done, once."""
+"""The operator survives an outage of the API server, and afterwards writes each change once."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +15,14 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def frail(tmp_path: Path) -> Iterator[ControlPlane]:
-    """A control plane of one test's own, to be broken for good."""
+    """A control plane for one test, which may break it."""
     if missing := missing_tools():
         pytest.skip(missing)
     with control_plane(tmp_path, audit=True, controllers=(GARBAGE,)) as plane:
         yield plane
 
 
-def test_what_changes_right_after_the_return_is_done_once(frail: ControlPlane, tmp_path: Path) -> None:
+def test_changes_right_after_an_outage_are_applied_once(frail: ControlPlane, tmp_path: Path) -> None:
     with OperatorNamespace(frail, "default", tmp_path) as operated:
         operated.create("first")
         operated.wait_until_settled("first")
@@ -38,8 +38,8 @@ def test_what_changes_right_after_the_return_is_done_once(frail: ControlPlane, t
     assert {kind for (kind, _), count in writes.items() if count > 1} <= {"inferenceservices/status"}
 
 
-def test_what_was_deleted_unseen_is_forgotten(frail: ControlPlane, tmp_path: Path) -> None:
-    """A watch whose history is compacted begins anew, and tells of no end. The host of what ended must be free."""
+def test_objects_deleted_unseen_leave_the_view(frail: ControlPlane, tmp_path: Path) -> None:
+    """A watch with a compacted history restarts without deletions. The host of a deleted service must be free."""
     with OperatorNamespace(frail, "default", tmp_path) as operated:
         operated.create("ghost", auth=OPEN, exposure=HOST)
         operated.wait_until_settled("ghost")
@@ -57,8 +57,8 @@ def test_what_was_deleted_unseen_is_forgotten(frail: ControlPlane, tmp_path: Pat
         assert not [name for name in operated.leftover_objects() if "ghost" in name]
 
 
-def test_a_cluster_that_lost_everything_is_served_again(frail: ControlPlane, tmp_path: Path) -> None:
-    """Also the versions of its objects begin anew, which a watch that goes on waits for in vain."""
+def test_the_operator_serves_a_cluster_that_lost_its_data(frail: ControlPlane, tmp_path: Path) -> None:
+    """The versions of objects restart, too, so an old watch would never see them."""
     with OperatorNamespace(frail, "default", tmp_path, user=ADMIN) as operated:
         operated.create("before")
         operated.wait_until_settled("before")

@@ -1,4 +1,4 @@
-"""What the operator does not do: write what is there already, leave anything behind, or look where it may not."""
+"""The operator makes no needless writes, leaves no objects behind, and reads no other namespaces."""
 
 from pathlib import Path
 
@@ -13,7 +13,9 @@ from octavo_testing.waiting import eventually
 pytestmark = pytest.mark.timeout(180)
 
 
-def test_the_same_file_applied_again_causes_no_write(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
+def test_applying_the_same_file_again_causes_no_write(
+    plane: ControlPlane, plane_namespace: str, tmp_path: Path
+) -> None:
     with (
         OperatorNamespace(plane, plane_namespace, tmp_path) as operated,
         config.new_client_from_config(str(plane.kubeconfig())) as api,
@@ -36,9 +38,7 @@ def test_the_same_file_applied_again_causes_no_write(plane: ControlPlane, plane_
         assert not [name for _, name in operated.writes(since) if not name.startswith("marker")]
 
 
-def test_a_new_operator_writes_nothing_of_what_is_as_it_should_be(
-    plane: ControlPlane, plane_namespace: str, tmp_path: Path
-) -> None:
+def test_a_restarted_operator_writes_nothing(plane: ControlPlane, plane_namespace: str, tmp_path: Path) -> None:
     with OperatorNamespace(plane, plane_namespace, tmp_path) as operated:
         operated.create("kept")
         operated.wait_until_settled("kept")
@@ -51,7 +51,7 @@ def test_a_new_operator_writes_nothing_of_what_is_as_it_should_be(
         assert not [name for _, name in operated.writes(since) if not name.startswith("marker")]
 
 
-def test_a_service_deleted_while_no_operator_runs_leaves_nothing(
+def test_a_service_deleted_without_an_operator_leaves_no_objects(
     plane: ControlPlane, plane_namespace: str, tmp_path: Path
 ) -> None:
     with OperatorNamespace(plane, plane_namespace, tmp_path) as operated:
@@ -63,8 +63,8 @@ def test_a_service_deleted_while_no_operator_runs_leaves_nothing(
         eventually(lambda: not operated.leftover_objects(), describe=operated.leftover_objects)
 
 
-def test_an_operator_of_some_namespaces_asks_for_nothing_else(plane: ControlPlane, tmp_path: Path) -> None:
-    """Names of kinds apart, which everybody may read."""
+def test_an_operator_reads_only_its_namespaces(plane: ControlPlane, tmp_path: Path) -> None:
+    """Requests for the list of kinds are allowed: every account may read it."""
     names = ["octavo-test-one", "octavo-test-two"]
     for name in names:
         plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
@@ -84,6 +84,6 @@ def test_an_operator_of_some_namespaces_asks_for_nothing_else(plane: ControlPlan
 
 
 def _until_quiet(operated: OperatorNamespace) -> None:
-    """Until another service, which comes after all that was to be done, is done."""
+    """Wait until a further service is settled: then all earlier work is done."""
     operated.create("later")
     operated.wait_until_settled("later")

@@ -103,9 +103,7 @@ def kopf_settings(labelled: Sequence[Resource]) -> kopf.OperatorSettings:
     settings.networking.connect_timeout = 5
     settings.networking.error_backoffs = RetryForever()
     settings.watching.server_timeout = 300
-    settings.watching.chunk_size = (
-        100  # one page with thousands of objects would double the memory of the process, permanently
-    )
+    settings.watching.chunk_size = 100  # a page with thousands of objects would double the process's memory for good
     settings.queueing.idle_timeout = 0.5  # seconds; kopf keeps one task for each object that has changed
     for version, plural in labelled:
         group, _, version = version.rpartition("/")

@@ -22,9 +22,7 @@ class Settings:
     cluster_domain: str = "cluster.local"
     lame_duck_s: int = 15  # a terminating pod keeps serving while proxies remove it
     has_pod_monitors: bool = False
-    monitor_labels: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of PodMonitors, by which a Prometheus selects them
+    monitor_labels: Mapping[str, str] = field(default_factory=dict)  # by which a Prometheus selects PodMonitors
     scraped_from: tuple[str, ...] = ()  # namespaces of Prometheus that NetworkPolicies admit to engines and routers
     has_gateway_api: bool = False
 

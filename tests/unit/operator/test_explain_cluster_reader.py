@@ -1,4 +1,4 @@
-"""What an explanation reads of pods' logs, and which kubeconfig it goes by: a server answers as it is told."""
+"""`ClusterReader` reads the logs of pods and selects the kubeconfig; a file server plays the API server."""
 
 import json
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def log(container: str, *, previous: str) -> str:
     return f"{ROOT}/pods/llm-1/log?container={container}&previous={previous}&tailLines=5"
 
 
-def test_the_log_of_what_ended_before_that_of_what_runs(server: ApiServer, kubeconfig: str) -> None:
+def test_the_log_of_the_previous_container_is_preferred(server: ApiServer, kubeconfig: str) -> None:
     assert last_lines(kubeconfig) == ()
     server.files[log("engine", previous="false")] = b"starting\n"
     assert last_lines(kubeconfig) == ("starting",)
@@ -76,7 +76,7 @@ def test_the_log_of_what_ended_before_that_of_what_runs(server: ApiServer, kubec
     assert last_lines(kubeconfig) == ("loading", "no such flag")
 
 
-def test_the_log_of_a_fetch(server: ApiServer, kubeconfig: str) -> None:
+def test_the_log_of_a_fetch_is_read(server: ApiServer, kubeconfig: str) -> None:
     fetching = {**POD, "status": {"initContainerStatuses": [FETCHES]}}
     path = f"{ROOT}/pods?labelSelector=serving.octavo.dev/service%3Dllm"
     server.files[path] = json.dumps({"items": [fetching]}).encode()
@@ -84,7 +84,7 @@ def test_the_log_of_a_fetch(server: ApiServer, kubeconfig: str) -> None:
     assert last_lines(kubeconfig) == ("1 of 5 GiB",)
 
 
-def test_contexts(kubeconfig: str) -> None:
+def test_a_context_selects_the_default_namespace(kubeconfig: str) -> None:
     for context, namespace in ((None, "team"), ("first", "team"), ("second", "default")):
         with (found := access(kubeconfig, context)).api:
             assert found.namespace == namespace
@@ -92,7 +92,7 @@ def test_contexts(kubeconfig: str) -> None:
         access(kubeconfig, "third")
 
 
-def test_no_cluster_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_cluster_is_reported_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "absent"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(Unexplained, match=r"no cluster is known: .* Set KUBECONFIG"):

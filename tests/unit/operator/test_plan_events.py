@@ -1,4 +1,4 @@
-"""What people are told: each turn of a condition once, what was done to children; and whose objects are let alone."""
+"""Events of a service, one for each transition and action; and the objects of other owners, which stay unchanged."""
 
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,13 @@ def _event_reasons(condition: Condition, *, before: Condition | None = None) -> 
 
 
 def _observed(service: InferenceService, **fields: Any) -> Observed:
-    """All children as they should be."""
+    """An observed state in which all children match the spec."""
     children = {(m["kind"], m["metadata"]["name"]): _live(with_digest(m)) for m in desired_children(service, SETTINGS)}
     engine = _live(with_digest(desired_engine(service, SETTINGS, replicas=1)))
     given = {
         "children": children,
         "engine_manifests": {engine["metadata"]["name"]: engine},
-        "status": _settled(service),
+        "status": _applied_status(service),
     }
     return Observed(**(given | fields))
 
@@ -46,7 +46,7 @@ def _live(manifest: dict[str, Any]) -> dict[str, Any]:
     return {**manifest, "metadata": manifest["metadata"] | {"uid": "u1", "resourceVersion": "5"}}
 
 
-def _settled(service: InferenceService) -> dict[str, Any]:
+def _applied_status(service: InferenceService) -> dict[str, Any]:
     row = {"type": "ChildrenApplied", "status": "True", "reason": "Applied", "observedGeneration": service.generation}
     return {"conditions": [row]}
 
@@ -91,11 +91,13 @@ def _reason(planned: Plan, type_: str) -> str:
     ],
     ids=lambda value: value.reason if isinstance(value, Condition) else "",
 )
-def test_turns_are_told_once(condition: Condition, before: Condition | None, expected: list[tuple[str, str]]) -> None:
+def test_a_transition_yields_one_event(
+    condition: Condition, before: Condition | None, expected: list[tuple[str, str]]
+) -> None:
     assert _event_reasons(condition, before=before) == expected
 
 
-def test_a_second_look_tells_nothing() -> None:
+def test_a_second_plan_has_no_events() -> None:
     service, seen = _service(), Observed(pods=(Pod(name="p", uid="u", revision="r"),))
     first = _plan(service, seen)
     assert [event.reason for event in first.events] == ["RollingOut"]
@@ -108,27 +110,27 @@ def test_a_second_look_tells_nothing() -> None:
         (Apply({"kind": "Service", "metadata": {"name": "llm"}}, "it was changed", repairs=True), "ChildRepaired"),
         (Apply({"kind": "Service", "metadata": {"name": "llm"}}, "the spec asks for it", is_new=True), None),
         (SetGate("pod-0", "u", "e1", "every router has its KV snapshot"), "ReplicaAdmitted"),
-        (SetGate("pod-0", "u", None, "its engine was started anew"), "ReplicaWithdrawn"),
+        (SetGate("pod-0", "u", None, "its engine was restarted"), "ReplicaWithdrawn"),
         (Delete("Service", "x", "u", "1", "not asked for"), None),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_acts_that_are_told(action: Apply | SetGate | Delete, reason: str | None) -> None:
+def test_only_some_actions_have_events(action: Apply | SetGate | Delete, reason: str | None) -> None:
     event = action_event(action)
     assert (None if event is None else event.reason) == reason
 
 
-def test_every_act_that_is_told_is_documented() -> None:
+def test_every_event_of_an_action_is_documented() -> None:
     rows = [line.split("|")[1].strip(" `") for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
     assert set(ACT_REASONS) <= set(rows)
 
 
-def test_children_as_they_should_be_are_left_alone() -> None:
+def test_unchanged_children_cause_no_actions() -> None:
     service = _service()
     assert _plan(service, _observed(service)).actions == ()
 
 
-def test_a_child_changed_by_hand_is_repaired_and_that_is_told() -> None:
+def test_a_child_changed_by_hand_is_repaired_with_an_event() -> None:
     service = _service()
     seen = _observed(service)
     changed = {**seen.children["Service", "llm"], "spec": {"selector": {}}}
@@ -141,7 +143,7 @@ def test_a_child_changed_by_hand_is_repaired_and_that_is_told() -> None:
     assert [(a.repairs, a.is_new) for a in made if isinstance(a, Apply)] == [(True, True)]
 
 
-def test_replicas_of_a_child_changed_by_hand_go_back() -> None:
+def test_replicas_changed_by_hand_are_repaired() -> None:
     service = _service(replicas=2)
     engine = _live(with_digest(desired_engine(service, SETTINGS, replicas=2)))
     changed = {**engine, "spec": engine["spec"] | {"replicas": 7}}
@@ -150,7 +152,7 @@ def test_replicas_of_a_child_changed_by_hand_go_back() -> None:
     assert (repair.manifest["spec"]["replicas"], repair.repairs) == (2, True)
 
 
-def test_labels_and_annotations_that_a_person_adds_stay() -> None:
+def test_labels_and_annotations_of_users_stay() -> None:
     service = _service()
     seen = _observed(service)
     for live in seen.children.values():
@@ -159,7 +161,7 @@ def test_labels_and_annotations_that_a_person_adds_stay() -> None:
     assert _plan(service, seen).actions == ()
 
 
-def test_a_new_spec_is_no_repair() -> None:
+def test_a_write_for_a_new_spec_is_no_repair() -> None:
     service = _service()
     seen = _observed(service)
     newer = read_service(stored(Case("", {"drain": {"timeoutSeconds": 5}}, name="llm"), generation=2))
@@ -168,7 +170,7 @@ def test_a_new_spec_is_no_repair() -> None:
     assert not any(action.repairs for action in applied)
 
 
-def test_a_child_of_another_controller_is_neither_changed_nor_deleted() -> None:
+def test_a_child_of_another_controller_is_never_changed() -> None:
     service = _service()
     seen = _observed(service)
     theirs = {**seen.children["Service", "llm"], "spec": {"selector": {"app": "theirs"}}}
@@ -181,7 +183,7 @@ def test_a_child_of_another_controller_is_neither_changed_nor_deleted() -> None:
     assert "ReplicaSet theirs" in next(event.note for event in planned.events if event.reason == "NameTaken")
 
 
-def test_an_engine_deployment_of_another_controller_is_not_taken_over() -> None:
+def test_a_foreign_engine_deployment_is_not_adopted() -> None:
     service = _service()
     engine = _live(with_digest(desired_engine(service, SETTINGS, replicas=5)))
     engine["metadata"] = engine["metadata"] | {"ownerReferences": [OTHER]}
@@ -201,13 +203,13 @@ def test_an_engine_deployment_of_another_controller_is_not_taken_over() -> None:
     ],
     ids=str,
 )
-def test_whose_an_object_is(change: dict[str, Any], ours: bool) -> None:
+def test_ownership_follows_controller_and_labels(change: dict[str, Any], ours: bool) -> None:
     service = _service()
     live = _observed(service).children["Service", "llm"]
     assert is_ours({**live, "metadata": live["metadata"] | change}, service) is ours
 
 
-def test_what_an_earlier_service_of_the_name_left_is_taken_over_but_not_deleted() -> None:
+def test_objects_of_an_earlier_service_are_adopted_but_not_deleted() -> None:
     service = _service()
     live = _observed(service).children["Service", "llm"]
     owner = service.owner | {"uid": "an earlier one"}
@@ -217,13 +219,13 @@ def test_what_an_earlier_service_of_the_name_left_is_taken_over_but_not_deleted(
     assert may_be_deleted(live, service.uid)
 
 
-def test_a_routers_secret_that_somebody_removed_is_made_again() -> None:
+def test_a_deleted_router_secret_is_created_again() -> None:
     service = _service()
     pod = Pod(name="p", uid="u", revision="r", trouble="ConfigError", message='secret "llm-router-secret" not found')
     assert [type(a) for a in _plan(service, _observed(service, pods=(pod,))).actions] == [CreateOnce]
 
 
-def test_the_sets_of_an_older_revision_are_deleted_as_they_were_seen() -> None:
+def test_a_delete_of_an_older_revision_names_uid_and_version() -> None:
     service = _service(replicas=0)
     old = EngineDeployment(name="llm-engine-old", uid="u2", revision="old", replicas=1, created="1", version="7")
     engine = _live(with_digest(desired_engine(service, SETTINGS, replicas=0)))

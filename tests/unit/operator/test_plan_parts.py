@@ -1,4 +1,4 @@
-"""The plan's parts: conditions and what they blame, gates, sameness of objects, the documented list of reasons."""
+"""Parts of the plan: conditions and their reasons, gates, comparison of objects, documentation of reasons."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +55,7 @@ def _of(type_: str, service: InferenceService, observed: Observed) -> Condition:
     return next(c for c in conditions_of(service, observed, SETTINGS, wanted=wanted) if c.type == type_)
 
 
-def test_a_service_that_serves_is_ready() -> None:
+def test_a_serving_service_is_ready() -> None:
     seen = Observed(pods=(_serving(),), routers={"r": _report(pod_0="e1")})
     assert {c.type: c.status for c in conditions_of(_service(), seen, SETTINGS, wanted=WANTED)} == {
         "Accepted": "True",
@@ -98,18 +98,18 @@ def test_a_service_that_serves_is_ready() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_not_ready_has_the_reason_of_the_first_thing_in_the_way(observed: Observed, reason: str) -> None:
+def test_ready_has_the_reason_of_the_first_blocking_condition(observed: Observed, reason: str) -> None:
     found = _of("Ready", _service(), observed)
     assert (found.status, found.reason) == ("False", reason)
     assert found.message
 
 
-def test_pods_of_an_older_revision_do_not_make_it_ready() -> None:
+def test_pods_of_an_older_revision_do_not_make_a_service_ready() -> None:
     seen = Observed(pods=(_serving(revision="old"), _pod(name="pod-1")), routers={"r": _report(pod_0="e1")})
     assert _of("Ready", _service(), seen).status == "False"
 
 
-def test_a_router_that_does_not_exist_is_named_and_nothing_is_changed() -> None:
+def test_a_missing_router_is_named_and_no_object_changes() -> None:
     service = _service(router={"ref": {"name": "other"}})
     planned = plan(service, Observed(), SETTINGS, now="t", new_secret="s")
     assert planned.actions == ()
@@ -117,14 +117,14 @@ def test_a_router_that_does_not_exist_is_named_and_nothing_is_changed() -> None:
     assert "'other'" in planned.status["conditions"][0]["message"]
 
 
-def test_a_host_that_another_service_has_is_not_taken() -> None:
+def test_a_host_of_another_service_is_not_accepted() -> None:
     service = _service(exposure=HOST, auth=OPEN)
     planned = plan(service, Observed(host_owner="team-a/first"), SETTINGS, now="t", new_secret="s")
     assert planned.actions == ()
     assert "team-a/first" in planned.status["conditions"][0]["message"]
 
 
-def test_a_gateway_without_the_gateway_api_is_told_instead_of_passed_over() -> None:
+def test_a_gateway_without_the_gateway_api_is_not_accepted() -> None:
     service = _service(exposure={"gateway": {"parentRefs": [{"name": "public"}]}}, auth=OPEN)
     with_gateways = replace(SETTINGS, has_gateway_api=True)
     assert _of("Ready", service, Observed()).reason == "NoGatewayApi"
@@ -132,7 +132,7 @@ def test_a_gateway_without_the_gateway_api_is_told_instead_of_passed_over() -> N
     assert known[0].reason == "Valid"
 
 
-def test_a_spec_that_cannot_be_read_is_not_ready_for_that_reason() -> None:
+def test_an_unreadable_spec_is_not_ready() -> None:
     assert [(c.type, c.reason) for c in refused("spec.x: no")] == [
         ("Accepted", "InvalidSpec"),
         ("Ready", "InvalidSpec"),
@@ -158,7 +158,7 @@ def test_a_failure_stays_while_a_restarted_pod_shows_no_reason(revision: str, re
     )
 
 
-def test_a_router_that_does_not_come_up_beside_one_that_serves_is_told_and_holds_nothing_up() -> None:
+def test_a_failing_router_beside_a_ready_one_does_not_block_ready() -> None:
     seen = Observed(pods=(_serving(),), routers={"r": _report(pod_0="e1")}, router_trouble="secret not found")
     assert (_of("RouterReady", _service(), seen).reason, _of("Ready", _service(), seen).status) == (
         "RouterDegraded",
@@ -166,7 +166,7 @@ def test_a_router_that_does_not_come_up_beside_one_that_serves_is_told_and_holds
     )
 
 
-def test_a_revision_that_was_complete_is_not_rolled_out_again_when_a_pod_dies() -> None:
+def test_a_complete_revision_stays_complete_when_a_pod_dies() -> None:
     row = {"type": "Progressing", "reason": "Complete"}
     before = {"conditions": [row], "revision": {"updated": WANTED}}
     assert _of("Progressing", _service(), Observed(status=before)).reason == "Complete"
@@ -217,7 +217,7 @@ def test_an_engine_that_restarts_in_its_pod_is_admitted_again() -> None:
     assert [g.epoch for g in gate_actions(half)] == [None]
 
 
-def test_a_pod_on_its_way_out_is_left_alone() -> None:
+def test_the_gate_of_a_terminating_pod_is_not_changed() -> None:
     seen = Observed(pods=(_pod(is_ready=True, is_terminating=True),), routers={"a": _report(pod_0="e1")})
     assert list(gate_actions(seen)) == []
 
@@ -228,7 +228,7 @@ def test_progress_names_the_revision_that_still_serves() -> None:
     assert (found.reason, "old" in found.message) == ("RollingOut", True)
 
 
-def test_a_gate_is_set_after_what_it_needs() -> None:
+def test_gates_are_set_after_all_other_actions() -> None:
     seen = Observed(pods=(_pod(is_ready=True),), routers={"a": _report(pod_0="e1")})
     assert isinstance(plan(_service(), seen, SETTINGS, now="t", new_secret="s").actions[-1], SetGate)
 
@@ -250,17 +250,19 @@ def test_a_gate_is_set_after_what_it_needs() -> None:
     ],
     ids=str,
 )
-def test_what_counts_as_the_same(wanted: dict[str, Any], live: dict[str, Any], same: bool) -> None:
+def test_matching_ignores_defaults_and_normalized_quantities(
+    wanted: dict[str, Any], live: dict[str, Any], same: bool
+) -> None:
     assert matches(wanted, live) is same
 
 
-def test_what_is_no_longer_applied_shows_in_the_digest() -> None:
+def test_a_removed_field_changes_the_digest() -> None:
     before = with_digest({"metadata": {"name": "x"}, "spec": {"a": 1, "b": 2}})
     assert matches(before, before)
     assert not matches(with_digest({"metadata": {"name": "x"}, "spec": {"a": 1}}), before)
 
 
-def test_every_reason_is_documented_with_what_to_do() -> None:
+def test_every_reason_is_documented() -> None:
     rows = [line.split("|")[1:4] for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
     documented = {(condition.strip(" `"), reason.strip(" `")) for condition, reason, _ in rows if "`" in reason}
     assert documented == {(condition, reason) for condition, reasons in REASONS.items() for reason in reasons}
@@ -275,7 +277,7 @@ def _memory_error(**fields: int) -> StartupError:
 
 
 def _crashed(error: StartupError) -> Observed:
-    """What the operator observes of a pod whose engine failed to start with this error."""
+    """The observed state of a pod whose engine failed to start with this error."""
     terminated = {"exitCode": 1, "message": termination_message(error)}
     waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
     container = {"name": ENGINE, "state": waiting, "lastState": {"terminated": terminated}}
@@ -309,7 +311,7 @@ def test_other_start_errors_are_a_crash_loop_with_the_message() -> None:
 SIZE = ModelSize(max_model_len=2048, weights_bytes=270 << 20, kv_bytes=256 << 20, kv_tokens=4096)
 
 
-def test_what_a_model_takes_is_told_and_stays_known_while_its_revision_does() -> None:
+def test_the_model_size_stays_in_the_status_within_a_revision() -> None:
     service, report = _service(), RouterReport(pod="r", admitted={"pod-0": "e1"}, sizes={"pod-0": SIZE})
     seen = Observed(pods=(_serving(),), routers={"r": report})
     assert "270 MiB" in _of("FitsHardware", service, seen).message
@@ -340,7 +342,7 @@ def test_what_a_model_takes_is_told_and_stays_known_while_its_revision_does() ->
     ],
     ids=str,
 )
-def test_a_spec_that_cannot_fit_is_told_before_anything_starts(resources: dict[str, Any], reason: str) -> None:
+def test_a_spec_that_cannot_fit_is_too_large_before_the_start(resources: dict[str, Any], reason: str) -> None:
     service = _service(engine={"kvCacheMemory": "1536Mi", "swapSpace": "512Mi"}, resources=resources)
     found = _of("FitsHardware", service, Observed())
     assert found.reason == reason

@@ -1,4 +1,4 @@
-"""What routers say reaches whoever depends on it: at once what decides, now and then what only changes."""
+"""Router reports are published at once if they affect decisions; changes of the load alone at intervals."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ LIMIT_S = 10.0
 
 
 class Router:
-    """Says what it is given; None ends the connection."""
+    """Sends the queued lines; None ends the connection."""
 
     def __init__(self) -> None:
         self.lines: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -76,7 +76,7 @@ def _waiting(reports: RouterReports) -> int:
     return reports.for_pods("default", [POD[1]])[POD[1]].waiting
 
 
-async def test_an_admission_is_told_at_once(router: Router, reports: RouterReports, changes: Changes) -> None:
+async def test_an_admission_is_published_at_once(router: Router, reports: RouterReports, changes: Changes) -> None:
     router.change()
     assert await changes.next_key() == POD
     router.change(epoch="e1")
@@ -84,7 +84,7 @@ async def test_an_admission_is_told_at_once(router: Router, reports: RouterRepor
     assert reports.for_pods("default", [POD[1]])[POD[1]].admitted == {"engine-0": "e1"}
 
 
-async def test_load_is_told_now_and_then_and_never_lost(
+async def test_load_changes_are_published_at_intervals(
     router: Router, reports: RouterReports, changes: Changes
 ) -> None:
     router.change()
@@ -107,22 +107,22 @@ async def test_load_is_told_now_and_then_and_never_lost(
 
 
 @pytest.mark.parametrize(
-    ("said", "what"),
+    ("event", "error"),
     [
         ({"strange": True}, "KeyError('state')"),
         ({"state": {"replicas": None}}, "TypeError("),
         ({"state": {"replicas": [{"name": "engine-0", "model": {"kv_bytes": 1}}]}}, "KeyError('max_model_len')"),
     ],
 )
-async def test_what_is_not_understood_is_asked_again(
-    router: Router, reports: RouterReports, changes: Changes, caplog: pytest.LogCaptureFixture, said: Any, what: str
+async def test_an_unknown_state_format_reconnects(
+    router: Router, reports: RouterReports, changes: Changes, caplog: pytest.LogCaptureFixture, event: Any, error: str
 ) -> None:
     caplog.set_level("INFO")
-    router.send(type="state", **said)
+    router.send(type="state", **event)
     router.lines.put_nowait(None)
     router.change(epoch="e1")
     await changes.next_key()
-    assert f"says what is not understood here: {what}" in caplog.text
+    assert error in caplog.text
 
 
 async def test_a_state_of_many_replicas_is_read(router: Router, reports: RouterReports, changes: Changes) -> None:

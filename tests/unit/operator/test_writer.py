@@ -1,4 +1,4 @@
-"""What the operator writes and asks, call by call, against an API server that answers as told."""
+"""The operator's calls to an API server with scripted responses."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,13 +18,13 @@ from octavo_operator.service import InferenceService, read_service
 from octavo_testing.infsvc_cases import Case, stored
 
 MISSING = ApiError(404, "NotFound", "not found")
-THERE = ApiError(409, "AlreadyExists", "already exists")
+EXISTS = ApiError(409, "AlreadyExists", "already exists")
 CHANGED = ApiError(409, "Conflict", "the object has been modified")
 FORBIDDEN = ApiError(403, "Forbidden", "exceeded quota: none")
 
 
-class Answers(Cluster):
-    """Each call takes the next answer; without one it succeeds with what was sent."""
+class ScriptedCluster(Cluster):
+    """Each call gets the next scripted response; without one it succeeds and returns the request."""
 
     def __init__(self, *answers: ApiError | dict[str, Any]) -> None:
         self._answers = list(answers)
@@ -53,34 +53,34 @@ def _listed(**metadata: Any) -> dict[str, Any]:
     return {"items": [{"metadata": found["metadata"] | metadata, "spec": {}}]}
 
 
-async def _carry_out(cluster: Answers, action: Action) -> Any:
+async def _execute(cluster: ScriptedCluster, action: Action) -> Any:
     return await Writer(cluster, View()).execute(_service(), action, now="t")
 
 
-async def test_a_new_child_is_made_on_the_condition_that_there_is_none() -> None:
-    cluster = Answers()
-    assert await _carry_out(cluster, Apply(_child(), "why", is_new=True)) is None
+async def test_a_new_child_is_applied_only_if_it_does_not_exist() -> None:
+    cluster = ScriptedCluster()
+    assert await _execute(cluster, Apply(_child(), "why", is_new=True)) is None
     assert cluster.bodies[0]["metadata"]["resourceVersion"] == "1"
 
 
-async def test_one_that_is_there_after_all_and_is_ours_is_changed() -> None:
-    cluster = Answers(CHANGED, _listed())
-    assert await _carry_out(cluster, Apply(_child(), "why", is_new=True)) is None
+async def test_an_existing_object_of_the_service_is_applied() -> None:
+    cluster = ScriptedCluster(CHANGED, _listed())
+    assert await _execute(cluster, Apply(_child(), "why", is_new=True)) is None
     assert [method for method, _ in cluster.calls] == ["PATCH", "GET", "PATCH"]
     assert "resourceVersion" not in cluster.bodies[2]["metadata"]
 
 
-async def test_one_that_is_somebodys_is_left_alone() -> None:
-    cluster = Answers(CHANGED, _listed(labels={}, ownerReferences=[]))
-    found = await _carry_out(cluster, Apply(_child(), "why", is_new=True))
+async def test_an_existing_object_of_another_owner_is_refused() -> None:
+    cluster = ScriptedCluster(CHANGED, _listed(labels={}, ownerReferences=[]))
+    found = await _execute(cluster, Apply(_child(), "why", is_new=True))
     assert found == (("Service", "llm"), Refusal("NameTaken", found[1].message))
     assert "give this service another name" in found[1].message
     assert [method for method, _ in cluster.calls] == ["PATCH", "GET"]
 
 
-async def test_a_conflict_over_something_else_is_tried_again() -> None:
+async def test_a_conflict_without_an_existing_object_is_retried() -> None:
     with pytest.raises(ApiError, match="modified"):
-        await _carry_out(Answers(CHANGED, {"items": []}), Apply(_child(), "why", is_new=True))
+        await _execute(ScriptedCluster(CHANGED, {"items": []}), Apply(_child(), "why", is_new=True))
 
 
 @pytest.mark.parametrize(
@@ -97,36 +97,36 @@ async def test_a_conflict_over_something_else_is_tried_again() -> None:
     ],
     ids=str,
 )
-async def test_what_is_refused_for_good_is_shown_and_what_may_pass_is_tried_again(error: ApiError, stays: bool) -> None:
+async def test_permanent_refusals_are_returned_and_transient_ones_raised(error: ApiError, stays: bool) -> None:
     if stays:
-        assert await _carry_out(Answers(error), Apply(_child(), "why")) == (
+        assert await _execute(ScriptedCluster(error), Apply(_child(), "why")) == (
             ("Service", "llm"),
             Refusal("Refused", str(error)),
         )
     else:
         with pytest.raises(ApiError):
-            await _carry_out(Answers(error), Apply(_child(), "why"))
+            await _execute(ScriptedCluster(error), Apply(_child(), "why"))
 
 
-async def test_a_delete_is_of_the_object_as_it_was_seen() -> None:
-    cluster = Answers()
-    await _carry_out(cluster, Delete("Service", "llm", "u1", "7", "why"))
+async def test_a_delete_names_the_observed_uid_and_version() -> None:
+    cluster = ScriptedCluster()
+    await _execute(cluster, Delete("Service", "llm", "u1", "7", "why"))
     assert cluster.bodies[0]["preconditions"] == {"uid": "u1", "resourceVersion": "7"}
-    assert await _carry_out(Answers(MISSING), Delete("Service", "llm", "u1", "7", "why")) is None
+    assert await _execute(ScriptedCluster(MISSING), Delete("Service", "llm", "u1", "7", "why")) is None
     with pytest.raises(ApiError):
-        await _carry_out(Answers(CHANGED), Delete("Service", "llm", "u1", "7", "why"))
+        await _execute(ScriptedCluster(CHANGED), Delete("Service", "llm", "u1", "7", "why"))
 
 
-async def test_a_secret_that_is_there_stays() -> None:
-    assert await _carry_out(Answers(THERE), CreateOnce(_child(), "why")) is None
+async def test_an_existing_secret_is_not_changed() -> None:
+    assert await _execute(ScriptedCluster(EXISTS), CreateOnce(_child(), "why")) is None
     with pytest.raises(ApiError):
-        await _carry_out(Answers(CHANGED), CreateOnce(_child(), "why"))
+        await _execute(ScriptedCluster(CHANGED), CreateOnce(_child(), "why"))
 
 
 async def test_an_open_gate_has_its_epoch_in_an_annotation() -> None:
-    cluster = Answers()
-    await _carry_out(cluster, SetGate("pod-0", "u", "e1", "every router has its KV snapshot"))
-    await _carry_out(cluster, SetGate("pod-0", "u", None, "its engine was restarted"))
+    cluster = ScriptedCluster()
+    await _execute(cluster, SetGate("pod-0", "u", "e1", "every router has its KV snapshot"))
+    await _execute(cluster, SetGate("pod-0", "u", None, "its engine was restarted"))
     opened, closed = cluster.bodies
     assert opened["metadata"] == {"uid": "u", "annotations": {ADMITTED_EPOCH: "e1"}}
     assert closed["metadata"] == {"uid": "u", "annotations": {ADMITTED_EPOCH: None}}
@@ -146,8 +146,8 @@ def _event(seen_at: str, **more: Any) -> dict[str, Any]:
     return {"items": [{"metadata": {"name": "e", "namespace": "default", "annotations": {SEEN_AT: seen_at}}} | more]}
 
 
-async def test_news_is_an_event_about_the_service() -> None:
-    cluster = Answers()
+async def test_an_event_names_the_service() -> None:
+    cluster = ScriptedCluster()
     await EventRecorder(cluster, identity="op-0").record(_raw(), EVENT, seen_at="5")
     (event,) = cluster.bodies
     assert cluster.calls == [("POST", path_of("Event", "default"))]
@@ -155,29 +155,29 @@ async def test_news_is_an_event_about_the_service() -> None:
     assert event["note"] == EVENT.note
 
 
-async def test_news_that_was_told_before_its_teller_died_is_told_no_second_time() -> None:
-    cluster = Answers(THERE, _event("5"))
+async def test_an_event_of_the_same_version_is_counted_once() -> None:
+    cluster = ScriptedCluster(EXISTS, _event("5"))
     await EventRecorder(cluster, identity="op-1").record(_raw(), EVENT, seen_at="5")
     assert [method for method, _ in cluster.calls] == ["POST", "GET"]
 
 
 @pytest.mark.parametrize(("series", "count"), [({}, 2), ({"series": {"count": 4}}, 5)], ids=["first", "later"])
-async def test_the_same_news_later_is_counted(series: dict[str, Any], count: int) -> None:
-    cluster = Answers(THERE, _event("5", **series))
+async def test_a_repeated_event_is_counted(series: dict[str, Any], count: int) -> None:
+    cluster = ScriptedCluster(EXISTS, _event("5", **series))
     await EventRecorder(cluster, identity="op-0").record(_raw("9"), EVENT, seen_at="9")
     assert cluster.calls[-1][0] == "PUT"
     assert cluster.bodies[-1]["series"]["count"] == count
     assert cluster.bodies[-1]["metadata"]["annotations"] == {SEEN_AT: "9"}
 
 
-async def test_an_event_that_may_not_be_written_holds_nothing_up() -> None:
-    await EventRecorder(Answers(FORBIDDEN), identity="op-0").record(_raw(), EVENT, seen_at="5")
+async def test_a_refused_event_is_not_an_error() -> None:
+    await EventRecorder(ScriptedCluster(FORBIDDEN), identity="op-0").record(_raw(), EVENT, seen_at="5")
     with pytest.raises(ApiError):
-        await EventRecorder(Answers(ApiError(503, "", "")), identity="op-0").record(_raw(), EVENT, seen_at="5")
+        await EventRecorder(ScriptedCluster(ApiError(503, "", "")), identity="op-0").record(_raw(), EVENT, seen_at="5")
 
 
-async def test_a_long_note_is_cut_to_what_the_api_takes() -> None:
-    cluster = Answers()
+async def test_a_long_note_is_cut_to_the_limit_of_the_api() -> None:
+    cluster = ScriptedCluster()
     await EventRecorder(cluster, identity="op-0").record(
         _raw(), ServiceEvent("Normal", "x", "ü" * 2000, "y"), seen_at="5"
     )
@@ -203,8 +203,8 @@ MOUNT = {"items": [
 ]}  # fmt: skip
 
 
-async def test_a_pod_that_waits_for_long_is_asked_about_from_time_to_time() -> None:
-    clock, cluster = Clock(), Answers(MOUNT)
+async def test_events_of_a_long_waiting_pod_are_listed_periodically() -> None:
+    clock, cluster = Clock(), ScriptedCluster(MOUNT)
     setup = PodSetupEvents(cluster, clock=clock)
     assert await setup.refresh([_pod(SCHEDULED)]) == FIRST_LOOK_S
     assert (cluster.calls, setup.trouble_of("u")) == ([], "")
@@ -223,15 +223,15 @@ async def test_a_pod_that_waits_for_long_is_asked_about_from_time_to_time() -> N
         _pod(SCHEDULED, containerStatuses=[{"state": {"running": {}}}]),
         _pod(SCHEDULED, containerStatuses=[{"state": {"waiting": {"reason": "ErrImagePull"}}}]),
     ],
-    ids=["not yet", "no node", "set up", "runs", "says why"],
+    ids=["not scheduled", "no node", "has a sandbox", "runs", "has an error"],
 )
-async def test_a_pod_that_waits_for_nothing_is_not(pod: dict[str, Any]) -> None:
-    assert await PodSetupEvents(Answers(), clock=Clock()).refresh([pod]) is None
+async def test_events_of_other_pods_are_not_listed(pod: dict[str, Any]) -> None:
+    assert await PodSetupEvents(ScriptedCluster(), clock=Clock()).refresh([pod]) is None
 
 
-async def test_a_pod_that_is_set_up_after_all_has_no_trouble_left() -> None:
+async def test_a_pod_with_containers_has_no_setup_trouble() -> None:
     clock = Clock()
-    setup = PodSetupEvents(Answers(MOUNT), clock=clock)
+    setup = PodSetupEvents(ScriptedCluster(MOUNT), clock=clock)
     await setup.refresh([_pod(SCHEDULED)])
     clock.now += FIRST_LOOK_S
     await setup.refresh([_pod(SCHEDULED)])

@@ -86,9 +86,7 @@ class Leadership:
             self._on_doubt()
         self.checked_s = self._clock()
         has_lapsed = not self._clock() < self._writes_until
-        if (
-            has_lapsed and self.gained.is_set()
-        ):  # even if it was renewed just now: another operator may have written meanwhile
+        if has_lapsed and self.gained.is_set():  # even if just renewed: another operator may have written meanwhile
             logger.warning("%s leads no longer", self.identity)
             self.gained.clear()
             self.lost.set()

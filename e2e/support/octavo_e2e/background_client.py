@@ -1,4 +1,4 @@
-"""`Asker`: asks the endpoint again and again while a test does something to the cluster, and remembers what failed."""
+"""`BackgroundClient`: sends requests while a test changes the cluster, and records failures."""
 
 from threading import Condition, Thread
 from types import TracebackType
@@ -12,18 +12,18 @@ from octavo_e2e.cluster import Cluster
 END_S = 90
 
 
-class Asker:
-    """Asks `model` of its namespace's service of this name. On leaving: every answer was whole. One at a time."""
+class BackgroundClient:
+    """Sends one request after the other to the service `model`; on exit asserts that no response failed."""
 
     def __init__(self, cluster: Cluster, host: str, namespace: str, model: str):
         self._cluster = cluster
         self._host = host
         self._model = model
-        self._address = cluster.nearest(namespace, model)
-        self._thread = Thread(target=self._ask, name="asker")
+        self._address = cluster.direct_url(namespace, model)
+        self._thread = Thread(target=self._ask, name="background client")
         self._changed = Condition()
         self._is_ending = False
-        self._num_answers = 0
+        self._num_responses = 0
         self._failures: list[str] = []
 
     def __enter__(self) -> Self:
@@ -34,26 +34,28 @@ class Asker:
         self._is_ending = True
         self._thread.join(END_S)
         if error is None:
-            assert not self._thread.is_alive(), f"a question wasn't answered within {END_S} s"
-            assert not self._failures, f"{len(self._failures)} of {self._num_answers} failed: {self._failures[:5]}"
+            assert not self._thread.is_alive(), f"a request got no response within {END_S} s"
+            assert not self._failures, f"{len(self._failures)} of {self._num_responses} failed: {self._failures[:5]}"
 
-    def until_answers(self, more: int, *, within_s: float) -> None:
-        """So many more than there are now."""
+    def wait_for_responses(self, more: int, *, within_s: float) -> None:
+        """Wait for this number of further responses."""
         with self._changed:
-            wanted = self._num_answers + more
-            assert self._changed.wait_for(lambda: self._num_answers >= wanted, within_s), "the endpoint stands still"
+            wanted = self._num_responses + more
+            assert self._changed.wait_for(lambda: self._num_responses >= wanted, within_s), (
+                "the endpoint sends no responses"
+            )
 
     def _ask(self) -> None:
         while not self._is_ending:
             failure = self._failure()
             with self._changed:
-                self._num_answers += 1
+                self._num_responses += 1
                 self._failures += [failure] if failure else []
                 self._changed.notify_all()
 
     def _failure(self) -> str:
         try:
             answer = self._cluster.ask(self._host, self._model, at=self._address)
-        except (OpenAIError, HTTPError) as error:  # the latter: an answer that breaks off
+        except (OpenAIError, HTTPError) as error:  # HTTPError: an incomplete response
             return repr(error)
-        return "" if answer else "an empty answer"
+        return "" if answer else "an empty response"
