@@ -37,7 +37,7 @@ def test_what_people_read():
         "KV cache    1.00 GiB: 1,024 blocks of 16 tokens = 16,384 tokens, 64.0 KiB each",
         "swap space  512.0 MiB: 512 blocks",
         "at once     4.0 requests of 4,096 tokens, or 8.0 requests of 2,048 tokens; at most 64 (--max-num-seqs)",
-        "memory      4.00 GiB of 8.00 GiB available; 2.21 GiB stay free",
+        "memory      4.00 GiB of 8.00 GiB available; 2.21 GiB remain free",
     ]
     assert "each GiB holds 16,384 tokens" in "\n".join(told)
     assert "--dtype float32" in "\n".join(told)
