@@ -27,7 +27,7 @@ SCHEMAS = [
 ]
 
 
-def test_every_answer_that_ends_validates():
+def test_every_finished_answer_matches_its_schema():
     llm = LLM(max_model_len=512, num_gpu_blocks_override=256)
     messages = [[{"role": "user", "content": "Answer with JSON about anyone."}] for _ in SCHEMAS * 2]
     params = [

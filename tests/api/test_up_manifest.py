@@ -84,7 +84,7 @@ def test_two_services_share_a_router_and_its_keys(tmp_path):
     assert not keys.exists()
 
 
-def test_own_keys_instead_of_the_secrets(tmp_path):
+def test_api_key_file_replaces_the_secret_of_the_manifest(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("carol: sk-carol\n")
     manifest = CHAT.replace("replicas: 2", "replicas: 1").replace(

@@ -21,7 +21,7 @@ def ids(text):
 
 
 @conforms(1, "Unknown JSON fields are accepted", how="openai client and raw HTTP")
-def test_unknown_fields(tiny):
+def test_unknown_fields_are_accepted(tiny):
     extra = {"frobnicate": {"deeply": ["nested"]}, "x-trace": 1}
     tiny.openai.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1, extra_body=extra)
     for path, body in ((TEXT, {"prompt": "a"}), ("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [65]})):
@@ -31,7 +31,7 @@ def test_unknown_fields(tiny):
 @conforms(2, 'Bodies that can\'t be read are 400 of type "Bad Request", never 422', how="raw HTTP")
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize"])
 @pytest.mark.parametrize("body", ["", "{", "[]", '{"prompt": {}, "messages": 1, "tokens": "x"}', '{"model": 7}'])
-def test_bad_bodies(tiny, path, body):
+def test_malformed_bodies_are_rejected(tiny, path, body):
     answer = tiny.http.post(path, content=body, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "Bad Request")
 
@@ -42,7 +42,7 @@ def test_bad_bodies(tiny, path, body):
     "400 that names the field (vLLM: 400, 422 or 501)",
     how="openai client and raw HTTP",
 )
-def test_the_error_envelope(tiny):
+def test_errors_have_openai_s_body(tiny):
     requests = [
         (TEXT, {"prompt": "a", "temperature": 9}, 400, "BadRequestError", "temperature"),
         (TEXT, {"prompt": "a", "use_beam_search": True}, 400, "BadRequestError", "use_beam_search"),
@@ -63,7 +63,7 @@ def test_the_error_envelope(tiny):
 @conforms(
     4, "An unknown model is 404 NotFoundError; without `model` the first served name answers", how="openai client"
 )
-def test_model_names(real):
+def test_model_names_are_checked(real):
     with pytest.raises(NotFoundError, match=re.escape("The model `gpt-9` does not exist.")):
         real.openai.chat.completions.create(model="gpt-9", messages=HELLO)
     assert real.http.post(TEXT, json={"prompt": "a", "max_tokens": 1}).json()["model"] == REAL_MODEL
@@ -72,7 +72,7 @@ def test_model_names(real):
 
 @conforms(5, "A prompt beyond the context is 400 in the words that agents parse", how="openai client")
 @pytest.mark.parametrize("stream", [False, True])
-def test_context_length(tiny, stream):
+def test_context_length_is_enforced(tiny, stream):
     with pytest.raises(BadRequestError) as caught:
         tiny.openai.completions.create(model="tiny", prompt=ids("x" * 250), max_tokens=30, stream=stream)
     error = caught.value
@@ -100,7 +100,7 @@ def test_context_length(tiny, stream):
         ({"cache_salt": ""}, "cache_salt"),
     ],
 )
-def test_fields_that_contradict(tiny, fields, param):
+def test_contradicting_fields_are_rejected(tiny, fields, param):
     answer = tiny.http.post(TEXT, json={"prompt": "a", **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
@@ -111,7 +111,7 @@ def test_fields_that_contradict(tiny, fields, param):
     'failure is 401 in the nested shape with type AuthenticationError (vLLM: `{"error": "Unauthorized"}`)',
     how="openai client and raw HTTP",
 )
-def test_keys(tiny):
+def test_api_keys_are_checked(tiny):
     stranger = tiny.openai.with_options(api_key="sk-wrong")
     with pytest.raises(AuthenticationError) as caught:
         stranger.models.list()
@@ -137,7 +137,7 @@ def test_keys(tiny):
     "`X-Request-Id` is echoed, always (vLLM: with a flag), or made up; it or the body's `request_id` ends an id",
     how="openai client and raw HTTP",
 )
-def test_request_ids(tiny):
+def test_request_ids_are_echoed(tiny):
     for path, prefix, body in ((CHAT, "chatcmpl", {"messages": HELLO}), (TEXT, "cmpl", {"prompt": "a"})):
         answer = tiny.http.post(path, json={**body, "max_tokens": 1}, headers={"X-Request-Id": "mine-1"})
         assert (answer.headers["x-request-id"], answer.json()["id"]) == ("mine-1", f"{prefix}-mine-1")
@@ -149,7 +149,7 @@ def test_request_ids(tiny):
 
 
 @conforms(9, "`max_completion_tokens` wins over `max_tokens`", how="openai client")
-def test_both_limits(tiny):
+def test_max_completion_tokens_overrides_max_tokens(tiny):
     answer = tiny.openai.chat.completions.create(
         model="tiny", messages=HELLO, max_tokens=9, max_completion_tokens=3, extra_body={"ignore_eos": True}
     )
@@ -157,7 +157,7 @@ def test_both_limits(tiny):
 
 
 @conforms(9, "Chat without a limit gets what is left of the context, completions 16 tokens", how="openai client")
-def test_default_limits(tiny):
+def test_default_length_limits_apply(tiny):
     endless = {"ignore_eos": True}
     chat = tiny.openai.chat.completions.create(model="tiny", messages=HELLO, extra_body=endless)
     assert (chat.usage.total_tokens, chat.choices[0].finish_reason) == (256, "length")
@@ -166,14 +166,14 @@ def test_default_limits(tiny):
 
 
 @conforms(9, "Sampling fields left out come from the model's generation_config.json", how="raw HTTP")
-def test_generation_config(tiny):
+def test_generation_config_sets_defaults(tiny):
     body = {"prompt": "a", "max_tokens": 1, "n": 2}
     assert "temperature is 0" in tiny.http.post(TEXT, json=body).json()["error"]["message"]
     assert tiny.http.post(TEXT, json={**body, "temperature": 1}).status_code == 200
 
 
 @conforms(10, "A prompt is a string, strings, token ids or lists of them; choice = prompt·n + i", how="openai client")
-def test_prompt_forms(tiny):
+def test_every_prompt_form_is_accepted(tiny):
     def create(prompt, **fields):
         return tiny.openai.completions.create(model="tiny", prompt=prompt, max_tokens=2, **fields)
 
@@ -190,7 +190,7 @@ def test_prompt_forms(tiny):
 @conforms(
     10, "`echo` puts the prompt first; with `max_tokens: 0` it is all there is, logprobs too", how="openai client"
 )
-def test_echo(tiny):
+def test_echo_returns_the_prompt(tiny):
     plain = tiny.openai.completions.create(model="tiny", prompt="abc", max_tokens=3).choices[0].text
     echoed = tiny.openai.completions.create(model="tiny", prompt="abc", max_tokens=3, echo=True).choices[0].text
     assert echoed == "abc" + plain
@@ -199,7 +199,7 @@ def test_echo(tiny):
 
 
 @conforms(10, "`suffix` is refused by name, as in vLLM", how="openai client")
-def test_suffix(tiny):
+def test_suffix_is_rejected(tiny):
     with pytest.raises(BadRequestError, match="suffix"):
         tiny.openai.completions.create(model="tiny", prompt="a", suffix="z")
 
@@ -210,7 +210,7 @@ def aborted(metrics):
 
 @pytest.mark.real_model
 @conforms(11, "A client that leaves a stream aborts its request and frees its blocks", how="openai client")
-def test_leaving_a_stream(real):
+def test_disconnect_aborts_a_stream(real):
     before = aborted(real.metrics())
     stream = real.openai.completions.create(
         model=REAL_MODEL, prompt="Count:", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
@@ -223,7 +223,7 @@ def test_leaving_a_stream(real):
 
 @pytest.mark.real_model
 @conforms(11, "So does one that leaves before a plain answer", how="raw HTTP")
-def test_leaving_a_plain_answer(real):
+def test_disconnect_aborts_a_plain_response(real):
     before = aborted(real.metrics())
     host, port = real.url.removeprefix("http://").split(":")
     body = b'{"prompt": "Count:", "max_tokens": 1500, "ignore_eos": true}'

@@ -30,7 +30,7 @@ PARSERS = {
 
 @pytest.mark.parametrize("name", PARSERS)
 @given(answer=ANSWERS, data=st.data())
-def test_cuts_do_not_matter(name, answer, data):
+def test_splits_do_not_change_the_events(name, answer, data):
     places = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=5)))
     pieces = [answer[i:j] for i, j in zip([0, *places], [*places, len(answer)], strict=True)]
     whole = parse_chunks(PARSERS[name](), [answer])
@@ -41,7 +41,7 @@ def test_cuts_do_not_matter(name, answer, data):
 
 @pytest.mark.parametrize("name", PARSERS)
 @given(words=st.lists(st.sampled_from(("kiwi", *FRAGMENTS)), max_size=14))
-def test_words_of_the_model_are_shown_somewhere(name, words):
+def test_every_generated_word_is_in_some_event(name, words):
     """Unless they are within JSON that a call has beside its name and its arguments."""
     answer = "".join(words)
     joined = join_events(parse_chunks(PARSERS[name](), [answer]))
@@ -64,7 +64,7 @@ def test_words_of_the_model_are_shown_somewhere(name, words):
     ),
     ascii_only=st.booleans(),
 )
-def test_what_a_model_calls_is_what_the_client_gets(calls, ascii_only):
+def test_client_gets_the_calls_that_the_model_wrote(calls, ascii_only):
     written = [json.dumps({"name": n, "arguments": a}, ensure_ascii=ascii_only) for n, a in calls]
     answers = {
         "hermes": "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in written),

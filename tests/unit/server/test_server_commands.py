@@ -18,20 +18,20 @@ def exits(argv, capsys):
     return capsys.readouterr().out
 
 
-def test_the_help_has_a_sentence_for_each_command(capsys):
+def test_help_describes_each_command(capsys):
     text = " ".join(exits(["--help"], capsys).split())
     for name, spec in COMMANDS.items():
         assert f"{name} {spec.help}" in text
 
 
-def test_the_version(capsys):
+def test_version_is_printed(capsys):
     assert exits(["--version"], capsys).startswith("octavo 0.")
 
 
 @pytest.mark.parametrize(
     "argv", [["bench", "serve"], ["bench", "throughput"], ["bench", "latency"], ["chat"], ["explain", "decisions"]]
 )
-def test_every_flag_has_a_help(argv):
+def test_every_flag_has_help(argv):
     parser = build_parser()
     for word in argv:
         (commands,) = [a for a in parser._actions if a.dest in ("command", "bench", "subject")]
@@ -40,7 +40,7 @@ def test_every_flag_has_a_help(argv):
     assert undescribed == []
 
 
-def test_help_loads_nothing_that_only_a_command_needs():
+def test_help_imports_no_module_that_only_a_command_needs():
     code = (
         "import sys, octavo_server.cli.main as m\n"
         "try: m.main(['bench', 'serve', '--help'])\n"
@@ -89,18 +89,18 @@ def test_bash_completes_commands_and_flags(bash_completes):
     ],
     ids=lambda words: " ".join(words),
 )
-def test_bash_completes_what_newer_commands_take(words, offered, bash_completes):
+def test_bash_completes_arguments_of_each_command(words, offered, bash_completes):
     assert [word.rstrip("/") for word in bash_completes(*words)] == offered
 
 
-def test_zsh_gets_a_script(capsys):
+def test_zsh_script_is_printed(capsys):
     assert main(["completion", "zsh"]) == 0
     script = capsys.readouterr().out
     assert script.startswith("#compdef octavo")
     assert "--kv-cache-memory-bytes" in script
 
 
-def test_a_question_without_an_answer_gives_way_to_the_next():
+def test_unanswered_question_is_replaced_by_the_next():
     conversation = Conversation("S")
     conversation.ask("one")
     conversation.answer("")
@@ -114,7 +114,7 @@ def test_a_question_without_an_answer_gives_way_to_the_next():
     assert conversation.messages == [{"role": "system", "content": "S"}]
 
 
-def test_saved_and_loaded(tmp_path):
+def test_conversation_survives_saving_and_loading(tmp_path):
     conversation = Conversation("S", [{"role": "user", "content": "täg"}])
     conversation.save(tmp_path / "c.json")
     assert Conversation.load(tmp_path / "c.json") == conversation
@@ -123,7 +123,7 @@ def test_saved_and_loaded(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["nonsense", "{}", '[{"role": "user"}]', '[{"role": "user", "content": [1]}]'])
-def test_what_is_no_conversation(content, tmp_path):
+def test_invalid_conversation_file_is_rejected(content, tmp_path):
     path = tmp_path / "c.json"
     path.write_text(content)
     with pytest.raises(NotAConversation, match=str(path)):
@@ -151,7 +151,7 @@ class ScriptedEditor:
     ],
     ids=["texts", "interrupts", "exit", "commands"],
 )
-def test_the_shell(events, texts):
+def test_shell_runs_commands_and_passes_text_on(events, texts):
     taken, said = [], []
     do = Command("do", "[WHAT]", "do it", lambda argument: taken.append(f"did {argument}"))
     take = Command("take", "", "take nothing", lambda argument: taken.append("took"))

@@ -29,7 +29,7 @@ CAPACITY = Capacity(
 )
 
 
-def test_what_people_read():
+def test_report_lists_model_memory_and_flags():
     told = describe(EngineConfig(model="m"), CAPACITY).splitlines()
     assert told[:6] == [
         "model       m (LlamaForCausalLM), bfloat16 on cpu",
@@ -43,7 +43,7 @@ def test_what_people_read():
     assert "--dtype float32" in "\n".join(told)
 
 
-def test_through_the_command(tmp_path, capsys):
+def test_dry_run_works_as_a_command(tmp_path, capsys):
     folder = str(write_byte_model(tmp_path))
     flags = ["--load-format", "dummy", "--dtype", "float32", "--num-gpu-blocks-override", "40", "--num-threads", "1"]
     assert main(["serve", folder, *flags, "--dry-run", "--json"]) == 0
@@ -58,11 +58,11 @@ def test_through_the_command(tmp_path, capsys):
     [(["--num-gpu-blocks-override", "3", "--dry-run"], "--max-model-len to at most 48"), (["--json"], "add --dry-run")],
     ids=["too small", "json alone"],
 )
-def test_what_does_not_fit_is_one_line(flags, told, tmp_path, capsys):
+def test_model_that_does_not_fit_is_one_line(flags, told, tmp_path, capsys):
     folder = str(write_byte_model(tmp_path))
     assert main(["serve", folder, "--load-format", "dummy", "--dtype", "float32", "--num-threads", "1", *flags]) == 1
     assert told in capsys.readouterr().err
 
 
-def test_sizes_for_people():
+def test_sizes_are_shown_with_units():
     assert [size(n) for n in (512, 3 << 20, 5 << 30)] == ["0.5 KiB", "3.0 MiB", "5.00 GiB"]

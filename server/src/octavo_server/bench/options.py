@@ -98,7 +98,7 @@ def _loads(args: argparse.Namespace) -> tuple[LoadLevel, ...]:
     rates, limits = args.request_rate, args.max_concurrency
     if len(rates) > 1 and len(limits) > 1:
         raise InvalidOption(
-            "a sweep varies the rate or the concurrency: give a list only to --request-rate or only to --max-concurrency."
+            "a sweep varies the rate or the concurrency: give a list only to --request-rate or --max-concurrency."
         )
     if args.num_prompts < 1 or args.burstiness <= 0:
         raise InvalidOption("--num-prompts and --burstiness must be above 0.")

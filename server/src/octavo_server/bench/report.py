@@ -111,8 +111,8 @@ def warnings(run: Run, *, allows_hits: bool, was_reset: bool) -> list[str]:
     if cache is not None and cache.hit_rate > FLATTERING_HIT_RATE and not allows_hits:
         remedy = "use another --seed" if was_reset else "use another --seed, or pass --reset-prefix-cache"
         found.append(
-            f"the prefix cache served {cache.hit_rate:.0%} of the prompt tokens, from earlier runs or equal prompts, so TTFT "
-            f"and throughput look too good; {remedy}."
+            f"the prefix cache served {cache.hit_rate:.0%} of the prompt tokens, from earlier runs or equal prompts: "
+            f"TTFT and throughput look too good; {remedy}."
         )
     if run.client_cpu > BUSY_CLIENT_CPU:
         found.append(

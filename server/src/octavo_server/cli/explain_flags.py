@@ -43,7 +43,7 @@ def _add_decisions(subjects: Any) -> None:
 
 def _decisions(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MAX_DECISIONS:
-        raise argparse.ArgumentTypeError(f"{text!r}: give 1 to {MAX_DECISIONS}")
+        raise argparse.ArgumentTypeError(f"{text!r} must be from 1 to {MAX_DECISIONS}")
     return int(text)
 
 

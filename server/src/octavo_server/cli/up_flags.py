@@ -34,5 +34,5 @@ def add_platform_flags(parser: argparse.ArgumentParser) -> None:
 
 def replica_count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 64:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of replicas: give 1 to 64")
+        raise argparse.ArgumentTypeError(f"{text!r} must be from 1 to 64")
     return int(text)

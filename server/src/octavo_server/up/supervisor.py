@@ -143,7 +143,7 @@ class Supervisor:
         await self._end([child for child in children if child not in routers])
 
     def _end_signal(self, child: Child) -> signal.Signals:
-        """SIGINT after Ctrl-C, to skip the shutdown delay; SIGTERM if the child is starting, as SIGINT would fail it."""
+        """SIGINT after Ctrl-C, to skip the shutdown delay; SIGTERM if the child is starting: SIGINT would fail it."""
         is_ctrl_c = bool(self._signals) and self._signals[0] == signal.SIGINT
         return signal.SIGINT if is_ctrl_c and self._ready[child.spec.name].is_set() else signal.SIGTERM
 
