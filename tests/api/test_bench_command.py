@@ -1,4 +1,4 @@
-"""`octavo bench serve` against a scripted engine behind a real server: every count is known beforehand."""
+"""`octavo bench serve` against a scripted engine behind a real server, so that every count is known."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from octavo_testing.serve_command import free_port
 from octavo_testing.server import MODEL, ScriptedClient, serving
 
 BENCH = ("-m", "octavo_server.cli.main", "bench", "serve")
-#: 14 tokens each: 13 bytes and the end of the text.
+#: Prompts of 14 tokens: 13 bytes and the end of the text.
 REPLY = "Hello, world!"
 
 
@@ -39,7 +39,7 @@ async def bench(*argv):
 
 
 def lines(out):
-    """Label -> value, of a block."""
+    """Label -> value of a report block."""
     pairs = (line.rsplit(":", 1) for line in out.splitlines() if ":" in line)
     return {label.strip(): value.strip() for label, value in pairs}
 
@@ -126,7 +126,7 @@ async def test_exit_code_is_1_if_all_requests_fail(served):
 
 
 async def test_high_prefix_cache_hit_rate_gives_a_warning(served):
-    """The counters are those of the engine, which here rise with every request."""
+    """The scripted counters of the engine rise with every request."""
 
     class Counting(list):
         def append(self, request):
@@ -161,7 +161,7 @@ async def test_missing_server_is_one_line():
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (("--dataset-name", "sonnet"), "use one of random"),
         (("--tokenizer", "/nowhere"), "/nowhere"),
@@ -169,11 +169,11 @@ async def test_missing_server_is_one_line():
     ],
     ids=" ".join,
 )
-async def test_invalid_options_are_one_line(served, flags, told):
+async def test_invalid_options_are_one_line(served, flags, message):
     code, _, err = await bench("--base-url", served.url, *flags)
     assert code == 1
     (line,) = err.splitlines()
-    assert told in line
+    assert message in line
 
 
 async def test_plot_without_matplotlib_is_rejected_before_any_request(served, tmp_path):

@@ -1,4 +1,4 @@
-"""`octavo bench throughput` and `latency`: the engine in this process, on a model of one layer."""
+"""`octavo bench throughput` and `latency`: the engine in this process, with a model of one layer."""
 
 import json
 import re
@@ -70,15 +70,15 @@ def test_latency_prints_its_lines(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("kind", "flags", "told"),
+    ("kind", "flags", "message"),
     [
         ("throughput", ("--dataset-name", "hf"), "use one of random"),
         ("throughput", ("--num-prompts", "1", "--input-len", "2000"), "512"),
         ("latency", ("--gpu-memory-utilization", "7"), "gpu_memory_utilization"),
     ],
 )
-def test_invalid_options_are_one_line(kind, flags, told, folder, capsys):
+def test_invalid_options_are_one_line(kind, flags, message, folder, capsys):
     assert bench(kind, folder, *flags) == 1
     err = [line for line in capsys.readouterr().err.splitlines() if line.startswith("octavo: ")]
     assert len(err) == 1
-    assert told in err[0]
+    assert message in err[0]

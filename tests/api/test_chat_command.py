@@ -1,4 +1,4 @@
-"""`octavo chat` and `octavo complete` as people use them: at a terminal, through a pipe, with no server there."""
+"""`octavo chat` and `octavo complete` at a terminal, through a pipe, and without a server."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ def prompts(engine):
 
 
 def asked(*contents, system=""):
-    """As the template shows questions and answers in turn to the model."""
+    """The prompt that the template renders from questions and answers in turn."""
     turns = [("user", "assistant")[i % 2] + "\n" + content + "\n" for i, content in enumerate(contents)]
     return (f"system\n{system}\n" if system else "") + "".join(turns) + "assistant\n"
 
@@ -88,7 +88,7 @@ async def test_terminal_session_supports_all_commands(served, env, tmp_path):
 
 
 async def test_ctrl_c_stops_only_the_answer(served, env):
-    served.engine.replies = ["A long answer that is never heard to its end."]
+    served.engine.replies = ["A long answer that is never read to its end."]
     served.engine.hold_at = 6
     async with terminal(*OCTAVO, "chat", "--url", served.url, env=env) as shown:
         await shown.until("> ")
@@ -187,7 +187,7 @@ async def test_complete_works_at_a_terminal(served, env):
 
 
 async def test_closed_output_ends_the_command_quietly(served):
-    """As in `octavo chat < questions | head -n 1`."""
+    """The pipe of `octavo chat < questions | head -n 1`."""
     served.engine.hold_at = 5
     reader, writer = os.pipe()
     process = await asyncio.create_subprocess_exec(

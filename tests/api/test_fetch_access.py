@@ -1,4 +1,4 @@
-"""Who may fetch: tokens and keys where users of the hub and of AWS put them, and what is said to who has none."""
+"""Credentials of a fetch: tokens and keys from the places that the hub and AWS use, and errors without them."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ def hub(tmp_path: Path):
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The process itself is the client."""
+    """A bucket whose client is this process."""
     server = LocalBucket()
     server.files = {f"tiny/{name}": content for name, content in FILES.items()}
     with server.running() as address:

@@ -1,4 +1,4 @@
-"""`octavo fetch` as a process, by real clients, from servers on the loopback that speak the hub's API and S3."""
+"""`octavo fetch` as a process, with real clients and loopback servers that implement the hub's API and S3."""
 
 import json
 import os
@@ -31,12 +31,12 @@ pytestmark = pytest.mark.timeout(300)  # several processes, one after the other
 
 
 class Source:
-    """A hub or a bucket with the same model in it, and what `octavo fetch` is told to reach it."""
+    """A hub or a bucket with the same model, and the environment with which `octavo fetch` reaches it."""
 
     def __init__(self, uri: str, server: LocalHub | LocalBucket, address: str, folder: Path) -> None:
         self.uri, self.server, self.folder = uri, server, folder
-        told = {"HF_ENDPOINT": address, "HF_HUB_ETAG_TIMEOUT": "60"} if uri == HUB else environment(address)
-        self.env = fetch_environment(folder, **told)
+        environ = {"HF_ENDPOINT": address, "HF_HUB_ETAG_TIMEOUT": "60"} if uri == HUB else environment(address)
+        self.env = fetch_environment(folder, **environ)
 
     def fetch(self, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
         return run_fetch(self.uri, *arguments, env={**self.env, **more})
@@ -88,7 +88,7 @@ def test_second_fetch_downloads_nothing(source: Source) -> None:
 
 
 def test_serve_finds_a_model_fetched_without_a_folder(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the operator's init container and engine: the same name, the same environment, an hour later."""
+    """The init container and the engine of a pod use the same name and environment, one after the other."""
     done = source.fetch()
     assert done.returncode == 0, done.stderr
     source.server.requests.clear()
@@ -114,8 +114,8 @@ def test_partial_model_is_not_used_without_the_hub(tmp_path: Path) -> None:
         server.statuses = {f"{server.commit}/{shards[1]}": [404]}
         assert source.fetch().returncode == 1
         server.statuses = {"": [503] * 50}
-        said = run_python(source, f"{IMPATIENT}fetch_model({HUB!r})", fails=True)
-    assert said.rstrip().endswith(
+        stderr = run_python(source, f"{IMPATIENT}fetch_model({HUB!r})", fails=True)
+    assert stderr.rstrip().endswith(
         "hf://org/model: the hub answers 503 (tried 6 times): check the network, then try again."
     )
 
@@ -129,25 +129,25 @@ def test_two_processes_fetch_a_model_once(source: Source) -> None:
     lines.until("another process fetches into it: waiting")
     source.server.released.set()
     outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in (first, second)]
-    assert (first.returncode, second.returncode) == (0, 0), lines.said
+    assert (first.returncode, second.returncode) == (0, 0), lines.text
     assert outputs[0] == outputs[1]
     assert source.downloads() == sorted(MODEL)
 
 
 class Lines:
-    """What a process says on standard error."""
+    """Reads the standard error of a process."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.said, self._process = "", process
+        self.text, self._process = "", process
 
     def until(self, text: str) -> None:
         assert self._process.stderr is not None
         watchdog = threading.Timer(TIMEOUT_S, self._process.kill)
         watchdog.start()
-        while text not in self.said:
+        while text not in self.text:
             line = self._process.stderr.readline()
-            assert line, f"ended without saying {text!r}: {self.said}"
-            self.said += line
+            assert line, f"ended without printing {text!r}: {self.text}"
+            self.text += line
         watchdog.cancel()
 
 
@@ -166,7 +166,7 @@ def test_a_killed_fetch_leaves_no_lock_and_no_half_model(source: Source) -> None
     done = source.fetch("--to", str(target))
     assert done.returncode == 0, done.stderr
     assert contents(target) == MODEL
-    if source.uri == S3:  # it goes on within the file; the hub's client begins a file anew
+    if source.uri == S3:  # the download resumes within the file; the hub's client restarts a file
         (request,) = source.server.asked("model.safetensors")
         assert int(request.partition("bytes=")[2].partition("-")[0]) >= 1_000_000
 
@@ -259,7 +259,7 @@ def test_unservable_model_is_reported(source: Source) -> None:
 
 @pytest.mark.parametrize("revision", [None, "v1"])
 def test_engine_finds_the_model_of_the_init_container(source: Source, revision: str | None) -> None:
-    """What the one is told to fetch, the other finds where it looks, though nobody is there to be asked any more."""
+    """The engine finds the model that the init container fetched, without access to the source."""
     model = {"uri": source.uri} | ({"revision": revision} if revision and source.uri == HUB else {})
     service = read_service(stored(Case("", {"model": model})))
     weights = weights_of(service, Settings(engine_image="e", router_image="r", operator_namespace="octavo-system"))

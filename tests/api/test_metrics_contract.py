@@ -1,4 +1,4 @@
-"""What `/metrics` of a serving engine shows, against `metrics.txt`: a change of it is a change for every dashboard."""
+"""The `/metrics` of a serving engine match `metrics.txt`: a change there affects every dashboard."""
 
 import asyncio
 import re
@@ -11,12 +11,12 @@ from octavo_testing.server import MODEL, ScriptedClient, parse_metrics, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-#: Beside every sample; the list names only further labels.
+#: Label of every sample; metrics.txt lists only further labels.
 COMMON = {"model_name", "engine", "le"}
 
 
 def families(text: str) -> list[str]:
-    """`name type label,label bound bound ...` for each family, in the order of exposure."""
+    """`name type label,label bound bound ...` for each metric family, in the order of the exposition."""
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     labels: dict[str, set[str]] = defaultdict(set)
     bounds: dict[str, dict[str, None]] = defaultdict(dict)

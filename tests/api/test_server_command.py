@@ -1,4 +1,4 @@
-"""`octavo serve` as a process: started, told to stop, robbed of its engine, and beaten with 2000 requests."""
+"""`octavo serve` as a process: start, shutdown, death of the engine, and 2000 requests with aborts."""
 
 import asyncio
 import json
@@ -67,16 +67,16 @@ def test_a_killed_engine_ends_streams_and_the_server(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [(["/nowhere/model"], "/nowhere/model"), (["{tiny}", *TINY, "--kv-cache-memory-bytes", "10"], "memory")],
     ids=["no model", "no memory"],
 )
-def test_failed_start_prints_one_line_with_the_reason(tiny, flags, told):
+def test_failed_start_prints_one_line_with_the_reason(tiny, flags, message):
     argv = [*OCTAVO, "--port", "0", *(flag.format(tiny=tiny) for flag in flags)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("octavo: ")]
-    assert told in line
+    assert message in line
     assert "Traceback" not in done.stderr
 
 

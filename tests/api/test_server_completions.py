@@ -1,4 +1,4 @@
-"""`/v1/completions` through a real uvicorn: forms of prompts, echo, the older log-probabilities, several choices."""
+"""`/v1/completions` through a real uvicorn: forms of prompts, echo, log-probabilities, several choices."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Every bad input: its status, its envelope, a message that names the field; and the server goes on serving."""
+"""Every invalid input gets a status, an error body and a message that names the field; the server keeps serving."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The queue over HTTP: refusals before any work, who waits too long, and whose turn it is, with a real engine core."""
+"""The queue over HTTP, with a real engine core: rejection before any work, the time limit, and the order of tenants."""
 
 import asyncio
 
@@ -67,7 +67,7 @@ async def one_place(tmp_path):
 
 
 def occupied(llm, gate):
-    """A request that has the one place: it is held at its second token, and goes on for a while afterwards."""
+    """A request that occupies the engine: the gate holds it at its second token, and then it runs a while longer."""
     return asyncio.create_task(collect(llm, "x", scripted("a" * 50, extra_args=gate.at(1)), "occupies"))
 
 
@@ -78,7 +78,7 @@ async def test_request_that_waits_too_long_gets_a_503(one_place, gate, monkeypat
 
         def open_gate_at_deadline(request):
             publish_added(request)
-            if request.start_by_s is not None:  # of `late`, not of the occupier
+            if request.start_by_s is not None:  # the request is `late`, not the occupier
                 asyncio.get_running_loop().call_at(request.start_by_s, gate.open)
 
         monkeypatch.setattr(one_place, "on_add", open_gate_at_deadline)

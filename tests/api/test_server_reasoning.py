@@ -62,7 +62,7 @@ async def ask(served, **fields):
 
 
 async def stream(served, **fields):
-    """The deltas joined by field, the reason, and what each chunk held."""
+    """The deltas joined by field, the finish reason, and the fields of each chunk."""
     answer = await served.http.post("/v1/chat/completions", json={"messages": HELLO, "stream": True, **fields})
     assert answer.status_code == 200, answer.text
     chunks = [json.loads(event)["choices"][0] for event in events(answer.text)[:-1]]
@@ -125,7 +125,7 @@ async def test_reasoning_without_an_end_is_all_reasoning(deepseek):
 async def test_reasoning_tokens_are_counted(deepseek):
     usage = (await ask(deepseek))["usage"]
     num_reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
-    assert num_reasoning == len("Hm.\n</think>")  # bytes are tokens here, and the marker is no token
+    assert num_reasoning == len("Hm.\n</think>")  # each byte is a token; the marker is not a token
     assert usage["completion_tokens"] == len(CALLING) + 1
 
 
@@ -143,8 +143,8 @@ async def test_calls_may_follow_reasoning(deepseek, num_first):
 
 
 async def test_reasoning_of_earlier_turns_reaches_the_template(qwen):
-    said = {"role": "assistant", "content": "Yes.", "reasoning": "Hm."}
-    await ask(qwen, messages=[*HELLO, said, *HELLO])
+    reply = {"role": "assistant", "content": "Yes.", "reasoning": "Hm."}
+    await ask(qwen, messages=[*HELLO, reply, *HELLO])
     prompt = qwen.engine.tokenizer.decode(qwen.engine.requests[0].prompt_token_ids, skip_special_tokens=False)
     assert "<|im_start|>assistant\n<think>Hm.</think>Yes.<|im_end|>" in prompt
 

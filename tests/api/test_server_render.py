@@ -1,4 +1,4 @@
-"""The render endpoints give what the generating ones feed to the engine: the same ids, limits, salt and refusals."""
+"""The render endpoints return what the generating endpoints send to the engine: ids, limits, salt and errors."""
 
 import pytest
 import pytest_asyncio

@@ -1,4 +1,4 @@
-"""The times of a request in its own answer; the scripted engine's timing is 0.1 s queue, 0.2 prefill, 0.3 decode."""
+"""Times of a request in its response; the scripted engine reports 0.1 s queue, 0.2 s prefill and 0.3 s decode."""
 
 import json
 

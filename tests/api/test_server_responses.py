@@ -1,4 +1,4 @@
-"""`/v1/responses` through the official client: text, items, calls, reasoning, as events too; and refusals."""
+"""`/v1/responses` through the official client: text, items, calls, reasoning, stream events and errors."""
 
 import json
 
@@ -171,7 +171,7 @@ async def test_input_items_become_chat_messages(served):
 
 
 async def test_output_items_are_valid_input_of_the_next_request(served):
-    """The loop of an agent, with the client's own objects."""
+    """An agent's loop, with objects of the official client."""
     served.engine.replies = [CALLS]
     first = await respond(served, tools=[WEATHER, NOW])
     calls = [item for item in first.output if item.type == "function_call"]
@@ -214,13 +214,13 @@ async def test_stream_equals_the_plain_response_for_every_split(served, reply):
 
 
 def _content(item):
-    """Without its ids."""
+    """The response without its ids."""
     texts = [part["text"] for part in item.get("content") or []]
     return item["type"], texts, item.get("name"), item.get("arguments"), item["status"]
 
 
 def _replayed(events):
-    """What a client that knows only the deltas has at the end; every `done` must agree with it."""
+    """Output that a client builds from the deltas alone; every `done` event must agree with it."""
     items = []
     for event in events:
         kind = event["type"].removeprefix("response.")
@@ -284,8 +284,12 @@ async def test_openai_client_parses_a_structured_answer(served):
 
 async def test_logprobs_arrive_with_the_text(served):
     answer = await respond(served, include=["message.output_text.logprobs"], top_logprobs=2, max_output_tokens=3)
-    told = answer.output[0].content[0].logprobs
-    assert [(t.token, t.logprob, len(t.top_logprobs)) for t in told] == [("H", -0.3, 2), ("e", -0.3, 2), ("l", -0.3, 2)]
+    logprobs = answer.output[0].content[0].logprobs
+    assert [(t.token, t.logprob, len(t.top_logprobs)) for t in logprobs] == [
+        ("H", -0.3, 2),
+        ("e", -0.3, 2),
+        ("l", -0.3, 2),
+    ]
     events = await raw_events(served, include=["message.output_text.logprobs"], max_output_tokens=3)
     assert [t["token"] for e in events if e["type"].endswith("text.delta") for t in e["logprobs"]] == ["H", "e", "l"]
 

@@ -1,4 +1,4 @@
-"""Shapes of the output over HTTP, from a real server around a tiny model with random weights, in every spelling."""
+"""Structured output over HTTP, from a real server with a tiny random model, in every field that requests it."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The routes beside generation: models, tokens, keys, metrics, documents."""
+"""Routes besides generation: models, tokens, keys, metrics, documentation."""
 
 import json
 

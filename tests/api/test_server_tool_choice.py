@@ -1,4 +1,4 @@
-"""What a request may say about tools: calls that are forced, fields beside them, and refusals that name the field."""
+"""`tools`, `tool_choice` and related fields of a request: forced calls, and errors that name the field."""
 
 import json
 
@@ -26,7 +26,7 @@ async def server(tmp_path_factory):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mistral_server(tmp_path_factory):
-    """Its markers are special tokens."""
+    """A server whose call markers are special tokens."""
     folder = write_byte_model(tmp_path_factory.mktemp("mistral"), more_special_tokens=("[TOOL_CALLS]", "[ARGS]"))
     settings = ToolSettings(parser="mistral", allows_auto=True)
     async with serving(ScriptedClient(folder), tools=settings) as started:

@@ -1,4 +1,4 @@
-"""Tools through the whole server: what the model writes becomes calls, streamed or not, however it is cut."""
+"""Tool calls through the whole server: text of the model becomes calls, streamed or not, however it is split."""
 
 import json
 
@@ -92,7 +92,7 @@ async def test_stream_has_the_same_calls(served):
 
 
 async def joined(served, **fields):
-    """A stream's content, the arguments of its calls, and its reason, from the bytes on the wire."""
+    """Content, arguments of the calls and finish reason of a stream, from its raw bytes."""
     body = {"messages": HELLO, "tools": TOOLS, "stream": True, **fields}
     answer = await served.http.post("/v1/chat/completions", json=body)
     text, arguments, reason = "", [], None
@@ -112,7 +112,7 @@ def of_plain(choice):
 
 
 async def test_stream_gives_the_same_calls_for_every_split(served):
-    """Within characters, too: tokens are bytes here."""
+    """Splits fall within characters, too, as each byte is a token."""
     (plain,) = (await chat(served)).choices
     for num_first in range(len(served.engine.replies[0].encode()) + 1):
         served.engine.cuts = frozenset({num_first})

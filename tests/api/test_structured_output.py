@@ -1,4 +1,4 @@
-"""Structured output through the whole engine, on a tiny model with random weights: whatever it says has the shape."""
+"""Structured output through the whole engine, with a tiny random model: every output follows its grammar."""
 
 import json
 import re
@@ -153,10 +153,10 @@ def test_biases_and_bans_apply_to_allowed_tokens(llm):
     ids=["masks exclude each other", "a grammar without an end"],
 )
 def test_empty_mask_ends_only_its_sequence(llm, params, words):
-    failed, fine = generate(llm, params, shaped(choice=["yes"]))
+    failed, finished = generate(llm, params, shaped(choice=["yes"]))
     assert failed.outputs[0].finish_reason == "error"
     assert words in failed.error
-    assert fine.outputs[0].text == "yes"
+    assert finished.outputs[0].text == "yes"
 
 
 def test_logprobs_cover_only_allowed_tokens(llm):

@@ -1,4 +1,4 @@
-"""The real model, held to schemas: a few of the benchmark's kinds, at temperature 1; each answer validates."""
+"""The real model with schemas of the benchmark, at temperature 1: every finished answer matches its schema."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`octavo up` as a process: several engines and a router begin, serve, break and end together."""
+"""`octavo up` as a process: several engines and a router start, serve, crash and stop together."""
 
 import json
 import signal

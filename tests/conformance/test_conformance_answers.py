@@ -1,4 +1,4 @@
-"""What is in an answer beside its text: rows 19-24."""
+"""Fields of a response besides its text: rows 19-24."""
 
 import math
 import re
@@ -124,14 +124,14 @@ def test_vllm_s_extra_fields_are_returned(tiny):
     assert len(answer["choices"][0]["token_ids"]) == 2
 
 
-@conforms(23, "`kv_transfer_params` is refused by name: there is no KV connector", how="openai client")
+@conforms(23, "`kv_transfer_params` is rejected by name: there is no KV connector", how="openai client")
 def test_kv_transfer_params_are_rejected(tiny):
     fields = {"kv_transfer_params": {"do_remote_decode": True}}
     with pytest.raises(BadRequestError, match="kv_transfer_params"):
         tiny.openai.completions.create(model="tiny", prompt="a", extra_body=fields)
 
 
-@conforms(24, "The header `X-data-parallel-rank` is accepted, junk too: a server has one rank", how="raw HTTP")
+@conforms(24, "The header `X-data-parallel-rank` is accepted with any value: a server has one rank", how="raw HTTP")
 @pytest.mark.parametrize("rank", ["0", "3", "junk", "-1"])
 def test_data_parallel_rank_is_accepted(tiny, rank):
     answer = tiny.http.post(TEXT, json={"prompt": "a", "max_tokens": 1}, headers={"X-data-parallel-rank": rank})

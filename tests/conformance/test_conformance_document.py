@@ -1,4 +1,4 @@
-"""docs/conformance.md says what the conformance tests state, row for row, and leaves out nothing that was promised."""
+"""docs/conformance.md has the rows of the conformance tests, and no promised row is missing."""
 
 import pytest
 from octavo_testing.conformance import (

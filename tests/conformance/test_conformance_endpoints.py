@@ -1,4 +1,4 @@
-"""Each endpoint, asked the way its clients ask it."""
+"""Each endpoint, requested in the way of its clients."""
 
 import httpx
 import pytest
@@ -47,7 +47,7 @@ def test_content_forms_render_alike(real):
 @pytest.mark.real_model
 @conforms(
     "GET /v1/models",
-    "Cards with `max_model_len`, `root`, `parent`, `permission`; one by its name, slashes included",
+    "Models with `max_model_len`, `root`, `parent`, `permission`; one model by its name, which may contain slashes",
     how="openai client",
 )
 def test_models_are_listed_and_found(real):
@@ -73,7 +73,7 @@ def test_tokenize_returns_token_ids(real):
 
 
 @pytest.mark.real_model
-@conforms("POST /detokenize", "`prompt` is what the token ids say", how="raw HTTP")
+@conforms("POST /detokenize", "`prompt` is the text of the token ids", how="raw HTTP")
 def test_detokenize_returns_text(real):
     tokens = real.http.post("/tokenize", json={"prompt": "Grüße, 日本!"}).json()["tokens"]
     assert real.http.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": "Grüße, 日本!"}
@@ -87,7 +87,7 @@ def test_health_returns_200(tiny):
 
 @conforms("GET /health", "503 when the engine is dead", how="raw HTTP")
 async def test_health_of_a_dead_engine_returns_503(scripted):
-    """Which ends the server, too, so that it may be too late to ask."""
+    """The server stops, too, so it may no longer answer."""
     scripted.engine.is_dead = True
     try:
         assert (await scripted.http.get("/health")).status_code == 503
@@ -95,7 +95,7 @@ async def test_health_of_a_dead_engine_returns_503(scripted):
         assert scripted.server.engine_died
 
 
-@conforms("GET /ping", "As /health, by GET and POST", how="raw HTTP")
+@conforms("GET /ping", "The same as /health, by GET and POST", how="raw HTTP")
 def test_ping_returns_200(tiny):
     assert [tiny.http.request(method, "/ping").status_code for method in ("GET", "POST")] == [200, 200]
 
@@ -110,7 +110,7 @@ def test_load_counts_requests(tiny):
     assert isinstance(tiny.http.get("/load").json()["server_load"], int)
 
 
-@conforms("GET /metrics", "Prometheus text with vLLM's names, old and new, and Octavo's own", how="raw HTTP")
+@conforms("GET /metrics", "Prometheus text with vLLM's names, old and new, and Octavo's own metrics", how="raw HTTP")
 def test_metrics_have_vllm_s_names(tiny):
     assert tiny.http.get("/metrics").headers["content-type"].startswith("text/plain")
     names = {name.partition("{")[0] for name in tiny.metrics()}
@@ -121,7 +121,9 @@ def test_metrics_have_vllm_s_names(tiny):
     } <= names
 
 
-@conforms("GET /openapi.json", "Declares every endpoint, 400 where FastAPI says 422; /docs shows it", how="raw HTTP")
+@conforms(
+    "GET /openapi.json", "Declares every endpoint, with 400 instead of FastAPI's 422; /docs shows it", how="raw HTTP"
+)
 def test_openapi_document_is_returned(tiny):
     document = tiny.http.get("/openapi.json").json()
     assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/metrics"} <= set(document["paths"])
@@ -133,7 +135,7 @@ def test_openapi_document_is_returned(tiny):
 @pytest.mark.real_model
 @conforms(
     "POST /v1/chat/completions/render",
-    "The token ids that a chat would send to the engine, not generating",
+    "The token ids that a chat would send to the engine, without generation",
     how="raw HTTP",
 )
 def test_render_returns_tokens_of_a_chat(real):
@@ -144,14 +146,14 @@ def test_render_returns_tokens_of_a_chat(real):
     assert real.metrics()["vllm:prompt_tokens_total"] == before
 
 
-@conforms("POST /v1/completions/render", "One entry a prompt, its limits resolved", how="raw HTTP")
+@conforms("POST /v1/completions/render", "One entry per prompt, with resolved limits", how="raw HTTP")
 def test_render_returns_tokens_of_each_prompt(tiny):
     rendered = tiny.http.post("/v1/completions/render", json={"prompt": ["abc", "d"], "max_tokens": 7}).json()
     assert [entry["token_ids"] for entry in rendered] == [[97, 98, 99], [100]]
     assert [entry["sampling_params"]["max_tokens"] for entry in rendered] == [7, 7]
 
 
-@conforms("POST /reset_prefix_cache", "What was cached is computed again", how="raw HTTP")
+@conforms("POST /reset_prefix_cache", "Empties the prefix cache, so that prompts are computed again", how="raw HTTP")
 def test_reset_prefix_cache_empties_the_cache(tiny):
     def num_cached():
         answer = tiny.http.post("/v1/completions", json={"prompt": "reset " * 8, "max_tokens": 1})
@@ -163,12 +165,12 @@ def test_reset_prefix_cache_empties_the_cache(tiny):
     assert num_cached() == 0
 
 
-@conforms("GET /debug/requests", "What runs and what waits, without prompts or answers", how="raw HTTP")
+@conforms("GET /debug/requests", "Running and waiting sequences, without prompts or answers", how="raw HTTP")
 def test_debug_requests_returns_sequences(tiny):
     assert tiny.http.get("/debug/requests").json() == {"running": 0, "waiting": 0, "sequences": []}
 
 
-@conforms("GET /ready", "200 while requests are taken, 503 with the state when not", how="raw HTTP")
+@conforms("GET /ready", "200 while the server accepts requests, otherwise 503 with the state", how="raw HTTP")
 async def test_ready_returns_200(scripted):
     ready = await scripted.http.get("/ready")
     assert (ready.status_code, ready.json()["state"]) == (200, "accepting")

@@ -1,4 +1,4 @@
-"""How requests are read, refused and named: rows 1-11."""
+"""Reading, rejecting and naming requests: rows 1-11."""
 
 import re
 import socket
@@ -28,7 +28,7 @@ def test_unknown_fields_are_accepted(tiny):
         assert tiny.http.post(path, json={**body, **extra}).status_code == 200
 
 
-@conforms(2, 'Bodies that can\'t be read are 400 of type "Bad Request", never 422', how="raw HTTP")
+@conforms(2, 'Malformed bodies are 400 of type "Bad Request", never 422', how="raw HTTP")
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize"])
 @pytest.mark.parametrize("body", ["", "{", "[]", '{"prompt": {}, "messages": 1, "tokens": "x"}', '{"model": 7}'])
 def test_malformed_bodies_are_rejected(tiny, path, body):
@@ -38,7 +38,7 @@ def test_malformed_bodies_are_rejected(tiny, path, body):
 
 @conforms(
     3,
-    "Errors are `{error: {message, type, param, code}}`, `code` the status as an integer; what isn't supported is a "
+    "Errors are `{error: {message, type, param, code}}`, `code` the status as an integer; unsupported fields are a "
     "400 that names the field (vLLM: 400, 422 or 501)",
     how="openai client and raw HTTP",
 )
@@ -70,7 +70,7 @@ def test_model_names_are_checked(real):
     assert real.openai.completions.create(model="org/alias", prompt="a", max_tokens=1).model == "org/alias"
 
 
-@conforms(5, "A prompt beyond the context is 400 in the words that agents parse", how="openai client")
+@conforms(5, "A prompt beyond the context is 400 with the text that agents parse", how="openai client")
 @pytest.mark.parametrize("stream", [False, True])
 def test_context_length_is_enforced(tiny, stream):
     with pytest.raises(BadRequestError) as caught:
@@ -107,7 +107,7 @@ def test_contradicting_fields_are_rejected(tiny, fields, param):
 
 @conforms(
     7,
-    "Bearer keys guard all but what probes, scrapers and browsers ask (vLLM: only what is under /v1); OPTIONS passes; "
+    "Bearer keys protect all routes except those of probes, scrapers and browsers (vLLM: only those under /v1); OPTIONS passes; "
     'failure is 401 in the nested shape with type AuthenticationError (vLLM: `{"error": "Unauthorized"}`)',
     how="openai client and raw HTTP",
 )
@@ -134,7 +134,7 @@ def test_api_keys_are_checked(tiny):
 
 @conforms(
     8,
-    "`X-Request-Id` is echoed, always (vLLM: with a flag), or made up; it or the body's `request_id` ends an id",
+    "`X-Request-Id` is always echoed (vLLM: with a flag), or generated; response ids end with it or with the body's `request_id`",
     how="openai client and raw HTTP",
 )
 def test_request_ids_are_echoed(tiny):
@@ -148,7 +148,7 @@ def test_request_ids_are_echoed(tiny):
     assert tiny.http.get("/nowhere").headers["x-request-id"]
 
 
-@conforms(9, "`max_completion_tokens` wins over `max_tokens`", how="openai client")
+@conforms(9, "`max_completion_tokens` overrides `max_tokens`", how="openai client")
 def test_max_completion_tokens_overrides_max_tokens(tiny):
     answer = tiny.openai.chat.completions.create(
         model="tiny", messages=HELLO, max_tokens=9, max_completion_tokens=3, extra_body={"ignore_eos": True}
@@ -156,7 +156,7 @@ def test_max_completion_tokens_overrides_max_tokens(tiny):
     assert answer.usage.completion_tokens == 3
 
 
-@conforms(9, "Chat without a limit gets what is left of the context, completions 16 tokens", how="openai client")
+@conforms(9, "Without a limit, chat may fill the context and completions have 16 tokens", how="openai client")
 def test_default_length_limits_apply(tiny):
     endless = {"ignore_eos": True}
     chat = tiny.openai.chat.completions.create(model="tiny", messages=HELLO, extra_body=endless)
@@ -165,7 +165,7 @@ def test_default_length_limits_apply(tiny):
     assert (text.usage.completion_tokens, text.choices[0].finish_reason) == (16, "length")
 
 
-@conforms(9, "Sampling fields left out come from the model's generation_config.json", how="raw HTTP")
+@conforms(9, "Unset sampling fields come from the model's generation_config.json", how="raw HTTP")
 def test_generation_config_sets_defaults(tiny):
     body = {"prompt": "a", "max_tokens": 1, "n": 2}
     assert "temperature is 0" in tiny.http.post(TEXT, json=body).json()["error"]["message"]
@@ -188,7 +188,9 @@ def test_every_prompt_form_is_accepted(tiny):
 
 
 @conforms(
-    10, "`echo` puts the prompt first; with `max_tokens: 0` it is all there is, logprobs too", how="openai client"
+    10,
+    "`echo` puts the prompt first; with `max_tokens: 0` only the prompt is returned, with logprobs on request",
+    how="openai client",
 )
 def test_echo_returns_the_prompt(tiny):
     plain = tiny.openai.completions.create(model="tiny", prompt="abc", max_tokens=3).choices[0].text
@@ -198,7 +200,7 @@ def test_echo_returns_the_prompt(tiny):
     assert (alone.text, alone.logprobs.tokens, alone.logprobs.token_logprobs[0]) == ("abc", ["a", "b", "c"], None)
 
 
-@conforms(10, "`suffix` is refused by name, as in vLLM", how="openai client")
+@conforms(10, "`suffix` is rejected by name, as in vLLM", how="openai client")
 def test_suffix_is_rejected(tiny):
     with pytest.raises(BadRequestError, match="suffix"):
         tiny.openai.completions.create(model="tiny", prompt="a", suffix="z")
@@ -209,7 +211,7 @@ def aborted(metrics):
 
 
 @pytest.mark.real_model
-@conforms(11, "A client that leaves a stream aborts its request and frees its blocks", how="openai client")
+@conforms(11, "A client that disconnects from a stream aborts its request and frees its blocks", how="openai client")
 def test_disconnect_aborts_a_stream(real):
     before = aborted(real.metrics())
     stream = real.openai.completions.create(
@@ -222,7 +224,7 @@ def test_disconnect_aborts_a_stream(real):
 
 
 @pytest.mark.real_model
-@conforms(11, "So does one that leaves before a plain answer", how="raw HTTP")
+@conforms(11, "A client that disconnects before a plain response does the same", how="raw HTTP")
 def test_disconnect_aborts_a_plain_response(real):
     before = aborted(real.metrics())
     host, port = real.url.removeprefix("http://").split(":")

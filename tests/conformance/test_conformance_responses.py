@@ -10,7 +10,7 @@ KEY = "POST /v1/responses"
 
 
 @pytest.mark.real_model
-@conforms(KEY, "Answers a text, and items of a conversation", how="openai client")
+@conforms(KEY, "Answers a text, or the items of a conversation", how="openai client")
 def test_responses_api_answers(real):
     answer = real.openai.responses.create(model=REAL_MODEL, input=CAPITAL, temperature=0)
     assert (answer.object, answer.status, answer.store) == ("response", "completed", False)
@@ -34,7 +34,7 @@ def test_responses_api_streams(real):
 @pytest.mark.real_model
 @conforms(
     KEY,
-    "What needs a memory on the server is a 400 that says what to do; stored responses are a 404",
+    "Fields that need stored responses are a 400 with a remedy; stored responses are a 404",
     how="openai client",
 )
 def test_responses_are_not_stored(real):

@@ -42,7 +42,7 @@ async def scripted(tmp_path):
 
 
 @pytest.mark.real_model
-@conforms(CHAT, "`parse()` returns the pydantic model that it was given", how="openai client")
+@conforms(CHAT, "`parse()` returns an instance of the given pydantic model", how="openai client")
 def test_openai_client_parses_a_model(real):
     answer = real.openai.chat.completions.parse(
         model=REAL_MODEL, messages=HELLO, response_format=Answer, max_tokens=80, temperature=0
@@ -50,7 +50,7 @@ def test_openai_client_parses_a_model(real):
     assert isinstance(answer.choices[0].message.parsed, Answer)
 
 
-@conforms(CHAT, "`response_format` json_object and json_schema; a stream of it is the same JSON", how="openai client")
+@conforms(CHAT, "`response_format` json_object and json_schema; a stream has the same JSON", how="openai client")
 def test_response_format_is_enforced(tiny):
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     asked = {
@@ -113,7 +113,11 @@ def test_chosen_tools_are_called(real, choice, reason):
     Weather.model_validate_json(call.function.arguments)
 
 
-@conforms(19, "With `tool_choice: auto`, a call is read out of the text and ends with tool_calls", how="openai client")
+@conforms(
+    19,
+    "With `tool_choice: auto`, a call is parsed from the text and `finish_reason` is tool_calls",
+    how="openai client",
+)
 async def test_automatic_tool_calls_are_parsed(scripted):
     scripted.engine.replies = [THOUGHT + CALL]
     create = scripted.openai.chat.completions.create
@@ -124,7 +128,7 @@ async def test_automatic_tool_calls_are_parsed(scripted):
     assert (unused.finish_reason, unused.message.tool_calls) == ("stop", None)
 
 
-@conforms(CHAT, "Streamed tool calls: the client's helper puts the deltas together", how="openai client")
+@conforms(CHAT, "Streamed tool calls: the client's helper joins the deltas", how="openai client")
 async def test_tool_calls_are_streamed(scripted):
     scripted.engine.replies = [THOUGHT + CALL]
     async with scripted.openai.chat.completions.stream(model=MODEL, messages=HELLO, tools=[TOOL]) as stream:
@@ -134,7 +138,7 @@ async def test_tool_calls_are_streamed(scripted):
     assert (final.choices[0].finish_reason, json.loads(call.function.arguments)) == ("tool_calls", {"city": "Kraków"})
 
 
-@conforms(CHAT, "Reasoning stands in `reasoning`, and under its old name `reasoning_content`", how="openai client")
+@conforms(CHAT, "Reasoning is in `reasoning`, and under its old name in `reasoning_content`", how="openai client")
 async def test_reasoning_is_separated(scripted):
     scripted.engine.replies = [THOUGHT + "Done."]
     message = (await scripted.openai.chat.completions.create(model=MODEL, messages=HELLO)).choices[0].message
@@ -145,14 +149,14 @@ async def test_reasoning_is_separated(scripted):
     )
 
 
-@conforms(15, "`--enable-force-include-usage` puts usage into every stream", how="openai client")
+@conforms(15, "`--enable-force-include-usage` adds usage to every stream", how="openai client")
 async def test_usage_is_forced_by_the_flag(scripted):
     stream = await scripted.openai.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
     *_, last = [chunk async for chunk in stream]
     assert last.usage.total_tokens > 0
 
 
-@conforms(23, "`--enable-per-request-metrics` tells a request's times under vLLM's names", how="openai client")
+@conforms(23, "`--enable-per-request-metrics` adds a request's times under vLLM's names", how="openai client")
 async def test_request_metrics_are_returned(scripted):
     answer = await scripted.openai.chat.completions.create(model=MODEL, messages=HELLO)
     assert {
@@ -170,7 +174,7 @@ async def test_responses_api_calls_tools(scripted):
 
 
 @pytest.mark.real_model
-@conforms("POST /v1/responses", "`parse()` returns the pydantic model that it was given", how="openai client")
+@conforms("POST /v1/responses", "`parse()` returns an instance of the given pydantic model", how="openai client")
 def test_responses_api_parses_a_model(real):
     answer = real.openai.responses.parse(
         model=REAL_MODEL, input="hi", text_format=Answer, max_output_tokens=80, temperature=0

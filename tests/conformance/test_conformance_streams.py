@@ -1,4 +1,4 @@
-"""What a stream looks like, frame by frame: rows 12-18."""
+"""Frames of a stream: rows 12-18."""
 
 import json
 
@@ -78,7 +78,7 @@ async def test_last_chunks_have_the_finish_reason(scripted, fields, reason, matc
     assert (choices[-1].finish_reason, choices[-1].stop_reason) == (reason, matched)
 
 
-@conforms(14, "A plain answer has both, too", how="openai client")
+@conforms(14, "A plain response has both, too", how="openai client")
 def test_plain_responses_have_finish_reasons(tiny):
     fields = {"allowed_token_ids": [65], "stop_token_ids": [65]}
     (choice,) = tiny.openai.completions.create(model="tiny", prompt="a", extra_body=fields).choices
@@ -87,8 +87,8 @@ def test_plain_responses_have_finish_reasons(tiny):
 
 @conforms(
     15,
-    "`include_usage` adds a chunk with `choices: []` and `usage`; `continuous_usage_stats` puts it into all; id, "
-    "created and model are equal in all",
+    "`include_usage` adds a chunk with `choices: []` and `usage`; `continuous_usage_stats` adds it to all "
+    "chunks; id, created and model are equal in all chunks",
     how="openai client",
 )
 def test_usage_is_streamed_on_request(tiny):
@@ -108,7 +108,7 @@ def test_usage_is_streamed_on_request(tiny):
     assert counts == [*range(7), 6]
 
 
-@conforms(16, "No empty chunks while a long prompt is computed in pieces", how="openai client")
+@conforms(16, "No empty chunks while a long prompt is computed in several steps", how="openai client")
 def test_chunked_prefill_sends_no_empty_chunk(tiny):
     stream = tiny.openai.completions.create(
         model="tiny", prompt="x" * 200, max_tokens=5, stream=True, extra_body={"allowed_token_ids": [66]}
@@ -128,7 +128,7 @@ async def test_multibyte_characters_are_not_split(scripted):
 
 @conforms(
     18,
-    "An error before the first token has its real status (vLLM: a 200 whose first frame is the error)",
+    "An error before the first token sets the HTTP status (vLLM: a 200 whose first frame is the error)",
     how="openai client",
 )
 async def test_errors_before_the_first_token_set_the_status(scripted):
@@ -139,7 +139,7 @@ async def test_errors_before_the_first_token_set_the_status(scripted):
 
 
 @pytest.mark.real_model
-@conforms(12, "The stream of a real answer, joined, is the plain answer", how="openai client")
+@conforms(12, "The joined stream of a real answer equals the plain response", how="openai client")
 def test_real_model_streams(real):
     question = [{"role": "user", "content": "What is the capital of France?"}]
     asked = {"model": REAL_MODEL, "messages": question, "temperature": 0}

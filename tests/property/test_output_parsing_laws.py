@@ -1,4 +1,4 @@
-"""Laws of reading answers: all_splits don't matter, no text raises, and nothing that was said is lost."""
+"""Laws of output parsing: splits do not matter, no text raises, and no generated text is lost."""
 
 import json
 
@@ -42,7 +42,7 @@ def test_splits_do_not_change_the_events(name, answer, data):
 @pytest.mark.parametrize("name", PARSERS)
 @given(words=st.lists(st.sampled_from(("kiwi", *FRAGMENTS)), max_size=14))
 def test_every_generated_word_is_in_some_event(name, words):
-    """Unless they are within JSON that a call has beside its name and its arguments."""
+    """Except words within JSON members of a call other than its name and arguments."""
     answer = "".join(words)
     joined = join_events(parse_chunks(PARSERS[name](), [answer]))
     shown = [joined.text or "", joined.reasoning or "", *(call.name + call.arguments for call in joined.calls)]

@@ -1,4 +1,4 @@
-"""From records to figures, block and warnings: definitions and lines are vLLM's."""
+"""Figures, report block and warnings computed from records, with vLLM's definitions and lines."""
 
 import math
 import statistics
@@ -111,13 +111,13 @@ def test_result_file_has_vllm_s_keys():
 
 
 def test_warnings_name_the_cause_and_the_remedy():
-    told = warnings(run(cache=PrefixCache(100, 50), cpu_s=2.4), allows_hits=False, was_reset=False)
-    assert [text.split(";")[-1].split(":")[-1].strip() for text in told[:1]] == [
+    messages = warnings(run(cache=PrefixCache(100, 50), cpu_s=2.4), allows_hits=False, was_reset=False)
+    assert [text.split(";")[-1].split(":")[-1].strip() for text in messages[:1]] == [
         "use another --seed, or pass --reset-prefix-cache."
     ]
-    assert "50% of the prompt tokens" in told[0]
-    assert "96% of a core" in told[1]
-    assert told[2] == "1 of 3 requests failed; the first: HTTP 500: broken"
+    assert "50% of the prompt tokens" in messages[0]
+    assert "96% of a core" in messages[1]
+    assert messages[2] == "1 of 3 requests failed; the first: HTTP 500: broken"
 
 
 @pytest.mark.parametrize(

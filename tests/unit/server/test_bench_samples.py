@@ -1,4 +1,4 @@
-"""What a benchmark asks and when: datasets of exact lengths, arrivals with the right mean, options refused early."""
+"""Datasets of exact lengths, arrival times with the right mean, and early rejection of invalid options."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Server-sent events out of pieces: wherever the network cuts, the events are the same."""
+"""The SSE parser returns the same events however the network splits them."""
 
 import pytest
 from octavo_server.client.api import ApiFailure, normalise_url

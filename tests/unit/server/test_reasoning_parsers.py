@@ -1,4 +1,4 @@
-"""Reasoning is told apart from the answer, however the text is cut and wherever the reasoning was opened."""
+"""Reasoning is separated from the answer, however the text is split and wherever the reasoning was opened."""
 
 import pytest
 from octavo_server.output_parsing.events import join_events, merge_adjacent

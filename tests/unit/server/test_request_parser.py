@@ -1,4 +1,4 @@
-"""From raw bytes to a request model: bounds, then JSON, then types, with few errors however many values are wrong."""
+"""Raw bytes become a request model: bounds, then JSON, then types, with few errors for any number of wrong values."""
 
 from contextlib import suppress
 
@@ -25,7 +25,7 @@ def parse(raw, kind=ChatCompletionRequest, limits=LIMITS):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_body_produces_more_than_a_few_errors(name, monkeypatch):
-    """A list of n wrong entries had n errors or more, each of some hundred bytes."""
+    """pydantic builds an error of some hundred bytes for each wrong entry of a list."""
     counts = []
 
     def malformed(error: ValidationError, where=""):

@@ -1,4 +1,4 @@
-"""Flags of `octavo route`: what they take, and that a value with which nothing could work is refused at the start."""
+"""Flags of `octavo route`: accepted values, and rejection at the start of values with which nothing could work."""
 
 import pytest
 from octavo_server.cli.main import build_parser
@@ -51,7 +51,7 @@ def test_timeout_of_zero_is_rejected(flag, capsys):
 
 
 def test_optional_limits_may_be_zero():
-    """No retry, no queue, no waiting."""
+    """Zero means no retry, no queue and no waiting."""
     flags = ("--max-retries", "0", "--max-queued-reqs", "0", "--max-hold-time", "0")
     forward = settings_of(parsed(*URL, *flags)).forward
     assert (forward.max_retries, forward.max_queued_requests, forward.max_hold_s) == (0, 0, 0.0)

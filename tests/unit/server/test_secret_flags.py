@@ -1,4 +1,4 @@
-"""An empty key or secret would let everybody in: it is refused at the start, by the name of its flag or variable."""
+"""An empty key or secret would give everyone access: it is rejected at the start, with the name of its flag or variable."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""The bounded queue and the turns in it, by a clock of its own."""
+"""The bounded queue and the order of tenants in it, with a test clock."""
 
 import pytest
 from octavo_engine.wire.errors import InvalidRequest, Overloaded

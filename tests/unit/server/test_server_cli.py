@@ -1,4 +1,4 @@
-"""The command line: vLLM's names and defaults, sizes, refusals, and a help that comes at once."""
+"""The command line: vLLM's names and defaults, sizes, errors, and a quick help."""
 
 import argparse
 import json
@@ -90,7 +90,7 @@ def test_unsupported_flags_are_rejected(argv, capsys):
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["serve", "--prot", "80"], "octavo serve: error: unrecognized arguments: --prot. Did you mean --port or "),
         (["serve", "m", "--max_model_len=9"], "--max_model_len=9. Did you mean --max-model-len or "),
@@ -105,15 +105,15 @@ def test_unsupported_flags_are_rejected(argv, capsys):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_unknown_flag_is_rejected_with_a_suggestion(argv, told, capsys):
+def test_unknown_flag_is_rejected_with_a_suggestion(argv, message, capsys):
     with pytest.raises(SystemExit) as caught:
         build_parser().parse_args(argv)
     assert caught.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["--tensor-parallel-size", "2"], "tensor_parallel_size=2 is not supported"),
         (["-pp", "2"], "pipeline_parallel_size=2 is not supported"),
@@ -126,11 +126,11 @@ def test_unknown_flag_is_rejected_with_a_suggestion(argv, told, capsys):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_values_that_the_engine_rejects_are_one_line(argv, told, capsys):
+def test_values_that_the_engine_rejects_are_one_line(argv, message, capsys):
     assert main(["serve", *argv]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("octavo: ")
-    assert told in line
+    assert message in line
 
 
 def test_flags_of_features_that_are_always_on_are_accepted():

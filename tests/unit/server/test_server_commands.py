@@ -1,4 +1,4 @@
-"""The command line as a whole: its help, version, shell completion; and a chat's conversation as data."""
+"""The whole command line: help, version, shell completion; and the conversation of `octavo chat`."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ def test_help_imports_no_module_that_only_a_command_needs():
 
 @pytest.fixture(scope="module")
 def bash_completes(tmp_path_factory):
-    """What bash offers for the last of the words."""
+    """Completions that bash offers for the last of the words."""
     folder = tmp_path_factory.mktemp("bash")
     (folder / "manifest.yaml").touch()
     (folder / "models").mkdir()
@@ -152,8 +152,8 @@ class ScriptedEditor:
     ids=["texts", "interrupts", "exit", "commands"],
 )
 def test_shell_runs_commands_and_passes_text_on(events, texts):
-    taken, said = [], []
+    taken, printed = [], []
     do = Command("do", "[WHAT]", "do it", lambda argument: taken.append(f"did {argument}"))
     take = Command("take", "", "take nothing", lambda argument: taken.append("took"))
-    Shell(ScriptedEditor(*events), [do, take], taken.append, said.append).run()
+    Shell(ScriptedEditor(*events), [do, take], taken.append, printed.append).run()
     assert taken == texts

@@ -1,4 +1,4 @@
-"""`octavo serve --config FILE`: what the file says is what would have been typed, and the command line wins."""
+"""`octavo serve --config FILE`: entries of the file count like typed flags, and the command line takes precedence."""
 
 import pytest
 from octavo_server.cli.main import build_parser

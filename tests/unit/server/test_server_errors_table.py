@@ -1,4 +1,4 @@
-"""From errors to HTTP: one table."""
+"""The table from exceptions to HTTP errors."""
 
 import pytest
 from octavo_engine.wire.errors import (

@@ -1,4 +1,4 @@
-"""What one request may ask for: a refusal that names the field, the value, the limit and the flag."""
+"""Limits of one request: an error names the field, the value, the limit and the flag."""
 
 import pytest
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest
@@ -14,7 +14,7 @@ LIMITS = RequestLimits(
 HELLO = {"role": "user", "content": "hi"}
 
 CASES = {
-    # fields within the limit, beyond it, the field named, the flag named
+    # fields within the limit, fields beyond it, named field, named flag
     "tools": ({"tools": [{}] * 2}, {"tools": [{}] * 3}, "tools", "--max-tools"),
     "prompts": ({"prompt": ["a", "b"]}, {"prompt": ["a", "b", "c"]}, "prompt", "--max-prompts"),
     "token prompts": ({"prompt": [[1], [2]]}, {"prompt": [[1], [2], [3]]}, "prompt", "--max-prompts"),

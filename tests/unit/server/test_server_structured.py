@@ -1,4 +1,4 @@
-"""One shape of the output, in all the spellings that clients use."""
+"""Every field that requests a structured output gives the same result."""
 
 import pytest
 from octavo_engine.wire.errors import InvalidRequest

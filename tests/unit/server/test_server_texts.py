@@ -1,4 +1,4 @@
-"""What people read: the banner and the line about load."""
+"""Texts for users: the banner and the log line about load."""
 
 from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.wire.records import EngineStats

@@ -1,4 +1,4 @@
-"""The flags about tools and reasoning: what they come to, and refusals that list the names."""
+"""Flags for tools and reasoning: the settings that they give, and errors that list the valid names."""
 
 import pytest
 from octavo_engine.config import EngineConfig

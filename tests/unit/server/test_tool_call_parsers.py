@@ -1,4 +1,4 @@
-"""What each tool format's reader makes of an answer, however the answer is cut into pieces."""
+"""The events that each tool call format gives for an answer, however the answer is split."""
 
 import json
 import re

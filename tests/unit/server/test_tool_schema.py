@@ -1,4 +1,4 @@
-"""The schemas that force calls: valid for the calls that are meant, for no others, and accepted by the grammar."""
+"""Schemas that force calls: they accept the intended calls and no others, and the grammar supports them."""
 
 import jsonschema
 import pytest

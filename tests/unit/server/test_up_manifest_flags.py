@@ -1,4 +1,4 @@
-"""`octavo up -f`: which flags go with it, and what is said of a manifest that can't be read."""
+"""`octavo up -f`: flags that it accepts, and errors about a manifest."""
 
 import pytest
 from octavo_engine.wire.errors import StartupError

@@ -1,4 +1,4 @@
-"""What `octavo up` decides before it starts anything: shares, arguments, pauses, and how its lines look."""
+"""Pure parts of `octavo up`: split of resources, arguments, restart delays, and lines of the console."""
 
 import io
 import socket
@@ -80,7 +80,7 @@ def test_plan_has_a_router_for_all_replicas():
     assert plan.router.url == "http://localhost:80"
     first = plan.replicas[0]
     assert first.args[:5] == ("serve", "--host", "127.0.0.1", "--port", "1")
-    assert first.args[-5:] == ("--num-threads", "3", "m", "--num-threads", "7")  # what was typed wins
+    assert first.args[-5:] == ("--num-threads", "3", "m", "--num-threads", "7")  # typed flags take precedence
 
 
 def test_secret_is_only_in_the_environment():
