@@ -107,8 +107,8 @@ def test_contradicting_fields_are_rejected(tiny, fields, param):
 
 @conforms(
     7,
-    "Bearer keys protect all routes except those of probes, scrapers and browsers (vLLM: only those under /v1); OPTIONS passes; "
-    'failure is 401 in the nested shape with type AuthenticationError (vLLM: `{"error": "Unauthorized"}`)',
+    "Bearer keys protect all routes except those of probes, scrapers and browsers (vLLM: only those under /v1); "
+    'OPTIONS passes; failure is 401 in the nested shape with type AuthenticationError (vLLM: `{"error": "Unauthorized"}`)',
     how="openai client and raw HTTP",
 )
 def test_api_keys_are_checked(tiny):
@@ -134,7 +134,8 @@ def test_api_keys_are_checked(tiny):
 
 @conforms(
     8,
-    "`X-Request-Id` is always echoed (vLLM: with a flag), or generated; response ids end with it or with the body's `request_id`",
+    "`X-Request-Id` is always echoed (vLLM: with a flag), or generated; response ids end with it or with the body's "
+    "`request_id`",
     how="openai client and raw HTTP",
 )
 def test_request_ids_are_echoed(tiny):

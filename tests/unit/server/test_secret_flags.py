@@ -1,4 +1,4 @@
-"""An empty key or secret would give everyone access: it is rejected at the start, with the name of its flag or variable."""
+"""An empty key or secret would give everyone access: it is rejected with the name of its flag or variable."""
 
 import argparse
 
