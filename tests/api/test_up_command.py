@@ -31,7 +31,7 @@ def cores(up):
 
 def test_up_serves_behind_a_router_until_ctrl_c(tmp_path):
     with octavo_up(tmp_path, "--replicas", "2", "--served-model-name", "tiny", "--router-args=--routing-headers") as up:
-        up.until_said(SERVING)
+        up.wait_for_log(SERVING)
         complete(up)
         up.until(lambda: complete(up).headers["x-octavo-rung"] == "exact", "the router knows what was cached")
         assert up.metric("octavo_router_endpoints_admitted") == 2
@@ -53,7 +53,7 @@ def test_router_checks_the_api_keys(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("admin: sk-1\nbob: sk-2\n")
     with octavo_up(tmp_path, "--replicas", "1", "--api-key-file", str(keys), "--cache-isolation") as up:
-        up.until_said(SERVING)
+        up.wait_for_log(SERVING)
         assert httpx.post(f"{up.url}/v1/completions", json={"prompt": "a"}).status_code == 401
         assert "-H 'Authorization: Bearer KEY'" in up.log
         assert complete(up, headers={"authorization": "Bearer sk-2"}).status_code == 200
@@ -67,13 +67,13 @@ def test_router_checks_the_api_keys(tmp_path):
 
 def test_ctrl_c_lets_streams_finish(tmp_path):
     with octavo_up(tmp_path, "--replicas", "1") as up, ThreadPoolExecutor() as pool:
-        up.until_said(SERVING)
+        up.wait_for_log(SERVING)
         (core,) = cores(up)
         core.suspend()
         stream = pool.submit(stream_text, up)
         up.until(lambda: up.metric("octavo_router_inflight") == 1, "the stream has begun")
         up.interrupt()
-        up.until_said("draining")
+        up.wait_for_log("draining")
         core.resume()
         *_, last, done = events(stream.result(60))
         assert done == "[DONE]"
@@ -83,14 +83,14 @@ def test_ctrl_c_lets_streams_finish(tmp_path):
 
 def test_second_ctrl_c_stops_at_once(tmp_path):
     with octavo_up(tmp_path, "--replicas", "2", "--drain-timeout", "600") as up, ThreadPoolExecutor() as pool:
-        up.until_said(SERVING)
+        up.wait_for_log(SERVING)
         for core in cores(up):
             core.suspend()
         stream = pool.submit(stream_text, up)
         up.until(lambda: up.metric("octavo_router_inflight") == 1, "the stream has begun")
         family = up.family
         up.interrupt()
-        up.until_said("draining")
+        up.wait_for_log("draining")
         up.interrupt()
         assert up.exit_code() == 128 + signal.SIGINT
         assert none_left(family)
@@ -101,12 +101,12 @@ def test_second_ctrl_c_stops_at_once(tmp_path):
 @pytest.mark.slow
 def test_crashed_process_is_logged_and_restarted(tmp_path):
     with octavo_up(tmp_path, "--replicas", "2") as up:
-        up.until_said(SERVING)
+        up.wait_for_log(SERVING)
         killed = [up.child("replica-1"), up.child("router")]
         for child in killed:
             child.kill()
-        up.until_said("replica-1 was killed by SIGKILL; starting it again in 1 s")
-        up.until_said("router was killed by SIGKILL; starting it again in 1 s")
+        up.wait_for_log("replica-1 was killed by SIGKILL; restarting it in 1 s")
+        up.wait_for_log("router was killed by SIGKILL; restarting it in 1 s")
         up.until(lambda: len(up.family) == 5, "all are there again")
         assert not {*killed} & {*up.family}
         up.until(lambda: _admits(up, 2), "the router has both replicas")
@@ -124,7 +124,7 @@ def _admits(up, num):
 
 def test_death_of_the_supervisor_ends_all_children(tmp_path):
     with octavo_up(tmp_path, "--replicas", "2") as up:
-        up.until_said(SERVING)
+        up.wait_for_log(SERVING)
         family = up.family
         up.process.kill()
         assert none_left(family)
@@ -132,7 +132,7 @@ def test_death_of_the_supervisor_ends_all_children(tmp_path):
 
 def test_ctrl_c_stops_engines_that_are_starting(tmp_path):
     with octavo_up(tmp_path, "--replicas", "2") as up:
-        up.until_said("starting the router")
+        up.wait_for_log("starting the router")
         up.until(lambda: up.family, "something is started")
         family = up.family
         up.interrupt()
@@ -158,7 +158,7 @@ def test_port_in_use_is_reported_at_once(tmp_path):
 
 def test_json_lines_stay_json(tmp_path):
     with octavo_up(tmp_path, "--replicas", "1", "--log-format", "json") as up:
-        up.until_said(SERVING)
+        up.wait_for_log(SERVING)
         up.interrupt()
         assert up.exit_code() == 0
         assert "1 replica serves" in up.log

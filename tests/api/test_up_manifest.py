@@ -54,7 +54,7 @@ def complete(up, model, key):
 
 def test_two_services_share_a_router_and_its_keys(tmp_path):
     with octavo_up(tmp_path, manifest=f"{CHAT}---{KEYS}---{CODE}") as up:
-        up.until_said(SERVING)
+        up.wait_for_log(SERVING)
         assert "3 replicas serve gpt-tiny and code at" in up.log
         assert "chat: spec.resources has no effect here: engines share what this machine has" in up.log
         assert "chat: spec.exposure has no effect here: the endpoint is this machine's" in up.log
@@ -91,6 +91,6 @@ def test_api_key_file_replaces_the_secret_of_the_manifest(tmp_path):
         "    env:\n      - {name: GREETING, valueFrom: {secretKeyRef: {name: keys, key: alice}}}\n", ""
     )
     with octavo_up(tmp_path, "--api-key-file", str(keys), manifest=manifest) as up:
-        up.until_said(SERVING)
+        up.wait_for_log(SERVING)
         assert complete(up, "tiny", "sk-carol").status_code == 200
         assert complete(up, "tiny", "sk-alice").status_code == 401

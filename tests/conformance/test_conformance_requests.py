@@ -108,7 +108,8 @@ def test_contradicting_fields_are_rejected(tiny, fields, param):
 @conforms(
     7,
     "Bearer keys protect all routes except those of probes, scrapers and browsers (vLLM: only those under /v1); "
-    'OPTIONS passes; failure is 401 in the nested shape with type AuthenticationError (vLLM: `{"error": "Unauthorized"}`)',
+    "OPTIONS passes; failure is 401 in the nested shape with type AuthenticationError (vLLM: "
+    '`{"error": "Unauthorized"}`)',
     how="openai client and raw HTTP",
 )
 def test_api_keys_are_checked(tiny):

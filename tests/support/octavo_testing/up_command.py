@@ -39,7 +39,7 @@ class UpProcess:
             assert time.monotonic() < deadline, f"not within {TIMEOUT_S} s: {what}\n{self.log}"
             time.sleep(0.02)
 
-    def until_said(self, text: str) -> None:
+    def wait_for_log(self, text: str) -> None:
         self.until(lambda: text in self.log, f"{text!r} is said")
 
     def metric(self, name: str) -> float:
