@@ -124,7 +124,7 @@ def measure(card: ModelCard, tokenizer: TimedTokenizer, bodies: Iterator[Body], 
     late: list[Callable[[], None]] = []
     picker = Picker(index, clock=lambda: now, soon=late.append)
     found: dict[str, list[float]] = {name: [] for name in SHOWN}
-    settle_memory()
+    freeze_gc()
     for _ in range(count):
         body = msgspec.json.decode(msgspec.json.encode(next(bodies)))
         now, tokenizer.took_us = now + 0.01, 0.0
