@@ -37,13 +37,13 @@ def test_reasoning_is_separated_from_the_answer(is_open, answer, reasoning, text
 def test_calls_are_parsed_only_after_reasoning():
     answer = '<think>\nI could <tool_call>{"name": "g"}.\n</think>\n\n<tool_call>{"name": "f"}</tool_call>\n'
 
-    def reader():
+    def new_parser():
         return OutputParser(reasoning=ReasoningParser(is_open=False), calls=HermesParser(numbered_ids()))
 
     for pieces in all_splits(answer):
-        one = reader()
-        parts = [part for piece in pieces for part in one.push(piece)]
-        joined = join_events(merge_adjacent([*parts, *one.finish()]))
+        parser = new_parser()
+        parts = [part for piece in pieces for part in parser.push(piece)]
+        joined = join_events(merge_adjacent([*parts, *parser.finish()]))
         assert (joined.reasoning, joined.text) == ('I could <tool_call>{"name": "g"}.', None)
         assert [(call.name, call.arguments) for call in joined.calls] == [("f", "{}")]
 

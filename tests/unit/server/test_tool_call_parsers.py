@@ -171,8 +171,8 @@ def test_named_answer_gives_its_arguments(answer, arguments):
 def test_unfinished_starts_of_calls_are_reparsed_only_up_to_a_limit(name, beginning):
     call = {"hermes": '<tool_call>{"name": "f"}</tool_call>', "llama3_json": '{"name": "f", "parameters": {}}'}[name]
     for num, num_calls in ((10, 1), (1000, 0)):
-        reader = TOOL_PARSERS[name].parser_type(numbered_ids(), NAMES)
-        joined = join_events(parse_chunks(reader, [beginning * num, call]))
+        parser = TOOL_PARSERS[name].parser_type(numbered_ids(), NAMES)
+        joined = join_events(parse_chunks(parser, [beginning * num, call]))
         assert len(joined.calls) == num_calls
         assert joined.text == beginning * num + ("" if num_calls else call)
 
