@@ -110,7 +110,7 @@ async def _storm(url):
                 "ignore_eos": True,
                 "stream": dice.random() < 0.7,
             },
-            "patience_s": dice.choice((None, dice.uniform(0, 0.2))),
+            "timeout_s": dice.choice((None, dice.uniform(0, 0.2))),
         }
         for _ in range(NUM_REQUESTS)
     ]
@@ -123,7 +123,7 @@ async def _storm(url):
 async def _one(http, gate, plan):
     async with gate:
         try:
-            async with asyncio.timeout(plan["patience_s"]):
+            async with asyncio.timeout(plan["timeout_s"]):
                 answer = await http.post("/v1/completions", json=plan["body"])
         except TimeoutError:
             return "left"

@@ -67,7 +67,7 @@ OFF = {"enable_thinking": False}
     ],
 )
 def test_prompt_determines_whether_an_answer_starts_with_reasoning(name, prompt, continued, kwargs, expected):
-    found = REASONING_PARSERS[name].thinking(prompt, continued=continued, template_kwargs=kwargs)
+    found = REASONING_PARSERS[name].reasoning_start(prompt, continued=continued, template_kwargs=kwargs)
     assert found == expected
 
 

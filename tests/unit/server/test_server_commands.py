@@ -107,10 +107,10 @@ def test_unanswered_question_is_replaced_by_the_next():
     conversation.ask("two")
     conversation.answer("2")
     assert [m["content"] for m in conversation.messages] == ["S", "two", "2"]
-    assert conversation.take_back_answer()
+    assert conversation.remove_last_answer()
     assert conversation.awaits_answer
     conversation.clear()
-    assert not conversation.take_back_answer()
+    assert not conversation.remove_last_answer()
     assert conversation.messages == [{"role": "system", "content": "S"}]
 
 

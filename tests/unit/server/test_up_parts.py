@@ -191,4 +191,4 @@ def test_reserved_port_is_given_to_no_other_process():
             ours.bind(("127.0.0.1", port))
             ours.listen()
             with pytest.raises(StartupError, match=f"{port}.*--port"), ReservedPorts() as others:
-                others.keep("127.0.0.1", port)
+                others.reserve("127.0.0.1", port)
