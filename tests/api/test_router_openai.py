@@ -87,7 +87,7 @@ async def test_errors_have_the_types_that_the_client_knows(both):
         await chat(both[2], model="other")
     with pytest.raises(openai.BadRequestError, match="temperature"):
         await chat(both[2], temperature=-1)
-    with pytest.raises(openai.NotFoundError, match="not here"):
+    with pytest.raises(openai.NotFoundError, match="resp_1"):
         await both[2].openai.responses.retrieve("resp_1")
 
 

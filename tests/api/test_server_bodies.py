@@ -78,7 +78,7 @@ async def test_a_client_that_vanishes_mid_body_leaves_nothing(served, caplog):
         await writer.wait_closed()
         while (await served.http.get("/drain")).json()["running"]:
             await asyncio.sleep(0.001)
-    (record,) = [r for r in caplog.records if "left before the body was complete" in r.message]
+    (record,) = [r for r in caplog.records if "before the body was complete" in r.message]
     assert record.levelno == logging.DEBUG
     assert not served.engine.requests
 

@@ -1,4 +1,4 @@
-"""`octavo up` as a process: several engines and a router begin, serve, break and end together."""
+"""`octavo up` as a process: several engines and a router start, serve, crash and stop together."""
 
 import json
 import signal
@@ -29,7 +29,7 @@ def cores(up):
     return [child for child in up.family if "octavo_engine.process.main" in child.cmdline()]
 
 
-def test_it_serves_behind_a_router_until_ctrl_c(tmp_path):
+def test_up_serves_behind_a_router_until_ctrl_c(tmp_path):
     with octavo_up(tmp_path, "--replicas", "2", "--served-model-name", "tiny", "--router-args=--routing-headers") as up:
         up.wait_for_log(SERVING)
         complete(up)
@@ -49,7 +49,7 @@ def test_it_serves_behind_a_router_until_ctrl_c(tmp_path):
         assert all_exited(family)
 
 
-def test_keys_are_the_routers_affair(tmp_path):
+def test_router_checks_the_api_keys(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("admin: sk-1\nbob: sk-2\n")
     with octavo_up(tmp_path, "--replicas", "1", "--api-key-file", str(keys), "--cache-isolation") as up:
@@ -81,7 +81,7 @@ def test_ctrl_c_lets_streams_finish(tmp_path):
         assert up.exit_code() == 0
 
 
-def test_a_second_ctrl_c_waits_for_nobody(tmp_path):
+def test_second_ctrl_c_stops_at_once(tmp_path):
     with octavo_up(tmp_path, "--replicas", "2", "--drain-timeout", "600") as up, ThreadPoolExecutor() as pool:
         up.wait_for_log(SERVING)
         for core in cores(up):
@@ -99,14 +99,14 @@ def test_a_second_ctrl_c_waits_for_nobody(tmp_path):
 
 
 @pytest.mark.slow
-def test_who_dies_is_told_of_and_started_again(tmp_path):
+def test_crashed_process_is_logged_and_restarted(tmp_path):
     with octavo_up(tmp_path, "--replicas", "2") as up:
         up.wait_for_log(SERVING)
         killed = [up.child("replica-1"), up.child("router")]
         for child in killed:
             child.kill()
-        up.wait_for_log("replica-1 was killed by SIGKILL; starting it again in 1 s")
-        up.wait_for_log("router was killed by SIGKILL; starting it again in 1 s")
+        up.wait_for_log("replica-1 was killed by SIGKILL; restarting it in 1 s")
+        up.wait_for_log("router was killed by SIGKILL; restarting it in 1 s")
         up.until(lambda: len(up.family) == 5, "all are there again")
         assert not {*killed} & {*up.family}
         up.until(lambda: _admits(up, 2), "the router has both replicas")
@@ -122,7 +122,7 @@ def _admits(up, num):
         return False
 
 
-def test_its_death_is_everybodys(tmp_path):
+def test_death_of_the_supervisor_ends_all_children(tmp_path):
     with octavo_up(tmp_path, "--replicas", "2") as up:
         up.wait_for_log(SERVING)
         family = up.family
@@ -130,7 +130,7 @@ def test_its_death_is_everybodys(tmp_path):
         assert all_exited(family)
 
 
-def test_ctrl_c_while_engines_start(tmp_path):
+def test_ctrl_c_stops_engines_that_are_starting(tmp_path):
     with octavo_up(tmp_path, "--replicas", "2") as up:
         up.wait_for_log("starting the router")
         up.until(lambda: up.family, "something is started")
@@ -140,14 +140,14 @@ def test_ctrl_c_while_engines_start(tmp_path):
         assert all_exited(family)
 
 
-def test_what_cannot_start_ends_all_and_says_why(tmp_path):
+def test_engine_that_cannot_start_ends_all_with_its_reason(tmp_path):
     with octavo_up(tmp_path, "--replicas", "2", "--chat-template", "{% no template", "--log-format", "text") as up:
         assert up.exit_code() == 1
         last = up.log.split("replica-0 could not start: it ended with exit code 1")[1]
         assert "template" in last
 
 
-def test_a_busy_port_costs_a_moment(tmp_path):
+def test_port_in_use_is_reported_at_once(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = str(busy.getsockname()[1])
         with octavo_up(tmp_path, "--replicas", "2", "--port", port) as up:

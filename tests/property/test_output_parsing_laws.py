@@ -1,4 +1,4 @@
-"""Laws of output parsing: the split of the text does not matter, no text raises, and no text is lost."""
+"""Laws of output parsing: splits do not matter, no text raises, and no generated text is lost."""
 
 import json
 
@@ -30,7 +30,7 @@ PARSERS = {
 
 @pytest.mark.parametrize("name", PARSERS)
 @given(answer=ANSWERS, data=st.data())
-def test_the_split_of_an_answer_does_not_matter(name, answer, data):
+def test_splits_do_not_change_the_events(name, answer, data):
     places = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=5)))
     pieces = [answer[i:j] for i, j in zip([0, *places], [*places, len(answer)], strict=True)]
     whole = parse_chunks(PARSERS[name](), [answer])
@@ -41,8 +41,8 @@ def test_the_split_of_an_answer_does_not_matter(name, answer, data):
 
 @pytest.mark.parametrize("name", PARSERS)
 @given(words=st.lists(st.sampled_from(("kiwi", *FRAGMENTS)), max_size=14))
-def test_every_word_of_the_model_is_shown(name, words):
-    """Words inside a call's JSON, other than its name and arguments, are excepted."""
+def test_every_generated_word_is_in_some_event(name, words):
+    """Except words within JSON members of a call other than its name and arguments."""
     answer = "".join(words)
     joined = join_events(parse_chunks(PARSERS[name](), [answer]))
     shown = [joined.text or "", joined.reasoning or "", *(call.name + call.arguments for call in joined.calls)]
@@ -64,7 +64,7 @@ def test_every_word_of_the_model_is_shown(name, words):
     ),
     ascii_only=st.booleans(),
 )
-def test_the_client_gets_exactly_the_models_calls(calls, ascii_only):
+def test_client_gets_the_calls_that_the_model_wrote(calls, ascii_only):
     written = [json.dumps({"name": n, "arguments": a}, ensure_ascii=ascii_only) for n, a in calls]
     answers = {
         "hermes": "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in written),

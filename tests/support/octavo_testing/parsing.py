@@ -1,4 +1,4 @@
-"""Reads a text in pieces of every cut: whatever reads answers must say the same each time."""
+"""Parses a text in every possible split: a parser must give the same events for each."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -7,13 +7,13 @@ from octavo_server.output_parsing.events import OutputEvent, merge_adjacent
 from octavo_server.output_parsing.streaming_parser import StreamingParser
 
 
-def parse_chunks(reader: StreamingParser, pieces: Iterable[str]) -> list[OutputEvent]:
-    found = list(itertools.chain.from_iterable(map(reader.push, pieces)))
-    return merge_adjacent([*found, *reader.finish()])
+def parse_chunks(parser: StreamingParser, pieces: Iterable[str]) -> list[OutputEvent]:
+    found = list(itertools.chain.from_iterable(map(parser.push, pieces)))
+    return merge_adjacent([*found, *parser.finish()])
 
 
 def all_splits(text: str) -> Iterator[list[str]]:
-    """Into two and three pieces at every position, and into single characters, with empty pieces between them."""
+    """All splits into two or three chunks, and into single characters, with and without empty chunks between them."""
     for i, j in itertools.combinations_with_replacement(range(len(text) + 1), 2):
         yield [text[:i], text[i:j], text[j:]]
     yield list(text)

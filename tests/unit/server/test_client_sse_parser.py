@@ -1,4 +1,4 @@
-"""Server-sent events out of pieces: wherever the network cuts, the events are the same."""
+"""The SSE parser returns the same events however the network splits them."""
 
 import pytest
 from octavo_server.client.api import ApiFailure, normalise_url
@@ -11,14 +11,14 @@ EVENTS = [b'{"a": 1}', b"two\nlines", b"t\xc3\xa4g", b"[DONE]"]
 
 @pytest.mark.parametrize("stream", [STREAM, STREAM.replace(b"\r\n", b"\n").replace(b"\n", b"\r")], ids=["mixed", "cr"])
 @pytest.mark.parametrize("size", range(1, len(STREAM) + 1))
-def test_pieces_of_any_size_give_the_same_events(stream: bytes, size: int) -> None:
+def test_chunks_of_any_size_give_the_same_events(stream: bytes, size: int) -> None:
     reader = SSEParser()
     found = [event for at in range(0, len(stream), size) for event in reader.feed(stream[at : at + size])]
     assert found == EVENTS[: len(found)]
     assert len(found) >= len(EVENTS) - stream.endswith(b"\r")
 
 
-def test_an_unfinished_event_is_none() -> None:
+def test_unfinished_event_is_not_returned() -> None:
     assert SSEParser().feed(b"data: 1\n") == []
 
 
@@ -33,7 +33,7 @@ def test_an_unfinished_event_is_none() -> None:
         (b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}', "", False),
     ],
 )
-def test_what_a_chunk_says(data: bytes, text: str, has_content: bool) -> None:
+def test_chunk_has_text_reasoning_and_finish_reason(data: bytes, text: str, has_content: bool) -> None:
     chunk = decode_chunk(data)
     assert (chunk.text, chunk.has_content) == (text, has_content)
 
@@ -41,7 +41,7 @@ def test_what_a_chunk_says(data: bytes, text: str, has_content: bool) -> None:
 @pytest.mark.parametrize(
     "error", [{"error": {"message": "m"}}, {"message": "m"}, {"detail": "m"}, {"error": "m"}, "m"], ids=str
 )
-def test_errors_of_any_shape(error: object) -> None:
+def test_error_message_is_found_in_any_body(error: object) -> None:
     assert error_message(error) == "m"
 
 
@@ -55,10 +55,10 @@ def test_errors_of_any_shape(error: object) -> None:
         ("https://h/openai/v1", "https://h/openai/v1"),
     ],
 )
-def test_urls(given: str, url: str) -> None:
+def test_urls_are_normalised(given: str, url: str) -> None:
     assert normalise_url(given) == url
 
 
-def test_a_url_that_is_none() -> None:
+def test_invalid_url_is_rejected() -> None:
     with pytest.raises(ApiFailure, match="give one such as"):
         normalise_url("ftp://h")

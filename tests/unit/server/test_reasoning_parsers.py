@@ -1,4 +1,4 @@
-"""Reasoning is told apart from the answer, however the text is cut and wherever the reasoning was opened."""
+"""Reasoning is separated from the answer, however the text is split and wherever the reasoning was opened."""
 
 import pytest
 from octavo_server.output_parsing.events import join_events, merge_adjacent
@@ -29,21 +29,21 @@ OPEN, NOT_OPEN = True, False
         (OPEN, "", None, None),
     ],
 )
-def test_reasoning_and_answer(is_open, answer, reasoning, text):
+def test_reasoning_is_separated_from_the_answer(is_open, answer, reasoning, text):
     joined = join_events(assert_same_for_all_splits(lambda: ReasoningParser(is_open=is_open), answer))
     assert (joined.reasoning, joined.text) == (reasoning, text)
 
 
-def test_calls_stand_after_reasoning_only():
+def test_calls_are_parsed_only_after_reasoning():
     answer = '<think>\nI could <tool_call>{"name": "g"}.\n</think>\n\n<tool_call>{"name": "f"}</tool_call>\n'
 
-    def reader():
+    def new_parser():
         return OutputParser(reasoning=ReasoningParser(is_open=False), calls=HermesParser(numbered_ids()))
 
     for pieces in all_splits(answer):
-        one = reader()
-        parts = [part for piece in pieces for part in one.push(piece)]
-        joined = join_events(merge_adjacent([*parts, *one.finish()]))
+        parser = new_parser()
+        parts = [part for piece in pieces for part in parser.push(piece)]
+        joined = join_events(merge_adjacent([*parts, *parser.finish()]))
         assert (joined.reasoning, joined.text) == ('I could <tool_call>{"name": "g"}.', None)
         assert [(call.name, call.arguments) for call in joined.calls] == [("f", "{}")]
 
@@ -66,8 +66,8 @@ OFF = {"enable_thinking": False}
         ("qwen3", "x<think>Hm</think>I", "<think>Hm</think>I", {}, None),
     ],
 )
-def test_the_prompt_says_whether_an_answer_begins_with_reasoning(name, prompt, continued, kwargs, expected):
-    found = REASONING_PARSERS[name].thinking(prompt, continued=continued, template_kwargs=kwargs)
+def test_prompt_determines_whether_an_answer_starts_with_reasoning(name, prompt, continued, kwargs, expected):
+    found = REASONING_PARSERS[name].reasoning_start(prompt, continued=continued, template_kwargs=kwargs)
     assert found == expected
 
 
@@ -79,7 +79,7 @@ def test_tokens_between_the_markers_are_counted(is_open, num):
     assert tokens.num_tokens == num
 
 
-def test_tokens_of_pieces_are_counted_where_markers_are_no_tokens():
+def test_tokens_are_counted_per_chunk_without_token_markers():
     tokens = ReasoningTokens(start_id=None, end_id=None, is_open=True)
     tokens.add([7, 7], began_as_reasoning=True)
     tokens.add([7], began_as_reasoning=False)

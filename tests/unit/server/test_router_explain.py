@@ -35,7 +35,7 @@ def cells(line):
     return [cell for cell in line.split("  ") if cell.strip()]
 
 
-def test_a_row_for_the_choice_and_one_for_each_that_was_looked_at(infos):
+def test_table_has_a_row_per_candidate(infos):
     head, first, other, third, *_ = explain.Table(4).lines(infos)
     assert head.split()[:6] == ["time", "request", "model", "prompt", "rung", "replica"]
     row = dict(zip(explain.HEAD, (cell.strip() for cell in cells(first)), strict=True))
@@ -48,13 +48,13 @@ def test_a_row_for_the_choice_and_one_for_each_that_was_looked_at(infos):
 
 
 @pytest.mark.parametrize(("most", "rows"), [(1, 1), (2, 3), (3, 3)])
-def test_of_many_candidates_the_cheapest_are_shown(infos, most, rows):
+def test_table_shows_the_cheapest_of_many_candidates(infos, most, rows):
     _, *lines = explain.Table(most).lines(infos[:1])
     assert len(lines) == rows
     assert ("(and 1 more)" in lines[-1]) == (most == 2)
 
 
-def test_rows_that_follow_stand_below_without_another_head(infos):
+def test_later_rows_have_no_second_header(infos):
     table = explain.Table(1)
     head, _ = table.lines(infos[:1])
     (second,) = table.lines(infos[1:])
@@ -62,7 +62,7 @@ def test_rows_that_follow_stand_below_without_another_head(infos):
     assert list(table.lines([])) == []
 
 
-def test_blocks_tell_where_they_are(infos):
+def test_block_column_shows_device_host_and_predicted_blocks(infos):
     candidate = infos[0].candidates[0]
     candidate.matched_blocks, candidate.host_blocks, candidate.predicted_blocks = 9, 2, 3
     assert explain._blocks(candidate) == "4+2 host+3 predicted"
@@ -70,58 +70,58 @@ def test_blocks_tell_where_they_are(infos):
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "printed"),
     [
         ("http://127.0.0.1:9/v1", "no server answers at http://127.0.0.1:9/v1 (Connection refused)"),
         ("http://nobody.invalid", "no server answers at http://nobody.invalid (Name or service not known)"),
     ],
 )
-def test_no_router_there_is_said_with_the_remedy(url, told, capsys):
+def test_missing_router_is_reported_with_a_remedy(url, printed, capsys):
     args = Namespace(url=url, api_key=None, n=3, candidates=4, json=False, follow=False)
     assert explain.explain_decisions(args) == 1
     answer = capsys.readouterr().err
-    assert told in answer
+    assert printed in answer
     assert "octavo route" in answer
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_that_nothing_was_decided_yet_is_said(as_json, monkeypatch, capsys):
+def test_missing_decisions_are_reported(as_json, monkeypatch, capsys):
     async def decisions(*_):
         return []
 
     monkeypatch.setattr(explain, "_decisions", decisions)
     args = Namespace(url="http://router:1/v1", api_key=None, n=3, candidates=4, json=as_json, follow=False)
     assert explain.explain_decisions(args) == 0
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err == "octavo: the router at http://router:1/v1 has sent no request to a replica yet.\n"
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == "octavo: the router at http://router:1/v1 has sent no request to a replica yet.\n"
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
-        (["-n", "0"], "argument -n: '0': from 1 to 1000"),
-        (["-n", "-3"], "argument -n: '-3': from 1 to 1000"),
-        (["-n", "1001"], "argument -n: '1001': from 1 to 1000"),
-        (["--candidates", "0"], "argument --candidates: '0' is too few: 1 at least"),
+        (["-n", "0"], "argument -n: '0' must be from 1 to 1000"),
+        (["-n", "-3"], "argument -n: '-3' must be from 1 to 1000"),
+        (["-n", "1001"], "argument -n: '1001' must be from 1 to 1000"),
+        (["--candidates", "0"], "argument --candidates: '0' is too small"),
     ],
 )
-def test_numbers_that_a_router_would_refuse_are_refused_at_once(flags, told, capsys):
+def test_numbers_that_a_router_would_reject_are_rejected_by_the_parser(flags, message, capsys):
     with pytest.raises(SystemExit):
         build_parser().parse_args(["explain", "decisions", *flags])
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-async def test_a_router_that_hangs_is_not_waited_for_for_ever(monkeypatch):
+async def test_hanging_router_is_reported_after_a_timeout(monkeypatch):
     monkeypatch.setattr(api, "GET_LIMIT_S", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as sock:  # nobody takes what comes in
+    with socket.create_server(("127.0.0.1", 0)) as sock:  # no process accepts the connection
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         async with ApiClient(url) as asked:
             with pytest.raises(Unreachable, match=r"no server answers at .* \(timed out\)"):
                 await asked.get(f"{url}/debug/decisions")
 
 
-def test_what_is_no_router_is_said_in_sentences(monkeypatch, capsys):
+def test_server_that_is_not_a_router_is_reported(monkeypatch, capsys):
     async def decisions(*_):
         raise ApiFailure("HTTP 404: Not Found", 404)
 
@@ -133,7 +133,7 @@ def test_what_is_no_router_is_said_in_sentences(monkeypatch, capsys):
     )
 
 
-def test_json_is_a_line_for_each_decision(infos, capsys):
+def test_json_output_has_a_line_per_decision(infos, capsys):
     explain._print(infos, explain.Table(4), as_json=True)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["request_id"] for line in lines] == ["r-0", "r-1"]
@@ -152,8 +152,8 @@ def decisions_of(telemetry, after=0):
     return [decision_info(e, telemetry.time_of(e.decided_s), log.worker) for e in log.ended_after(after)]
 
 
-async def test_each_decision_is_followed_once(monkeypatch, capsys):
-    """Of some that were asked before the router tells nothing new; it tells them again where a worker hangs."""
+async def test_each_decision_is_shown_once(monkeypatch, capsys):
+    """The router returns old decisions again: with nothing new, or when one of its workers hangs."""
     monkeypatch.setattr(explain, "FOLLOW_EVERY_S", 0.0)
     telemetry, asked = RouterTelemetry(), []
 
@@ -168,14 +168,14 @@ async def test_each_decision_is_followed_once(monkeypatch, capsys):
     args = Namespace(url="http://x", api_key=None, n=9, candidates=4, json=True, follow=True)
     with pytest.raises(asyncio.CancelledError):
         await explain._show(args)
-    told = capsys.readouterr()
-    assert [json.loads(line)["request_id"] for line in told.out.splitlines()] == ["r-1", "r-2", "r-3", "r-4"]
-    assert told.err == ""
+    printed = capsys.readouterr()
+    assert [json.loads(line)["request_id"] for line in printed.out.splitlines()] == ["r-1", "r-2", "r-3", "r-4"]
+    assert printed.err == ""
     assert asked[0] == "http://x/debug/decisions/ended"
     assert asked[1] == f"http://x/debug/decisions/ended?after={telemetry.decisions.worker}%3A1"
 
 
-async def test_a_first_look_shows_the_latest_only(monkeypatch, capsys):
+async def test_follow_starts_with_the_latest_decisions(monkeypatch, capsys):
     telemetry = RouterTelemetry()
     ended(telemetry, 1, 2, 3)
     answers = iter([decisions_of(telemetry)])
@@ -193,19 +193,19 @@ async def test_a_first_look_shows_the_latest_only(monkeypatch, capsys):
     assert [json.loads(line)["request_id"] for line in capsys.readouterr().out.splitlines()] == ["r-2", "r-3"]
 
 
-def test_what_the_router_no_longer_keeps_is_counted():
+def test_decisions_dropped_by_the_router_are_counted():
     workers = [RouterTelemetry(decisions=DecisionLog(3)) for _ in range(2)]
     position = explain.FollowPosition()
     for telemetry in workers:
         ended(telemetry, *range(5))
     new, num_lost = position.select_new([info for telemetry in workers for info in decisions_of(telemetry)])
-    assert (len(new), num_lost) == (6, 0)  # what was before is nobody's loss
+    assert (len(new), num_lost) == (6, 0)  # decisions before the first poll are not lost
     ended(workers[0], *range(5, 13))
     new, num_lost = position.select_new([info for telemetry in workers for info in decisions_of(telemetry, after=5)])
     assert ([info.request_id for info in new], num_lost) == (["r-10", "r-11", "r-12"], 5)
 
 
-async def test_losses_are_said_beside_the_decisions(monkeypatch, capsys):
+async def test_lost_decisions_are_reported_on_stderr(monkeypatch, capsys):
     monkeypatch.setattr(explain, "FOLLOW_EVERY_S", 0.0)
     telemetry, rounds = RouterTelemetry(decisions=DecisionLog(3)), iter([range(1), range(1, 9)])
 
@@ -220,14 +220,12 @@ async def test_losses_are_said_beside_the_decisions(monkeypatch, capsys):
     args = Namespace(url="http://x", api_key=None, n=9, candidates=4, json=True, follow=True)
     with pytest.raises(asyncio.CancelledError):
         await explain._show(args)
-    told = capsys.readouterr()
-    assert len(told.out.splitlines()) == 4
-    assert (
-        told.err == "octavo: 5 decisions are missing here: more came than the router keeps until it is asked again.\n"
-    )
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 4
+    assert printed.err.startswith("octavo: 5 decisions are missing here")
 
 
-def test_the_more_there_is_to_hear_the_sooner_it_is_asked_for():
+def test_more_decisions_shorten_the_polling_interval():
     most_s = explain.FOLLOW_EVERY_S
     assert explain.next_wait_s(most_s, 0) == explain.next_wait_s(most_s, 10) == most_s
     assert explain.next_wait_s(most_s, 4 * explain.TARGET_BATCH) == most_s / 4

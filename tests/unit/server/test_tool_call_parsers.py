@@ -1,4 +1,4 @@
-"""What each tool format's reader makes of an answer, however the answer is cut into pieces."""
+"""The events that each tool call format gives for an answer, however the answer is split."""
 
 import json
 import re
@@ -133,13 +133,13 @@ def read(name, text):
 
 
 @pytest.mark.parametrize(("name", "answer", "text", "calls"), cases(WELL_FORMED))
-def test_a_well_formed_answer(name, answer, text, calls):
+def test_well_formed_answer_gives_its_calls(name, answer, text, calls):
     joined = read(name, answer)
     assert (joined.text, [(call.name, json.loads(call.arguments)) for call in joined.calls]) == (text, calls)
 
 
 @pytest.mark.parametrize(("name", "answer", "text", "calls"), cases(BROKEN))
-def test_a_broken_answer_loses_nothing(name, answer, text, calls):
+def test_malformed_answer_loses_no_text(name, answer, text, calls):
     joined = read(name, answer)
     assert (joined.text, [(call.name, call.arguments) for call in joined.calls]) == (text, calls)
 
@@ -152,7 +152,7 @@ def test_a_broken_answer_loses_nothing(name, answer, text, calls):
         ('[{"name": "f', []),
     ],
 )
-def test_required_calls(answer, calls):
+def test_required_answer_gives_its_calls(answer, calls):
     joined = join_events(assert_same_for_all_splits(lambda: RequiredToolParser(numbered_ids()), answer))
     assert [(call.name, call.arguments) for call in joined.calls] == calls
     assert joined.text == (None if calls else answer)
@@ -161,24 +161,24 @@ def test_required_calls(answer, calls):
 @pytest.mark.parametrize(
     ("answer", "arguments"), [('{"a": {"b": "}"}}', '{"a": {"b": "}"}}'), ("", ""), ('{"a', '{"a')]
 )
-def test_a_named_call_is_its_arguments(answer, arguments):
+def test_named_answer_gives_its_arguments(answer, arguments):
     joined = join_events(assert_same_for_all_splits(lambda: NamedToolParser(numbered_ids(), "f"), answer))
     assert [(call.name, call.arguments) for call in joined.calls] == [("f", arguments)]
     assert joined.text is None
 
 
 @pytest.mark.parametrize(("name", "beginning"), [("llama3_json", '{"id":[{"id":{'), ("hermes", '<tool_call>{"x":[')])
-def test_beginnings_without_end_are_read_again_only_so_often(name, beginning):
+def test_unfinished_starts_of_calls_are_reparsed_only_up_to_a_limit(name, beginning):
     call = {"hermes": '<tool_call>{"name": "f"}</tool_call>', "llama3_json": '{"name": "f", "parameters": {}}'}[name]
     for num, num_calls in ((10, 1), (1000, 0)):
-        reader = TOOL_PARSERS[name].parser_type(numbered_ids(), NAMES)
-        joined = join_events(parse_chunks(reader, [beginning * num, call]))
+        parser = TOOL_PARSERS[name].parser_type(numbered_ids(), NAMES)
+        joined = join_events(parse_chunks(parser, [beginning * num, call]))
         assert len(joined.calls) == num_calls
         assert joined.text == beginning * num + ("" if num_calls else call)
 
 
 @pytest.mark.parametrize("name", TOOL_PARSERS)
-def test_ids_have_the_form_that_templates_take(name):
+def test_ids_have_the_form_that_templates_accept(name):
     new_id = TOOL_PARSERS[name].new_id
     made = {new_id() for _ in range(50)}
     assert len(made) == 50

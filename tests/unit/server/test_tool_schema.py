@@ -1,4 +1,4 @@
-"""The schemas that force calls: valid for the calls that are meant, for no others, and accepted by the grammar."""
+"""Schemas that force calls: they accept the intended calls and no others, and the grammar supports them."""
 
 import jsonschema
 import pytest
@@ -75,12 +75,12 @@ def test_calls_fit_the_schemas_of_their_tools(parameters, good, bad):
     assert not is_valid(bad, arguments_schema(tool))
 
 
-def test_one_call_at_most():
+def test_max_calls_allows_one_call():
     assert not is_valid([call("f", {}), call("f", {})], calls_schema([{"name": "f"}], max_calls=1))
 
 
 @pytest.mark.parametrize(("others", "found"), [([], "x"), ([None], None), (["x"], "x"), (["y"], None)])
-def test_a_dialect_that_all_share_stands_at_the_root(others, found):
+def test_shared_dialect_moves_to_the_root(others, found):
     dialects = ["x", *others]
     tools = [
         {"name": f"f{i}", "parameters": {"type": "object", **({"$schema": d} if d else {})}}

@@ -143,7 +143,7 @@ class ApiContext:
         return await self.threads.run(partial(self._tokenize, text, add_special_tokens), num_bytes=len(text))
 
     async def encode_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Tokenise a prompt in a thread. Raises ContextLengthExceeded; without tokenising, if the text is far too long."""
+        """Tokenise a prompt in a thread. Raises ContextLengthExceeded; at once if the text is far too long."""
         tokenize = partial(self.tokenize_prompt, text, add_special_tokens=add_special_tokens)
         return await self.threads.run(tokenize, num_bytes=len(text))
 

@@ -20,7 +20,7 @@ STATE = dict[str, Any]
     **answers("200 while the server accepts requests, otherwise 503 with the reason", STATE, unavailable=STATE),
 )
 async def ready(request: Request) -> Response:
-    """A failure here only stops traffic; a failure of `/health` restarts the server."""
+    """Platforms stop the traffic after a failure here, and restart the server after a failure of `/health`."""
     context = context_of(request)
     state, reason = context.lifecycle.state, context.unhealthy_reason
     is_ready = state == "accepting" and reason is None

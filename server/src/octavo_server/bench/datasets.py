@@ -1,4 +1,4 @@
-"""From the dataset flags to samples: which dataset, its options, and the tokenizer it needs."""
+"""Builds samples from the dataset flags: chooses the dataset, its options, and the tokenizer that it needs."""
 
 import argparse
 import itertools
@@ -27,14 +27,14 @@ _Length = TypeVar("_Length", int, int | None)
 
 @dataclass(frozen=True, slots=True)
 class TextTools:
-    """`template`: None where the model has none."""
+    """Tokenizer of a model, and its chat template; `template` None: the model has none."""
 
     tokenizer: Tokenizer
     template: Template | None
 
 
 def load_text_tools(model: str) -> TextTools:
-    """Downloads the tokenizer alone. Raises StartupError."""
+    """Load the tokenizer and chat template, downloading only their files. Raises StartupError."""
     files = resolve_model(model, load_format="dummy")
     tokenizer = load_tokenizer(files)
     template = load_chat_template(files, tokenizer, None)
@@ -47,7 +47,7 @@ def load_text_tools(model: str) -> TextTools:
 
 
 def check_dataset(args: argparse.Namespace) -> None:
-    """Before anything is downloaded. Raises InvalidDataset."""
+    """Check the dataset flags before any download. Raises InvalidDataset."""
     name = args.dataset_name
     if name not in DATASETS:
         raise InvalidDataset(
@@ -56,7 +56,9 @@ def check_dataset(args: argparse.Namespace) -> None:
     if name in FILE_DATASETS and args.dataset_path is None:
         raise InvalidDataset(f"--dataset-name {name} needs --dataset-path FILE.")
     if name not in FILE_DATASETS and args.dataset_path is not None:
-        raise InvalidDataset(f"--dataset-name {name} reads no file: leave out --dataset-path, or name another dataset.")
+        raise InvalidDataset(
+            f"--dataset-name {name} reads no file: leave out --dataset-path, or choose another dataset."
+        )
 
 
 def make_samples(args: argparse.Namespace, text: TextTools, count: int, seed: int, *, uses_chat: bool) -> list[Sample]:

@@ -1,4 +1,4 @@
-"""`octavo bench latency`: how long one batch takes from the first prompt token to the last output token."""
+"""`octavo bench latency`: measures the time of one batch from its start to the last output token, without a server."""
 
 import argparse
 import random

@@ -1,4 +1,4 @@
-"""What `octavo bench throughput` and `latency` share: the engine in this process, and how a benchmark ends."""
+"""Code that `octavo bench throughput` and `latency` share: the engine in this process, output and exit codes."""
 
 import argparse
 import json
@@ -40,7 +40,7 @@ def full_length_params(args: argparse.Namespace, output_len: int) -> SamplingPar
 
 
 def run_benchmark(benchmark: Callable[[], Mapping[str, Any]], output_json: str | None) -> int:
-    """Runs it, writes what it found, and says in one line why it can't."""
+    """Run a benchmark and write its results to `output_json`; return the exit code."""
     try:
         found = benchmark()
         if output_json is not None:

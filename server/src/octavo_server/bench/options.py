@@ -1,4 +1,4 @@
-"""The flags of `octavo bench serve`, checked and resolved before anything is asked of the server."""
+"""`BenchOptions`: the flags of `octavo bench serve`, checked before the first request to the server."""
 
 import argparse
 import math
@@ -41,13 +41,11 @@ class BenchOptions:
 
 
 def parse_options(args: argparse.Namespace) -> BenchOptions:
-    """Raises InvalidOption."""
+    """Check and convert the arguments. Raises InvalidOption."""
     uses_chat = args.backend == "openai-chat"
     endpoint = args.endpoint or ("/v1/chat/completions" if uses_chat else "/v1/completions")
     if endpoint.endswith("/chat/completions") != uses_chat:
-        raise InvalidOption(
-            f"--backend {args.backend} doesn't speak to --endpoint {endpoint}: one of the two is wrong."
-        )
+        raise InvalidOption(f"--backend {args.backend} does not match --endpoint {endpoint}: change one of the two.")
     sampling = {name: getattr(args, name) for name in _sampling_names() if getattr(args, name) is not None}
     return BenchOptions(
         base_url=(args.base_url or _address(args.host, args.port)).rstrip("/"),
@@ -100,7 +98,7 @@ def _loads(args: argparse.Namespace) -> tuple[LoadLevel, ...]:
     rates, limits = args.request_rate, args.max_concurrency
     if len(rates) > 1 and len(limits) > 1:
         raise InvalidOption(
-            "a sweep varies one thing: give a list to --request-rate or to --max-concurrency, not to both."
+            "a sweep varies the rate or the concurrency: give a list only to --request-rate or --max-concurrency."
         )
     if args.num_prompts < 1 or args.burstiness <= 0:
         raise InvalidOption("--num-prompts and --burstiness must be above 0.")
@@ -133,7 +131,7 @@ def _latencies(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in LATENCY_NAMES:
-            raise InvalidOption(f"--percentile-metrics has {name!r}: use some of {', '.join(LATENCY_NAMES)}.")
+            raise InvalidOption(f"--percentile-metrics contains {name!r}: use only {', '.join(LATENCY_NAMES)}.")
     return names
 
 
@@ -161,7 +159,7 @@ def _goodput(items: Sequence[str]) -> dict[str, float]:
 
 
 def _plot(file: str | None) -> Path | None:
-    """Refused before the run rather than after it."""
+    """Check --plot before the run, so that an error does not lose the results."""
     if file is None:
         return None
     if find_spec("matplotlib") is None:

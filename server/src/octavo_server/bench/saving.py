@@ -1,4 +1,4 @@
-"""Result files: vLLM's keys and file names. A sweep writes a file for each load, or appends a line for each to one."""
+"""Writes result files with vLLM's keys and names. A sweep writes one file per load, or one line per load to a file."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from octavo_server.bench.report import BenchSubject, Run, result
 def save_results(
     options: BenchOptions, args: argparse.Namespace, measured: BenchSubject, runs: Sequence[Run]
 ) -> list[Path]:
-    """The files written: none without --save-result or --append-result. Raises OSError."""
+    """Write the results if --save-result or --append-result is set; return the files. Raises OSError."""
     if not (args.save_result or args.append_result):
         return []
     folder = Path(args.result_dir or ".")

@@ -1,6 +1,6 @@
-"""`octavo bench serve`: one run, or a sweep over several loads, against a running server; report, files, plot.
+"""`octavo bench serve`: measures a running server in one run, or in a sweep over several loads; report, files, plot.
 
-Exit code 1 when nothing could be measured: no server, a bad option, or not one request that succeeded.
+Exit code 1 if nothing could be measured: no server, an invalid option, or no successful request.
 """
 
 import argparse
@@ -74,9 +74,9 @@ async def _measure(options: BenchOptions, args: argparse.Namespace) -> tuple[lis
     return runs, measured
 
 
-async def _find_model(api: ApiClient, options: BenchOptions, patience_s: float) -> ListedModel:
-    """The server's card of the model that was named, or of its first; a name that it doesn't list is believed."""
-    deadline_s = time.monotonic() + patience_s
+async def _find_model(api: ApiClient, options: BenchOptions, timeout_s: float) -> ListedModel:
+    """The server's entry of the requested or first model; a requested name that it does not list is used as is."""
+    deadline_s = time.monotonic() + timeout_s
     wanted = options.target.model
     while True:
         try:
@@ -93,7 +93,7 @@ async def _find_model(api: ApiClient, options: BenchOptions, patience_s: float) 
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """Each run has prompts of its own, so that one doesn't find those of another in the server's prefix cache."""
+    """Runs the loads. Each run has its own prompts, so that it finds none of another run in the prefix cache."""
 
     api: ApiClient
     options: BenchOptions
@@ -138,7 +138,7 @@ class _Bench:
     async def _reset(self) -> bool:
         done = await reset_prefix_cache(self.api)
         if not done:
-            print("octavo: the server has not emptied its prefix cache (POST /reset_prefix_cache).", file=sys.stderr)
+            print("octavo: the server did not empty its prefix cache (POST /reset_prefix_cache).", file=sys.stderr)
         return done
 
     def _print_report(self, run: Run, *, was_reset: bool) -> None:
@@ -159,7 +159,7 @@ def _announcement(load: LoadLevel, num_prompts: int) -> str:
 
 
 def _freeze_gc() -> None:
-    """So that no collection of long-lived samples pauses the clock-watching loop."""
+    """Keep garbage collection of the long-lived samples from pausing the measuring loop."""
     gc.collect()
     gc.freeze()
 

@@ -1,4 +1,4 @@
-"""`octavo bench throughput`: how fast the engine, in this process and without HTTP, gets through many prompts."""
+"""`octavo bench throughput`: measures the throughput of the engine for many prompts, without a server."""
 
 import argparse
 import sys
@@ -63,6 +63,6 @@ def _report_hit_rate(cache: PrefixCache, args: argparse.Namespace) -> float:
     print(f"Prefix cache hit rate:    {cache.hit_rate:.2%}")
     is_wanted = args.dataset_name == "prefix_repetition" or args.random_prefix_len > 0
     if cache.hit_rate > FLATTERING_HIT_RATE and not is_wanted:
-        told = f"the prefix cache served {cache.hit_rate:.0%} of the prompt tokens: pass --no-enable-prefix-caching."
-        print(f"WARNING: {told}", file=sys.stderr)
+        warning = f"the prefix cache served {cache.hit_rate:.0%} of the prompt tokens: pass --no-enable-prefix-caching."
+        print(f"WARNING: {warning}", file=sys.stderr)
     return cache.hit_rate

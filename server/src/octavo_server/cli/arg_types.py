@@ -1,4 +1,4 @@
-"""Types of command-line arguments: numbers with a suffix (32k is 32 000, 32K is 32 768, 1.5G is 1.5 * 2**30), seconds."""
+"""Types of command-line arguments: sizes (32k is 32 000, 32K is 32 768, 1.5G is 1.5 * 2**30) and seconds."""
 
 import argparse
 from typing import Any
@@ -14,14 +14,14 @@ def size(text: str) -> int:
     except ValueError:
         value = -1
     if not 0 <= value < 2**63 or value != int(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number (1024, 32k = 32000, 32K = 32768)")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (1024, 32k = 32000, 32K = 32768)")
     return int(value)
 
 
 def positive_count(text: str) -> int:
     value = size(text)
     if not value:
-        raise argparse.ArgumentTypeError(f"{text!r} is too few: 1 at least")
+        raise argparse.ArgumentTypeError(f"{text!r} is too small: the least value is 1")
     return value
 
 
@@ -31,7 +31,7 @@ def size_or_auto(text: str) -> int | None:
 
 def add_seconds(group: Any, flag: str, text: str, *, default: float | None) -> None:
     shown = "none" if default is None else f"{default:g}"
-    group.add_argument(flag, type=seconds, default=default, metavar="S", help=f"{text} (default: {shown})")
+    group.add_argument(flag, type=seconds, default=default, metavar="S", help=f"{text} Default: {shown}.")
 
 
 def seconds(text: str) -> float:
@@ -40,14 +40,14 @@ def seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return value
 
 
 def positive_seconds(text: str) -> float:
     value = seconds(text)
     if not value:
-        raise argparse.ArgumentTypeError(f"{text!r}: more than 0 seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is too short: give more than 0 seconds")
     return value
 
 

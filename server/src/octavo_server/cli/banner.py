@@ -1,4 +1,4 @@
-"""What `octavo serve` says once it answers: the model, what fits, and a command to try it."""
+"""Log lines of `octavo serve` when it is ready: model, size of the KV cache, address, and an example request."""
 
 from octavo_server.api.client import EngineClient
 from octavo_server.config import ServerConfig
@@ -19,7 +19,7 @@ def banner(client: EngineClient, config: ServerConfig, port: int, start_s: float
         f"serving at {url}/v1 after {start_s:.1f} s; documentation at {url}/docs",
         *(
             [] if config.trusts_router else [example_command(name, url, needs_key=config.needs_key)]
-        ),  # behind a router, that is what to ask
+        ),  # behind a router, requests should go to the router
     ]
 
 
@@ -32,7 +32,7 @@ def example_command(model: str, url: str, *, needs_key: bool) -> str:
 
 
 def reachable_host(host: str | None) -> str:
-    """An address that a client on this machine can use."""
+    """Host of a URL that a client on this machine can use."""
     if host in (None, "", "0.0.0.0", "::"):
         return "localhost"
     return f"[{host}]" if ":" in host else host

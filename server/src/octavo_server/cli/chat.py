@@ -1,4 +1,4 @@
-"""`octavo chat`: a conversation with a running server, of many turns; its history is kept here and sent each time."""
+"""`octavo chat`: a conversation with a running server; the history is kept here and sent with each message."""
 
 import argparse
 from collections.abc import Callable
@@ -16,7 +16,7 @@ def chat(args: argparse.Namespace) -> int:
 
 
 class InteractiveChat:
-    """What a text or a command does to the conversation."""
+    """Applies texts and commands to the conversation."""
 
     def __init__(self, client: TerminalClient, args: argparse.Namespace) -> None:
         self._client = client
@@ -24,14 +24,14 @@ class InteractiveChat:
         self._shows_stats = bool(args.stats)
         self._answers: list[StreamedAnswer] = []
         self.conversation = Conversation(args.system)
-        self.welcome = "Type a message; /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves."
+        self.welcome = "Type a message; /help lists the commands, Ctrl-C stops an answer, Ctrl-D exits."
         self.commands = (
-            Command("clear", "", "forget the conversation, keep the system prompt", self._clear),
-            Command("system", "[TEXT]", 'set the system prompt; "" takes it away, nothing shows it', self._system),
-            Command("retry", "", "another answer to the last question", self._retry),
+            Command("clear", "", "delete the conversation, except the system prompt", self._clear),
+            Command("system", "[TEXT]", 'set the system prompt; "" removes it, without TEXT it is shown', self._system),
+            Command("retry", "", "generate another answer to the last message", self._retry),
             Command("save", "FILE", "write the conversation as JSON", self._save),
-            Command("load", "FILE", "go on with a conversation from a file", self._load),
-            Command("stats", "", "tokens and times of the last answer, and of all", self._stats),
+            Command("load", "FILE", "continue a conversation from a file", self._load),
+            Command("stats", "", "show tokens and times of the last answer and of all answers", self._stats),
         )
 
     def submit(self, text: str) -> StreamedAnswer:
@@ -48,7 +48,7 @@ class InteractiveChat:
 
     def _clear(self, _: str) -> None:
         self.conversation.clear()
-        print_hint("The conversation starts anew.")
+        print_hint("The conversation was deleted.")
 
     def _system(self, text: str) -> None:
         if text:
@@ -56,28 +56,28 @@ class InteractiveChat:
         print_hint(f"System prompt: {self.conversation.system or '(none)'}")
 
     def _retry(self, _: str) -> None:
-        if self.conversation.take_back_answer():
+        if self.conversation.remove_last_answer():
             self._continue()
         else:
-            print_hint("Nothing was asked yet.")
+            print_hint("There is no message to retry yet.")
 
     def _save(self, file: str) -> None:
         def save(path: Path) -> None:
             self.conversation.save(path)
-            print_hint(f"{len(self.conversation.turns)} messages are in {path}.")
+            print_hint(f"{len(self.conversation.turns)} messages were saved to {path}.")
 
         _with_file(file, save)
 
     def _load(self, file: str) -> None:
         def load(path: Path) -> None:
             self.conversation = Conversation.load(path)
-            print_hint(f"{len(self.conversation.turns)} messages from {path}.")
+            print_hint(f"{len(self.conversation.turns)} messages were loaded from {path}.")
 
         _with_file(file, load)
 
     def _stats(self, _: str) -> None:
         if not self._answers:
-            print_hint("No answer yet.")
+            print_hint("There is no answer yet.")
             return
         total = sum(a.usage.completion_tokens or 0 for a in self._answers if a.usage)
         print_hint(f"last answer: {self._answers[-1].stats()}")
@@ -88,7 +88,7 @@ class InteractiveChat:
 
 def _with_file(file: str, use: Callable[[Path], None]) -> None:
     if not file:
-        print_hint("Name a file.")
+        print_hint("Give the name of a file.")
         return
     try:
         use(Path(file).expanduser())

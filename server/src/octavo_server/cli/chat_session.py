@@ -1,7 +1,7 @@
-"""The frame of `octavo chat` and `octavo complete`: connect, then answer one input, a pipe, or a terminal.
+"""The session of `octavo chat` and `octavo complete`: connect, then answer one input, a pipe, or a terminal.
 
-Without a terminal there is no prompt and no noise: answers go to standard output, one for each line (or for the whole
-of standard input), and the first failure ends it with exit code 1.
+Without a terminal only the answers are printed, to standard output, one for each line (or one for all of standard
+input), and the first failure ends the session with exit code 1.
 """
 
 import argparse
@@ -18,7 +18,7 @@ INTERRUPTED = 130
 
 
 class ChatSession(Protocol):
-    """What is done with a text, and with a /command."""
+    """Handles the texts and /commands of a session."""
 
     welcome: str
 
@@ -71,12 +71,12 @@ def _interactive(command: str, client: TerminalClient, session: ChatSession) -> 
 
 
 def print_ending(answer: StreamedAnswer, *, shows_stats: bool) -> None:
-    """What the text alone doesn't show."""
+    """Print why an answer ended early, and its statistics."""
     if answer.was_stopped:
         print_hint("[stopped]")
     elif answer.failure is not None:
         print(f"octavo: {answer.failure}", file=sys.stderr)
     elif answer.finish_reason == "length" and sys.stderr.isatty():
-        print_hint("[cut at the token limit: raise --max-tokens]")
+        print_hint("[ended at the token limit: raise --max-tokens]")
     if shows_stats and answer.failure is None:
         print_hint(answer.stats())

@@ -1,4 +1,4 @@
-"""`octavo complete`: the model goes on with a text; each prompt stands alone."""
+"""`octavo complete`: the model continues a text; each prompt is independent of the others."""
 
 import argparse
 
@@ -18,10 +18,10 @@ class InteractiveCompletion:
         self._sampling = sampling_of(args)
         self._shows_stats = bool(args.stats)
         self._latest: tuple[str, StreamedAnswer] | None = None
-        self.welcome = "Type the start of a text; /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves."
+        self.welcome = "Type the start of a text; /help lists the commands, Ctrl-C stops an answer, Ctrl-D exits."
         self.commands = (
-            Command("retry", "", "another answer to the last text", self._retry),
-            Command("stats", "", "tokens and times of the last answer", self._stats),
+            Command("retry", "", "generate another answer to the last text", self._retry),
+            Command("stats", "", "show tokens and times of the last answer", self._stats),
         )
 
     def submit(self, text: str) -> StreamedAnswer:
@@ -32,9 +32,9 @@ class InteractiveCompletion:
 
     def _retry(self, _: str) -> None:
         if self._latest is None:
-            print_hint("Nothing was asked yet.")
+            print_hint("There is no text to retry yet.")
         else:
             self.submit(self._latest[0])
 
     def _stats(self, _: str) -> None:
-        print_hint("No answer yet." if self._latest is None else self._latest[1].stats())
+        print_hint("There is no answer yet." if self._latest is None else self._latest[1].stats())

@@ -14,30 +14,32 @@ WAYS = ("--replica", "--service", "--kubernetes")
 
 
 def add_discovery_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("where replicas are")
+    group = parser.add_argument_group("discovery of replicas")
     group.add_argument(
         *("--replica",),
         nargs="+",
         action="extend",
         default=[],
         metavar="URL",
-        help="http://HOST:PORT of each replica; may be given again",
+        help="URLs of the replicas, http://HOST:PORT; may be repeated.",
     )
-    group.add_argument("--service", metavar="HOST:PORT", help="replicas are at all addresses of this DNS name")
+    group.add_argument("--service", metavar="HOST:PORT", help="DNS name whose addresses are the replicas.")
     group.add_argument(
         *("--service-interval",),
         type=positive_seconds,
         default=1.0,
         metavar="N",
-        help="seconds between look-ups (default: 1)",
+        help="Seconds between DNS lookups. Default: 1.",
     )
     group.add_argument(
         "--kubernetes",
         metavar="[NAMESPACE/]SERVICE[:PORT]",
-        help="replicas are the pods of this Service, ready or not; PORT: name or number (default: the first)",
+        help="Kubernetes Service whose pods, ready or not, are the replicas; PORT: name or number. Default: first.",
     )
     group.add_argument(
-        "--kubernetes-api", metavar="URL", help="for example of `kubectl proxy` (default: the cluster this runs in)"
+        "--kubernetes-api",
+        metavar="URL",
+        help="URL of the Kubernetes API, such as that of `kubectl proxy`. Default: the cluster that runs the router.",
     )
 
 
@@ -49,9 +51,9 @@ def discovery_of(args: argparse.Namespace) -> "Discovery":
 
     given = [way for way in WAYS if getattr(args, way.removeprefix("--"))]
     if not given:
-        raise StartupError("there is nothing to route to: give --replica URL ..., --service or --kubernetes.")
+        raise StartupError("no replicas to route to: give --replica URL ..., --service or --kubernetes.")
     if len(given) > 1:
-        raise StartupError(f"{' and '.join(given)} name replicas in different ways: give one of them.")
+        raise StartupError(f"{' and '.join(given)} both name replicas: give only one of them.")
     if args.replica:
         return StaticDiscovery(args.replica)
     if args.service:

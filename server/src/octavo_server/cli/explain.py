@@ -1,8 +1,8 @@
-"""`octavo explain decisions`: a router's latest decisions as a table, the oldest first, or as lines of JSON.
+"""`octavo explain decisions`: a router's latest decisions as a table, oldest first, or as lines of JSON.
 
-A decision's first row is the replica that was chosen; the others that were looked at follow, the cheapest first.
-Costs are milliseconds: to the first token, and "delay" that of others. Followed are those whose requests end: the
-router is asked for what ended after what was position, the sooner the more there is, and what it didn't keep is counted.
+The first row of a decision is the chosen replica; the other candidates follow, cheapest first. Costs are milliseconds
+to the first token; "delay" is the delay that the request causes for others. With --follow the router is polled for
+decisions whose requests have ended since the last poll: more often if there are many, and lost ones are counted.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from octavo_server.http.router_secret import SECRET_HEADER
 from octavo_server.router.observe.debug import Candidate, DecisionInfo, Decisions
 
 FOLLOW_EVERY_S = 0.5
-#: News at once, of the 256 that each worker of a router keeps.
+#: Wanted number of decisions per poll; each worker of a router keeps 256.
 TARGET_BATCH = 64
 _HEAD = ("time", "request", "model", "prompt", "rung", "replica", "blocks", "cost", "prefill", "queue", "evict")
 HEAD = (*_HEAD, "decode", "delay", "expected", "cached", "first byte", "end", "why")
@@ -64,14 +64,14 @@ async def _follow(args: argparse.Namespace, api: ApiClient, url: str, table: "Ta
         await asyncio.sleep(wait_s)
         new, num_lost = position.select_new(await _decisions(api, f"{url}/ended?{position.query}"))
         if num_lost:
-            why = "more came than the router keeps until it is asked again."
+            why = "more were made between two polls than the router keeps."
             print(f"octavo: {num_lost} decisions are missing here: {why}", file=sys.stderr)
         _print(new, table, as_json=args.json)
         wait_s = next_wait_s(wait_s, len(new))
 
 
 class FollowPosition:
-    """How far each worker of a router was position."""
+    """Number of the latest decision received from each worker of a router."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
@@ -81,7 +81,7 @@ class FollowPosition:
         return urlencode([("after", f"{worker}:{number}") for worker, number in self._last.items()])
 
     def select_new(self, decisions: Sequence[DecisionInfo]) -> tuple[list[DecisionInfo], int]:
-        """What is new in it, the oldest first, and how many there were between that nobody keeps any more."""
+        """New decisions, oldest first, and the number of decisions that the router has dropped in between."""
         new, num_lost = [], 0
         for info in decisions:
             last = self._last.get(info.worker, info.number - 1)
@@ -110,7 +110,7 @@ async def _decisions(api: ApiClient, url: str) -> list[DecisionInfo]:
     try:
         return msgspec.json.decode(body, type=Decisions).decisions
     except msgspec.MsgspecError as error:
-        raise ApiFailure(f"{url} tells no decisions: {error}") from None
+        raise ApiFailure(f"{url} did not return decisions: {error}") from None
 
 
 def _print(decisions: Sequence[DecisionInfo], table: "Table", *, as_json: bool) -> None:
@@ -121,7 +121,7 @@ def _print(decisions: Sequence[DecisionInfo], table: "Table", *, as_json: bool) 
 
 
 class Table:
-    """Its head comes with its first rows; columns only grow, so that those which follow stand below."""
+    """A table that is printed in parts: the header precedes the first rows, and columns only get wider."""
 
     def __init__(self, max_candidates: int) -> None:
         self._max_candidates = max_candidates
@@ -174,7 +174,7 @@ def _cost_cells(candidate: Candidate) -> tuple[str, ...]:
 
 
 def _blocks(candidate: Candidate) -> str:
-    """Those on the device, then those that are elsewhere or only believed to be there."""
+    """Blocks on the device, plus blocks in host memory, plus blocks that are only predicted."""
     device = candidate.matched_blocks - candidate.host_blocks - candidate.predicted_blocks
     parts = [str(device)]
     if candidate.host_blocks:

@@ -1,7 +1,8 @@
-"""`octavo fetch MODEL`: a model's files onto this machine, ready to be served; a pod's init container runs it, too.
+"""`octavo fetch MODEL`: downloads the files of a model so that it can be served; init containers of pods run it.
 
-Standard output is the path to serve. An error is the last line on standard error, and the termination message of a pod.
-Nothing that computes is imported.
+Standard output is the path to serve. The last line on standard error explains a failure; a pod writes it to its
+termination message, too.
+No module that computes is imported, and the parser of `octavo` only needs `add_fetch_flags`.
 """
 
 import argparse
@@ -23,19 +24,25 @@ logger = logging.getLogger("octavo.fetch")
 
 def add_fetch_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", metavar="MODEL", help="hf://ORG/NAME, s3://BUCKET/FOLDER, pvc://CLAIM/PATH, file:///PATH, pkg://NAME"
+        "model",
+        metavar="MODEL",
+        help="Model to download: hf://ORG/NAME, s3://BUCKET/FOLDER, pvc://CLAIM/PATH, file:///PATH, pkg://NAME.",
     )
     parser.add_argument(
         "--to",
         type=Path,
         metavar="DIR",
-        help="folder that becomes the model's (default: where `octavo serve MODEL` finds it: the hub's or our cache)",
+        help="Folder for the files of the model. Default: the cache in which `octavo serve MODEL` finds it.",
     )
-    parser.add_argument("--revision", metavar="TEXT", help="branch, tag or commit on the hub (default: the hub's own)")
     parser.add_argument(
-        "--load-format", choices=LOAD_FORMATS, default="auto", help="which weights to fetch (default: auto)"
+        "--revision", metavar="TEXT", help="Branch, tag or commit on the hub. Default: the hub's default."
     )
-    parser.add_argument("--log-format", choices=["text", "json"], default="text", help="(default: text)")
+    parser.add_argument(
+        "--load-format", choices=LOAD_FORMATS, default="auto", help="Format of the weights to download. Default: auto."
+    )
+    parser.add_argument(
+        "--log-format", choices=["text", "json"], default="text", help="Format of log lines. Default: text."
+    )
 
 
 def fetch(args: argparse.Namespace) -> int:
@@ -46,7 +53,7 @@ def fetch(args: argparse.Namespace) -> int:
     handler.setFormatter(JsonFormatter("fetch") if args.log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for library in ("httpx", "httpx2", "huggingface_hub"):
-        logging.getLogger(library).setLevel(logging.ERROR)  # we say it ourselves
+        logging.getLogger(library).setLevel(logging.ERROR)  # this command logs its own progress
     for sig in (signal.SIGINT, signal.SIGTERM):
         signal.signal(sig, _end)
     started_s = time.monotonic()
@@ -61,6 +68,6 @@ def fetch(args: argparse.Namespace) -> int:
 
 
 def _end(sig: int, _: object) -> None:
-    """At once, whatever is under way: what lies there is as good as after any other end (sources.download_dir)."""
-    print("octavo: told to end; the next fetch goes on from here", file=sys.stderr, flush=True)
+    """Exit at once: the next fetch resumes from the files on disk, as after a crash."""
+    print("octavo: stopped by a signal; the next fetch resumes the download", file=sys.stderr, flush=True)
     os._exit(128 + sig)

@@ -1,4 +1,4 @@
-"""`octavo route`: take the port, follow the replicas, send requests on until told to stop."""
+"""`octavo route`: binds the port, discovers the replicas and forwards requests until a signal stops it."""
 
 import argparse
 import asyncio
@@ -44,7 +44,7 @@ def route(args: argparse.Namespace) -> int:
         is_shared = args.workers > 1
         with _bound(settings, worker, is_shared=is_shared) as sockets, _runner() as runner:
             ports = [sock.getsockname()[1] for sock in sockets]
-            if is_shared and worker is None:  # it only holds the ports
+            if is_shared and worker is None:  # this process only reserves the ports
                 logger.info("routing with %d workers", args.workers)
                 return runner.run(_supervise(args.workers, ports))
             admin_port = None if settings.admin_port is None else ports[1]
@@ -63,7 +63,7 @@ def _runner() -> asyncio.Runner:
 
 @contextmanager
 def _bound(settings: RouterSettings, worker: WorkerConfig | None, *, is_shared: bool) -> Iterator[list[socket.socket]]:
-    """The main port, then the admin port; a worker takes those of its supervisor. Raises StartupError."""
+    """Bind the main port, then the admin port; a worker binds its supervisor's ports. Raises StartupError."""
     ports = [settings.port] if settings.admin_port is None else [settings.port, settings.admin_port]
     with ExitStack() as stack:
         flags = ("--port", "--admin-port")
@@ -80,8 +80,8 @@ async def _supervise(num_workers: int, ports: list[int]) -> int:
 def warn_about_open_replicas(settings: RouterSettings) -> None:
     if (settings.router_secrets or settings.router_secret_file) and not settings.needs_key:
         logger.warning(
-            "clients need no API key here, and the router's secret opens replicas that ask for one: add --api-key or "
-            "--api-key-file, unless everybody who reaches this router may use them"
+            "clients need no API key, though the router's secret gives access to replicas that require one: add "
+            "--api-key or --api-key-file, unless every client that reaches this router may use them"
         )
 
 
@@ -98,7 +98,7 @@ async def serve_router(
         host, port = reachable_host(settings.host), sockets[0].getsockname()[1]
         logger.info("routing at http://%s:%d/v1", host, port)
         if settings.admin_port is not None:
-            logger.info("metrics and routes of administrators at http://%s:%d", host, settings.admin_port)
+            logger.info("metrics and admin routes at http://%s:%d", host, settings.admin_port)
         await server.serve(sockets=sockets)
     except OSError as error:
         raise cannot_listen(settings.host, settings.port, error) from error
@@ -109,7 +109,7 @@ async def serve_router(
 
 
 def freeze_gc() -> None:
-    """What is there by now stays: the collector needn't look at it again, and at requests only now and then."""
+    """Exempt the objects allocated so far from garbage collection, and collect later ones less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

@@ -1,4 +1,4 @@
-"""Shell completion, made by shtab from the very parser that reads the arguments, so it can't fall behind it."""
+"""`octavo completion SHELL`: a completion script that shtab generates from the parser of the command itself."""
 
 import argparse
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ FILES, FOLDERS = ("FILE", "MANIFEST"), ("DIR",)
 
 
 def add_completion_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="which shell")
+    parser.add_argument("shell", choices=SHELLS, help="Shell that will run the script.")
 
 
 def completion(args: argparse.Namespace) -> int:
@@ -26,7 +26,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
 
 
 def _complete_files(parser: argparse.ArgumentParser, kinds: Mapping[str, object]) -> None:
-    """What a value is called in the help says whether it is a file's name."""
+    """Complete file or folder names for each argument whose metavar is a key of `kinds`."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():

@@ -1,7 +1,7 @@
-"""`TerminalClient`: streams answers of one server to the terminal, from synchronous code. Ctrl-C stops the answer only.
+"""`TerminalClient`: streams answers of one server to the terminal, from synchronous code. Ctrl-C only stops the answer.
 
-One event loop and one connection live as long as the command. Stopping closes the connection of that answer, at which
-the server stops computing it; what has come so far is kept.
+The command uses one event loop. Stopping an answer closes its connection, which makes the server abort the request;
+the text received so far is kept.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _DIM, _PLAIN = "\033[2m", "\033[0m"
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """As far as it came. `failure`: why it ended early, unless Ctrl-C (`was_stopped`) did that."""
+    """An answer as far as it was received. `was_stopped`: by Ctrl-C. `failure`: another reason why it ended early."""
 
     text: str = ""
     was_stopped: bool = False
@@ -45,7 +45,7 @@ class StreamedAnswer:
 
 
 class TerminalClient:
-    """`model`: None takes the server's first. Raises ApiFailure where no server or no such model is."""
+    """`model` None: the first model of the server. Raises ApiFailure if no server answers or it lists no model."""
 
     def __init__(self, url: str, key: str | None, model: str | None) -> None:
         self.url = normalise_url(url)
@@ -71,7 +71,7 @@ class TerminalClient:
         self._runner.close()
 
     def stream_answer(self, path: str, body: Mapping[str, Any]) -> StreamedAnswer:
-        """Prints the text while it comes."""
+        """Request an answer and print its text while it arrives."""
         request = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **body}
         answer = StreamedAnswer()
         started_s = time.monotonic()
@@ -109,7 +109,7 @@ class TerminalClient:
 
 
 class _Printer:
-    """Reasoning is dim, and left out where nobody looks: what a script reads is the answer."""
+    """Prints text, and reasoning dimmed; without a terminal only text, so that scripts get only the answer."""
 
     def __init__(self) -> None:
         self._is_dim = False
@@ -135,17 +135,17 @@ class _Printer:
 
 
 def print_hint(text: str) -> None:
-    """On standard error, dim where that is a terminal."""
+    """Print to standard error, dimmed if it is a terminal."""
     dims = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     print(f"{_DIM}{text}{_PLAIN}" if dims else text, file=sys.stderr)
 
 
 def explain_failure(error: ApiFailure, url: str) -> str:
-    """The failure, and what to do about it."""
+    """The failure and what the user can do about it."""
     if isinstance(error, Unreachable):
         port = urlsplit(url).port
         flags = f" --port {port}" if port not in (None, 8000) else ""
-        return f"{error} Start one with `octavo serve{flags}`, or name another with --url."
+        return f"{error} Start one with `octavo serve{flags}`, or give another address with --url."
     if error.status == 401:
         return f"{error} Give the server's key with --api-key or $OPENAI_API_KEY."
     return str(error)

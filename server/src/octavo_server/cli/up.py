@@ -1,8 +1,8 @@
-"""`octavo up MODEL --replicas N`: several engines on this machine and the router before them, as one command.
+"""`octavo up MODEL --replicas N`: runs several engines on this machine and a router in front of them.
 
-Engines listen on the loopback only; where API keys are asked for, they believe the router whose a request is, by a
-secret drawn at each start. Arguments are checked here, once, by the parser of `octavo serve`; then each engine gets
-them as they were typed.
+Engines listen only on the loopback address. If API keys are required, a secret generated at each start lets engines
+accept the tenant that the router reports. The parser of `octavo serve` checks the arguments once; each engine then
+gets them as they were typed.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from octavo_server.up.supervisor import Supervisor, UpLimits
 
 SECRET_BYTES = 32
 UP = "up"
-#: Beyond what draining may take, until a process is killed.
+#: Seconds after the drain timeout until a process is killed.
 STOP_MARGIN_S = 10.0
 
 logger = logging.getLogger("octavo.up")
@@ -48,7 +48,7 @@ logger = logging.getLogger("octavo.up")
 
 @dataclass(frozen=True, slots=True)
 class StartupSummary:
-    """What is said: first the notes; once all serve, a name of each service, and whether a key is asked for."""
+    """Contents of the log: `notes` at once; served names and whether a key is required when all engines serve."""
 
     models: tuple[str, ...]
     needs_key: bool
@@ -85,15 +85,19 @@ def _options_from_flags(
 
 
 def check(args: argparse.Namespace, config: ServerConfig) -> None:
-    """Raises StartupError for what can't be the same for several engines."""
+    """Raises StartupError for arguments that several engines can't share."""
     if config.router_secrets or config.router_secret_file is not None:
-        raise StartupError("octavo up draws the router's secret itself: leave out --router-secret and its variable.")
+        raise StartupError(
+            "octavo up generates the router's secret itself: leave out --router-secret and its variable."
+        )
     if args.trace is not None and args.replicas > 1:
-        raise StartupError("--trace: each replica would overwrite the file: trace one engine, with octavo serve.")
+        raise StartupError(
+            "--trace needs a single engine, as each replica would overwrite the file: use octavo serve or --replicas 1."
+        )
 
 
 def _options(args: argparse.Namespace, ports: ReservedPorts, *, needs_key: bool) -> UpOptions:
-    """The ports are kept before anything is started, so that a busy one costs a moment."""
+    """Options for `octavo up MODEL`. It reserves the ports first, so that a port in use is reported at once."""
     port = ports.reserve(args.host, args.port)
     share = split_resources(_resource_settings(args), this_machine(), args.replicas)
     engines = tuple(
@@ -150,7 +154,7 @@ def _engines(fleet: ManifestServices, log_format: str, ports: ReservedPorts) -> 
 
 
 def serve_args(typed: Sequence[str]) -> tuple[str, ...]:
-    """Without what is the platform's own. What --config said is among them already."""
+    """Arguments for each engine: those typed or read from --config, without the flags of `octavo up` itself."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_platform_flags(own)
     for flag in ("--host", "--port", CONFIG_FLAG):
@@ -159,7 +163,7 @@ def serve_args(typed: Sequence[str]) -> tuple[str, ...]:
 
 
 def route_args(args: argparse.Namespace) -> list[str]:
-    """What concerns whoever speaks with clients, and that is the router."""
+    """Arguments for the router: the flags that concern connections to clients."""
     found = ["--drain-timeout", str(args.drain_timeout), "--shutdown-delay", str(args.shutdown_delay)]
     found += ["--log-format", args.log_format]
     if args.disable_uvicorn_access_log:
@@ -191,8 +195,8 @@ def has_colour() -> bool:
     return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
-class _OwnLines(logging.Handler):
-    """The supervisor's own, as one more source."""
+class _ConsoleHandler(logging.Handler):
+    """Shows the log lines of the supervisor on the console, under the name `up`."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -204,14 +208,14 @@ class _OwnLines(logging.Handler):
 
 
 def _log_to(console: Console, args: argparse.Namespace) -> None:
-    handler = _OwnLines(console)
+    handler = _ConsoleHandler(console)
     handler.setFormatter(JsonFormatter(UP) if args.log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
 def _run(plan: Plan, console: Console, summary: StartupSummary, args: argparse.Namespace) -> int:
     started_s = time.monotonic()
-    addresses = ", ".join(f"{replica.name} will be {replica.url.partition('//')[2]}" for replica in plan.replicas)
+    addresses = ", ".join(f"{replica.name} at {replica.url.partition('//')[2]}" for replica in plan.replicas)
     count = "1 replica" if len(plan.replicas) == 1 else f"{len(plan.replicas)} replicas"
     logger.info("starting the router and %s: %s", count, addresses)
 
@@ -221,7 +225,7 @@ def _run(plan: Plan, console: Console, summary: StartupSummary, args: argparse.N
         serve = "serves" if len(plan.replicas) == 1 else "serve"
         logger.info("%s %s %s at %s/v1 after %.1f s", count, serve, models, url, took_s)
         logger.info(example_command(summary.models[0], url, needs_key=summary.needs_key))
-        logger.info("Ctrl-C stops all; where requests went and why: octavo explain decisions --url %s", url)
+        logger.info("Ctrl-C stops all; show routing decisions with: octavo explain decisions --url %s", url)
 
     stop_s = max(args.drain_timeout, args.shutdown_delay) + STOP_MARGIN_S
     supervisor = Supervisor(plan, console, UpLimits(stop_s=stop_s), on_serving=on_serving)

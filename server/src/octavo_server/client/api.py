@@ -101,7 +101,7 @@ class ApiClient:
     async def stream(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> AsyncGenerator[Chunk, None]:
-        """Yield the chunks. Raises ApiFailure for an HTTP error, an error event, and a stream that ends before [DONE]."""
+        """Yield the chunks. Raises ApiFailure for an HTTP error, an error event, or an end before [DONE]."""
         parser = SSEParser()
         try:
             async with self._session.post(

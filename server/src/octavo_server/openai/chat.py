@@ -70,7 +70,7 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
         return self.final_message_text if self.echo else ""
 
     def conversation(self) -> list[dict[str, Any]]:
-        """The messages as sent, without nulls; `ChatTemplate.render` converts them to the form that templates expect."""
+        """The messages as sent, without nulls; `ChatTemplate.render` converts them for templates."""
         return [message.model_dump(exclude_none=True) for message in self.messages]
 
 

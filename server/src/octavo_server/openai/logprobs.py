@@ -30,7 +30,7 @@ class LogprobWriter:
         return ChatLogprobs([self._chat_token(position) for position in positions])
 
     def completion(self, positions: Sequence[PositionLogprobs | None], offset: int) -> CompletionLogprobs:
-        """Columns of generated tokens; positions that are None are skipped. `offset`: characters before the first one."""
+        """Columns of generated tokens; None positions are skipped. `offset`: characters before the first token."""
         columns = CompletionLogprobs([], [], [], [])
         for position in positions:
             if position is not None:

@@ -54,7 +54,7 @@ def conversation(instructions: str | None, given: str | Sequence[InputItem]) -> 
             case "reasoning":
                 reasoning = _text(item.content or (), where)
             case "item_reference":
-                message = f"{where} refers to an item of an earlier response: this server stores no responses, send the item itself."
+                message = f"{where} refers to a stored item, but this server stores no responses: send the item itself."
                 raise InvalidRequest(message, param=where)
             case kind:
                 known = "message, function_call, function_call_output and reasoning"

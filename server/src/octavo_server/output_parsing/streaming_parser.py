@@ -98,7 +98,7 @@ class StreamingParser(ABC):
                 return self._buffer[self._kept + start : self._pos]
 
     def commit(self) -> None:
-        """Give up the right to emit the characters parsed so far as text."""
+        """Drop the characters parsed so far from the kept text, so that they are never emitted."""
         self._kept = self._pos
 
     def reject_call(self, num_read: int, *, hidden: bool = False) -> None:

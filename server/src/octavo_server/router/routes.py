@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.json_responses import json_reply
 from octavo_server.openai.errors import NotStored
-from octavo_server.openai.models import ModelCard, ModelList, permission
+from octavo_server.openai.models import ModelList, ModelObject, permission
 from octavo_server.router.balance.balancer import Balancer
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.observe.workers import WorkerGroup
@@ -139,10 +139,10 @@ def _drain_state(context: ServiceContext, status: int = 200) -> Response:
     return JSONResponse(state, status)
 
 
-def _card(context: ServiceContext, name: str) -> ModelCard:
+def _card(context: ServiceContext, name: str) -> ModelObject:
     told = (replica.max_model_len(name) for replica in context.fleet.replicas)
     lengths = [length for length in told if length is not None]
-    return ModelCard(
+    return ModelObject(
         name,
         context.created,
         root=name,

@@ -1,7 +1,7 @@
-"""What `octavo up` starts: an `octavo` command in a process that doesn't outlive whoever started it.
+"""Main module of the children of `octavo up`: runs an `octavo` command that does not outlive its parent.
 
-`python -m octavo_server.up.child_main PARENT COMMAND ...`. The kernel kills it when its parent is gone, however that
-ended; what it starts in turn ends with it by means of its own.
+`python -m octavo_server.up.child_main PARENT COMMAND ...`. The kernel kills the process when its parent has ended, in
+whatever way; its own descendants then end by their own means.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG = 1
 
 def end_with_parent(parent_pid: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it was gone before the kernel was told
+    if os.getppid() != parent_pid:  # the parent ended before prctl took effect
         os._exit(1)
 
 

@@ -1,11 +1,11 @@
-"""`ManifestServices`: what a manifest asks for, in this package's own words: the operator's package reads it (cli.plugins)."""
+"""Services of a manifest for `octavo up -f`, as the operator's package returns them (see `cli.plugins`)."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestService:
-    """`args` and `env` of each of its engines."""
+    """One InferenceService. `args`, `env`: of each of its engines."""
 
     name: str
     served_names: tuple[str, ...]
@@ -16,7 +16,7 @@ class ManifestService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestServices:
-    """`keys`: tenant -> API key, None where nobody is asked for one. `notes`: what has no effect on one machine."""
+    """`keys`: tenant -> API key; None if no key is required. `notes`: settings without an effect on one machine."""
 
     services: tuple[ManifestService, ...]
     keys: dict[str, str] | None = field(repr=False)

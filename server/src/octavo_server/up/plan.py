@@ -1,4 +1,4 @@
-"""Which processes `octavo up` starts, with which arguments. Pure: ports, shares and the secret are given."""
+"""Plans the processes of `octavo up` and their arguments. Pure: ports, resources and the secret are inputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ ROUTER = "router"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """One engine. `args` of `octavo serve`; `env` comes from a manifest; `position` among all engines."""
+    """One engine. `args`: of `octavo serve`. `env`: from a manifest. `position`: index among all engines."""
 
     name: str
     args: tuple[str, ...]
@@ -26,8 +26,8 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """`route_args`: as they were typed. `secret`: empty where no API key is asked for, as then the engines answer
-    everybody on this machine, and nobody is anybody's tenant."""
+    """`route_args`: as they were typed. `secret`: empty if no API key is required; the engines then answer any client
+    on this machine, and requests have no tenant."""
 
     engines: tuple[EngineOptions, ...]
     route_args: tuple[str, ...]
@@ -47,7 +47,7 @@ class Plan:
 
 
 def plan_children(options: UpOptions) -> Plan:
-    """What was typed comes last, so that it wins."""
+    """Processes to start. Typed arguments come last, so that they take precedence."""
     replicas = tuple(_replica(engine, options) for engine in options.engines)
     host = () if options.host is None else ("--host", options.host)
     args = ("route", *host, "--port", str(options.port), *_each("--replica", [replica.url for replica in replicas]))

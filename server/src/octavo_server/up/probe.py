@@ -1,4 +1,4 @@
-"""What the supervisor asks its children: whether they are ready, and of the router how many replicas it sends to."""
+"""Polls the children of `octavo up`: whether a server is ready, and how many replicas the router has admitted."""
 
 import asyncio
 import re
@@ -23,7 +23,7 @@ class Probe:
         await self._session.close()
 
     async def wait_ready(self, url: str, path: str) -> None:
-        """Goes on until it is cancelled; whoever asks watches the process."""
+        """Poll until the path returns 200. It has no time limit: the caller watches the process and cancels."""
         while (await self._get(url + path))[0] != 200:
             await asyncio.sleep(PERIOD_S)
 

@@ -1,7 +1,7 @@
-"""What each of several engines on one machine may take: threads and memory for its KV cache. Pure.
+"""Splits threads and KV cache memory of one machine between several engines. Pure.
 
-An engine alone takes every core and up to half of the free memory. Here each gets its part of what one would have
-taken, unless the user has said how much each is to take.
+A single engine uses every core and up to half of the free memory. Each of several engines gets an equal part of that,
+unless the user has set the value for each engine.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from octavo_engine.runner.memory import GIB, KV_SPACE_VARIABLES, MemoryInfo, fre
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceSettings:
-    """What the user has said of one engine."""
+    """Values that the user has set for each engine; None if unset."""
 
     num_threads: int | None = None
     kv_cache_memory_bytes: int | None = None
@@ -31,11 +31,11 @@ class MachineResources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceShare:
-    """None: the engine itself knows, from what the user has said."""
+    """Resources of each engine. None: the engine follows the user's own setting."""
 
     num_threads: int | None
     kv_bytes: int | None
-    bind: tuple[str, ...] | None = None  # the CPUs of each engine
+    bind: tuple[str, ...] | None = None  # CPUs of each engine
 
     def env(self, position: int) -> dict[str, str]:
         found = {}
@@ -47,7 +47,7 @@ class ResourceShare:
 
 
 def split_resources(given: ResourceSettings, machine: MachineResources, num_engines: int) -> ResourceShare:
-    """Raises StartupError for a variable that makes no sense."""
+    """Raises StartupError for an environment variable with an invalid value."""
     return ResourceShare(
         num_threads=_threads(given, machine, num_engines),
         kv_bytes=_kv_bytes(given, machine, num_engines),
@@ -56,22 +56,22 @@ def split_resources(given: ResourceSettings, machine: MachineResources, num_engi
 
 
 def _threads(given: ResourceSettings, machine: MachineResources, num_engines: int) -> int | None:
-    told = any(machine.env.get(name) for name in ("OMP_NUM_THREADS", *BIND_VARIABLES))
-    if given.num_threads is not None or told:
+    is_set = any(machine.env.get(name) for name in ("OMP_NUM_THREADS", *BIND_VARIABLES))
+    if given.num_threads is not None or is_set:
         return None
     all_threads = plan_threads(None, env={}, affinity=set(machine.affinity), limits=machine.limits).num_threads
     return max(1, all_threads // num_engines)
 
 
 def _kv_bytes(given: ResourceSettings, machine: MachineResources, num_engines: int) -> int | None:
-    told = any(machine.env.get(name) for name in KV_SPACE_VARIABLES)
-    if told or given.kv_cache_memory_bytes is not None or given.num_gpu_blocks_override is not None:
+    is_set = any(machine.env.get(name) for name in KV_SPACE_VARIABLES)
+    if is_set or given.kv_cache_memory_bytes is not None or given.num_gpu_blocks_override is not None:
         return None
     return free_memory_for_kv(machine.memory, num_engines)
 
 
 def _bind(machine: MachineResources, num_engines: int) -> tuple[str, ...] | None:
-    """`0-3|4-7`: a part for each, as vLLM writes it for its ranks."""
+    """CPUs of each engine from a variable such as `0-3|4-7`, as vLLM writes it for its ranks."""
     value = next((machine.env[name] for name in BIND_VARIABLES if machine.env.get(name)), "")
     parts = tuple(value.split("|"))
     return parts if len(parts) == num_engines > 1 else None

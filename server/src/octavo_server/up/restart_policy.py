@@ -1,7 +1,7 @@
-"""`RestartPolicy`: whether and when a process that ended by itself is started again. Pure; looks at no clock.
+"""`RestartPolicy`: whether and when a process that ended by itself is restarted. Pure, without a clock.
 
-Each try waits twice as long as the one before. One that served for a while begins anew: a crash a day isn't a crash
-loop. Who ends before it was ever ready isn't started again at all: it would fail alike.
+Each delay is twice the one before. After a minute of serving the delay is reset: one crash a day is not a crash loop. A
+process that ended before it was ever ready is not restarted, as it would fail again.
 """
 
 LEAST_S, MOST_S = 1.0, 30.0
@@ -15,7 +15,7 @@ class RestartPolicy:
         self.has_served = False
 
     def record_exit(self, *, served_s: float) -> float | None:
-        """`served_s`: since it was ready, 0 if it wasn't. Seconds to wait before the next start; None: give up."""
+        """Seconds until the next start; None: give up. `served_s`: seconds since the process was ready, or 0."""
         self.has_served = self.has_served or served_s > 0
         if served_s >= STABLE_S:
             self.num_in_a_row = 0
