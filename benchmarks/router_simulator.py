@@ -1,4 +1,4 @@
-"""Compare routing policies in virtual time, with real schedulers and the real router but no model (docs/routing.md).
+"""Compare routing policies in virtual time with real schedulers and the real router (routing-study/README.md).
 
 Example: router_simulator.py --workload chat hot --replicas 8 --load 0.3 0.7 1.0 --plot results/routing
 """

@@ -15,7 +15,7 @@ from router_sim.world import Outcome, World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """`skew`: largest mean of a replica's requests in flight over the mean of all; `busy_skew`: the same of step time."""
+    """`skew`: largest mean of a replica's requests in flight over the mean of all; `busy_skew`: same, step time."""
 
     requests: int
     offered_rate: float

@@ -1,4 +1,4 @@
-"""Policies of other routers, after their documents and code (sources: docs/routing.md).
+"""Policies of other routers, after their documents and code (sources: benchmarks/routing-study/README.md).
 
 Routers that poll in reality get a frame of each step here; routers that estimate tokens from characters get tokens.
 """

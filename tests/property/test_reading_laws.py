@@ -9,7 +9,7 @@ from octavo_server.reading.parts import join, merge
 from octavo_server.reasoning.think import ThinkReader
 from octavo_server.tools.forced import NamedReader, RequiredReader
 from octavo_server.tools.registry import TOOL_PARSERS
-from octavo_testing.parser_splits import numbered_ids, parse_pieces
+from octavo_testing.parsing import numbered_ids, parse_chunks
 
 NAMES = frozenset({"f", "g"})
 FRAGMENTS = (
@@ -33,9 +33,9 @@ READERS = {
 def test_cuts_do_not_matter(name, answer, data):
     places = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=5)))
     pieces = [answer[i:j] for i, j in zip([0, *places], [*places, len(answer)], strict=True)]
-    whole = parse_pieces(READERS[name](), [answer])
-    assert parse_pieces(READERS[name](), pieces) == whole
-    assert parse_pieces(READERS[name](), list(answer)) == whole
+    whole = parse_chunks(READERS[name](), [answer])
+    assert parse_chunks(READERS[name](), pieces) == whole
+    assert parse_chunks(READERS[name](), list(answer)) == whole
     assert merge(whole) == whole
 
 
@@ -44,7 +44,7 @@ def test_cuts_do_not_matter(name, answer, data):
 def test_words_of_the_model_are_shown_somewhere(name, words):
     """Unless they are within JSON that a call has beside its name and its arguments."""
     answer = "".join(words)
-    joined = join(parse_pieces(READERS[name](), [answer]))
+    joined = join(parse_chunks(READERS[name](), [answer]))
     shown = [joined.text or "", joined.reasoning or "", *(call.name + call.arguments for call in joined.calls)]
     shown += [call.id for call in joined.calls]
     if '"kiwi' not in answer and ":kiwi" not in answer:
@@ -72,6 +72,6 @@ def test_what_a_model_calls_is_what_the_client_gets(calls, ascii_only):
         "mistral": "[TOOL_CALLS][" + ", ".join(written) + "]",
     }
     for name, answer in answers.items():
-        joined = join(parse_pieces(READERS[name](), [answer]))
+        joined = join(parse_chunks(READERS[name](), [answer]))
         assert joined.text is None
         assert [(call.name, json.loads(call.arguments)) for call in joined.calls] == calls

@@ -7,7 +7,7 @@ from octavo_server.reasoning.registry import REASONING_PARSERS, Thinking
 from octavo_server.reasoning.think import ThinkReader
 from octavo_server.reasoning.tokens import ReasoningTokens
 from octavo_server.tools.hermes import HermesReader
-from octavo_testing.parser_splits import assert_splits_do_not_matter, numbered_ids, splits
+from octavo_testing.parsing import all_splits, assert_same_for_all_splits, numbered_ids
 
 OPEN, NOT_OPEN = True, False
 
@@ -30,7 +30,7 @@ OPEN, NOT_OPEN = True, False
     ],
 )
 def test_reasoning_and_answer(is_open, answer, reasoning, text):
-    joined = join(assert_splits_do_not_matter(lambda: ThinkReader(is_open=is_open), answer))
+    joined = join(assert_same_for_all_splits(lambda: ThinkReader(is_open=is_open), answer))
     assert (joined.reasoning, joined.text) == (reasoning, text)
 
 
@@ -40,7 +40,7 @@ def test_calls_stand_after_reasoning_only():
     def reader():
         return AnswerReader(thinking=ThinkReader(is_open=False), calls=HermesReader(numbered_ids()))
 
-    for pieces in splits(answer):
+    for pieces in all_splits(answer):
         one = reader()
         parts = [part for piece in pieces for part in one.push(piece)]
         joined = join(merge([*parts, *one.finish()]))

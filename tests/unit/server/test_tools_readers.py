@@ -7,7 +7,7 @@ import pytest
 from octavo_server.reading.parts import join
 from octavo_server.tools.forced import NamedReader, RequiredReader
 from octavo_server.tools.registry import TOOL_PARSERS
-from octavo_testing.parser_splits import assert_splits_do_not_matter, numbered_ids, parse_pieces
+from octavo_testing.parsing import assert_same_for_all_splits, numbered_ids, parse_chunks
 
 NAMES = frozenset({"f", "g"})
 F, G = ("f", {"a": 1}), ("g", {})
@@ -128,7 +128,7 @@ def cases(table):
 
 def read(name, text):
     parser = TOOL_PARSERS[name]
-    parts = assert_splits_do_not_matter(lambda: parser.reader(numbered_ids(), NAMES), text)
+    parts = assert_same_for_all_splits(lambda: parser.reader(numbered_ids(), NAMES), text)
     return join(parts)
 
 
@@ -153,7 +153,7 @@ def test_a_broken_answer_loses_nothing(name, answer, text, calls):
     ],
 )
 def test_required_calls(answer, calls):
-    joined = join(assert_splits_do_not_matter(lambda: RequiredReader(numbered_ids()), answer))
+    joined = join(assert_same_for_all_splits(lambda: RequiredReader(numbered_ids()), answer))
     assert [(call.name, call.arguments) for call in joined.calls] == calls
     assert joined.text == (None if calls else answer)
 
@@ -162,7 +162,7 @@ def test_required_calls(answer, calls):
     ("answer", "arguments"), [('{"a": {"b": "}"}}', '{"a": {"b": "}"}}'), ("", ""), ('{"a', '{"a')]
 )
 def test_a_named_call_is_its_arguments(answer, arguments):
-    joined = join(assert_splits_do_not_matter(lambda: NamedReader(numbered_ids(), "f"), answer))
+    joined = join(assert_same_for_all_splits(lambda: NamedReader(numbered_ids(), "f"), answer))
     assert [(call.name, call.arguments) for call in joined.calls] == [("f", arguments)]
     assert joined.text is None
 
@@ -172,7 +172,7 @@ def test_beginnings_without_end_are_read_again_only_so_often(name, beginning):
     call = {"hermes": '<tool_call>{"name": "f"}</tool_call>', "llama3_json": '{"name": "f", "parameters": {}}'}[name]
     for num, num_calls in ((10, 1), (1000, 0)):
         reader = TOOL_PARSERS[name].reader(numbered_ids(), NAMES)
-        joined = join(parse_pieces(reader, [beginning * num, call]))
+        joined = join(parse_chunks(reader, [beginning * num, call]))
         assert len(joined.calls) == num_calls
         assert joined.text == beginning * num + ("" if num_calls else call)
 
