@@ -152,8 +152,8 @@ async def oracle_tokens(outcome: Outcome, replica_url: str) -> int:
         for record in outcome.finished:
             prompt = await _render(session, replica_url, record.messages)
             found += BLOCK_SIZE * num_known(prompt, known)
-            said = [*record.messages, {"role": "assistant", "content": record.text}]
-            whole = await _render(session, replica_url, said)
+            with_answer = [*record.messages, {"role": "assistant", "content": record.text}]
+            whole = await _render(session, replica_url, with_answer)
             known.update(chain(whole[: len(prompt) + record.output_tokens - 1]))
     return found
 
