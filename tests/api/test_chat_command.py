@@ -220,7 +220,7 @@ async def test_no_server_is_one_line_with_the_command_that_starts_one(unused_por
 
 
 async def test_a_router_whose_replicas_are_still_starting_says_so():
-    async with routing() as routed:
+    async with routing(forward={"max_hold_s": 0.2}) as routed:
         code, _, err = await run("chat", "--url", routed.url, "-q", "hi")
     assert code == 1
     assert "lists no model yet" in err
