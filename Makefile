@@ -5,7 +5,7 @@
 #   MODEL PORT REPLICAS   model, port and number of engines of `make up` and `make serve`
 #   TESTS          files or folders that `make test` and `make nightly` run. Default: tests
 #   ARGS           further arguments of the command that a target runs
-#   PEERS          folder of other engines that `make bench` compares with (docs/benchmarks.md)
+#   PEERS          folder of other engines that `make bench` compares with (benchmarks/README.md)
 #   JOBS           number of processes that `make test` and `make nightly` spread the test files over. Default: one per CPU core.
 #                  ARGS=-s, ARGS=--pdb, ARGS=--update-conformance and ARGS=--update-golden need JOBS=1
 
@@ -74,7 +74,7 @@ fmt: $(VENV)/.dev ## format the code and apply the safe fixes of the linter
 crds: ## copy the CRDs into the Helm chart
 	cp crds/*.yaml charts/octavo/files/
 
-bench: $(VENV)/.dev ## run the benchmarks; beside other engines: PEERS=DIR (docs/benchmarks.md)
+bench: $(VENV)/.dev ## run the benchmarks; beside other engines: PEERS=DIR (benchmarks/README.md)
 	mkdir -p results
 	$(BIN)/python benchmarks/scheduler_step.py --json results/scheduler_step.json
 	$(BIN)/python benchmarks/kv_waste.py --json results/kv_waste.json

@@ -1,4 +1,4 @@
-"""The official client (`pip install openai`), streamed, from `make up`: python examples/openai_stream.py [BASE_URL]."""
+"""Stream a chat from `make up` by the official client (`pip install openai`): examples/openai_stream.py [BASE_URL]."""
 
 import sys
 

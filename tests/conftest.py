@@ -32,7 +32,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFL
 
 # Hypothesis's deadline and its check for slow tests measure the machine, not the code; pytest-timeout bounds each test.
 settings.register_profile("dev", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("dev"), max_examples=100, derandomize=True, print_blob=True)
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
 settings.register_profile("nightly", settings.get_profile("dev"), max_examples=2000)
 
 _cache_home: str | None = None

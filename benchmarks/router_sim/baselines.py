@@ -1,4 +1,4 @@
-"""Policies that know little: random, round robin, least load, and a bounded hash ring over 100 characters."""
+"""Policies without knowledge of caches: random, round robin, least load, and a bounded hash ring over prefixes."""
 
 import bisect
 from hashlib import sha256
@@ -34,7 +34,7 @@ class Random:
         self.in_flight[replica] -= 1
 
     def argmin(self, values: list[float]) -> int:
-        """Ties by chance."""
+        """Return the index of the least value; ties are broken at random."""
         least = min(values)
         return self.view.rng.choice([i for i, value in enumerate(values) if value == least])
 
@@ -50,15 +50,16 @@ class RoundRobin(Random):
 
 
 class LeastLoad(Random):
-    """By requests in flight."""
+    """Choose the replica with the fewest requests in flight."""
 
     def choose(self, request: PolicyRequest) -> int:
         return self.argmin([*map(float, self.in_flight)])
 
 
 class BoundedRing(Random):
-    """As KubeAI's PrefixHash: the first 100 characters on a ring of 256 places for each replica, the next one if that
-    has more than 1.25 times the mean load.
+    """KubeAI's PrefixHash: a hash of the first 100 characters on a ring with 256 places per replica.
+
+    A replica with more than 1.25 times the mean load is skipped for the next one on the ring.
     """
 
     def __init__(self, view: RouterView) -> None:
@@ -73,7 +74,7 @@ class BoundedRing(Random):
             _, replica = self._ring[(start + step) % len(self._ring)]
             if self.in_flight[replica] <= limit:
                 return replica
-        raise AssertionError("somebody has no more than the mean")
+        raise AssertionError("no replica has at most the mean load")
 
 
 def _place(key: bytes) -> int:

@@ -1,8 +1,8 @@
-"""`SimEngine`: a replica without a model. The scheduler and its block pool are the real ones; only a step's duration is
-made up, and each request's answer is known beforehand.
+"""`SimEngine`: a replica without a model, with the real scheduler and block pool.
 
-As the real one, it takes in new requests between two steps, and tells of them at once; of a step before it runs and
-after.
+The duration of a step is computed from `Hardware`, and the answer of each request is known beforehand. Like a real
+engine, it accepts new requests between two steps and publishes a frame about each at once; it publishes a frame when a
+step starts and when it ends.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from router_sim.workloads import Request
 
 @dataclass(slots=True)
 class _Answer:
-    """`start`: how long the prompt is, so where in the sequence the answer begins."""
+    """`start`: position in the sequence where the answer begins, which is the length of the prompt."""
 
     start: int
     tokens: bytes
@@ -33,9 +33,9 @@ class SimEngine:
     def __init__(self, hardware: Hardware, epoch: int) -> None:
         self.scheduler = Scheduler(hardware.scheduler_config(), kv_events=True)
         self.busy_s = 0.0
-        self.num_requests = 0  # that haven't ended
+        self.num_requests = 0  # requests that haven't ended
         self._num_received = 0
-        self.ends_s = 0.0  # of the step that runs
+        self.ends_s = 0.0  # end of the running step
         self.cached: set[int] = set()  # short hashes, with no delay
         self._hardware = hardware
         self._epoch = epoch
@@ -43,7 +43,7 @@ class SimEngine:
         self._digest = 0
         self._arrivals = Arrivals(self.scheduler.config.block_size)
         self._of_scheduler = self._load = Load()
-        self._answers: dict[int, _Answer] = {}  # by seed, then by sequence, as the plan names them
+        self._answers: dict[int, _Answer] = {}  # by -1 - request number, and by sequence id once a plan has assigned it
         self._plan: StepPlan | None = None
         self._step_s = 0.0
 
@@ -74,7 +74,7 @@ class SimEngine:
         return [hello, Snapshot(epoch=self._epoch, seq=0, digest=0, load=self._load)]
 
     def add(self, request: Request, now: float) -> Step:
-        """The frame about it."""
+        """Accept a request and return the frame about it."""
         self.num_requests += 1
         self._num_received += 1
         self._answers[-1 - request.number] = _Answer(len(request.prompt), request.answer)
@@ -91,7 +91,7 @@ class SimEngine:
         return self._make_frame(None, coming=run_together(arrival.coming))
 
     def begin(self, now: float) -> bool:
-        """Start a step; False if there is nothing to do. It ends at `ends_s`."""
+        """Start a step, which ends at `ends_s`; return False if there is nothing to do."""
         plan = self.scheduler.step(now)
         for new in plan.new_seqs:
             self._answers[new.seq_id] = self._answers[-1 - new.seed]
@@ -106,12 +106,12 @@ class SimEngine:
         return True
 
     def started_frame(self) -> Step | None:
-        """A frame about the step that runs now, if there is any news; its load has the time of the one before."""
+        """Return a frame about the running step, if anything changed; its load has the time of the step before."""
         before = self._load
         return self._change_frame(replace(self._load_now(), step_tokens=before.step_tokens, step_ms=before.step_ms))
 
     def finish(self) -> tuple[list[SeqOutput], Step | None]:
-        """The step that began is over: what it brought, and the frame about it if there is any news."""
+        """End the running step; return its outputs, and the frame about it if anything changed."""
         plan = self._plan
         assert plan is not None
         self._plan = None

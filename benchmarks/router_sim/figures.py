@@ -1,7 +1,8 @@
-"""`Figures`: what one run is judged by.
+"""`Figures`: the results of one run.
 
-Rates are per second of the time in which requests arrived; the requests that came last are waited for, and counted.
-Latencies are of those that were answered: read them beside `errors` and `goodput`, as who refuses half is fast.
+Rates are per second of the time in which requests arrive; requests that end later are counted, too. Latencies are those
+of answered requests: read them together with `errors` and `goodput`, because a policy that refuses half the requests
+is fast.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from router_sim.world import Outcome, World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """`skew`: the most loaded replica's mean requests in flight over the mean of all; `busy_skew`: of time in steps."""
+    """`skew`: largest mean of a replica's requests in flight over the mean of all; `busy_skew`: same, step time."""
 
     requests: int
     offered_rate: float
@@ -25,12 +26,12 @@ class Figures:
     ttft_p50_s: float
     ttft_p99_s: float
     tpot_mean_s: float
-    hit_rate: float  # of prompt tokens
+    hit_rate: float  # share of prompt tokens found in a cache
     oracle_rate: float
     skew: float
     busy_skew: float
-    replica_use: float  # time in steps over time
-    expected_error: float | None  # Σ|expected - found| / Σ found, of a router that says what it expects to be cached
+    replica_use: float  # share of time in steps
+    expected_error: float | None  # Σ|expected - found| / Σ found cached tokens; None for policies without expectations
 
     @property
     def hits_of_oracle(self) -> float:
@@ -64,7 +65,7 @@ def figures(world: World) -> Figures:
 
 
 def medians(runs: Sequence[Figures]) -> Figures:
-    """Of each figure over runs that differ by their seed."""
+    """Return the median of each figure over runs that differ by their seed."""
     values = [{name: value for name, value in asdict(run).items() if value is not None} for run in runs]
     return replace(runs[0], **{name: median(of[name] for of in values) for name in values[0]})
 

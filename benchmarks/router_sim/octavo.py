@@ -1,4 +1,4 @@
-"""`Octavo`: the router's own classes, as they run in production, behind the simulator's interface."""
+"""`Octavo`: the router's production classes behind the simulator's interface."""
 
 from octavo_server.router.balance.lease import Lease
 from octavo_server.router.balance.picker import Picker

@@ -1,6 +1,6 @@
-"""What other routers decide by, in the terms of their documents and code (sources: docs/routing.md).
+"""Policies of other routers, after their documents and code (sources: benchmarks/routing-study/README.md).
 
-Where theirs poll, they get each step's frame here; where theirs estimate tokens from characters, they get tokens.
+Routers that poll in reality get a frame of each step here; routers that estimate tokens from characters get tokens.
 """
 
 from collections import Counter, OrderedDict
@@ -11,13 +11,13 @@ from router_sim.router_view import BLOCK_SIZE, PolicyRequest, RouterView
 
 
 class SGLang(Random):
-    """`cache_aware` with the defaults of its command: its own tree of what it sent where, until loads differ much."""
+    """`cache_aware` with its default settings: a tree of the prompts sent to each replica, until loads differ much."""
 
     threshold, balance_abs, balance_rel = 0.3, 64, 1.5
 
     def __init__(self, view: RouterView) -> None:
         super().__init__(view)
-        self._sent: dict[int, int] = {}  # block -> the replica that it went to last
+        self._sent: dict[int, int] = {}  # block -> replica that it was last sent to
 
     def choose(self, request: PolicyRequest) -> int:
         replica = self._choose(request)
@@ -40,8 +40,9 @@ class SGLang(Random):
 
 
 class LLMD(Random):
-    """llm-d's default weights, queue 2, KV use 2, prefix 3, with the approximate index: blocks of 64 tokens, as it sent
-    them, as many for each replica as fit there.
+    """llm-d with its default weights (queue 2, KV use 2, prefix 3) and its approximate index.
+
+    The index has the sent blocks of 64 tokens, for each replica as many as fit into its KV cache.
     """
 
     unit = 4
@@ -75,14 +76,14 @@ class LLMD(Random):
 
 
 class LLMDExact(LLMD):
-    """The same weights with its exact index."""
+    """llm-d with the same weights and its exact index."""
 
     def prefixes(self, request: PolicyRequest) -> list[float]:
         return [matched / request.num_tokens for matched in self.view.matched_tokens(request)]
 
 
 class LoadAware(Random):
-    """production-stack's `loadaware`: matched/prompt - (load - mean)/max(1, mean), with beta = 1."""
+    """production-stack's `loadaware` with beta = 1: the score is matched/prompt - (load - mean)/max(1, mean)."""
 
     def choose(self, request: PolicyRequest) -> int:
         mean = sum(self.in_flight) / self.view.size
@@ -96,9 +97,9 @@ class LoadAware(Random):
 
 
 class Dynamo(Random):
-    """Its default cost in blocks: prefill still to do with this prompt, less what is found, plus blocks in use.
+    """Dynamo's default cost in blocks: pending prefill with this prompt, minus cached blocks, plus blocks in use.
 
-    Shared blocks in use count once; a request's prefill counts until its first token.
+    A shared block in use counts once; the prefill of a request counts until its first token.
     """
 
     def __init__(self, view: RouterView) -> None:

@@ -1,4 +1,4 @@
-"""Every policy by its name, in the order in which they are shown."""
+"""All policies by name, in the order of the tables."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,8 @@
-"""What a routing policy sees (`RouterView`, `PolicyRequest`) and what it has to answer (`Policy`).
+"""The interface of a routing policy: its input (`RouterView`, `PolicyRequest`) and its methods (`Policy`).
 
-All policies hear of the same things at the same time: their own decisions at once, a first byte and an end when they
-come by, and each replica's frames. Those that poll in reality get fresher numbers here than there.
+All policies get the same information at the same time: their own decisions at once, the first byte and the end of each
+response when the router receives them, and each replica's frames. Policies that poll in reality get fresher figures
+here.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRequest:
-    """A request as a router has it: `hashes` are those of its full blocks."""
+    """A request in the router. `hashes` are those of its full blocks."""
 
     number: int
     text: bytes
@@ -34,7 +35,7 @@ class PolicyRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterView:
-    """`engines` is for the one policy that may see everything."""
+    """State of one router. Only the policy `PerfectKnowledge` may use `engines`."""
 
     clock: Callable[[], float]
     rng: Random
@@ -48,23 +49,23 @@ class RouterView:
         return len(self.replicas)
 
     def matched_tokens(self, request: PolicyRequest) -> list[int]:
-        """Of each replica, as the streams told."""
+        """Return the tokens of the request that each replica's KV stream has reported as cached."""
         slots = [replica.blocks.slot for replica in self.replicas if replica.blocks is not None]
         found = self.index.match(request.hashes, slots)
         return [found[slot].device * BLOCK_SIZE if slot in found else 0 for slot in slots]
 
 
 class Policy(Protocol):
-    """`pick` answers with a replica's number, and counts the request as sent there."""
+    """`pick` returns a replica's number and counts the request as sent there."""
 
     def pick(self, request: PolicyRequest) -> int: ...
 
     def expected_tokens(self, number: int) -> int | None:
-        """That a request just picked for is to find in the cache; None from those that don't say."""
+        """Return the cached tokens that a picked request should find; None if the policy doesn't predict them."""
         ...
 
     def on_frame(self, replica: int) -> None:
-        """A frame of that replica has been taken in."""
+        """Handle a frame that the router has received from this replica."""
         ...
 
     def on_first_byte(self, request: PolicyRequest, replica: int, cached_tokens: int) -> None: ...

@@ -1,7 +1,7 @@
-"""Runs policies over workloads, loads and numbers of replicas, some runs at once.
+"""Runs policies over workloads, loads and numbers of replicas, in parallel processes.
 
-Load is a share of *capacity*: the rate at which requests are finished when more arrive than can be, under the policy
-that finishes most of `SATURATED_BY`. It is found for each workload with at most `SATURATED_REPLICAS`, and scaled.
+Load is a share of *capacity*: the rate of finished requests under overload, with the better policy of `SATURATED_BY`.
+Capacity is measured for each workload with at most `SATURATED_REPLICAS` replicas, and scaled to more.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,8 +20,8 @@ from router_sim.world import World, policy_request
 SATURATED_BY = ("aware", "loadaware")
 SATURATED_REPLICAS = 8
 OVERLOAD = 1.3
-SATURATED_S = 20.0  # at least, that is several times what an answer takes
-WARM = 0.3  # of the time in which requests arrive; what finishes before isn't counted
+SATURATED_S = 20.0  # minimum duration, several times that of an answer
+WARM = 0.3  # first share of the arrival time; requests that finish in it aren't counted
 
 _Job = TypeVar("_Job")
 _Found = TypeVar("_Found")
@@ -29,8 +29,9 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a capacity is measured of. `requests` is roughly how many come; `blocks`: of each replica, where they aren't
-    the hardware's; `routers`: each with an index of its own.
+    """The conditions that determine a capacity. `requests` is an approximate number.
+
+    `blocks` overrides the hardware's KV blocks of each replica. Each of `routers` has an index of its own.
     """
 
     workload: str
@@ -54,7 +55,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One run. `load`: of the capacity."""
+    """One run. `load` is a share of the capacity."""
 
     setting: Setting
     policy: str
@@ -70,14 +71,14 @@ def run(case: Case) -> Figures:
 
 
 def capacity(setting: Setting) -> float:
-    """Requests a second."""
+    """Return the capacity in requests per second."""
     requests = setting.generate_requests(OVERLOAD * ideal_capacity(setting), for_s=SATURATED_S)
     unbounded = replace(setting.replica, max_queued=len(requests))
     return max(_finished_rate(setting, unbounded, policy, requests) for policy in SATURATED_BY)
 
 
 def ideal_capacity(setting: Setting) -> float:
-    """If every batch were full and all found that the oracle finds: how far off capacity can't be."""
+    """Return an upper bound of the capacity: every batch is full and every hit of the oracle is found."""
     hardware, oracle = setting.replica, Oracle()
     requests = setting.generate_requests(10.0 * setting.replicas, for_s=SATURATED_S)
     decode_s = hardware.duration_s(0, hardware.max_num_seqs) / hardware.max_num_seqs

@@ -1,8 +1,8 @@
 """`World`: requests, routers and replicas in one queue of events, in virtual time.
 
-A request is decided on when it arrives, reaches its replica `ROUTE_S` later, and is refused there (429) if the replica
-has too many. The router sees answers `REPLY_S` and frames `FRAME_S` after the replica has made them. Each request ends
-once: finished or refused.
+A request is routed when it arrives and reaches its replica `ROUTE_S` later; a full replica refuses it with 429. The
+router receives responses `REPLY_S` and frames `FRAME_S` after the replica has sent them. Each request ends once,
+finished or refused.
 """
 
 import heapq
@@ -30,7 +30,7 @@ MAX_ENTRIES = 4_000_000
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a request. Times are the router's; `oracle_tokens`: the most that could have been found."""
+    """Result of a request. Times are the router's; `oracle_tokens` is the upper bound of its cached tokens."""
 
     replica: int
     arrived_s: float
@@ -46,7 +46,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _LoadMeter:
-    """Requests in a replica, over time: their mean is its load."""
+    """Requests in flight of a replica, integrated over time."""
 
     now: int = 0
     since_s: float = 0.0
@@ -59,9 +59,7 @@ class _LoadMeter:
 
 
 class World:
-    """Several routers get requests in turn, and know nothing of each other. `on_end` is called whenever a request has
-    ended.
-    """
+    """Independent routers get the requests in turn. `on_end` is called when a request has ended."""
 
     def __init__(
         self,
@@ -88,7 +86,7 @@ class World:
         self._followers: dict[int, Request] = {}
 
     def run(self, requests: list[Request]) -> None:
-        """Until every request has ended."""
+        """Run until every request has ended."""
         self._followers = {request.after: request for request in requests if request.after is not None}
         for request in requests:
             if request.after is None:
@@ -110,7 +108,7 @@ class World:
         )
 
     def _policy_of(self, number: int) -> Policy:
-        """Of the router that this request is sent to."""
+        """Return the policy of the router that this request is sent to."""
         return self.policies[number % len(self.policies)]
 
     def _schedule(self, at_s: float, happen: Callable[[], None]) -> None:
@@ -195,7 +193,7 @@ class World:
             policy.on_frame(replica)
 
     def check(self) -> None:
-        """The laws that hold at the end."""
+        """Assert the laws that hold at the end of a run."""
         assert not self._policy_requests
         assert not self._answering
         assert not self._followers

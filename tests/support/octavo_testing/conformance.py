@@ -1,4 +1,4 @@
-"""The rows of docs/conformance.md. A test declares a row by `@conforms(row, behaviour, how=...)`.
+"""The rows of docs/reference/conformance.md. A test declares a row by `@conforms(row, behaviour, how=...)`.
 
 `pytest tests/conformance --update-conformance` writes the document from the results of that run. A row passes only if
 all cases of its test ran and passed; a row whose test didn't run says "not run". A test compares the committed document

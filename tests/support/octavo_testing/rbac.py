@@ -1,4 +1,4 @@
-"""`Right`s that roles grant, that an audit log shows in use, and that docs/rbac.md documents."""
+"""`Right`s that roles grant, that an audit log shows in use, and that docs/reference/rbac.md documents."""
 
 import re
 from collections.abc import Iterable, Mapping

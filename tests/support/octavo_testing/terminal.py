@@ -54,7 +54,7 @@ class Terminal:
                     self._arrived.clear()
                     await self._arrived.wait()
         except TimeoutError:
-            raise AssertionError(f"{expected!r} never came; the terminal shows:\n{self.text}") from None
+            raise AssertionError(f"{expected!r} did not appear; the terminal shows:\n{self.text}") from None
         start, self._seen = self._seen, found + len(expected)
         return self.text[start : self._seen]
 
