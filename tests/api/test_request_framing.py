@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import httptools
 import pytest
 import uvicorn
-from octavo_server.http.protocol import patient
+from octavo_server.http.protocol import timeout_protocol
 from octavo_server.http.request_framing import MAX_TRAILER_BYTES, without_upgrade
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -82,7 +82,7 @@ class Connection:
 @asynccontextmanager
 async def connected():
     app, refused = Echo(), []
-    http = patient(request_timeout_s=10.0, slow_client_timeout_s=10.0, on_refused_head=refused.append)
+    http = timeout_protocol(request_timeout_s=10.0, slow_client_timeout_s=10.0, on_refused_head=refused.append)
     server = uvicorn.Server(uvicorn.Config(app, http=http, ws="none", lifespan="off", log_config=None))
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))

@@ -43,9 +43,9 @@ async def test_decisions_show_each_candidate_and_what_the_engine_found():
     parts = Parts()
     observer = parts.telemetry.observe("r-1")
     observer.model = "tiny"
-    observer.decided(PROMPT, decision(*parts.replicas), 0.00002)
-    observer.first_byte(48)
-    observer.ended(200, "finished")
+    observer.record_decision(PROMPT, decision(*parts.replicas), 0.00002)
+    observer.record_first_byte(48)
+    observer.record_end(200, "finished")
     async with parts.http() as http:
         (info,) = (await http.get("/debug/decisions")).json()["decisions"]
     assert (info["request_id"], info["chosen"], info["rung"], info["why"]) == ("r-1", "a", "exact", "least cost")
@@ -60,9 +60,9 @@ async def test_what_ended_is_told_from_where_somebody_has_heard_it():
     parts = Parts()
     for number in range(3):
         observer = parts.telemetry.observe(f"r-{number}")
-        observer.decided(PROMPT, decision(*parts.replicas), 0.0)
+        observer.record_decision(PROMPT, decision(*parts.replicas), 0.0)
         if number != 1:
-            observer.ended(200, "finished")
+            observer.record_end(200, "finished")
     async with parts.http() as http:
         first, last = (await http.get("/debug/decisions/ended")).json()["decisions"]
         after = {"after": [f"{first['worker']}:{first['number']}", "another:9"]}

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 from octavo_server.backoff import Backoff
-from octavo_server.kv.frames import Load
+from octavo_server.kv.frames import ReplicaLoad
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_server.router.fleet.polling_client import load_of
 from octavo_testing.fake_replica import MODEL, FakeReplica, vllm
@@ -18,11 +18,11 @@ async def test_names_and_load_are_learned_by_asking():
         await until(lambda: fleet.routable("adapter"))
         (replica,) = fleet.routable("llama")
         assert (replica.state, replica.admitted_epoch) == ("blind", None)
-        assert replica.load == Load(running=3, waiting=2)
+        assert replica.load == ReplicaLoad(running=3, waiting=2)
         fake.bodies["/v1/models"] = b'{"data": [{"id": "llama"}]}'
         await until(lambda: fleet.models() == ["llama"] and not fleet.routable("adapter"))
         fake.set_vllm_load(5, 0)
-        await until(lambda: replica.load == Load(running=5))
+        await until(lambda: replica.load == ReplicaLoad(running=5))
 
 
 async def test_how_long_a_request_may_be_is_learned_where_it_is_told():
@@ -43,10 +43,10 @@ async def test_how_long_a_request_may_be_is_learned_where_it_is_told():
 
 async def test_metrics_are_left_alone_if_so_set():
     fake = vllm("llama", running=3)
-    settings = FollowSettings(look_every_s=0.01, reads_metrics=False)
+    settings = FollowSettings(poll_every_s=0.01, reads_metrics=False)
     async with followed(fake, settings=settings) as fleet:
         await until(lambda: fake.paths.count("/health") > 3)
-        assert fleet.replicas[0].load == Load()
+        assert fleet.replicas[0].load == ReplicaLoad()
         assert "/metrics" not in fake.paths
 
 
@@ -126,8 +126,8 @@ async def test_a_key_that_is_missing_is_named_and_logged_once(caplog):
 async def test_a_replica_that_is_still_starting_is_told_once_and_nothing_to_warn_of(caplog, monkeypatch):
     """Whoever mistyped an address would look for it in vain otherwise."""
     caplog.set_level(logging.INFO)
-    ended, tries = Backoff.ended, []
-    monkeypatch.setattr(Backoff, "ended", lambda backoff, **times: tries.append(1) or ended(backoff, **times))
+    ended, tries = Backoff.next_wait_s, []
+    monkeypatch.setattr(Backoff, "next_wait_s", lambda backoff, **times: tries.append(1) or ended(backoff, **times))
     fake = FakeReplica()
     await fake.start()
     await fake.kill()
@@ -162,4 +162,4 @@ async def test_one_that_never_answers_says_for_how_long_it_was_waited_for():
 def test_odd_metrics_are_passed_over():
     lines = ["vllm:num_requests_running 2", "vllm:num_requests_running{a=\"b\"} 1e3 17", "vllm:num_requests_running{",
              "vllm:num_requests_waiting{} NaN", "vllm:num_requests_waiting", "", "{} 3"]  # fmt: skip
-    assert load_of("\n".join(lines)) == Load(running=1002)
+    assert load_of("\n".join(lines)) == ReplicaLoad(running=1002)

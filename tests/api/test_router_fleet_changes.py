@@ -89,14 +89,14 @@ async def test_a_pod_that_is_not_ready_is_followed_but_not_sent_to():
 
 async def test_a_router_waits_for_replicas_that_take_requests_not_for_pods_that_wait_for_it():
     async with fleet_of("a") as (fakes, named, fleet):
-        assert "where replicas are" in fleet.missing
+        assert "where replicas are" in fleet.unready_reason
         named.tell(at(fakes["a"], "a", is_ready=False))
-        await until(lambda: fleet.missing is None)
+        await until(lambda: fleet.unready_reason is None)
         assert fleet.routable(MODEL) == []
         named.tell(at(fakes["a"], "a", is_ready=False), Endpoint("http://127.0.0.1:9", "b", is_ready=True))
-        await until(lambda: fleet.missing == "none of 1 replicas takes requests")
+        await until(lambda: fleet.unready_reason == "none of 1 replicas takes requests")
         named.tell(at(fakes["a"], "a", is_ready=True))
-        await until(lambda: fleet.missing is None and fleet.routable(MODEL))
+        await until(lambda: fleet.unready_reason is None and fleet.routable(MODEL))
 
 
 async def test_a_pod_that_moved_is_another_replica():
@@ -171,25 +171,25 @@ async def test_a_router_is_ready_when_more_than_half_of_its_replicas_take_reques
         dead = Endpoint("http://127.0.0.1:9", "dead")
         named.tell(at(fakes["a"], "a"), dead)
         await until(lambda: fleet.routable(MODEL))
-        assert fleet.missing.startswith("1 of 2 replicas take requests")
+        assert fleet.unready_reason.startswith("1 of 2 replicas take requests")
         named.tell(at(fakes["a"], "a"), at(fakes["b"], "b"), dead)
         await until(lambda: len(fleet.routable(MODEL)) == 2)
-        assert fleet.missing is None
+        assert fleet.unready_reason is None
 
 
 async def test_a_router_is_ready_two_seconds_after_its_first_replica(clock):
     async with fleet_of("a", clock=clock) as (fakes, named, fleet):
         named.tell(at(fakes["a"], "a"), *(Endpoint("http://127.0.0.1:9", name) for name in "bc"))
         await until(lambda: fleet.routable(MODEL))
-        assert fleet.missing.startswith("1 of 3 replicas take requests")
+        assert fleet.unready_reason.startswith("1 of 3 replicas take requests")
         clock.now_s += FEW_S
-        assert fleet.missing is None
+        assert fleet.unready_reason is None
         fakes["a"].publisher.set_accepts(False)
         await until(lambda: not fleet.routable(MODEL))
-        assert fleet.missing == "none of 3 replicas takes requests"
+        assert fleet.unready_reason == "none of 3 replicas takes requests"
         fakes["a"].publisher.set_accepts(True)
         await until(lambda: fleet.routable(MODEL))
-        assert fleet.missing is not None, "its time counts from when it takes requests again"
+        assert fleet.unready_reason is not None, "its time counts from when it takes requests again"
 
 
 async def test_a_model_of_a_replica_that_departed_is_known_for_a_minute(clock):

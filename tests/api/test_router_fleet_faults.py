@@ -207,7 +207,7 @@ async def test_nothing_is_sent_before_the_snapshot_is_whole(monkeypatch):
     fake.step(stored=range(1, 1001))
     async with followed(fake) as fleet:
         early = []
-        fleet.on_heard.append(lambda replica: early.append(replica.is_routable) if not replica.is_exact else None)
+        fleet.on_load_update.append(lambda replica: early.append(replica.is_routable) if not replica.is_exact else None)
         await until(lambda: fleet.routable(MODEL))
         assert len(early) > 100
         assert not any(early)
@@ -236,7 +236,7 @@ async def test_clocks_may_jump_as_they_like(monkeypatch):
     """Frames carry no time, and no wall clock is looked at: neither a skew nor a step of one means anything."""
     async with exact_pair() as (fake, fleet, replica):
         seen, heard = states_of(fleet), []
-        fleet.on_heard.append(heard.append)
+        fleet.on_load_update.append(heard.append)
         for days in (-400, 400, 0):
             monkeypatch.setattr(time, "time", lambda days=days: 1e9 + 86_400 * days)
             heard.clear()

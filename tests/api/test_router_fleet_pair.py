@@ -7,7 +7,7 @@ import pytest
 from octavo_engine.config import EngineConfig
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
-from octavo_server.kv.arrivals import full_blocks
+from octavo_server.kv.pending_prompts import full_blocks
 from octavo_server.router.balance.picker import Picker
 from octavo_server.router.prompts.prompt import Prompt
 from octavo_testing.fake_replica import MODEL, FakeReplica
@@ -29,7 +29,7 @@ class Router:
     def __init__(self, fleet):
         self.fleet = fleet
         self.picker = Picker(fleet.index, clock=asyncio.get_running_loop().time)
-        fleet.on_heard.append(self.picker.heard)
+        fleet.on_load_update.append(self.picker.record_load)
 
     def pick(self):
         return self.picker.pick(PROMPT, self.fleet.routable(MODEL))
@@ -53,7 +53,7 @@ async def test_the_same_new_prompt_goes_where_another_router_just_sent_it():
         chosen = one.pick()
         ticket = one.picker.lease(chosen, PROMPT)
         fake = next(fake for fake in fakes if fake.url == chosen.chosen.url)
-        fake.publisher.added(ASKED)
+        fake.publisher.announce_request(ASKED)
         await until(lambda: heard(one, other, received=1))
         sent = other.pick()
         assert (sent.chosen.url, sent.rung, sent.expected_tokens) == (fake.url, "predicted", 16 * len(PROMPT.hashes))
@@ -67,8 +67,8 @@ async def test_a_queue_of_known_prompts_is_little_to_wait_for():
     async with pair(fake) as (one, other):
         fake.step(stored=PROMPT.hashes)
         for _ in range(3):
-            fake.publisher.added(ASKED)
+            fake.publisher.announce_request(ASKED)
         await until(lambda: heard(one, other, received=3))
         for router in (one, other):
-            terms = router.pick().terms
+            terms = router.pick().chosen_cost
             assert terms.queue_s == pytest.approx(3 * terms.prefill_s)

@@ -134,7 +134,7 @@ async def waiting_request():
 async def test_a_failed_health_check_leaves_a_waiting_request_where_it_is():
     async with waiting_request() as (fleet, replica, request, release, asked):
         replica.state = "connecting"
-        fleet.changed(replica)
+        fleet.notify_change(replica)
         release.set()
         answer = await request
         assert (answer.status_code, answer.json()["from"], len(asked)) == (200, replica.url, 1)
@@ -143,7 +143,7 @@ async def test_a_failed_health_check_leaves_a_waiting_request_where_it_is():
 async def test_a_waiting_request_of_an_unresponsive_replica_is_sent_to_another():
     async with waiting_request() as (fleet, replica, request, _, asked):
         replica.state, replica.is_unresponsive = "connecting", True
-        fleet.changed(replica)
+        fleet.notify_change(replica)
         answer = await request
         assert (answer.status_code, len(asked)) == (200, 2)
         assert answer.json()["from"] != replica.url
@@ -157,12 +157,12 @@ async def test_a_breaker_is_reset_when_a_replica_becomes_exact_and_not_at_other_
         (replica,) = routed.router.fleet.replicas
         breakers = routed.router.balancer.breakers
         for _ in range(routed.router.settings.forward.breaker_failures):
-            breakers.failed(replica.name)
-        routed.router.fleet.changed(replica)
+            breakers.record_failure(replica.name)
+        routed.router.fleet.notify_change(replica)
         assert breakers.state(replica.name) == "open"
         replica.state = "blind"
-        routed.router.fleet.changed(replica)
+        routed.router.fleet.notify_change(replica)
         replica.state = "exact"
-        routed.router.fleet.changed(replica)
+        routed.router.fleet.notify_change(replica)
         assert breakers.state(replica.name) == "closed"
     await fake.stop()

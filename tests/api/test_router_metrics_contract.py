@@ -8,7 +8,7 @@ import pytest
 from octavo_server.router.balance.decision import RUNGS
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_server.router.observe.metrics.catalogue import FAMILIES, PREFIX
-from octavo_server.router.observe.report import Ask, Reporter, Waiting, exposition
+from octavo_server.router.observe.report import Reporter, ReportQuery, Waiting, exposition
 from octavo_server.router.observe.request_observer import RouterTelemetry
 from octavo_testing.router_parts import PROMPT, decision, exact_replica
 
@@ -24,12 +24,12 @@ def text():
     for rung in RUNGS:
         observer = telemetry.observe("r")
         observer.model = "tiny"
-        observer.decided(PROMPT, decision(*replicas, rung=rung), 0.00001)
-        observer.retried("connect")
-        observer.decided(PROMPT, decision(*replicas, rung=rung), 0.00001)
-        observer.first_byte(48 if rung == "exact" else 80)
-        observer.ended(200, "finished")
-    telemetry.metrics.waited("sent", 0.1)
+        observer.record_decision(PROMPT, decision(*replicas, rung=rung), 0.00001)
+        observer.record_retry("connect")
+        observer.record_decision(PROMPT, decision(*replicas, rung=rung), 0.00001)
+        observer.record_first_byte(48 if rung == "exact" else 80)
+        observer.record_end(200, "finished")
+    telemetry.metrics.record_wait("sent", 0.1)
     reporter = Reporter(
         telemetry=telemetry,
         index=index,
@@ -37,7 +37,7 @@ def text():
         waiting=lambda: Waiting(1, {"cold": 2}),
         clock=lambda: 0.0,
     )
-    return exposition([reporter.report(Ask("metrics"))])
+    return exposition([reporter.report(ReportQuery("metrics"))])
 
 
 def test_names_types_labels_and_buckets_are_the_agreed_ones(text, golden):

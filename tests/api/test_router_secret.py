@@ -5,7 +5,7 @@ import os
 
 import pytest
 from octavo_engine.wire.errors import StartupError
-from octavo_server.api_keys import LOOK_EVERY_S
+from octavo_server.api_keys import CHECK_EVERY_S
 from octavo_server.http.router_secret import OutgoingSecret
 from octavo_testing.clock import Clock
 from octavo_testing.fleets import until
@@ -30,7 +30,7 @@ def test_the_first_one_is_sent_and_a_change_of_the_file_is_seen(tmp_path, clock)
     secret = OutgoingSecret((), file, clock=clock)
     write(file, "new\nold", version=2)
     assert secret.current == "old"
-    clock.now_s = LOOK_EVERY_S
+    clock.now_s = CHECK_EVERY_S
     assert secret.current == "new"
 
 
@@ -39,7 +39,7 @@ def test_one_of_a_flag_is_sent_before_one_of_a_file(tmp_path, clock):
     write(file, "of the file")
     secret = OutgoingSecret(("of the flag", "more"), file, clock=clock)
     write(file, "changed", version=2)
-    clock.now_s = LOOK_EVERY_S
+    clock.now_s = CHECK_EVERY_S
     assert secret.current == "of the flag"
     assert OutgoingSecret((), None, clock=clock).current == ""
 
@@ -52,7 +52,7 @@ def test_a_broken_change_leaves_the_secret_and_is_logged_once(tmp_path, clock, c
     secret = OutgoingSecret((), file, clock=clock)
     write(file, "", version=2)
     with caplog.at_level(logging.ERROR):
-        for clock.now_s in (LOOK_EVERY_S, 2 * LOOK_EVERY_S):
+        for clock.now_s in (CHECK_EVERY_S, 2 * CHECK_EVERY_S):
             assert secret.current == "s3cret"
     (record,) = caplog.records
     assert "stays as it was" in record.message
@@ -60,7 +60,7 @@ def test_a_broken_change_leaves_the_secret_and_is_logged_once(tmp_path, clock, c
 
 
 async def test_it_is_replaced_without_a_restart(tmp_path, monkeypatch):
-    monkeypatch.setattr("octavo_server.api_keys.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("octavo_server.api_keys.CHECK_EVERY_S", 0.0)
     theirs, ours = tmp_path / "replicas", tmp_path / "routers"
     write(theirs, "old")
     write(ours, "old")
@@ -96,7 +96,7 @@ async def test_a_replica_whose_isolation_would_be_off_is_refused_with_the_remedy
         await until(lambda: routed.router.fleet.replicas[0].refusal)
         await until(lambda: routed.router.fleet.replicas[0].is_described)
         assert routed.router.fleet.routable(MODEL) == []
-        assert "--router-secret" in routed.router.fleet.missing
+        assert "--router-secret" in routed.router.fleet.unready_reason
     (line,) = [message for message in caplog.messages if "gets no requests" in message]
     assert "--router-secret" in line
 

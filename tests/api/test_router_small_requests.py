@@ -170,7 +170,7 @@ async def test_a_client_that_leaves_is_counted_once_and_the_replica_knows(place)
     client.writer.close()
     await asyncio.wait_for(left.wait(), 5)
     await until(lambda: not routed.router.lifecycle.num_requests)
-    counted = dict(routed.router.telemetry.metrics.observed().counts["requests_total"])
+    counted = dict(routed.router.telemetry.metrics.snapshot().counts["requests_total"])
     assert counted == {(MODEL, "200", "finished"): 1, (MODEL, "499", "client left"): 1}
     (replica,) = routed.router.fleet.replicas
     assert replica.num_in_flight == 0

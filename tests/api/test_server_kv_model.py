@@ -59,7 +59,7 @@ BODIES = {
 async def test_a_router_reads_what_the_server_renders(server, reader, kind, path, body):
     rendered = (await server.http.post(path + "/render", json=body)).json()
     rendered = rendered[0] if isinstance(rendered, list) else rendered
-    prompt = reader.read(kind, body, "")
+    prompt = reader.hash_prompt(kind, body, "")
     root = scoped_root(reader.card.root, "", rendered["cache_salt"] or "")
     assert prompt.is_exact
     assert prompt.num_tokens == len(rendered["token_ids"])
@@ -67,13 +67,13 @@ async def test_a_router_reads_what_the_server_renders(server, reader, kind, path
 
 
 async def test_the_longest_of_several_prompts_counts(reader):
-    prompt = reader.read("completion", {"prompt": ["a" * 20, "b" * 70, "c"], "n": 2}, "")
+    prompt = reader.hash_prompt("completion", {"prompt": ["a" * 20, "b" * 70, "c"], "n": 2}, "")
     assert (prompt.num_tokens, len(prompt.hashes), prompt.num_outputs) == (91, 4, 6)
 
 
 async def test_what_a_replica_would_refuse_is_estimated(reader):
     for body in ({"messages": 5}, {"messages": []}, {}, {"messages": [{"role": "user", "content": 7}]}):
-        prompt = reader.read("chat", body, "")
+        prompt = reader.hash_prompt("chat", body, "")
         assert (prompt.is_exact, prompt.hashes) == (False, ())
         assert prompt.num_tokens > 0
 
@@ -88,7 +88,7 @@ async def test_an_isolated_tenant_has_hashes_of_its_own(tmp_path):
         reader = PromptHasher.from_card(read_card((await served.http.get("/kv/model", headers=admin)).content))
         (rendered,) = (await served.http.post("/v1/completions/render", json=body, headers=KEY)).json()
     root = scoped_root(reader.card.root, "", rendered["cache_salt"])
-    prompt = reader.read("completion", body, TENANT)
+    prompt = reader.hash_prompt("completion", body, TENANT)
     assert [*prompt.hashes] == numbers_of(root, rendered["token_ids"], 16)
     assert root != reader.card.root
 
@@ -140,7 +140,7 @@ TURNS = {
 @pytest.mark.parametrize("body", TURNS.values(), ids=TURNS.keys())
 async def test_the_engine_stores_and_finds_what_a_router_reads(engine, body):
     reader = PromptHasher.from_card(read_card((await engine.http.get("/kv/model")).content))
-    prompt = reader.read("chat", body, "")
+    prompt = reader.hash_prompt("chat", body, "")
     wanted = set(prompt.hashes)
     assert prompt.is_exact
     assert len(wanted) > 10

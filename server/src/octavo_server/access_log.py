@@ -7,11 +7,11 @@ from octavo_server.http_metrics import UNCOUNTED
 PATH_ARG = 2  # of uvicorn's arguments: client, method, path with query, version, status
 
 
-def is_worth_a_line(record: logging.LogRecord) -> bool:
+def is_logged(record: logging.LogRecord) -> bool:
     args = record.args
     return not isinstance(args, tuple) or str(args[PATH_ARG]).partition("?")[0] not in UNCOUNTED
 
 
 def skip_probes() -> None:
     """For the process: uvicorn's logger is a global one."""
-    logging.getLogger("uvicorn.access").addFilter(is_worth_a_line)
+    logging.getLogger("uvicorn.access").addFilter(is_logged)

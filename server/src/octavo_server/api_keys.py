@@ -18,7 +18,7 @@ from octavo_engine.wire.hashing import unnamed_tenant
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0
+CHECK_EVERY_S = 1.0
 SECRET_REVISION = "..data"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -32,19 +32,19 @@ class FileWatch:
     def __init__(self, paths: Iterable[Path], clock: Callable[[], float]) -> None:
         self.paths = tuple(paths)
         self._clock = clock
-        self._signature = self._look()
-        self._looked_s = clock()
+        self._signature = self._read_signature()
+        self._checked_s = clock()
 
-    def has_news(self) -> bool:
+    def has_changed(self) -> bool:
         """Since it was asked for the last time. Looks once a second at most."""
         now = self._clock()
-        if not self.paths or now - self._looked_s < LOOK_EVERY_S:
+        if not self.paths or now - self._checked_s < CHECK_EVERY_S:
             return False
-        self._looked_s = now
-        known, self._signature = self._signature, self._look()
+        self._checked_s = now
+        known, self._signature = self._signature, self._read_signature()
         return self._signature != known
 
-    def _look(self) -> Signature:
+    def _read_signature(self) -> Signature:
         return tuple(entry for path in self.paths for entry in _signature(path))
 
 
@@ -58,7 +58,7 @@ class ApiKeys:
         *,
         clock: Callable[[], float] = time.monotonic,
         read: Callable[[Path], dict[str, str]] | None = None,
-        what: str = "API keys",
+        kind: str = "API keys",
     ) -> None:
         keys = tuple(keys)
         if not all(key.strip() for key in keys):
@@ -66,7 +66,7 @@ class ApiKeys:
         self._given = {unnamed_tenant(key): key for key in keys}
         self._files = FileWatch(paths, clock)
         self._read_path = read or read_keys
-        self._what = what
+        self._kind = kind
         self._digests = self._read()
 
     def __len__(self) -> int:
@@ -80,14 +80,14 @@ class ApiKeys:
         return matches[0] if matches else None
 
     def _refresh(self) -> None:
-        if not self._files.has_news():
+        if not self._files.has_changed():
             return
         try:
             self._digests = self._read()
         except StartupError as error:
-            logger.error("the %s stay as they were: %s", self._what, error)
+            logger.error("the %s stay as they were: %s", self._kind, error)
         else:
-            logger.info("read the %s again: %d are valid", self._what, len(self._digests))
+            logger.info("read the %s again: %d are valid", self._kind, len(self._digests))
 
     def _read(self) -> dict[str, bytes]:
         keys = dict(self._given)

@@ -6,7 +6,7 @@ import random
 
 
 class Backoff:
-    """Call `ended` after each try: a try that had lasted for `stable_s` resets the wait to `least_s`."""
+    """Call `next_wait_s` after each try: a try that had lasted for `stable_s` resets the wait to `least_s`."""
 
     def __init__(
         self, *, least_s: float, most_s: float, stable_s: float = 5.0, dice: random.Random | None = None
@@ -17,7 +17,7 @@ class Backoff:
         self._next_s = least_s
         self._dice = dice or random.Random()
 
-    def ended(self, *, lasted_s: float) -> float:
+    def next_wait_s(self, *, lasted_s: float) -> float:
         """Seconds to wait before the next try."""
         if lasted_s >= self._stable_s:
             self._next_s = self._least_s

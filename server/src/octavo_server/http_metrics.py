@@ -47,7 +47,7 @@ class HttpMetrics:
             durations = self._durations[key[:2]] = Histogram((DURATION,), DURATION_S, labels)
         durations.observe(duration_s)
 
-    def refused(self, method: str) -> None:
+    def record_refused_head(self, method: str) -> None:
         """What no layer sees, as its head is too large."""
         self.observe(handler=NO_ROUTE, method=method, status=431, duration_s=0.0, request_bytes=0, response_bytes=0)
 
@@ -73,7 +73,7 @@ class HttpMetrics:
             yield f"{REQUESTS}{{{label_text({'handler': handler, 'status': status, 'method': method})}}} {count}\n"
 
 
-class HttpMetricsLayer:
+class HttpMetricsMiddleware:
     """Pure ASGI: it sees a response's head and its end, and never holds anything back."""
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics, routes: Sequence[BaseRoute]) -> None:

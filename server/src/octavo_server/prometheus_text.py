@@ -43,7 +43,7 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
-    def observed(self) -> tuple[list[int], float]:
+    def snapshot(self) -> tuple[list[int], float]:
         """The count of each bucket, and the sum: what another process needs to `add` these to its own."""
         return [*self._counts], self._sum
 

@@ -40,7 +40,7 @@ async def _run_supervised(name: str, make_coroutine: Callable[[], Coroutine[Any,
         try:
             await make_coroutine()
         except Exception as error:  # the supervisor
-            wait_s = backoff.ended(lasted_s=clock() - started_s)
+            wait_s = backoff.next_wait_s(lasted_s=clock() - started_s)
             logger.critical("%s failed: restarting it in %.1f s", name, wait_s, exc_info=error)
             await asyncio.sleep(wait_s)
         else:

@@ -19,7 +19,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo_server.request_track import RequestLife
+from octavo_server.request_metrics import RequestSummary
 
 TRACE_HEADERS = ("traceparent", "tracestate")
 DEFAULT_PATH = "/v1/traces"
@@ -35,7 +35,7 @@ class RequestTracer:
         self._tracer = provider.get_tracer("octavo_server")
         self._model_name = model_name
 
-    def record(self, life: RequestLife, now: float) -> None:
+    def record(self, life: RequestSummary, now: float) -> None:
         """`now` ends the request. The parent is the trace that the current HTTP request belongs to, if any."""
         wall_offset_s = time.time() - time.monotonic()
 
@@ -61,7 +61,7 @@ class RequestTracer:
     def _child(self, parent: Span, name: str, start_ns: int, end_ns: int) -> None:
         self._tracer.start_span(name, set_span_in_context(parent), start_time=start_ns).end(end_ns)
 
-    def _attributes(self, life: RequestLife, now: float) -> Attributes:
+    def _attributes(self, life: RequestSummary, now: float) -> Attributes:
         params, timing = life.params, life.timing
         attributes: Attributes = {
             "gen_ai.request.id": life.request_id,
@@ -87,7 +87,7 @@ class RequestTracer:
         return attributes
 
 
-class TraceContextLayer:
+class TraceContextMiddleware:
     """Pure ASGI: what is recorded while a request is served belongs to the trace that its `traceparent` names."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -108,14 +108,14 @@ def carrier_of(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     return {name: found[name] for name in TRACE_HEADERS if name in found}
 
 
-def exporting_to(endpoint: str) -> TracerProvider:
+def otlp_provider(endpoint: str) -> TracerProvider:
     """Spans leave in batches, from a thread of their own. Raises StartupError."""
     provider = TracerProvider(resource=service_resource(), shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=checked_endpoint(endpoint))))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=validate_endpoint(endpoint))))
     return provider
 
 
-def checked_endpoint(endpoint: str) -> str:
+def validate_endpoint(endpoint: str) -> str:
     """Raises StartupError. Without a path it gets the standard one."""
     url = urlsplit(endpoint)
     if url.scheme not in ("http", "https") or not url.hostname:

@@ -14,7 +14,7 @@ BUSY_SHARE = 0.05  # of one core, between two looks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
+class EngineSnapshot:
     """What can be seen of an engine core from outside; each message brings a new `stats`."""
 
     num_unfinished: int
@@ -23,22 +23,27 @@ class Pulse:
 
 
 class StallDetector:
-    """`look` is to be called every second or so; `timeout_s` 0 turns it off."""
+    """`observe` is to be called every second or so; `timeout_s` 0 turns it off."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._last: Pulse | None = None
-        self._looked_s = self._stepped_s = self._busy_s = 0.0
+        self._last: EngineSnapshot | None = None
+        self._observed_s = self._stepped_s = self._busy_s = 0.0
 
-    def look(self, pulse: Pulse, now: float) -> None:
-        last, self._last = self._last, pulse
-        elapsed, self._looked_s = now - self._looked_s, now
-        if last is None or not pulse.num_unfinished or not last.num_unfinished or pulse.stats.steps != last.stats.steps:
+    def observe(self, snapshot: EngineSnapshot, now: float) -> None:
+        last, self._last = self._last, snapshot
+        elapsed, self._observed_s = now - self._observed_s, now
+        if (
+            last is None
+            or not snapshot.num_unfinished
+            or not last.num_unfinished
+            or snapshot.stats.steps != last.stats.steps
+        ):
             self._stepped_s = self._busy_s = now
-        elif pulse.stats is last.stats and pulse.cpu_s - last.cpu_s > BUSY_SHARE * elapsed:
+        elif snapshot.stats is last.stats and snapshot.cpu_s - last.cpu_s > BUSY_SHARE * elapsed:
             self._busy_s = now
 
-    def reason(self, now: float) -> str | None:
+    def stall_reason(self, now: float) -> str | None:
         """Why the engine counts as stalled; None while all is well."""
         limit, last = self._timeout_s, self._last
         if not limit or last is None or not last.num_unfinished:

@@ -64,9 +64,9 @@ class FakeReplica:
 
     def begin_with_all(self) -> None:
         """As one that found its blocks again: another epoch, but what is stored stays."""
-        kept, digest = self.publisher.kept, self.digest
+        kept, digest = self.publisher.kv_set, self.digest
         self.begin()
-        self.publisher.kept = kept
+        self.publisher.kv_set = kept
         self.step_packed(b"", b"", digest, running=1)
         self.publisher._digest = self.digest
 

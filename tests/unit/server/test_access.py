@@ -131,4 +131,4 @@ def test_internals_are_for_routers_and_administrators(keys):
 )
 def test_the_headers_for_pages(allowed, origin, expected):
     headers = [] if origin is None else [(b"origin", origin)]
-    assert dict(CorsPolicy(allowed).answer_headers(headers)) == expected
+    assert dict(CorsPolicy(allowed).response_headers(headers)) == expected

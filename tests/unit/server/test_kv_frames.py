@@ -1,9 +1,9 @@
 import struct
 
 import pytest
-from octavo_server.kv.frames import Bye, FrameError, FrameReader, Hello, Load, Part, Snapshot, Step, write
+from octavo_server.kv.frames import Bye, FrameError, FrameReader, Hello, Part, ReplicaLoad, Snapshot, Step, write
 
-LOAD = Load(running=3, waiting=1, free_blocks=10, total_blocks=64, prefill_backlog_tokens=500, step_ms=12.5)
+LOAD = ReplicaLoad(running=3, waiting=1, free_blocks=10, total_blocks=64, prefill_backlog_tokens=500, step_ms=12.5)
 FRAMES = [
     Hello(version=1, epoch=2**64 - 1, block_size=16, root=b"r" * 32, max_model_len=8192, models=["m"], heartbeat_s=1.0),
     Part(device=b"12345678" * 3),

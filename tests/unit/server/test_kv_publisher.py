@@ -9,8 +9,8 @@ from octavo_engine.wire.kv_stream import KVChange, KVSet, numbers, roll, run_tog
 from octavo_engine.wire.records import EngineRequest, EngineStats
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_server.kv import publisher as publishing
-from octavo_server.kv.arrivals import full_blocks
 from octavo_server.kv.frames import Bye, FrameReader, Hello, Part, Snapshot, Step
+from octavo_server.kv.pending_prompts import full_blocks
 from octavo_server.kv.publisher import KVPublisher
 from octavo_testing.scripted import ready_info
 
@@ -133,7 +133,7 @@ async def test_a_slow_reader_is_dropped_with_a_reason_and_nobody_else_is():
 async def test_a_copy_in_the_api_process_that_went_wrong_shows():
     publisher, engine = made()
     engine.step(stored=[1, 2])
-    publisher.kept.device.discard(2)
+    publisher.kv_set.device.discard(2)
     told = Told()
     for frame in publisher.snapshot():
         told.feed(frame)
@@ -187,10 +187,10 @@ async def test_a_request_is_told_of_at_once_and_counted_once():
     async with aclosing(publisher.frames()) as frames:
         await take(frames, told, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
         for tokens in (30, 100):
-            publisher.added(request(tokens))
+            publisher.announce_request(request(tokens))
         engine.step(stored=[1])  # the end of a step in which they came
         engine.step(running=1, received=1, prefill_backlog_tokens=30, stored=[2])
-        publisher.added(request(1000))
+        publisher.announce_request(request(1000))
         engine.step(running=1, waiting=2, received=3, prefill_backlog_tokens=1100)
         engine.step(running=4, received=3)
         await take(frames, told, lambda t: t.frames[-1].load.running == 4)
@@ -205,12 +205,12 @@ async def test_what_a_request_will_have_stored_is_told_with_it_and_once():
     publisher, engine = made()
     asked = request(70, cache_salt="s")
     blocks = full_blocks(asked, READY.hash_root, READY.block_size)
-    publisher.added(asked)
+    publisher.announce_request(asked)
     engine.step(stored=blocks[:1], host_stored=blocks[1:2], received=1)
     told = Told()
     async with aclosing(publisher.frames()) as frames:
         await take(frames, told, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
-        publisher.added(asked)
+        publisher.announce_request(asked)
         engine.step(received=1, running=1, waiting=1)
         await take(frames, told, lambda t: t.frames[-1].load.running == 1)
         assert told.set.is_exact
@@ -222,12 +222,12 @@ async def test_what_a_request_will_have_stored_is_told_with_it_and_once():
 @pytest.mark.parametrize(("caches", "listens"), [(False, True), (True, False)])
 async def test_no_prompt_is_hashed_where_nothing_is_cached_or_nobody_listens(monkeypatch, caches, listens):
     monkeypatch.setattr(publishing, "full_blocks", lambda *_: pytest.fail("it was"))
-    publisher, _ = made(caches=caches)
+    publisher, _ = made(has_prefix_cache=caches)
     async with aclosing(publisher.frames()) as frames:
         if listens:
             await anext(frames)
         assert publisher.num_listeners == listens
-        publisher.added(request(100))
+        publisher.announce_request(request(100))
 
 
 async def test_a_drain_is_told_at_once_and_stays_told():

@@ -4,7 +4,7 @@ import pytest
 from octavo_engine.config import EngineConfig
 from octavo_engine.wire.kv_stream import KVChange, KVSet, roll, run_together
 from octavo_engine.wire.records import EngineStats
-from octavo_server.kv.frames import Bye, FrameReader, Hello, Load, Part, Snapshot, Step, write
+from octavo_server.kv.frames import Bye, FrameReader, Hello, Part, ReplicaLoad, Snapshot, Step, write
 from octavo_server.kv.publisher import KVPublisher
 from octavo_server.router.fleet.block_mirror import BlockMirror, StreamBroken
 from octavo_server.router.fleet.prefix_index import Match, PrefixIndex
@@ -15,12 +15,12 @@ HELLO = Hello(version=1, epoch=7, block_size=16, root=b"r" * 32, max_model_len=5
 
 def step(seq, digest, **change):
     packed = {name: run_together(hashes) for name, hashes in change.items()}
-    return Step(epoch=7, seq=seq, digest=digest, load=Load(running=seq), **packed)
+    return Step(epoch=7, seq=seq, digest=digest, load=ReplicaLoad(running=seq), **packed)
 
 
 def snapshot(device=(1, 2), seq=4):
     part = Part(device=run_together(device))
-    return [HELLO, part, Snapshot(epoch=7, seq=seq, digest=roll(0, "device", device), load=Load())]
+    return [HELLO, part, Snapshot(epoch=7, seq=seq, digest=roll(0, "device", device), load=ReplicaLoad())]
 
 
 STEPS = [step(5, 1 ^ 2 ^ 4, stored=[4]), step(6, 1 ^ 4, removed=[2]), step(6, 1 ^ 4), step(7, 1 ^ 4 ^ 8, stored=[8])]
@@ -62,12 +62,16 @@ def test_it_is_exact_from_the_snapshot_on(index):
         pytest.param([step(5, 99, stored=[4])], "the digest is 0000000000000007, not 0000000000000063", id="lie"),
         pytest.param([step(4, 0)], "the digest", id="heartbeat that disagrees"),
         pytest.param([step(5, 3, stored=[1])], "the digest", id="stored what it has"),
-        pytest.param([Step(epoch=8, seq=5, digest=3, load=Load())], "another epoch", id="restart behind a proxy"),
+        pytest.param(
+            [Step(epoch=8, seq=5, digest=3, load=ReplicaLoad())], "another epoch", id="restart behind a proxy"
+        ),
         pytest.param([HELLO], "second hello", id="hello again"),
         pytest.param([Part(device=b"")], "Part frame came while exact", id="part after the snapshot"),
         pytest.param([Bye("slow reader")], "the replica ended it: slow reader", id="bye"),
-        pytest.param([Step(epoch=7, seq=5, digest=3, load=Load(), stored=b"123")], "3 bytes", id="half a hash"),
-        pytest.param([Step(epoch=7, seq=5, digest=3, load=Load(), coming=b"123")], "3 bytes", id="half a coming one"),
+        pytest.param([Step(epoch=7, seq=5, digest=3, load=ReplicaLoad(), stored=b"123")], "3 bytes", id="half a hash"),
+        pytest.param(
+            [Step(epoch=7, seq=5, digest=3, load=ReplicaLoad(), coming=b"123")], "3 bytes", id="half a coming one"
+        ),
     ],
 )
 def test_a_fault_breaks_the_stream_with_a_reason_and_nothing_is_believed(index, frames, reason):
@@ -75,7 +79,7 @@ def test_a_fault_breaks_the_stream_with_a_reason_and_nothing_is_believed(index, 
     with pytest.raises(StreamBroken, match=reason):
         feed(replica, frames)
     assert replica.state == "broken"
-    assert index.take_slot() != replica.slot
+    assert index.acquire_slot() != replica.slot
     while index.sweep(10):
         pass
     assert len(index) == 0
@@ -115,10 +119,10 @@ def test_a_snapshot_with_a_part_missing(index):
 
 def test_giving_up_twice_is_giving_up_once(index):
     replica = read(index, snapshot())
-    replica.give_up()
-    replica.give_up()
+    replica.release()
+    replica.release()
     index.sweep(100)
-    assert {index.take_slot(), index.take_slot()} == {0, 1}
+    assert {index.acquire_slot(), index.acquire_slot()} == {0, 1}
 
 
 async def test_publisher_and_listener_agree_on_the_bytes_between_them(index):

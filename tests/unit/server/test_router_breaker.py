@@ -17,19 +17,19 @@ def breakers(clock):
 
 def fail(breakers, times):
     for _ in range(times):
-        breakers.failed("a")
+        breakers.record_failure("a")
 
 
 def test_nothing_is_kept_of_replicas_that_never_fail(breakers):
-    breakers.sent("a")
-    breakers.succeeded("a")
+    breakers.record_dispatch("a")
+    breakers.record_success("a")
     assert not breakers
     assert breakers.allows("a")
 
 
 def test_it_opens_after_so_many_failures_in_a_row(breakers):
     fail(breakers, 2)
-    breakers.succeeded("a")
+    breakers.record_success("a")
     fail(breakers, 2)
     assert breakers.allows("a")
     fail(breakers, 1)
@@ -41,9 +41,9 @@ def test_when_its_time_has_come_one_request_is_sent_to_see(breakers, clock):
     fail(breakers, 3)
     clock.now_s += 1.0
     assert (breakers.allows("a"), breakers.state("a")) == (True, "half-open")
-    breakers.sent("a")
+    breakers.record_dispatch("a")
     assert not breakers.allows("a")
-    breakers.succeeded("a")
+    breakers.record_success("a")
     assert (breakers.allows("a"), breakers.state("a")) == (True, "closed")
 
 
@@ -54,14 +54,14 @@ def test_each_failed_probe_doubles_the_time_up_to_a_limit(breakers, clock):
         assert not breakers.allows("a")
         clock.now_s += 0.02
         assert breakers.allows("a")
-        breakers.sent("a")
+        breakers.record_dispatch("a")
         fail(breakers, 1)
 
 
 def test_a_probe_that_told_nothing_lets_the_next_one_go(breakers, clock):
     fail(breakers, 3)
     clock.now_s += 1.0
-    breakers.sent("a")
+    breakers.record_dispatch("a")
     breakers.release_probe("a")
     assert breakers.allows("a")
 
@@ -69,6 +69,6 @@ def test_a_probe_that_told_nothing_lets_the_next_one_go(breakers, clock):
 def test_a_probe_whose_end_nobody_tells_does_not_close_it_for_ever(breakers, clock):
     fail(breakers, 3)
     clock.now_s += 1.0
-    breakers.sent("a")
+    breakers.record_dispatch("a")
     clock.now_s += PROBE_S
     assert breakers.allows("a")

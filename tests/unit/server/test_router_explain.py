@@ -24,10 +24,10 @@ def infos(monkeypatch):
     for number in range(2):
         observer = telemetry.observe(f"r-{number}")
         observer.model = "tiny"
-        observer.decided(PROMPT, decision(*replicas), 0.00002)
+        observer.record_decision(PROMPT, decision(*replicas), 0.00002)
         if number == 0:
-            observer.first_byte(48)
-            observer.ended(200, "finished")
+            observer.record_first_byte(48)
+            observer.record_end(200, "finished")
     return [decision_info(entry, 1e9, "w") for entry in telemetry.decisions.latest(10)][::-1]
 
 
@@ -143,8 +143,8 @@ def test_json_is_a_line_for_each_decision(infos, capsys):
 def ended(telemetry, *numbers):
     for number in numbers:
         observer = telemetry.observe(f"r-{number}")
-        observer.decided(PROMPT, decision(exact_replica("a", PrefixIndex(max_entries=100))), 0.0)
-        observer.ended(200, "finished")
+        observer.record_decision(PROMPT, decision(exact_replica("a", PrefixIndex(max_entries=100))), 0.0)
+        observer.record_end(200, "finished")
 
 
 def told_by(telemetry, after=0):

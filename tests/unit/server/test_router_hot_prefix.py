@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from octavo_server.kv.frames import Load
+from octavo_server.kv.frames import ReplicaLoad
 from octavo_server.router.balance.decision import CandidateCost, Decision
 from octavo_server.router.balance.hot_prefix import EARNED, MAX_PREFIXES, MOST_TOKENS, WHY, HotPrefixReplicator
 from octavo_server.router.balance.picker import Picker
@@ -35,7 +35,7 @@ class Fleet:
         decision = self.picker.pick(prompt, [fed.replica for fed in self.fed.values()])
         ticket = self.picker.lease(decision, prompt)
         fed = self.fed[decision.chosen.name]
-        fed.tell(stored=hashes[decision.terms.match.device :])
+        fed.tell(stored=hashes[decision.chosen_cost.match.device :])
         ticket.record_first_byte()
         ticket.release("ok")
         self.clock.now += 0.5
@@ -104,18 +104,18 @@ def test_prefixes_that_are_each_less_than_a_replicas_share_stay_where_they_are()
 
 
 def test_only_so_many_prefixes_are_counted():
-    evening_out, replica = HotPrefixReplicator(), FedReplica(PrefixIndex(max_entries=10), "a").replica
+    replicator, replica = HotPrefixReplicator(), FedReplica(PrefixIndex(max_entries=10), "a").replica
     terms = CandidateCost(replica, Match(1), 0.0, 0.0, 0.0, 0.0)
     for number in range(MAX_PREFIXES + 10):
-        evening_out.sent(Decision(replica, "exact", "least cost", (terms,), 16), prompt_of([number]), float(number))
-    assert evening_out.num_prefixes == MAX_PREFIXES
+        replicator.record_dispatch(Decision(replica, "exact", "least cost", (terms,), 16), prompt_of([number]), float(number))
+    assert replicator.num_prefixes == MAX_PREFIXES
 
 
 @pytest.mark.parametrize("running", [0, 1])
 def test_only_idle_replicas_take_part(running):
     fleet = Fleet(replicas=2)
     for fed in fleet.fed.values():
-        fed.tell(Load(running=running, free_blocks=1000, total_blocks=1000))
+        fed.tell(ReplicaLoad(running=running, free_blocks=1000, total_blocks=1000))
     for number in range(20):
         fleet.ask([*HOT, 1000 + number])
     assert any(d.why == WHY for d in fleet.decisions) == (running == 0)

@@ -1,5 +1,5 @@
 import pytest
-from octavo_server.kv.frames import Load
+from octavo_server.kv.frames import ReplicaLoad
 from octavo_server.router.balance import score
 from octavo_server.router.balance.lease import MIN_PREDICTED_S, POLLED_S
 from octavo_server.router.balance.picker import Picker
@@ -24,7 +24,7 @@ def picker(index, clock):
 
 
 def load(**fields):
-    return Load(free_blocks=1000, total_blocks=1000, **fields)
+    return ReplicaLoad(free_blocks=1000, total_blocks=1000, **fields)
 
 
 def test_the_replica_that_has_the_longest_prefix(index, picker):
@@ -85,7 +85,7 @@ def test_of_equals_that_find_nearly_as_much_the_one_with_the_fewest_requests(ind
 
 def hear(picker, fed, **fields):
     fed.tell(load(**fields))
-    picker.heard(fed.replica)
+    picker.record_load(fed.replica)
 
 
 def test_what_was_just_sent_counts_until_the_second_load_told(index, picker):
@@ -93,7 +93,7 @@ def test_what_was_just_sent_counts_until_the_second_load_told(index, picker):
     prompt = prompt_of(range(1, 11))
     hear(picker, fed)
     ticket = picker.lease(picker.pick(prompt, [fed.replica]), prompt)
-    activity = fed.replica.activity
+    activity = fed.replica.local_load
     assert (activity.pending_tokens, activity.num_in_flight) == (165, 1)
     for _ in range(5):  # heartbeats, or blocks that are given up: the engine hasn't taken it in yet
         hear(picker, fed)
@@ -109,7 +109,7 @@ def test_who_says_how_many_it_received_is_believed(index, picker):
     """A load that has a request in it needn't be counted with it; one that hasn't, however different, has to be."""
     fed = FedReplica(index, "a")
     hear(picker, fed, received=7)
-    activity = fed.replica.activity
+    activity = fed.replica.local_load
     tickets = []
     for number in range(3):
         prompt = prompt_of([100 + number], extra_tokens=number)
@@ -147,7 +147,7 @@ def test_the_first_byte_or_the_end_settles_it_once(index, picker, frames, begins
         ticket.record_first_byte()
     ticket.release("unknown")
     ticket.release("ok")
-    activity = fed.replica.activity
+    activity = fed.replica.local_load
     assert (activity.pending_tokens, activity.num_pending) == (0, 0)
     assert (activity.num_in_flight, activity.num_unanswered) == (0, 0)
 
@@ -257,16 +257,16 @@ def test_tokens_that_only_this_replica_could_save_are_its_worth(index, picker, c
     a, b = FedReplica(index, "a", device=range(1, 31)), FedReplica(index, "b", device=range(1, 11))
     prompt = prompt_of(range(1, 31))
     picker.lease(picker.pick(prompt, [a.replica, b.replica]), prompt)
-    assert a.replica.activity.worth_tokens.at(clock.now_s) == 20 * 16
-    assert b.replica.activity.worth_tokens.at(clock.now_s) == 0
-    assert a.replica.activity.worth_tokens.at(clock.now_s + 600) == pytest.approx(160)
+    assert a.replica.local_load.worth_tokens.at(clock.now_s) == 20 * 16
+    assert b.replica.local_load.worth_tokens.at(clock.now_s) == 0
+    assert a.replica.local_load.worth_tokens.at(clock.now_s + 600) == pytest.approx(160)
 
 
 def test_a_blind_replica_is_taken_to_be_as_fast_as_one_that_tells(index, picker):
     fed, blind = FedReplica(index, "a"), blind_replica("b")
     for tokens in [1, 500] * 20:
         fed.tell(load(step_tokens=tokens, step_ms=tokens * 1.0))
-        picker.heard(fed.replica)
+        picker.record_load(fed.replica)
     told, unknown = picker.pick(prompt_of(range(1, 11)), [fed.replica, blind]).candidates
     assert told.prefill_s == pytest.approx(165 * 0.001, rel=0.05)
     assert unknown.prefill_s == pytest.approx(told.prefill_s, rel=0.01)
@@ -276,8 +276,8 @@ def test_a_blind_replica_is_taken_to_be_as_fast_as_one_that_tells(index, picker)
 def test_a_step_that_cannot_be_teaches_nothing(index, picker, step_ms):
     fed = FedReplica(index, "a")
     fed.tell(load(step_tokens=100, step_ms=step_ms))
-    picker.heard(fed.replica)
-    assert fed.replica.activity.rates.num_steps == 0
+    picker.record_load(fed.replica)
+    assert fed.replica.local_load.rates.num_steps == 0
 
 
 def test_tokens_that_those_who_wait_will_find_cached_are_no_queue(index, picker):
@@ -289,7 +289,7 @@ def test_tokens_that_those_who_wait_will_find_cached_are_no_queue(index, picker)
         hear(picker, warm, waiting=waiting, prefill_backlog_tokens=waiting * 484, waiting_cached_tokens=waiting * 480)
     decision = picker.pick(prompt, [warm.replica, cold.replica])
     assert decision.chosen is warm.replica
-    assert decision.terms.queue_s == pytest.approx(4 * 4 * warm.replica.activity.rates.token_s)
+    assert decision.chosen_cost.queue_s == pytest.approx(4 * 4 * warm.replica.local_load.rates.token_s)
 
 
 def test_without_free_blocks_it_takes_until_others_give_theirs_back(index, picker, clock):
@@ -298,7 +298,7 @@ def test_without_free_blocks_it_takes_until_others_give_theirs_back(index, picke
     ticket = picker.lease(picker.pick(prompt, [full.replica]), prompt)
     clock.now_s += 10
     ticket.release("ok")
-    full.tell(Load(running=4, free_blocks=0, cached_blocks=12, total_blocks=112))
+    full.tell(ReplicaLoad(running=4, free_blocks=0, cached_blocks=12, total_blocks=112))
     free.tell(load(running=4))
     decision = picker.pick(prompt, [full.replica, free.replica])
     assert decision.chosen is free.replica

@@ -3,7 +3,7 @@ others' requests is predicted as our own is.
 """
 
 import pytest
-from octavo_server.kv.frames import Load
+from octavo_server.kv.frames import ReplicaLoad
 from octavo_server.router.balance.lease import FAILED_LOAD_S, MIN_PREDICTED_S
 from octavo_server.router.balance.picker import Picker
 from octavo_server.router.fleet.prefix_index import Match, PrefixIndex
@@ -28,7 +28,7 @@ def clock():
 
 @pytest.fixture
 def picker(index, put_off, clock):
-    return Picker(index, clock=clock, soon=put_off.append)
+    return Picker(index, clock=clock, call_soon=put_off.append)
 
 
 def send(picker, fed, prompt):
@@ -88,8 +88,8 @@ def test_what_a_frame_named_before_is_not_predicted(index, picker, put_off):
 
 
 def come(picker, fed, hashes, **load):
-    fed.tell(Load(free_blocks=1000, total_blocks=1000, **load), coming=hashes)
-    picker.heard(fed.replica)
+    fed.tell(ReplicaLoad(free_blocks=1000, total_blocks=1000, **load), coming=hashes)
+    picker.record_load(fed.replica)
 
 
 def found(picker, fed, hashes):
@@ -107,7 +107,7 @@ def test_what_comes_for_another_routers_request_is_predicted_until_it_expires(in
 def test_it_is_predicted_for_as_long_as_what_is_before_it_takes(index, picker, clock):
     fed = FedReplica(index, "a")
     come(picker, fed, [2, 3], received=1, waiting=1, prefill_backlog_tokens=50_000)
-    clock.now_s += 2 * 50_000 * fed.replica.activity.rates.token_s - 0.1
+    clock.now_s += 2 * 50_000 * fed.replica.local_load.rates.token_s - 0.1
     assert found(picker, fed, [2, 3]) == Match(2, predicted=2)
     clock.now_s += 0.1
     assert found(picker, fed, [2, 3]) == Match(0)
@@ -140,7 +140,7 @@ def test_ours_that_fails_leaves_what_comes_for_another(index, picker):
 
 def test_what_comes_ends_nothing_of_ours_that_lasts_longer(index, picker, clock):
     fed, prompt = FedReplica(index, "a"), prompt_of([1, 2])
-    fed.tell(Load(free_blocks=1000, total_blocks=1000, prefill_backlog_tokens=50_000))
+    fed.tell(ReplicaLoad(free_blocks=1000, total_blocks=1000, prefill_backlog_tokens=50_000))
     send(picker, fed, prompt)
     come(picker, fed, [1, 2, 3], received=1)
     clock.now_s += MIN_PREDICTED_S
@@ -167,7 +167,7 @@ def test_an_error_leaves_no_predicted_blocks(index, picker, put_off):
 def test_a_failed_request_counts_as_load_for_some_seconds(index, picker, clock):
     failing, other, prompt = FedReplica(index, "a"), FedReplica(index, "b"), prompt_of(range(100, 110))
     send(picker, failing, prompt).release("failed")
-    load = failing.replica.activity
+    load = failing.replica.local_load
     assert (load.num_in_flight, load.num_failed, load.failed_tokens) == (0, 1, prompt.num_tokens)
     assert picker.pick(prompt, [failing.replica, other.replica]).chosen is other.replica
     clock.now_s += FAILED_LOAD_S

@@ -7,7 +7,7 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.frontend import Frontend
 from octavo_engine.text.template import ChatTemplate
 from octavo_engine.wire.hashing import block_hashes, root_hash
-from octavo_server.kv.card import ModelCard
+from octavo_server.kv.card import KVModelCard
 from octavo_server.openai.rendering import RenderOptions, render_conversation
 from octavo_server.router.prompts.prompt import estimate
 from octavo_server.router.prompts.prompt_hasher import PromptHasher, is_nondeterministic
@@ -35,7 +35,7 @@ class CountingTokenizer:
 
 def card_of(tokenizer, **fields):
     known = {"root": ROOT, "block_size": BLOCK, "max_model_len": 65536, "chat_template": TEMPLATES["chatml"]}
-    return ModelCard(models=("m",), tokenizer=tokenizer.to_json(), special_tokens=SPECIAL, **{**known, **fields})
+    return KVModelCard(models=("m",), tokenizer=tokenizer.to_json(), special_tokens=SPECIAL, **{**known, **fields})
 
 
 def reader_with(max_bytes=1 << 22, tokenizer="byte level", **fields):
@@ -52,9 +52,9 @@ def ask(text):
 def test_of_a_known_beginning_only_the_last_message_is_tokenised():
     reader, tokenizer = reader_with()
     for number in range(3):
-        reader.read("chat", ask(f"question {number}"), "")
+        reader.hash_prompt("chat", ask(f"question {number}"), "")
     before = tokenizer.num_chars
-    reader.read("chat", ask("question 4"), "")
+    reader.hash_prompt("chat", ask("question 4"), "")
     assert tokenizer.num_chars - before < 64
 
 
@@ -64,7 +64,7 @@ def test_a_growing_conversation_costs_its_new_part():
     for turn in range(40):
         messages += [{"role": "user", "content": f"{turn} and a b? " * 20}]
         before = tokenizer.num_chars
-        reader.read("chat", {"messages": messages}, "")
+        reader.hash_prompt("chat", {"messages": messages}, "")
         new.append(tokenizer.num_chars - before)
         messages += [{"role": "assistant", "content": f"{turn} a b. " * 20}]
     assert max(new[2:]) < 1500
@@ -74,9 +74,9 @@ def test_one_long_message_that_ends_differently():
     reader, tokenizer = reader_with()
     document = "word and more words of a b " * 2000
     for number in range(2):
-        reader.read("chat", ask(f"{document} question {number}"), "")
+        reader.hash_prompt("chat", ask(f"{document} question {number}"), "")
     before = tokenizer.num_chars
-    reader.read("chat", ask(f"{document} question 3"), "")
+    reader.hash_prompt("chat", ask(f"{document} question 3"), "")
     assert tokenizer.num_chars - before < 1500
 
 
@@ -85,31 +85,31 @@ def test_a_known_text_that_goes_on(tokenizer):
     reader, counted = reader_with(tokenizer=tokenizer)
     text = "word and more words of a b " * 400
     for number in range(2):
-        reader.read("completion", {"prompt": f"{text} {number}"}, "")
+        reader.hash_prompt("completion", {"prompt": f"{text} {number}"}, "")
     before = counted.num_chars
-    reader.read("completion", {"prompt": f"{text} and {text}"}, "")
+    reader.hash_prompt("completion", {"prompt": f"{text} and {text}"}, "")
     assert counted.num_chars - before < len(text) + 1500
 
 
 def test_memory_is_bounded_and_a_flood_leaves_what_is_in_use():
     reader, tokenizer = reader_with(max_bytes=1 << 20)
     for number in range(2):
-        reader.read("chat", ask(f"question {number}"), "")
+        reader.hash_prompt("chat", ask(f"question {number}"), "")
     for number in range(50):
-        reader.read("chat", {"messages": [{"role": "user", "content": f"{number} a word of a b " * 4000}]}, "")
+        reader.hash_prompt("chat", {"messages": [{"role": "user", "content": f"{number} a word of a b " * 4000}]}, "")
     assert reader._chains.num_bytes <= 1 << 20
     before = tokenizer.num_chars
-    reader.read("chat", ask("question 3"), "")
+    reader.hash_prompt("chat", ask("question 3"), "")
     assert tokenizer.num_chars - before < 64
 
 
 def test_distinct_last_messages_leave_nothing_behind():
     reader, _ = reader_with()
     for number in range(2):
-        reader.read("chat", ask(f"question {number}"), "")
+        reader.hash_prompt("chat", ask(f"question {number}"), "")
     before = reader._chains.num_bytes
     for number in range(500):
-        reader.read("chat", ask(f"question {number}"), "")
+        reader.hash_prompt("chat", ask(f"question {number}"), "")
     assert reader._chains.num_bytes == before
 
 
@@ -118,7 +118,7 @@ def test_threads_read_alike():
     bodies = [ask(f"{number % 7} a b " * (number % 50)) for number in range(200)]
     alone = [PromptHasher.from_card(reader.card).read("chat", body, "") for body in bodies[:14]]
     with ThreadPoolExecutor(4) as pool:
-        prompts = [*pool.map(lambda body: reader.read("chat", body, ""), bodies)]
+        prompts = [*pool.map(lambda body: reader.hash_prompt("chat", body, ""), bodies)]
     assert [p.hashes for p in prompts[:14]] == [p.hashes for p in alone]
 
 
@@ -127,19 +127,19 @@ def test_a_body_is_as_good_as_any_other_of_its_meaning():
     parts = [{"type": "text", "text": SYSTEM["content"]}, {"type": "text", "text": "x"}]
     as_parts = {"messages": [{"content": parts, "role": "user"}], "tools": None, "chat_template_kwargs": {}}
     as_text = {"messages": [{"role": "user", "content": SYSTEM["content"] + "\nx"}]}
-    assert reader.read("chat", as_parts, "").hashes == reader.read("chat", as_text, "").hashes != ()
-    responses = reader.read("responses", {"input": SYSTEM["content"] + "\nx"}, "")
-    assert responses.hashes == reader.read("chat", as_text, "").hashes
+    assert reader.hash_prompt("chat", as_parts, "").hashes == reader.hash_prompt("chat", as_text, "").hashes != ()
+    responses = reader.hash_prompt("responses", {"input": SYSTEM["content"] + "\nx"}, "")
+    assert responses.hashes == reader.hash_prompt("chat", as_text, "").hashes
 
 
 def test_limits_and_outputs_are_told():
     reader, _ = reader_with()
-    prompt = reader.read("chat", {**ask("a"), "max_completion_tokens": 7, "max_tokens": 9, "n": 3}, "")
+    prompt = reader.hash_prompt("chat", {**ask("a"), "max_completion_tokens": 7, "max_tokens": 9, "n": 3}, "")
     assert (prompt.max_tokens, prompt.num_outputs) == (7, 3)
-    assert reader.read("completion", {"prompt": "a"}, "").max_tokens == 16
-    assert reader.read("responses", {"input": "a", "max_output_tokens": 5}, "").max_tokens == 5
-    assert reader.read("chat", ask("a"), "").max_tokens is None
-    senseless = reader.read("chat", {**ask("a"), "max_tokens": 10**400, "n": 10**400}, "")
+    assert reader.hash_prompt("completion", {"prompt": "a"}, "").max_tokens == 16
+    assert reader.hash_prompt("responses", {"input": "a", "max_output_tokens": 5}, "").max_tokens == 5
+    assert reader.hash_prompt("chat", ask("a"), "").max_tokens is None
+    senseless = reader.hash_prompt("chat", {**ask("a"), "max_tokens": 10**400, "n": 10**400}, "")
     assert (senseless.max_tokens, senseless.num_outputs) == (2**31 - 1, 2**31 - 1)
 
 
@@ -187,8 +187,8 @@ def test_what_cannot_be_read_is_estimated(kind, body):
 @pytest.mark.parametrize("template", [None, "{{ messages[0].content }}{{ [1, 2] | random }}"])
 def test_a_conversation_without_a_fixed_prompt_is_estimated(template):
     reader, _ = reader_with(chat_template=template)
-    assert not reader.read("chat", ask("a"), "").is_exact
-    assert reader.read("completion", {"prompt": "a"}, "").is_exact
+    assert not reader.hash_prompt("chat", ask("a"), "").is_exact
+    assert reader.hash_prompt("completion", {"prompt": "a"}, "").is_exact
 
 
 def test_turns_of_a_conversation_have_one_affinity_and_others_another():
@@ -215,7 +215,7 @@ def test_the_real_model_s_prompts():
     frontend = Frontend.load(EngineConfig())
     tokenizer, template = frontend.tokenizer, frontend.chat_template
     card = card_of(tokenizer, chat_template=template.source)
-    reader = PromptHasher.from_card(ModelCard(**{**{f: getattr(card, f) for f in card.__struct_fields__},
+    reader = PromptHasher.from_card(KVModelCard(**{**{f: getattr(card, f) for f in card.__struct_fields__},
                                                  "special_tokens": template.special_tokens}))  # fmt: skip
     messages = [SYSTEM]
     for turn in range(12):
@@ -223,7 +223,7 @@ def test_the_real_model_s_prompts():
         messages.append({"role": ("user", "assistant")[turn % 2], "content": said * (1 + turn % 5 * 12)})
         ids = tokenizer.encode(render_conversation(template, messages, RenderOptions()), add_special_tokens=False)
         expected = [int.from_bytes(block_hash[:8], "little") for block_hash in block_hashes(ROOT, ids, BLOCK)]
-        prompt = reader.read("chat", {"messages": messages}, "")
+        prompt = reader.hash_prompt("chat", {"messages": messages}, "")
         assert (prompt.num_tokens, [*prompt.hashes]) == (len(ids), expected)
 
 

@@ -38,7 +38,7 @@ async def test_they_go_on_in_the_order_in_which_they_came():
     places.queue.wake()
     await asyncio.gather(*tasks)
     assert places.gone_on == [0, 1, 2, 3, 4]
-    assert not places.queue.has_line("m")
+    assert not places.queue.has_waiting("m")
     assert places.outcomes == ["sent"] * 5
 
 
@@ -50,7 +50,7 @@ async def test_one_model_does_not_wait_for_another():
     places.queue.wake()
     await turns()
     assert places.gone_on == ["b"]
-    assert (places.queue.has_line("m"), places.queue.has_line("n")) == (True, False)
+    assert (places.queue.has_waiting("m"), places.queue.has_waiting("n")) == (True, False)
     tasks[0].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert len(places.queue) == 0

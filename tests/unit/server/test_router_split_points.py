@@ -26,7 +26,7 @@ FRAGMENTS = (
 @functools.cache
 def known(name):
     tokenizer = TOKENIZERS[name]()
-    return tokenizer, SafeSplitter.of(tokenizer.to_json(), NEAR)
+    return tokenizer, SafeSplitter.from_tokenizer(tokenizer.to_json(), NEAR)
 
 
 def joined_ids(tokenizer, pieces):
@@ -90,7 +90,7 @@ def test_long_stretches_are_cut_between_words():
 
 def test_special_tokens_that_no_prompt_has_are_not_looked_for():
     tokenizer, _ = known("byte level")
-    assert SafeSplitter.of(tokenizer.to_json(), "no tokens").special.search(NEAR) is None
+    assert SafeSplitter.from_tokenizer(tokenizer.to_json(), "no tokens").special.search(NEAR) is None
 
 
 FOLDER = Path(os.environ.get("OCTAVO_LLAMA_VOCABS", "/nonexistent"))
@@ -107,7 +107,7 @@ def test_real_vocabularies(path):
         return
     tokenizer = Tokenizer(backend, bos_token_id=vocab.id_of("bos"), eos_token_id=vocab.id_of("eos"), origin=str(path))
     tokens = [vocab.tokens[i] for i, kind in enumerate(vocab.types) if kind == 3][:200]
-    cuts = SafeSplitter.of(tokenizer.to_json(), " ".join(tokens))
+    cuts = SafeSplitter.from_tokenizer(tokenizer.to_json(), " ".join(tokens))
     texts = [
         *path.with_suffix(".gguf.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n"),
         *(file.read_text(encoding="utf-8") for file in sorted((FOLDER / "templates").glob("*.jinja"))[:8]),

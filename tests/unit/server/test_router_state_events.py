@@ -39,7 +39,7 @@ async def test_the_whole_state_comes_first_then_what_changed():
         ("a", True, "0000000000000001"),
         ("b", True, "0000000000000001"),
     ]
-    router.replicas[0].activity.num_in_flight, router.queue = 3, 5
+    router.replicas[0].local_load.num_in_flight, router.queue = 3, 5
     change = parsed(await anext(frames))
     assert change.keys() == {"type", "replicas", "queue"}
     assert [(r["name"], r["in_flight"]) for r in change["replicas"]] == [("a", 3)]
@@ -65,9 +65,9 @@ async def test_a_poke_is_told_at_once_and_silence_has_a_heartbeat():
     frames = feed.frames()
     await anext(frames)
     router.queue = 1
-    feed.poke()
+    feed.notify()
     assert parsed(await anext(frames)) == {"type": "change", "queue": 1}
-    feed.poke()
+    feed.notify()
     assert parsed(await anext(frames)) == {"type": "heartbeat"}
     await frames.aclose()
 
@@ -85,7 +85,7 @@ async def test_a_feed_that_is_closed_says_why():
 
 async def test_a_replica_counts_as_admitted_when_every_worker_sends_to_it():
     one, other = Router(), Router()
-    one.replicas[0].activity.num_in_flight = other.replicas[0].activity.num_in_flight = 2
+    one.replicas[0].local_load.num_in_flight = other.replicas[0].local_load.num_in_flight = 2
     other.replicas[1].state, other.replicas[1].admitted_epoch = "loading", None
     a, b = merged([one.state(), other.state()]).replicas
     assert (a.admitted, a.withdrawn, a.acknowledged_epoch, a.in_flight) == (True, False, "0000000000000001", 4)

@@ -6,7 +6,7 @@ import os
 import pytest
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import unnamed_tenant
-from octavo_server.api_keys import LOOK_EVERY_S, ApiKeys, read_keys
+from octavo_server.api_keys import CHECK_EVERY_S, ApiKeys, read_keys
 from octavo_testing.clock import Clock
 
 
@@ -76,7 +76,7 @@ def test_a_swapped_secret_is_seen_without_a_restart(tmp_path, clock):
     ring = ApiKeys(paths=[tmp_path / "keys"], clock=clock)
     assert (ring.tenant_of(b"sk-a"), ring.tenant_of(b"sk-b")) == ("alice", "bob")
     secret(tmp_path / "keys", alice="sk-new", carol="sk-c")
-    clock.now_s = LOOK_EVERY_S
+    clock.now_s = CHECK_EVERY_S
     answers = [ring.tenant_of(key) for key in (b"sk-new", b"sk-a", b"sk-b", b"sk-c")]
     assert answers == ["alice", None, None, "carol"]
 
@@ -85,7 +85,7 @@ def test_a_secret_with_many_keys_costs_one_look(tmp_path, clock, monkeypatch):
     secret(tmp_path / "keys", **{f"k{i}": f"sk-{i}" for i in range(50)})
     ring = ApiKeys(paths=[tmp_path / "keys"], clock=clock)
     monkeypatch.setattr("octavo_server.api_keys._entries", None)
-    clock.now_s = LOOK_EVERY_S
+    clock.now_s = CHECK_EVERY_S
     assert ring.tenant_of(b"sk-7") == "k7"
 
 
@@ -96,7 +96,7 @@ def test_a_changed_file_is_looked_at_once_a_while(tmp_path, clock):
     path.write_text("alice: sk-new")
     os.utime(path, ns=(1, 1))
     assert ring.tenant_of(b"sk-a") == "alice"
-    clock.now_s = LOOK_EVERY_S
+    clock.now_s = CHECK_EVERY_S
     assert (ring.tenant_of(b"sk-a"), ring.tenant_of(b"sk-new")) == (None, "alice")
     assert ring.tenant_of(b"flag") == unnamed_tenant("flag")
 
@@ -107,13 +107,13 @@ def test_a_broken_change_leaves_the_keys_and_is_logged_once(tmp_path, clock, cap
     ring = ApiKeys(paths=[path], clock=clock)
     path.write_text("sk-half")
     with caplog.at_level(logging.ERROR):
-        for clock.now_s in (LOOK_EVERY_S, 2 * LOOK_EVERY_S):
+        for clock.now_s in (CHECK_EVERY_S, 2 * CHECK_EVERY_S):
             assert ring.tenant_of(b"sk-a") == "alice"
     (record,) = caplog.records
     assert "the API keys stay as they were" in record.message
     assert "sk-" not in record.message
     path.unlink()
-    clock.now_s = 3 * LOOK_EVERY_S
+    clock.now_s = 3 * CHECK_EVERY_S
     assert ring.tenant_of(b"sk-a") == "alice"
 
 

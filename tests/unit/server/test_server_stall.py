@@ -1,6 +1,6 @@
 import pytest
 from octavo_engine.wire.records import EngineStats
-from octavo_server.watchdog import LONGEST_STEP, Pulse, StallDetector
+from octavo_server.watchdog import LONGEST_STEP, EngineSnapshot, StallDetector
 
 TIMEOUT_S = 30
 
@@ -20,7 +20,9 @@ class Engine:
             self.cpu_s += cpu
             if steps or messages:
                 self.stats = EngineStats(steps=self.stats.steps + steps)
-            self.watch.look(Pulse(num_unfinished=self.unfinished, stats=self.stats, cpu_s=self.cpu_s), self.now)
+            self.watch.observe(
+                EngineSnapshot(num_unfinished=self.unfinished, stats=self.stats, cpu_s=self.cpu_s), self.now
+            )
             if self.watch.reason(self.now):
                 return second
         return None

@@ -31,12 +31,12 @@ from octavo_server.openai.fields import GenerationFields
 from octavo_server.openai.limits import check_chars, check_fits
 from octavo_server.openai.request_parser import parse_request
 from octavo_server.openai.unsupported import refuse_unsupported
-from octavo_server.watchdog import Pulse, StallDetector
+from octavo_server.watchdog import EngineSnapshot, StallDetector
 
 if TYPE_CHECKING:
     from octavo_engine.wire.sampling import SamplingParams
 
-    from octavo_server.request_track import RequestTrack
+    from octavo_server.request_metrics import RequestMetrics
     from octavo_server.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -85,14 +85,14 @@ class ApiContext:
             self.config.queue,
             max_running=self.client.config.max_num_seqs,
             clock=time.monotonic,
-            on_refusal=self.telemetry.refused,
+            on_refusal=self.telemetry.count_rejection,
         )
         self.longest_token = max((len(codec.token_bytes(t)) for t in range(codec.vocab_size)), default=1)
 
     def look_at_engine(self) -> None:
         client = self.client
-        pulse = Pulse(num_unfinished=client.num_unfinished, stats=client.stats, cpu_s=client.core_cpu_s())
-        self.stall.look(pulse, time.monotonic())
+        snapshot = EngineSnapshot(num_unfinished=client.num_unfinished, stats=client.stats, cpu_s=client.core_cpu_s())
+        self.stall.observe(snapshot, time.monotonic())
         self.tell_routers()
 
     def tell_routers(self) -> None:
@@ -102,7 +102,7 @@ class ApiContext:
     def unhealthy_reason(self) -> str | None:
         if self.client.is_dead:
             return str(self.client.dead_error or "the engine core is dead.")
-        return self.stall.reason(time.monotonic())
+        return self.stall.stall_reason(time.monotonic())
 
     def check_queue(self, request: Request) -> None:
         """Raises Overloaded before the body is read, where no more requests are taken."""
@@ -128,9 +128,11 @@ class ApiContext:
     ) -> Generation:
         """Nothing runs, and nothing is counted, before it is read."""
 
-        def track(prompt: PromptInput) -> "RequestTrack":
+        def track(prompt: PromptInput) -> "RequestMetrics":
             num_tokens = len(prompt.token_ids)
-            return self.telemetry.track(head.id, arrival_s=arrival_s, num_prompt_tokens=num_tokens, params=params)
+            return self.telemetry.track_request(
+                head.id, arrival_s=arrival_s, num_prompt_tokens=num_tokens, params=params
+            )
 
         self._log_request(head, prompts, params)
         return Generation(

@@ -65,7 +65,7 @@ class Identity:
     is_router: bool = False
 
 
-NOBODY = Identity()
+ANONYMOUS = Identity()
 
 
 def kind_of(path: str) -> Kind | None:
@@ -101,10 +101,10 @@ class AccessPolicy:
         kind = kind_of(path)
         self._check_port(kind, port)
         if kind in ("probe", "metrics") or (kind == "public" and not self._is_router_only):
-            return NOBODY
+            return ANONYMOUS
         if self._is_open and kind == "client":
-            return NOBODY
-        sent = _sent(headers)
+            return ANONYMOUS
+        sent = _read_headers(headers)
         if self._is_router(sent):
             return Identity(sent.get(_TENANT, b"").decode("latin-1"), is_router=True)
         if self._is_router_only:
@@ -134,7 +134,7 @@ class AccessPolicy:
 
     def _client(self, sent: Mapping[bytes, bytes]) -> Identity:
         if self._keys is None:
-            return NOBODY
+            return ANONYMOUS
         name = self._key_name(sent)
         if name is None:
             raise Unauthorized(NO_KEY)
@@ -144,7 +144,7 @@ class AccessPolicy:
         if self._is_open:
             if method not in ("GET", "HEAD") and self._cors.is_foreign(sent.get(_ORIGIN), sent.get(_HOST)):
                 raise Forbidden(FOREIGN_ORIGIN)
-            return NOBODY
+            return ANONYMOUS
         name = self._key_name(sent)
         if name == ADMIN:
             return Identity(ADMIN, is_admin=True)
@@ -167,7 +167,7 @@ def access_policy(
         secrets=router_secrets(settings.router_secrets, settings.router_secret_file),
         is_router_only=is_router_only,
         admin_port=admin_port,
-        cors=CorsPolicy.of(settings),
+        cors=CorsPolicy.from_settings(settings),
     )
 
 
@@ -208,7 +208,7 @@ def _without_internals(send: Send) -> Send:
     return send_filtered
 
 
-def _sent(headers: RawHeaders) -> dict[bytes, bytes]:
+def _read_headers(headers: RawHeaders) -> dict[bytes, bytes]:
     """The first header of each name that the policy reads."""
     sent: dict[bytes, bytes] = {}
     for name, value in headers:

@@ -20,12 +20,12 @@ class CorsPolicy:
     allowed_origins: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, settings: HttpSettings) -> "CorsPolicy":
+    def from_settings(cls, settings: HttpSettings) -> "CorsPolicy":
         if settings.allowed_origins is not None:
             return cls(settings.allowed_origins)
         return cls((ANY,) if settings.needs_key else ())
 
-    def answer_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    def response_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """What an answer says of the page that asked; `headers` are the request's."""
         origin = next((value for name, value in headers if name == b"origin"), None)
         if origin is None or not self.allowed_origins:
@@ -41,7 +41,7 @@ class CorsPolicy:
             return False
         return origin.partition(b"://")[2] != host
 
-    def layer(self, app: ASGIApp) -> ASGIApp:
+    def add_middleware(self, app: ASGIApp) -> ASGIApp:
         """Around `app`: answers the preflight requests of browsers, and adds headers to answers."""
         if not self.allowed_origins:
             return app

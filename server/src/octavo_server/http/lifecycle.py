@@ -89,11 +89,11 @@ class Lifecycle:
             await discard_body(receive)
             raise Unavailable("This server is draining: send the request to another one.", retry_after_s=RETRY_AFTER_S)
 
-    def enter(self) -> None:
+    def begin_request(self) -> None:
         self.num_requests += 1
         self._idle.clear()
 
-    def leave(self) -> None:
+    def end_request(self) -> None:
         self.num_requests -= 1
         if not self.num_requests:
             self._idle.set()
@@ -118,7 +118,7 @@ class DrainMiddleware:
             await self._app(scope, receive, send)
             return
         closing = self._closing(send)
-        if not is_work(scope):
+        if not is_refused_in_drain(scope):
             await self._app(scope, receive, closing)
             return
         try:
@@ -129,11 +129,11 @@ class DrainMiddleware:
             await self._count(scope, receive, closing)
 
     async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._lifecycle.enter()
+        self._lifecycle.begin_request()
         try:
             await self._app(scope, receive, send)
         finally:
-            self._lifecycle.leave()
+            self._lifecycle.end_request()
 
     def _closing(self, send: Send) -> Send:
         """While draining, each response ends its connection, so that a proxy opens the next one elsewhere."""
@@ -146,6 +146,6 @@ class DrainMiddleware:
         return send_closing
 
 
-def is_work(scope: Scope) -> bool:
+def is_refused_in_drain(scope: Scope) -> bool:
     """What a draining server refuses: the requests of clients, and nothing of probes, scrapers and administrators."""
     return kind_of(get_route_path(scope)) in ("client", None) and scope["method"] != "OPTIONS"

@@ -6,7 +6,7 @@
   while the socket's buffer is full, and a generation keeps one copy of its text however slowly it is read.
 - A client of HTTP/1.0, which knows no chunks, gets a stream that ends with the connection.
 - What one turn of the event loop writes goes out in one piece (`Cork`).
-- Who wants to know at once that the client left can be told without a task that waits for it (`watch`).
+- Who wants to know at once that the client left can be told without a task that waits for it (`watch_disconnect`).
 - A peer that vanished without a word (no FIN ever came) is found by TCP keep-alive.
 """
 
@@ -35,80 +35,80 @@ MIN_PROGRESS_BYTES = 16 * 1024
 
 
 class TimeoutProtocol(RequestFraming):
-    """`request_timeout_s`, `slow_client_timeout_s` and `on_refused_head` are set by `patient`, in a subclass."""
+    """`request_timeout_s`, `slow_client_timeout_s` and `on_refused_head` are set by `timeout_protocol`, in a subclass."""
 
     request_timeout_s: float
     slow_client_timeout_s: float
 
-    _sending: asyncio.TimerHandle | None = None  # the client's request
-    _reading: asyncio.TimerHandle | None = None  # our response
+    _sender_timer: asyncio.TimerHandle | None = None  # the client's request
+    _reader_timer: asyncio.TimerHandle | None = None  # our response
     _unread_bytes = 0
-    _on_gone: Callable[[], None] | None = None
+    _on_disconnect: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, Cork(transport, self.loop)))
         detect_dead_peer(transport.get_extra_info("socket"), idle_s=60, interval_s=15)
-        self._expect(self.timeout_keep_alive)
+        self._set_sender_timer(self.timeout_keep_alive)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         idle = self.cycle is None or self.cycle.response_complete
-        if idle and self._sending is None and self.timeout_keep_alive_task is None:
-            self._expect(self.timeout_keep_alive)  # uvicorn forgets its timer even for an empty line
+        if idle and self._sender_timer is None and self.timeout_keep_alive_task is None:
+            self._set_sender_timer(self.timeout_keep_alive)  # uvicorn forgets its timer even for an empty line
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._expect(None)
-        self._watch_reader(None)
-        on_gone, self._on_gone = self._on_gone, None
+        self._set_sender_timer(None)
+        self._set_reader_timer(None)
+        on_disconnect, self._on_disconnect = self._on_disconnect, None
         super().connection_lost(exc)
-        if on_gone is not None:
-            on_gone()
+        if on_disconnect is not None:
+            on_disconnect()
 
-    def watch(self, on_gone: Callable[[], None] | None) -> None:
+    def watch_disconnect(self, on_disconnect: Callable[[], None] | None) -> None:
         """Called once if the client leaves before this is called anew. Reads on meanwhile, else it wouldn't be seen."""
-        self._on_gone = on_gone
-        if on_gone is not None:
+        self._on_disconnect = on_disconnect
+        if on_disconnect is not None:
             self.flow.resume_reading()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._expect(self.request_timeout_s)
+        self._set_sender_timer(self.request_timeout_s)
 
     def begin_request(self) -> None:
         super().begin_request()
         self.scope["state"][CONNECTION] = self
-        self._expect(self.request_timeout_s + BODY_GRACE_S)
+        self._set_sender_timer(self.request_timeout_s + BODY_GRACE_S)
 
     def end_request(self) -> None:
-        self._expect(None)
+        self._set_sender_timer(None)
         super().end_request()
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self._unread_bytes = self.transport.get_write_buffer_size()
-        self._watch_reader(self.slow_client_timeout_s)
+        self._set_reader_timer(self.slow_client_timeout_s)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._watch_reader(None)
+        self._set_reader_timer(None)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         is_old = cycle.scope["http_version"] == "1.0"
         super()._start_asgi_task(cycle, partial(_answer_unchunked, app, cycle) if is_old else app)
 
-    def _expect(self, timeout_s: float | None) -> None:
-        if self._sending is not None:
-            self._sending.cancel()
-        self._sending = None if timeout_s is None else self.loop.call_later(timeout_s, self._on_slow_sender)
+    def _set_sender_timer(self, timeout_s: float | None) -> None:
+        if self._sender_timer is not None:
+            self._sender_timer.cancel()
+        self._sender_timer = None if timeout_s is None else self.loop.call_later(timeout_s, self._on_slow_sender)
 
-    def _watch_reader(self, timeout_s: float | None) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-        self._reading = None if timeout_s is None else self.loop.call_later(timeout_s, self._on_slow_reader)
+    def _set_reader_timer(self, timeout_s: float | None) -> None:
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+        self._reader_timer = None if timeout_s is None else self.loop.call_later(timeout_s, self._on_slow_reader)
 
     def _on_slow_sender(self) -> None:
         if self.flow.read_paused:  # it may have sent all: we don't look, as an earlier answer is on its way
-            self._expect(self.request_timeout_s)
+            self._set_sender_timer(self.request_timeout_s)
             return
         logger.debug("%s: the request was not complete in time: closing the connection", self.client)
         self.transport.close()
@@ -117,7 +117,7 @@ class TimeoutProtocol(RequestFraming):
         unread_bytes = self.transport.get_write_buffer_size()
         if self._unread_bytes - unread_bytes >= MIN_PROGRESS_BYTES:
             self._unread_bytes = unread_bytes
-            self._watch_reader(self.slow_client_timeout_s)
+            self._set_reader_timer(self.slow_client_timeout_s)
             return
         logger.info(
             "%s: the client has not read %d bytes for %g s: closing the connection",
@@ -126,7 +126,7 @@ class TimeoutProtocol(RequestFraming):
         self.transport.abort()
 
 
-def patient(
+def timeout_protocol(
     *,
     request_timeout_s: float,
     slow_client_timeout_s: float,

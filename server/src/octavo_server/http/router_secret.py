@@ -35,7 +35,7 @@ class OutgoingSecret:
     @property
     def current(self) -> str:
         """Empty without one."""
-        if self._file.has_news():
+        if self._file.has_changed():
             try:
                 self._current = self._read()
             except StartupError as error:
@@ -65,4 +65,4 @@ def router_secrets(given: tuple[str, ...], path: Path | None) -> ApiKeys | None:
     """None where no secret is set. Raises StartupError."""
     if not given and path is None:
         return None
-    return ApiKeys(given, [] if path is None else [path], read=read_secrets, what="router's secrets")
+    return ApiKeys(given, [] if path is None else [path], read=read_secrets, kind="router's secrets")

@@ -18,12 +18,12 @@ from starlette.types import ASGIApp
 
 from octavo_server.config import HttpSettings
 from octavo_server.http.lifecycle import Lifecycle
-from octavo_server.http.protocol import TimeoutProtocol, patient
+from octavo_server.http.protocol import TimeoutProtocol, timeout_protocol
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 TICKS_PER_S = 10  # uvicorn's
 #: After the last response was written: how long its last bytes may take to leave.
-LAST_WORDS_S = 5
+FINAL_WRITE_S = 5
 
 
 class DrainingServer(uvicorn.Server):
@@ -36,8 +36,8 @@ class DrainingServer(uvicorn.Server):
         on_refused_head: Callable[[str], None],
         **more: Any,
     ) -> None:
-        """`on_refused_head`: as for `patient`; `more`: what uvicorn is told besides."""
-        http = patient(
+        """`on_refused_head`: as for `timeout_protocol`; `more`: what uvicorn is told besides."""
+        http = timeout_protocol(
             request_timeout_s=settings.limits.request_timeout_s,
             slow_client_timeout_s=settings.slow_client_timeout_s,
             on_refused_head=on_refused_head,
@@ -87,7 +87,7 @@ class DrainingServer(uvicorn.Server):
         lifecycle = self._lifecycle
         delay_s = self._shutdown_delay_s if sig == signal.SIGTERM else 0.0
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(delay_s, lifecycle.remaining_s or 0.0) + LAST_WORDS_S):
+            async with asyncio.timeout(max(delay_s, lifecycle.remaining_s or 0.0) + FINAL_WRITE_S):
                 await lifecycle.drained(at_least_s=delay_s)
         self.should_exit = True
 
@@ -105,6 +105,6 @@ def _uvicorn_config(
         access_log=settings.logs_access,
         server_header=False,
         timeout_keep_alive=settings.keep_alive_s,
-        timeout_graceful_shutdown=LAST_WORDS_S,
+        timeout_graceful_shutdown=FINAL_WRITE_S,
         **more,
     )

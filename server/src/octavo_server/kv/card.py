@@ -1,4 +1,4 @@
-"""`ModelCard`: all that a router needs to turn a request into the block hashes that this replica would store.
+"""`KVModelCard`: all that a router needs to turn a request into the block hashes that this replica would store.
 
 Self-contained: a router has no model volume, so the tokenizer and the chat template travel as they are in use here,
 whatever files and flags they came from. Two replicas with one fingerprint make the same hashes of the same request.
@@ -16,7 +16,7 @@ MEDIA_TYPE = "application/msgpack"
 FINGERPRINT_CHARS = 32
 
 
-class ModelCard(msgspec.Struct, kw_only=True, frozen=True):
+class KVModelCard(msgspec.Struct, kw_only=True, frozen=True):
     """`tokenizer` is a `tokenizer.json`. `adapters`: name -> hash of the content, for `scoped_root`.
 
     `root` is empty where the replica caches no prefixes.
@@ -36,9 +36,9 @@ class ModelCard(msgspec.Struct, kw_only=True, frozen=True):
     fingerprint: str = ""
 
 
-def model_card(client: "EngineClient", models: tuple[str, ...], *, cache_isolation: bool) -> ModelCard:
+def model_card(client: "EngineClient", models: tuple[str, ...], *, cache_isolation: bool) -> KVModelCard:
     ready, tokenizer, template = client.ready_info, client.tokenizer, client.chat_template
-    card = ModelCard(
+    card = KVModelCard(
         models=models,
         root=ready.hash_root if client.config.enable_prefix_caching else b"",
         block_size=ready.block_size,
@@ -54,10 +54,10 @@ def model_card(client: "EngineClient", models: tuple[str, ...], *, cache_isolati
     return msgspec.structs.replace(card, fingerprint=fingerprint)
 
 
-def write_card(card: ModelCard) -> bytes:
+def write_card(card: KVModelCard) -> bytes:
     return msgspec.msgpack.encode(card)
 
 
-def read_card(data: bytes) -> ModelCard:
+def read_card(data: bytes) -> KVModelCard:
     """Raises ValueError. Fields that this reader doesn't know are passed over."""
-    return msgspec.msgpack.decode(data, type=ModelCard)
+    return msgspec.msgpack.decode(data, type=KVModelCard)

@@ -15,7 +15,7 @@ MAX_FRAME_BYTES = 256 * 1024
 _LENGTH = struct.Struct("<I")
 
 
-class Load(msgspec.Struct, kw_only=True):
+class ReplicaLoad(msgspec.Struct, kw_only=True):
     """What the replica has to do, and whether it takes more. `step_tokens` took the latest step `step_ms`.
 
     `received`: requests since the engine started, from anybody; those are what the other figures tell of.
@@ -65,7 +65,7 @@ class Snapshot(msgspec.Struct, tag="snapshot", kw_only=True):
     epoch: int
     seq: int
     digest: int
-    load: Load
+    load: ReplicaLoad
 
 
 class Step(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
@@ -77,7 +77,7 @@ class Step(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
     epoch: int
     seq: int
     digest: int
-    load: Load
+    load: ReplicaLoad
     stored: bytes = b""
     removed: bytes = b""
     host_stored: bytes = b""

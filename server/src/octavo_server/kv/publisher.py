@@ -5,7 +5,7 @@ loop never waits for a listener. A frame is encoded once for all of them. A list
 is dropped with a reason: coming back for a snapshot costs less than what it has missed.
 
 The core looks at new requests between two steps, and a step with long prompts may take a second. So what is on its way
-to it is known here (`Arrivals`), and told as part of what waits.
+to it is known here (`PendingPrompts`), and told as part of what waits.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ import msgspec
 from octavo_engine.wire.hashing import SHORT_BYTES
 from octavo_engine.wire.kv_stream import KVChange, KVSet, run_together
 
-from octavo_server.kv.arrivals import Arrivals, full_blocks
-from octavo_server.kv.frames import VERSION, Bye, Hello, Load, Part, Snapshot, Step, write
+from octavo_server.kv.frames import VERSION, Bye, Hello, Part, ReplicaLoad, Snapshot, Step, write
+from octavo_server.kv.pending_prompts import PendingPrompts, full_blocks
 
 if TYPE_CHECKING:
     from octavo_engine.config import ReadyInfo
@@ -40,32 +40,32 @@ class Listener:
         self._max_backlog_bytes = max_backlog_bytes
         self._frames: deque[bytes] = deque()
         self._backlog_bytes = 0
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
 
     def push(self, frame: bytes) -> None:
         self._frames.append(frame)
         self._backlog_bytes += len(frame)
-        self._news.set()
+        self._wakeup.set()
         if self._backlog_bytes > self._max_backlog_bytes:
             self.drop(Bye(f"slow reader: more than {self._max_backlog_bytes} bytes behind; connect again"))
 
     def drop(self, bye: Bye) -> None:
         self.bye = bye
         self._frames.clear()
-        self._news.set()
+        self._wakeup.set()
 
     async def wait(self, timeout_s: float) -> None:
         """Not `wait_for`: in Python 3.11 it swallows a cancellation that comes together with the news."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._news.wait()
+                await self._wakeup.wait()
 
-    def take(self) -> bytes:
+    def take_frames(self) -> bytes:
         """Everything there is, which may be nothing."""
         taken = b"".join(self._frames)
         self._frames.clear()
         self._backlog_bytes = 0
-        self._news.clear()
+        self._wakeup.clear()
         return taken
 
 
@@ -77,18 +77,18 @@ class KVPublisher:
         *,
         card: str = "",
         heartbeat_s: float = HEARTBEAT_S,
-        caches: bool = True,
+        has_prefix_cache: bool = True,
     ) -> None:
-        """`caches`: False where nothing of a prompt is found again."""
-        self.kept = KVSet()
+        """`has_prefix_cache`: False where nothing of a prompt is found again."""
+        self.kv_set = KVSet()
         self.max_backlog_bytes = MAX_BACKLOG_BYTES
         self._heartbeat_s = heartbeat_s
-        self._caches = caches
+        self._has_prefix_cache = caches
         self._seq = 0
         self._digest = 0  # as the engine core computed it: a copy here that went wrong shows, too
-        self._arrivals = Arrivals(ready.block_size)
-        self._of_core = Load(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)  # as it last told
-        self._load = self._of_core
+        self._pending = PendingPrompts(ready.block_size)
+        self._core_load = ReplicaLoad(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)  # as it last told
+        self._load = self._core_load
         self._listeners: set[Listener] = set()
         self._hello = Hello(
             version=VERSION,
@@ -110,31 +110,31 @@ class KVPublisher:
     def publish(self, change: KVChange | None, stats: "EngineStats") -> None:
         """One step. Goes out if blocks came or went, or there is other work to do than before."""
         before = self._load
-        self._of_core = load_of(stats, accepts=before.accepts)
-        self._load = self._arrivals.within(self._of_core)
+        self._core_load = load_of(stats, accepts=before.accepts)
+        self._load = self._pending.add_to_load(self._core_load)
         if change is not None:
             for part in _parts(change, self._digest):
-                self.kept.apply(part)
-                self._tell(part)
-        elif is_news(before, self._load):
-            self._tell(_NO_CHANGE)
+                self.kv_set.apply(part)
+                self._push_step(part)
+        elif changes_routing(before, self._load):
+            self._push_step(_NO_CHANGE)
 
-    def added(self, request: "EngineRequest") -> None:
+    def announce_request(self, request: "EngineRequest") -> None:
         """It is on its way to the core: told at once."""
-        hello, is_asked = self._hello, bool(self._caches and self._listeners)
+        hello, is_asked = self._hello, bool(self._has_prefix_cache and self._listeners)
         blocks = full_blocks(request, hello.root, hello.block_size) if is_asked else ()
-        arrival = self._arrivals.add(request, blocks, self.kept.has)
-        self._load = self._arrivals.within(self._of_core)
-        self._tell(_NO_CHANGE, coming=run_together(arrival.coming))
+        prompt = self._pending.add(request, blocks, self.kv_set.has)
+        self._load = self._pending.add_to_load(self._core_load)
+        self._push_step(_NO_CHANGE, coming=run_together(prompt.coming))
 
     def set_accepts(self, accepts: bool) -> None:
         """Whether new requests are taken: told at once."""
         if self._load.accepts != accepts:
-            self._of_core = msgspec.structs.replace(self._of_core, accepts=accepts)
-            self._load = self._arrivals.within(self._of_core)
-            self._tell(_NO_CHANGE)
+            self._core_load = msgspec.structs.replace(self._core_load, accepts=accepts)
+            self._load = self._pending.add_to_load(self._core_load)
+            self._push_step(_NO_CHANGE)
 
-    def _tell(self, change: KVChange, *, coming: bytes = b"") -> None:
+    def _push_step(self, change: KVChange, *, coming: bytes = b"") -> None:
         self._seq += 1
         if change is not _NO_CHANGE:
             self._digest = change.digest
@@ -150,7 +150,7 @@ class KVPublisher:
 
     def snapshot(self) -> Iterator[bytes]:
         """The frames of the set as it is now, whatever happens until they are all taken."""
-        device, host = [*self.kept.device], [*self.kept.host]
+        device, host = [*self.kv_set.device], [*self.kv_set.host]
         end = Snapshot(epoch=self._hello.epoch, seq=self._seq, digest=self._digest, load=self._load)
         return self._snapshot(device, host, end)
 
@@ -164,7 +164,7 @@ class KVPublisher:
                 yield frame
             await listener.wait(self._heartbeat_s)
             while listener.bye is None:
-                yield listener.take() or self._step(_NO_CHANGE)
+                yield listener.take_frames() or self._step(_NO_CHANGE)
                 await listener.wait(self._heartbeat_s)
             yield write(listener.bye)
         finally:
@@ -194,8 +194,8 @@ class KVPublisher:
         )
 
 
-def load_of(stats: "EngineStats", *, accepts: bool = True) -> Load:
-    return Load(
+def load_of(stats: "EngineStats", *, accepts: bool = True) -> ReplicaLoad:
+    return ReplicaLoad(
         running=stats.running,
         waiting=stats.waiting,
         free_blocks=stats.free_blocks,
@@ -209,7 +209,7 @@ def load_of(stats: "EngineStats", *, accepts: bool = True) -> Load:
     )
 
 
-def is_news(before: Load, now: Load) -> bool:
+def changes_routing(before: ReplicaLoad, now: ReplicaLoad) -> bool:
     """What a router would decide by; the number of the next token and its time are no news."""
     old = (before.running, before.waiting, before.prefill_backlog_tokens)
     return old != (now.running, now.waiting, now.prefill_backlog_tokens)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from octavo_engine.wire.kv_stream import numbers, roll
 
-from octavo_server.kv.frames import VERSION, Bye, Frame, Hello, Load, Part, Snapshot, Step
+from octavo_server.kv.frames import VERSION, Bye, Frame, Hello, Part, ReplicaLoad, Snapshot, Step
 from octavo_server.router.fleet.prefix_index import DEVICE, HOST, PrefixIndex, Slot
 
 State = Literal["loading", "exact", "broken"]
@@ -22,9 +22,9 @@ class StreamBroken(Exception):
 class BlockMirror:
     def __init__(self, index: PrefixIndex) -> None:
         self.state: State = "loading"
-        self.slot: Slot = index.take_slot()
+        self.slot: Slot = index.acquire_slot()
         self.hello: Hello | None = None
-        self.load = Load()
+        self.load = ReplicaLoad()
         self.num_blocks = 0  # hashes on the device
         self.coming: tuple[int, ...] = ()  # in the latest frame: blocks of a request that just arrived there
         self._index = index
@@ -37,14 +37,14 @@ class BlockMirror:
         try:
             self._apply_frame(frame)
         except (StreamBroken, ValueError) as error:
-            self.give_up()
+            self.release()
             raise StreamBroken(str(error)) from None
 
-    def give_up(self) -> None:
+    def release(self) -> None:
         """Release the slot: the connection is gone, or a frame was wrong."""
         if self.state != "broken":
             self.state = "broken"
-            self._index.give_up_slot(self.slot)
+            self._index.release_slot(self.slot)
 
     def _apply_frame(self, frame: Frame) -> None:
         match frame:

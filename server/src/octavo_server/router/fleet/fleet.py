@@ -29,7 +29,7 @@ Listener = Callable[[Replica], None]
 
 class Fleet:
     """Belongs to one event loop. `on_change` is called with each replica whose state, models or readiness changed,
-    `on_heard` with the replica of each frame, after its load is set. `clock`: the event loop's, unless in a test."""
+    `on_load_update` with the replica of each frame, after its load is set. `clock`: the event loop's, unless in a test."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Fleet:
     ) -> None:
         self.index = index
         self.on_change: list[Listener] = []
-        self.on_heard: list[Listener] = []
+        self.on_load_update: list[Listener] = []
         self._settings = settings
         self._discovery = discovery
         self._followed: dict[Endpoint, Replica] = {}  # by the endpoint without its readiness
@@ -50,8 +50,8 @@ class Fleet:
         self._clock = clock
         self._is_discovered = False
         self._routable_since_s: float | None = None  # since when some replica has taken requests
-        self._has_leftovers = asyncio.Event()
-        index.on_given_up = self._has_leftovers.set
+        self._can_sweep = asyncio.Event()
+        index.on_slot_released = self._can_sweep.set
 
     @property
     def replicas(self) -> list[Replica]:
@@ -79,7 +79,7 @@ class Fleet:
         return found
 
     @property
-    def missing(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """Why this router isn't ready. None when more than half of the expected replicas take requests, or some have
         for `FEW_S`: a router that starts would otherwise send all its requests to the first replica.
 
@@ -107,8 +107,8 @@ class Fleet:
             session=self._session,
             index=self.index,
             settings=self._settings,
-            changed=self.changed,
-            load_updated=self._load_updated,
+            on_change=self.notify_change,
+            on_load_update=self._load_updated,
         )
         self._own = [
             supervised("the discovery of replicas", self._discover),
@@ -138,12 +138,12 @@ class Fleet:
                 self._tasks[known] = self._follow(replica)
             elif replica.endpoint != endpoint:
                 replica.endpoint = endpoint
-                self.changed(replica)
+                self.notify_change(replica)
 
     def _follow(self, replica: Replica) -> "asyncio.Task[None]":
         return supervised(f"following replica {replica.name}", lambda: KVStreamClient(replica, self._context).run())
 
-    def changed(self, replica: Replica) -> None:
+    def notify_change(self, replica: Replica) -> None:
         self._routable.clear()
         if replica.state != "connecting":
             replica.away_since_s = None
@@ -157,12 +157,12 @@ class Fleet:
             listener(replica)
 
     def _load_updated(self, replica: Replica) -> None:
-        for listener in self.on_heard:
+        for listener in self.on_load_update:
             listener(replica)
 
     async def _sweep(self) -> None:
         while True:
-            await self._has_leftovers.wait()
-            self._has_leftovers.clear()
+            await self._can_sweep.wait()
+            self._can_sweep.clear()
             while self.index.sweep(SWEPT_AT_ONCE):
                 await asyncio.sleep(0)

@@ -20,7 +20,7 @@ import aiohttp
 
 from octavo_server.backoff import Backoff
 from octavo_server.http.router_secret import SECRET_HEADER, OutgoingSecret
-from octavo_server.kv.frames import MEDIA_TYPE, Bye, Frame, FrameError, FrameReader, Hello, Load, Step
+from octavo_server.kv.frames import MEDIA_TYPE, Bye, Frame, FrameError, FrameReader, Hello, ReplicaLoad, Step
 from octavo_server.router.fleet.block_mirror import BlockMirror, StreamBroken
 from octavo_server.router.fleet.endpoint import State
 from octavo_server.router.fleet.health_check import ConnectionLost, HealthCheck
@@ -46,9 +46,9 @@ class FollowSettings:
     max_misses: int = 3  # health checks in a row
     missed_heartbeats: int = 2
     reopen_after_s: float = 5.0  # a silent stream, though /health answers
-    look_every_s: float = 1.0  # at the health of a polled or silent replica
-    looks_at_health: int = 30  # then at its models, and whether it has a stream by now
-    looks_at_metrics: int = 5  # one look in so many
+    poll_every_s: float = 1.0  # at the health of a polled or silent replica
+    polls_between_models: int = 30  # then at its models, and whether it has a stream by now
+    polls_between_metrics: int = 5  # one look in so many
     reads_metrics: bool = True
     least_wait_s: float = 0.1
     most_wait_s: float = 2.0
@@ -67,8 +67,8 @@ class ClientContext:
     session: aiohttp.ClientSession
     index: PrefixIndex
     settings: FollowSettings
-    changed: Callable[[Replica], None]
-    load_updated: Callable[[Replica], None]
+    on_change: Callable[[Replica], None]
+    on_load_update: Callable[[Replica], None]
     large_chunks: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -85,12 +85,12 @@ class KVStreamClient:
         self.replica = replica
         self._context = context
         settings = context.settings
-        self._status = ReplicaStatus(replica, context.changed)
+        self._status = ReplicaStatus(replica, context.on_change)
         self._client = PollingClient(context.session, replica.url, settings.headers)
         self._health = HealthCheck(
             self._client,
             timeout_s=settings.answer_timeout_s,
-            pause_s=settings.look_every_s,
+            pause_s=settings.poll_every_s,
             max_misses=settings.max_misses,
         )
         self._backoff = Backoff(least_s=settings.least_wait_s, most_s=settings.most_wait_s, stable_s=settings.stable_s)
@@ -103,8 +103,8 @@ class KVStreamClient:
         try:
             while True:
                 await self._run_connection(blocks)
-                wait_s = self._backoff.ended(lasted_s=self._exact_s())
-                blocks.give_up()
+                wait_s = self._backoff.next_wait_s(lasted_s=self._exact_s())
+                blocks.release()
                 blocks = self._start_mirror()
                 await asyncio.sleep(wait_s)
         except asyncio.CancelledError:
@@ -117,7 +117,7 @@ class KVStreamClient:
             raise
 
     def _drop_mirror(self, blocks: BlockMirror) -> None:
-        blocks.give_up()
+        blocks.release()
         self.replica.blocks = None
 
     def _start_mirror(self) -> BlockMirror:
@@ -177,17 +177,17 @@ class KVStreamClient:
     async def _poll(self) -> None:
         """Poll a server without a stream, until it is time to ask again whether it has one. Raises if it fails."""
         settings, replica = self._context.settings, self.replica
-        replica.hello, replica.load = None, Load()
+        replica.hello, replica.load = None, ReplicaLoad()
         found = await self._client.models(settings.answer_timeout_s)
         replica.lengths = {name: length for name, length in found.items() if length is not None}
         if found.keys() != replica.models:
             replica.models = frozenset(found)
-            self._context.changed(replica)
-        for look in range(settings.looks_at_health):
-            if settings.reads_metrics and look % settings.looks_at_metrics == 0:
+            self._context.on_change(replica)
+        for look in range(settings.polls_between_models):
+            if settings.reads_metrics and look % settings.polls_between_metrics == 0:
                 replica.load = await self._client.load(settings.answer_timeout_s)
             self._status.set_state("blind", "it has no KV stream")
-            await asyncio.sleep(settings.look_every_s)
+            await asyncio.sleep(settings.poll_every_s)
             await self._health.run(self._status.set_silent)
 
     async def _read_chunk(self, content: aiohttp.StreamReader) -> bytes:
@@ -205,7 +205,7 @@ class KVStreamClient:
         if self.replica.state in ("exact", "blind"):
             self.replica.is_silent = True
             self._status.set_state("blind", f"its KV stream has been silent for {self._max_silence_s:g} s")
-            self._context.changed(self.replica)  # also where it was blind before
+            self._context.on_change(self.replica)  # also where it was blind before
         reading = asyncio.create_task(content.readany())
         checking = asyncio.create_task(self._check_silent_replica())
         try:
@@ -227,7 +227,7 @@ class KVStreamClient:
         self._client.num_unanswered = 0  # the stream has spoken since
         while clock() < reopen_s:
             await self._health.run(self._status.set_silent)
-            await asyncio.sleep(settings.look_every_s)
+            await asyncio.sleep(settings.poll_every_s)
         raise StreamSilent(f"its KV stream was silent for more than {settings.reopen_after_s:g} s")
 
     async def _is_healthy(self) -> bool:
@@ -252,12 +252,12 @@ class KVStreamClient:
         if type(frame) is Step and replica.state == "exact":
             replica.load = frame.load
             if frame.load.accepts is not accepted:
-                self._context.changed(replica)
+                self._context.on_change(replica)
         elif isinstance(frame, Hello):
             self._handle_hello(frame)
         elif blocks.state == "exact":
             self._set_exact(blocks)
-        self._context.load_updated(replica)
+        self._context.on_load_update(replica)
 
     def _handle_hello(self, hello: Hello) -> None:
         replica = self.replica

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from octavo_server.router.fleet.step_time_model import StepTimeModel
 
 if TYPE_CHECKING:
-    from octavo_server.kv.frames import Load
+    from octavo_server.kv.frames import ReplicaLoad
     from octavo_server.router.fleet.block_mirror import BlockMirror
     from octavo_server.router.fleet.prefix_index import Slot
 
@@ -41,7 +41,7 @@ class DecayingSum:
         return self._value * math.exp(self._rate * (self._at - now)) if self._value else 0.0
 
 
-class Predicted:
+class PredictedBlocks:
     """All that is predicted of one copy of a replica's blocks: the one that its stream feeds (`blocks`), or our own."""
 
     __slots__ = ("blocks", "is_over", "repeated", "slot")
@@ -53,7 +53,7 @@ class Predicted:
         self.is_over = False  # the slot was given up, and may be another replica's by now
 
     @property
-    def is_believed(self) -> bool:
+    def is_valid(self) -> bool:
         return not self.is_over if self.blocks is None else self.blocks.state != "broken"
 
 
@@ -64,12 +64,12 @@ class LocalLoad:
         self.hold_s = 0.0  # mean time from an answer's first token to its end; 0: none has ended yet
         self.requests = DecayingSum(LATELY_HALF_LIFE_S)  # sent in the last minutes
         self.worth_tokens = DecayingSum(WORTH_HALF_LIFE_S)  # saved here that no other replica could have saved
-        self.predicted: Predicted | None = None
+        self.predicted: PredictedBlocks | None = None
         self.pending_tokens = 0
         self.num_failed = self.failed_tokens = 0  # of failed requests that still count as load
         self._pending: dict[int, tuple[int, int]] = {}  # in the order sent: tokens, loads before
         self._num_sent = 0
-        self._load: Load | None = None  # the latest reported
+        self._load: ReplicaLoad | None = None  # the latest reported
         self._num_loads = 0
         self._latest_step = (0, 0.0)
         self._reported: set[int] = set()  # unanswered requests that a load includes
@@ -83,24 +83,24 @@ class LocalLoad:
     def num_pending(self) -> int:
         return len(self._pending)
 
-    def send(self, compute_tokens: int) -> int:
-        """The number of the request, to be passed to `answered`."""
+    def record_dispatch(self, compute_tokens: int) -> int:
+        """The number of the request, to be passed to `record_first_byte`."""
         self.num_in_flight += 1
         self._num_sent += 1
         self._pending[self._num_sent] = (compute_tokens, self._num_loads)
         self.pending_tokens += compute_tokens
         return self._num_sent
 
-    def answered(self, sent: int) -> None:
+    def record_first_byte(self, sent: int) -> None:
         """Record the first byte of a request, or its end without one."""
         if sent in self._pending:
             self._end_pending(sent)
         self._reported.remove(sent)
 
-    def held(self, took_s: float) -> None:
+    def record_hold_time(self, took_s: float) -> None:
         self.hold_s += (_HOLD_SHARE if self.hold_s else 1.0) * (took_s - self.hold_s)
 
-    def hear(self, load: "Load", pool: StepTimeModel) -> None:
+    def record_load(self, load: "ReplicaLoad", pool: StepTimeModel) -> None:
         """Record the load of a frame. A frame may repeat the latest step; the model learns from each step once.
 
         `pool`: the step times of all similar replicas, which also learn from this step.

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from octavo_server.kv.frames import Load
+from octavo_server.kv.frames import ReplicaLoad
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 
@@ -75,12 +75,12 @@ class PollingClient:
         except msgspec.MsgspecError as error:
             raise aiohttp.ClientPayloadError(f"/v1/models: {error}") from None
 
-    async def load(self, timeout_s: float) -> Load:
+    async def load(self, timeout_s: float) -> ReplicaLoad:
         """Load from `/metrics`; an empty one where the server has no metrics."""
         try:
             text = (await self._read("/metrics", timeout_s)).decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError):
-            return Load()
+            return ReplicaLoad()
         return load_of(text)
 
     async def _read(self, path: str, timeout_s: float) -> bytes:
@@ -99,7 +99,7 @@ def _length(value: Any) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-def load_of(text: str) -> Load:
+def load_of(text: str) -> ReplicaLoad:
     """Sum of the samples of vLLM's two load metrics. Other lines are skipped."""
     sums = {RUNNING: 0.0, WAITING: 0.0}
     for line in text.splitlines():
@@ -110,4 +110,4 @@ def load_of(text: str) -> Load:
             except (IndexError, ValueError):
                 continue
     running, waiting = (int(value) if isfinite(value) else 0 for value in sums.values())
-    return Load(running=running, waiting=waiting)
+    return ReplicaLoad(running=running, waiting=waiting)

@@ -42,7 +42,7 @@ class Match(NamedTuple):
 class PrefixIndex:
     def __init__(self, *, max_entries: int) -> None:
         self.max_entries = max_entries
-        self.num_forgotten = 0  # entries that were dropped because the table was full
+        self.num_dropped = 0  # entries that were dropped because the table was full
         num_shards = 1 << min(_MAX_SHARD_BITS, max(0, (max_entries // _SHARD_ENTRIES).bit_length()))
         self._low = num_shards - 1
         self._shard_entries = max(1, max_entries // num_shards // 2)  # of one generation
@@ -51,27 +51,27 @@ class PrefixIndex:
         self._shared: dict[int, int] = {}
         self._num_slots = 0
         self._free_slots: list[Slot] = []
-        self.on_given_up: Callable[[], None] = lambda: None  # called when a slot can be swept
+        self.on_slot_released: Callable[[], None] = lambda: None  # called when a slot can be swept
         self._used_slots: set[Slot] = set()
-        self._given_up: list[Slot] = []  # since the current sweep began
+        self._released: list[Slot] = []  # since the current sweep began
         self._sweeping: list[Slot] = []
         self._unswept: list[int] = []  # shards
 
     def __len__(self) -> int:
         return sum(map(len, self._young)) + sum(map(len, self._old))
 
-    def take_slot(self) -> Slot:
+    def acquire_slot(self) -> Slot:
         if self._free_slots:
             return self._free_slots.pop()
         self._num_slots += 1
         return self._num_slots - 1
 
-    def give_up_slot(self, slot: Slot) -> None:
+    def release_slot(self, slot: Slot) -> None:
         """End the use of `slot`. `sweep` clears its entries."""
         if slot in self._used_slots:
             self._used_slots.remove(slot)
-            self._given_up.append(slot)
-            self.on_given_up()
+            self._released.append(slot)
+            self.on_slot_released()
         else:
             self._free_slots.append(slot)
 
@@ -150,15 +150,15 @@ class PrefixIndex:
 
     def sweep(self, max_entries: int) -> int:
         """Clear the bits of given-up slots in about `max_entries` entries. Return the number of entries left."""
-        while max_entries > 0 and (self._unswept or self._given_up):
+        while max_entries > 0 and (self._unswept or self._released):
             if not self._unswept:
-                self._sweeping, self._given_up = self._given_up, []
+                self._sweeping, self._released = self._released, []
                 self._unswept = [*range(len(self._young))]
             max_entries -= max(1, self._sweep_shard(self._unswept.pop()))
             if not self._unswept:
                 self._free_slots += self._sweeping
         left = sum(len(self._young[shard]) + len(self._old[shard]) for shard in self._unswept)
-        return left + (len(self) if self._given_up else 0)
+        return left + (len(self) if self._released else 0)
 
     def _sweep_shard(self, shard: int) -> int:
         """Return the number of entries in the shard."""
@@ -191,7 +191,7 @@ class PrefixIndex:
 
     def _turn_over(self, shard: int) -> dict[int, int]:
         """Drop the old generation, make the young one old, and return a new young one."""
-        self.num_forgotten += len(self._old[shard])
+        self.num_dropped += len(self._old[shard])
         self._old[shard], self._young[shard] = self._young[shard], {}
         return self._young[shard]
 

@@ -10,7 +10,7 @@ answers) and the router has asked how its prompts are read. In the same epoch it
 
 from collections.abc import Mapping
 
-from octavo_server.kv.frames import Hello, Load
+from octavo_server.kv.frames import Hello, ReplicaLoad
 from octavo_server.router.fleet.block_mirror import BlockMirror
 from octavo_server.router.fleet.endpoint import Endpoint, State
 from octavo_server.router.fleet.local_load import LocalLoad
@@ -36,8 +36,8 @@ class Replica:
         self.is_described = True  # False while the router asks how its prompts are read
         self.refusal = ""  # why no requests may be sent to it although it would take them
         self.away_since_s: float | None = None  # since when it has not answered, by the fleet's clock
-        self.load = Load()
-        self.activity = LocalLoad()
+        self.load = ReplicaLoad()
+        self.local_load = LocalLoad()
 
     @property
     def name(self) -> str:
@@ -65,7 +65,7 @@ class Replica:
     @property
     def num_in_flight(self) -> int:
         """Requests of this router that haven't ended."""
-        return self.activity.num_in_flight
+        return self.local_load.num_in_flight
 
     @property
     def is_routable(self) -> bool:

@@ -10,7 +10,7 @@ from prometheus_client import ProcessCollector
 from octavo_server.prometheus_text import family_text
 from octavo_server.router.balance.breaker import BreakerState
 from octavo_server.router.observe.debug import DecisionInfo, decision_info
-from octavo_server.router.observe.metrics.catalogue import Observed
+from octavo_server.router.observe.metrics.catalogue import MetricSnapshot
 from octavo_server.router.observe.metrics.render import Gauges, MetricText
 from octavo_server.router.observe.state import (
     ORDER,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from octavo_server.router.observe.request_observer import RouterTelemetry
 
 
-class Ask(msgspec.Struct):
+class ReportQuery(msgspec.Struct):
     """A question to a worker. `n`: most decisions to return. `after`: worker -> number of the last end already seen."""
 
     what: Literal["state", "metrics", "decisions", "ended", "index"]
@@ -42,7 +42,7 @@ class Report(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     state: RouterState = msgspec.field(default_factory=RouterState)
     index: IndexInfo = msgspec.field(default_factory=IndexInfo)
-    observed: Observed | None = None
+    observed: MetricSnapshot | None = None
     process: dict[str, float] = {}
     decisions: list[DecisionInfo] = []
 
@@ -84,10 +84,10 @@ class Reporter:
         self._process = ProcessCollector(registry=None)
         self._faults: dict[Replica, int] = {}
 
-    def changed(self, replica: "Replica") -> None:
+    def count_faults(self, replica: "Replica") -> None:
         """Count stream faults. To be called at each change of a replica."""
         if replica.num_faults:
-            self._telemetry.metrics.streams_failed(replica.num_faults - self._faults.get(replica, 0))
+            self._telemetry.metrics.record_stream_faults(replica.num_faults - self._faults.get(replica, 0))
             self._faults[replica] = replica.num_faults
         if replica.state == "gone":
             self._faults.pop(replica, None)
@@ -97,22 +97,22 @@ class Reporter:
         replicas = (replica_state(replica, now, self._breaker(replica.name)) for replica in self._replicas())
         return router_state(replicas, queue=waiting.queue, held=waiting.held, accepts=self._accepts())
 
-    def report(self, ask: Ask) -> Report:
-        match ask.what:
+    def report(self, query: ReportQuery) -> Report:
+        match query.what:
             case "state":
                 return Report(state=self.state())
             case "index":
                 return Report(state=self.state(), index=index_info(self._index))
             case "decisions":
-                return Report(decisions=self._infos(self._telemetry.decisions.latest(ask.n)))
+                return Report(decisions=self._infos(self._telemetry.decisions.latest(query.n)))
             case "ended":
                 log = self._telemetry.decisions
-                return Report(decisions=self._infos(log.ended_after(ask.after.get(log.worker, 0))))
+                return Report(decisions=self._infos(log.ended_after(query.after.get(log.worker, 0))))
             case "metrics":
                 return Report(
                     state=self.state(),
                     index=index_info(self._index),
-                    observed=self._telemetry.metrics.observed(),
+                    observed=self._telemetry.metrics.snapshot(),
                     process={s.name: s.value for family in self._process.collect() for s in family.samples},
                 )
 
@@ -121,11 +121,11 @@ class Reporter:
         return [decision_info(e, telemetry.time_of(e.decided_s), telemetry.decisions.worker) for e in entries]
 
 
-def whole_state(reports: Sequence[Report]) -> RouterState:
+def merged_state(reports: Sequence[Report]) -> RouterState:
     return merged([report.state for report in reports])
 
 
-def whole_index(reports: Sequence[Report]) -> IndexInfo:
+def merged_index(reports: Sequence[Report]) -> IndexInfo:
     infos = [report.index for report in reports]
     return IndexInfo(
         entries=sum(info.entries for info in infos),
@@ -144,7 +144,7 @@ def latest_decisions(reports: Sequence[Report], n: int) -> list[DecisionInfo]:
 def exposition(reports: Sequence[Report]) -> str:
     """The text of `/metrics`, for all workers of the router together."""
     observed = [report.observed for report in reports if report.observed is not None]
-    text = MetricText(observed, gauges(whole_state(reports), whole_index(reports)))
+    text = MetricText(observed, gauges(merged_state(reports), merged_index(reports)))
     return f"{text}{_process_text(reports)}"
 
 

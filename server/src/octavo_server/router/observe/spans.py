@@ -25,10 +25,10 @@ class RouteSpan:
     def __init__(self, span: Span) -> None:
         self._span = span
 
-    def retried(self, replica: str, reason: str) -> None:
+    def record_retry(self, replica: str, reason: str) -> None:
         self._span.add_event("retried", {"octavo.replica": replica, "octavo.reason": reason})
 
-    def ended(self, request_id: str, model: str, entry: "Entry | None", *, code: int, reason: str) -> None:
+    def end(self, request_id: str, model: str, entry: "Entry | None", *, code: int, reason: str) -> None:
         span = self._span
         attributes: Attributes = {
             "gen_ai.request.id": request_id,
@@ -81,7 +81,7 @@ def _attributes(entry: "Entry") -> Attributes:
         "octavo.decision_s": entry.decision_s,
     }
     if decision.candidates:
-        attributes["octavo.expected_ttft_s"] = decision.terms.ttft_s
+        attributes["octavo.expected_ttft_s"] = decision.chosen_cost.ttft_s
     if entry.cached_tokens is not None:
         attributes["octavo.cached_tokens"] = entry.cached_tokens
     if entry.ttft_s is not None:

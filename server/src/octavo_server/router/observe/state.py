@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo_server.kv.frames import Load
+from octavo_server.kv.frames import ReplicaLoad
 from octavo_server.router.balance.breaker import BREAKER_STATES, BreakerState
 from octavo_server.router.fleet.endpoint import State
 
@@ -39,7 +39,7 @@ def index_info(index: "PrefixIndex") -> IndexInfo:
         entries=len(index),
         max_entries=index.max_entries,
         bytes=len(index) * ENTRY_BYTES,
-        forgotten=index.num_forgotten,
+        forgotten=index.num_dropped,
     )
 
 
@@ -68,7 +68,7 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
     acknowledged_epoch: str | None = None
     admitted: bool = False
     withdrawn: bool = True
-    load: Load = msgspec.field(default_factory=Load)
+    load: ReplicaLoad = msgspec.field(default_factory=ReplicaLoad)
     in_flight: int = 0
     blocks: int = 0
     worth_tokens: int = 0
@@ -108,7 +108,7 @@ def replica_state(replica: "Replica", now: float, breaker: BreakerState = "close
         load=replica.load,
         in_flight=replica.num_in_flight,
         blocks=blocks.num_blocks if blocks is not None else 0,
-        worth_tokens=round(replica.activity.worth_tokens.at(now)),
+        worth_tokens=round(replica.local_load.worth_tokens.at(now)),
         faults=replica.num_faults,
         breaker=breaker,
         model=_model_size(replica),

@@ -51,7 +51,7 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
     pass
 
 
-class Bye(msgspec.Struct, tag="bye"):
+class StreamEnd(msgspec.Struct, tag="bye"):
     """The last event. `reason`: why the router ends the stream."""
 
     reason: str
@@ -70,14 +70,14 @@ class StateFeed:
     def num_readers(self) -> int:
         return len(self._wakeups)
 
-    def poke(self) -> None:
+    def notify(self) -> None:
         """Send the next change now, not at the end of the period: a replica came, left or was admitted."""
         for wakeup in self._wakeups:
             wakeup.set()
 
     def close(self, reason: str) -> None:
         self._ended_because = reason
-        self.poke()
+        self.notify()
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         wakeup = asyncio.Event()
@@ -98,7 +98,7 @@ class StateFeed:
                 else:
                     continue
                 silent_since_s = clock()
-            yield sse.frame(Bye(self._ended_because))
+            yield sse.frame(StreamEnd(self._ended_because))
         finally:
             self._wakeups.discard(wakeup)
 

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import msgspec
 
-from octavo_server.router.observe.report import Ask, Report, Reporter, whole_state
+from octavo_server.router.observe.report import Report, Reporter, ReportQuery, merged_state
 from octavo_server.router.observe.state import RouterState
 
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 1.0
-_MAX_ASK_BYTES = 128 * 1024  # more than the head of the HTTP request that it is built from
+_MAX_QUERY_BYTES = 128 * 1024  # more than the head of the HTTP request that it is built from
 _LENGTH = struct.Struct("<I")
 _encode = msgspec.msgpack.Encoder().encode
-_ask_decoder = msgspec.msgpack.Decoder(Ask)
+_query_decoder = msgspec.msgpack.Decoder(ReportQuery)
 _report_decoder = msgspec.msgpack.Decoder(Report)
 
 
@@ -45,7 +45,7 @@ class WorkerGroup:
 
     @property
     def is_draining(self) -> bool | None:
-        """None where there is nobody else to ask."""
+        """None where there is nobody else to query."""
         return None if self.folder is None else self._mark.exists()
 
     @property
@@ -76,22 +76,22 @@ class Workers:
             assert self._own is not None
             self._own.unlink(missing_ok=True)
 
-    async def ask(self, ask: Ask) -> list[Report]:
+    async def collect_reports(self, query: ReportQuery) -> list[Report]:
         """Reports of all workers, this one's first."""
         others = (
             [path for path in sorted(self._folder.glob("worker-*.sock")) if path != self._own] if self._folder else []
         )
-        answers = await asyncio.gather(*(self._ask_other(path, ask) for path in others))
-        return [self._reporter.report(ask), *(answer for answer in answers if answer is not None)]
+        answers = await asyncio.gather(*(self._query_other(path, query) for path in others))
+        return [self._reporter.report(query), *(answer for answer in answers if answer is not None)]
 
     async def state(self) -> RouterState:
-        return whole_state(await self.ask(Ask("state")))
+        return merged_state(await self.collect_reports(ReportQuery("state")))
 
-    async def _ask_other(self, path: Path, ask: Ask) -> Report | None:
-        key = path, ask.what
+    async def _query_other(self, path: Path, query: ReportQuery) -> Report | None:
+        key = path, query.what
         try:
             async with asyncio.timeout(ANSWER_S):
-                report = _report_decoder.decode(await _exchange(path, _encode(ask)))
+                report = _report_decoder.decode(await _exchange(path, _encode(query)))
         except TimeoutError:
             logger.warning("%s doesn't answer within %g s", path.stem, ANSWER_S)
             return self._known.get(key)
@@ -104,8 +104,8 @@ class Workers:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, asyncio.IncompleteReadError, TimeoutError, msgspec.MsgspecError):
             async with asyncio.timeout(ANSWER_S):
-                ask = _ask_decoder.decode(await _read(reader, _MAX_ASK_BYTES))
-                _write(writer, _encode(self._reporter.report(ask)))
+                query = _query_decoder.decode(await _read(reader, _MAX_QUERY_BYTES))
+                _write(writer, _encode(self._reporter.report(query)))
                 await writer.drain()
         writer.close()
 

@@ -50,7 +50,7 @@ def root_node(root: bytes) -> Node:
     return Node(next(_ids), 0, root)
 
 
-def extended(node: Node, steps: Sequence[list[int]], block_size: int) -> list[Node]:
+def extend_node(node: Node, steps: Sequence[list[int]], block_size: int) -> list[Node]:
     """By the tokens of each step, one after the other: hashed in one go. Raises OverflowError for what is no token."""
     data = node.rest + _packed(steps)
     hashes = chained_hashes(node.last, data, block_size)
@@ -84,14 +84,14 @@ def _packed(steps: Iterable[list[int]]) -> bytes:
 
 
 class PromptHashCache:
-    def __init__(self, tokenizer: Tokenizer, cuts: SafeSplitter, *, block_size: int, max_bytes: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, splitter: SafeSplitter, *, block_size: int, max_bytes: int) -> None:
         self._tokenizer = tokenizer
-        self._cuts = cuts
+        self._splitter = splitter
         self._block_size = block_size
         self._nodes: TwoQueueCache[tuple[int, str], Node] = TwoQueueCache(max_bytes)
         self._roots: TwoQueueCache[tuple[bytes, bool], Node] = TwoQueueCache(max_bytes // 16)
         self._known_parts: dict[str, list[int]] = {}
-        self._frame = _frame_of(tokenizer)
+        self._frame = _special_frame(tokenizer)
 
     @property
     def num_bytes(self) -> int:
@@ -101,20 +101,20 @@ class PromptHashCache:
         """The short hashes of the full blocks, and the number of tokens."""
         hashes: list[int] = []
         if not add_special_tokens:
-            node = self._follow(self._root(root), self._cuts.split(text), hashes)
+            node = self._hash_pieces(self._root(root), self._splitter.split(text), hashes)
         elif self._frame is None:
-            node = self._step(self._root(root), self._tokenizer.encode(text), hashes)
+            node = self._append(self._root(root), self._tokenizer.encode(text), hashes)
         else:
             before, after = self._frame
             node = self._root(root, before)
             hashes += node.hashes
-            node = self._follow(node, self._cuts.split(text), hashes)
-            node = self._step(node, after, hashes) if after else node
+            node = self._hash_pieces(node, self._splitter.split(text), hashes)
+            node = self._append(node, after, hashes) if after else node
         return hashes, node.num_tokens
 
     def hashes_of_ids(self, root: bytes, token_ids: list[int]) -> tuple[Sequence[int], int]:
         """Raises OverflowError for what is no token."""
-        (node,) = extended(self._root(root), [token_ids], self._block_size)
+        (node,) = extend_node(self._root(root), [token_ids], self._block_size)
         return list(node.hashes), node.num_tokens
 
     def _root(self, root: bytes, first: list[int] | None = None) -> Node:
@@ -124,11 +124,11 @@ class PromptHashCache:
         if node is None:
             node = root_node(root)
             if first:
-                (node,) = extended(node, [first], self._block_size)
+                (node,) = extend_node(node, [first], self._block_size)
             self._roots.put(key, node, len(root))
         return node
 
-    def _follow(self, node: Node, pieces: list[str], hashes: list[int]) -> Node:
+    def _hash_pieces(self, node: Node, pieces: list[str], hashes: list[int]) -> Node:
         """The last piece ends where the text does, so it is not kept."""
         num_known = 0
         for piece in pieces:
@@ -139,7 +139,7 @@ class PromptHashCache:
             hashes += node.hashes
             num_known += 1
         new = pieces[num_known:]
-        steps = extended(node, self._token_ids(new), self._block_size) if new else []
+        steps = extend_node(node, self._token_ids(new), self._block_size) if new else []
         for piece, parent, child in zip(new, (node, *steps), steps, strict=False):
             hashes += child.hashes
             if child is not steps[-1]:
@@ -156,7 +156,7 @@ class PromptHashCache:
 
     def _short_ids(self, text: str) -> list[int]:
         """What stands around each message is the same again and again, and so are most of its words."""
-        parts, known = self._cuts.parts(text), self._known_parts
+        parts, known = self._splitter.parts(text), self._known_parts
         new = [part for part in parts if part not in known]
         if not new:
             return [token_id for part in parts for token_id in known[part]]
@@ -170,21 +170,21 @@ class PromptHashCache:
         found = dict(zip(new, ids, strict=False))
         return [token_id for part in parts for token_id in (found[part] if part in found else known[part])]
 
-    def _step(self, node: Node, token_ids: list[int], hashes: list[int]) -> Node:
-        (node,) = extended(node, [token_ids], self._block_size)
+    def _append(self, node: Node, token_ids: list[int], hashes: list[int]) -> Node:
+        (node,) = extend_node(node, [token_ids], self._block_size)
         hashes += node.hashes
         return node
 
 
-def _frame_of(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+def _special_frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
     """The tokens that a tokenizer puts before and behind each text; None where that isn't all it does."""
     frames = [
-        _around(tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)) for text in ("a", "b c")
+        _split_around(tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)) for text in ("a", "b c")
     ]
     return frames[0] if frames[0] == frames[1] else None
 
 
-def _around(whole: list[int], inner: list[int]) -> tuple[list[int], list[int]] | None:
+def _split_around(whole: list[int], inner: list[int]) -> tuple[list[int], list[int]] | None:
     for start in range(len(whole) - len(inner) + 1):
         if whole[start : start + len(inner)] == inner:
             return whole[:start], whole[start + len(inner) :]

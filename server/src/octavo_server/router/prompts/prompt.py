@@ -61,7 +61,7 @@ def affinity_of(kind: Kind, body: Mapping[str, Any]) -> int:
         room -= len(text)
         if room <= 0:
             break
-    return _drawn("\n".join(opening))
+    return _hash_opening("\n".join(opening))
 
 
 def _short_salt(salt: object) -> str:
@@ -72,7 +72,7 @@ def _short_salt(salt: object) -> str:
 
 
 @lru_cache(MAX_OPENINGS)
-def _drawn(opening: str) -> int:
+def _hash_opening(opening: str) -> int:
     return int.from_bytes(_digest(opening)[:8], "little")
 
 

@@ -1,4 +1,4 @@
-"""`PromptHasher`: a request's body to the blocks of its prompt, by what a replica's `ModelCard` says.
+"""`PromptHasher`: a request's body to the blocks of its prompt, by what a replica's `KVModelCard` says.
 
 Rendering, normalising and tokenising is the replicas' own code, so the hashes are those that a replica stores. What
 can't be read here (the replica will say what is wrong with it) becomes an estimate: never an error, never a guess that
@@ -18,7 +18,7 @@ from octavo_engine.wire.hashing import scoped_root, tenant_salt
 from pydantic import ValidationError
 
 from octavo_server.config import RequestLimits
-from octavo_server.kv.card import ModelCard
+from octavo_server.kv.card import KVModelCard
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.limits import check_counts
 from octavo_server.openai.rendering import RenderOptions, render_conversation, render_options
@@ -44,24 +44,24 @@ class PromptHasher:
     """
 
     def __init__(
-        self, card: ModelCard, tokenizer: Tokenizer, template: ChatTemplate | None, *, max_bytes: int = MAX_BYTES
+        self, card: KVModelCard, tokenizer: Tokenizer, template: ChatTemplate | None, *, max_bytes: int = MAX_BYTES
     ) -> None:
         self.card = card
         self._template = template
         self._max_chars = card.max_model_len * MAX_CHARS_PER_TOKEN
         self._fields = ChatFields(max_bytes=max_bytes // 16)
         self._is_nondeterministic = template is not None and is_nondeterministic(template.source)
-        cuts = SafeSplitter.of(card.tokenizer, _with_special_tokens(card, template))
-        self._chains = PromptHashCache(tokenizer, cuts, block_size=card.block_size, max_bytes=max_bytes)
+        splitter = SafeSplitter.from_tokenizer(card.tokenizer, _with_special_tokens(card, template))
+        self._chains = PromptHashCache(tokenizer, splitter, block_size=card.block_size, max_bytes=max_bytes)
 
     @classmethod
-    def from_card(cls, card: ModelCard) -> "PromptHasher":
+    def from_card(cls, card: KVModelCard) -> "PromptHasher":
         """Raises OctavoError for a tokenizer or a template that can't be used."""
         tokenizer = Tokenizer.from_json(card.tokenizer, bos_token_id=card.bos_token_id, eos_token_id=card.eos_token_id)
         template = None if card.chat_template is None else ChatTemplate(card.chat_template, card.special_tokens)
         return cls(card, tokenizer, template)
 
-    def read(self, kind: Kind, body: Mapping[str, Any], tenant: str) -> Prompt:
+    def hash_prompt(self, kind: Kind, body: Mapping[str, Any], tenant: str) -> Prompt:
         root = self._root(body, tenant)
         try:
             prompts = self._prompts(kind, body, root)
@@ -129,7 +129,7 @@ def is_nondeterministic(template_source: str) -> bool:
     return any(node.name == "random" for node in filters) or any(node.name == "lipsum" for node in names)
 
 
-def _with_special_tokens(card: ModelCard, template: ChatTemplate | None) -> str:
+def _with_special_tokens(card: KVModelCard, template: ChatTemplate | None) -> str:
     """A text that has the special tokens which prompts of this model are full of."""
     texts = [card.chat_template or "", *card.special_tokens.values()]
     with suppress(InvalidRequest):

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 from octavo_engine.wire.errors import OctavoError
 
-from octavo_server.kv.card import ModelCard
+from octavo_server.kv.card import KVModelCard
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.fleet.replica import Replica
 from octavo_server.router.prompts.prompt_hasher import PromptHasher
@@ -31,7 +31,7 @@ MERGED_TENANTS = (
     "router for one tenant: give the same --router-secret to both, or start the replica without --cache-isolation"
 )
 
-_read_card = msgspec.msgpack.Decoder(ModelCard).decode
+_read_card = msgspec.msgpack.Decoder(KVModelCard).decode
 
 
 class PromptHashers:
@@ -41,13 +41,13 @@ class PromptHashers:
         self._fleet = fleet
         self._merges_tenants = merges_tenants
         self._headers = headers
-        self._asked: dict[str, int] = {}  # a replica's name -> the epoch of which it was asked
+        self._epochs: dict[str, int] = {}  # a replica's name -> the epoch of which it was asked
         self._fingerprints: dict[str, str] = {}  # a replica's name -> that of its card
-        self._readers: dict[str, PromptHasher] = {}  # by fingerprint
+        self._hashers: dict[str, PromptHasher] = {}  # by fingerprint
         self._by_model: dict[str, PromptHasher | None] = {}
-        self._turns: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
-        fleet.on_change.append(self._look)
+        fleet.on_change.append(self._on_replica_change)
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S))
@@ -58,32 +58,32 @@ class PromptHashers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._session.close()
 
-    def of(self, model: str) -> PromptHasher | None:
+    def hasher_for(self, model: str) -> PromptHasher | None:
         """Of several, that of most replicas that can be sent to."""
         if model not in self._by_model:
             routable = self._fleet.routable(model)
             if not routable:  # any text that clients send: not worth keeping
                 return None
             known = [self._fingerprints[r.name] for r in routable if r.name in self._fingerprints]
-            self._by_model[model] = self._readers[max(known, key=known.count)] if known else None
+            self._by_model[model] = self._hashers[max(known, key=known.count)] if known else None
         return self._by_model[model]
 
-    def _look(self, replica: Replica) -> None:
+    def _on_replica_change(self, replica: Replica) -> None:
         self._by_model.clear()
         if replica.state == "gone":
-            self._asked.pop(replica.name, None)
+            self._epochs.pop(replica.name, None)
             self._fingerprints.pop(replica.name, None)
-        elif replica.hello is not None and self._asked.get(replica.name) != replica.hello.epoch:
-            self._asked[replica.name] = replica.hello.epoch
+        elif replica.hello is not None and self._epochs.get(replica.name) != replica.hello.epoch:
+            self._epochs[replica.name] = replica.hello.epoch
             replica.is_described, replica.refusal = False, ""
-            task = asyncio.create_task(self._ask(replica, replica.hello.epoch))
+            task = asyncio.create_task(self._fetch_with_retries(replica, replica.hello.epoch))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _ask(self, replica: Replica, epoch: int) -> None:
-        while self._asked.get(replica.name) == epoch:
+    async def _fetch_with_retries(self, replica: Replica, epoch: int) -> None:
+        while self._epochs.get(replica.name) == epoch:
             try:
-                await self._learn(replica)
+                await self._update_hasher(replica)
                 return
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 logger.info("replica %s doesn't say how it reads prompts: %s", replica.name, error)
@@ -91,40 +91,40 @@ class PromptHashers:
                 logger.warning("prompts for replica %s are estimated: %s", replica.name, error)
                 return
             finally:
-                self._described(replica)
+                self._mark_described(replica)
             await asyncio.sleep(AGAIN_S)
 
-    async def _learn(self, replica: Replica) -> None:
+    async def _update_hasher(self, replica: Replica) -> None:
         """Raises OctavoError or MsgspecError for a card that can't be used."""
         fingerprint = replica.hello.card if replica.hello else ""
-        async with self._turn("asking", fingerprint or replica.name):
-            if fingerprint not in self._readers:
+        async with self._lock("asking", fingerprint or replica.name):
+            if fingerprint not in self._hashers:
                 card = await asyncio.to_thread(_read_card, await self._card(replica))
                 fingerprint = card.fingerprint
-                await self._understand(card)
-        if replica.name in self._asked:
+                await self._build_hasher(card)
+        if replica.name in self._epochs:
             self._fingerprints[replica.name] = fingerprint
-            if self._merges_tenants and self._readers[fingerprint].card.cache_isolation:
+            if self._merges_tenants and self._hashers[fingerprint].card.cache_isolation:
                 replica.refusal = MERGED_TENANTS
                 logger.warning("replica %s gets no requests: %s", replica.name, replica.refusal)
-                self._fleet.changed(replica)
+                self._fleet.notify_change(replica)
         kept = set(self._fingerprints.values())
-        self._readers = {name: reader for name, reader in self._readers.items() if name in kept}
+        self._hashers = {name: reader for name, reader in self._hashers.items() if name in kept}
         self._by_model.clear()
 
-    async def _understand(self, card: ModelCard) -> None:
-        async with self._turn("understanding", card.fingerprint):
-            if card.fingerprint not in self._readers:
-                self._readers[card.fingerprint] = await asyncio.to_thread(PromptHasher.from_card, card)
+    async def _build_hasher(self, card: KVModelCard) -> None:
+        async with self._lock("understanding", card.fingerprint):
+            if card.fingerprint not in self._hashers:
+                self._hashers[card.fingerprint] = await asyncio.to_thread(PromptHasher.from_card, card)
 
-    def _turn(self, *what: str) -> asyncio.Lock:
-        return self._turns.setdefault(what, asyncio.Lock())
+    def _lock(self, *what: str) -> asyncio.Lock:
+        return self._locks.setdefault(what, asyncio.Lock())
 
-    def _described(self, replica: Replica) -> None:
+    def _mark_described(self, replica: Replica) -> None:
         """As well as it can be: requests needn't wait any longer."""
         if not replica.is_described:
             replica.is_described = True
-            self._fleet.changed(replica)
+            self._fleet.notify_change(replica)
 
     async def _card(self, replica: Replica) -> bytes:
         url = replica.url + "/kv/model"

@@ -42,11 +42,11 @@ class PromptSource:
         """Raises InvalidRequest for more values, or deeper nesting, than the limits allow."""
         return await self._threads.parse(self._parse, raw)
 
-    async def prompt_of(self, kind: Kind, fields: RequestFields, *, model: str, tenant: str) -> Prompt:
+    async def hash_prompt(self, kind: Kind, fields: RequestFields, *, model: str, tenant: str) -> Prompt:
         hasher = self._hasher_of(model) if fields.is_plain else None
         read = partial(estimate, kind, fields.body)
         if hasher is not None:
-            read = partial(hasher.read, kind, fields.body, tenant)
+            read = partial(hasher.hash_prompt, kind, fields.body, tenant)
         if fields.num_bytes <= INLINE_BYTES:
             return read()
         return await self._threads.run(read, num_bytes=fields.num_bytes)

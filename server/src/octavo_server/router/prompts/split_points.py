@@ -66,7 +66,7 @@ class SafeSplitter:
     reach: int = 2
 
     @classmethod
-    def of(cls, tokenizer_json: str, near: str) -> "SafeSplitter":
+    def from_tokenizer(cls, tokenizer_json: str, near: str) -> "SafeSplitter":
         """`near`: a text in which the special tokens that matter occur, such as a chat template's source."""
         spec = json.loads(tokenizer_json)
         added = spec.get("added_tokens") or []
@@ -74,7 +74,7 @@ class SafeSplitter:
             return cls()
         clean = [token["content"] for token in added if token["content"] in near and _is_clean(token, added)]
         special = re.compile("|".join(map(re.escape, sorted(clean)))) if clean else _NEVER
-        cuts_words = _splits_words(spec) and not any(map(_minds_word_gaps, added))
+        cuts_words = _splits_words(spec) and not any(map(_spans_word_gap, added))
         has_digits = any(char.isdigit() for token in added for char in token["content"])
         reach = max([2, *map(len, clean)])
         return cls(special, cuts_words, cuts_words and not has_digits and _splits_digits(spec), reach)
@@ -86,8 +86,8 @@ class SafeSplitter:
         for match in self.special.finditer(text):
             at = match.start()
             if at - start >= MIN_CHARS:
-                start = self._take(text, start, at, pieces)
-        self._take(text, start, len(text), pieces)
+                start = self._cut_stretch(text, start, at, pieces)
+        self._cut_stretch(text, start, len(text), pieces)
         return pieces
 
     def parts(self, text: str) -> list[str]:
@@ -100,7 +100,7 @@ class SafeSplitter:
             return stretches
         return [word for stretch in stretches for word in (_words(stretch) if " " in stretch else (stretch,))]
 
-    def _take(self, text: str, start: int, end: int, pieces: list[str]) -> int:
+    def _cut_stretch(self, text: str, start: int, end: int, pieces: list[str]) -> int:
         while self.cuts_words and end - start > LONG_CHARS:
             gap = _WORD_GAP.search(text, start + LONG_CHARS, end)
             if gap is None:
@@ -132,7 +132,7 @@ def _may_cover(other: str, text: str) -> bool:
     return any(other.startswith(text[: len(other) - k], k) for k in range(1, len(other)))
 
 
-def _minds_word_gaps(token: dict[str, Any]) -> bool:
+def _spans_word_gap(token: dict[str, Any]) -> bool:
     text: str = token["content"]
     return _WORD_GAP.search(text) is not None or (token["rstrip"] and text[-1:].isalpha())
 

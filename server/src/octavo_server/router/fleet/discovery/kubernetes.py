@@ -21,9 +21,9 @@ from octavo_server.backoff import Backoff
 from octavo_server.router.fleet.discovery.endpoint_slices import (
     SERVICE_LABEL,
     EndpointSlice,
-    Event,
     SliceList,
     Status,
+    WatchEvent,
     endpoints_of,
 )
 from octavo_server.router.fleet.endpoint import Endpoint
@@ -37,7 +37,7 @@ ANSWER_S = 15.0
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 GONE = 410
 
-_read_event = msgspec.json.Decoder(Event).decode
+_read_event = msgspec.json.Decoder(WatchEvent).decode
 _read_slice = msgspec.json.Decoder(EndpointSlice).decode
 _read_list = msgspec.json.Decoder(SliceList).decode
 _read_status = msgspec.json.Decoder(Status).decode
@@ -72,7 +72,7 @@ class ClusterAccess:
         )
 
 
-class Refused(Exception):
+class ApiRefusal(Exception):
     """The API answered with a status that isn't success."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -107,11 +107,11 @@ class KubernetesDiscovery:
                         if now != latest:
                             latest = now
                             yield now
-                except Refused as error:
+                except ApiRefusal as error:
                     self._handle_refusal(error)
                 except (aiohttp.ClientError, msgspec.MsgspecError, TimeoutError, OSError, ValueError) as error:
                     logger.warning("the Kubernetes API: %s; the replicas stay as they were", error or "no answer")
-                await asyncio.sleep(self._backoff.ended(lasted_s=clock() - began_s))
+                await asyncio.sleep(self._backoff.next_wait_s(lasted_s=clock() - began_s))
 
     async def _follow(self, session: aiohttp.ClientSession) -> AsyncIterator[None]:
         """List if needed, then watch once. Yields after each change."""
@@ -127,10 +127,10 @@ class KubernetesDiscovery:
                 self._apply_event(_read_event(line))
                 yield
 
-    def _apply_event(self, event: Event) -> None:
+    def _apply_event(self, event: WatchEvent) -> None:
         if event.type == "ERROR":
             status = _read_status(event.object)
-            raise Refused(status.code, status.message)
+            raise ApiRefusal(status.code, status.message)
         piece = _read_slice(event.object)
         if event.type == "DELETED":
             self._slices.pop(piece.metadata.name, None)
@@ -138,7 +138,7 @@ class KubernetesDiscovery:
             self._slices[piece.metadata.name] = piece
         self._version = piece.metadata.resource_version
 
-    def _handle_refusal(self, error: Refused) -> None:
+    def _handle_refusal(self, error: ApiRefusal) -> None:
         if error.code == GONE:
             logger.info("the Kubernetes API no longer has the resourceVersion of this watch: listing again")
             self._version = ""
@@ -164,10 +164,10 @@ class KubernetesDiscovery:
 
 
 async def _check(answer: aiohttp.ClientResponse) -> None:
-    """Raises Refused, with the message of the API."""
+    """Raises ApiRefusal, with the message of the API."""
     if answer.status != 200:
         try:
             message = _read_status(await answer.read()).message
         except msgspec.MsgspecError:
             message = answer.reason or ""
-        raise Refused(answer.status, message)
+        raise ApiRefusal(answer.status, message)

@@ -15,7 +15,7 @@ _RATIOS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)
 Labels = tuple[str, ...]
 
 
-class Observed(msgspec.Struct):
+class MetricSnapshot(msgspec.Struct):
     """Family -> its series: labels and value, or labels, bucket counts and sum."""
 
     counts: dict[str, list[tuple[Labels, float]]]

@@ -1,4 +1,4 @@
-"""`Arrivals`: requests that came and haven't begun to run: what they will find cached, and what they will have stored.
+"""`PendingPrompts`: requests that came and haven't begun to run: what they will find cached, and what they will have stored.
 
 The engine core looks at a prompt when it is the prompt's turn, which may be seconds from now. Routers want to know at
 once: else each of them has the same new prompt computed somewhere, and takes those who wait for more work than they
@@ -20,12 +20,12 @@ from octavo_engine.wire.kv_stream import numbers
 if TYPE_CHECKING:
     from octavo_engine.wire.records import EngineRequest
 
-    from octavo_server.kv.frames import Load
+    from octavo_server.kv.frames import ReplicaLoad
 
 MAX_COMING = 2048  # blocks of one prompt, from its beginning
 
 
-class Arrival(NamedTuple):
+class PendingPrompt(NamedTuple):
     """A prompt. `coming`: its blocks that aren't stored, in their order."""
 
     num_tokens: int
@@ -33,28 +33,30 @@ class Arrival(NamedTuple):
     coming: Sequence[int]
 
 
-class Arrivals:
+class PendingPrompts:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._num_added = 0
-        self._latest: deque[Arrival] = deque()
+        self._latest: deque[PendingPrompt] = deque()
         self._coming: dict[int, int] = {}  # block -> of how many of the latest
 
-    def add(self, request: "EngineRequest", blocks: Sequence[int], is_stored: Callable[[int], bool]) -> Arrival:
+    def add(self, request: "EngineRequest", blocks: Sequence[int], is_stored: Callable[[int], bool]) -> PendingPrompt:
         """`blocks`: its `full_blocks`; none where nobody asks or nothing is cached."""
         coming = [block for block in blocks if not is_stored(block)]
         new = next((block for block in coming if block not in self._coming), None)
         found = len(blocks) if new is None else blocks.index(new)
         num_tokens = len(request.prompt_token_ids)
         cached_tokens = max(min(found * self._block_size, num_tokens - 1), 0)  # the last one is always computed
-        arrival = Arrival(num_tokens, cached_tokens if request.params.reads_prefix_cache else 0, coming[:MAX_COMING])
-        for block in arrival.coming:
+        prompt = PendingPrompt(
+            num_tokens, cached_tokens if request.params.reads_prefix_cache else 0, coming[:MAX_COMING]
+        )
+        for block in prompt.coming:
             self._coming[block] = self._coming.get(block, 0) + 1
         self._num_added += 1
-        self._latest.append(arrival)
-        return arrival
+        self._latest.append(prompt)
+        return prompt
 
-    def within(self, load: "Load") -> "Load":
+    def add_to_load(self, load: "ReplicaLoad") -> "ReplicaLoad":
         """What the core told of what it has to do, with those in it that it hasn't heard of."""
         num_untold = max(self._num_added - load.received, 0)
         waiting = load.waiting + num_untold
@@ -67,12 +69,12 @@ class Arrivals:
             load,
             received=load.received + num_untold,
             waiting=waiting,
-            prefill_backlog_tokens=load.prefill_backlog_tokens + sum([arrival.num_tokens for arrival in untold]),
-            waiting_cached_tokens=sum([arrival.cached_tokens for arrival in self._latest]),
+            prefill_backlog_tokens=load.prefill_backlog_tokens + sum([prompt.num_tokens for prompt in untold]),
+            waiting_cached_tokens=sum([prompt.cached_tokens for prompt in self._latest]),
         )
 
-    def _forget(self, arrival: Arrival) -> None:
-        for block in arrival.coming:
+    def _forget(self, prompt: PendingPrompt) -> None:
+        for block in prompt.coming:
             others = self._coming[block] - 1
             if others:
                 self._coming[block] = others

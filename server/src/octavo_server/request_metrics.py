@@ -1,6 +1,6 @@
 """One prompt's life as the front end sees it, observed as it happens: counts and times, no text.
 
-`RequestTrack` turns outputs into observations for a `Sink`; `RequestLife` is what is left at the end, for a trace.
+`RequestMetrics` turns outputs into observations for a `MetricsSink`; `RequestSummary` is what is left at the end, for a trace.
 """
 
 import time
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, kw_only=True)
-class RequestLife:
+class RequestSummary:
     """Times by the front end's monotonic clock; `timing`, by the engine core's, is that of the last sequence to end."""
 
     request_id: str
@@ -27,18 +27,18 @@ class RequestLife:
     finish_reasons: list[str] = field(default_factory=list)
 
 
-class Sink(Protocol):
+class MetricsSink(Protocol):
     def observe(self, name: str, value: float, times: int = 1) -> None: ...
 
     def count_end(self, reason: str) -> None: ...
 
-    def request_ended(self, life: RequestLife, now: float) -> None: ...
+    def request_ended(self, life: RequestSummary, now: float) -> None: ...
 
 
-class RequestTrack:
+class RequestMetrics:
     """Only the first `close` counts, and none after the last output."""
 
-    def __init__(self, life: RequestLife, sink: Sink) -> None:
+    def __init__(self, life: RequestSummary, sink: MetricsSink) -> None:
         self._life = life
         self._sink = sink
         self._latest_s: dict[int, float] = {}
