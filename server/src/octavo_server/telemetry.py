@@ -1,7 +1,7 @@
-"""Prometheus metrics of one replica, made from the list in `octavo_engine.wire.metrics`.
+"""Prometheus metrics of one replica, built from the list in `octavo_engine.wire.metrics`.
 
-Two sources: what each request shows the front end (latencies, sizes, reasons), observed as it happens; and the engine
-core's running totals, read only when somebody scrapes. All times are durations by one process's monotonic clock.
+There are two sources: the front end observes each request as it happens (latencies, sizes, reasons), and the engine
+core's running totals are read at each scrape. All times are durations by one process's monotonic clock.
 """
 
 from collections.abc import Callable
@@ -61,13 +61,13 @@ class Telemetry:
     def count_end(self, reason: str) -> None:
         self.finished[reason] += 1
 
-    def request_ended(self, life: RequestSummary, now: float) -> None:
-        """Once for each prompt, whatever became of it."""
+    def request_ended(self, summary: RequestSummary, now: float) -> None:
+        """Record the end of a prompt's request, whatever its outcome."""
         if self.on_request_end is not None:
-            self.on_request_end(life, now)
+            self.on_request_end(summary, now)
 
     def record_step(self, stats: EngineStats) -> None:
-        """With each message of the engine core; one that brings no new step (an abort alone) doesn't count."""
+        """Observe the step of an engine message. A message without a new step (only an abort) is skipped."""
         if stats.steps != self._num_steps:
             self._num_steps = stats.steps
             self.observe("iteration_tokens_total", stats.batched_tokens)
@@ -94,7 +94,7 @@ class Telemetry:
     def track_request(
         self, request_id: str, *, arrival_s: float, num_prompt_tokens: int, params: "SamplingParams"
     ) -> RequestMetrics:
-        life = RequestSummary(
+        summary = RequestSummary(
             request_id=request_id, params=params, arrival_s=arrival_s, num_prompt_tokens=num_prompt_tokens
         )
-        return RequestMetrics(life, self)
+        return RequestMetrics(summary, self)

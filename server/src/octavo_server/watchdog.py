@@ -1,8 +1,8 @@
-"""Says when an engine that has work doesn't get on with it. Pure: it is shown what can be seen, and the time.
+"""`StallDetector` detects an engine with unfinished requests that makes no progress. Pure: it gets snapshots and times.
 
-Progress is a finished step. A step may take long (a big prefill, a first compilation), so while nothing at all is
-heard from the engine core, CPU time that it uses counts as progress too, up to `LONGEST_STEP` times the timeout. A core
-that sends messages without making a step, uses no CPU, or is stopped, gets no such grace.
+Progress is a finished step. A step may take long (a big prefill, a first compilation), so while the engine core sends
+no message at all, the CPU time that it uses counts as progress too, up to `LONGEST_STEP` times the timeout. This
+allowance doesn't hold for a core that sends messages without a step, uses no CPU, or is stopped.
 """
 
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from octavo_engine.wire.records import EngineStats
 
 LONGEST_STEP = 10
-BUSY_SHARE = 0.05  # of one core, between two looks
+BUSY_SHARE = 0.05  # of one core, between two snapshots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSnapshot:
-    """What can be seen of an engine core from outside; each message brings a new `stats`."""
+    """State of an engine core seen from outside. Each message of the core brings a new `stats` object."""
 
     num_unfinished: int
     stats: EngineStats
@@ -23,7 +23,7 @@ class EngineSnapshot:
 
 
 class StallDetector:
-    """`observe` is to be called every second or so; `timeout_s` 0 turns it off."""
+    """Call `observe` about once a second. `timeout_s` 0 turns the detector off."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -44,7 +44,7 @@ class StallDetector:
             self._busy_s = now
 
     def stall_reason(self, now: float) -> str | None:
-        """Why the engine counts as stalled; None while all is well."""
+        """Return the reason why the engine counts as stalled; None if it doesn't."""
         limit, last = self._timeout_s, self._last
         if not limit or last is None or not last.num_unfinished:
             return None

@@ -1,7 +1,7 @@
-"""`KVModelCard`: all that a router needs to turn a request into the block hashes that this replica would store.
+"""`KVModelCard`: all data that a router needs to compute the block hashes which this replica would store for a request.
 
-Self-contained: a router has no model volume, so the tokenizer and the chat template travel as they are in use here,
-whatever files and flags they came from. Two replicas with one fingerprint make the same hashes of the same request.
+The card is self-contained: a router has no model volume, so the card holds the tokenizer and the chat template in use,
+whatever files and flags they came from. Replicas with equal fingerprints compute the same hashes of a request.
 """
 
 from hashlib import sha256
@@ -17,9 +17,8 @@ FINGERPRINT_CHARS = 32
 
 
 class KVModelCard(msgspec.Struct, kw_only=True, frozen=True):
-    """`tokenizer` is a `tokenizer.json`. `adapters`: name -> hash of the content, for `scoped_root`.
-
-    `root` is empty where the replica caches no prefixes.
+    """`tokenizer`: text of a `tokenizer.json`. `adapters`: name -> hash of the content, for `scoped_root`. `root`:
+    empty if the replica caches no prefixes.
     """
 
     models: tuple[str, ...]
@@ -59,5 +58,5 @@ def write_card(card: KVModelCard) -> bytes:
 
 
 def read_card(data: bytes) -> KVModelCard:
-    """Raises ValueError. Fields that this reader doesn't know are passed over."""
+    """Raises ValueError. Unknown fields are ignored."""
     return msgspec.msgpack.decode(data, type=KVModelCard)

@@ -1,11 +1,11 @@
-"""`PendingPrompts`: requests that came and haven't begun to run: what they will find cached, and what they will have stored.
+"""`PendingPrompts`: requests that were received and don't run yet, with their cached and their coming blocks.
 
-The engine core looks at a prompt when it is the prompt's turn, which may be seconds from now. Routers want to know at
-once: else each of them has the same new prompt computed somewhere, and takes those who wait for more work than they
-are. So prompts are hashed here, too, as they come, by the definition that the core goes by. Blocks that they will have
-stored are told as *coming*: nothing that is there yet, and never part of the digest.
+The engine core matches a prompt with the cache at the prompt's turn, which may be seconds later. Routers need the
+result at once: otherwise each of several routers sends the same new prompt to another replica, and overestimates the
+work of waiting requests. So the API process hashes prompts as they arrive, with the core's definition. The blocks that
+they will store are published as *coming*: they don't exist yet and are never part of the digest.
 
-Who waits isn't told by the core, only how many: it is taken to be those who came last.
+The core reports the number of waiting requests, not which ones wait: the latest ones are assumed to wait.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ MAX_COMING = 2048  # blocks of one prompt, from its beginning
 
 
 class PendingPrompt(NamedTuple):
-    """A prompt. `coming`: its blocks that aren't stored, in their order."""
+    """A prompt. `coming`: its blocks that aren't stored, in the prompt's order."""
 
     num_tokens: int
     cached_tokens: int
@@ -38,10 +38,10 @@ class PendingPrompts:
         self._block_size = block_size
         self._num_added = 0
         self._latest: deque[PendingPrompt] = deque()
-        self._coming: dict[int, int] = {}  # block -> of how many of the latest
+        self._coming: dict[int, int] = {}  # block -> number of prompts in `_latest` that will store it
 
     def add(self, request: "EngineRequest", blocks: Sequence[int], is_stored: Callable[[int], bool]) -> PendingPrompt:
-        """`blocks`: its `full_blocks`; none where nobody asks or nothing is cached."""
+        """Add a request. `blocks`: its `full_blocks`, or none if no router listens or prefixes aren't cached."""
         coming = [block for block in blocks if not is_stored(block)]
         new = next((block for block in coming if block not in self._coming), None)
         found = len(blocks) if new is None else blocks.index(new)
@@ -57,19 +57,19 @@ class PendingPrompts:
         return prompt
 
     def add_to_load(self, load: "ReplicaLoad") -> "ReplicaLoad":
-        """What the core told of what it has to do, with those in it that it hasn't heard of."""
-        num_untold = max(self._num_added - load.received, 0)
-        waiting = load.waiting + num_untold
+        """Add the requests that the core hasn't received yet to the load that it reported."""
+        num_unreceived = max(self._num_added - load.received, 0)
+        waiting = load.waiting + num_unreceived
         while len(self._latest) > waiting:
             self._forget(self._latest.popleft())
         if not waiting:
             return load
-        untold = islice(reversed(self._latest), num_untold)
+        unreceived = islice(reversed(self._latest), num_unreceived)
         return replace(
             load,
-            received=load.received + num_untold,
+            received=load.received + num_unreceived,
             waiting=waiting,
-            prefill_backlog_tokens=load.prefill_backlog_tokens + sum([prompt.num_tokens for prompt in untold]),
+            prefill_backlog_tokens=load.prefill_backlog_tokens + sum([prompt.num_tokens for prompt in unreceived]),
             waiting_cached_tokens=sum([prompt.cached_tokens for prompt in self._latest]),
         )
 
@@ -83,6 +83,6 @@ class PendingPrompts:
 
 
 def full_blocks(request: "EngineRequest", root: bytes, block_size: int) -> tuple[int, ...]:
-    """Short hashes of what the engine stores of a prompt. `root`: as in its `hello`."""
+    """Short hashes of the blocks that the engine stores for a prompt. `root`: the root hash of the `hello` frame."""
     hashes = block_hashes(scoped_root(root, request.adapter, request.cache_salt), request.prompt_token_ids, block_size)
     return numbers(b"".join([block_hash[:SHORT_BYTES] for block_hash in hashes]))

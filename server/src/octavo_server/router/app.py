@@ -1,4 +1,4 @@
-"""`Router` composes one worker: `ProxyHandler` forwards requests to replicas, FastAPI serves the router's own routes."""
+"""`Router` composes one worker: `ProxyHandler` forwards requests to replicas, FastAPI serves the other routes."""
 
 import asyncio
 import socket
@@ -165,9 +165,7 @@ class Router:
 
     def _on_replica_change(self, replica: Replica) -> None:
         if replica.is_unresponsive:
-            self.pools.pool(replica.url).fail_waiting(
-                ReplicaLost("it no longer answers"), begun_limit_s=DEAD_STREAM_S
-            )
+            self.pools.pool(replica.url).fail_waiting(ReplicaLost("it no longer answers"), begun_limit_s=DEAD_STREAM_S)
         was_exact = replica in self._exact
         (self._exact.add if replica.is_exact else self._exact.discard)(replica)
         if replica.is_exact and not was_exact:

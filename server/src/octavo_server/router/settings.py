@@ -23,7 +23,7 @@ class ForwardLimits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings(HttpSettings):
     """`admin_port`: a second port on the same host, for the routes of administrators and scrapers. `routing_headers`:
-    whether responses to clients have `x-octavo-*` headers. `replica_key`: the API key that the router sends to replicas.
+    whether responses to clients have `x-octavo-*` headers. `replica_key`: API key that the router sends to replicas.
     """
 
     admin_port: int | None = None

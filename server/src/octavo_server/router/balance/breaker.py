@@ -42,7 +42,7 @@ class Breakers:
         return breaker is None or breaker.open_until_s <= self._clock()
 
     def record_dispatch(self, name: str) -> None:
-        """Record a request to the replica. With a half-open breaker it is the probe: `allows` is False until its outcome."""
+        """Record a request to the replica. With a half-open breaker it is the probe: `allows` then returns False."""
         breaker = self._breakers.get(name)
         if breaker is not None and breaker.open_s:
             breaker.open_until_s = self._clock() + PROBE_S

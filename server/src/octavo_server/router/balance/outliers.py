@@ -72,7 +72,7 @@ class OutlierDetector:
         self._ejected.discard(name)
 
     def _eject(self, name: str, record: _Record, now: float) -> None:
-        """Eject the replica. If it worked for as long as its last ejection lasted, the new ejection has minimum length."""
+        """Eject the replica: for the minimum time if it worked for as long as its last ejection lasted."""
         is_repeated = now - record.until_s < record.ejected_s
         record.ejected_s = min(2 * record.ejected_s, MAX_EJECTED_S) if is_repeated else EJECTED_S
         record.until_s = now + record.ejected_s

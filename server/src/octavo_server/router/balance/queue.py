@@ -81,7 +81,7 @@ class RequestQueue:
         return loop.time() - started_s
 
     def wake(self) -> None:
-        """Admit the first request of each model if a replica has room. The next is admitted once it leased a replica."""
+        """Admit the first request of each model if a replica has room. The next one follows once it has a lease."""
         seen = {*self._admitted}
         for waiting in [*self._waiting] if self._waiting else ():
             if waiting.model not in seen:

@@ -1,4 +1,4 @@
-"""`Report`: state, metrics and decisions of one worker, as it sends them to the worker that answers a request."""
+"""`Report`: state, metrics and decisions of one worker, which it sends to the worker that serves an HTTP request."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ReportQuery(msgspec.Struct):
-    """A question to a worker. `n`: most decisions to return. `after`: worker -> number of the last end already seen."""
+    """Query to a worker. `n`: limit of returned decisions. `after`: worker -> number of the last known decision."""
 
     what: Literal["state", "metrics", "decisions", "ended", "index"]
     n: int = 0
@@ -38,7 +38,7 @@ class ReportQuery(msgspec.Struct):
 
 
 class Report(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`process`: the standard process metrics of Prometheus, name -> value."""
+    """`process`: standard process metrics of Prometheus, name -> value."""
 
     state: RouterState = msgspec.field(default_factory=RouterState)
     index: IndexInfo = msgspec.field(default_factory=IndexInfo)
@@ -48,7 +48,7 @@ class Report(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """Numbers of waiting requests. `queue`: for models with a replica. `held`: model without a replica -> requests."""
+    """Numbers of waiting requests. `queue`: for models with a replica. `held`: model without a replica -> number."""
 
     queue: int = 0
     held: Mapping[str, int] = {}
@@ -85,7 +85,7 @@ class Reporter:
         self._faults: dict[Replica, int] = {}
 
     def count_faults(self, replica: "Replica") -> None:
-        """Count stream faults. To be called at each change of a replica."""
+        """Add the replica's new stream faults to the metrics. To be called at each change of a replica."""
         if replica.num_faults:
             self._telemetry.metrics.record_stream_faults(replica.num_faults - self._faults.get(replica, 0))
             self._faults[replica] = replica.num_faults
@@ -136,13 +136,13 @@ def merged_index(reports: Sequence[Report]) -> IndexInfo:
 
 
 def latest_decisions(reports: Sequence[Report], n: int) -> list[DecisionInfo]:
-    """Newest first."""
+    """The latest `n` decisions of all workers, newest first."""
     every = [info for report in reports for info in report.decisions]
     return sorted(every, key=lambda info: info.at_s, reverse=True)[:n]
 
 
 def exposition(reports: Sequence[Report]) -> str:
-    """The text of `/metrics`, for all workers of the router together."""
+    """Text of `/metrics` for all workers of the router together."""
     observed = [report.observed for report in reports if report.observed is not None]
     text = MetricText(observed, gauges(merged_state(reports), merged_index(reports)))
     return f"{text}{_process_text(reports)}"
@@ -185,7 +185,7 @@ def gauges(state: RouterState, index: IndexInfo) -> Gauges:
 
 
 def _held(state: RouterState) -> dict[tuple[str, ...], float]:
-    """Names that no replica reports share the empty label, as clients may send any name."""
+    """Held requests by model. Names that no replica reports share the empty label, as clients may send any name."""
     counts: Counter[tuple[str, ...]] = Counter()
     for model, waiting in state.held.items():
         counts[(model if model in state.models else "",)] += waiting

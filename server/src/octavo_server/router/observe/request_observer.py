@@ -36,13 +36,14 @@ class RouterTelemetry:
         return self._epoch_s + moment_s
 
     def observe(self, request_id: str) -> "RequestObserver":
-        """To be called when the head of a request has come."""
+        """Start observing a request. To be called when its head has arrived."""
         return RequestObserver(self, request_id)
 
 
 class RequestObserver:
-    """Order of calls: (decided, retried)*, first_byte, ended. `model`: empty until it is known to be a served model, as
-    clients may send any name."""
+    """Order of calls: (record_decision, record_retry)*, record_decision, record_first_byte, record_end. `model`: empty
+    until it is known to be a served model, as clients may send any name.
+    """
 
     __slots__ = ("_entry", "_is_ended", "_num_attempts", "_span", "_started_s", "_telemetry", "model", "request_id")
 
@@ -59,7 +60,7 @@ class RequestObserver:
     def trace(
         self, tracer: "RouteTracer", headers: "Headers", *, without: Collection[bytes], more: bytes
     ) -> tuple[Collection[bytes], bytes]:
-        """Begin a span. Returns as `RouteTracer.begin` does: names of headers to drop, and header lines to add."""
+        """Begin a span. Return names of headers to drop and header lines to add, as `RouteTracer.begin` does."""
         age_s = self._telemetry.clock() - self._started_s
         self._span, without, more = tracer.begin(headers, age_s=age_s, without=without, more=more)
         return without, more
@@ -73,7 +74,7 @@ class RequestObserver:
         telemetry.metrics.record_decision(prompt, decision, decision_s)
 
     def record_retry(self, reason: str) -> None:
-        """The attempt failed before its first byte; another attempt follows."""
+        """Record that the attempt failed before its first byte and another attempt follows."""
         if self._entry is not None:
             self._entry.reason = reason
             self._telemetry.decisions.end(self._entry)

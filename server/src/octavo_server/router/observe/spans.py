@@ -1,7 +1,7 @@
-"""The router's OpenTelemetry spans, one a request that is sent on. Imported only with --otlp-traces-endpoint.
+"""The router's OpenTelemetry spans, one for each forwarded request. Imported only with --otlp-traces-endpoint.
 
-The span begins when the request's head has come, belongs to the trace of its `traceparent`, and is the parent of the
-replica's span. Its attributes give the inputs of the choice; attempts that failed are events.
+The span begins when the request's head has arrived, belongs to the trace of its `traceparent`, and is the parent of the
+replica's span. Its attributes hold the inputs of the choice; failed attempts are span events.
 """
 
 import time
@@ -53,8 +53,8 @@ class RouteTracer:
     def begin(
         self, headers: Headers, *, age_s: float, without: Collection[bytes], more: bytes
     ) -> tuple[RouteSpan, Collection[bytes], bytes]:
-        """Begin the span of a request that came `age_s` ago. Returns it, the names of the client's headers to drop, and
-        the header lines to add.
+        """Begin the span of a request that arrived `age_s` ago. Return the span, the names of the client's headers to
+        drop, and the header lines to add.
         """
         context = self._propagator.extract(carrier_of(headers))
         start_ns = time.time_ns() - int(age_s * 1e9)

@@ -1,7 +1,7 @@
 """`RouterState`: replicas and waiting requests of one router, for `/state/events`, `/metrics` and `/debug`.
 
 Numbers that may exceed 2^53 (epochs) are hexadecimal text, as many JSON parsers round them. `merged` combines the
-states of several workers: a replica is admitted when every worker sends to it, withdrawn when none does.
+states of several workers: a replica is admitted when every worker may send it requests, withdrawn when none may.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ORDER: tuple[State, ...] = ("gone", "connecting", "loading", "blind", "exact")
 
 
-#: Measured: a hash and its place in a dictionary, masks being shared (benchmarks/prefix_index.py).
+#: Measured size of a hash and its place in a dictionary, with shared masks (benchmarks/prefix_index.py).
 ENTRY_BYTES = 110
 
 
@@ -53,7 +53,7 @@ class ModelSize(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
-    """`epoch`: as the replica last reported. `acknowledged_epoch`: the latest of which this router had an exact copy.
+    """`epoch`: reported last by the replica. `acknowledged_epoch`: latest epoch of which this router had an exact copy.
 
     `worth_tokens`: prompt tokens that its blocks saved lately and no other replica's blocks could have saved. `model`:
     sizes of its model, once they are known.
@@ -78,9 +78,8 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RouterState(msgspec.Struct, kw_only=True, frozen=True):
-    """`queue`: requests waiting for a replica to have room. `held`: model -> requests waiting for its first replica.
-
-    `accepts`: the router takes new requests; false while it drains or stops.
+    """`queue`: number of requests that wait for a replica with room. `held`: model -> number of requests that wait for
+    its first replica. `accepts`: the router accepts new requests; false while it drains or stops.
     """
 
     replicas: tuple[ReplicaState, ...] = ()

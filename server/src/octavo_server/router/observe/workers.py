@@ -1,9 +1,9 @@
-"""`Workers`: the processes of one router (`--workers N`) collect reports from each other, so that any of them can
-answer for all.
+"""`Workers`: the processes of one router (`--workers N`) collect reports from each other, so that each can serve
+`/metrics`, `/debug` and `/state/events` for all.
 
-Each listens on a Unix socket in a folder that only they can enter. A question and its answer are msgpack, each after
-its length; a connection carries one question. A worker that doesn't answer in time counts with its latest report: it
-may hang and still send requests. A worker whose socket refuses connections is gone.
+Each worker listens on a Unix socket in a folder that only the workers can enter. Query and report are msgpack, each
+after its length; a connection carries one query. A worker that doesn't answer in time counts with its latest report: it
+may hang and still have requests in flight. A worker whose socket refuses connections is gone.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from octavo_server.router.observe.state import RouterState
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 1.0
-_MAX_QUERY_BYTES = 128 * 1024  # more than the head of the HTTP request that it is built from
+_MAX_QUERY_BYTES = 128 * 1024  # more than the head of the HTTP request from which a query is built
 _LENGTH = struct.Struct("<I")
 _encode = msgspec.msgpack.Encoder().encode
 _query_decoder = msgspec.msgpack.Decoder(ReportQuery)
@@ -30,7 +30,7 @@ _report_decoder = msgspec.msgpack.Decoder(Report)
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """`folder`: None for a router of one worker."""
+    """The drain mark that all workers share. `folder`: None for a router of one worker."""
 
     folder: Path | None = None
     number: int = 0
@@ -45,7 +45,7 @@ class WorkerGroup:
 
     @property
     def is_draining(self) -> bool | None:
-        """None where there is nobody else to query."""
+        """True while any worker drains. None for a router of one worker."""
         return None if self.folder is None else self._mark.exists()
 
     @property
@@ -55,7 +55,7 @@ class WorkerGroup:
 
 
 class Workers:
-    """`folder`: None for a router of one worker."""
+    """`folder`: holds the workers' sockets; None for a router of one worker."""
 
     def __init__(self, reporter: Reporter, folder: Path | None = None, number: int = 0) -> None:
         self._reporter = reporter
@@ -110,10 +110,10 @@ class Workers:
         writer.close()
 
 
-async def _exchange(path: Path, question: bytes) -> bytes:
+async def _exchange(path: Path, query: bytes) -> bytes:
     reader, writer = await asyncio.open_unix_connection(path)
     try:
-        _write(writer, question)
+        _write(writer, query)
         return await _read(reader)
     finally:
         writer.close()
@@ -126,5 +126,5 @@ def _write(writer: asyncio.StreamWriter, body: bytes) -> None:
 async def _read(reader: asyncio.StreamReader, max_bytes: int = 2**32) -> bytes:
     (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if size > max_bytes:
-        raise OSError(f"a question of {size} bytes")
+        raise OSError(f"a message of {size} bytes exceeds the limit of {max_bytes}")
     return await reader.readexactly(size)

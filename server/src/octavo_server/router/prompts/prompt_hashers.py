@@ -1,9 +1,9 @@
-"""`PromptHashers`: how prompts are read for each model, as the replicas themselves say (`GET /kv/model`).
+"""`PromptHashers`: a `PromptHasher` for each model, built from the model cards of replicas (`GET /kv/model`).
 
-A replica is asked when it has begun a new epoch; replicas with one fingerprint share one reader, whose caches are then
-warm for all of them. Cards are megabytes: of replicas whose streams name the same one, one is asked, however many begin
-at once; where they name none each is asked, but what they say is understood once. A replica that can't say (no KV
-stream, another server) has none: its prompts are estimated.
+The card of a replica is fetched when the replica begins a new epoch. Replicas with equal fingerprints share one hasher,
+and so its warm caches. Cards are megabytes: if the streams of several replicas name the same fingerprint, one card is
+fetched, however many replicas start at once. Replicas whose streams name none are each fetched from, but equal cards
+build one hasher. A replica without a card (no KV stream, another server) has no hasher: its prompts are estimated.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 ANSWER_S = 10.0
 AGAIN_S = 5.0
 
-#: A replica knows the tenant of a request by the router's secret only. By a key of the router's it sees one tenant.
+#: A replica accepts the tenant of a request only with the router secret. With the router's API key it sees one tenant.
 MERGED_TENANTS = (
-    "it isolates the caches of tenants (--cache-isolation), but without a router secret it takes all clients of this "
-    "router for one tenant: give the same --router-secret to both, or start the replica without --cache-isolation"
+    "it isolates the caches of tenants (--cache-isolation), but without a router secret it treats all clients of this "
+    "router as one tenant: give the same --router-secret to both, or start the replica without --cache-isolation"
 )
 
 _read_card = msgspec.msgpack.Decoder(KVModelCard).decode
@@ -41,8 +41,8 @@ class PromptHashers:
         self._fleet = fleet
         self._merges_tenants = merges_tenants
         self._headers = headers
-        self._epochs: dict[str, int] = {}  # a replica's name -> the epoch of which it was asked
-        self._fingerprints: dict[str, str] = {}  # a replica's name -> that of its card
+        self._epochs: dict[str, int] = {}  # replica name -> epoch for which its card was requested
+        self._fingerprints: dict[str, str] = {}  # replica name -> fingerprint of its card
         self._hashers: dict[str, PromptHasher] = {}  # by fingerprint
         self._by_model: dict[str, PromptHasher | None] = {}
         self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
@@ -59,10 +59,10 @@ class PromptHashers:
         await self._session.close()
 
     def hasher_for(self, model: str) -> PromptHasher | None:
-        """Of several, that of most replicas that can be sent to."""
+        """Return the hasher of the model. If replicas differ, that of most routable replicas."""
         if model not in self._by_model:
             routable = self._fleet.routable(model)
-            if not routable:  # any text that clients send: not worth keeping
+            if not routable:  # not cached, as clients may send any name
                 return None
             known = [self._fingerprints[r.name] for r in routable if r.name in self._fingerprints]
             self._by_model[model] = self._hashers[max(known, key=known.count)] if known else None
@@ -86,7 +86,7 @@ class PromptHashers:
                 await self._update_hasher(replica)
                 return
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                logger.info("replica %s doesn't say how it reads prompts: %s", replica.name, error)
+                logger.info("replica %s: its model card could not be fetched: %s", replica.name, error)
             except (OctavoError, msgspec.MsgspecError) as error:
                 logger.warning("prompts for replica %s are estimated: %s", replica.name, error)
                 return
@@ -95,9 +95,9 @@ class PromptHashers:
             await asyncio.sleep(AGAIN_S)
 
     async def _update_hasher(self, replica: Replica) -> None:
-        """Raises OctavoError or MsgspecError for a card that can't be used."""
+        """Fetch the replica's card if needed. Raises OctavoError or MsgspecError for an unusable card."""
         fingerprint = replica.hello.card if replica.hello else ""
-        async with self._lock("asking", fingerprint or replica.name):
+        async with self._lock("fetch", fingerprint or replica.name):
             if fingerprint not in self._hashers:
                 card = await asyncio.to_thread(_read_card, await self._card(replica))
                 fingerprint = card.fingerprint
@@ -108,20 +108,20 @@ class PromptHashers:
                 replica.refusal = MERGED_TENANTS
                 logger.warning("replica %s gets no requests: %s", replica.name, replica.refusal)
                 self._fleet.notify_change(replica)
-        kept = set(self._fingerprints.values())
-        self._hashers = {name: reader for name, reader in self._hashers.items() if name in kept}
+        used = set(self._fingerprints.values())
+        self._hashers = {name: hasher for name, hasher in self._hashers.items() if name in used}
         self._by_model.clear()
 
     async def _build_hasher(self, card: KVModelCard) -> None:
-        async with self._lock("understanding", card.fingerprint):
+        async with self._lock("build", card.fingerprint):
             if card.fingerprint not in self._hashers:
                 self._hashers[card.fingerprint] = await asyncio.to_thread(PromptHasher.from_card, card)
 
-    def _lock(self, *what: str) -> asyncio.Lock:
-        return self._locks.setdefault(what, asyncio.Lock())
+    def _lock(self, *key: str) -> asyncio.Lock:
+        return self._locks.setdefault(key, asyncio.Lock())
 
     def _mark_described(self, replica: Replica) -> None:
-        """As well as it can be: requests needn't wait any longer."""
+        """Let requests go to the replica, whether its card could be fetched or not."""
         if not replica.is_described:
             replica.is_described = True
             self._fleet.notify_change(replica)

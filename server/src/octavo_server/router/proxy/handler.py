@@ -153,7 +153,7 @@ class ProxyHandler:
         await self.handle(request, downstream)
 
     async def _read(self, kind: Kind | None, raw: bytes, tenant: str, observer: RequestObserver) -> tuple[str, Prompt]:
-        """Return model and prompt. The parsed body takes many times the memory of `raw`, so it doesn't outlive the call."""
+        """Return model and prompt. The parsed body takes many times the memory of `raw` and is freed on return."""
         fields = await self.prompts.parse(raw)
         name = _name_of(fields)
         if not self.balancer.is_resolved(name):  # free the parsed body, as the wait may be long
@@ -166,7 +166,7 @@ class ProxyHandler:
         return model, await self.prompts.hash_prompt(kind, fields, model=model, tenant=tenant)
 
     def _own_headers(self, headers: Headers, tenant: str, observer: RequestObserver) -> tuple[Collection[bytes], bytes]:
-        """Return the names of the client's headers that are not forwarded, and the header lines that the router adds."""
+        """Return the names of client headers that are not forwarded, and the header lines that the router adds."""
         extra = f"x-request-id: {observer.request_id}\r\n"
         replica_key, secret = self.settings.replica_key, self.secret.current
         if secret:

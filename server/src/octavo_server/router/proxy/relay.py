@@ -38,7 +38,7 @@ def client_headers(response: "UpstreamResponse", decision: "Decision", *, has_ro
 
 
 async def relay(response: "UpstreamResponse", headers: Headers, downstream: "Downstream") -> None:
-    """Return when the whole response was sent. Raises ReplicaLost or ReplicaTimeout if the replica's response breaks."""
+    """Return when the whole response was sent. Raises ReplicaLost or ReplicaTimeout if the upstream response fails."""
     if response.is_stream and not value_of(response.headers, b"content-encoding"):
         downstream.framer = SSEFramer(downstream.dialect)
     whole = response.take_chunks() if response.is_complete else None

@@ -27,8 +27,8 @@ OTHERS = frozenset(
 
 @dataclass(slots=True, kw_only=True)
 class ProxyRequest:
-    """`target` and `headers` are the client's. `without`: names of headers that are not forwarded. `extra`: header lines
-    that the router adds. `reservation`: the body's share of the memory budget.
+    """`target` and `headers` are the client's. `without`: names of headers that are not forwarded. `extra`: header
+    lines that the router adds. `reservation`: the body's share of the memory budget.
     """
 
     target: bytes

@@ -1,7 +1,7 @@
-"""Kubernetes' EndpointSlices: the fields of its API that give the addresses of replicas. Pure.
+"""Kubernetes' EndpointSlices: the fields that hold the addresses of replicas. Pure.
 
-Slices also list pods that aren't ready: the router follows those, so that their blocks are known when they become
-ready. A missing condition means ready.
+Slices also list pods that aren't ready: the router follows their KV streams, so that their blocks are known when they
+become ready. A missing condition means ready.
 """
 
 from collections.abc import Iterable
@@ -51,7 +51,7 @@ class SliceList(msgspec.Struct):
 
 
 class Status(msgspec.Struct):
-    """The API's answer to a request that failed."""
+    """The API's response to a failed request."""
 
     code: int = 0
     message: str = ""

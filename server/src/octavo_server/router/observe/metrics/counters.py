@@ -1,7 +1,7 @@
 """`RouterMetrics`: counters and histograms of one worker, updated with a few additions per request.
 
-`catalogue.py` lists the names that are exposed; `render.py` adds up the counts of several workers. Gauges aren't here:
-`gauges.py` reads them from the router's state at a scrape.
+`catalogue.py` lists the exposed names; `render.py` adds up the counts of several workers. `report.gauges` computes the
+gauges from the router's state at a scrape.
 """
 
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from octavo_server.router.balance.decision import Decision
     from octavo_server.router.prompts.prompt import Prompt
 
-#: No label takes more values: models beyond count as "other".
+#: Limit of the values of a label. Further models count as "other".
 MAX_VALUES = 1000
 OTHER = "other"
 
 
 class _Times:
-    """Times of one model's requests."""
+    """Latency histograms of one model's requests."""
 
     __slots__ = ("duration", "ttft")
 
@@ -44,7 +44,7 @@ class RouterMetrics:
         self._stream_faults = 0
 
     def record_decision(self, prompt: "Prompt", decision: "Decision", decision_s: float) -> None:
-        """Once for each attempt: a retry is a decision of its own."""
+        """Count a decision. Each attempt has one, retries included."""
         rung, expected, num_tokens = decision.rung, decision.expected_tokens, prompt.num_tokens
         self._decisions[rung] += 1
         self._decision_s.observe(decision_s)
@@ -66,7 +66,7 @@ class RouterMetrics:
         self._times_of_model(model).ttft.observe(ttft_s)
 
     def record_end(self, *, model: str, code: int, reason: str, duration_s: float) -> None:
-        """Once for each request. `code`: status of the answer; 499: the client left before one."""
+        """Count a request at its end. `code`: status of the response, 499 if the client left before it."""
         times = self._times.get(model)
         if times is None:
             model, times = (model if len(self._times) < MAX_VALUES else OTHER), self._times_of_model(model)
@@ -78,7 +78,7 @@ class RouterMetrics:
         self._retries[reason] = self._retries.get(reason, 0) + 1
 
     def record_wait(self, outcome: str, wait_s: float) -> None:
-        """A request left the queue."""
+        """Count a request that left the queue."""
         found = self._waits.get(outcome)
         if found is None:
             found = self._waits[outcome] = _histogram("queue_seconds")
@@ -123,7 +123,7 @@ class RouterMetrics:
 
 
 def _histogram(name: str) -> Histogram:
-    """A histogram that only counts: `render.py` writes it with its name and labels."""
+    """Histogram without name and labels, which only counts. `render.py` adds both."""
     return Histogram((), BY_NAME[name].bounds)
 
 

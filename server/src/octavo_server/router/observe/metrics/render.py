@@ -1,4 +1,4 @@
-"""The router's metrics in Prometheus' format: counts summed over its workers, and gauges of its state."""
+"""Renders the router's metrics in Prometheus' text format: counts summed over its workers, and gauges of its state."""
 
 from collections.abc import Iterable, Mapping
 
