@@ -39,7 +39,7 @@ class Parts:
             yield http
 
 
-async def test_decisions_show_each_candidate_and_what_the_engine_found():
+async def test_decisions_list_each_candidate_and_the_cached_tokens():
     parts = Parts()
     observer = parts.telemetry.observe("r-1")
     observer.model = "tiny"
@@ -56,7 +56,7 @@ async def test_decisions_show_each_candidate_and_what_the_engine_found():
     ]
 
 
-async def test_what_ended_is_told_from_where_somebody_has_heard_it():
+async def test_ended_decisions_continue_after_the_given_numbers():
     parts = Parts()
     for number in range(3):
         observer = parts.telemetry.observe(f"r-{number}")
@@ -98,7 +98,7 @@ async def test_metrics_show_the_state_at_the_scrape():
 
 
 @pytest.mark.parametrize("n", ["0", "-1", "1001", "x"])
-async def test_a_wrong_number_of_decisions_is_refused_in_words(n):
+async def test_an_invalid_number_of_decisions_is_refused(n):
     async with Parts().http() as http:
         answer = await http.get("/debug/decisions", params={"n": n})
     assert answer.status_code == 400

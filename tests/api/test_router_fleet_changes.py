@@ -60,7 +60,7 @@ def names(replicas):
     return sorted(replica.name for replica in replicas)
 
 
-async def test_replicas_come_and_go_and_leave_nothing():
+async def test_replicas_that_leave_discovery_leave_no_entries():
     async with fleet_of("a", "b") as (fakes, named, fleet):
         named.tell(at(fakes["a"], "a"), at(fakes["b"], "b"))
         await until(lambda: names(fleet.routable(MODEL)) == ["a", "b"])
@@ -74,7 +74,7 @@ async def test_replicas_come_and_go_and_leave_nothing():
         assert fleet.models() == []
 
 
-async def test_a_pod_that_is_not_ready_is_followed_but_not_sent_to():
+async def test_an_unready_pod_is_followed_but_gets_no_requests():
     async with fleet_of("a") as (fakes, named, fleet):
         named.tell(at(fakes["a"], "a", is_ready=False))
         await until(lambda: fleet.replicas and fleet.replicas[0].is_exact)
@@ -87,7 +87,7 @@ async def test_a_pod_that_is_not_ready_is_followed_but_not_sent_to():
         assert fakes["a"].num_connections == 1
 
 
-async def test_a_router_waits_for_replicas_that_take_requests_not_for_pods_that_wait_for_it():
+async def test_readiness_does_not_wait_for_unready_pods():
     async with fleet_of("a") as (fakes, named, fleet):
         assert "where replicas are" in fleet.unready_reason
         named.tell(at(fakes["a"], "a", is_ready=False))
@@ -99,7 +99,7 @@ async def test_a_router_waits_for_replicas_that_take_requests_not_for_pods_that_
         await until(lambda: fleet.unready_reason is None and fleet.routable(MODEL))
 
 
-async def test_a_pod_that_moved_is_another_replica():
+async def test_a_pod_with_a_new_address_is_another_replica():
     async with fleet_of("a", "b") as (fakes, named, fleet):
         named.tell(at(fakes["a"], "pod-0"))
         await until(lambda: fleet.routable(MODEL))
@@ -110,7 +110,7 @@ async def test_a_pod_that_moved_is_another_replica():
 
 
 @pytest.mark.parametrize("rounds", [20])
-async def test_slots_are_used_again(rounds):
+async def test_released_slots_are_reused(rounds):
     async with fleet_of("a") as (fakes, named, fleet):
         slots = set()
         for _ in range(rounds):
@@ -122,7 +122,7 @@ async def test_slots_are_used_again(rounds):
         assert len(slots) <= 4
 
 
-async def test_models_have_groups_of_their_own():
+async def test_replicas_are_grouped_by_model():
     async with fleet_of("a", "b") as (fakes, named, fleet):
         fakes["b"].models = ("other", MODEL)
         fakes["b"].begin()
@@ -133,7 +133,7 @@ async def test_models_have_groups_of_their_own():
         assert fleet.models() == [MODEL, "other"]
 
 
-async def test_discovery_that_ends_by_a_bug_is_logged_and_starts_again(caplog):
+async def test_a_bug_in_discovery_is_logged_and_restarts_it(caplog):
     class Broken:
         num_starts = 0
 
@@ -149,7 +149,7 @@ async def test_discovery_that_ends_by_a_bug_is_logged_and_starts_again(caplog):
     await fleet.stop()
 
 
-async def test_following_a_replica_that_ends_by_a_bug_is_logged_and_starts_again(caplog):
+async def test_a_bug_in_a_stream_client_is_logged_and_restarts_it(caplog):
     async with fleet_of("a") as (fakes, named, fleet):
         failures = [ZeroDivisionError("of a listener")]
 
@@ -166,7 +166,7 @@ async def test_following_a_replica_that_ends_by_a_bug_is_logged_and_starts_again
         assert "gone" not in states
 
 
-async def test_a_router_is_ready_when_more_than_half_of_its_replicas_take_requests(clock):
+async def test_a_router_is_ready_when_most_replicas_accept_requests(clock):
     async with fleet_of("a", "b", clock=clock) as (fakes, named, fleet):
         dead = Endpoint("http://127.0.0.1:9", "dead")
         named.tell(at(fakes["a"], "a"), dead)
@@ -192,7 +192,7 @@ async def test_a_router_is_ready_two_seconds_after_its_first_replica(clock):
         assert fleet.unready_reason is not None, "its time counts from when it takes requests again"
 
 
-async def test_a_model_of_a_replica_that_departed_is_known_for_a_minute(clock):
+async def test_the_model_of_a_departed_replica_is_known_for_a_minute(clock):
     async with fleet_of("a", "b", clock=clock) as (fakes, named, fleet):
         named.tell(at(fakes["a"], "a"))
         assert fleet.resolve(MODEL) == Pending()
@@ -204,7 +204,7 @@ async def test_a_model_of_a_replica_that_departed_is_known_for_a_minute(clock):
         assert fleet.resolve(MODEL) == Pending()
 
 
-async def test_an_unknown_model_is_pending_only_until_a_dead_replica_has_been_away_for_some_seconds(clock):
+async def test_a_dead_replica_keeps_an_unknown_model_pending_for_seconds(clock):
     async with fleet_of("a", clock=clock) as (fakes, named, fleet):
         named.tell(at(fakes["a"], "a"), Endpoint("http://127.0.0.1:9", "dead"))
         await until(lambda: fleet.routable(MODEL))

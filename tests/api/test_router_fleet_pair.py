@@ -47,7 +47,7 @@ def heard(*routers, received):
     return all(any(r.load.received == received for r in router.fleet.replicas) for router in routers)
 
 
-async def test_the_same_new_prompt_goes_where_another_router_just_sent_it():
+async def test_a_new_prompt_follows_the_other_routers_choice():
     fakes = [FakeReplica() for _ in range(4)]
     async with pair(*fakes) as (one, other):
         chosen = one.pick()
@@ -62,7 +62,7 @@ async def test_the_same_new_prompt_goes_where_another_router_just_sent_it():
         assert one.pick().expected_tokens == 0, "it was its own, and is predicted once"
 
 
-async def test_a_queue_of_known_prompts_is_little_to_wait_for():
+async def test_a_queue_of_cached_prompts_costs_little():
     fake = FakeReplica()
     async with pair(fake) as (one, other):
         fake.step(stored=PROMPT.hashes)

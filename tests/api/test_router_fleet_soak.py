@@ -56,7 +56,7 @@ def has(index, replica):
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_happens_it_is_exact_again_and_nothing_is_wrong(seed):
+async def test_the_index_is_exact_after_any_sequence_of_faults(seed):
     soak = Soak(seed)
     async with followed(*soak.fakes, settings=QUICK) as fleet:
         index = fleet.index

@@ -45,7 +45,7 @@ async def test_misses_below_the_limit_stop_no_requests(is_mute):
 
 
 @pytest.mark.parametrize("is_mute", [False, True], ids=["503", "mute"])
-async def test_a_replica_is_unresponsive_when_no_check_got_an_answer(is_mute):
+async def test_a_replica_without_any_response_is_unresponsive(is_mute):
     fake = vllm(MODEL)
     health = Health(fake, is_mute=is_mute)
     async with followed(fake) as fleet:
@@ -60,7 +60,7 @@ async def test_a_replica_is_unresponsive_when_no_check_got_an_answer(is_mute):
         assert not replica.is_unresponsive
 
 
-async def test_a_replica_that_missed_a_check_is_sent_to_only_where_there_is_no_other():
+async def test_a_replica_that_missed_a_check_is_the_last_choice():
     fake, other = vllm(MODEL), vllm(MODEL)
     health = Health(fake, is_mute=True)
     async with followed(fake, other) as fleet:
@@ -70,7 +70,7 @@ async def test_a_replica_that_missed_a_check_is_sent_to_only_where_there_is_no_o
         await until(lambda: len(fleet.routable(MODEL)) == 2)
 
 
-async def test_models_that_come_late_count_as_a_miss():
+async def test_a_late_model_list_counts_as_a_miss():
     """A busy API process answers nothing for a while, and the list of its models may be due just then."""
     fake = vllm(MODEL)
     async with followed(fake) as fleet:
@@ -87,7 +87,7 @@ async def test_models_that_come_late_count_as_a_miss():
         assert "connecting" not in states
 
 
-async def test_a_stream_that_speaks_again_ends_the_health_check_of_its_replica():
+async def test_a_resumed_stream_ends_the_health_check():
     fake = FakeReplica(heartbeat_s=0.05)
     settings = FollowSettings(answer_timeout_s=30)
     async with followed(fake, settings=settings) as fleet:
@@ -131,7 +131,7 @@ async def waiting_request():
         await fake.stop()
 
 
-async def test_a_failed_health_check_leaves_a_waiting_request_where_it_is():
+async def test_a_failed_health_check_does_not_move_a_waiting_request():
     async with waiting_request() as (fleet, replica, request, release, asked):
         replica.state = "connecting"
         fleet.notify_change(replica)
@@ -140,7 +140,7 @@ async def test_a_failed_health_check_leaves_a_waiting_request_where_it_is():
         assert (answer.status_code, answer.json()["from"], len(asked)) == (200, replica.url, 1)
 
 
-async def test_a_waiting_request_of_an_unresponsive_replica_is_sent_to_another():
+async def test_a_request_at_an_unresponsive_replica_is_retried_elsewhere():
     async with waiting_request() as (fleet, replica, request, _, asked):
         replica.state, replica.is_unresponsive = "connecting", True
         fleet.notify_change(replica)
@@ -149,7 +149,7 @@ async def test_a_waiting_request_of_an_unresponsive_replica_is_sent_to_another()
         assert answer.json()["from"] != replica.url
 
 
-async def test_a_breaker_is_reset_when_a_replica_becomes_exact_and_not_at_other_changes():
+async def test_a_breaker_is_reset_only_when_its_replica_becomes_exact():
     fake = FakeReplica()
     await fake.start()
     async with routing(fake.url) as routed:

@@ -47,7 +47,7 @@ async def told_lately(told, *pods):
     await until(lambda: told and told[-1] == frozenset(pods))
 
 
-async def test_pods_are_named_ready_or_not_and_every_change_is_told():
+async def test_ready_and_unready_pods_and_their_changes_are_reported():
     api = FakeKubernetes()
     await api.put("a", {"10.0.0.1": True, "10.0.0.2": False, "10.0.0.3": None})
     await api.put("other", {"10.0.9.9": True}, service="another")
@@ -65,7 +65,7 @@ async def test_pods_are_named_ready_or_not_and_every_change_is_told():
         assert (api.num_lists, api.num_watches) == (1, 1)
 
 
-async def test_a_service_that_has_no_pods_yet_is_told_as_such():
+async def test_a_service_without_pods_is_reported_as_empty():
     api = FakeKubernetes()
     async with watching(api) as told:
         await told_lately(told)
@@ -73,7 +73,7 @@ async def test_a_service_that_has_no_pods_yet_is_told_as_such():
         await told_lately(told, pod(1))
 
 
-async def test_a_watch_that_ends_goes_on_where_it_was():
+async def test_an_ended_watch_resumes_at_its_version():
     api = FakeKubernetes()
     api.watch_s = 0.05
     async with watching(api) as told:
@@ -84,7 +84,7 @@ async def test_a_watch_that_ends_goes_on_where_it_was():
         assert api.queries[1]["allowWatchBookmarks"] == "true"
 
 
-async def test_a_bookmark_spares_a_list():
+async def test_a_bookmark_avoids_a_list():
     api = FakeKubernetes()
     async with watching(api) as told:
         await until(lambda: api.num_watches == 1)
@@ -100,7 +100,7 @@ async def test_a_bookmark_spares_a_list():
 
 
 @pytest.mark.parametrize("tell", [True, False], ids=["in the watch", "of a new watch"])
-async def test_gone_means_to_list_again_and_what_went_meanwhile_is_missed_by_nobody(tell):
+async def test_410_gone_lists_again_and_drops_deleted_slices(tell):
     api = FakeKubernetes()
     await api.put("a", {"10.0.0.1": True})
     await api.put("b", {"10.0.0.2": True})
@@ -117,7 +117,7 @@ async def test_gone_means_to_list_again_and_what_went_meanwhile_is_missed_by_nob
         assert api.num_lists == 2
 
 
-async def test_an_api_server_that_is_away_takes_no_replica_away():
+async def test_an_unreachable_api_server_removes_no_replica():
     api = FakeKubernetes()
     await api.put("a", {"10.0.0.1": True})
     async with watching(api) as told:
@@ -129,7 +129,7 @@ async def test_an_api_server_that_is_away_takes_no_replica_away():
         assert told == [frozenset([pod(1)]), frozenset([pod(1), pod(2)])]
 
 
-async def test_the_token_is_read_anew(tmp_path):
+async def test_the_token_is_read_for_each_connection(tmp_path):
     token = tmp_path / "token"
     token.write_text("old\n")
     api = FakeKubernetes("old")
@@ -145,7 +145,7 @@ async def test_the_token_is_read_anew(tmp_path):
         await told_lately(told, pod(1, False))
 
 
-async def test_what_is_not_allowed_is_logged_with_the_remedy_and_tried_again(caplog):
+async def test_a_forbidden_request_is_logged_with_the_remedy_and_retried(caplog):
     api = FakeKubernetes()
     api.refusal = 403, 'endpointslices.discovery.k8s.io is forbidden: User "x" cannot list resource'
     await api.put("a", {"10.0.0.1": True})
@@ -180,7 +180,7 @@ def test_a_pod_in_several_slices_counts_once():
     assert endpoints_of(both, port="http") == frozenset()
 
 
-def test_a_pod_knows_its_cluster(tmp_path):
+def test_access_is_read_from_the_pod(tmp_path):
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
     with pytest.raises(StartupError, match="--kubernetes-api"):
         ClusterAccess.in_cluster(environ, tmp_path)
@@ -192,12 +192,12 @@ def test_a_pod_knows_its_cluster(tmp_path):
 
 
 @pytest.mark.parametrize("service", ["", "a/b/c", "/", "ns/", ":8000"])
-def test_what_names_no_service_is_refused(service):
+def test_an_invalid_service_name_is_refused(service):
     with pytest.raises(StartupError, match=r"\[NAMESPACE/\]SERVICE"):
         KubernetesDiscovery(service, ClusterAccess(url="http://x", namespace="default"))
 
 
-async def test_a_pod_is_known_before_it_is_ready_and_sent_to_as_soon_as_it_is():
+async def test_a_pod_is_followed_before_it_is_ready_and_then_gets_requests():
     """As a readiness gate needs it that waits for routers."""
     api, fake = FakeKubernetes(), FakeReplica()
     fake.step(stored=[1, 2, 3])

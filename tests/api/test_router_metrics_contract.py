@@ -40,7 +40,7 @@ def text():
     return exposition([reporter.report(ReportQuery("metrics"))])
 
 
-def test_names_types_labels_and_buckets_are_the_agreed_ones(text, golden):
+def test_names_types_labels_and_buckets_equal_the_list(text, golden):
     golden("router_metrics.txt", "\n".join(families(text)) + "\n")
 
 
@@ -63,14 +63,14 @@ def test_every_family_of_the_list_has_a_sample(text):
     assert [f.name for f in FAMILIES if not any(name.startswith(PREFIX + f.name) for name in shown)] == []
 
 
-def test_every_line_has_the_form_that_prometheus_reads(text):
+def test_every_line_is_valid_prometheus_text(text):
     line = re.compile(r'# (HELP|TYPE) \S+ .+|\w+(\{(\w+="([^"\\\n]|\\.)*",?)*\})? [-+.\de]+(inf|nan)?')
     assert [found for found in text.splitlines() if not line.fullmatch(found)] == []
     kinds = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
     assert len(kinds) == len(set(kinds))
 
 
-def test_the_table_in_the_guide_is_the_list(golden):
+def test_the_table_in_the_guide_equals_the_list(golden):
     before, rest = PAGE.read_text().split(BEGIN)
     after = rest.partition(END)[2]
     rows = [

@@ -24,7 +24,7 @@ def write(file, text, version=1):
     os.utime(file, ns=(version, version))
 
 
-def test_the_first_one_is_sent_and_a_change_of_the_file_is_seen(tmp_path, clock):
+def test_the_first_secret_is_sent_and_a_changed_file_is_reloaded(tmp_path, clock):
     file = tmp_path / "secret"
     write(file, "old\nother")
     secret = OutgoingSecret((), file, clock=clock)
@@ -34,7 +34,7 @@ def test_the_first_one_is_sent_and_a_change_of_the_file_is_seen(tmp_path, clock)
     assert secret.current == "new"
 
 
-def test_one_of_a_flag_is_sent_before_one_of_a_file(tmp_path, clock):
+def test_a_secret_of_a_flag_has_precedence_over_a_file(tmp_path, clock):
     file = tmp_path / "secret"
     write(file, "of the file")
     secret = OutgoingSecret(("of the flag", "more"), file, clock=clock)
@@ -59,7 +59,7 @@ def test_a_broken_change_leaves_the_secret_and_is_logged_once(tmp_path, clock, c
     assert "s3cret" not in record.message
 
 
-async def test_it_is_replaced_without_a_restart(tmp_path, monkeypatch):
+async def test_the_secret_is_replaced_without_a_restart(tmp_path, monkeypatch):
     monkeypatch.setattr("octavo_server.api_keys.CHECK_EVERY_S", 0.0)
     theirs, ours = tmp_path / "replicas", tmp_path / "routers"
     write(theirs, "old")
@@ -85,7 +85,7 @@ async def test_it_is_replaced_without_a_restart(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("settings", [{"replica_key": "k"}, {"api_keys": ("mine",), "replica_key": "k"}])
-async def test_a_replica_whose_isolation_would_be_off_is_refused_with_the_remedy(tmp_path, caplog, settings):
+async def test_a_replica_that_would_merge_tenants_is_refused_with_the_remedy(tmp_path, caplog, settings):
     """It would see the router's key only, and share one tenant's cache among all clients."""
     engine, keys = ScriptedClient(write_byte_model(tmp_path)), tmp_path / "keys"
     keys.write_text("admin: k\n")  # else it would not let the router read its stream
@@ -109,7 +109,7 @@ async def test_a_replica_whose_isolation_would_be_off_is_refused_with_the_remedy
     ],
     ids=["secret", "no keys at all"],
 )
-async def test_a_replica_that_isolates_tenants_is_admitted_where_it_can(tmp_path, guards, settings):
+async def test_a_replica_that_isolates_tenants_is_admitted_with_the_secret(tmp_path, guards, settings):
     engine = ScriptedClient(write_byte_model(tmp_path))
     async with serving(engine, cache_isolation=True, **guards) as served, routing(served.url, **settings) as routed:
         await routed.routable(MODEL, 1)

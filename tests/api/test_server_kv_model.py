@@ -38,7 +38,7 @@ def numbers_of(root, token_ids, block_size):
     return [int.from_bytes(h[:8], "little") for h in block_hashes(root, token_ids, block_size)]
 
 
-async def test_the_card_says_what_the_server_is(server, reader):
+async def test_the_card_describes_the_server(server, reader):
     card = reader.card
     assert card.models == (MODEL,)
     assert (card.root, card.block_size) == (b"scripted", 16)
@@ -56,7 +56,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize(("kind", "path", "body"), BODIES.values(), ids=BODIES.keys())
-async def test_a_router_reads_what_the_server_renders(server, reader, kind, path, body):
+async def test_a_router_hashes_the_prompt_that_the_server_renders(server, reader, kind, path, body):
     rendered = (await server.http.post(path + "/render", json=body)).json()
     rendered = rendered[0] if isinstance(rendered, list) else rendered
     prompt = reader.hash_prompt(kind, body, "")
@@ -71,14 +71,14 @@ async def test_the_longest_of_several_prompts_counts(reader):
     assert (prompt.num_tokens, len(prompt.hashes), prompt.num_outputs) == (91, 4, 6)
 
 
-async def test_what_a_replica_would_refuse_is_estimated(reader):
+async def test_a_body_that_a_replica_refuses_is_estimated(reader):
     for body in ({"messages": 5}, {"messages": []}, {}, {"messages": [{"role": "user", "content": 7}]}):
         prompt = reader.hash_prompt("chat", body, "")
         assert (prompt.is_exact, prompt.hashes) == (False, ())
         assert prompt.num_tokens > 0
 
 
-async def test_an_isolated_tenant_has_hashes_of_its_own(tmp_path):
+async def test_an_isolated_tenant_has_its_own_hashes(tmp_path):
     body = {"prompt": "The quick brown fox. " * 5}
     keys, admin = tmp_path / "keys", {"Authorization": "Bearer secret"}
     keys.write_text("admin: secret\n")
@@ -138,7 +138,7 @@ TURNS = {
 
 
 @pytest.mark.parametrize("body", TURNS.values(), ids=TURNS.keys())
-async def test_the_engine_stores_and_finds_what_a_router_reads(engine, body):
+async def test_the_engine_stores_and_finds_the_routers_hashes(engine, body):
     reader = PromptHasher.from_card(read_card((await engine.http.get("/kv/model")).content))
     prompt = reader.hash_prompt("chat", body, "")
     wanted = set(prompt.hashes)

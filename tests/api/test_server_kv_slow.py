@@ -50,7 +50,7 @@ async def until(is_so):
             await asyncio.sleep(0.005)
 
 
-async def test_who_does_not_read_is_cut_off_and_nobody_else_waits(engine):
+async def test_a_listener_that_does_not_read_is_dropped_alone(engine):
     async with serving(engine, slow_client_timeout_s=0.2) as served:
         publisher = served.server._context.kv
         with await not_reading(served.url):
@@ -64,7 +64,7 @@ async def test_who_does_not_read_is_cut_off_and_nobody_else_waits(engine):
                         seq = max([seq, *(f.seq for f in reader.feed(await anext(chunks)) if isinstance(f, Step))])
 
 
-async def test_who_reads_late_gets_what_was_sent_and_then_the_reason(engine):
+async def test_a_late_reader_gets_the_sent_frames_and_the_reason(engine):
     async with serving(engine) as served:
         publisher = served.server._context.kv
         publisher.max_backlog_bytes = 2**20

@@ -47,7 +47,7 @@ async def test_a_client_that_leaves_a_stream_aborts_its_request(served, path):
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}], ids=["plain", "streamed"])
 @pytest.mark.parametrize("prompt", ["a", ["a", "b", "c"]], ids=["one prompt", "three"])
-async def test_a_client_that_leaves_before_the_first_token_aborts_all_its_requests(served, fields, prompt):
+async def test_a_disconnect_before_the_first_token_aborts_all_requests(served, fields, prompt):
     served.engine.hold_at = 0
     sending = asyncio.create_task(served.http.post(TEXT, json={"prompt": prompt, **fields}))
     await served.engine.held.wait()
@@ -59,7 +59,7 @@ async def test_a_client_that_leaves_before_the_first_token_aborts_all_its_reques
     assert not served.engine.running
 
 
-async def test_the_first_text_arrives_while_the_rest_is_still_to_come(served):
+async def test_the_first_text_arrives_before_the_rest_is_generated(served):
     answer, lines = await open_stream(served)
     assert served.engine.running
     served.engine.resumed.set()
@@ -68,7 +68,7 @@ async def test_the_first_text_arrives_while_the_rest_is_still_to_come(served):
     await answer.aclose()
 
 
-async def test_load_counts_what_is_at_work(served):
+async def test_load_counts_running_requests(served):
     assert (await served.http.get("/load")).json() == {"server_load": 0}
     answer, lines = await open_stream(served)
     assert (await served.http.get("/load")).json() == {"server_load": 1}

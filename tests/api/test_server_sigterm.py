@@ -82,7 +82,7 @@ def test_all_streams_finish_within_the_drain_timeout(tiny, tmp_path):
     assert set(late) == {503}
 
 
-def test_streams_that_outlast_it_end_with_an_event(tiny, tmp_path):
+def test_streams_that_outlast_the_drain_end_with_an_event(tiny, tmp_path):
     with octavo_serve(tmp_path, tiny, *TINY, *STAYS, "--drain-timeout", "0.3") as serving:
         streams, late = asyncio.run(terminate_under_load(serving))
         serving.terminate()
@@ -94,7 +94,7 @@ def test_streams_that_outlast_it_end_with_an_event(tiny, tmp_path):
     assert set(late) == {503}
 
 
-def test_the_last_stream_is_the_end_without_a_second_signal(tiny, tmp_path):
+def test_the_process_ends_with_the_last_stream(tiny, tmp_path):
     with octavo_serve(tmp_path, tiny, *TINY, "--drain-timeout", "60") as serving:
         body = {"prompt": "abc", "max_tokens": 300, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{serving.url}{TEXT}", json=body, timeout=60) as answer:
@@ -106,7 +106,7 @@ def test_the_last_stream_is_the_end_without_a_second_signal(tiny, tmp_path):
         assert serving.exit_code() == 0
 
 
-def test_a_second_signal_does_not_wait(tiny, tmp_path):
+def test_a_second_signal_ends_at_once(tiny, tmp_path):
     with octavo_serve(tmp_path, tiny, *TINY, "--drain-timeout", "600", "--shutdown-delay", "600") as serving:
         serving.process.send_signal(signal.SIGTERM)
         while httpx.get(f"{serving.url}/ready").status_code == 200:

@@ -81,7 +81,7 @@ def say_nothing(client):
         say_nothing,
     ],
 )
-def test_what_bad_clients_held_is_given_back(impatient, behave):
+def test_resources_of_bad_clients_are_released(impatient, behave):
     server = psutil.Process(impatient.process.process.pid)
     impatient.http.get("/health")
     before = server.num_fds()

@@ -56,7 +56,7 @@ def operations(tiny):
     return {operation.label: operation for operation in (result.ok() for result in document.get_all_operations())}
 
 
-def test_every_operation_of_the_document_is_tested_or_spared(operations):
+def test_every_operation_of_the_document_is_tested_or_listed(operations):
     assert sorted(operations) == sorted((*WITH_BODY, *WITHOUT_BODY, *SPARED))
     assert sorted(label for label, operation in operations.items() if operation.body) == sorted(WITH_BODY)
 
@@ -66,7 +66,7 @@ CASES += [(label, GenerationMode.NEGATIVE) for label in WITH_BODY]
 
 
 @pytest.mark.parametrize(("label", "mode"), CASES, ids=lambda part: getattr(part, "value", part))
-def test_the_server_does_what_the_document_says(operations, label, mode):
+def test_the_server_conforms_to_the_document(operations, label, mode):
     """Each operation has a test, and so a time limit, of its own: examples of a large body take long to make up."""
     check(operations[label], mode)
 

@@ -53,7 +53,7 @@ async def standstill_s(server, path, body):
 
 @pytest.mark.parametrize("num_bytes", [256 * 1024, LIMIT_BYTES], ids=["256KiB", "limit"])
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_no_body_stops_the_event_loop_or_takes_a_multiple_of_its_memory(server, shape, num_bytes):
+async def test_no_body_stops_the_event_loop_or_multiplies_its_memory(server, shape, num_bytes):
     path, body = hostile_body(shape, num_bytes)
     assert len(body) <= num_bytes
     most_s = max(LEAST_STANDSTILL_S, 3 * decode_s(body))

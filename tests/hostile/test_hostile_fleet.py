@@ -158,7 +158,7 @@ async def pass_slow_health(replica, *, is_polled):
 
 
 @pytest.mark.parametrize("is_polled", [True, False], ids=["polled", "kv-stream"])
-async def test_one_slow_health_neither_fails_nor_moves_a_request(tmp_path, is_polled):
+async def test_one_slow_health_check_neither_fails_nor_moves_a_request(tmp_path, is_polled):
     replicas = [HeldReplica(), HeldReplica()]
     prompts = [f"held {i}" for i in range(8)]
     for replica in replicas:

@@ -57,7 +57,7 @@ async def ask_as_victims(port):
 
 
 @pytest.mark.parametrize("kind", ATTACKS)
-async def test_a_request_ends_where_its_framing_says(server, port, kind):
+async def test_a_request_ends_at_its_framing(server, port, kind):
     name = f"{kind}-{next(numbers)}"
     attack = ATTACKS[kind](name)
     before = len(server.prompts())
@@ -84,7 +84,7 @@ async def test_trailers_reach_no_replica(server, port):
     assert all(seen.headers["content-length"] == str(len(seen.body)) for seen in found)
 
 
-async def test_no_client_gets_the_answer_of_another(server, port):
+async def test_no_client_gets_the_response_of_another(server, port):
     """The answer to a request hidden in the body of another would go to a victim on a connection that both share."""
     for turn in range(ROUNDS):
         async with await RawConnection.open(port) as attacker:

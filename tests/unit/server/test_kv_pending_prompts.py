@@ -27,7 +27,7 @@ def add(pending, blocks, *, stored=(), extra_tokens=1, **params):
         ([1, 3], [2], 16),
     ],
 )
-def test_what_is_not_stored_is_coming_and_what_is_will_be_found(stored, coming, cached_tokens):
+def test_unstored_blocks_are_coming_and_stored_blocks_are_cached(stored, coming, cached_tokens):
     prompt = add(PendingPrompts(BLOCK), [1, 2, 3], stored=stored)
     assert (prompt.num_tokens, prompt.cached_tokens, [*prompt.coming]) == (49, cached_tokens, coming)
 
@@ -38,12 +38,12 @@ def test_the_last_token_is_always_computed():
 
 
 @pytest.mark.parametrize("params", [{"skip_reading_prefix_cache": True}, {"prompt_logprobs": 1}])
-def test_who_does_not_read_the_cache_finds_nothing_and_stores_what_is_not_there(params):
+def test_a_request_that_skips_the_cache_finds_nothing_but_stores(params):
     prompt = add(PendingPrompts(BLOCK), [1, 2, 3], stored=[1], **params)
     assert (prompt.cached_tokens, [*prompt.coming]) == (0, [2, 3])
 
 
-def test_what_comes_for_one_who_waits_is_found_by_the_next_and_told_again():
+def test_coming_blocks_are_cached_for_the_next_prompt():
     """A router that connected in between, or let it expire, hears of it."""
     pending = PendingPrompts(BLOCK)
     add(pending, [1, 2])
@@ -51,7 +51,7 @@ def test_what_comes_for_one_who_waits_is_found_by_the_next_and_told_again():
     assert (second.cached_tokens, [*second.coming]) == (32, [1, 2, 3])
 
 
-def test_what_was_coming_for_one_who_is_gone_is_not_found():
+def test_coming_blocks_of_an_ended_prompt_are_not_cached():
     """It ran, and what it had stored was given up since; or it failed."""
     pending = PendingPrompts(BLOCK)
     add(pending, [1, 2])
@@ -62,7 +62,7 @@ def test_what_was_coming_for_one_who_is_gone_is_not_found():
     assert add(pending, [1, 2]).cached_tokens == 32
 
 
-def test_of_a_long_prompt_no_more_is_told_than_a_reader_takes_in_at_once(monkeypatch):
+def test_coming_blocks_of_a_long_prompt_are_bounded(monkeypatch):
     monkeypatch.setattr(arriving, "MAX_COMING", 2)
     pending = PendingPrompts(BLOCK)
     prompt = add(pending, [1, 2, 3, 4, 5], stored=[1])
@@ -70,7 +70,7 @@ def test_of_a_long_prompt_no_more_is_told_than_a_reader_takes_in_at_once(monkeyp
     assert add(pending, [1, 2, 3, 4, 5], stored=[1]).cached_tokens == 48
 
 
-def test_those_who_came_last_are_those_who_wait():
+def test_the_latest_prompts_are_the_waiting_ones():
     pending = PendingPrompts(BLOCK)
     for number in range(4):
         add(pending, range(number), stored=range(number))
@@ -89,7 +89,7 @@ def test_those_who_came_last_are_those_who_wait():
     assert pending.add_to_load(preempted) == preempted
 
 
-def test_those_that_nobody_asked_of_are_counted():
+def test_prompts_without_hashes_are_counted():
     """Without a listener no prompt is hashed."""
     pending = PendingPrompts(BLOCK)
     add(pending, [], extra_tokens=100)

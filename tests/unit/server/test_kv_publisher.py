@@ -67,7 +67,7 @@ async def take(frames, told, until):
         told.feed(await anext(frames))
 
 
-async def test_a_listener_that_comes_late_gets_a_snapshot_and_then_each_change():
+async def test_a_late_listener_gets_a_snapshot_and_then_each_change():
     publisher, engine = made()
     engine.step(stored=range(1, 4), host_stored=[9])
     told = Told()
@@ -87,7 +87,7 @@ async def test_a_listener_that_comes_late_gets_a_snapshot_and_then_each_change()
     assert publisher.num_listeners == 0
 
 
-async def test_changes_while_a_long_snapshot_is_read_come_after_it(monkeypatch):
+async def test_changes_during_a_snapshot_follow_it(monkeypatch):
     monkeypatch.setattr(publishing, "PART_HASHES", 2)
     publisher, engine = made()
     engine.step(stored=range(1, 8))
@@ -100,7 +100,7 @@ async def test_changes_while_a_long_snapshot_is_read_come_after_it(monkeypatch):
     assert (told.set.device, told.set.is_exact) == ({2, 3, 4, 5, 6, 100}, True)
 
 
-async def test_a_step_that_changed_nothing_is_not_told_but_heartbeats_are():
+async def test_a_step_without_changes_is_not_sent_but_heartbeats_are():
     publisher, engine = made(heartbeat_s=0.01)
     engine.step(running=1)
     told = Told()
@@ -113,7 +113,7 @@ async def test_a_step_that_changed_nothing_is_not_told_but_heartbeats_are():
     assert told.set.is_exact
 
 
-async def test_a_slow_reader_is_dropped_with_a_reason_and_nobody_else_is():
+async def test_only_a_slow_reader_is_dropped_with_a_reason():
     publisher, engine = made()
     publisher.max_backlog_bytes = 2000
     slow, quick = Told(), Told()
@@ -130,7 +130,7 @@ async def test_a_slow_reader_is_dropped_with_a_reason_and_nobody_else_is():
     assert (quick.set.device, quick.set.is_exact) == (set(range(1, 51)), True)
 
 
-async def test_a_copy_in_the_api_process_that_went_wrong_shows():
+async def test_a_wrong_copy_in_the_api_process_fails_the_digest():
     publisher, engine = made()
     engine.step(stored=[1, 2])
     publisher.kv_set.device.discard(2)
@@ -140,7 +140,7 @@ async def test_a_copy_in_the_api_process_that_went_wrong_shows():
     assert not told.set.is_exact
 
 
-async def test_a_listener_that_leaves_as_news_comes_leaves():
+async def test_a_cancelled_listener_leaves_while_a_frame_arrives():
     publisher, engine = made()
     frames = publisher.frames()
     told = Told()
@@ -154,7 +154,7 @@ async def test_a_listener_that_leaves_as_news_comes_leaves():
     assert publisher.num_listeners == 0
 
 
-async def test_a_large_change_is_told_in_small_frames(monkeypatch):
+async def test_a_large_change_is_split_into_small_frames(monkeypatch):
     monkeypatch.setattr(publishing, "PART_HASHES", 3)
     for count in (1, 3, 4, 6, 7):
         publisher, engine = made()
@@ -180,7 +180,7 @@ def request(num_tokens, **fields):
     return EngineRequest(request_id="r", prompt_token_ids=[*range(num_tokens)], params=SamplingParams(), **fields)
 
 
-async def test_a_request_is_told_of_at_once_and_counted_once():
+async def test_a_request_is_announced_at_once_and_counted_once():
     """The core hears of it after the step that it is making, and tells then what it has of it."""
     publisher, engine = made()
     told = Told()
@@ -201,7 +201,7 @@ async def test_a_request_is_told_of_at_once_and_counted_once():
     ]
 
 
-async def test_what_a_request_will_have_stored_is_told_with_it_and_once():
+async def test_coming_blocks_are_announced_once_with_the_request():
     publisher, engine = made()
     asked = request(70, cache_salt="s")
     blocks = full_blocks(asked, READY.hash_root, READY.block_size)
@@ -220,7 +220,7 @@ async def test_what_a_request_will_have_stored_is_told_with_it_and_once():
 
 
 @pytest.mark.parametrize(("caches", "listens"), [(False, True), (True, False)])
-async def test_no_prompt_is_hashed_where_nothing_is_cached_or_nobody_listens(monkeypatch, caches, listens):
+async def test_no_prompt_is_hashed_without_a_cache_or_a_listener(monkeypatch, caches, listens):
     monkeypatch.setattr(publishing, "full_blocks", lambda *_: pytest.fail("it was"))
     publisher, _ = made(has_prefix_cache=caches)
     async with aclosing(publisher.frames()) as frames:
@@ -230,7 +230,7 @@ async def test_no_prompt_is_hashed_where_nothing_is_cached_or_nobody_listens(mon
         publisher.announce_request(request(100))
 
 
-async def test_a_drain_is_told_at_once_and_stays_told():
+async def test_a_drain_is_published_at_once_and_persists():
     publisher, engine = made()
     told = Told()
     async with aclosing(publisher.frames()) as frames:

@@ -42,7 +42,7 @@ def feed(replica, frames):
         replica.feed(frame)
 
 
-def test_it_is_exact_from_the_snapshot_on(index):
+def test_a_mirror_is_exact_after_the_snapshot(index):
     replica = read(index, snapshot()[:2])
     assert replica.state == "loading"
     replica.feed(snapshot()[2])
@@ -74,7 +74,7 @@ def test_it_is_exact_from_the_snapshot_on(index):
         ),
     ],
 )
-def test_a_fault_breaks_the_stream_with_a_reason_and_nothing_is_believed(index, frames, reason):
+def test_a_fault_breaks_the_mirror_with_a_reason(index, frames, reason):
     replica = read(index, snapshot())
     with pytest.raises(StreamBroken, match=reason):
         feed(replica, frames)
@@ -85,7 +85,7 @@ def test_a_fault_breaks_the_stream_with_a_reason_and_nothing_is_believed(index, 
     assert len(index) == 0
 
 
-def test_what_is_coming_is_told_once_and_is_nothing_that_is_there(index):
+def test_coming_blocks_appear_once_and_are_not_stored(index):
     replica = read(index, [*snapshot(), step(5, 1 ^ 2, coming=[7, 8])])
     assert (replica.state, replica.coming, replica.num_blocks) == ("exact", (7, 8), 2)
     assert index.match([7], [replica.slot]) == {}
@@ -93,31 +93,31 @@ def test_what_is_coming_is_told_once_and_is_nothing_that_is_there(index):
     assert replica.coming == ()
 
 
-def test_a_repeated_step_right_away_changes_nothing(index):
+def test_an_immediately_repeated_step_changes_nothing(index):
     """It looks like a heartbeat and says what is so anyway."""
     replica = read(index, [*snapshot(), STEPS[0], STEPS[0]])
     assert (replica.state, replica.num_blocks) == ("exact", 3)
 
 
 @pytest.mark.parametrize("frames", [STEPS[:1], snapshot()[1:]])
-def test_a_stream_begins_with_its_hello(index, frames):
+def test_a_stream_must_begin_with_its_hello(index, frames):
     with pytest.raises(StreamBroken, match="before the hello"):
         read(index, frames)
 
 
-def test_a_later_version_is_not_understood(index):
+def test_a_later_version_breaks_the_mirror(index):
     other = Hello(version=2, epoch=1, block_size=16, root=b"", max_model_len=1, models=[], heartbeat_s=1.0)
     with pytest.raises(StreamBroken, match="version 2"):
         read(index, [other])
 
 
-def test_a_snapshot_with_a_part_missing(index):
+def test_a_snapshot_with_a_missing_part_breaks_the_mirror(index):
     frames = snapshot(range(1, 99))
     with pytest.raises(StreamBroken, match="the digest"):
         read(index, [frames[0], frames[2]])
 
 
-def test_giving_up_twice_is_giving_up_once(index):
+def test_a_second_release_does_nothing(index):
     replica = read(index, snapshot())
     replica.release()
     replica.release()
@@ -125,7 +125,7 @@ def test_giving_up_twice_is_giving_up_once(index):
     assert {index.acquire_slot(), index.acquire_slot()} == {0, 1}
 
 
-async def test_publisher_and_listener_agree_on_the_bytes_between_them(index):
+async def test_a_mirror_follows_the_bytes_of_a_publisher(index):
     publisher = KVPublisher(ready_info(EngineConfig()), ("m",))
     told = KVSet()
 
@@ -152,6 +152,6 @@ async def test_publisher_and_listener_agree_on_the_bytes_between_them(index):
     assert replica.num_blocks == 11
 
 
-def test_frames_survive_the_wire():
+def test_frames_survive_encoding():
     frames = [*snapshot(), *STEPS]
     assert [*FrameReader().feed(b"".join(write(frame) for frame in frames))] == frames

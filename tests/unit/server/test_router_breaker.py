@@ -20,14 +20,14 @@ def fail(breakers, times):
         breakers.record_failure("a")
 
 
-def test_nothing_is_kept_of_replicas_that_never_fail(breakers):
+def test_replicas_that_never_fail_have_no_breaker(breakers):
     breakers.record_dispatch("a")
     breakers.record_success("a")
     assert not breakers
     assert breakers.allows("a")
 
 
-def test_it_opens_after_so_many_failures_in_a_row(breakers):
+def test_a_breaker_opens_after_several_failures_in_a_row(breakers):
     fail(breakers, 2)
     breakers.record_success("a")
     fail(breakers, 2)
@@ -37,7 +37,7 @@ def test_it_opens_after_so_many_failures_in_a_row(breakers):
     assert breakers.allows("b")
 
 
-def test_when_its_time_has_come_one_request_is_sent_to_see(breakers, clock):
+def test_a_half_open_breaker_allows_one_probe(breakers, clock):
     fail(breakers, 3)
     clock.now_s += 1.0
     assert (breakers.allows("a"), breakers.state("a")) == (True, "half-open")
@@ -58,7 +58,7 @@ def test_each_failed_probe_doubles_the_time_up_to_a_limit(breakers, clock):
         fail(breakers, 1)
 
 
-def test_a_probe_that_told_nothing_lets_the_next_one_go(breakers, clock):
+def test_a_probe_without_evidence_allows_the_next(breakers, clock):
     fail(breakers, 3)
     clock.now_s += 1.0
     breakers.record_dispatch("a")
@@ -66,7 +66,7 @@ def test_a_probe_that_told_nothing_lets_the_next_one_go(breakers, clock):
     assert breakers.allows("a")
 
 
-def test_a_probe_whose_end_nobody_tells_does_not_close_it_for_ever(breakers, clock):
+def test_a_probe_without_an_outcome_expires(breakers, clock):
     fail(breakers, 3)
     clock.now_s += 1.0
     breakers.record_dispatch("a")

@@ -35,7 +35,7 @@ def cells(line):
     return [cell for cell in line.split("  ") if cell.strip()]
 
 
-def test_a_row_for_the_choice_and_one_for_each_that_was_looked_at(infos):
+def test_a_decision_has_a_row_and_one_for_each_candidate(infos):
     head, first, other, third, *_ = explain.Table(4).lines(infos)
     assert head.split()[:6] == ["time", "request", "model", "prompt", "rung", "replica"]
     row = dict(zip(explain.HEAD, (cell.strip() for cell in cells(first)), strict=True))
@@ -48,13 +48,13 @@ def test_a_row_for_the_choice_and_one_for_each_that_was_looked_at(infos):
 
 
 @pytest.mark.parametrize(("most", "rows"), [(1, 1), (2, 3), (3, 3)])
-def test_of_many_candidates_the_cheapest_are_shown(infos, most, rows):
+def test_only_the_cheapest_of_many_candidates_are_shown(infos, most, rows):
     _, *lines = explain.Table(most).lines(infos[:1])
     assert len(lines) == rows
     assert ("(and 1 more)" in lines[-1]) == (most == 2)
 
 
-def test_rows_that_follow_stand_below_without_another_head(infos):
+def test_followed_rows_have_no_second_header(infos):
     table = explain.Table(1)
     head, _ = table.lines(infos[:1])
     (second,) = table.lines(infos[1:])
@@ -62,7 +62,7 @@ def test_rows_that_follow_stand_below_without_another_head(infos):
     assert list(table.lines([])) == []
 
 
-def test_blocks_tell_where_they_are(infos):
+def test_blocks_show_their_tier(infos):
     candidate = infos[0].candidates[0]
     candidate.matched_blocks, candidate.host_blocks, candidate.predicted_blocks = 9, 2, 3
     assert explain._blocks(candidate) == "4+2 host+3 predicted"
@@ -76,7 +76,7 @@ def test_blocks_tell_where_they_are(infos):
         ("http://nobody.invalid", "no server answers at http://nobody.invalid (Name or service not known)"),
     ],
 )
-def test_no_router_there_is_said_with_the_remedy(url, told, capsys):
+def test_an_unreachable_router_is_reported_with_the_remedy(url, told, capsys):
     args = Namespace(url=url, api_key=None, n=3, candidates=4, json=False, follow=False)
     assert explain.explain_decisions(args) == 1
     answer = capsys.readouterr().err
@@ -85,7 +85,7 @@ def test_no_router_there_is_said_with_the_remedy(url, told, capsys):
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_that_nothing_was_decided_yet_is_said(as_json, monkeypatch, capsys):
+def test_an_empty_decision_list_is_reported(as_json, monkeypatch, capsys):
     async def decisions(*_):
         return []
 
@@ -106,13 +106,13 @@ def test_that_nothing_was_decided_yet_is_said(as_json, monkeypatch, capsys):
         (["--candidates", "0"], "argument --candidates: '0' is too few: 1 at least"),
     ],
 )
-def test_numbers_that_a_router_would_refuse_are_refused_at_once(flags, told, capsys):
+def test_numbers_that_a_router_refuses_are_refused_locally(flags, told, capsys):
     with pytest.raises(SystemExit):
         build_parser().parse_args(["explain", "decisions", *flags])
     assert told in capsys.readouterr().err
 
 
-async def test_a_router_that_hangs_is_not_waited_for_for_ever(monkeypatch):
+async def test_a_hanging_router_times_out(monkeypatch):
     monkeypatch.setattr(api, "GET_LIMIT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as sock:  # nobody takes what comes in
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
@@ -121,7 +121,7 @@ async def test_a_router_that_hangs_is_not_waited_for_for_ever(monkeypatch):
                 await asked.get(f"{url}/debug/decisions")
 
 
-def test_what_is_no_router_is_said_in_sentences(monkeypatch, capsys):
+def test_a_server_that_is_no_router_is_reported_in_sentences(monkeypatch, capsys):
     async def decisions(*_):
         raise ApiFailure("HTTP 404: Not Found", 404)
 
@@ -175,7 +175,7 @@ async def test_each_decision_is_followed_once(monkeypatch, capsys):
     assert asked[1] == f"http://x/debug/decisions/ended?after={telemetry.decisions.worker}%3A1"
 
 
-async def test_a_first_look_shows_the_latest_only(monkeypatch, capsys):
+async def test_following_starts_with_the_latest_decisions(monkeypatch, capsys):
     telemetry = RouterTelemetry()
     ended(telemetry, 1, 2, 3)
     answers = iter([told_by(telemetry)])
@@ -193,7 +193,7 @@ async def test_a_first_look_shows_the_latest_only(monkeypatch, capsys):
     assert [json.loads(line)["request_id"] for line in capsys.readouterr().out.splitlines()] == ["r-2", "r-3"]
 
 
-def test_what_the_router_no_longer_keeps_is_counted():
+def test_decisions_that_the_router_dropped_are_counted():
     workers = [RouterTelemetry(decisions=DecisionLog(3)) for _ in range(2)]
     heard = explain.Heard()
     for telemetry in workers:
@@ -205,7 +205,7 @@ def test_what_the_router_no_longer_keeps_is_counted():
     assert ([info.request_id for info in news], num_lost) == (["r-10", "r-11", "r-12"], 5)
 
 
-async def test_losses_are_said_beside_the_decisions(monkeypatch, capsys):
+async def test_dropped_decisions_are_reported_beside_the_rows(monkeypatch, capsys):
     monkeypatch.setattr(explain, "FOLLOW_EVERY_S", 0.0)
     telemetry, rounds = RouterTelemetry(decisions=DecisionLog(3)), iter([range(1), range(1, 9)])
 
@@ -227,7 +227,7 @@ async def test_losses_are_said_beside_the_decisions(monkeypatch, capsys):
     )
 
 
-def test_the_more_there_is_to_hear_the_sooner_it_is_asked_for():
+def test_many_new_decisions_shorten_the_polling_interval():
     most_s = explain.FOLLOW_EVERY_S
     assert explain.next_wait_s(most_s, 0) == explain.next_wait_s(most_s, 10) == most_s
     assert explain.next_wait_s(most_s, 4 * explain.WANTED) == most_s / 4

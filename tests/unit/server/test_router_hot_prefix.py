@@ -47,7 +47,7 @@ class Fleet:
         return max(counts.values()) * len(self.fed) / counts.total()
 
 
-def test_a_hot_prefix_gets_to_all_replicas_while_they_have_little_to_do():
+def test_a_hot_prefix_spreads_to_all_idle_replicas():
     fleet = Fleet()
     for number in range(100):
         fleet.ask([*HOT, 1000 + number])
@@ -58,14 +58,14 @@ def test_a_hot_prefix_gets_to_all_replicas_while_they_have_little_to_do():
     assert found >= 0.95 * 99 * 480
 
 
-def test_a_few_that_are_alike_stay_together():
+def test_a_few_similar_requests_stay_on_one_replica():
     fleet = Fleet()
     for number in range(5):
         fleet.ask([*HOT, 1000 + number])
     assert len({d.chosen.name for d in fleet.decisions}) == 1
 
 
-def test_what_it_costs_is_bounded():
+def test_the_cost_of_replication_is_bounded():
     """Prefixes that would cost more than was saved up stay where they are, but for what their hits earn."""
     fleet = Fleet(replicas=8)
     long = [*range(1, 2 + MOST_TOKENS // 16)]
@@ -91,7 +91,7 @@ def test_a_conversation_stays_where_it_is():
     assert len({d.chosen.name for d in fleet.decisions}) == 1
 
 
-def test_prefixes_that_are_each_less_than_a_replicas_share_stay_where_they_are():
+def test_prefixes_below_a_replicas_share_stay_on_it():
     """Two prefixes that happen to be in one place make it busier, but to compute one again pays for nobody."""
     fleet = Fleet()
     prefixes = [range(100 * n, 100 * n + 30) for n in range(1, 9)]
@@ -103,7 +103,7 @@ def test_prefixes_that_are_each_less_than_a_replicas_share_stay_where_they_are()
     assert {d.expected_tokens for d in fleet.decisions} == {480}
 
 
-def test_only_so_many_prefixes_are_counted():
+def test_the_number_of_counted_prefixes_is_bounded():
     replicator, replica = HotPrefixReplicator(), FedReplica(PrefixIndex(max_entries=10), "a").replica
     terms = CandidateCost(replica, Match(1), 0.0, 0.0, 0.0, 0.0)
     for number in range(MAX_PREFIXES + 10):

@@ -27,7 +27,7 @@ def load(**fields):
     return ReplicaLoad(free_blocks=1000, total_blocks=1000, **fields)
 
 
-def test_the_replica_that_has_the_longest_prefix(index, picker):
+def test_the_replica_with_the_longest_prefix_is_chosen(index, picker):
     fed = [FedReplica(index, name, device=range(1, 1 + n)) for name, n in [("a", 3), ("b", 20), ("c", 10)]]
     replicas = [f.replica for f in fed]
     decision = picker.pick(prompt_of(range(1, 31)), replicas)
@@ -37,7 +37,7 @@ def test_the_replica_that_has_the_longest_prefix(index, picker):
     assert picker.pick(prompt_of(range(1, 31)), replicas, exclude=[replicas[1]]).chosen is replicas[2]
 
 
-def test_a_queue_that_costs_more_than_the_prefix_sends_it_elsewhere(index, picker):
+def test_a_long_queue_outweighs_a_prefix(index, picker):
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold")
     replicas = [warm.replica, cold.replica]
     warm.tell(load(prefill_backlog_tokens=300))
@@ -46,7 +46,7 @@ def test_a_queue_that_costs_more_than_the_prefix_sends_it_elsewhere(index, picke
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
 
 
-def test_a_prefix_is_worth_more_where_computing_it_holds_others_up(index, picker):
+def test_a_prefix_is_worth_more_where_others_would_be_delayed(index, picker):
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold")
     replicas = [warm.replica, cold.replica]
     warm.tell(load(prefill_backlog_tokens=600, running=8))
@@ -57,7 +57,7 @@ def test_a_prefix_is_worth_more_where_computing_it_holds_others_up(index, picker
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
 
 
-def test_of_equals_the_one_with_the_fewest_requests(index, picker):
+def test_a_tie_goes_to_the_replica_with_the_fewest_requests(index, picker):
     fed = [FedReplica(index, name) for name in "ab"]
     for replica, running in zip(fed, (2, 1), strict=True):
         replica.tell(load(running=running, prefill_backlog_tokens=5000))
@@ -66,7 +66,7 @@ def test_of_equals_the_one_with_the_fewest_requests(index, picker):
 
 
 @pytest.mark.parametrize("other", [0, 20])
-def test_of_equals_one_that_finds_as_much_as_any(index, picker, other):
+def test_a_tie_goes_to_the_longest_match(index, picker, other):
     """To wait for a queue may cost what computing elsewhere does; but whoever computes holds up those who come next."""
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold", device=range(1, 1 + other))
     warm.tell(load(prefill_backlog_tokens=16 * (30 - other), waiting=1))
@@ -76,7 +76,7 @@ def test_of_equals_one_that_finds_as_much_as_any(index, picker, other):
     assert decision.chosen is warm.replica
 
 
-def test_of_equals_that_find_nearly_as_much_the_one_with_the_fewest_requests(index, picker):
+def test_a_tie_of_similar_matches_goes_to_the_fewest_requests(index, picker):
     busy, idle = FedReplica(index, "busy", device=range(1, 31)), FedReplica(index, "idle", device=range(1, 30))
     busy.tell(load(waiting=1, prefill_backlog_tokens=1))
     prompt = prompt_of(range(1, 31), extra_tokens=600)
@@ -88,7 +88,7 @@ def hear(picker, fed, **fields):
     picker.record_load(fed.replica)
 
 
-def test_what_was_just_sent_counts_until_the_second_load_told(index, picker):
+def test_a_sent_request_counts_until_the_second_reported_load(index, picker):
     fed = FedReplica(index, "a")
     prompt = prompt_of(range(1, 11))
     hear(picker, fed)
@@ -105,7 +105,7 @@ def test_what_was_just_sent_counts_until_the_second_load_told(index, picker):
     assert (activity.pending_tokens, activity.num_pending, activity.num_in_flight) == (0, 0, 0)
 
 
-def test_who_says_how_many_it_received_is_believed(index, picker):
+def test_the_reported_number_of_received_requests_ends_pending(index, picker):
     """A load that has a request in it needn't be counted with it; one that hasn't, however different, has to be."""
     fed = FedReplica(index, "a")
     hear(picker, fed, received=7)
@@ -127,7 +127,7 @@ def test_who_says_how_many_it_received_is_believed(index, picker):
 
 
 @pytest.mark.parametrize(("waiting", "found", "queued"), [(0, 0, 5000), (2, 960, 4040), (3, 4999, 3)])
-def test_those_who_wait_are_no_more_work_than_what_they_will_not_find(index, picker, waiting, found, queued):
+def test_waiting_requests_count_without_their_cached_tokens(index, picker, waiting, found, queued):
     """Whoever sent them; and each computes its last token."""
     fed = FedReplica(index, "a")
     hear(picker, fed, waiting=waiting, prefill_backlog_tokens=5000, waiting_cached_tokens=found)
@@ -136,7 +136,7 @@ def test_those_who_wait_are_no_more_work_than_what_they_will_not_find(index, pic
 
 @pytest.mark.parametrize("frames", [0, 1, 2, 3])
 @pytest.mark.parametrize("begins", [True, False])
-def test_the_first_byte_or_the_end_settles_it_once(index, picker, frames, begins):
+def test_the_first_byte_or_the_end_ends_pending_once(index, picker, frames, begins):
     fed = FedReplica(index, "a")
     prompt = prompt_of(range(1, 11))
     ticket = picker.lease(picker.pick(prompt, [fed.replica]), prompt)
@@ -152,7 +152,7 @@ def test_the_first_byte_or_the_end_settles_it_once(index, picker, frames, begins
     assert (activity.num_in_flight, activity.num_unanswered) == (0, 0)
 
 
-def test_siblings_follow_what_was_predicted_until_it_expires(index, picker, clock):
+def test_siblings_follow_a_prediction_until_it_expires(index, picker, clock):
     replicas = [FedReplica(index, name).replica for name in "abcd"]
     prompt = prompt_of(range(1, 31))
     first = picker.pick(prompt, replicas)
@@ -165,7 +165,7 @@ def test_siblings_follow_what_was_predicted_until_it_expires(index, picker, cloc
     assert picker.pick(prompt, replicas).chosen is not first.chosen  # it was sent one
 
 
-def test_a_failed_request_takes_its_prediction_back_but_not_that_of_another(index, picker):
+def test_a_failed_request_removes_only_its_own_prediction(index, picker):
     fed = FedReplica(index, "a")
     prompt = prompt_of([1, 2, 3])
     tickets = [picker.lease(picker.pick(prompt, [fed.replica]), prompt) for _ in range(2)]
@@ -175,7 +175,7 @@ def test_a_failed_request_takes_its_prediction_back_but_not_that_of_another(inde
     assert picker.pick(prompt, [fed.replica]).expected_tokens == 0
 
 
-def test_a_frame_confirms_what_was_predicted(index, picker, clock):
+def test_a_frame_confirms_a_prediction(index, picker, clock):
     fed = FedReplica(index, "a")
     prompt = prompt_of([1, 2, 3])
     picker.lease(picker.pick(prompt, [fed.replica]), prompt)
@@ -186,7 +186,7 @@ def test_a_frame_confirms_what_was_predicted(index, picker, clock):
     assert decision.rung == "exact"
 
 
-def test_nothing_predicted_of_a_broken_stream_reaches_who_has_its_slot_next(index, picker, clock):
+def test_a_reused_slot_has_no_predictions_of_a_broken_stream(index, picker, clock):
     fed = FedReplica(index, "a")
     prompt = prompt_of([1, 2, 3])
     picker.lease(picker.pick(prompt, [fed.replica]), prompt)
@@ -205,7 +205,7 @@ def test_nothing_predicted_of_a_broken_stream_reaches_who_has_its_slot_next(inde
     assert picker.pick(prompt, [other.replica]).expected_tokens == 0
 
 
-def test_a_blind_replica_is_believed_to_have_what_it_was_sent(index, picker, clock):
+def test_a_blind_replica_is_predicted_to_hold_sent_prompts(index, picker, clock):
     replicas = [blind_replica(name) for name in "abcd"]
     prompt = prompt_of(range(1, 31))
     first = picker.pick(prompt, replicas)
@@ -218,7 +218,7 @@ def test_a_blind_replica_is_believed_to_have_what_it_was_sent(index, picker, clo
     assert picker.pick(prompt, replicas).rung == "hash"
 
 
-def test_a_prompt_that_could_not_be_read_goes_by_its_beginning_within_bounds(index, picker):
+def test_an_unhashed_prompt_is_routed_by_its_beginning_within_bounds(index, picker):
     replicas = [FedReplica(index, name).replica for name in "abcd"]
     prompt = prompt_of([], extra_tokens=500, affinity=17)
     decisions = [picker.pick(prompt, replicas)]
@@ -232,7 +232,7 @@ def test_a_prompt_that_could_not_be_read_goes_by_its_beginning_within_bounds(ind
     assert counts[-1] - 1 <= 1.25 * 11 / 4 + 1  # when it was sent the last
 
 
-def test_without_any_knowledge_the_least_load(index, picker):
+def test_without_any_knowledge_the_least_load_is_chosen(index, picker):
     replicas = [blind_replica(name) for name in "abc"]
     prompt = prompt_of([], affinity=0)
     for _ in range(6):
@@ -242,7 +242,7 @@ def test_without_any_knowledge_the_least_load(index, picker):
     assert [r.num_in_flight for r in replicas] == [2, 2, 2]
 
 
-def test_what_a_blind_replica_says_of_its_load_counts(index, picker):
+def test_the_reported_load_of_a_blind_replica_counts(index, picker):
     busy, idle = blind_replica("a"), blind_replica("b")
     busy.load = load(running=3, waiting=1)
     prompt = prompt_of([], affinity=0)
@@ -253,7 +253,7 @@ def test_what_a_blind_replica_says_of_its_load_counts(index, picker):
     assert picker.pick(prompt, [busy, idle]).chosen is busy
 
 
-def test_tokens_that_only_this_replica_could_save_are_its_worth(index, picker, clock):
+def test_worth_is_the_tokens_that_only_this_replica_could_save(index, picker, clock):
     a, b = FedReplica(index, "a", device=range(1, 31)), FedReplica(index, "b", device=range(1, 11))
     prompt = prompt_of(range(1, 31))
     picker.lease(picker.pick(prompt, [a.replica, b.replica]), prompt)
@@ -262,7 +262,7 @@ def test_tokens_that_only_this_replica_could_save_are_its_worth(index, picker, c
     assert a.replica.local_load.worth_tokens.at(clock.now_s + 600) == pytest.approx(160)
 
 
-def test_a_blind_replica_is_taken_to_be_as_fast_as_one_that_tells(index, picker):
+def test_a_blind_replica_counts_as_fast_as_a_streaming_one(index, picker):
     fed, blind = FedReplica(index, "a"), blind_replica("b")
     for tokens in [1, 500] * 20:
         fed.tell(load(step_tokens=tokens, step_ms=tokens * 1.0))
@@ -273,14 +273,14 @@ def test_a_blind_replica_is_taken_to_be_as_fast_as_one_that_tells(index, picker)
 
 
 @pytest.mark.parametrize("step_ms", [float("nan"), float("inf"), -1.0, 0.0, 1e300])
-def test_a_step_that_cannot_be_teaches_nothing(index, picker, step_ms):
+def test_an_impossible_step_is_ignored(index, picker, step_ms):
     fed = FedReplica(index, "a")
     fed.tell(load(step_tokens=100, step_ms=step_ms))
     picker.record_load(fed.replica)
     assert fed.replica.local_load.rates.num_steps == 0
 
 
-def test_tokens_that_those_who_wait_will_find_cached_are_no_queue(index, picker):
+def test_cached_tokens_of_waiting_requests_are_no_queue(index, picker):
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold")
     prompt = prompt_of(range(1, 31))
     for _ in range(4):
@@ -292,7 +292,7 @@ def test_tokens_that_those_who_wait_will_find_cached_are_no_queue(index, picker)
     assert decision.chosen_cost.queue_s == pytest.approx(4 * 4 * warm.replica.local_load.rates.token_s)
 
 
-def test_without_free_blocks_it_takes_until_others_give_theirs_back(index, picker, clock):
+def test_without_free_blocks_the_cost_includes_their_release(index, picker, clock):
     full, free = FedReplica(index, "full"), FedReplica(index, "free")
     prompt = prompt_of(range(1, 31), max_tokens=16)
     ticket = picker.lease(picker.pick(prompt, [full.replica]), prompt)
@@ -306,7 +306,7 @@ def test_without_free_blocks_it_takes_until_others_give_theirs_back(index, picke
     assert decision.candidates[1].evict_s == 0
 
 
-def test_what_is_predicted_has_a_limit(index, picker, clock, monkeypatch):
+def test_the_number_of_predicted_blocks_is_bounded(index, picker, clock, monkeypatch):
     monkeypatch.setattr("octavo_server.router.balance.predictions.MAX_BLOCKS", 25)
     replica = blind_replica("a")
     for first in (100, 200, 300):

@@ -14,7 +14,7 @@ def test_a_prefix_counts_up_to_the_first_gap():
     assert index.match([1], []) == {}
 
 
-def test_confirmed_is_no_longer_predicted():
+def test_a_confirmed_block_is_no_longer_predicted():
     index = PrefixIndex(max_entries=100)
     slot = index.acquire_slot()
     index.store(slot, [1, 2], PREDICTED)
@@ -23,7 +23,7 @@ def test_confirmed_is_no_longer_predicted():
     assert index.match([1, 2], [slot]) == {slot: Match(1)}
 
 
-def test_what_was_predicted_already_is_told():
+def test_repeated_predictions_are_returned():
     index = PrefixIndex(max_entries=20)
     a, b = index.acquire_slot(), index.acquire_slot()
     assert index.store(a, [1, 2], PREDICTED) == []
@@ -36,7 +36,7 @@ def test_what_was_predicted_already_is_told():
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_a_slot_is_given_to_another_only_when_nothing_is_left_of_it(chunk):
+def test_a_slot_is_reused_only_after_its_entries_are_swept(chunk):
     index = PrefixIndex(max_entries=1000)
     gone, stays = index.acquire_slot(), index.acquire_slot()
     index.store(gone, range(1, 21))
@@ -51,7 +51,7 @@ def test_a_slot_is_given_to_another_only_when_nothing_is_left_of_it(chunk):
     assert index.match(range(1, 31), [gone]) == {}
 
 
-def test_the_cap_holds_and_what_is_used_stays():
+def test_the_cap_holds_and_used_entries_stay():
     index = PrefixIndex(max_entries=100)
     slot = index.acquire_slot()
     for first in range(1, 10_000, 10):

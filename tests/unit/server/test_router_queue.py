@@ -26,7 +26,7 @@ async def turns():
         await asyncio.sleep(0)
 
 
-async def test_they_go_on_in_the_order_in_which_they_came():
+async def test_requests_proceed_in_order_of_arrival():
     places = Places()
     tasks = [asyncio.create_task(places.ask(i)) for i in range(5)]
     await turns()
@@ -56,7 +56,7 @@ async def test_one_model_does_not_wait_for_another():
     assert len(places.queue) == 0
 
 
-async def test_what_is_full_refuses_at_once():
+async def test_a_full_queue_refuses_at_once():
     places = Places(max_waiting=1)
     task = asyncio.create_task(places.ask("a"))
     await turns()
@@ -68,7 +68,7 @@ async def test_what_is_full_refuses_at_once():
     assert places.outcomes == ["refused", "left"]
 
 
-async def test_nobody_waits_for_ever():
+async def test_a_wait_expires():
     places = Places()
     with pytest.raises(Unavailable, match="it is full"):
         await places.ask("a", hold_s=0.0)

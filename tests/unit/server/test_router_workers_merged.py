@@ -54,7 +54,7 @@ async def three(tmp_path):
         yield started
 
 
-async def test_whoever_is_asked_answers_for_all(three):
+async def test_any_worker_reports_for_all(three):
     for number, worker in enumerate(three):
         worker.take_request(f"r-{number}")
         worker.index.store(worker.replicas[0].blocks.slot, range(number + 1))
@@ -86,7 +86,7 @@ async def test_a_worker_that_ended_is_no_longer_counted(three):
     three[2].workers._server = None
 
 
-async def test_one_that_hangs_is_counted_as_it_was(three, monkeypatch, caplog):
+async def test_a_hanging_worker_counts_with_its_latest_report(three, monkeypatch, caplog):
     monkeypatch.setattr(workers_module, "ANSWER_S", 0.05)
     three[1].replicas[0].local_load.num_in_flight = 7
     assert merged_state(await three[0].workers.collect_reports(ReportQuery("state"))).replicas[0].in_flight == 7
@@ -97,7 +97,7 @@ async def test_one_that_hangs_is_counted_as_it_was(three, monkeypatch, caplog):
     assert "worker-1 doesn't answer" in caplog.text
 
 
-async def test_a_socket_that_a_killed_worker_left_is_taken_over(tmp_path):
+async def test_the_socket_of_a_killed_worker_is_replaced(tmp_path):
     killed, other = Worker(tmp_path, 0), Worker(tmp_path, 1)
     (tmp_path / "worker-0.sock").touch()
     await other.workers.start()
@@ -108,7 +108,7 @@ async def test_a_socket_that_a_killed_worker_left_is_taken_over(tmp_path):
     await other.workers.stop()
 
 
-async def test_a_fault_counts_once_and_stays_when_its_replica_is_gone(tmp_path):
+async def test_a_fault_counts_once_and_outlives_its_replica(tmp_path):
     worker = Worker(tmp_path, 0)
     replica = worker.replicas[0]
     for state, num_faults in (("blind", 1), ("exact", 1), ("blind", 3), ("gone", 3)):

@@ -37,7 +37,7 @@ async def fake():
     await replica.stop()
 
 
-async def test_the_first_request_is_read_as_the_replica_would(tmp_path):
+async def test_the_first_request_is_hashed_as_by_the_replica(tmp_path):
     async with serving(ScriptedClient(write_byte_model(tmp_path))) as served, reading(served.url) as (fleet, readers):
         unread = []
         fleet.on_change.append(
@@ -49,7 +49,7 @@ async def test_the_first_request_is_read_as_the_replica_would(tmp_path):
 
 
 @pytest.mark.parametrize("status", [404, 500, 200], ids=["no card", "an error", "no card that can be read"])
-async def test_a_replica_that_cannot_say_is_sent_to_all_the_same(fake, status):
+async def test_a_replica_without_a_model_card_gets_requests(fake, status):
     fake.status["/kv/model"] = status
     async with reading(fake.url) as (fleet, readers):
         await until(lambda: fleet.routable(MODEL))
@@ -57,7 +57,7 @@ async def test_a_replica_that_cannot_say_is_sent_to_all_the_same(fake, status):
         assert readers.hasher_for(MODEL) is None
 
 
-async def test_a_hundred_replicas_with_one_card_are_asked_for_it_once(tmp_path):
+async def test_one_card_of_a_hundred_replicas_is_fetched_once(tmp_path):
     client = ScriptedClient(write_byte_model(tmp_path))
     card = model_card(client, (MODEL,), cache_isolation=False)
     async with AsyncExitStack() as stack:

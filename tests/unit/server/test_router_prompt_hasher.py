@@ -49,7 +49,7 @@ def ask(text):
     return {"messages": [SYSTEM, {"role": "user", "content": text}]}
 
 
-def test_of_a_known_beginning_only_the_last_message_is_tokenised():
+def test_only_the_last_message_behind_a_known_beginning_is_tokenised():
     reader, tokenizer = reader_with()
     for number in range(3):
         reader.hash_prompt("chat", ask(f"question {number}"), "")
@@ -70,7 +70,7 @@ def test_a_growing_conversation_costs_its_new_part():
     assert max(new[2:]) < 1500
 
 
-def test_one_long_message_that_ends_differently():
+def test_a_long_message_with_another_end_reuses_its_beginning():
     reader, tokenizer = reader_with()
     document = "word and more words of a b " * 2000
     for number in range(2):
@@ -81,7 +81,7 @@ def test_one_long_message_that_ends_differently():
 
 
 @pytest.mark.parametrize("tokenizer", ["byte level", "byte level, bos", "byte level, bos and eos"])
-def test_a_known_text_that_goes_on(tokenizer):
+def test_a_longer_text_reuses_its_known_beginning(tokenizer):
     reader, counted = reader_with(tokenizer=tokenizer)
     text = "word and more words of a b " * 400
     for number in range(2):
@@ -91,7 +91,7 @@ def test_a_known_text_that_goes_on(tokenizer):
     assert counted.num_chars - before < len(text) + 1500
 
 
-def test_memory_is_bounded_and_a_flood_leaves_what_is_in_use():
+def test_memory_is_bounded_and_a_flood_keeps_used_entries():
     reader, tokenizer = reader_with(max_bytes=1 << 20)
     for number in range(2):
         reader.hash_prompt("chat", ask(f"question {number}"), "")
@@ -103,7 +103,7 @@ def test_memory_is_bounded_and_a_flood_leaves_what_is_in_use():
     assert tokenizer.num_chars - before < 64
 
 
-def test_distinct_last_messages_leave_nothing_behind():
+def test_distinct_last_messages_add_no_entries():
     reader, _ = reader_with()
     for number in range(2):
         reader.hash_prompt("chat", ask(f"question {number}"), "")
@@ -113,7 +113,7 @@ def test_distinct_last_messages_leave_nothing_behind():
     assert reader._chains.num_bytes == before
 
 
-def test_threads_read_alike():
+def test_threads_compute_equal_hashes():
     reader, _ = reader_with(max_bytes=1 << 18)
     bodies = [ask(f"{number % 7} a b " * (number % 50)) for number in range(200)]
     alone = [PromptHasher.from_card(reader.card).read("chat", body, "") for body in bodies[:14]]
@@ -122,7 +122,7 @@ def test_threads_read_alike():
     assert [p.hashes for p in prompts[:14]] == [p.hashes for p in alone]
 
 
-def test_a_body_is_as_good_as_any_other_of_its_meaning():
+def test_equivalent_bodies_have_equal_hashes():
     reader, _ = reader_with()
     parts = [{"type": "text", "text": SYSTEM["content"]}, {"type": "text", "text": "x"}]
     as_parts = {"messages": [{"content": parts, "role": "user"}], "tools": None, "chat_template_kwargs": {}}
@@ -132,7 +132,7 @@ def test_a_body_is_as_good_as_any_other_of_its_meaning():
     assert responses.hashes == reader.hash_prompt("chat", as_text, "").hashes
 
 
-def test_limits_and_outputs_are_told():
+def test_prompts_hold_output_limits_and_numbers():
     reader, _ = reader_with()
     prompt = reader.hash_prompt("chat", {**ask("a"), "max_completion_tokens": 7, "max_tokens": 9, "n": 3}, "")
     assert (prompt.max_tokens, prompt.num_outputs) == (7, 3)
@@ -144,13 +144,13 @@ def test_limits_and_outputs_are_told():
 
 
 @pytest.mark.parametrize("field", [{"skip_reading_prefix_cache": True}, {"prompt_logprobs": 0}])
-def test_a_request_that_reads_no_cache_will_find_nothing(field):
+def test_a_request_that_skips_the_cache_has_no_hashes(field):
     prompt = reader_with()[0].read("chat", {**ask("a"), **field}, "")
     assert (prompt.is_exact, prompt.hashes) == (True, ())
     assert prompt.num_tokens > 100
 
 
-def test_a_replica_without_a_prefix_cache_has_no_blocks():
+def test_a_replica_without_a_prefix_cache_gets_no_hashes():
     prompt = reader_with(root=b"")[0].read("chat", ask("a"), "")
     assert (prompt.is_exact, prompt.hashes) == (True, ())
 
@@ -177,7 +177,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(("kind", "body"), UNREADABLE.values(), ids=UNREADABLE.keys())
-def test_what_cannot_be_read_is_estimated(kind, body):
+def test_an_unreadable_body_is_estimated(kind, body):
     prompt = reader_with()[0].read(kind, body, "")
     assert prompt == estimate(kind, body)
     assert (prompt.is_exact, prompt.hashes) == (False, ())
@@ -185,13 +185,13 @@ def test_what_cannot_be_read_is_estimated(kind, body):
 
 
 @pytest.mark.parametrize("template", [None, "{{ messages[0].content }}{{ [1, 2] | random }}"])
-def test_a_conversation_without_a_fixed_prompt_is_estimated(template):
+def test_a_nondeterministic_template_is_estimated(template):
     reader, _ = reader_with(chat_template=template)
     assert not reader.hash_prompt("chat", ask("a"), "").is_exact
     assert reader.hash_prompt("completion", {"prompt": "a"}, "").is_exact
 
 
-def test_turns_of_a_conversation_have_one_affinity_and_others_another():
+def test_turns_of_a_conversation_share_one_affinity():
     turn = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]}
     more = [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "and now?"}]
     first = estimate("chat", turn).affinity
@@ -203,7 +203,7 @@ def test_turns_of_a_conversation_have_one_affinity_and_others_another():
     assert reader_with()[0].read("chat", turn, "").affinity == first
 
 
-def test_estimates_are_about_right():
+def test_estimates_are_close_to_the_real_number():
     assert estimate("chat", ask("a")).num_tokens == pytest.approx(600, rel=0.1)
     assert estimate("completion", {"prompt": [[1, 2], [3]], "n": 2}).num_tokens == 3
     assert estimate("completion", {"prompt": [[1, 2], [3]], "n": 2}).num_outputs == 4
@@ -211,7 +211,7 @@ def test_estimates_are_about_right():
 
 
 @pytest.mark.real_model
-def test_the_real_model_s_prompts():
+def test_prompts_of_the_real_model_are_hashed():
     frontend = Frontend.load(EngineConfig())
     tokenizer, template = frontend.tokenizer, frontend.chat_template
     card = card_of(tokenizer, chat_template=template.source)
@@ -227,7 +227,7 @@ def test_the_real_model_s_prompts():
         assert (prompt.num_tokens, [*prompt.hashes]) == (len(ids), expected)
 
 
-def test_templates_that_give_another_text_each_time_are_found():
+def test_nondeterministic_templates_are_detected():
     assert is_nondeterministic("{{ ['a', 'b'] | random }}")
     assert is_nondeterministic("{{ lipsum() }}")
     assert not is_nondeterministic(TEMPLATES["qwen"])

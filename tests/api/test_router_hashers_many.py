@@ -69,7 +69,7 @@ def joined(url, name, fingerprint):
 
 
 @pytest.mark.parametrize("is_named", [True, False], ids=["named in the hello", "not named"])
-async def test_many_replicas_that_say_the_same_are_understood_once(fleet, tmp_path, monkeypatch, is_named):
+async def test_replicas_with_equal_cards_share_one_hasher(fleet, tmp_path, monkeypatch, is_named):
     monkeypatch.setattr(Counted, "num_made", 0)
     monkeypatch.setattr(readers_module, "PromptHasher", Counted)
     async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
@@ -97,7 +97,7 @@ async def test_many_replicas_that_say_the_same_are_understood_once(fleet, tmp_pa
         await asyncio.gather(*readers._tasks)
 
 
-async def test_one_that_is_still_being_understood_when_another_is_known_is_kept(fleet, tmp_path, monkeypatch):
+async def test_a_hasher_that_is_still_being_built_is_not_dropped(fleet, tmp_path, monkeypatch):
     monkeypatch.setattr(readers_module, "PromptHasher", Slow)
     async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
         card = msgspec.msgpack.decode((await served.http.get("/kv/model")).content, type=KVModelCard)

@@ -37,7 +37,7 @@ def test_an_idle_engine_never_stalls(engine):
     assert engine.pass_time(1000) is None
 
 
-def test_the_clock_starts_with_the_work_not_with_the_last_step(engine):
+def test_the_timeout_starts_with_the_work_not_with_the_last_step(engine):
     engine.pass_time(1000)
     engine.unfinished = 3
     assert engine.pass_time(1000) == TIMEOUT_S
@@ -58,23 +58,23 @@ def test_a_long_step_is_no_stall_while_it_computes(engine):
     assert engine.pass_time(1000) == TIMEOUT_S - 1
 
 
-def test_an_endless_step_is_one_in_the_end(engine):
+def test_an_endless_step_is_a_stall_in_the_end(engine):
     engine.unfinished = 1
     assert engine.pass_time(1000, cpu=1.0) == TIMEOUT_S * LONGEST_STEP
 
 
-def test_messages_without_steps_are_no_progress_however_busy(engine):
+def test_messages_without_steps_are_no_progress(engine):
     engine.unfinished = 1
     assert engine.pass_time(1000, messages=True, cpu=1.0) == TIMEOUT_S
 
 
-def test_it_recovers(engine):
+def test_a_stalled_engine_recovers(engine):
     engine.unfinished = 1
     assert engine.pass_time(1000) is not None
     assert engine.pass_time(1, steps=True) is None
 
 
-def test_0_turns_it_off():
+def test_a_timeout_of_0_turns_the_detector_off():
     engine = Engine(timeout_s=0)
     engine.unfinished = 1
     assert engine.pass_time(10_000) is None

@@ -12,7 +12,7 @@ from octavo_testing.fleets import QUICK, followed, following, until
 from octavo_testing.routing import routing
 
 
-async def test_names_and_load_are_learned_by_asking():
+async def test_model_names_and_load_are_polled():
     fake = vllm("llama", "adapter", running=3, waiting=2)
     async with followed(fake) as fleet:
         await until(lambda: fleet.routable("adapter"))
@@ -25,7 +25,7 @@ async def test_names_and_load_are_learned_by_asking():
         await until(lambda: replica.load == ReplicaLoad(running=5))
 
 
-async def test_how_long_a_request_may_be_is_learned_where_it_is_told():
+async def test_max_model_len_is_read_if_the_server_reports_it():
     """vLLM tells it; of others it isn't known, which is no limit of 0."""
     fake = vllm("llama", "adapter", "odd")
     fake.bodies["/v1/models"] = (
@@ -41,7 +41,7 @@ async def test_how_long_a_request_may_be_is_learned_where_it_is_told():
     assert one["max_model_len"] == 32768
 
 
-async def test_metrics_are_left_alone_if_so_set():
+async def test_metrics_are_not_read_without_reads_metrics():
     fake = vllm("llama", running=3)
     settings = FollowSettings(poll_every_s=0.01, reads_metrics=False)
     async with followed(fake, settings=settings) as fleet:
@@ -50,21 +50,21 @@ async def test_metrics_are_left_alone_if_so_set():
         assert "/metrics" not in fake.paths
 
 
-async def test_a_server_without_metrics_serves_all_the_same():
+async def test_a_server_without_metrics_gets_requests():
     fake = vllm("llama")
     fake.status["/metrics"] = 404
     async with followed(fake) as fleet:
         await until(lambda: fleet.routable("llama"))
 
 
-async def test_it_stands_beside_one_that_has_a_stream():
+async def test_polled_and_streaming_replicas_serve_together():
     async with followed(vllm(MODEL), FakeReplica()) as fleet:
         await until(lambda: len(fleet.routable(MODEL)) == 2)
         assert sorted(replica.state for replica in fleet.replicas) == ["blind", "exact"]
 
 
 @pytest.mark.parametrize("ends", ["kill", "hang", "sick"])
-async def test_one_that_does_not_answer_is_not_sent_to_until_it_does(ends):
+async def test_a_polled_replica_gets_no_requests_until_it_answers(ends):
     fake = vllm("llama")
     async with followed(fake) as fleet:
         await until(lambda: fleet.routable("llama"))
@@ -83,7 +83,7 @@ async def test_one_that_does_not_answer_is_not_sent_to_until_it_does(ends):
         await until(lambda: fleet.routable("llama"))
 
 
-async def test_one_that_is_replaced_by_a_replica_with_a_stream_is_followed():
+async def test_a_stream_is_followed_when_its_replica_replaces_a_polled_one():
     fake = vllm("llama")
     async with followed(fake) as fleet:
         await until(lambda: fleet.routable("llama"))
@@ -95,7 +95,7 @@ async def test_one_that_is_replaced_by_a_replica_with_a_stream_is_followed():
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b'{"data": [{"name": "llama"}]}', b"[" * 10_000])
-async def test_what_is_no_list_of_models_is_not_sent_to(body):
+async def test_a_server_with_an_invalid_model_list_gets_no_requests(body):
     fake = vllm()
     fake.bodies["/v1/models"] = body
     async with followed(fake) as fleet:
@@ -103,7 +103,7 @@ async def test_what_is_no_list_of_models_is_not_sent_to(body):
         assert (fleet.replicas[0].state, fleet.models()) == ("connecting", [])
 
 
-async def test_a_page_for_every_path_is_no_stream_and_a_redirect_is_not_followed():
+async def test_an_html_page_is_no_stream_and_redirects_are_not_followed():
     elsewhere, fake = FakeReplica(), vllm("llama")
     fake.status["/kv/events"] = 200
     async with followed(fake, elsewhere) as fleet:
@@ -113,7 +113,7 @@ async def test_a_page_for_every_path_is_no_stream_and_a_redirect_is_not_followed
         assert "302" in next(replica.why for replica in fleet.replicas if replica.url == fake.url)
 
 
-async def test_a_key_that_is_missing_is_named_and_logged_once(caplog):
+async def test_a_missing_key_is_logged_once_with_the_flag(caplog):
     fake = FakeReplica()
     fake.status["/kv/events"] = 401
     async with followed(fake) as fleet:
@@ -123,7 +123,7 @@ async def test_a_key_that_is_missing_is_named_and_logged_once(caplog):
     assert "/kv/events answered 401: it wants --replica-key or --router-secret" in line
 
 
-async def test_a_replica_that_is_still_starting_is_told_once_and_nothing_to_warn_of(caplog, monkeypatch):
+async def test_a_starting_replica_is_logged_once_without_a_warning(caplog, monkeypatch):
     """Whoever mistyped an address would look for it in vain otherwise."""
     caplog.set_level(logging.INFO)
     ended, tries = Backoff.next_wait_s, []
@@ -143,14 +143,14 @@ async def test_a_replica_that_is_still_starting_is_told_once_and_nothing_to_warn
     await fake.stop()
 
 
-async def test_a_name_that_nobody_knows_is_said(caplog):
+async def test_an_unresolvable_name_is_logged(caplog):
     caplog.set_level(logging.INFO)
     async with following("http://nobody.invalid:1", settings=QUICK) as fleet:
         await until(lambda: fleet.replicas and fleet.replicas[0].why.startswith("no connection: "))
     assert "replica nobody.invalid:1 isn't there yet: no connection: Name or service not known" in caplog.text
 
 
-async def test_one_that_never_answers_says_for_how_long_it_was_waited_for():
+async def test_a_replica_without_an_answer_is_logged_with_the_timeout():
     fake = FakeReplica()
     fake.hang()
     async with followed(fake) as fleet:
@@ -159,7 +159,7 @@ async def test_one_that_never_answers_says_for_how_long_it_was_waited_for():
         await until(lambda: fleet.replicas[0].state == "exact")
 
 
-def test_odd_metrics_are_passed_over():
+def test_invalid_metric_lines_are_skipped():
     lines = ["vllm:num_requests_running 2", "vllm:num_requests_running{a=\"b\"} 1e3 17", "vllm:num_requests_running{",
              "vllm:num_requests_waiting{} NaN", "vllm:num_requests_waiting", "", "{} 3"]  # fmt: skip
     assert load_of("\n".join(lines)) == ReplicaLoad(running=1002)
