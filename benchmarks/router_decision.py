@@ -73,7 +73,7 @@ class Bench:
         started = time.process_time_ns()
         for frame in self._reader.feed(data):
             assert isinstance(frame, Step)
-            fed.hear(frame)
+            fed.feed(frame)
             self._picker.heard(replica)
         return (time.process_time_ns() - started) / 1000
 

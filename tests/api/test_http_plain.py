@@ -1,4 +1,4 @@
-"""What load balancers, old and broken clients send, to the engine's server and to a router."""
+"""Requests of load balancers, old clients and broken clients, to the engine's server and to a router."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ async def test_a_head_probe_shows_the_drain_of_the_router(both):
 
 
 async def said(asked, *requests):
-    """The head and the body of what comes until the connection is closed."""
+    """Head and body of all bytes that arrive until the connection is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(asked.url.rpartition(":")[2]))
     writer.write(b"".join(requests))
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Large bodies at an engine's server and at a router: parsed off the event loop, and dropped before the answer."""
+"""Large bodies at an engine's server and at a router are parsed off the event loop and freed before the response."""
 
 import gc
 import threading

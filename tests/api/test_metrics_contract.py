@@ -1,4 +1,4 @@
-"""What `/metrics` of a serving engine shows, against `metrics.txt`: a change of it is a change for every dashboard."""
+"""`/metrics` of a serving engine compared with `metrics.txt`, as every change affects dashboards."""
 
 import asyncio
 import re
@@ -11,7 +11,7 @@ from octavo_testing.server import MODEL, ScriptedClient, parse_metrics, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-#: Beside every sample; the list names only further labels.
+#: Labels of every sample; the list names only further labels.
 COMMON = {"model_name", "engine", "le"}
 
 

@@ -1,4 +1,4 @@
-"""Which bytes of a connection are a request: `Upgrade`, `CONNECT`, trailers and bad requests, at a real server."""
+"""The bytes of a connection that are a request: `Upgrade`, `CONNECT`, trailers and bad requests, at a real server."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class Echo:
-    """Answers 200 with the path and the body of each request, and keeps the headers. `answers_first` doesn't read."""
+    """Responds 200 with the path and the body of each request, and stores the headers. `answers_first`: without reading."""
 
     def __init__(self):
         self.seen = []
@@ -52,7 +52,7 @@ class Connection:
         self.writer = writer
 
     async def send(self, *segments):
-        """Each in a segment of its own: the server has parsed it before the next one is sent."""
+        """Send each piece in a segment of its own: the server parses it before the next one is sent."""
         for segment in segments:
             (protocol,) = self.server.server_state.connections
             received = protocol.data_received
@@ -68,7 +68,7 @@ class Connection:
             protocol.data_received = received
 
     async def answers(self):
-        """(status, body) of each, until the server closes the connection."""
+        """(status, body) of each response, until the server closes the connection."""
         data = await self.reader.read()
         found = []
         while data:
@@ -228,7 +228,7 @@ CYCLE = {
 
 
 async def test_uvicorn_has_each_private_name_in_use():
-    """A new version of uvicorn, which `server/pyproject.toml` bounds, has to pass this and the tests of this file."""
+    """A new version of uvicorn, which `server/pyproject.toml` bounds, must pass this and the other tests of this file."""
     config = uvicorn.Config(Echo(), ws="none", log_config=None)
     made = httptools_impl.HttpToolsProtocol(config, uvicorn.server.ServerState(), {})
     made.on_message_begin()

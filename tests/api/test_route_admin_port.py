@@ -1,4 +1,4 @@
-"""`octavo route --admin-port` as a user starts it, of one process and of several."""
+"""`octavo route --admin-port` as a user starts it, with one process and with several."""
 
 import time
 

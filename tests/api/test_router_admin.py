@@ -1,4 +1,4 @@
-"""The operator's routes of a router, over the application itself."""
+"""Admin routes of a router, tested on the ASGI application."""
 
 from contextlib import asynccontextmanager
 

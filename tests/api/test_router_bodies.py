@@ -1,4 +1,4 @@
-"""Bodies that are larger than the router takes: refused with what they have, what is allowed and what helps."""
+"""Bodies above the router's limit are refused with their size, the limit and the flag."""
 
 import re
 

@@ -1,6 +1,6 @@
-"""Replicas that die, hang, come back or leave under a router: what becomes of whose requests. Real processes.
+"""Replicas that die, hang, restart or drain behind a router, and the fate of their requests. Real processes.
 
-The engines are scripted and step only as the test lets them, so that every stream is in its middle when it happens.
+The engines are scripted and step only as the test lets them, so every stream is in its middle when the fault occurs.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ async def read(http, stream, body):
 
 @dataclass
 class Under:
-    """50 streams that have begun, on three replicas."""
+    """50 begun streams on three replicas."""
 
     http: httpx.AsyncClient
     streams: list[Stream] = field(default_factory=list)
@@ -87,7 +87,7 @@ def routed(tmp_path_factory):
 
 @pytest.fixture
 def three(routed):
-    """Replicas with their valves shut, and a router that knows all that they have."""
+    """Three held replicas, and a router whose index is exact for all of them."""
     replicas, route = routed
     for replica in replicas:
         if not replica.is_running:

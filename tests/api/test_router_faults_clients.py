@@ -1,4 +1,4 @@
-"""What clients send that no router wants, and a router that is killed or told to stop. Real processes."""
+"""Invalid requests of clients, and a router that is killed or stopped. Real processes."""
 
 import asyncio
 import json
@@ -89,7 +89,7 @@ def test_refusals_are_counted_without_client_supplied_model_names(routed, http):
 
 
 def said(route, data):
-    """What comes back for raw bytes, until the router closes the connection or has answered."""
+    """Send raw bytes and return the response, until it is complete or the router closes the connection."""
     with socket.create_connection(("127.0.0.1", route.port), timeout=60) as sock:
         sock.sendall(data)
         return sock.recv(65536)
@@ -140,7 +140,7 @@ def test_a_stopping_router_lets_its_streams_finish(tmp_path):
 
 
 async def _stopped_in_the_middle(route, replica):
-    """The status of a late request, how the stream ended, and the last of the state's stream."""
+    """Return the status of a late request, the end of the stream, and the last event of the state stream."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=route.url, timeout=60, limits=limits) as http:
         state = asyncio.create_task(_read_all(http, "GET", "/state/events"))

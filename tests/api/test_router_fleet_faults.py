@@ -1,4 +1,4 @@
-"""Every fault that a replica or the network can put between a fleet and its replicas, and what comes of it."""
+"""Every fault of a replica or the network between a fleet and its replicas, and its effect."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from octavo_testing.fleets import followed, until
 
 @asynccontextmanager
 async def exact_pair(**settings):
-    """A fake replica that has some blocks, the fleet that follows it, and its replica, exact."""
+    """A fake replica with some blocks, the fleet that follows it, and the exact `Replica`."""
     fake = FakeReplica(heartbeat_s=0.05)
     fake.step(stored=[1, 2, 3])
     async with followed(fake, **settings) as fleet:
@@ -24,7 +24,7 @@ async def exact_pair(**settings):
 
 
 def states_of(fleet):
-    """As they change from now on, readiness changes left out."""
+    """Record the changes of state from now on, without changes of readiness."""
     seen = []
     fleet.on_change.append(lambda replica: seen.append(replica.state) if seen[-1:] != [replica.state] else None)
     return seen
@@ -67,7 +67,7 @@ async def test_a_replica_with_constant_faults_gets_requests_while_blind():
 
 
 async def test_a_long_exact_stream_resets_the_backoff():
-    """Else the tenth fault of a long life would cost the wait of ten in a row: 2^9 times 10 ms."""
+    """Otherwise the tenth fault in a long time would cost as much as ten in a row: 2^9 times 10 ms."""
     settings = FollowSettings(least_wait_s=0.01, most_wait_s=60, stable_s=1e-6)
     async with exact_pair(settings=settings) as (fake, fleet, replica):
         for block in range(10, 20):
@@ -103,7 +103,7 @@ async def test_a_restart_at_the_same_address_drops_the_old_epoch():
 
 
 async def test_a_broken_connection_alone_costs_no_admission():
-    """A proxy that went, say: the epoch is the same, so the replica is sent to as soon as it answers."""
+    """A proxy may have restarted: with the same epoch, the replica gets requests as soon as it answers."""
     async with exact_pair() as (fake, fleet, replica):
         seen = states_of(fleet)
         await fake.kill()
@@ -179,7 +179,7 @@ async def test_an_oversized_frame_ends_only_the_connection():
 
 
 async def test_an_unsupported_stream_version_is_logged_once(caplog):
-    """A replica of a later version, say: without a line in the log nobody would know why it gets no requests."""
+    """A replica of a later version gets no requests; the log line gives the reason."""
     fake = FakeReplica()
     fake.publisher._hello.version = 99
     async with followed(fake) as fleet:
@@ -233,14 +233,14 @@ async def test_a_replica_that_announces_its_end_gets_no_requests():
 
 
 async def test_clock_jumps_change_nothing(monkeypatch):
-    """Frames carry no time, and no wall clock is looked at: neither a skew nor a step of one means anything."""
+    """Frames carry no time and the router reads no wall clock, so skews and steps of clocks have no effect."""
     async with exact_pair() as (fake, fleet, replica):
-        seen, heard = states_of(fleet), []
-        fleet.on_load_update.append(heard.append)
+        seen, updates = states_of(fleet), []
+        fleet.on_load_update.append(updates.append)
         for days in (-400, 400, 0):
             monkeypatch.setattr(time, "time", lambda days=days: 1e9 + 86_400 * days)
-            heard.clear()
-            await until(lambda: len(heard) > 3)
+            updates.clear()
+            await until(lambda: len(updates) > 3)
         fake.step(stored=[4])
         await until(lambda: found(fleet, replica, [1, 2, 3, 4]))
         assert seen == []

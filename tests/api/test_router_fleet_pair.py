@@ -1,4 +1,4 @@
-"""Two routers that follow the same replicas, over real connections: what one sends, the other knows of."""
+"""Two routers that follow the same replicas over real connections: each learns of the other's requests."""
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -43,7 +43,7 @@ async def pair(*fakes):
         yield Router(fleet), Router(other)
 
 
-def heard(*routers, received):
+def have_received(*routers, received):
     return all(any(r.load.received == received for r in router.fleet.replicas) for router in routers)
 
 
@@ -54,7 +54,7 @@ async def test_a_new_prompt_follows_the_other_routers_choice():
         ticket = one.picker.lease(chosen, PROMPT)
         fake = next(fake for fake in fakes if fake.url == chosen.chosen.url)
         fake.publisher.announce_request(ASKED)
-        await until(lambda: heard(one, other, received=1))
+        await until(lambda: have_received(one, other, received=1))
         sent = other.pick()
         assert (sent.chosen.url, sent.rung, sent.expected_tokens) == (fake.url, "predicted", 16 * len(PROMPT.hashes))
         assert one.pick().chosen is chosen.chosen
@@ -68,7 +68,7 @@ async def test_a_queue_of_cached_prompts_costs_little():
         fake.step(stored=PROMPT.hashes)
         for _ in range(3):
             fake.publisher.announce_request(ASKED)
-        await until(lambda: heard(one, other, received=3))
+        await until(lambda: have_received(one, other, received=3))
         for router in (one, other):
             terms = router.pick().chosen_cost
             assert terms.queue_s == pytest.approx(3 * terms.prefill_s)

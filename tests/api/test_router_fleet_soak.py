@@ -1,4 +1,4 @@
-"""Faults of all kinds, one after the other and together: what a replica is believed to have is always what it has."""
+"""Random faults, in turn and together: an exact copy always equals the replica's blocks."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ SPOILERS = (Lose, Repeat, Reorder, lambda: lie, lambda: twice)
 
 
 class Soak:
-    """Two replicas whose blocks are numbers of their own; what is done to them is drawn."""
+    """Two replicas with disjoint block numbers, and random actions on them."""
 
     def __init__(self, seed):
         self.dice = random.Random(seed)

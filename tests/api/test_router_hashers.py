@@ -1,4 +1,4 @@
-"""How a router learns to read prompts: before it sends a replica anything, unless that can't be said."""
+"""A router fetches a replica's model card before it sends requests, unless there is none."""
 
 from contextlib import AsyncExitStack, asynccontextmanager
 

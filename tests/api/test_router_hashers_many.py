@@ -1,4 +1,4 @@
-"""How a router reads prompts is asked of each replica, and understood once."""
+"""A router fetches the model card of each replica and builds one hasher of equal cards."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -34,7 +34,7 @@ class Counted(PromptHasher):
 
 
 class Slow(PromptHasher):
-    """That of the card `slow` is built only once it may."""
+    """Builds the hasher of the card `slow` only after a signal."""
 
     has_begun, may_end = Event(), Event()
 

@@ -1,4 +1,4 @@
-"""Health checks of replicas: how a late, failing or missing answer of `/health` changes where requests are."""
+"""Health checks: the effect of a late, failing or missing response of `/health` on requests."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ MODEL, TEXT = "llama", "/v1/completions"
 
 
 class Health:
-    """Misses the next `num_misses` checks of a replica: by a 503, or by no answer."""
+    """Makes the next `num_misses` health checks of a replica fail, with a 503 or without a response."""
 
     def __init__(self, fake, *, is_mute):
         self.num_misses = self.num_checks = 0
@@ -71,7 +71,7 @@ async def test_a_replica_that_missed_a_check_is_the_last_choice():
 
 
 async def test_a_late_model_list_counts_as_a_miss():
-    """A busy API process answers nothing for a while, and the list of its models may be due just then."""
+    """A busy API process doesn't answer for a while, and the list of its models may be due then."""
     fake = vllm(MODEL)
     async with followed(fake) as fleet:
         await until(lambda: fleet.routable(MODEL))
@@ -105,7 +105,7 @@ async def test_a_resumed_stream_ends_the_health_check():
 
 @asynccontextmanager
 async def waiting_request():
-    """A router over two replicas, with a request whose answer is held back by one of them."""
+    """A router over two replicas, with a request whose response one of them delays."""
     fakes, release, asked = (vllm(MODEL), vllm(MODEL)), asyncio.Event(), []
 
     def holding(fake):

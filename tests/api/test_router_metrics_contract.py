@@ -1,4 +1,4 @@
-"""What a router's `/metrics` shows, against `router_metrics.txt`: a change of it is a change for every dashboard."""
+"""A router's `/metrics` compared with `router_metrics.txt`, as every change affects dashboards."""
 
 import re
 from collections import defaultdict
@@ -18,7 +18,7 @@ BEGIN, END = "--update-golden -->\n", "<!-- end of metrics -->"
 
 @pytest.fixture(scope="module")
 def text():
-    """Of a router to which everything has happened."""
+    """Metrics of a router with samples of every family."""
     index, telemetry = PrefixIndex(max_entries=100), RouterTelemetry()
     replicas = [exact_replica(name, index) for name in "ab"]
     for rung in RUNGS:

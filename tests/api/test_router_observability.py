@@ -1,4 +1,4 @@
-"""What a router shows of itself while it works: over real replicas with real caches, as an operator looks at it."""
+"""Decisions, metrics and state of a working router over real replicas with real caches."""
 
 import json
 
@@ -57,7 +57,7 @@ def test_the_command_names_the_required_key(route, capsys):
 
 @pytest.mark.parametrize(("secret", "code"), [("shared", 0), ("another", 1)])
 def test_the_routers_secret_in_the_environment_is_enough(route, secret, code, monkeypatch, capsys):
-    """As in a router's own container on Kubernetes, where there may be no API key at all."""
+    """The router's container on Kubernetes may have no API key at all."""
     monkeypatch.setenv("OCTAVO_ROUTER_SECRET", secret)
     assert main(["explain", "decisions", "--url", route.url, "-n", "1"]) == code
     assert ("200 finished" in capsys.readouterr().out) == (code == 0)

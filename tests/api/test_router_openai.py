@@ -92,7 +92,7 @@ async def test_errors_have_the_client_librarys_types(both):
 
 
 async def test_a_stream_has_the_bytes_that_the_replica_sent(both):
-    """But for the ids, which are the request's: so it gets the same one twice."""
+    """Both requests have the same id, as ids in the body depend on it."""
     first, second, routed = both
     body = {"model": MODEL, "messages": HELLO, "stream": True, "n": 2}
     headers = {"x-request-id": "same"}

@@ -1,4 +1,4 @@
-"""Replicas without a KV stream, as plain vLLM: they are sent to, by what can be learned by asking them."""
+"""Replicas without a KV stream, such as plain vLLM: the router polls their models, health and load."""
 
 import logging
 
@@ -26,7 +26,7 @@ async def test_model_names_and_load_are_polled():
 
 
 async def test_max_model_len_is_read_if_the_server_reports_it():
-    """vLLM tells it; of others it isn't known, which is no limit of 0."""
+    """vLLM reports `max_model_len`; for other servers it is unknown, not 0."""
     fake = vllm("llama", "adapter", "odd")
     fake.bodies["/v1/models"] = (
         b'{"data": [{"id": "llama", "max_model_len": 32768}, {"id": "adapter"}, {"id": "odd", "max_model_len": "8k"}]}'
@@ -124,7 +124,7 @@ async def test_a_missing_key_is_logged_once_with_the_flag(caplog):
 
 
 async def test_a_starting_replica_is_logged_once_without_a_warning(caplog, monkeypatch):
-    """Whoever mistyped an address would look for it in vain otherwise."""
+    """The one line helps to find a mistyped address."""
     caplog.set_level(logging.INFO)
     ended, tries = Backoff.next_wait_s, []
     monkeypatch.setattr(Backoff, "next_wait_s", lambda backoff, **times: tries.append(1) or ended(backoff, **times))

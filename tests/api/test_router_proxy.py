@@ -1,4 +1,4 @@
-"""Requests through a real router to replicas that a test plays: where they go, what comes back, what failures cost."""
+"""Requests through a real router to scripted replicas: choice, response, and the cost of failures."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ STREAM = {"content-type": "text/event-stream; charset=utf-8"}
 
 
 class Parts:
-    """Replicas that are all told to answer alike, and a router before them."""
+    """Fake replicas with a common answer, and a router in front of them."""
 
     def __init__(self, stack):
         self.stack = stack
@@ -414,7 +414,7 @@ async def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(parts):
 
 
 async def of_two_models(parts):
-    """A router before replicas of two models that answer with their model's name."""
+    """A router in front of replicas of two models that respond with their model's name."""
 
     def named(model):
         async def answer(request):
@@ -439,7 +439,7 @@ async def test_models_are_the_union_and_other_names_are_not_found(parts):
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/tokenize"])
 async def test_a_get_of_a_post_route_is_405_and_not_404(parts, path):
-    """Whoever opens it in a browser."""
+
     routed = await of_two_models(parts)
     answer = await routed.http.get(path)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
@@ -463,14 +463,14 @@ async def test_a_request_must_name_one_of_two_models(parts):
 
 
 async def test_a_slow_client_pauses_a_large_response(parts):
-    size, told = 8 * 2**20, []
+    size, chunks = 8 * 2**20, []
 
     async def answer(request):
         response = web.StreamResponse(headers={"content-type": "application/octet-stream"})
         await response.prepare(request)
         for _ in range(size // 2**16):
             await response.write(b"x" * 2**16)
-            told.append(1)
+            chunks.append(1)
         return response
 
     await parts.replica(answer)
@@ -484,7 +484,7 @@ async def test_a_slow_client_pauses_a_large_response(parts):
         async for chunk in got.aiter_raw():
             assert response.num_waiting_bytes < 2 * 2**20
             length += len(chunk)
-    assert length == size == 2**16 * len(told)
+    assert length == size == 2**16 * len(chunks)
 
 
 async def test_a_failing_replica_gets_no_requests_until_a_probe_succeeds(parts):

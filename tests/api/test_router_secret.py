@@ -1,4 +1,4 @@
-"""The secret that a router shows to its replicas is replaced while both run."""
+"""The secret that a router sends to its replicas is replaced while both run."""
 
 import logging
 import os
@@ -86,9 +86,9 @@ async def test_the_secret_is_replaced_without_a_restart(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("settings", [{"replica_key": "k"}, {"api_keys": ("mine",), "replica_key": "k"}])
 async def test_a_replica_that_would_merge_tenants_is_refused_with_the_remedy(tmp_path, caplog, settings):
-    """It would see the router's key only, and share one tenant's cache among all clients."""
+    """The replica would see only the router's key, so all clients would share one tenant's cache."""
     engine, keys = ScriptedClient(write_byte_model(tmp_path)), tmp_path / "keys"
-    keys.write_text("admin: k\n")  # else it would not let the router read its stream
+    keys.write_text("admin: k\n")  # otherwise the router may not read its stream
     async with (
         serving(engine, api_key_files=(keys,), cache_isolation=True) as served,
         routing(served.url, **settings) as routed,

@@ -1,4 +1,4 @@
-"""`GET /state/events` of a real router: what an operator and an autoscaler are told, and who is told no more."""
+"""`GET /state/events` of a real router, as operator and autoscaler read it."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
 
 class Listener:
-    """Keeps the state as a reader of the stream would."""
+    """Keeps the state as a client of the stream does."""
 
     def __init__(self, url):
         self._url = url

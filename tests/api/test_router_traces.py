@@ -1,4 +1,4 @@
-"""The router's own spans: one a forwarded request, between the caller's and the engine's."""
+"""The router's own spans: one for each forwarded request, between the caller's and the engine's."""
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -37,7 +37,7 @@ def tracer(exporter):
 
 
 class Replicas:
-    """`heads`: of what they were asked, with who was. The first `num_refusals` requests are refused."""
+    """`heads`: replica and headers of each received request. The first `num_refusals` requests are refused."""
 
     def __init__(self, *fakes):
         self.fakes = fakes

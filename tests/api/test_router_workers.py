@@ -41,7 +41,7 @@ def workers(route):
 
 
 def num_ready(route):
-    """Workers, when all of them know the replica, as whichever was asked says."""
+    """Number of workers if all of them may send to the replica, by the state of any of them."""
     try:
         with httpx.stream("GET", f"{route.url}/state/events", timeout=LIMIT_S) as answer:
             line = next(line for line in answer.iter_lines() if line)

@@ -1,4 +1,4 @@
-"""Bodies that are too large, too slow or cut off, over a real socket."""
+"""Bodies that are too large, too slow or incomplete, over a real socket."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Draining: who is told what, from the order to stop until the last stream has ended."""
+"""Draining, from the signal to stop until the last stream has ended."""
 
 import asyncio
 from contextlib import suppress
@@ -24,7 +24,7 @@ async def served(engine):
 
 
 async def open_stream(served):
-    """A stream that has begun; the engine is held."""
+    """A begun stream of a held engine."""
     served.engine.hold_at = 2
     request = served.http.build_request("POST", TEXT, json={"prompt": "hi", "stream": True})
     answer = await served.http.send(request, stream=True)
@@ -44,7 +44,7 @@ async def state(served):
 
 
 async def until_stopped(served):
-    """The listener is closed."""
+    """Wait until the listener is closed."""
     async with httpx.AsyncClient(base_url=served.url) as other:
         with suppress(httpx.TransportError):
             while await other.get("/health"):

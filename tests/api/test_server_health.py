@@ -1,4 +1,4 @@
-"""`/health` in front of a real engine core process that hangs, and of one that waits for nothing but its next step."""
+"""`/health` of a real engine core process that hangs, and of one without work."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ async def stopped(pid):
 
 
 async def health(served, status):
-    """Asked like a probe, until it is `status`."""
+    """Send requests as a probe does, until the response is `status`."""
     while (answer := await served.http.get("/health")).status_code != status:
         await asyncio.sleep(0.05)
     return answer

@@ -1,4 +1,4 @@
-"""API keys over HTTP: which paths they guard, whose request it is, and that tenants' caches stay apart."""
+"""API keys over HTTP: the guarded paths, the tenant of a request, and separate caches of tenants."""
 
 import pytest
 from octavo_engine.wire.hashing import tenant_salt

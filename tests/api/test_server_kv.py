@@ -39,7 +39,7 @@ async def complete(server, prompt, **fields):
 
 
 async def rendered_hashes(server, hello, prompt, **fields):
-    """As a router computes them: from the rendered ids and what the replica said of itself."""
+    """Hashes as a router computes them, from the rendered ids and the `hello` frame."""
     body = {"model": MODEL, "prompt": prompt, **fields}
     (request,) = (await server.http.post("/v1/completions/render", json=body)).json()
     root = scoped_root(hello.root, "", request["cache_salt"] or "")
@@ -62,7 +62,7 @@ async def test_published_hashes_equal_a_routers_and_are_found(core_server):
 
 
 async def test_a_request_is_published_before_it_runs_and_counted_once(core_server):
-    """However many came: a router knows by it which of its own a load has in it."""
+    """A router sees by the count which of its own requests a load includes."""
     async with core_server.http.stream("GET", "/kv/events") as response:
         stream = Stream(response)
         start = await stream.until(lambda f: isinstance(f, Snapshot))
@@ -77,7 +77,7 @@ async def test_a_request_is_published_before_it_runs_and_counted_once(core_serve
 
 
 async def test_coming_blocks_are_published_when_a_request_arrives(core_server):
-    """Of each prompt of a request once, of however many answers."""
+    """Each prompt of a request is published once, however many completions it asks for."""
     prompts = ["first " + PROMPT, "second " + PROMPT]
     async with core_server.http.stream("GET", "/kv/events") as response:
         stream = Stream(response)
@@ -85,11 +85,11 @@ async def test_coming_blocks_are_published_when_a_request_arrives(core_server):
         wanted = [await rendered_hashes(core_server, hello, prompt, cache_salt="s") for prompt in prompts]
         await complete(core_server, prompts, cache_salt="s", n=2, temperature=1, max_tokens=1)
         for hashes in wanted:
-            told = await stream.until(lambda f: isinstance(f, Step) and f.coming)
-            assert [*numbers(told.coming)] == hashes
+            published = await stream.until(lambda f: isinstance(f, Step) and f.coming)
+            assert [*numbers(published.coming)] == hashes
         await stream.until(lambda f: set(wanted[0] + wanted[1]) <= stream.device)
         await complete(core_server, prompts[0], cache_salt="s")
-        again = await stream.until(lambda f: isinstance(f, Step) and f.load.received == told.load.received + 1)
+        again = await stream.until(lambda f: isinstance(f, Step) and f.load.received == published.load.received + 1)
         assert again.coming == b""
         assert again.load.waiting_cached_tokens >= len(wanted[0]) * hello.block_size
 
@@ -149,7 +149,7 @@ async def test_a_drain_and_its_end_are_published_at_once(core_server):
         snapshot = await stream.until(lambda f: isinstance(f, Snapshot))
         assert snapshot.load.accepts
         await core_server.http.post("/drain")
-        told = await stream.until(lambda f: isinstance(f, Step) and f.seq > snapshot.seq)
-        assert not told.load.accepts
+        published = await stream.until(lambda f: isinstance(f, Step) and f.seq > snapshot.seq)
+        assert not published.load.accepts
         await core_server.http.delete("/drain")
-        assert (await stream.until(lambda f: isinstance(f, Step) and f.seq > told.seq)).load.accepts
+        assert (await stream.until(lambda f: isinstance(f, Step) and f.seq > published.seq)).load.accepts

@@ -1,4 +1,4 @@
-"""`GET /kv/model`: from its card alone a router computes what the server itself would feed and store."""
+"""`GET /kv/model`: from the card alone a router computes the tokens and hashes of the server itself."""
 
 import pytest
 import pytest_asyncio
@@ -95,7 +95,7 @@ async def test_an_isolated_tenant_has_its_own_hashes(tmp_path):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(tmp_path_factory):
-    """A real scheduler and block pool in a process of their own."""
+    """A real scheduler and block pool in an engine core process."""
     folder = write_byte_model(tmp_path_factory.mktemp("model"), more_special_tokens=TOKENS[-3:])
     config = EngineConfig(
         model=str(folder), load_format="dummy", max_model_len=4096, chat_template=QWEN, num_gpu_blocks_override=1024
@@ -106,7 +106,7 @@ async def engine(tmp_path_factory):
 
 
 async def stored_since(chunks, frames, wanted):
-    """Reads the stream until all of `wanted` is there; everything that was stored on the way."""
+    """Read the stream until all of `wanted` is stored; return all blocks stored meanwhile."""
     stored = set()
     async for chunk in chunks:
         for frame in frames.feed(chunk):

@@ -1,4 +1,4 @@
-"""Clients that leave, an engine that dies, a server that is told to stop: every stream ends, nothing stays behind."""
+"""Client disconnects, a dead engine, a stopped server: every stream ends, and no request stays behind."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ def body_for(path, **fields):
 
 
 async def open_stream(served, path=CHAT, **fields):
-    """A stream that has begun: its first text has arrived, and the engine is held."""
+    """A begun stream: its first text has arrived, and the engine is held."""
     served.engine.hold_at = 2
     request = served.http.build_request("POST", path, json=body_for(path, stream=True, **fields))
     answer = await served.http.send(request, stream=True)
@@ -97,7 +97,7 @@ async def test_a_dead_engine_is_not_healthy(served):
     try:
         answers = [await served.http.get(path) for path in ("/health", "/ping")]
     except httpx.TransportError:
-        return  # the server was quicker to end
+        return  # the server ended first
     assert [answer.status_code for answer in answers] == [503, 503]
 
 

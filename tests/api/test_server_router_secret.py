@@ -1,4 +1,4 @@
-"""What a router may do that shows the secret, and what its headers are worth without it."""
+"""Rights of a router with the secret, and the effect of its headers without it."""
 
 import asyncio
 

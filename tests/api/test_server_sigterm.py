@@ -1,4 +1,4 @@
-"""32 running streams on a real `octavo serve` process that gets SIGTERM: all end in words, none in a reset."""
+"""32 running streams on a real `octavo serve` process that gets SIGTERM: all end with an event, none with a reset."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from octavo_testing.server import events
 
 NUM_STREAMS = 32
 TINY = ("--load-format", "dummy", "--dtype", "float32", "--max-model-len", "512", "--num-threads", "1")
-#: Until the second signal, so that late requests can be sent for as long as the streams run.
+#: Delay of the second signal, so that late requests are sent while the streams run.
 STAYS = ("--shutdown-delay", "600")
 TEXT = "/v1/completions"
 
@@ -36,7 +36,7 @@ async def read_stream(http, begun):
 
 
 async def late_answers(url, over):
-    """Statuses of requests on connections of their own, from the signal to the end of the last stream or later."""
+    """Statuses of requests on new connections, from the signal to the end of the last stream or later."""
     statuses = []
     async with httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_keepalive_connections=0)) as http:
         while not statuses or not over.done():

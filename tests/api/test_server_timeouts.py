@@ -1,4 +1,4 @@
-"""Clients that don't read, don't finish what they say, or say nothing: they are cut off, and nothing piles up."""
+"""Clients that don't read, don't finish a request, or send nothing are disconnected, and no memory grows."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ async def close(writer):
 
 
 def large_stream():
-    """Of several megabytes: what a socket's own buffers hold doesn't count."""
+    """A stream of several megabytes, far more than the socket's own buffers hold."""
     fields = {"max_tokens": 500, "n": 16, "temperature": 1, "logprobs": 20, "ignore_eos": True, "stream": True}
     return post("/v1/completions", {"prompt": "a", **fields})
 

@@ -56,13 +56,13 @@ class Subscriber:
         self.batches = []
 
     async def joined(self, events):
-        """Whoever subscribes late gets nothing of what came before: until it gets what is said to all."""
+        """Wait for a probe message: a late subscriber misses earlier messages."""
         async with asyncio.timeout(20):
             while not await self._socket.poll(50):
                 events._publisher.send_multipart([TOPIC + PROBE, b"", b""])
 
     async def until(self, wanted):
-        """The events up to the first that is wanted."""
+        """Read events up to the first wanted one."""
         events = []
         async with asyncio.timeout(20):
             while not any(wanted(event) for event in events):
@@ -78,7 +78,7 @@ class Subscriber:
 
 
 async def replayed(config, start, *before):
-    """Batches from `start` on, and the end marker. `before`: what else is asked on the same way, and so read first."""
+    """Batches from `start` on, and the end marker. `before`: requests sent first on the same socket."""
     found = []
     with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0

@@ -1,4 +1,4 @@
-"""Bad clients, many at once, at a real process: however they leave or stay, what they held is given back."""
+"""Many bad clients at once, at a real process: however they leave or stay, their resources are released."""
 
 import json
 import socket

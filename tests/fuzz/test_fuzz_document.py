@@ -46,7 +46,7 @@ WITHOUT_BODY = (
     "GET /kv/snapshot",
     "GET /kv/model",
 )
-#: One would end the server, the other's answer never ends.
+#: Operations that would stop the server, or whose response never ends.
 SPARED = ("GET /drain", "GET /kv/events")
 
 
@@ -67,7 +67,7 @@ CASES += [(label, GenerationMode.NEGATIVE) for label in WITH_BODY]
 
 @pytest.mark.parametrize(("label", "mode"), CASES, ids=lambda part: getattr(part, "value", part))
 def test_the_server_conforms_to_the_document(operations, label, mode):
-    """Each operation has a test, and so a time limit, of its own: examples of a large body take long to make up."""
+    """Each operation has a test and a time limit of its own: generating examples of a large body takes long."""
     check(operations[label], mode)
 
 

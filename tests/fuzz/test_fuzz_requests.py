@@ -18,7 +18,7 @@ MOST_GROWTH = 1.05
 
 
 def memory_bytes(served):
-    """Of the server and of its engine core."""
+    """Memory of the server and its engine core."""
     return [psutil.Process(pid).memory_info().rss for pid in (served.process.process.pid, served.process.core.pid)]
 
 

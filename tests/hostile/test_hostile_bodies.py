@@ -1,4 +1,4 @@
-"""Bodies as large as the limit, of every shape that is dear to parse: the event loop stays free and memory bounded."""
+"""Bodies of the largest size in every shape that is expensive to parse: the event loop stays free, memory bounded."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ LEAST_STANDSTILL_S = 0.1
 
 
 def decode_s(body):
-    """What msgspec needs to decode it on this machine, or to refuse it."""
+    """Seconds that msgspec takes to decode or refuse the body on this machine."""
     best = float("inf")
     for _ in range(RUNS):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Mutated heads on pipelined, kept-alive connections: each request is served as it was framed, or refused.
+"""Mutated heads on pipelined, kept-alive connections: each request is served by its framing, or refused.
 
 `make test TESTS=tests/hostile ARGS='--hostile-heads 100000 -s'` is the long run and prints its figures.
 """
@@ -15,7 +15,7 @@ from octavo_testing.raw_http import ask
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 SEED = 20260714
-#: Of all connections, before memory is measured.
+#: Share of connections before memory is measured.
 WARM_UP = 2000
 MOST_GROWTH_BYTES = 16 * 1024 * 1024
 

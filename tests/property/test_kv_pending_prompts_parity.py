@@ -1,4 +1,4 @@
-"""What is told of prompts as they come is what a real scheduler then finds and stores, whatever shares what."""
+"""What is prompts of prompts as they come is what a real scheduler then finds and stores, whatever shares what."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,10 +81,10 @@ def test_of_those_that_wait_together_it_is_true_to_a_block(first, together):
     for request in first:
         replica.add(request)
         replica.run()
-    told = [replica.add(request) for request in together]
+    prompts = [replica.add(request) for request in together]
     waiting = replica.pending.add_to_load(ReplicaLoad(received=len(first))).waiting_cached_tokens
-    assert waiting == sum(prompt.cached_tokens for prompt in told)
+    assert waiting == sum(prompt.cached_tokens for prompt in prompts)
     stored = replica.run()
-    assert {block for prompt in told for block in prompt.coming} == stored
-    for request, prompt in zip(together, told, strict=True):
+    assert {block for prompt in prompts for block in prompt.coming} == stored
+    for request, prompt in zip(together, prompts, strict=True):
         assert 0 <= prompt.cached_tokens - replica.found(request) < BLOCK

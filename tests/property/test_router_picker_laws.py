@@ -104,7 +104,7 @@ class PickerMachine(RuleBasedStateMachine):
         fed = data.draw(st.sampled_from(self.fed))
         if fed.replica.is_exact:
             known = [h for h in HASHES if self._match(fed.blocks.slot, h).device]
-            fed.tell(load, stored=[h for h in stored if h not in known], removed=known[-2:], coming=coming)
+            fed.publish(load, stored=[h for h in stored if h not in known], removed=known[-2:], coming=coming)
             self.picker.record_load(fed.replica)
             token_s = fed.replica.local_load.rates.likely_token_s(self.picker._step_times[fed.replica.models].token_s)
             lasts_s = max(2 * score.queued_tokens(fed.replica) * token_s, MIN_PREDICTED_S)

@@ -26,7 +26,7 @@ class FakeKubernetes:
         self._oldest = 0
         self._slices: dict[str, dict[str, Any]] = {}
         self._events: list[tuple[int, dict[str, Any]]] = []
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self._runner: web.AppRunner | None = None
         self._transports: set[asyncio.BaseTransport] = set()
 
@@ -63,13 +63,13 @@ class FakeKubernetes:
         }
         kind = "MODIFIED" if name in self._slices else "ADDED"
         self._slices[name] = piece
-        await self._tell(kind, piece)
+        await self._publish(kind, piece)
 
     async def delete(self, name: str) -> None:
         self._version += 1
         piece = self._slices.pop(name)
         piece["metadata"]["resourceVersion"] = str(self._version)
-        await self._tell("DELETED", piece)
+        await self._publish("DELETED", piece)
 
     async def bookmark(self) -> None:
         """The version of something else that changed."""
@@ -78,20 +78,20 @@ class FakeKubernetes:
             "kind": "EndpointSlice",
             "metadata": {"resourceVersion": str(self._version), "creationTimestamp": None},
         }
-        await self._tell("BOOKMARK", piece)
+        await self._publish("BOOKMARK", piece)
 
-    async def compact(self, *, tell: bool = False) -> None:
-        """Nothing before now is known any more; `tell` those that watch."""
+    async def compact(self, *, notifies: bool = False) -> None:
+        """Forget all earlier versions. `notifies`: send the open watches a 410."""
         self._version += 1
         self._oldest = self._version
         self._events.clear()
-        if tell:
-            await self._tell("ERROR", _status(410, "The resourceVersion for the provided watch is too old."))
+        if notifies:
+            await self._publish("ERROR", _status(410, "The resourceVersion for the provided watch is too old."))
 
-    async def _tell(self, kind: str, piece: dict[str, Any]) -> None:
-        async with self._news:
+    async def _publish(self, kind: str, piece: dict[str, Any]) -> None:
+        async with self._changed:
             self._events.append((self._version, {"type": kind, "object": json.loads(json.dumps(piece))}))
-            self._news.notify_all()
+            self._changed.notify_all()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.queries.append(dict(request.query))
@@ -129,8 +129,8 @@ class FakeKubernetes:
                         version = number
                         if event["object"]["metadata"].get("labels", {LABEL: service})[LABEL] == service:
                             await response.write(json.dumps(event).encode() + b"\n")
-                    async with self._news:
-                        await self._news.wait()
+                    async with self._changed:
+                        await self._changed.wait()
         except TimeoutError:
             return response
 

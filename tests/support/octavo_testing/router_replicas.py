@@ -14,7 +14,7 @@ EPOCH = 7
 
 
 class FedReplica:
-    """`replica` is exact from the start; `tell` feeds it one frame."""
+    """`replica` is exact from the start; `publish` feeds it one frame."""
 
     def __init__(self, index: PrefixIndex, name: str, *, device: Iterable[int] = (), host: Iterable[int] = ()) -> None:
         self.replica = Replica(Endpoint(url=f"http://{name}", name=name))
@@ -36,7 +36,7 @@ class FedReplica:
         self.blocks.feed(Snapshot(epoch=EPOCH, seq=0, digest=self._digest, load=load))
         self.replica.load, self.replica.state = load, "exact"
 
-    def tell(
+    def publish(
         self,
         load: ReplicaLoad | None = None,
         *,
@@ -44,7 +44,7 @@ class FedReplica:
         removed: Iterable[int] = (),
         coming: Iterable[int] = (),
     ) -> None:
-        self.hear(self.step(load, stored=stored, removed=removed, coming=coming))
+        self.feed(self.step(load, stored=stored, removed=removed, coming=coming))
 
     def step(
         self,
@@ -64,7 +64,7 @@ class FedReplica:
             coming=run_together(coming),
         )  # fmt: skip
 
-    def hear(self, step: Step) -> None:
+    def feed(self, step: Step) -> None:
         self.blocks.feed(step)
         self.replica.load = step.load
 

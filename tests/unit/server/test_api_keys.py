@@ -1,4 +1,4 @@
-"""API keys: where they come from, whose they are, and that a change of their files is seen without a restart."""
+"""API keys: their sources and tenants, and reloading of changed files without a restart."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ def clock():
 
 
 def secret(folder, **keys):
-    """A mounted Secret: `..data` is a link to the folder of one revision, each entry a link into it."""
+    """A mounted Secret: `..data` links to the folder of one revision, and each entry links into it."""
     folder.mkdir(exist_ok=True)
     revision = folder / f"..{len(list(folder.iterdir()))}"
     revision.mkdir()

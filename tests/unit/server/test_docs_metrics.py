@@ -1,4 +1,4 @@
-"""The table in docs/observability.md is made from the list: --update-golden writes it."""
+"""The table in docs/observability.md is generated from the list: --update-golden writes it."""
 
 from pathlib import Path
 

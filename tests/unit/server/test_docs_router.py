@@ -1,4 +1,4 @@
-"""Times and limits that the guides give for the router and the KV stream are those of the code."""
+"""Times and limits in the guides for the router and the KV stream equal those of the code."""
 
 from pathlib import Path
 

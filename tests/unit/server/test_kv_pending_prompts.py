@@ -1,4 +1,4 @@
-"""Who waits, by small numbers in place of hashes: what is told of them as they come and as the core hears of them."""
+"""Pending prompts with small numbers in place of hashes, from their arrival until the core receives them."""
 
 import pytest
 from octavo_engine.wire.records import EngineRequest
@@ -23,7 +23,7 @@ def add(pending, blocks, *, stored=(), extra_tokens=1, **params):
         ([], [1, 2, 3], 0),
         ([1, 2], [3], 32),
         ([1, 2, 3], [], 48),
-        ([2, 3], [1], 0),  # nothing behind a gap is found
+        ([2, 3], [1], 0),  # blocks behind a gap are not found
         ([1, 3], [2], 16),
     ],
 )
@@ -44,7 +44,7 @@ def test_a_request_that_skips_the_cache_finds_nothing_but_stores(params):
 
 
 def test_coming_blocks_are_cached_for_the_next_prompt():
-    """A router that connected in between, or let it expire, hears of it."""
+    """A router that connected meanwhile, or whose prediction expired, gets the blocks again."""
     pending = PendingPrompts(BLOCK)
     add(pending, [1, 2])
     second = add(pending, [1, 2, 3])
@@ -52,7 +52,7 @@ def test_coming_blocks_are_cached_for_the_next_prompt():
 
 
 def test_coming_blocks_of_an_ended_prompt_are_not_cached():
-    """It ran, and what it had stored was given up since; or it failed."""
+    """The prompt ran and its blocks were evicted since, or it failed."""
     pending = PendingPrompts(BLOCK)
     add(pending, [1, 2])
     pending.add_to_load(ReplicaLoad(received=1, running=1))
@@ -78,11 +78,11 @@ def test_the_latest_prompts_are_the_waiting_ones():
         received=4, waiting=4, prefill_backlog_tokens=1 + 17 + 33 + 49, waiting_cached_tokens=16 + 32 + 48
     )
     core = ReplicaLoad(received=3, running=1, waiting=2, prefill_backlog_tokens=55)
-    told = pending.add_to_load(core)
-    assert (told.received, told.waiting, told.prefill_backlog_tokens) == (4, 3, 55 + 49)
-    assert told.waiting_cached_tokens == 16 + 32 + 48
-    told = pending.add_to_load(ReplicaLoad(received=4, running=3, waiting=1, prefill_backlog_tokens=50))
-    assert (told.waiting, told.prefill_backlog_tokens, told.waiting_cached_tokens) == (1, 50, 48)
+    published = pending.add_to_load(core)
+    assert (published.received, published.waiting, published.prefill_backlog_tokens) == (4, 3, 55 + 49)
+    assert published.waiting_cached_tokens == 16 + 32 + 48
+    published = pending.add_to_load(ReplicaLoad(received=4, running=3, waiting=1, prefill_backlog_tokens=50))
+    assert (published.waiting, published.prefill_backlog_tokens, published.waiting_cached_tokens) == (1, 50, 48)
     idle = ReplicaLoad(received=4, running=4)
     assert pending.add_to_load(idle) == idle
     preempted = ReplicaLoad(received=4, running=3, waiting=1, prefill_backlog_tokens=30)
@@ -90,8 +90,13 @@ def test_the_latest_prompts_are_the_waiting_ones():
 
 
 def test_prompts_without_hashes_are_counted():
-    """Without a listener no prompt is hashed."""
+    """Without a listener no prompt is hashed, but each one counts."""
     pending = PendingPrompts(BLOCK)
     add(pending, [], extra_tokens=100)
-    told = pending.add_to_load(ReplicaLoad())
-    assert (told.received, told.waiting, told.prefill_backlog_tokens, told.waiting_cached_tokens) == (1, 1, 100, 0)
+    published = pending.add_to_load(ReplicaLoad())
+    assert (
+        published.received,
+        published.waiting,
+        published.prefill_backlog_tokens,
+        published.waiting_cached_tokens,
+    ) == (1, 1, 100, 0)

@@ -25,7 +25,7 @@ def parse(raw, kind=ChatCompletionRequest, limits=LIMITS):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_shape_causes_more_than_a_few_errors(name, monkeypatch):
-    """A list of n wrong entries had n errors or more, each of some hundred bytes."""
+    """Without the limit, a list of n wrong entries causes n or more errors of some hundred bytes each."""
     counts = []
 
     def malformed(error: ValidationError, where=""):

@@ -1,4 +1,4 @@
-"""A replica's stream with every fault that a network, a proxy or a replica can put into it."""
+"""A replica's stream with every fault of a network, a proxy or a replica."""
 
 import pytest
 from octavo_engine.config import EngineConfig
@@ -94,7 +94,7 @@ def test_coming_blocks_appear_once_and_are_not_stored(index):
 
 
 def test_an_immediately_repeated_step_changes_nothing(index):
-    """It looks like a heartbeat and says what is so anyway."""
+    """It equals a heartbeat and repeats known changes."""
     replica = read(index, [*snapshot(), STEPS[0], STEPS[0]])
     assert (replica.state, replica.num_blocks) == ("exact", 3)
 
@@ -127,12 +127,12 @@ def test_a_second_release_does_nothing(index):
 
 async def test_a_mirror_follows_the_bytes_of_a_publisher(index):
     publisher = KVPublisher(ready_info(EngineConfig()), ("m",))
-    told = KVSet()
+    published = KVSet()
 
     def publish(**change):
         packed = KVChange(**{name: run_together(hashes) for name, hashes in change.items()})
-        told.apply(packed)
-        packed.digest = told.digest
+        published.apply(packed)
+        packed.digest = published.digest
         publisher.publish(packed, EngineStats())
 
     publish(stored=range(1, 50), host_stored=[70, 71])
@@ -148,7 +148,7 @@ async def test_a_mirror_follows_the_bytes_of_a_publisher(index):
     last = [frame async for data in frames for frame in reader.feed(data)]
     with pytest.raises(StreamBroken, match="over"):
         feed(replica, last)
-    assert told.device == {*range(40, 50), 100}
+    assert published.device == {*range(40, 50), 100}
     assert replica.num_blocks == 11
 
 

@@ -1,4 +1,4 @@
-"""Circuit breakers by a clock that the test turns."""
+"""Circuit breakers with a clock that the test sets."""
 
 import pytest
 from octavo_server.router.balance.breaker import MOST_OPEN_S, PROBE_S, Breakers

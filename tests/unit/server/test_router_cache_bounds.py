@@ -1,4 +1,4 @@
-"""Caches of the router hold no more than they count, whatever clients send: salts, wide texts, models."""
+"""The router's caches hold no more memory than they count, whatever clients send: salts, wide texts, messages."""
 
 import tracemalloc
 
@@ -12,7 +12,7 @@ MIB = 2**20
 
 @pytest.fixture
 def held():
-    """Bytes allocated since the test began."""
+    """Bytes allocated since the start of the test."""
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     yield lambda: tracemalloc.get_traced_memory()[0] - before

@@ -1,4 +1,4 @@
-"""A connection to a replica: framing, surplus bytes, trailers, stale connections; and headers that stay behind."""
+"""A connection to a replica: framing, surplus bytes, trailers, stale connections, and dropped headers."""
 
 import asyncio
 

@@ -14,7 +14,7 @@ from octavo_server.router.fleet.endpoint import Endpoint, StaticDiscovery
 
 
 class Resolver:
-    """Answers each look-up with the next of `answers`: addresses, or what is raised."""
+    """Answers each look-up with the next of `answers`: addresses, or an exception to raise."""
 
     def __init__(self, *answers):
         self.answers = [*answers]
@@ -30,7 +30,7 @@ class Resolver:
         return answer
 
 
-async def told_by(resolver, service="engine:8000", count=1):
+async def reported_by(resolver, service="engine:8000", count=1):
     watch = DnsDiscovery(service, interval_s=0, resolve=resolver).watch()
     async with asyncio.timeout(5):
         return [await anext(watch) for _ in range(count)]
@@ -46,18 +46,18 @@ AWAY = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
 async def test_every_address_is_a_replica_and_changes_are_reported():
     resolver = Resolver(["10.0.0.1", "fd00::1", "10.0.0.1"], ["fd00::1", "10.0.0.1"], ["10.0.0.2"])
-    assert await told_by(resolver, count=2) == [at("10.0.0.1:8000", "[fd00::1]:8000"), at("10.0.0.2:8000")]
+    assert await reported_by(resolver, count=2) == [at("10.0.0.1:8000", "[fd00::1]:8000"), at("10.0.0.2:8000")]
     assert resolver.asked == [("engine", 8000)] * 3
 
 
 async def test_a_failing_resolver_removes_no_replica():
     resolver = Resolver(["10.0.0.1"], *[AWAY] * 5, OSError("no route"), TimeoutError(), ["10.0.0.1"], ["10.0.0.2"])
-    assert await told_by(resolver, count=2) == [at("10.0.0.1:8000"), at("10.0.0.2:8000")]
+    assert await reported_by(resolver, count=2) == [at("10.0.0.1:8000"), at("10.0.0.2:8000")]
 
 
 async def test_an_empty_answer_counts_only_after_repetition():
     resolver = Resolver(["10.0.0.1"], NOTHING, NOTHING, ["10.0.0.1"], NOTHING, [], NOTHING, ["10.0.0.2"])
-    assert await told_by(resolver, count=3) == [at("10.0.0.1:8000"), at(), at("10.0.0.2:8000")]
+    assert await reported_by(resolver, count=3) == [at("10.0.0.1:8000"), at(), at("10.0.0.2:8000")]
 
 
 async def test_the_systems_resolver_finds_localhost():

@@ -70,17 +70,17 @@ def test_blocks_show_their_tier(infos):
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "expected"),
     [
         ("http://127.0.0.1:9/v1", "no server answers at http://127.0.0.1:9/v1 (Connection refused)"),
         ("http://nobody.invalid", "no server answers at http://nobody.invalid (Name or service not known)"),
     ],
 )
-def test_an_unreachable_router_is_reported_with_the_remedy(url, told, capsys):
+def test_an_unreachable_router_is_reported_with_the_remedy(url, expected, capsys):
     args = Namespace(url=url, api_key=None, n=3, candidates=4, json=False, follow=False)
     assert explain.explain_decisions(args) == 1
     answer = capsys.readouterr().err
-    assert told in answer
+    assert expected in answer
     assert "octavo route" in answer
 
 
@@ -92,13 +92,13 @@ def test_an_empty_decision_list_is_reported(as_json, monkeypatch, capsys):
     monkeypatch.setattr(explain, "_decisions", decisions)
     args = Namespace(url="http://router:1/v1", api_key=None, n=3, candidates=4, json=as_json, follow=False)
     assert explain.explain_decisions(args) == 0
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err == "octavo: the router at http://router:1/v1 has sent no request to a replica yet.\n"
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "octavo: the router at http://router:1/v1 has sent no request to a replica yet.\n"
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         (["-n", "0"], "argument -n: '0': from 1 to 1000"),
         (["-n", "-3"], "argument -n: '-3': from 1 to 1000"),
@@ -106,15 +106,15 @@ def test_an_empty_decision_list_is_reported(as_json, monkeypatch, capsys):
         (["--candidates", "0"], "argument --candidates: '0' is too few: 1 at least"),
     ],
 )
-def test_numbers_that_a_router_refuses_are_refused_locally(flags, told, capsys):
+def test_numbers_that_a_router_refuses_are_refused_locally(flags, expected, capsys):
     with pytest.raises(SystemExit):
         build_parser().parse_args(["explain", "decisions", *flags])
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 async def test_a_hanging_router_times_out(monkeypatch):
     monkeypatch.setattr(api, "GET_LIMIT_S", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as sock:  # nobody takes what comes in
+    with socket.create_server(("127.0.0.1", 0)) as sock:  # no task accepts connections
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         async with Api(url) as asked:
             with pytest.raises(Unreachable, match=r"no server answers at .* \(timed out\)"):
@@ -147,7 +147,7 @@ def ended(telemetry, *numbers):
         observer.record_end(200, "finished")
 
 
-def told_by(telemetry, after=0):
+def ended_decisions(telemetry, after=0):
     log = telemetry.decisions
     return [decision_info(e, telemetry.time_of(e.decided_s), log.worker) for e in log.ended_after(after)]
 
@@ -162,15 +162,15 @@ async def test_each_decision_is_followed_once(monkeypatch, capsys):
         if len(asked) > 4:
             raise asyncio.CancelledError
         ended(telemetry, len(asked))
-        return told_by(telemetry)
+        return ended_decisions(telemetry)
 
     monkeypatch.setattr(explain, "_decisions", decisions)
     args = Namespace(url="http://x", api_key=None, n=9, candidates=4, json=True, follow=True)
     with pytest.raises(asyncio.CancelledError):
         await explain._show(args)
-    told = capsys.readouterr()
-    assert [json.loads(line)["request_id"] for line in told.out.splitlines()] == ["r-1", "r-2", "r-3", "r-4"]
-    assert told.err == ""
+    captured = capsys.readouterr()
+    assert [json.loads(line)["request_id"] for line in captured.out.splitlines()] == ["r-1", "r-2", "r-3", "r-4"]
+    assert captured.err == ""
     assert asked[0] == "http://x/debug/decisions/ended"
     assert asked[1] == f"http://x/debug/decisions/ended?after={telemetry.decisions.worker}%3A1"
 
@@ -178,7 +178,7 @@ async def test_each_decision_is_followed_once(monkeypatch, capsys):
 async def test_following_starts_with_the_latest_decisions(monkeypatch, capsys):
     telemetry = RouterTelemetry()
     ended(telemetry, 1, 2, 3)
-    answers = iter([told_by(telemetry)])
+    answers = iter([ended_decisions(telemetry)])
 
     async def decisions(*_):
         try:
@@ -198,11 +198,11 @@ def test_decisions_that_the_router_dropped_are_counted():
     heard = explain.Heard()
     for telemetry in workers:
         ended(telemetry, *range(5))
-    news, num_lost = heard.take([info for telemetry in workers for info in told_by(telemetry)])
-    assert (len(news), num_lost) == (6, 0)  # what was before is nobody's loss
+    new, num_lost = heard.take([info for telemetry in workers for info in ended_decisions(telemetry)])
+    assert (len(new), num_lost) == (6, 0)  # earlier decisions don't count as lost
     ended(workers[0], *range(5, 13))
-    news, num_lost = heard.take([info for telemetry in workers for info in told_by(telemetry, after=5)])
-    assert ([info.request_id for info in news], num_lost) == (["r-10", "r-11", "r-12"], 5)
+    new, num_lost = heard.take([info for telemetry in workers for info in ended_decisions(telemetry, after=5)])
+    assert ([info.request_id for info in new], num_lost) == (["r-10", "r-11", "r-12"], 5)
 
 
 async def test_dropped_decisions_are_reported_beside_the_rows(monkeypatch, capsys):
@@ -214,16 +214,17 @@ async def test_dropped_decisions_are_reported_beside_the_rows(monkeypatch, capsy
         if numbers is None:
             raise asyncio.CancelledError
         ended(telemetry, *numbers)
-        return told_by(telemetry)
+        return ended_decisions(telemetry)
 
     monkeypatch.setattr(explain, "_decisions", decisions)
     args = Namespace(url="http://x", api_key=None, n=9, candidates=4, json=True, follow=True)
     with pytest.raises(asyncio.CancelledError):
         await explain._show(args)
-    told = capsys.readouterr()
-    assert len(told.out.splitlines()) == 4
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 4
     assert (
-        told.err == "octavo: 5 decisions are missing here: more came than the router keeps until it is asked again.\n"
+        captured.err
+        == "octavo: 5 decisions are missing here: more came than the router keeps until it is asked again.\n"
     )
 
 

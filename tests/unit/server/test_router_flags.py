@@ -1,4 +1,4 @@
-"""Flags of `octavo route`: what they take, and that a value with which nothing could work is refused at the start."""
+"""Flags of `octavo route`: accepted values, and values that are refused at the start."""
 
 import pytest
 from octavo_server.cli.main import build_parser
@@ -51,7 +51,7 @@ def test_times_of_zero_are_refused(flag, capsys):
 
 
 def test_retries_queue_and_hold_time_may_be_zero():
-    """No retry, no queue, no waiting."""
+
     flags = ("--max-retries", "0", "--max-queued-reqs", "0", "--max-hold-time", "0")
     forward = settings_of(parsed(*URL, *flags)).forward
     assert (forward.max_retries, forward.max_queued_requests, forward.max_hold_s) == (0, 0, 0.0)

@@ -1,4 +1,4 @@
-"""Hot prefixes at low load: whoever has one is the cheapest for it, so only a rule of its own takes it to others."""
+"""Hot prefixes at low load: the replica that holds one is the cheapest, so only replication spreads it."""
 
 from collections import Counter
 
@@ -21,7 +21,7 @@ class Clock:
 
 
 class Fleet:
-    """Each request has ended, and what it computed is told, before the next one comes."""
+    """Each request ends, and its computed blocks are reported, before the next one arrives."""
 
     def __init__(self, *, replicas=4):
         self.clock = Clock()
@@ -35,7 +35,7 @@ class Fleet:
         decision = self.picker.pick(prompt, [fed.replica for fed in self.fed.values()])
         ticket = self.picker.lease(decision, prompt)
         fed = self.fed[decision.chosen.name]
-        fed.tell(stored=hashes[decision.chosen_cost.match.device :])
+        fed.publish(stored=hashes[decision.chosen_cost.match.device :])
         ticket.record_first_byte()
         ticket.release("ok")
         self.clock.now += 0.5
@@ -66,7 +66,7 @@ def test_a_few_similar_requests_stay_on_one_replica():
 
 
 def test_the_cost_of_replication_is_bounded():
-    """Prefixes that would cost more than was saved up stay where they are, but for what their hits earn."""
+    """Prefixes that would cost more than the budget stay where they are, until their hits have earned enough."""
     fleet = Fleet(replicas=8)
     long = [*range(1, 2 + MOST_TOKENS // 16)]
     for number in range(30):
@@ -82,7 +82,7 @@ def test_the_cost_of_replication_is_bounded():
 
 
 def test_a_conversation_stays_where_it_is():
-    """Nobody else would find what was computed again for it; and it alone isn't too much for one replica."""
+    """No other request would use the copy, and one conversation doesn't overload a replica."""
     fleet = Fleet()
     said = [*HOT]
     for number in range(40):
@@ -92,11 +92,11 @@ def test_a_conversation_stays_where_it_is():
 
 
 def test_prefixes_below_a_replicas_share_stay_on_it():
-    """Two prefixes that happen to be in one place make it busier, but to compute one again pays for nobody."""
+    """Two prefixes on one replica make it busier, but computing one again gains nothing."""
     fleet = Fleet()
     prefixes = [range(100 * n, 100 * n + 30) for n in range(1, 9)]
     for prefix in prefixes:
-        fleet.fed["a"].tell(stored=prefix)
+        fleet.fed["a"].publish(stored=prefix)
     for number in range(160):
         fleet.ask([*prefixes[number % 8], 5000 + number])
     assert {d.why for d in fleet.decisions} == {"least cost"}
@@ -107,7 +107,9 @@ def test_the_number_of_counted_prefixes_is_bounded():
     replicator, replica = HotPrefixReplicator(), FedReplica(PrefixIndex(max_entries=10), "a").replica
     terms = CandidateCost(replica, Match(1), 0.0, 0.0, 0.0, 0.0)
     for number in range(MAX_PREFIXES + 10):
-        replicator.record_dispatch(Decision(replica, "exact", "least cost", (terms,), 16), prompt_of([number]), float(number))
+        replicator.record_dispatch(
+            Decision(replica, "exact", "least cost", (terms,), 16), prompt_of([number]), float(number)
+        )
     assert replicator.num_prefixes == MAX_PREFIXES
 
 
@@ -115,7 +117,7 @@ def test_the_number_of_counted_prefixes_is_bounded():
 def test_only_idle_replicas_take_part(running):
     fleet = Fleet(replicas=2)
     for fed in fleet.fed.values():
-        fed.tell(ReplicaLoad(running=running, free_blocks=1000, total_blocks=1000))
+        fed.publish(ReplicaLoad(running=running, free_blocks=1000, total_blocks=1000))
     for number in range(20):
         fleet.ask([*HOT, 1000 + number])
     assert any(d.why == WHY for d in fleet.decisions) == (running == 0)

@@ -1,4 +1,4 @@
-"""Which model a request means, by what replicas have reported and for how long others have been away."""
+"""The model of a request, by the models that replicas reported and the time that others have been away."""
 
 import pytest
 from octavo_server.router.fleet.endpoint import Endpoint

@@ -55,7 +55,7 @@ def test_a_request_that_fails_everywhere_ejects_no_replica(detector):
     for _ in range(20):
         for name in PEERS:
             detector.record_error(name, PEERS)
-    assert sum(map(detector.is_ejected, PEERS)) <= 1  # the first errors have nothing to be compared with
+    assert sum(map(detector.is_ejected, PEERS)) <= 1  # the first errors can't be compared with those of peers
 
 
 def test_a_few_errors_among_many_successes_eject_no_replica(detector):

@@ -40,36 +40,36 @@ def test_the_replica_with_the_longest_prefix_is_chosen(index, picker):
 def test_a_long_queue_outweighs_a_prefix(index, picker):
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold")
     replicas = [warm.replica, cold.replica]
-    warm.tell(load(prefill_backlog_tokens=300))
+    warm.publish(load(prefill_backlog_tokens=300))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is warm.replica
-    warm.tell(load(prefill_backlog_tokens=600))
+    warm.publish(load(prefill_backlog_tokens=600))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
 
 
 def test_a_prefix_is_worth_more_where_others_would_be_delayed(index, picker):
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold")
     replicas = [warm.replica, cold.replica]
-    warm.tell(load(prefill_backlog_tokens=600, running=8))
+    warm.publish(load(prefill_backlog_tokens=600, running=8))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
-    cold.tell(load(running=8))
+    cold.publish(load(running=8))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is warm.replica
-    warm.tell(load(prefill_backlog_tokens=9000, running=8))
+    warm.publish(load(prefill_backlog_tokens=9000, running=8))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
 
 
 def test_a_tie_goes_to_the_replica_with_the_fewest_requests(index, picker):
     fed = [FedReplica(index, name) for name in "ab"]
     for replica, running in zip(fed, (2, 1), strict=True):
-        replica.tell(load(running=running, prefill_backlog_tokens=5000))
+        replica.publish(load(running=running, prefill_backlog_tokens=5000))
     decision = picker.pick(prompt_of(range(1, 11)), [f.replica for f in fed])
     assert (decision.chosen, decision.why) == (fed[1].replica, "tie: least load")
 
 
 @pytest.mark.parametrize("other", [0, 20])
 def test_a_tie_goes_to_the_longest_match(index, picker, other):
-    """To wait for a queue may cost what computing elsewhere does; but whoever computes holds up those who come next."""
+    """Waiting in a queue may cost as much as computing elsewhere, but computing delays the next requests."""
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold", device=range(1, 1 + other))
-    warm.tell(load(prefill_backlog_tokens=16 * (30 - other), waiting=1))
+    warm.publish(load(prefill_backlog_tokens=16 * (30 - other), waiting=1))
     decision = picker.pick(prompt_of(range(1, 31), extra_tokens=200), [warm.replica, cold.replica])
     costs = [terms.cost_s for terms in decision.candidates]
     assert max(costs) <= min(costs) * 1.05
@@ -78,13 +78,13 @@ def test_a_tie_goes_to_the_longest_match(index, picker, other):
 
 def test_a_tie_of_similar_matches_goes_to_the_fewest_requests(index, picker):
     busy, idle = FedReplica(index, "busy", device=range(1, 31)), FedReplica(index, "idle", device=range(1, 30))
-    busy.tell(load(waiting=1, prefill_backlog_tokens=1))
+    busy.publish(load(waiting=1, prefill_backlog_tokens=1))
     prompt = prompt_of(range(1, 31), extra_tokens=600)
     assert picker.pick(prompt, [busy.replica, idle.replica]).chosen is idle.replica
 
 
 def hear(picker, fed, **fields):
-    fed.tell(load(**fields))
+    fed.publish(load(**fields))
     picker.record_load(fed.replica)
 
 
@@ -95,7 +95,7 @@ def test_a_sent_request_counts_until_the_second_reported_load(index, picker):
     ticket = picker.lease(picker.pick(prompt, [fed.replica]), prompt)
     activity = fed.replica.local_load
     assert (activity.pending_tokens, activity.num_in_flight) == (165, 1)
-    for _ in range(5):  # heartbeats, or blocks that are given up: the engine hasn't taken it in yet
+    for _ in range(5):  # heartbeats or evictions: the engine hasn't received the request yet
         hear(picker, fed)
     hear(picker, fed, running=1)
     assert activity.pending_tokens == 165
@@ -106,7 +106,7 @@ def test_a_sent_request_counts_until_the_second_reported_load(index, picker):
 
 
 def test_the_reported_number_of_received_requests_ends_pending(index, picker):
-    """A load that has a request in it needn't be counted with it; one that hasn't, however different, has to be."""
+    """A request counts beside a load that doesn't include it, however different, and not beside one that does."""
     fed = FedReplica(index, "a")
     hear(picker, fed, received=7)
     activity = fed.replica.local_load
@@ -114,21 +114,21 @@ def test_the_reported_number_of_received_requests_ends_pending(index, picker):
     for number in range(3):
         prompt = prompt_of([100 + number], extra_tokens=number)
         tickets.append(picker.lease(picker.pick(prompt, [fed.replica]), prompt))
-    for running in range(4):  # steps of others end
+    for running in range(4):  # steps of other requests end
         hear(picker, fed, received=7, running=running)
     assert (activity.num_pending, activity.pending_tokens) == (3, 16 + 17 + 18)
     hear(picker, fed, received=8, running=1)
     assert (activity.num_pending, activity.pending_tokens) == (2, 17 + 18)
     tickets[0].release("ok")
-    tickets[2].record_first_byte()  # heard of before its replica's load: another connection
+    tickets[2].record_first_byte()  # the response arrives before the load, on another connection
     assert (activity.num_pending, activity.pending_tokens) == (1, 17)
-    hear(picker, fed, received=1, running=1)  # it was started anew
+    hear(picker, fed, received=1, running=1)  # the replica was restarted
     assert (activity.num_pending, activity.pending_tokens) == (0, 0)
 
 
 @pytest.mark.parametrize(("waiting", "found", "queued"), [(0, 0, 5000), (2, 960, 4040), (3, 4999, 3)])
 def test_waiting_requests_count_without_their_cached_tokens(index, picker, waiting, found, queued):
-    """Whoever sent them; and each computes its last token."""
+    """This holds for requests of all routers; each computes at least its last token."""
     fed = FedReplica(index, "a")
     hear(picker, fed, waiting=waiting, prefill_backlog_tokens=5000, waiting_cached_tokens=found)
     assert score.queued_tokens(fed.replica) == queued
@@ -162,7 +162,7 @@ def test_siblings_follow_a_prediction_until_it_expires(index, picker, clock):
     assert second.chosen is first.chosen
     assert (second.rung, second.expected_tokens) == ("predicted", 480)
     clock.now_s += MIN_PREDICTED_S
-    assert picker.pick(prompt, replicas).chosen is not first.chosen  # it was sent one
+    assert picker.pick(prompt, replicas).chosen is not first.chosen  # it got one request
 
 
 def test_a_failed_request_removes_only_its_own_prediction(index, picker):
@@ -179,7 +179,7 @@ def test_a_frame_confirms_a_prediction(index, picker, clock):
     fed = FedReplica(index, "a")
     prompt = prompt_of([1, 2, 3])
     picker.lease(picker.pick(prompt, [fed.replica]), prompt)
-    fed.tell(stored=[1, 2])
+    fed.publish(stored=[1, 2])
     clock.now_s += MIN_PREDICTED_S
     decision = picker.pick(prompt, [fed.replica])
     assert decision.candidates[0].match == Match(2)
@@ -229,7 +229,7 @@ def test_an_unhashed_prompt_is_routed_by_its_beginning_within_bounds(index, pick
     assert decisions[1].chosen is decisions[0].chosen
     counts = sorted(r.num_in_flight for r in replicas)
     assert sum(counts) == 12
-    assert counts[-1] - 1 <= 1.25 * 11 / 4 + 1  # when it was sent the last
+    assert counts[-1] - 1 <= 1.25 * 11 / 4 + 1  # when it got the last request
 
 
 def test_without_any_knowledge_the_least_load_is_chosen(index, picker):
@@ -265,17 +265,17 @@ def test_worth_is_the_tokens_that_only_this_replica_could_save(index, picker, cl
 def test_a_blind_replica_counts_as_fast_as_a_streaming_one(index, picker):
     fed, blind = FedReplica(index, "a"), blind_replica("b")
     for tokens in [1, 500] * 20:
-        fed.tell(load(step_tokens=tokens, step_ms=tokens * 1.0))
+        fed.publish(load(step_tokens=tokens, step_ms=tokens * 1.0))
         picker.record_load(fed.replica)
-    told, unknown = picker.pick(prompt_of(range(1, 11)), [fed.replica, blind]).candidates
-    assert told.prefill_s == pytest.approx(165 * 0.001, rel=0.05)
-    assert unknown.prefill_s == pytest.approx(told.prefill_s, rel=0.01)
+    streaming, unknown = picker.pick(prompt_of(range(1, 11)), [fed.replica, blind]).candidates
+    assert streaming.prefill_s == pytest.approx(165 * 0.001, rel=0.05)
+    assert unknown.prefill_s == pytest.approx(streaming.prefill_s, rel=0.01)
 
 
 @pytest.mark.parametrize("step_ms", [float("nan"), float("inf"), -1.0, 0.0, 1e300])
 def test_an_impossible_step_is_ignored(index, picker, step_ms):
     fed = FedReplica(index, "a")
-    fed.tell(load(step_tokens=100, step_ms=step_ms))
+    fed.publish(load(step_tokens=100, step_ms=step_ms))
     picker.record_load(fed.replica)
     assert fed.replica.local_load.rates.num_steps == 0
 
@@ -298,8 +298,8 @@ def test_without_free_blocks_the_cost_includes_their_release(index, picker, cloc
     ticket = picker.lease(picker.pick(prompt, [full.replica]), prompt)
     clock.now_s += 10
     ticket.release("ok")
-    full.tell(ReplicaLoad(running=4, free_blocks=0, cached_blocks=12, total_blocks=112))
-    free.tell(load(running=4))
+    full.publish(ReplicaLoad(running=4, free_blocks=0, cached_blocks=12, total_blocks=112))
+    free.publish(load(running=4))
     decision = picker.pick(prompt, [full.replica, free.replica])
     assert decision.chosen is free.replica
     assert decision.candidates[0].evict_s == pytest.approx(20 / 100 * 10, rel=0.02)

@@ -1,5 +1,5 @@
-"""What is predicted: what a long prompt predicts goes into the index when its request is out, and what replicas tell of
-others' requests is predicted as our own is.
+"""Predictions of long prompts enter the index after the request was sent. Requests that replicas report from other
+routers are predicted like the router's own.
 """
 
 import pytest
@@ -82,13 +82,13 @@ def test_a_stream_broken_before_the_update_leaves_a_clean_slot(index, picker, pu
 def test_blocks_reported_before_the_update_are_not_predicted(index, picker, put_off):
     fed, prompt = FedReplica(index, "a"), prompt_of(range(100, 200))
     send(picker, fed, prompt)
-    fed.tell(stored=range(100, 150))
+    fed.publish(stored=range(100, 150))
     put_off.pop()()
     assert picker.pick(prompt, [fed.replica]).candidates[0].match == Match(100, predicted=50)
 
 
 def come(picker, fed, hashes, **load):
-    fed.tell(ReplicaLoad(free_blocks=1000, total_blocks=1000, **load), coming=hashes)
+    fed.publish(ReplicaLoad(free_blocks=1000, total_blocks=1000, **load), coming=hashes)
     picker.record_load(fed.replica)
 
 
@@ -116,13 +116,13 @@ def test_coming_blocks_are_predicted_for_the_time_of_the_queue(index, picker, cl
 def test_stored_coming_blocks_are_no_longer_predicted(index, picker, clock):
     fed = FedReplica(index, "a")
     come(picker, fed, [2, 3])
-    fed.tell(stored=[2])
+    fed.publish(stored=[2])
     clock.now_s += MIN_PREDICTED_S
     assert found(picker, fed, [2, 3]) == Match(1)
 
 
 def test_the_routers_own_request_is_not_predicted_twice(index, picker):
-    """The replica tells of it, too; what failed takes all back that it alone predicted."""
+    """The replica reports the request too. A failed request removes all blocks that it alone predicted."""
     fed = FedReplica(index, "a")
     ticket = send(picker, fed, prompt_of([1, 2, 3]))
     come(picker, fed, [1, 2, 3], received=1)
@@ -140,7 +140,7 @@ def test_a_failed_own_request_keeps_coming_blocks_of_another(index, picker):
 
 def test_expired_coming_blocks_keep_a_longer_own_prediction(index, picker, clock):
     fed, prompt = FedReplica(index, "a"), prompt_of([1, 2])
-    fed.tell(ReplicaLoad(free_blocks=1000, total_blocks=1000, prefill_backlog_tokens=50_000))
+    fed.publish(ReplicaLoad(free_blocks=1000, total_blocks=1000, prefill_backlog_tokens=50_000))
     send(picker, fed, prompt)
     come(picker, fed, [1, 2, 3], received=1)
     clock.now_s += MIN_PREDICTED_S

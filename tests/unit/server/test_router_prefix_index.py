@@ -30,7 +30,7 @@ def test_repeated_predictions_are_returned():
     assert index.store(b, [2, 3], PREDICTED) == []
     index.store(a, [1])
     assert index.store(a, [1, 2, 3], PREDICTED) == [2]
-    index.store(b, range(10, 18))  # so that the others are of the older generation
+    index.store(b, range(10, 18))  # so that the other entries are in the older generation
     assert index.store(a, [2, 3, 4], PREDICTED) == [2, 3]
     assert index.match([1, 2, 3, 4], [a]) == {a: Match(4, predicted=3)}
 

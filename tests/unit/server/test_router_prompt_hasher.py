@@ -1,4 +1,4 @@
-"""What reading prompts costs and keeps, and what it makes of bodies that it can't read."""
+"""Cost and caches of hashing prompts, and the estimates of unreadable bodies."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,7 +19,7 @@ SYSTEM = {"role": "system", "content": "You are a helpful assistant that answers
 
 
 class CountingTokenizer:
-    """`num_chars`: how much text was tokenised."""
+    """`num_chars`: number of tokenised characters."""
 
     def __init__(self, tokenizer):
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""The queue: the order in which requests proceed, and the errors of those that cannot."""
+"""The queue: the order of requests, and the errors of refused and expired ones."""
 
 import asyncio
 

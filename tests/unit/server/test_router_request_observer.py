@@ -20,7 +20,7 @@ def shown(*metrics, gauges=None):
 
 
 def test_the_wall_time_of_a_moment_is_constant(monkeypatch):
-    """Else who asks again for decisions can't tell which are new."""
+    """Otherwise a client that polls decisions could not detect the new ones."""
     wall = iter((1000.1, 1000.2, 1000.7))
     monkeypatch.setattr("octavo_server.router.observe.request_observer.time.time", lambda: next(wall))
     telemetry = RouterTelemetry(clock=lambda: 10.0)

@@ -1,4 +1,4 @@
-"""The router's simulator, small: its laws hold under every policy, runs repeat, and our policy finds what there is."""
+"""The router's simulator, small: its laws hold under every policy, runs are reproducible, and Octavo's policy finds cached blocks."""
 
 import importlib
 import json
@@ -58,7 +58,7 @@ def test_octavos_policy_hits_no_less_than_round_robin(load: Any, workload: str) 
 
 def test_expected_hits_are_found_while_blocks_are_evicted(load: Any) -> None:
     found = load("router_sim.study").run(case(load, "octavo", "chat", rate=6.0, blocks=400))
-    assert found.hits_of_oracle < 0.5  # the rest was evicted
+    assert found.hits_of_oracle < 0.5  # the other blocks were evicted
     assert found.expected_error is not None
     assert found.expected_error <= 0.01
 

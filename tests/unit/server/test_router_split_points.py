@@ -1,4 +1,4 @@
-"""Pieces have the tokens of the whole, and there are pieces wherever that can be known."""
+"""Pieces have the tokens of the whole text, and texts are cut wherever that is provable."""
 
 import functools
 import os

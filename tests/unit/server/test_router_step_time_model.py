@@ -27,7 +27,7 @@ def test_times_are_never_negative(steps):
 
 
 def test_prefill_never_looks_free():
-    rates = taught([(1, 0.9), (160, 0.7), (1, 0.8)])  # on a machine with something else to do
+    rates = taught([(1, 0.9), (160, 0.7), (1, 0.8)])  # on a machine with other work
     assert 2048 * rates.token_s >= 0.99 * rates.step_s > 0.3
 
 
@@ -44,7 +44,7 @@ def test_one_long_step_barely_changes_the_model():
 
 
 def test_prompts_after_a_short_step_are_no_outliers():
-    """Of a replica that was asked little before, the stream tells one step of one token first."""
+    """The stream of a replica with few requests so far reports one step of one token first."""
     rates = taught([(1, 0.05), (466, 4.3), (1, 0.5), (66, 1.0), (66, 0.9)])
     assert rates.token_s == pytest.approx(0.0085, rel=0.1)
 

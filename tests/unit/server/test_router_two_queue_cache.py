@@ -1,4 +1,4 @@
-"""A bounded dict that a flood doesn't empty."""
+"""A bounded cache that a flood doesn't empty."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ def full_of(count):
 
 
 def test_the_oldest_unread_entry_is_evicted_first():
-    cache = full_of(8)  # of which two are on trial
+    cache = full_of(8)  # two of them are on trial
     for key in "abc":
         cache.put(key, key, 0)
     assert [cache.get(key) for key in "abc"] == [None, "b", "c"]

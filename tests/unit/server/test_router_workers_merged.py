@@ -69,10 +69,10 @@ async def test_any_worker_reports_for_all(three):
         assert [info.request_id for info in decisions] == ["r-2", "r-1"]
         ended = [report.decisions for report in await worker.workers.collect_reports(ReportQuery("ended"))]
         assert sorted(info.request_id for part in ended for info in part) == ["r-0", "r-1", "r-2"]
-        heard = {part[0].worker: part[0].number for part in ended}
-        assert len(heard) == 3
+        numbers = {part[0].worker: part[0].number for part in ended}
+        assert len(numbers) == 3
         assert not any(
-            report.decisions for report in await worker.workers.collect_reports(ReportQuery("ended", after=heard))
+            report.decisions for report in await worker.workers.collect_reports(ReportQuery("ended", after=numbers))
         )
         assert merged_index(await worker.workers.collect_reports(ReportQuery("index"))).entries == 6
 

@@ -6,7 +6,7 @@ TIMEOUT_S = 30
 
 
 class Engine:
-    """Watched once a second for as long as a test says."""
+    """An engine that is observed once a second."""
 
     def __init__(self, timeout_s=TIMEOUT_S):
         self.watch = StallDetector(timeout_s)
@@ -14,7 +14,7 @@ class Engine:
         self.stats = EngineStats()
 
     def pass_time(self, seconds, *, steps=False, messages=False, cpu=0.0):
-        """The seconds until it counts as stalled, None if it never did."""
+        """Seconds until the engine counts as stalled, None if it doesn't."""
         for second in range(seconds):
             self.now += 1
             self.cpu_s += cpu
