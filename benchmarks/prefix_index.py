@@ -34,7 +34,7 @@ def fill(index: PrefixIndex, replicas: int, entries: int, *, shared: bool) -> li
     """Store parts for each replica; return the CPU seconds of each part."""
     took = []
     for replica in range(replicas):
-        slot = index.take_slot()
+        slot = index.acquire_slot()
         data = hashes(0 if shared else replica, entries // replicas)
         for start in range(0, len(data), 8 * PART):
             part = data[start : start + 8 * PART]
@@ -63,7 +63,7 @@ def measure_cap(cap: int) -> tuple[float, float]:
 def measure_match(replicas: int, blocks: int, repetitions: int) -> Samples:
     """Measure the microseconds of a prompt that all replicas hold in full, which is the most work."""
     index = PrefixIndex(max_entries=4 * MILLION)
-    slots = [index.take_slot() for _ in range(replicas)]
+    slots = [index.acquire_slot() for _ in range(replicas)]
     prompt = struct.unpack(f"<{blocks}Q", hashes(1, blocks))
     for slot in slots:
         index.store(slot, prompt)

@@ -25,7 +25,7 @@ import psutil
 import support_path  # noqa: F401  (makes octavo_testing importable)
 from octavo_engine.config import EngineConfig
 from octavo_engine.frontend import Frontend
-from octavo_server.kv.card import ModelCard, write_card
+from octavo_server.kv.card import KVModelCard, write_card
 from octavo_server.router.prompts.prompt_hasher import PromptHasher
 from octavo_testing.fake_replica import FakeReplica
 from table import Samples, number, print_table, save_json
@@ -58,11 +58,11 @@ class Target:
     command: Sequence[str] | None = None
 
 
-def card(model: str, block_size: int) -> ModelCard:
+def card(model: str, block_size: int) -> KVModelCard:
     """Return the card of a replica with the model's tokenizer and chat template."""
     frontend = Frontend.load(EngineConfig(model=model))
     template = frontend.chat_template
-    return ModelCard(
+    return KVModelCard(
         models=(MODEL,),
         root=b"bench",
         block_size=block_size,
@@ -81,7 +81,7 @@ async def warm_replicas(stack: AsyncExitStack, model: str) -> list[FakeReplica]:
     shared_card = await asyncio.to_thread(card, model, 16)
     reader = PromptHasher.from_card(shared_card)
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "question"}]
-    prompt = reader.read("chat", {"model": MODEL, "messages": messages}, "")
+    prompt = reader.hash_prompt("chat", {"model": MODEL, "messages": messages}, "")
     print(f"the prompt's beginning: {prompt.num_tokens} tokens, {len(prompt.hashes)} blocks")
     replicas = [FakeReplica(models=(MODEL,), heartbeat_s=1.0) for _ in range(2)]
     for replica in replicas:

@@ -21,7 +21,7 @@ from octavo_engine.text.template import ChatTemplate
 from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.hashing import root_hash
 from octavo_server.cli.route import freeze_gc
-from octavo_server.kv.card import ModelCard
+from octavo_server.kv.card import KVModelCard
 from octavo_server.router.balance.picker import Picker
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_server.router.prompts.prompt_hasher import PromptHasher
@@ -115,21 +115,21 @@ CASES = {
 }
 
 
-def measure(card: ModelCard, tokenizer: TimedTokenizer, bodies: Iterator[Body], count: int) -> dict[str, Samples]:
+def measure(card: KVModelCard, tokenizer: TimedTokenizer, bodies: Iterator[Body], count: int) -> dict[str, Samples]:
     template = ChatTemplate(card.chat_template or "", card.special_tokens)
     reader = PromptHasher(card, tokenizer, template)  # type: ignore[arg-type]
     index = PrefixIndex(max_entries=4_000_000)
     replicas = [FedReplica(index, f"replica-{k}", device=[]).replica for k in range(REPLICAS)]
     now = 0.0
     late: list[Callable[[], None]] = []
-    picker = Picker(index, clock=lambda: now, soon=late.append)
+    picker = Picker(index, clock=lambda: now, call_soon=late.append)
     found: dict[str, list[float]] = {name: [] for name in SHOWN}
     freeze_gc()
     for _ in range(count):
         body = msgspec.json.decode(msgspec.json.encode(next(bodies)))
         now, tokenizer.took_us = now + 0.01, 0.0
         started = time.perf_counter_ns()
-        prompt = reader.read("chat", body, "")
+        prompt = reader.hash_prompt("chat", body, "")
         read = time.perf_counter_ns()
         ticket = picker.lease(picker.pick(prompt, replicas), prompt)
         picked = time.perf_counter_ns()
@@ -156,7 +156,7 @@ def main() -> None:
     frontend = Frontend.load(EngineConfig(model=args.model))
     tokenizer, template = TimedTokenizer(frontend.tokenizer), frontend.chat_template
     assert template is not None, "the model has no chat template"
-    card = ModelCard(
+    card = KVModelCard(
         models=("m",),
         root=root_hash("weights", "float32", BLOCK),
         block_size=BLOCK,

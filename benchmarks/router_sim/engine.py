@@ -13,9 +13,9 @@ from octavo_engine.wire.kv_stream import KVChange, numbers, run_together
 from octavo_engine.wire.plan import SeqResult, StepPlan, StepResult
 from octavo_engine.wire.records import EngineRequest, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
-from octavo_server.kv.arrivals import Arrivals, full_blocks
-from octavo_server.kv.frames import VERSION, Frame, Hello, Load, Snapshot, Step
-from octavo_server.kv.publisher import is_news, load_of
+from octavo_server.kv.frames import VERSION, Frame, Hello, ReplicaLoad, Snapshot, Step
+from octavo_server.kv.pending_prompts import PendingPrompts, full_blocks
+from octavo_server.kv.publisher import changes_routing, load_of
 
 from router_sim.hardware import HASH_ROOT, Hardware
 from router_sim.workloads import Request
@@ -41,8 +41,8 @@ class SimEngine:
         self._epoch = epoch
         self._seq = 0
         self._digest = 0
-        self._arrivals = Arrivals(self.scheduler.config.block_size)
-        self._of_scheduler = self._load = Load()
+        self._pending = PendingPrompts(self.scheduler.config.block_size)
+        self._of_scheduler = self._load = ReplicaLoad()
         self._answers: dict[int, _Answer] = {}  # by -1 - request number, and by sequence id once a plan has assigned it
         self._plan: StepPlan | None = None
         self._step_s = 0.0
@@ -86,8 +86,8 @@ class SimEngine:
         )
         self.scheduler.add(asked, now)
         blocks = full_blocks(asked, HASH_ROOT, self.scheduler.config.block_size)
-        arrival = self._arrivals.add(asked, blocks, self.cached.__contains__)
-        self._load = self._arrivals.within(self._of_scheduler)
+        arrival = self._pending.add(asked, blocks, self.cached.__contains__)
+        self._load = self._pending.add_to_load(self._of_scheduler)
         return self._make_frame(None, coming=run_together(arrival.coming))
 
     def begin(self, now: float) -> bool:
@@ -133,11 +133,11 @@ class SimEngine:
                 results.append(SeqResult(seq_id=step.seq_id, token_ids=[token]))
         return StepResult(step_id=plan.step_id, seqs=results)
 
-    def _change_frame(self, load: Load) -> Step | None:
+    def _change_frame(self, load: ReplicaLoad) -> Step | None:
         change = self.scheduler.take_kv_delta().change()
         before, self._of_scheduler = self._load, load
-        self._load = self._arrivals.within(load)
-        if change is None and not is_news(before, self._load):
+        self._load = self._pending.add_to_load(load)
+        if change is None and not changes_routing(before, self._load):
             return None
         return self._make_frame(change)
 
@@ -157,7 +157,7 @@ class SimEngine:
             removed=change.removed,
         )
 
-    def _load_now(self) -> Load:
+    def _load_now(self) -> ReplicaLoad:
         stats = self.scheduler.stats()
         stats.received, stats.step_s = self._num_received, self._step_s
         return load_of(stats)

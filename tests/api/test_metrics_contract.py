@@ -1,4 +1,4 @@
-"""The `/metrics` of a serving engine match `metrics.txt`: a change there affects every dashboard."""
+"""`/metrics` of a serving engine compared with `metrics.txt`, as every change affects dashboards."""
 
 import asyncio
 import re
@@ -11,7 +11,7 @@ from octavo_testing.server import MODEL, ScriptedClient, parse_metrics, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-#: Label of every sample; metrics.txt lists only further labels.
+#: Labels of every sample; the list names only further labels.
 COMMON = {"model_name", "engine", "le"}
 
 
@@ -31,13 +31,13 @@ def families(text: str) -> list[str]:
     return [" ".join(part for part in line if part) for line in lines]
 
 
-async def test_names_types_labels_and_buckets_match_metrics_txt(served, golden):
+async def test_names_types_labels_and_buckets_equal_the_list(served, golden):
     await served.http.post("/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": 2})
     text = (await served.http.get("/metrics")).text
     golden("metrics.txt", "\n".join(families(text)) + "\n")
 
 
-async def test_every_line_has_prometheus_format(served):
+async def test_every_line_is_valid_prometheus_text(served):
     text = (await served.http.get("/metrics")).text
     line = re.compile(r'# (HELP|TYPE) \S+ .+|[a-zA-Z_:][\w:]*(\{(\w+="([^"\\\n]|\\.)*",?)*\})? [-+.\de]+(inf|nan)?')
     assert [found for found in text.splitlines() if not line.fullmatch(found)] == []
@@ -83,7 +83,7 @@ async def test_request_answered_by_middleware_counts_for_its_route(tmp_path):
     assert metrics['http_requests_total{handler="/v1/completions",status="4xx",method="GET"}'] == 1
 
 
-async def test_block_lifetimes_are_shown_only_with_their_flag(served, tmp_path):
+async def test_block_lifetimes_are_exposed_only_with_kv_cache_metrics(served, tmp_path):
     assert not any("kv_block_lifetime" in name for name in await served.metrics())
     engine = ScriptedClient(write_byte_model(tmp_path), kv_cache_metrics=True)
     async with serving(engine) as other:
@@ -98,7 +98,7 @@ async def test_block_lifetimes_are_shown_only_with_their_flag(served, tmp_path):
     assert {name: metrics[name] for name in counts} == counts
 
 
-async def test_disconnect_before_the_response_is_not_a_server_error(tmp_path):
+async def test_a_disconnect_before_the_response_is_no_server_error(tmp_path):
     engine = ScriptedClient(write_byte_model(tmp_path))
     async with serving(engine) as other:
         engine.hold_at = 1
@@ -111,7 +111,7 @@ async def test_disconnect_before_the_response_is_not_a_server_error(tmp_path):
     assert name == ['http_requests_total{handler="/v1/completions",status="4xx",method="POST"}']
 
 
-async def test_rejected_request_does_not_count_as_failed(served):
+async def test_a_refused_request_does_not_count_as_failed(served):
     before = await served.metrics()
     answer = await served.http.post("/v1/completions", json={"prompt": "x" * 600})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input_tokens")

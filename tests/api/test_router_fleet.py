@@ -12,7 +12,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPT = "The quick brown fox jumps over the lazy dog, and then over all the other dogs, too."
 
 
-async def test_what_a_replica_stores_is_found_in_the_index(core_server):
+async def test_stored_blocks_are_found_in_the_index(core_server):
     async with fleet_at(core_server.url) as fleet:
         await until(lambda: fleet.routable(MODEL))
         (replica,) = fleet.routable(MODEL)
@@ -26,7 +26,7 @@ async def test_what_a_replica_stores_is_found_in_the_index(core_server):
         await until(lambda: fleet.index.match(hashes, [slot]) == {slot: Match(len(hashes))})
 
 
-async def test_a_server_that_ends_is_not_sent_to(core_config):
+async def test_a_stopped_server_gets_no_requests(core_config):
     async with running(core_config) as llm, serving(llm) as started:
         async with fleet_at(started.url) as fleet:
             await until(lambda: fleet.routable(MODEL))

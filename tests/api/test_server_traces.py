@@ -6,7 +6,7 @@ import pytest
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.observe_flags import tracer_of
 from octavo_server.config import ServerConfig
-from octavo_server.tracing import RequestTracer, checked_endpoint, service_resource
+from octavo_server.tracing import RequestTracer, service_resource, validate_endpoint
 from octavo_testing.collector import collecting, spans_of
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
@@ -137,13 +137,13 @@ def test_sdk_is_not_loaded_without_the_flag(command):
 @pytest.mark.parametrize("endpoint", ["collector:4318", "grpc://collector:4317", "http://", "nonsense"])
 def test_endpoint_that_is_not_an_http_url_is_rejected(endpoint):
     with pytest.raises(StartupError, match="no URL such as"):
-        checked_endpoint(endpoint)
+        validate_endpoint(endpoint)
 
 
 def test_only_the_http_protocol_is_accepted(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     with pytest.raises(StartupError, match="http/protobuf only"):
-        checked_endpoint("http://x:4318")
+        validate_endpoint("http://x:4318")
 
 
 def test_service_name_comes_from_the_environment(monkeypatch):
@@ -153,5 +153,5 @@ def test_service_name_comes_from_the_environment(monkeypatch):
 
 
 def test_custom_path_of_the_endpoint_is_kept():
-    assert checked_endpoint("http://x:4318") == "http://x:4318/v1/traces"
-    assert checked_endpoint("https://x/custom") == "https://x/custom"
+    assert validate_endpoint("http://x:4318") == "http://x:4318/v1/traces"
+    assert validate_endpoint("https://x/custom") == "https://x/custom"

@@ -1,4 +1,4 @@
-"""Bad clients, many at once, at a real process: however they leave or stay, what they held is given back."""
+"""Many bad clients at once, at a real process: however they leave or stay, their resources are released."""
 
 import json
 import socket
@@ -82,7 +82,7 @@ def say_nothing(client):
         say_nothing,
     ],
 )
-def test_what_bad_clients_held_is_given_back(impatient, behave):
+def test_resources_of_bad_clients_are_released(impatient, behave):
     server = psutil.Process(impatient.process.process.pid)
     impatient.http.get("/health")
     before = server.num_fds()

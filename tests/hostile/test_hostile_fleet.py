@@ -27,7 +27,7 @@ LIMIT_S = 90.0
 
 
 class MortalReplica(RecordingReplica):
-    """Dies, as a process does, when it reads the poison."""
+    """Resets all connections, as a dying process does, when it reads the poison."""
 
     def __init__(self, dead):
         super().__init__(self._die_of_poison)
@@ -37,12 +37,12 @@ class MortalReplica(RecordingReplica):
         if POISON in seen.prompt:
             self._dead.append(self.port)
             self._dying = asyncio.create_task(self.kill())
-            await asyncio.Event().wait()  # the connection is reset meanwhile
+            await asyncio.Event().wait()  # the connection is being reset
         await asyncio.sleep(0.01)
 
 
 async def ask_many(port, prompts, *, concurrency=CONCURRENCY):
-    """The statuses, counted."""
+    """Send many requests and count the statuses."""
     source, statuses = iter(prompts), Counter()
 
     async def ask_on():
@@ -120,7 +120,7 @@ class HeldReplica(RecordingReplica):
         self._is_slow = True
 
     def fall_silent(self):
-        """The KV stream's heartbeats are lost, so that the router asks /health."""
+        """Stop the KV stream's heartbeats, so that the router requests /health."""
         self.spoil = lambda _: ()
 
     def speak(self):
@@ -144,7 +144,7 @@ class HeldReplica(RecordingReplica):
 
 
 async def pass_slow_health(replica, *, is_polled):
-    """Returns when the replica was slow once, and has been well for a while since."""
+    """Return when one health check was slow and later ones succeeded for a while."""
     replica.slow_health()
     if is_polled:
         await until(replica.was_slow.is_set)
@@ -158,7 +158,7 @@ async def pass_slow_health(replica, *, is_polled):
 
 
 @pytest.mark.parametrize("is_polled", [True, False], ids=["polled", "kv-stream"])
-async def test_one_slow_health_neither_fails_nor_moves_a_request(tmp_path, is_polled):
+async def test_one_slow_health_check_neither_fails_nor_moves_a_request(tmp_path, is_polled):
     replicas = [HeldReplica(), HeldReplica()]
     prompts = [f"held {i}" for i in range(8)]
     for replica in replicas:

@@ -1,4 +1,4 @@
-"""Mutated heads on pipelined, kept-alive connections: each request is served as it was framed, or refused.
+"""Mutated heads on pipelined, kept-alive connections: each request is served by its framing, or refused.
 
 `--hostile-heads` sets how many heads are sent; `make nightly` sends 100000. `-s` prints the figures of the run.
 """
@@ -21,7 +21,7 @@ MOST_GROWTH_BYTES = 16 * 1024 * 1024
 
 
 @pytest.mark.timeout(3600)
-async def test_mutated_heads_make_no_request_and_move_no_answer(server, request):
+async def test_mutated_heads_forge_no_request_and_move_no_response(server, request):
     num_heads, report = request.config.getoption("--hostile-heads"), MutatedReport()
     connections = HeadMutator(SEED).connections(num_heads)
     await send_mutated(server.port, itertools.islice(connections, WARM_UP), report)

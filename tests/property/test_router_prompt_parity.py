@@ -17,7 +17,7 @@ from octavo_engine.wire.hashing import root_hash, tenant_salt
 from octavo_engine.wire.kv_stream import numbers
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
-from octavo_server.kv.card import ModelCard, read_card, write_card
+from octavo_server.kv.card import KVModelCard, read_card, write_card
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.rendering import render_messages
@@ -46,7 +46,7 @@ def template_of(name):
 def reader_of(tokenizer_name, template_name, isolated):
     """Make a prompt hasher from a configuration that was serialised as on the wire."""
     tokenizer, template = tokenizer_of(tokenizer_name), template_of(template_name)
-    card = ModelCard(
+    card = KVModelCard(
         models=("m", *ADAPTERS),
         root=ROOT,
         block_size=BLOCK,

@@ -65,9 +65,9 @@ class FakeReplica:
 
     def begin_epoch_with_blocks(self) -> None:
         """Begin a new epoch with the blocks of the old one."""
-        kept, digest = self.publisher.kept, self.digest
+        kv_set, digest = self.publisher.kv_set, self.digest
         self.begin()
-        self.publisher.kept = kept
+        self.publisher.kv_set = kv_set
         self.step_packed(b"", b"", digest, running=1)
         self.publisher._digest = self.digest
 

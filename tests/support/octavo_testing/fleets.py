@@ -14,8 +14,8 @@ from octavo_testing.fake_replica import FakeReplica
 LIMIT_S = 15.0
 #: Short timeouts, so that a fault is detected soon.
 QUICK = FollowSettings(
-    answer_timeout_s=0.5, reopen_after_s=1.0, look_every_s=0.02, looks_at_health=2,
-    looks_at_metrics=1, least_wait_s=0.01, most_wait_s=0.05,
+    answer_timeout_s=0.5, reopen_after_s=1.0, poll_every_s=0.02, polls_between_models=2,
+    polls_between_metrics=1, least_wait_s=0.01, most_wait_s=0.05,
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import web
-from octavo_server.kv.card import ModelCard, write_card
+from octavo_server.kv.card import KVModelCard, write_card
 
 from octavo_testing.fake_replica import FakeReplica
 from octavo_testing.raw_http import MODEL, PATH
@@ -41,7 +41,7 @@ class RecordingReplica(FakeReplica):
         self.bodies["/v1/models"] = json.dumps({"object": "list", "data": [{"id": m} for m in self.models]}).encode()
         self.set_vllm_load(0, 0)
 
-    def show_card(self, card: ModelCard) -> None:
+    def show_card(self, card: KVModelCard) -> None:
         """Serve a model card, with which routers route by blocks, and by load where none match. Call before `start`."""
         self.card = card.fingerprint
         self.bodies["/kv/model"] = write_card(card)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from octavo_engine.wire.kv_stream import numbers, roll, run_together
-from octavo_server.kv.frames import Hello, Load, Part, Snapshot, Step
+from octavo_server.kv.frames import Hello, Part, ReplicaLoad, Snapshot, Step
 from octavo_server.router.fleet.block_mirror import BlockMirror
 from octavo_server.router.fleet.endpoint import Endpoint
 from octavo_server.router.fleet.prefix_index import PrefixIndex
@@ -26,7 +26,7 @@ class FedReplica:
         self._digest = self._seq = 0
         part = Part(device=run_together(device), host=run_together(host))
         self._roll(device=part.device, host=part.host)
-        load = Load(free_blocks=1000, total_blocks=1000)
+        load = ReplicaLoad(free_blocks=1000, total_blocks=1000)
         self.blocks.feed(
             Hello(
                 version=1, epoch=EPOCH, block_size=16, root=bytes(32), max_model_len=8192, models=["m"], heartbeat_s=1.0
@@ -38,7 +38,7 @@ class FedReplica:
 
     def publish_step(
         self,
-        load: Load | None = None,
+        load: ReplicaLoad | None = None,
         *,
         stored: Iterable[int] = (),
         removed: Iterable[int] = (),
@@ -48,7 +48,7 @@ class FedReplica:
 
     def step(
         self,
-        load: Load | None = None,
+        load: ReplicaLoad | None = None,
         *,
         stored: Iterable[int] = (),
         removed: Iterable[int] = (),
@@ -69,7 +69,7 @@ class FedReplica:
         self.replica.load = step.load
 
     def lose(self) -> None:
-        self.blocks.give_up()
+        self.blocks.release()
         self.replica.blocks, self.replica.state = None, "blind"
 
     def _roll(self, *, device: bytes = b"", host: bytes = b"") -> None:

@@ -1,4 +1,4 @@
-"""The table in docs/observability.md is made from the list: --update-golden writes it."""
+"""The table in docs/observability.md is generated from the list: --update-golden writes it."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def row(metric: Metric) -> str:
     return f"| {names} | {metric.kind} | {details} | {metric.help}{only} |\n"
 
 
-def test_the_table_of_metrics_is_the_list(golden):
+def test_the_table_of_metrics_equals_the_list(golden):
     text = PAGE.read_text()
     before, rest = text.split(BEGIN)
     after = rest.partition(END)[2]

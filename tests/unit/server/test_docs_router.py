@@ -1,4 +1,4 @@
-"""Times and limits that the guides give for the router and the KV stream are those of the code."""
+"""Times and limits in the guides for the router and the KV stream equal those of the code."""
 
 from pathlib import Path
 
@@ -57,9 +57,9 @@ PHRASES = {
 
 
 @pytest.mark.parametrize(("page", "phrase"), [(page, phrase) for page, said in PHRASES.items() for phrase in said])
-def test_what_the_guide_says_is_so(page, phrase):
+def test_figures_of_the_guides_equal_the_code(page, phrase):
     assert phrase in " ".join((DOCS / page).read_text().split())
 
 
-def test_the_times_of_the_state_stream():
+def test_the_guides_times_of_the_state_stream_equal_the_code():
     assert (state_stream.PERIOD_S, state_stream.HEARTBEAT_S) == (0.2, 1.0), "docs/router.md: five a second, a second"

@@ -24,8 +24,8 @@ def parse(raw, kind=ChatCompletionRequest, limits=LIMITS):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_no_body_produces_more_than_a_few_errors(name, monkeypatch):
-    """pydantic builds an error of some hundred bytes for each wrong entry of a list."""
+def test_no_shape_causes_more_than_a_few_errors(name, monkeypatch):
+    """Without the limit, a list of n wrong entries causes n or more errors of some hundred bytes each."""
     counts = []
 
     def malformed(error: ValidationError, where=""):
@@ -50,7 +50,7 @@ def test_bounds_are_checked_before_parsing(name, monkeypatch):
         parse(raw, KINDS[path], RequestLimits(max_json_values=0))
 
 
-def test_error_names_the_path_of_a_wrong_entry():
+def test_errors_name_the_place_of_wrong_entries():
     with pytest.raises(MalformedRequest) as caught:
         parse(b'{"messages":[{"role":"user","content":"a"},{"role":"user","content":["a",1,2,3]}]}')
     assert caught.value.param == "messages[1].content"
@@ -75,6 +75,6 @@ def test_very_many_wrong_fields_are_counted():
         (b"1.5", "must be a JSON object, not a number"),
     ],
 )
-def test_body_that_is_not_an_object_is_rejected(raw, message):
+def test_a_body_that_is_no_object_is_refused(raw, message):
     with pytest.raises(MalformedRequest, match=message):
         parse(raw)

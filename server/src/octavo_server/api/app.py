@@ -25,7 +25,7 @@ from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.lifecycle import DrainMiddleware
 from octavo_server.http.request_id import RequestIdMiddleware
 from octavo_server.http.responses import log_failure
-from octavo_server.http_metrics import HttpMetricsLayer
+from octavo_server.http_metrics import HttpMetricsMiddleware
 from octavo_server.json_responses import error_reply
 from octavo_server.kv.card import model_card, write_card
 from octavo_server.kv.publisher import KVPublisher
@@ -66,8 +66,8 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
         stats=lambda: client.stats,
         prefix=config.metrics_prefix,
     )
-    client.on_stats = telemetry.step
-    client.on_block_lives = telemetry.block_lives
+    client.on_stats = telemetry.record_step
+    client.on_block_lives = telemetry.record_block_lives
     weights = hashlib.sha256(client.ready_info.weights_fingerprint.encode()).hexdigest()[:8]
     fingerprint = f"octavo-{version('octavo-server')}-{weights}"
     stall = StallDetector(config.health_stall_timeout_s)
@@ -76,10 +76,10 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
         client.ready_info,
         config.served_model_names,
         card=card.fingerprint,
-        caches=client.config.enable_prefix_caching,
+        has_prefix_cache=client.config.enable_prefix_caching,
     )
     if client.config.kv_stream:
-        client.on_kv, client.on_add = publisher.publish, publisher.added
+        client.on_kv, client.on_add = publisher.publish, publisher.announce_request
     return ApiContext(
         client=client,
         config=config,
@@ -95,9 +95,11 @@ def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> Non
     """Add the middleware; the last one added is the outermost."""
     app.add_middleware(AccessMiddleware, policy=access_policy(config, is_router_only=config.router_only))
     app.add_middleware(DrainMiddleware, lifecycle=app.state.context.lifecycle)
-    app.add_middleware(CorsPolicy.of(config).layer)
+    app.add_middleware(CorsPolicy.from_settings(config).add_middleware)
     app.add_middleware(
-        HttpMetricsLayer, metrics=telemetry.http, routes=[route for module in MODULES for route in module.router.routes]
+        HttpMetricsMiddleware,
+        metrics=telemetry.http,
+        routes=[route for module in MODULES for route in module.router.routes],
     )
     app.add_middleware(RequestIdMiddleware)
     root_path = config.root_path.rstrip("/")
@@ -116,10 +118,10 @@ def _with_root_path(app: ASGIApp, root_path: str) -> ASGIApp:
 
 def _trace(app: FastAPI, tracer: "RequestTracer") -> None:
     """Attach the tracer. `tracing` is imported only here, so that a server without a tracer never loads it."""
-    from octavo_server.tracing import TraceContextLayer
+    from octavo_server.tracing import TraceContextMiddleware
 
     app.state.context.telemetry.on_request_end = tracer.record
-    app.add_middleware(TraceContextLayer)
+    app.add_middleware(TraceContextMiddleware)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

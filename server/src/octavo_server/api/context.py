@@ -25,12 +25,12 @@ from octavo_server.http.request_threads import RequestThreads
 from octavo_server.kv.publisher import KVPublisher
 from octavo_server.openai.fields import GenerationFields
 from octavo_server.openai.limits import check_chars, check_fits
-from octavo_server.watchdog import Pulse, StallDetector
+from octavo_server.watchdog import EngineSnapshot, StallDetector
 
 if TYPE_CHECKING:
     from octavo_engine.wire.sampling import SamplingParams
 
-    from octavo_server.request_track import RequestTrack
+    from octavo_server.request_metrics import RequestMetrics
     from octavo_server.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -73,14 +73,14 @@ class ApiContext:
             self.config.queue,
             max_running=self.client.config.max_num_seqs,
             clock=time.monotonic,
-            on_refusal=self.telemetry.refused,
+            on_refusal=self.telemetry.count_rejection,
         )
         self.longest_token = max((len(codec.token_bytes(t)) for t in range(codec.vocab_size)), default=1)
 
     def update_health(self) -> None:
         client = self.client
-        pulse = Pulse(num_unfinished=client.num_unfinished, stats=client.stats, cpu_s=client.core_cpu_s())
-        self.stall.look(pulse, time.monotonic())
+        snapshot = EngineSnapshot(num_unfinished=client.num_unfinished, stats=client.stats, cpu_s=client.core_cpu_s())
+        self.stall.observe(snapshot, time.monotonic())
         self.publish_readiness()
 
     def publish_readiness(self) -> None:
@@ -90,7 +90,7 @@ class ApiContext:
     def unhealthy_reason(self) -> str | None:
         if self.client.is_dead:
             return str(self.client.dead_error or "the engine core is dead.")
-        return self.stall.reason(time.monotonic())
+        return self.stall.stall_reason(time.monotonic())
 
     def check_queue(self, request: Request) -> None:
         """Raises Overloaded if the queue is full; handlers call it before they read the body."""
@@ -121,9 +121,11 @@ class ApiContext:
     ) -> Generation:
         """A generation for a parsed request. It runs and is counted only once its deltas are read."""
 
-        def track(prompt: PromptInput) -> "RequestTrack":
+        def track(prompt: PromptInput) -> "RequestMetrics":
             num_tokens = len(prompt.token_ids)
-            return self.telemetry.track(meta.id, arrival_s=arrival_s, num_prompt_tokens=num_tokens, params=params)
+            return self.telemetry.track_request(
+                meta.id, arrival_s=arrival_s, num_prompt_tokens=num_tokens, params=params
+            )
 
         self._log_request(meta, prompts, params)
         return Generation(

@@ -21,7 +21,7 @@ from octavo_server.openai.errors import GenerationFailed
 if TYPE_CHECKING:
     from octavo_engine.outputs import RequestOutput
 
-    from octavo_server.request_track import RequestTrack
+    from octavo_server.request_metrics import RequestMetrics
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Generation:
     cache_salt: str
     tenant: str
     admission: Admission
-    track: "Callable[[PromptInput], RequestTrack]"
+    track: "Callable[[PromptInput], RequestMetrics]"
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -16,7 +16,7 @@ class ApiServer(DrainingServer):
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
         self._context: ApiContext = app.state.context
         http = self._context.telemetry.http
-        super().__init__(app, config, self._context.lifecycle, on_refused_head=http.refused)
+        super().__init__(app, config, self._context.lifecycle, on_refused_head=http.record_refused_head)
         self.engine_died = False
 
     async def on_tick(self, counter: int) -> bool:

@@ -66,10 +66,10 @@ def route_tracer_of(settings: HttpSettings) -> "RouteTracer | None":
 
 def _trace_provider(endpoint: str) -> "TracerProvider":
     try:
-        from octavo_server.tracing import exporting_to
+        from octavo_server.tracing import otlp_provider
     except ModuleNotFoundError as error:
         raise StartupError(f"--otlp-traces-endpoint needs {error.name}: pip install 'octavo-server[otel]'") from error
-    return exporting_to(endpoint)
+    return otlp_provider(endpoint)
 
 
 def observability_of(args: argparse.Namespace) -> dict[str, Any]:

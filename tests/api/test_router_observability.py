@@ -1,4 +1,4 @@
-"""What a router shows of itself while it works: over real replicas with real caches, as an operator looks at it."""
+"""Decisions, metrics and state of a working router over real replicas with real caches."""
 
 import json
 
@@ -30,7 +30,7 @@ def route(tmp_path_factory):
             yield route
 
 
-def test_decisions_show_what_was_expected_and_what_was_found(route):
+def test_decisions_show_expected_and_cached_tokens(route):
     latest = httpx.get(f"{route.url}/debug/decisions", headers=ADMIN).json()["decisions"]
     newest, *_, oldest = latest
     assert len({decision["chosen"] for decision in latest}) == 1
@@ -41,7 +41,7 @@ def test_decisions_show_what_was_expected_and_what_was_found(route):
     assert (chosen["matched_blocks"], other["matched_blocks"]) == (len(LONG) // 16, 0)
 
 
-def test_the_command_prints_them_as_a_table(route, capsys):
+def test_the_command_prints_decisions_as_a_table(route, capsys):
     assert main(["explain", "decisions", "--url", route.url, "--api-key", "boss", "-n", "1"]) == 0
     head, chosen, other = capsys.readouterr().out.splitlines()
     column = head.index("replica")
@@ -50,20 +50,20 @@ def test_the_command_prints_them_as_a_table(route, capsys):
     assert "200 finished" in chosen
 
 
-def test_the_command_says_whose_key_it_takes(route, capsys):
+def test_the_command_names_the_required_key(route, capsys):
     assert main(["explain", "decisions", "--url", route.url, "--api-key", "k1"]) == 1
     assert "admin" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("secret", "code"), [("shared", 0), ("another", 1)])
 def test_the_routers_secret_in_the_environment_is_enough(route, secret, code, monkeypatch, capsys):
-    """As in a router's own container on Kubernetes, where there may be no API key at all."""
+    """The router's container on Kubernetes may have no API key at all."""
     monkeypatch.setenv("OCTAVO_ROUTER_SECRET", secret)
     assert main(["explain", "decisions", "--url", route.url, "-n", "1"]) == code
     assert ("200 finished" in capsys.readouterr().out) == (code == 0)
 
 
-def test_metrics_prove_that_what_was_expected_was_found(route):
+def test_metrics_compare_expected_and_cached_tokens(route):
     found = parse_metrics(httpx.get(f"{route.url}/metrics").text)
     assert found['octavo_router_requests_total{model="tiny",code="200",reason="finished"}'] == 4
     assert found['octavo_router_decisions_total{rung="exact"}'] == 4
@@ -73,7 +73,7 @@ def test_metrics_prove_that_what_was_expected_was_found(route):
     assert found["octavo_router_index_blocks"] >= len(LONG) // 16
 
 
-def test_the_state_begins_whole_and_tells_each_replica(route):
+def test_the_state_stream_begins_with_each_replica(route):
     with httpx.stream("GET", f"{route.url}/state/events", headers=ADMIN, timeout=60) as answer:
         first = json.loads(next(answer.iter_lines()).removeprefix("data: "))
     assert (first["type"], first["state"]["models"]) == ("state", ["tiny"])
@@ -85,6 +85,6 @@ def test_the_state_begins_whole_and_tells_each_replica(route):
 
 
 @pytest.mark.parametrize("path", ["/debug/decisions", "/debug/index", "/state/events"])
-def test_what_others_do_is_the_operators_to_see(route, path):
+def test_debug_routes_require_the_administrators_key(route, path):
     assert httpx.get(route.url + path).status_code == 401
     assert httpx.get(route.url + path, headers=TEAM).status_code == 403

@@ -1,4 +1,4 @@
-"""How a router learns to read prompts: before it sends a replica anything, unless that can't be said."""
+"""A router fetches a replica's model card before it sends requests, unless there is none."""
 
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -37,25 +37,27 @@ async def fake():
     await replica.stop()
 
 
-async def test_the_first_request_is_read_as_the_replica_would(tmp_path):
+async def test_the_first_request_is_hashed_as_by_the_replica(tmp_path):
     async with serving(ScriptedClient(write_byte_model(tmp_path))) as served, reading(served.url) as (fleet, readers):
         unread = []
-        fleet.on_change.append(lambda replica: unread.append(replica.is_routable and readers.of(SCRIPTED) is None))
+        fleet.on_change.append(
+            lambda replica: unread.append(replica.is_routable and readers.hasher_for(SCRIPTED) is None)
+        )
         await until(lambda: fleet.routable(SCRIPTED))
-        assert readers.of(SCRIPTED) is not None
+        assert readers.hasher_for(SCRIPTED) is not None
         assert True not in unread
 
 
 @pytest.mark.parametrize("status", [404, 500, 200], ids=["no card", "an error", "no card that can be read"])
-async def test_a_replica_that_cannot_say_is_sent_to_all_the_same(fake, status):
+async def test_a_replica_without_a_model_card_gets_requests(fake, status):
     fake.status["/kv/model"] = status
     async with reading(fake.url) as (fleet, readers):
         await until(lambda: fleet.routable(MODEL))
         assert "/kv/model" in fake.paths
-        assert readers.of(MODEL) is None
+        assert readers.hasher_for(MODEL) is None
 
 
-async def test_a_hundred_replicas_with_one_card_are_asked_for_it_once(tmp_path):
+async def test_one_card_of_a_hundred_replicas_is_fetched_once(tmp_path):
     client = ScriptedClient(write_byte_model(tmp_path))
     card = model_card(client, (MODEL,), cache_isolation=False)
     async with AsyncExitStack() as stack:
@@ -67,4 +69,4 @@ async def test_a_hundred_replicas_with_one_card_are_asked_for_it_once(tmp_path):
         fleet, readers = await stack.enter_async_context(reading(*[fake.url for fake in fakes]))
         await until(lambda: len(fleet.routable(MODEL)) == 100)
         assert sum(fake.paths.count("/kv/model") for fake in fakes) == 1
-        assert readers.of(MODEL) is not None
+        assert readers.hasher_for(MODEL) is not None

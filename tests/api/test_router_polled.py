@@ -1,10 +1,10 @@
-"""Replicas without a KV stream, as plain vLLM: they are sent to, by what can be learned by asking them."""
+"""Replicas without a KV stream, such as plain vLLM: the router polls their models, health and load."""
 
 import logging
 
 import pytest
 from octavo_server.backoff import Backoff
-from octavo_server.kv.frames import Load
+from octavo_server.kv.frames import ReplicaLoad
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_server.router.fleet.polling_client import load_of
 from octavo_testing.fake_replica import MODEL, FakeReplica, vllm_replica
@@ -12,21 +12,21 @@ from octavo_testing.fleets import QUICK, fleet_at, running_fleet, until
 from octavo_testing.routing import routing
 
 
-async def test_names_and_load_are_learned_by_asking():
+async def test_model_names_and_load_are_polled():
     fake = vllm_replica("llama", "adapter", running=3, waiting=2)
     async with running_fleet(fake) as fleet:
         await until(lambda: fleet.routable("adapter"))
         (replica,) = fleet.routable("llama")
         assert (replica.state, replica.admitted_epoch) == ("blind", None)
-        assert replica.load == Load(running=3, waiting=2)
+        assert replica.load == ReplicaLoad(running=3, waiting=2)
         fake.bodies["/v1/models"] = b'{"data": [{"id": "llama"}]}'
         await until(lambda: fleet.models() == ["llama"] and not fleet.routable("adapter"))
         fake.set_vllm_load(5, 0)
-        await until(lambda: replica.load == Load(running=5))
+        await until(lambda: replica.load == ReplicaLoad(running=5))
 
 
-async def test_how_long_a_request_may_be_is_learned_where_it_is_told():
-    """vLLM tells it; of others it isn't known, which is no limit of 0."""
+async def test_max_model_len_is_read_if_the_server_reports_it():
+    """vLLM reports `max_model_len`; for other servers it is unknown, not 0."""
     fake = vllm_replica("llama", "adapter", "odd")
     fake.bodies["/v1/models"] = (
         b'{"data": [{"id": "llama", "max_model_len": 32768}, {"id": "adapter"}, {"id": "odd", "max_model_len": "8k"}]}'
@@ -41,30 +41,30 @@ async def test_how_long_a_request_may_be_is_learned_where_it_is_told():
     assert one["max_model_len"] == 32768
 
 
-async def test_metrics_are_left_alone_if_so_set():
+async def test_metrics_are_not_read_without_reads_metrics():
     fake = vllm_replica("llama", running=3)
-    settings = FollowSettings(look_every_s=0.01, reads_metrics=False)
+    settings = FollowSettings(poll_every_s=0.01, reads_metrics=False)
     async with running_fleet(fake, settings=settings) as fleet:
         await until(lambda: fake.paths.count("/health") > 3)
-        assert fleet.replicas[0].load == Load()
+        assert fleet.replicas[0].load == ReplicaLoad()
         assert "/metrics" not in fake.paths
 
 
-async def test_a_server_without_metrics_serves_all_the_same():
+async def test_a_server_without_metrics_gets_requests():
     fake = vllm_replica("llama")
     fake.status["/metrics"] = 404
     async with running_fleet(fake) as fleet:
         await until(lambda: fleet.routable("llama"))
 
 
-async def test_it_stands_beside_one_that_has_a_stream():
+async def test_polled_and_streaming_replicas_serve_together():
     async with running_fleet(vllm_replica(MODEL), FakeReplica()) as fleet:
         await until(lambda: len(fleet.routable(MODEL)) == 2)
         assert sorted(replica.state for replica in fleet.replicas) == ["blind", "exact"]
 
 
 @pytest.mark.parametrize("ends", ["kill", "hang", "sick"])
-async def test_one_that_does_not_answer_is_not_sent_to_until_it_does(ends):
+async def test_a_polled_replica_gets_no_requests_until_it_answers(ends):
     fake = vllm_replica("llama")
     async with running_fleet(fake) as fleet:
         await until(lambda: fleet.routable("llama"))
@@ -83,7 +83,7 @@ async def test_one_that_does_not_answer_is_not_sent_to_until_it_does(ends):
         await until(lambda: fleet.routable("llama"))
 
 
-async def test_one_that_is_replaced_by_a_replica_with_a_stream_is_followed():
+async def test_a_stream_is_followed_when_its_replica_replaces_a_polled_one():
     fake = vllm_replica("llama")
     async with running_fleet(fake) as fleet:
         await until(lambda: fleet.routable("llama"))
@@ -95,7 +95,7 @@ async def test_one_that_is_replaced_by_a_replica_with_a_stream_is_followed():
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b'{"data": [{"name": "llama"}]}', b"[" * 10_000])
-async def test_what_is_no_list_of_models_is_not_sent_to(body):
+async def test_a_server_with_an_invalid_model_list_gets_no_requests(body):
     fake = vllm_replica()
     fake.bodies["/v1/models"] = body
     async with running_fleet(fake) as fleet:
@@ -103,7 +103,7 @@ async def test_what_is_no_list_of_models_is_not_sent_to(body):
         assert (fleet.replicas[0].state, fleet.models()) == ("connecting", [])
 
 
-async def test_a_page_for_every_path_is_no_stream_and_a_redirect_is_not_followed():
+async def test_an_html_page_is_no_stream_and_redirects_are_not_followed():
     elsewhere, fake = FakeReplica(), vllm_replica("llama")
     fake.status["/kv/events"] = 200
     async with running_fleet(fake, elsewhere) as fleet:
@@ -113,7 +113,7 @@ async def test_a_page_for_every_path_is_no_stream_and_a_redirect_is_not_followed
         assert "302" in next(replica.why for replica in fleet.replicas if replica.url == fake.url)
 
 
-async def test_a_key_that_is_missing_is_named_and_logged_once(caplog):
+async def test_a_missing_key_is_logged_once_with_the_flag(caplog):
     fake = FakeReplica()
     fake.status["/kv/events"] = 401
     async with running_fleet(fake) as fleet:
@@ -123,11 +123,11 @@ async def test_a_key_that_is_missing_is_named_and_logged_once(caplog):
     assert "/kv/events answered 401: it wants --replica-key or --router-secret" in line
 
 
-async def test_a_replica_that_is_still_starting_is_told_once_and_nothing_to_warn_of(caplog, monkeypatch):
-    """Whoever mistyped an address would look for it in vain otherwise."""
+async def test_a_starting_replica_is_logged_once_without_a_warning(caplog, monkeypatch):
+    """The one line helps to find a mistyped address."""
     caplog.set_level(logging.INFO)
-    ended, tries = Backoff.ended, []
-    monkeypatch.setattr(Backoff, "ended", lambda backoff, **times: tries.append(1) or ended(backoff, **times))
+    ended, tries = Backoff.next_wait_s, []
+    monkeypatch.setattr(Backoff, "next_wait_s", lambda backoff, **times: tries.append(1) or ended(backoff, **times))
     fake = FakeReplica()
     await fake.start()
     await fake.kill()
@@ -143,14 +143,14 @@ async def test_a_replica_that_is_still_starting_is_told_once_and_nothing_to_warn
     await fake.stop()
 
 
-async def test_a_name_that_nobody_knows_is_said(caplog):
+async def test_an_unresolvable_name_is_logged(caplog):
     caplog.set_level(logging.INFO)
     async with fleet_at("http://nobody.invalid:1", settings=QUICK) as fleet:
         await until(lambda: fleet.replicas and fleet.replicas[0].why.startswith("no connection: "))
     assert "replica nobody.invalid:1 isn't there yet: no connection: Name or service not known" in caplog.text
 
 
-async def test_one_that_never_answers_says_for_how_long_it_was_waited_for():
+async def test_a_replica_without_an_answer_is_logged_with_the_timeout():
     fake = FakeReplica()
     fake.hang()
     async with running_fleet(fake) as fleet:
@@ -159,7 +159,7 @@ async def test_one_that_never_answers_says_for_how_long_it_was_waited_for():
         await until(lambda: fleet.replicas[0].state == "exact")
 
 
-def test_odd_metrics_are_passed_over():
+def test_invalid_metric_lines_are_skipped():
     lines = ["vllm:num_requests_running 2", "vllm:num_requests_running{a=\"b\"} 1e3 17", "vllm:num_requests_running{",
              "vllm:num_requests_waiting{} NaN", "vllm:num_requests_waiting", "", "{} 3"]  # fmt: skip
-    assert load_of("\n".join(lines)) == Load(running=1002)
+    assert load_of("\n".join(lines)) == ReplicaLoad(running=1002)

@@ -1,4 +1,4 @@
-"""API keys: where they come from, whose they are, and that a change of their files is seen without a restart."""
+"""API keys: their sources and tenants, and reloading of changed files without a restart."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ import os
 import pytest
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import unnamed_tenant
-from octavo_server.api_keys import LOOK_EVERY_S, ApiKeys, read_keys
+from octavo_server.api_keys import CHECK_EVERY_S, ApiKeys, read_keys
 from octavo_testing.clock import Clock
 
 
@@ -16,7 +16,7 @@ def clock():
 
 
 def secret(folder, **keys):
-    """A mounted Secret: `..data` is a link to the folder of one revision, each entry a link into it."""
+    """A mounted Secret: `..data` links to the folder of one revision, and each entry links into it."""
     folder.mkdir(exist_ok=True)
     revision = folder / f"..{len(list(folder.iterdir()))}"
     revision.mkdir()
@@ -31,7 +31,7 @@ def secret(folder, **keys):
             entry.unlink()
 
 
-def test_keys_of_flags_are_named_by_what_they_are():
+def test_keys_of_flags_have_derived_names():
     ring = ApiKeys(["first", "sécond"])
     assert ring.tenant_of(b"first") == unnamed_tenant("first")
     assert ring.tenant_of("sécond".encode()) == unnamed_tenant("sécond")
@@ -39,13 +39,13 @@ def test_keys_of_flags_are_named_by_what_they_are():
     assert ring.tenant_of(b"") is None
 
 
-def test_a_file_of_names_and_keys(tmp_path):
+def test_a_file_of_names_and_keys_is_read(tmp_path):
     path = tmp_path / "keys"
     path.write_text("# who: what\nalice: sk-a\n\n bob = sk=b: \ncarol='sk-c'\n")
     assert read_keys(path) == {"alice": "sk-a", "bob": "sk=b:", "carol": "sk-c"}
 
 
-def test_a_mounted_secret(tmp_path):
+def test_a_mounted_secret_is_read(tmp_path):
     secret(tmp_path / "keys", alice="sk-a", bob="sk-b")
     assert read_keys(tmp_path / "keys") == {"alice": "sk-a", "bob": "sk-b"}
 
@@ -62,7 +62,7 @@ def test_a_mounted_secret(tmp_path):
         (None, "No such file"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named_and_its_content_is_not(tmp_path, text, told):
+def test_an_unusable_file_is_named_without_its_content(tmp_path, text, told):
     path = tmp_path / "keys"
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -71,32 +71,32 @@ def test_a_file_that_cannot_be_used_is_named_and_its_content_is_not(tmp_path, te
     assert "sk-" not in str(caught.value)
 
 
-def test_a_swapped_secret_is_seen_without_a_restart(tmp_path, clock):
+def test_a_swapped_secret_is_reloaded_without_a_restart(tmp_path, clock):
     secret(tmp_path / "keys", alice="sk-a", bob="sk-b")
     ring = ApiKeys(paths=[tmp_path / "keys"], clock=clock)
     assert (ring.tenant_of(b"sk-a"), ring.tenant_of(b"sk-b")) == ("alice", "bob")
     secret(tmp_path / "keys", alice="sk-new", carol="sk-c")
-    clock.now_s = LOOK_EVERY_S
+    clock.now_s = CHECK_EVERY_S
     answers = [ring.tenant_of(key) for key in (b"sk-new", b"sk-a", b"sk-b", b"sk-c")]
     assert answers == ["alice", None, None, "carol"]
 
 
-def test_a_secret_with_many_keys_costs_one_look(tmp_path, clock, monkeypatch):
+def test_a_secret_with_many_keys_costs_one_check(tmp_path, clock, monkeypatch):
     secret(tmp_path / "keys", **{f"k{i}": f"sk-{i}" for i in range(50)})
     ring = ApiKeys(paths=[tmp_path / "keys"], clock=clock)
     monkeypatch.setattr("octavo_server.api_keys._entries", None)
-    clock.now_s = LOOK_EVERY_S
+    clock.now_s = CHECK_EVERY_S
     assert ring.tenant_of(b"sk-7") == "k7"
 
 
-def test_a_changed_file_is_looked_at_once_a_while(tmp_path, clock):
+def test_a_changed_file_is_checked_at_an_interval(tmp_path, clock):
     path = tmp_path / "keys"
     path.write_text("alice: sk-a")
     ring = ApiKeys(["flag"], [path], clock=clock)
     path.write_text("alice: sk-new")
     os.utime(path, ns=(1, 1))
     assert ring.tenant_of(b"sk-a") == "alice"
-    clock.now_s = LOOK_EVERY_S
+    clock.now_s = CHECK_EVERY_S
     assert (ring.tenant_of(b"sk-a"), ring.tenant_of(b"sk-new")) == (None, "alice")
     assert ring.tenant_of(b"flag") == unnamed_tenant("flag")
 
@@ -107,16 +107,16 @@ def test_a_broken_change_leaves_the_keys_and_is_logged_once(tmp_path, clock, cap
     ring = ApiKeys(paths=[path], clock=clock)
     path.write_text("sk-half")
     with caplog.at_level(logging.ERROR):
-        for clock.now_s in (LOOK_EVERY_S, 2 * LOOK_EVERY_S):
+        for clock.now_s in (CHECK_EVERY_S, 2 * CHECK_EVERY_S):
             assert ring.tenant_of(b"sk-a") == "alice"
     (record,) = caplog.records
     assert "the API keys stay as they were" in record.message
     assert "sk-" not in record.message
     path.unlink()
-    clock.now_s = 3 * LOOK_EVERY_S
+    clock.now_s = 3 * CHECK_EVERY_S
     assert ring.tenant_of(b"sk-a") == "alice"
 
 
-def test_an_empty_secret_lets_nobody_in(tmp_path):
+def test_an_empty_secret_admits_no_key(tmp_path):
     secret(tmp_path / "keys")
     assert ApiKeys(paths=[tmp_path / "keys"]).tenant_of(b"") is None

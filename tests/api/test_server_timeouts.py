@@ -1,4 +1,4 @@
-"""Clients that don't read, don't finish what they say, or say nothing: they are cut off, and nothing piles up."""
+"""Clients that don't read, don't finish a request, or send nothing are disconnected, and no memory grows."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ async def close(writer):
 
 
 def large_stream():
-    """Of several megabytes: what a socket's own buffers hold doesn't count."""
+    """A stream of several megabytes, far more than the socket's own buffers hold."""
     fields = {"max_tokens": 500, "n": 16, "temperature": 1, "logprobs": 20, "ignore_eos": True, "stream": True}
     return post("/v1/completions", {"prompt": "a", **fields})
 
@@ -48,7 +48,7 @@ def post(path, fields):
     return b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body)) + body
 
 
-async def test_a_stream_that_nobody_reads_is_aborted_and_does_not_pile_up(engine, caplog):
+async def test_an_unread_stream_is_aborted_and_bounded_in_memory(engine, caplog):
     async with serving(engine, slow_client_timeout_s=0.3) as served:
         _, writer = await connect(served)
         writer.transport.pause_reading()
@@ -67,7 +67,7 @@ async def test_a_stream_that_nobody_reads_is_aborted_and_does_not_pile_up(engine
         await close(writer)
 
 
-async def test_a_whole_answer_that_nobody_reads_is_dropped(engine):
+async def test_an_unread_whole_response_is_dropped(engine):
     async with serving(engine, slow_client_timeout_s=0.3) as served:
         _, writer = await connect(served)
         writer.transport.pause_reading()
@@ -79,7 +79,7 @@ async def test_a_whole_answer_that_nobody_reads_is_dropped(engine):
         await close(writer)
 
 
-async def test_a_slow_reader_that_reads_gets_everything(engine):
+async def test_a_slow_reader_receives_everything(engine):
     async with serving(engine, slow_client_timeout_s=60) as served:
         reader, writer = await connect(served)
         writer.write(large_stream())
@@ -94,7 +94,7 @@ async def test_a_slow_reader_that_reads_gets_everything(engine):
 @pytest.mark.parametrize(
     "sent", [b"", b"POST /v1", HEAD, b"\r\n", HEAD + b"Content-Length: 5\r\nX-Cut: "], ids=range(5)
 )
-async def test_a_head_that_never_ends_is_cut_off(engine, sent):
+async def test_an_endless_head_closes_the_connection(engine, sent):
     async with serving(engine, limits=LIMITS, keep_alive_s=0.2) as served:
         reader, writer = await connect(served)
         writer.write(sent)
@@ -141,7 +141,7 @@ async def test_a_head_just_below_the_limit_is_read(engine):
         assert answer.status_code == 200
 
 
-async def test_a_body_that_trickles_after_its_answer_is_cut_off(engine, monkeypatch):
+async def test_a_body_that_trickles_after_its_response_closes_the_connection(engine, monkeypatch):
     monkeypatch.setattr("octavo_server.http.protocol.BODY_GRACE_S", 0.1)
     async with serving(engine, limits=LIMITS, api_keys=("k",)) as served:
         reader, writer = await connect(served)
@@ -154,7 +154,7 @@ async def test_a_body_that_trickles_after_its_answer_is_cut_off(engine, monkeypa
         await close(writer)
 
 
-async def test_an_empty_line_does_not_keep_an_idle_connection_for_ever(engine):
+async def test_an_empty_line_does_not_keep_an_idle_connection_open(engine):
     async with serving(engine, limits=LIMITS, keep_alive_s=0.2) as served:
         reader, writer = await connect(served)
         writer.write(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -164,7 +164,7 @@ async def test_an_empty_line_does_not_keep_an_idle_connection_for_ever(engine):
         await close(writer)
 
 
-async def test_a_request_that_runs_longer_than_the_timeouts_is_not_touched(engine):
+async def test_the_timeouts_do_not_end_a_running_request(engine):
     engine.replies = ["fine"]
     async with serving(engine, limits=LIMITS, slow_client_timeout_s=0.1, keep_alive_s=0.1) as served:
         engine.hold_at = 1

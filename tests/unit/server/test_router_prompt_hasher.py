@@ -1,4 +1,4 @@
-"""What reading prompts costs and keeps, and what it makes of bodies that it can't read."""
+"""Cost and caches of hashing prompts, and the estimates of unreadable bodies."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,7 +7,7 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.frontend import Frontend
 from octavo_engine.text.template import ChatTemplate
 from octavo_engine.wire.hashing import block_hashes, root_hash
-from octavo_server.kv.card import ModelCard
+from octavo_server.kv.card import KVModelCard
 from octavo_server.openai.rendering import RenderOptions, render_conversation
 from octavo_server.router.prompts.prompt import estimate
 from octavo_server.router.prompts.prompt_hasher import PromptHasher, is_nondeterministic
@@ -19,7 +19,7 @@ SYSTEM = {"role": "system", "content": "You are a helpful assistant that answers
 
 
 class CountingTokenizer:
-    """`num_chars`: how much text was tokenised."""
+    """`num_chars`: number of tokenised characters."""
 
     def __init__(self, tokenizer):
         self._tokenizer = tokenizer
@@ -35,7 +35,7 @@ class CountingTokenizer:
 
 def card_of(tokenizer, **fields):
     known = {"root": ROOT, "block_size": BLOCK, "max_model_len": 65536, "chat_template": TEMPLATES["chatml"]}
-    return ModelCard(models=("m",), tokenizer=tokenizer.to_json(), special_tokens=SPECIAL, **{**known, **fields})
+    return KVModelCard(models=("m",), tokenizer=tokenizer.to_json(), special_tokens=SPECIAL, **{**known, **fields})
 
 
 def reader_with(max_bytes=1 << 22, tokenizer="byte level", **fields):
@@ -49,12 +49,12 @@ def ask(text):
     return {"messages": [SYSTEM, {"role": "user", "content": text}]}
 
 
-def test_of_a_known_beginning_only_the_last_message_is_tokenised():
+def test_only_the_last_message_behind_a_known_beginning_is_tokenised():
     reader, tokenizer = reader_with()
     for number in range(3):
-        reader.read("chat", ask(f"question {number}"), "")
+        reader.hash_prompt("chat", ask(f"question {number}"), "")
     before = tokenizer.num_chars
-    reader.read("chat", ask("question 4"), "")
+    reader.hash_prompt("chat", ask("question 4"), "")
     assert tokenizer.num_chars - before < 64
 
 
@@ -64,93 +64,93 @@ def test_a_growing_conversation_costs_its_new_part():
     for turn in range(40):
         messages += [{"role": "user", "content": f"{turn} and a b? " * 20}]
         before = tokenizer.num_chars
-        reader.read("chat", {"messages": messages}, "")
+        reader.hash_prompt("chat", {"messages": messages}, "")
         new.append(tokenizer.num_chars - before)
         messages += [{"role": "assistant", "content": f"{turn} a b. " * 20}]
     assert max(new[2:]) < 1500
 
 
-def test_one_long_message_that_ends_differently():
+def test_a_long_message_with_another_end_reuses_its_beginning():
     reader, tokenizer = reader_with()
     document = "word and more words of a b " * 2000
     for number in range(2):
-        reader.read("chat", ask(f"{document} question {number}"), "")
+        reader.hash_prompt("chat", ask(f"{document} question {number}"), "")
     before = tokenizer.num_chars
-    reader.read("chat", ask(f"{document} question 3"), "")
+    reader.hash_prompt("chat", ask(f"{document} question 3"), "")
     assert tokenizer.num_chars - before < 1500
 
 
 @pytest.mark.parametrize("tokenizer", ["byte level", "byte level, bos", "byte level, bos and eos"])
-def test_a_known_text_that_goes_on(tokenizer):
+def test_a_longer_text_reuses_its_known_beginning(tokenizer):
     reader, counted = reader_with(tokenizer=tokenizer)
     text = "word and more words of a b " * 400
     for number in range(2):
-        reader.read("completion", {"prompt": f"{text} {number}"}, "")
+        reader.hash_prompt("completion", {"prompt": f"{text} {number}"}, "")
     before = counted.num_chars
-    reader.read("completion", {"prompt": f"{text} and {text}"}, "")
+    reader.hash_prompt("completion", {"prompt": f"{text} and {text}"}, "")
     assert counted.num_chars - before < len(text) + 1500
 
 
-def test_memory_is_bounded_and_a_flood_leaves_what_is_in_use():
+def test_memory_is_bounded_and_a_flood_keeps_used_entries():
     reader, tokenizer = reader_with(max_bytes=1 << 20)
     for number in range(2):
-        reader.read("chat", ask(f"question {number}"), "")
+        reader.hash_prompt("chat", ask(f"question {number}"), "")
     for number in range(50):
-        reader.read("chat", {"messages": [{"role": "user", "content": f"{number} a word of a b " * 4000}]}, "")
+        reader.hash_prompt("chat", {"messages": [{"role": "user", "content": f"{number} a word of a b " * 4000}]}, "")
     assert reader._chains.num_bytes <= 1 << 20
     before = tokenizer.num_chars
-    reader.read("chat", ask("question 3"), "")
+    reader.hash_prompt("chat", ask("question 3"), "")
     assert tokenizer.num_chars - before < 64
 
 
-def test_distinct_last_messages_leave_nothing_behind():
+def test_distinct_last_messages_add_no_entries():
     reader, _ = reader_with()
     for number in range(2):
-        reader.read("chat", ask(f"question {number}"), "")
+        reader.hash_prompt("chat", ask(f"question {number}"), "")
     before = reader._chains.num_bytes
     for number in range(500):
-        reader.read("chat", ask(f"question {number}"), "")
+        reader.hash_prompt("chat", ask(f"question {number}"), "")
     assert reader._chains.num_bytes == before
 
 
-def test_threads_read_alike():
+def test_threads_compute_equal_hashes():
     reader, _ = reader_with(max_bytes=1 << 18)
     bodies = [ask(f"{number % 7} a b " * (number % 50)) for number in range(200)]
     alone = [PromptHasher.from_card(reader.card).read("chat", body, "") for body in bodies[:14]]
     with ThreadPoolExecutor(4) as pool:
-        prompts = [*pool.map(lambda body: reader.read("chat", body, ""), bodies)]
+        prompts = [*pool.map(lambda body: reader.hash_prompt("chat", body, ""), bodies)]
     assert [p.hashes for p in prompts[:14]] == [p.hashes for p in alone]
 
 
-def test_a_body_is_as_good_as_any_other_of_its_meaning():
+def test_equivalent_bodies_have_equal_hashes():
     reader, _ = reader_with()
     parts = [{"type": "text", "text": SYSTEM["content"]}, {"type": "text", "text": "x"}]
     as_parts = {"messages": [{"content": parts, "role": "user"}], "tools": None, "chat_template_kwargs": {}}
     as_text = {"messages": [{"role": "user", "content": SYSTEM["content"] + "\nx"}]}
-    assert reader.read("chat", as_parts, "").hashes == reader.read("chat", as_text, "").hashes != ()
-    responses = reader.read("responses", {"input": SYSTEM["content"] + "\nx"}, "")
-    assert responses.hashes == reader.read("chat", as_text, "").hashes
+    assert reader.hash_prompt("chat", as_parts, "").hashes == reader.hash_prompt("chat", as_text, "").hashes != ()
+    responses = reader.hash_prompt("responses", {"input": SYSTEM["content"] + "\nx"}, "")
+    assert responses.hashes == reader.hash_prompt("chat", as_text, "").hashes
 
 
-def test_limits_and_outputs_are_told():
+def test_prompts_hold_output_limits_and_numbers():
     reader, _ = reader_with()
-    prompt = reader.read("chat", {**ask("a"), "max_completion_tokens": 7, "max_tokens": 9, "n": 3}, "")
+    prompt = reader.hash_prompt("chat", {**ask("a"), "max_completion_tokens": 7, "max_tokens": 9, "n": 3}, "")
     assert (prompt.max_tokens, prompt.num_outputs) == (7, 3)
-    assert reader.read("completion", {"prompt": "a"}, "").max_tokens == 16
-    assert reader.read("responses", {"input": "a", "max_output_tokens": 5}, "").max_tokens == 5
-    assert reader.read("chat", ask("a"), "").max_tokens is None
-    senseless = reader.read("chat", {**ask("a"), "max_tokens": 10**400, "n": 10**400}, "")
+    assert reader.hash_prompt("completion", {"prompt": "a"}, "").max_tokens == 16
+    assert reader.hash_prompt("responses", {"input": "a", "max_output_tokens": 5}, "").max_tokens == 5
+    assert reader.hash_prompt("chat", ask("a"), "").max_tokens is None
+    senseless = reader.hash_prompt("chat", {**ask("a"), "max_tokens": 10**400, "n": 10**400}, "")
     assert (senseless.max_tokens, senseless.num_outputs) == (2**31 - 1, 2**31 - 1)
 
 
 @pytest.mark.parametrize("field", [{"skip_reading_prefix_cache": True}, {"prompt_logprobs": 0}])
-def test_a_request_that_reads_no_cache_will_find_nothing(field):
+def test_a_request_that_skips_the_cache_has_no_hashes(field):
     prompt = reader_with()[0].read("chat", {**ask("a"), **field}, "")
     assert (prompt.is_exact, prompt.hashes) == (True, ())
     assert prompt.num_tokens > 100
 
 
-def test_a_replica_without_a_prefix_cache_has_no_blocks():
+def test_a_replica_without_a_prefix_cache_gets_no_hashes():
     prompt = reader_with(root=b"")[0].read("chat", ask("a"), "")
     assert (prompt.is_exact, prompt.hashes) == (True, ())
 
@@ -177,7 +177,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(("kind", "body"), UNREADABLE.values(), ids=UNREADABLE.keys())
-def test_what_cannot_be_read_is_estimated(kind, body):
+def test_an_unreadable_body_is_estimated(kind, body):
     prompt = reader_with()[0].read(kind, body, "")
     assert prompt == estimate(kind, body)
     assert (prompt.is_exact, prompt.hashes) == (False, ())
@@ -185,13 +185,13 @@ def test_what_cannot_be_read_is_estimated(kind, body):
 
 
 @pytest.mark.parametrize("template", [None, "{{ messages[0].content }}{{ [1, 2] | random }}"])
-def test_a_conversation_without_a_fixed_prompt_is_estimated(template):
+def test_a_nondeterministic_template_is_estimated(template):
     reader, _ = reader_with(chat_template=template)
-    assert not reader.read("chat", ask("a"), "").is_exact
-    assert reader.read("completion", {"prompt": "a"}, "").is_exact
+    assert not reader.hash_prompt("chat", ask("a"), "").is_exact
+    assert reader.hash_prompt("completion", {"prompt": "a"}, "").is_exact
 
 
-def test_turns_of_a_conversation_have_one_affinity_and_others_another():
+def test_turns_of_a_conversation_share_one_affinity():
     turn = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]}
     more = [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "and now?"}]
     first = estimate("chat", turn).affinity
@@ -203,7 +203,7 @@ def test_turns_of_a_conversation_have_one_affinity_and_others_another():
     assert reader_with()[0].read("chat", turn, "").affinity == first
 
 
-def test_estimates_are_about_right():
+def test_estimates_are_close_to_the_real_number():
     assert estimate("chat", ask("a")).num_tokens == pytest.approx(600, rel=0.1)
     assert estimate("completion", {"prompt": [[1, 2], [3]], "n": 2}).num_tokens == 3
     assert estimate("completion", {"prompt": [[1, 2], [3]], "n": 2}).num_outputs == 4
@@ -211,11 +211,11 @@ def test_estimates_are_about_right():
 
 
 @pytest.mark.real_model
-def test_the_real_model_s_prompts():
+def test_prompts_of_the_real_model_are_hashed():
     frontend = Frontend.load(EngineConfig())
     tokenizer, template = frontend.tokenizer, frontend.chat_template
     card = card_of(tokenizer, chat_template=template.source)
-    reader = PromptHasher.from_card(ModelCard(**{**{f: getattr(card, f) for f in card.__struct_fields__},
+    reader = PromptHasher.from_card(KVModelCard(**{**{f: getattr(card, f) for f in card.__struct_fields__},
                                                  "special_tokens": template.special_tokens}))  # fmt: skip
     messages = [SYSTEM]
     for turn in range(12):
@@ -223,11 +223,11 @@ def test_the_real_model_s_prompts():
         messages.append({"role": ("user", "assistant")[turn % 2], "content": said * (1 + turn % 5 * 12)})
         ids = tokenizer.encode(render_conversation(template, messages, RenderOptions()), add_special_tokens=False)
         expected = [int.from_bytes(block_hash[:8], "little") for block_hash in block_hashes(ROOT, ids, BLOCK)]
-        prompt = reader.read("chat", {"messages": messages}, "")
+        prompt = reader.hash_prompt("chat", {"messages": messages}, "")
         assert (prompt.num_tokens, [*prompt.hashes]) == (len(ids), expected)
 
 
-def test_templates_that_give_another_text_each_time_are_found():
+def test_nondeterministic_templates_are_detected():
     assert is_nondeterministic("{{ ['a', 'b'] | random }}")
     assert is_nondeterministic("{{ lipsum() }}")
     assert not is_nondeterministic(TEMPLATES["qwen"])

@@ -7,8 +7,8 @@ from octavo_engine.wire.hashing import tenant_salt
 from octavo_engine.wire.kv_stream import KVSet
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
-from octavo_server.kv.arrivals import Arrivals, full_blocks
-from octavo_server.kv.frames import Load
+from octavo_server.kv.frames import ReplicaLoad
+from octavo_server.kv.pending_prompts import PendingPrompts, full_blocks
 from octavo_testing.simulation import Received, Simulation, sim_config
 
 BLOCK = 4
@@ -36,18 +36,18 @@ class Replica:
     def __init__(self):
         config = sim_config(block_size=BLOCK, num_blocks=400, max_num_seqs=64, max_num_batched_tokens=1000)
         self.simulation = Simulation(scheduler=Scheduler(config, kv_events=True))
-        self.kept, self.arrivals, self.num_added = KVSet(), Arrivals(BLOCK), 0
+        self.kept, self.pending, self.num_added = KVSet(), PendingPrompts(BLOCK), 0
 
     def add(self, request):
         self.num_added += 1
         request.request_id = str(self.num_added)
         blocks = full_blocks(request, self.simulation.config.hash_root, BLOCK)
-        arrival = self.arrivals.add(request, blocks, self.kept.has)
+        prompt = self.pending.add(request, blocks, self.kept.has)
         self.simulation.requests[request.request_id] = request
         for index in range(request.params.n):
             self.simulation.received[request.request_id, index] = Received()
         self.simulation.scheduler.add(request, self.simulation.now)
-        return arrival
+        return prompt
 
     def run(self):
         self.simulation.drain()
@@ -56,7 +56,7 @@ class Replica:
         if (change := self.simulation.scheduler.take_kv_delta().change()) is not None:
             self.kept.apply(change)
         assert self.kept.is_exact
-        self.arrivals.within(Load(received=self.num_added))
+        self.pending.add_to_load(ReplicaLoad(received=self.num_added))
         return self.kept.device - before
 
     def found(self, request):
@@ -67,11 +67,11 @@ class Replica:
 def test_a_single_prompts_prediction_is_exact(requests):
     replica = Replica()
     for request in requests:
-        arrival = replica.add(request)
+        prompt = replica.add(request)
         stored = replica.run()
-        assert {*arrival.coming} == stored
-        assert len(arrival.coming) == len(stored)
-        assert arrival.cached_tokens == replica.found(request)
+        assert {*prompt.coming} == stored
+        assert len(prompt.coming) == len(stored)
+        assert prompt.cached_tokens == replica.found(request)
 
 
 @given(first=st.lists(REQUESTS, max_size=4), together=st.lists(REQUESTS, min_size=1, max_size=8))
@@ -82,7 +82,7 @@ def test_predictions_of_waiting_prompts_are_exact_to_a_block(first, together):
         replica.add(request)
         replica.run()
     predicted = [replica.add(request) for request in together]
-    waiting = replica.arrivals.within(Load(received=len(first))).waiting_cached_tokens
+    waiting = replica.pending.add_to_load(ReplicaLoad(received=len(first))).waiting_cached_tokens
     assert waiting == sum(arrival.cached_tokens for arrival in predicted)
     stored = replica.run()
     assert {block for arrival in predicted for block in arrival.coming} == stored

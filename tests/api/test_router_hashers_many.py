@@ -1,4 +1,4 @@
-"""How a router reads prompts is asked of each replica, and understood once."""
+"""A router fetches the model card of each replica and builds one hasher of equal cards."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from octavo_server.kv.card import ModelCard
+from octavo_server.kv.card import KVModelCard
 from octavo_server.kv.frames import Hello
 from octavo_server.router.fleet.endpoint import Endpoint
 from octavo_server.router.fleet.replica import Replica
@@ -34,7 +34,7 @@ class Counted(PromptHasher):
 
 
 class Slow(PromptHasher):
-    """That of the card `slow` is built only once it may."""
+    """Builds the hasher of the card `slow` only after a signal."""
 
     has_begun, may_end = Event(), Event()
 
@@ -69,12 +69,12 @@ def joined(url, name, fingerprint):
 
 
 @pytest.mark.parametrize("is_named", [True, False], ids=["named in the hello", "not named"])
-async def test_many_replicas_that_say_the_same_are_understood_once(fleet, tmp_path, monkeypatch, is_named):
+async def test_replicas_with_equal_cards_share_one_hasher(fleet, tmp_path, monkeypatch, is_named):
     monkeypatch.setattr(Counted, "num_made", 0)
     monkeypatch.setattr(readers_module, "PromptHasher", Counted)
     async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
         card = (await served.http.get("/kv/model")).content
-    fingerprint = msgspec.msgpack.decode(card, type=ModelCard).fingerprint
+    fingerprint = msgspec.msgpack.decode(card, type=KVModelCard).fingerprint
     readers = PromptHashers(fleet, dict)
     async with AsyncExitStack() as stack:
         await readers.start()
@@ -89,18 +89,18 @@ async def test_many_replicas_that_say_the_same_are_understood_once(fleet, tmp_pa
             readers._look(replica)
         await until(lambda: len(readers._fingerprints) == NUM_REPLICAS)
         assert Counted.num_made == 1
-        assert isinstance(readers.of(MODEL), Counted)
+        assert isinstance(readers.hasher_for(MODEL), Counted)
         for replica in fleet.replicas:
             replica.state = "gone"
             readers._look(replica)
-        assert readers.of(MODEL) is None
+        assert readers.hasher_for(MODEL) is None
         await asyncio.gather(*readers._tasks)
 
 
-async def test_one_that_is_still_being_understood_when_another_is_known_is_kept(fleet, tmp_path, monkeypatch):
+async def test_a_hasher_that_is_still_being_built_is_not_dropped(fleet, tmp_path, monkeypatch):
     monkeypatch.setattr(readers_module, "PromptHasher", Slow)
     async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
-        card = msgspec.msgpack.decode((await served.http.get("/kv/model")).content, type=ModelCard)
+        card = msgspec.msgpack.decode((await served.http.get("/kv/model")).content, type=KVModelCard)
     readers = PromptHashers(fleet, dict)
     async with AsyncExitStack() as stack:
         await readers.start()
@@ -118,4 +118,4 @@ async def test_one_that_is_still_being_understood_when_another_is_known_is_kept(
         Slow.may_end.set()
         await until(lambda: "slow" in readers._fingerprints)
         fleet.replicas.pop()
-        assert isinstance(readers.of(MODEL), Slow)
+        assert isinstance(readers.hasher_for(MODEL), Slow)

@@ -1,6 +1,6 @@
-"""One prompt's life as the front end sees it, observed as it happens: counts and times, no text.
+"""Metrics of one prompt, observed in the front end as its outputs arrive: counts and times, no text.
 
-`RequestTrack` turns outputs into observations for a `Sink`; `RequestLife` is what is left at the end, for a trace.
+`RequestMetrics` turns outputs into observations for a `MetricsSink`; `RequestSummary` holds the totals for a trace.
 """
 
 import time
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, kw_only=True)
-class RequestLife:
-    """Times by the front end's monotonic clock; `timing`, by the engine core's, is that of the last sequence to end."""
+class RequestSummary:
+    """Times are by the front end's monotonic clock. `timing`: of the last ended sequence, by the core's clock."""
 
     request_id: str
     params: "SamplingParams"
@@ -27,19 +27,19 @@ class RequestLife:
     finish_reasons: list[str] = field(default_factory=list)
 
 
-class Sink(Protocol):
+class MetricsSink(Protocol):
     def observe(self, name: str, value: float, times: int = 1) -> None: ...
 
     def count_end(self, reason: str) -> None: ...
 
-    def request_ended(self, life: RequestLife, now: float) -> None: ...
+    def request_ended(self, summary: RequestSummary, now: float) -> None: ...
 
 
-class RequestTrack:
-    """Only the first `close` counts, and none after the last output."""
+class RequestMetrics:
+    """Only the first `close` counts, and no `close` after the last output."""
 
-    def __init__(self, life: RequestLife, sink: Sink) -> None:
-        self._life = life
+    def __init__(self, summary: RequestSummary, sink: MetricsSink) -> None:
+        self._summary = summary
         self._sink = sink
         self._latest_s: dict[int, float] = {}
         self._first_s: dict[int, float] = {}
@@ -47,8 +47,8 @@ class RequestTrack:
         self._has_ended = False
 
     def output(self, output: "RequestOutput", now: float) -> None:
-        if self._life.first_token_s is None:
-            self._life.first_token_s = now
+        if self._summary.first_token_s is None:
+            self._summary.first_token_s = now
             self._observe_first(now)
         for sequence in output.outputs:
             self._advance(sequence, now)
@@ -56,21 +56,21 @@ class RequestTrack:
             self._end(output, now)
 
     def refuse(self) -> None:
-        """It was never taken on, so it neither counts nor ends."""
+        """Drop the request from the metrics: the engine never accepted it."""
         self._has_ended = True
 
     def close(self, reason: str) -> None:
-        """Ended without its last output: failed or abandoned."""
+        """Record the end of a request without its last output: it failed or was abandoned."""
         if not self._has_ended:
             self._has_ended = True
-            self._life.finish_reasons.append(reason)
-            self._life.num_generated = sum(self._num_tokens.values())
+            self._summary.finish_reasons.append(reason)
+            self._summary.num_generated = sum(self._num_tokens.values())
             self._sink.count_end(reason)
-            self._sink.request_ended(self._life, time.monotonic())
+            self._sink.request_ended(self._summary, time.monotonic())
 
     def _observe_first(self, now: float) -> None:
-        params = self._life.params
-        self._sink.observe("time_to_first_token_seconds", now - self._life.arrival_s)
+        params = self._summary.params
+        self._sink.observe("time_to_first_token_seconds", now - self._summary.arrival_s)
         self._sink.observe("request_params_n", params.n)
         if params.max_tokens is not None:
             self._sink.observe("request_params_max_tokens", params.max_tokens)
@@ -90,14 +90,14 @@ class RequestTrack:
     def _end_sequence(self, sequence: "CompletionOutput", now: float) -> None:
         observe = self._sink.observe
         reason = sequence.finish_reason or "error"
-        self._life.finish_reasons.append(reason)
+        self._summary.finish_reasons.append(reason)
         self._sink.count_end(reason)
         observe("request_num_preemptions", sequence.num_preemptions)
         tokens = self._num_tokens[sequence.index]
         if tokens > 1:
             observe("request_time_per_output_token_seconds", (now - self._first_s[sequence.index]) / (tokens - 1))
         if (timing := sequence.timing) is not None:
-            self._life.timing = timing
+            self._summary.timing = timing
             observe("request_queue_time_seconds", timing.queue_s)
             observe("request_prefill_time_seconds", timing.prefill_s)
             observe("request_decode_time_seconds", timing.decode_s)
@@ -105,11 +105,11 @@ class RequestTrack:
 
     def _end(self, output: "RequestOutput", now: float) -> None:
         self._has_ended = True
-        observe, life = self._sink.observe, self._life
-        life.num_generated, num_prompt = sum(self._num_tokens.values()), life.num_prompt_tokens
-        observe("e2e_request_latency_seconds", now - life.arrival_s)
+        observe, summary = self._sink.observe, self._summary
+        summary.num_generated, num_prompt = sum(self._num_tokens.values()), summary.num_prompt_tokens
+        observe("e2e_request_latency_seconds", now - summary.arrival_s)
         observe("request_prompt_tokens", num_prompt)
         observe("request_prefill_kv_computed_tokens", num_prompt - output.num_cached_tokens)
-        observe("request_generation_tokens", life.num_generated)
+        observe("request_generation_tokens", summary.num_generated)
         observe("request_max_num_generation_tokens", max(self._num_tokens.values()))
-        self._sink.request_ended(life, now)
+        self._sink.request_ended(summary, now)

@@ -1,4 +1,4 @@
-"""What a router may do that shows the secret, and what its headers are worth without it."""
+"""Rights of a router with the secret, and the effect of its headers without it."""
 
 import asyncio
 
@@ -29,21 +29,21 @@ async def complete(served, headers):
     return await served.http.post("/v1/completions", headers=headers, json={"prompt": "a"})
 
 
-async def test_with_the_secret_a_request_is_whose_the_router_says(served):
+async def test_a_request_with_the_secret_has_the_routers_tenant(served):
     for tenant in ("alice", "bob"):
         assert (await complete(served, {**SECRET, "x-octavo-tenant": tenant})).status_code == 200
     assert (await complete(served, SECRET)).status_code == 200
     assert [r.cache_salt for r in served.engine.requests] == [tenant_salt("alice"), tenant_salt("bob"), ""]
 
 
-async def test_each_of_several_secrets_opens_the_kv_stream_and_the_routes_of_administrators(served):
+async def test_each_secret_opens_the_kv_stream_and_admin_routes(served):
     for secret in ("between-us", "between-us-new"):
         for path in ("/kv/snapshot", "/debug/requests", "/drain", "/server_info"):
             assert (await served.http.get(path, headers={"x-octavo-secret": secret})).status_code == 200
     assert (await served.http.get("/kv/snapshot", headers={"authorization": "Bearer one"})).status_code == 403
 
 
-async def test_a_wrong_secret_is_refused_and_named_by_nobody(served, caplog):
+async def test_a_wrong_secret_is_refused_and_never_shown(served, caplog):
     with caplog.at_level(0):
         answer = await complete(served, {"x-octavo-secret": "between-you", "authorization": "Bearer one", **ALICE})
     assert (answer.status_code, answer.json()["error"]["type"]) == (401, "AuthenticationError")
@@ -52,33 +52,33 @@ async def test_a_wrong_secret_is_refused_and_named_by_nobody(served, caplog):
     assert served.engine.requests == []
 
 
-async def test_without_the_secret_a_tenant_header_says_nothing(served):
+async def test_a_tenant_header_without_the_secret_is_ignored(served):
     assert (await complete(served, ALICE)).status_code == 401
     assert (await complete(served, {"authorization": "Bearer one", **ALICE})).status_code == 200
     assert served.engine.requests[0].cache_salt not in ("", tenant_salt("alice"))
 
 
-async def test_where_no_secret_is_set_the_headers_say_nothing(engine):
+async def test_a_server_without_a_secret_ignores_the_headers(engine):
     async with serving(engine, cache_isolation=True) as served:
         assert (await complete(served, {**SECRET, **ALICE})).status_code == 200
     assert engine.requests[0].cache_salt == ""
 
 
-async def test_a_secret_alone_needs_no_keys(engine):
+async def test_a_secret_without_keys_leaves_client_routes_open(engine):
     async with serving(engine, router_secrets=("between-us",), cache_isolation=True) as served:
         assert (await complete(served, {**SECRET, **ALICE})).status_code == 200
         assert (await complete(served, {})).status_code == 200
     assert [r.cache_salt for r in engine.requests] == [tenant_salt("alice"), ""]
 
 
-async def test_a_secret_without_keys_closes_the_routes_of_administrators_and_of_routers(engine):
+async def test_a_secret_without_keys_closes_admin_and_router_routes(engine):
     async with serving(engine, router_secrets=("between-us",)) as served:
         for path in ("/kv/snapshot", "/debug/requests", "/drain", "/server_info"):
             assert (await served.http.get(path)).status_code == 401
             assert (await served.http.get(path, headers=SECRET)).status_code == 200
 
 
-async def test_router_only_refuses_every_request_without_the_secret_but_probes_and_metrics(engine):
+async def test_router_only_refuses_requests_without_the_secret(engine):
     guards = {"router_secrets": ("between-us",), "api_keys": ("key",), "router_only": True}
     async with serving(engine, **guards) as served:
         key = {"authorization": "Bearer key"}
@@ -91,7 +91,7 @@ async def test_router_only_refuses_every_request_without_the_secret_but_probes_a
         assert (await complete(served, {**SECRET, **ALICE})).status_code == 200
 
 
-async def test_what_was_cached_is_shown_to_routers_and_not_to_clients(engine):
+async def test_cached_tokens_are_shown_to_routers_and_not_to_clients(engine):
     engine.num_cached_tokens = 16
     async with serving(engine, api_keys=("key",), router_secrets=("between-us",)) as served:
         key = {"authorization": "Bearer key"}
@@ -99,7 +99,7 @@ async def test_what_was_cached_is_shown_to_routers_and_not_to_clients(engine):
         assert (await complete(served, SECRET)).headers["x-octavo-cached-tokens"] == "16"
 
 
-def test_secrets_of_a_file_and_of_a_folder(tmp_path):
+def test_secrets_are_read_from_a_file_and_a_folder(tmp_path):
     file = tmp_path / "secret"
     file.write_text("new\n\n old \n")
     assert [*read_secrets(file).values()] == ["new", "old"]
@@ -129,14 +129,14 @@ def test_a_file_without_a_secret_is_an_error_that_shows_none(tmp_path, content):
         ("/v1/responses", {"input": "abc"}),
     ],
 )
-async def test_every_answer_tells_in_its_head_how_much_was_cached(engine, path, body, is_stream):
+async def test_each_response_head_has_the_cached_tokens(engine, path, body, is_stream):
     engine.num_cached_tokens = 32
     async with serving(engine) as served:
         answer = await served.http.post(path, json={**body, "stream": is_stream})
         assert answer.headers["x-octavo-cached-tokens"] == "32"
 
 
-async def test_a_stream_tells_it_with_its_first_token(engine):
+async def test_a_stream_head_has_the_cached_tokens(engine):
     engine.num_cached_tokens, engine.hold_at = 16, 1
     body = {"prompt": "abc", "stream": True}
     async with (
@@ -150,7 +150,7 @@ async def test_a_stream_tells_it_with_its_first_token(engine):
         await answer.aread()
 
 
-async def test_several_prompts_are_told_together_or_not_at_all(engine):
+async def test_several_prompts_sum_up_their_cached_tokens_or_omit_them(engine):
     engine.num_cached_tokens = 16
     async with serving(engine) as served:
         body = {"prompt": ["abc", "def"]}
@@ -160,7 +160,7 @@ async def test_several_prompts_are_told_together_or_not_at_all(engine):
         assert "x-octavo-cached-tokens" not in streamed.headers
 
 
-async def test_a_refusal_tells_nothing_of_a_cache(engine):
+async def test_a_refusal_has_no_cache_headers(engine):
     engine.fail_at = 0
     async with serving(engine) as served:
         answer = await served.http.post("/v1/completions", json={"prompt": "a"})
