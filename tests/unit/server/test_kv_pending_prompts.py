@@ -3,7 +3,7 @@
 import pytest
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
-from octavo_server.kv import pending as arriving
+from octavo_server.kv import pending_prompts as arriving
 from octavo_server.kv.frames import ReplicaLoad
 from octavo_server.kv.pending_prompts import PendingPrompts
 
