@@ -2,7 +2,7 @@
 # Settings, on the command line or in the environment:
 #   PYTHON       the interpreter that makes .venv (3.11 or newer)
 #   TORCH_INDEX  a package index to take torch from; TORCH_SPEC  a requirement or wheel, as pip takes it (see tools/install_torch.py)
-#   MODEL PORT REPLICAS ARGS   what `make up` and `make serve` pass on        TESTS ARGS   what `make test` and `make e2e` pass on        PEERS   see docs/benchmarks.md
+#   MODEL PORT REPLICAS ARGS   what `make up` and `make serve` pass on        TESTS ARGS   what `make test` and `make e2e` pass on        PEERS   see benchmarks/README.md
 #   JOBS         number of processes that `make test` spreads the test files over. Default: one per CPU core. JOBS=1 for what needs
 #                a single process: ARGS=-s, ARGS=--pdb, ARGS=--update-conformance, ARGS=--update-golden
 
@@ -66,7 +66,7 @@ fmt: $(VENV)/.dev ## format the code and apply the safe fixes of the linter
 crds: ## copy the CRDs into the Helm chart
 	cp crds/*.yaml charts/octavo/files/
 
-bench: $(VENV)/.dev ## run the benchmarks, alone or beside other engines: PEERS=DIR (docs/benchmarks.md)
+bench: $(VENV)/.dev ## run the benchmarks, alone or beside other engines: PEERS=DIR (benchmarks/README.md)
 	mkdir -p results
 	$(BIN)/python benchmarks/scheduler_step.py --json results/scheduler_step.json
 	$(BIN)/python benchmarks/kv_waste.py --json results/kv_waste.json

@@ -1,4 +1,4 @@
-"""Routing policies compared in virtual time: real schedulers and the real router, no model (docs/routing.md).
+"""Routing policies compared in virtual time: real schedulers and the real router, no model (routing-study/README.md).
 
 Example: router_simulator.py --workload chat hot --replicas 8 --load 0.3 0.7 1.0 --plot results/routing
 """

@@ -1,4 +1,4 @@
-"""What the accounts of operator, routers and engines did in all of this run, by the audit log, beside docs/rbac.md."""
+"""Compare the rights that operator, routers and engines used in this whole run with docs/reference/rbac.md."""
 
 import re
 from collections.abc import Set

@@ -1,4 +1,4 @@
-"""What other routers decide by, in the terms of their documents and code (sources: docs/routing.md).
+"""What other routers decide by, in the terms of their documents and code (sources: benchmarks/routing-study/README.md).
 
 Where theirs poll, they get each step's frame here; where theirs estimate tokens from characters, they get tokens.
 """

@@ -1,4 +1,4 @@
-"""docs/access.md is made from the answers of real servers to each route: --update-golden writes it."""
+"""docs/reference/access.md is made from the answers of real servers to each route: --update-golden writes it."""
 
 import asyncio
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from octavo_testing.routing import routing
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 
-PAGE = Path(__file__).parents[2] / "docs" / "access.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "access.md"
 BEGIN, END = (
     "<!-- The tables are made by tests/api/test_access_matrix.py --update-golden -->\n",
     "<!-- end of tables -->",

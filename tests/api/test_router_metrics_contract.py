@@ -12,7 +12,7 @@ from octavo_server.router.observe.report import Ask, Reporter, Waiting, expositi
 from octavo_server.router.observe.request_observer import RouterTelemetry
 from octavo_testing.router_parts import PROMPT, decision, exact_replica
 
-PAGE = Path(__file__).parents[2] / "docs" / "router.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "router.md"
 BEGIN, END = "--update-golden -->\n", "<!-- end of metrics -->"
 
 

@@ -1,4 +1,4 @@
-"""docs/conformance.md says what the conformance tests state, row for row, and leaves out nothing that was promised."""
+"""docs/reference/conformance.md has every row that the conformance tests state, and every behaviour that was promised."""
 
 import pytest
 from octavo_testing.conformance import (

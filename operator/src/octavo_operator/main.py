@@ -149,7 +149,7 @@ async def _possible(cluster: Cluster, settings: Settings, namespaces: Sequence[s
     where = namespaces[0] if namespaces else None
     if not await is_served(cluster, KIND, where):
         name = f"{SERVICES[1]}.{GROUP}"
-        raise ApiError(404, "NotServed", f"the CRD {name} is not installed: it comes with the chart (docs/install.md)")
+        raise ApiError(404, "NotServed", f"the CRD {name} is not installed: install the chart (docs/guide/install.md)")
     if settings.has_pod_monitors and not await is_served(cluster, "PodMonitor", where):
         logger.warning("there are no PodMonitors in this cluster: none are made until the operator is started anew")
         settings = replace(settings, has_pod_monitors=False)

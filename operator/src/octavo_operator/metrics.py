@@ -1,7 +1,7 @@
 """`Telemetry`: what the operator tells Prometheus about itself, and about the services that it leads.
 
 What happens is counted where it happens; what is so is looked up when Prometheus asks. Of services only the operator
-that leads tells, so that two of them don't count twice. docs/observability.md has the list, kept equal by a test.
+that leads tells, so that two of them don't count twice. docs/reference/metrics.md has the list, kept equal by a test.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The rows of docs/conformance.md: a test states one with `@conforms(row, behaviour, how=...)`.
+"""The rows of docs/reference/conformance.md: a test states one with `@conforms(row, behaviour, how=...)`.
 
 `pytest tests/conformance --update-conformance` writes the document from what the tests of that run did. A row passes
 only if all cases of its test ran and passed; what wasn't run is called that. A test compares the committed document
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[3]
-DOCUMENT = ROOT / "docs" / "conformance.md"
+DOCUMENT = ROOT / "docs" / "reference" / "conformance.md"
 TESTS = ROOT / "tests" / "conformance"
 
 #: Numbered behaviours, by what they are about.
@@ -129,10 +129,12 @@ class Outcomes:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-conformance", action="store_true", help="write docs/conformance.md from this run")
+    parser.addoption(
+        "--update-conformance", action="store_true", help="write docs/reference/conformance.md from this run"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "conformance(row, behaviour, how): a row of docs/conformance.md")
+    config.addinivalue_line("markers", "conformance(row, behaviour, how): a row of docs/reference/conformance.md")
     if config.getoption("--update-conformance"):
         config.pluginmanager.register(Outcomes(), "conformance-outcomes")

@@ -1,4 +1,4 @@
-"""What roles allow, what an audit log shows to be used, what docs/rbac.md says of it: all as `Right`s."""
+"""What roles allow, what an audit log shows to be used, what docs/reference/rbac.md says of it: all as `Right`s."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo_testing.audit_log import Call
 
-PAGE = Path(__file__).parents[3] / "docs" / "rbac.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "rbac.md"
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,4 +1,4 @@
-"""The policy of both servers: who may call which kind of route. docs/access.md has every route, from real servers."""
+"""The policy of both servers: who may call which kind of route. docs/reference/access.md lists every route."""
 
 import pytest
 from octavo_server.api_keys import ApiKeys

@@ -1,10 +1,10 @@
-"""The table in docs/observability.md is made from the list: --update-golden writes it."""
+"""The table in docs/guide/observability.md is made from the list: --update-golden writes it."""
 
 from pathlib import Path
 
 from octavo_engine.wire.metrics import Metric, active_metrics
 
-PAGE = Path(__file__).parents[3] / "docs" / "observability.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guide" / "observability.md"
 BEGIN, END = "--update-golden -->\n", "<!-- end of metrics -->"
 
 

@@ -62,4 +62,6 @@ def test_what_the_guide_says_is_so(page, phrase):
 
 
 def test_the_times_of_the_state_stream():
-    assert (state_stream.PERIOD_S, state_stream.HEARTBEAT_S) == (0.2, 1.0), "docs/router.md: five a second, a second"
+    assert (state_stream.PERIOD_S, state_stream.HEARTBEAT_S) == (0.2, 1.0), (
+        "docs/guide/router.md: five a second, a second"
+    )

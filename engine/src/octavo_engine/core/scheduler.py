@@ -2,7 +2,7 @@
 
 Several plans may be handed out before the first result is in; they run, and are committed, in order. Equal inputs give
 equal decisions, which is what makes a trace replay. Every (request, index) that `add` accepted gets exactly one record
-with a `finish_reason`, from `commit` or from `abort`. How it decides: docs/scheduler.md.
+with a `finish_reason`, from `commit` or from `abort`. How it decides: docs/internals/scheduler.md.
 """
 
 from dataclasses import replace

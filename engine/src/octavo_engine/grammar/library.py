@@ -1,7 +1,7 @@
 """The only module that knows llguidance: a vocabulary as its trie, grammars checked and compiled within limits.
 
 The library reports errors as values; here they become GrammarError. It lets other threads run while it compiles and
-while it computes masks. Why this library: docs/structured-output.md.
+while it computes masks. Why this library: docs/internals/structured-output.md.
 """
 
 from collections.abc import Sequence

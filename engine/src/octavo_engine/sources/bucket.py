@@ -1,6 +1,6 @@
 """`s3://BUCKET/PREFIX` and `s3://BUCKET/PATH.gguf`: models in object stores that speak S3: AWS, MinIO, Ceph and others.
 
-Endpoint, region and credentials come from the environment as AWS' own tools take them (docs/serving.md); profiles of
+Endpoint, region and credentials come from the environment, as for AWS' tools (docs/guide/serving.md); profiles of
 `~/.aws` give static keys. Objects are asked for by their ETag, so that one that is replaced meanwhile is never mixed.
 """
 

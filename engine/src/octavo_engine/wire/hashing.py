@@ -1,6 +1,6 @@
 """Names of KV blocks: what the engine caches under and the router looks up, so both must compute the same bytes.
 
-The definition, with test vectors, is `docs/block-hash.md`. A block's hash covers everything its KV depends on: the
+Definition and test vectors: `docs/reference/block-hash.md`. A block's hash covers everything its KV depends on: the
 weights, the KV dtype, the block size, the adapter, the tenant's salt and every token before it. Content only: no path,
 revision, counter or process seed, so that two replicas that never met agree.
 

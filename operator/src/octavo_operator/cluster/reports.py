@@ -1,4 +1,4 @@
-"""`RouterReports`: what each router pod says of its replicas, from its `GET /state/events` (docs/router.md).
+"""`RouterReports`: what each router pod says of its replicas, from its `GET /state/events` (docs/reference/router.md).
 
 One connection per router pod, opened when the pod is seen and closed when it is gone. Nothing is polled: whoever
 depends on a router is told when its report changes; of its load alone, which never stands still, now and then.

@@ -1,4 +1,4 @@
-"""What each reason of a condition means, and what to do: for `octavo explain infsvc`, and for docs/conditions.md.
+"""The meaning and the remedy of each reason: for `octavo explain infsvc` and for docs/reference/conditions.md.
 
 A test keeps the page's table equal to this one, and `pytest --update-golden` writes it there.
 """

@@ -1,7 +1,7 @@
 """The conditions of a service, and the closed list of reasons that they can have.
 
 A condition says one thing that must hold before the service is Ready, in the order in which they come true. Each
-reason is documented with what to do (docs/conditions.md); a test keeps the two lists equal.
+reason is documented with what to do (docs/reference/conditions.md); a test keeps the two lists equal.
 """
 
 from collections.abc import Iterable, Mapping

@@ -26,7 +26,9 @@ HEADERS = [(b"content-type", MEDIA_TYPE.encode()), *UNBUFFERED]
 
 @router.get(
     "/kv/events",
-    **answers("A snapshot of the KV blocks, then each change (docs/kv-stream.md)", MEDIA_TYPE, refusals=(400, 401)),
+    **answers(
+        "A snapshot of the KV blocks, then each change (docs/reference/kv-stream.md)", MEDIA_TYPE, refusals=(400, 401)
+    ),
 )
 async def kv_events(request: Request) -> Response:
     context = _streaming(request)
@@ -34,7 +36,8 @@ async def kv_events(request: Request) -> Response:
 
 
 @router.get(
-    "/kv/snapshot", **answers("The KV blocks as they are now (docs/kv-stream.md)", MEDIA_TYPE, refusals=(400, 401))
+    "/kv/snapshot",
+    **answers("A snapshot of the KV blocks (docs/reference/kv-stream.md)", MEDIA_TYPE, refusals=(400, 401)),
 )
 async def kv_snapshot(request: Request) -> Response:
     context = _streaming(request)
@@ -43,7 +46,7 @@ async def kv_snapshot(request: Request) -> Response:
 
 @router.get(
     "/kv/model",
-    **answers("How a request becomes block hashes (docs/kv-stream.md)", card.MEDIA_TYPE, refusals=(400, 401)),
+    **answers("How a request becomes block hashes (docs/reference/kv-stream.md)", card.MEDIA_TYPE, refusals=(400, 401)),
 )
 async def kv_model(request: Request) -> Response:
     return Response(_streaming(request).model_card, media_type=card.MEDIA_TYPE)

@@ -3,7 +3,7 @@
 A caller is nobody, a client (by an API key), the administrator (by the API key named `admin`), or a router (by the
 secret that routers and replicas share). A server without keys and without a secret is open. Everything that the table
 doesn't list is denied to clients, so that a new route is closed until the table names it; a test asks every route of
-both servers and writes docs/access.md.
+both servers and writes docs/reference/access.md.
 """
 
 from collections.abc import Mapping

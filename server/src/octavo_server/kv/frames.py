@@ -1,4 +1,4 @@
-"""The frames of the KV stream (docs/kv-stream.md): msgpack maps, each after its length as a little-endian u32.
+"""The frames of the KV stream (docs/reference/kv-stream.md): msgpack maps, each after its length (little-endian u32).
 
 Shared by the replica that writes them and the router that reads them. A frame of a type, or a field, that a reader
 doesn't know is skipped, so that either side can be newer.

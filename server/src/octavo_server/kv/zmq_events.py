@@ -1,4 +1,4 @@
-"""KV events as vLLM sends them, over ZeroMQ, for routers made for it (docs/kv-events-zmq.md).
+"""KV events as vLLM sends them, over ZeroMQ, for routers made for it (docs/reference/kv-events-zmq.md).
 
 Unlike the KV stream they hold tokens, say nothing of what came before, and can't be checked for being whole; a bounded
 number of past batches is sent again to who asks. Sending never waits: ZeroMQ drops what a slow subscriber doesn't take.

@@ -1,6 +1,6 @@
 """The pools of connections to all replicas, and the one clock that fails responses after too long a silence.
 
-The client is our own, as its cost is added to every request (docs/router.md has the figures).
+The client is our own, as its cost is added to every request (docs/internals/routing.md has the figures).
 """
 
 import asyncio
