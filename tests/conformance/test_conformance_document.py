@@ -1,4 +1,4 @@
-"""docs/reference/conformance.md has every row that the conformance tests state, and every behaviour that was promised."""
+"""docs/reference/conformance.md has every row that the conformance tests state, and every promised behaviour."""
 
 import pytest
 from octavo_testing.conformance import (
