@@ -52,12 +52,14 @@ async def outcome(http, path, method, headers):
 
 
 async def table(title, routes, servers):
-    """One column for each caller of each server."""
+    """One column for each caller of each server, one row for all routes with the same outcomes."""
     heads = [f"{name}: {caller}" if name else caller for name, _ in servers for caller in CALLERS]
     lines = [f"### {title}", "", "| route | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    rows = {}
     for path, method in routes:
         cells = [await outcome(http, path, method, headers) for _, http in servers for headers in CALLERS.values()]
-        lines.append(f"| `{method} {path}` | " + " | ".join(cells) + " |")
+        rows.setdefault(tuple(cells), []).append(f"`{method} {path}`")
+    lines += [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in rows.items()]
     return "\n".join([*lines, ""])
 
 

@@ -38,10 +38,10 @@ PASS, FAIL, NOT_RUN = "pass", "**fail**", "not run"
 INTRODUCTION = """\
 # Conformance
 
-What clients written for OpenAI's API and for vLLM rely on, as checked with Octavo {version}. Written by
-`make test JOBS=1 TESTS=tests/conformance ARGS=--update-conformance` from the tests in `tests/conformance`;
-don't edit it. Where Octavo differs on purpose, the row says so. SmolLM2-135M and the tiny model (random weights) run in
-a real `octavo serve` process; the scripted engine stands behind the same server where a test has to choose the tokens.
+Behaviour that clients written for OpenAI's API and for vLLM rely on, checked with Octavo {version}. The tests in
+`tests/conformance` state the rows; `make test JOBS=1 TESTS=tests/conformance ARGS=--update-conformance` writes this page.
+A row names each intended difference from vLLM. SmolLM2-135M and the tiny model (random weights) run in a real
+`octavo serve` process; the scripted engine replaces the model where a test has to choose the tokens.
 """
 
 
