@@ -19,7 +19,7 @@ BEGIN, END = (
 )
 SECRET = "between-us"
 CALLERS = {
-    "nobody": {},
+    "anonymous": {},
     "client": {"authorization": "Bearer sk-a"},
     "admin": {"authorization": "Bearer boss"},
     "router": {"x-octavo-secret": SECRET},

@@ -12,8 +12,8 @@ from octavo_server.router.observe.report import Ask, Reporter, Waiting, expositi
 from octavo_server.router.observe.request_observer import RouterTelemetry
 from octavo_testing.router_parts import PROMPT, decision, exact_replica
 
-PAGE = Path(__file__).parents[2] / "docs" / "guide" / "router.md"
-BEGIN, END = "--update-golden -->\n", "<!-- end of metrics -->"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
+BEGIN, END = "test_router_metrics_contract.py --update-golden -->\n", "<!-- end of router metrics -->"
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,11 @@
-"""The table in docs/guide/observability.md is made from the list: --update-golden writes it."""
+"""The engine table of docs/reference/metrics.md is made from the list of metrics: --update-golden writes it."""
 
 from pathlib import Path
 
 from octavo_engine.wire.metrics import Metric, active_metrics
 
-PAGE = Path(__file__).parents[3] / "docs" / "guide" / "observability.md"
-BEGIN, END = "--update-golden -->\n", "<!-- end of metrics -->"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
+BEGIN, END = "test_docs_metrics.py --update-golden -->\n", "<!-- end of engine metrics -->"
 
 
 def row(metric: Metric) -> str:

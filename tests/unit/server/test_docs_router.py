@@ -55,11 +55,12 @@ ROWS = {
     "client that does not read": f"`--slow-client-timeout` ({HTTP.slow_client_timeout_s:g} s)",
     "decisions kept by each worker": f"{decision_log.KEPT}",
     "values of the metric label `model`": f"{counters.MAX_VALUES}",
-    "period of changes, of heartbeats in `/state/events`": f"{state_stream.PERIOD_S:g} s, {state_stream.HEARTBEAT_S:g} s",
+    "period of changes in `/state/events`": f"{state_stream.PERIOD_S:g} s",
+    "period of heartbeats in `/state/events`": f"{state_stream.HEARTBEAT_S:g} s",
     "predicted blocks": f"{predictions.MAX_BLOCKS}",
     "share of a block's prefill saved by a host copy": f"{score.HOST_SHARE:g}",
     "tie of costs": f"{score.TIE:.0%}",
-    "tokens earned per cached token for copying a hot prefix": f"{hot_prefix.EARNED:g}, saved up to {hot_prefix.MOST_TOKENS}",
+    "tokens for copying hot prefixes, per cached token": f"{hot_prefix.EARNED:g}, at most {hot_prefix.MOST_TOKENS}",
 }
 
 
