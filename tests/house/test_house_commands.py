@@ -1,4 +1,4 @@
-"""What the documents tell a newcomer to type exists, and their links lead somewhere."""
+"""Make targets and scripts that the documents name exist, and their links lead somewhere."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     path.relative_to(ROOT)
-    for pattern in ("*.md", "docs/*.md", "e2e/*.md", "examples/**/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "e2e/*.md", "examples/**/*.md")
     for path in ROOT.glob(pattern)
 ]
 TARGET = re.compile(r"^([a-z0-9-]+):", re.MULTILINE)
