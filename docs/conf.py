@@ -1,18 +1,20 @@
 """Sphinx configuration of the documentation: `make docs` builds docs/_build/html.
 
-The order of pages comes from the links of README.md. The references of command line, Python API and InferenceService
-are generated from parsers, docstrings and crds/ during the build.
+The order of pages comes from the links of README.md. The references of command line, Python API, metrics and
+InferenceService are generated from the code and crds/ during the build.
 """
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from docutils import nodes
 from docutils.statemachine import StringList
+from octavo_engine.wire.metrics import active_metrics
+from octavo_server.router.observe.metrics.catalogue import FAMILIES, PREFIX
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -38,21 +40,62 @@ SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 PAGE = re.compile(r"^\d+\. .*?\]\(/([^)#]+)\.md\)", re.MULTILINE)
 
 
-class InferenceServiceFields(SphinxDirective):
-    """One table for each object of the CRD's schema, with the names, types and descriptions of its fields."""
+class MarkdownDirective(SphinxDirective):
+    """Insert generated lines of Markdown, headings included."""
+
+    def lines(self) -> Iterator[str]:
+        raise NotImplementedError
 
     def run(self) -> list[nodes.Node]:
-        lines: list[str] = []
+        section = nodes.section()
+        section.document = self.state.document
+        self.state.nested_parse(StringList(list(self.lines()), source=self.name), 0, section, match_titles=True)
+        return section.children
+
+
+class MetricTable(MarkdownDirective):
+    """A table of the metrics of `engine` or `router`."""
+
+    required_arguments = 1
+
+    def lines(self) -> Iterator[str]:
+        yield from ("| name | type | labels or buckets | meaning |", "|---|---|---|---|")
+        yield from {"engine": engine_metrics, "router": router_metrics}[self.arguments[0]]()
+
+
+def engine_metrics() -> Iterator[str]:
+    for metric in active_metrics(frozenset({"kv_cache_metrics"})):
+        suffix = "_total" if metric.kind == "counter" else ""
+        only = " Only with `--kv-cache-metrics`." if metric.feature == "kv_cache_metrics" else ""
+        yield metric_row(
+            [name + suffix for name in metric.exposed_names()],
+            metric.kind,
+            metric.labels,
+            metric.buckets,
+            metric.help + only,
+        )
+
+
+def router_metrics() -> Iterator[str]:
+    for family in FAMILIES:
+        yield metric_row([PREFIX + family.name], family.kind, family.labels, family.bounds, family.help)
+
+
+def metric_row(names: Sequence[str], kind: str, labels: Sequence[str], bounds: Sequence[float], meaning: str) -> str:
+    details = ", ".join(labels) or " ".join(f"{bound:g}" for bound in bounds)
+    return f"| {', '.join(f'`{name}`' for name in names)} | {kind} | {details} | {meaning} |"
+
+
+class InferenceServiceFields(MarkdownDirective):
+    """One table for each object of the CRD's schema, with the names, types and descriptions of its fields."""
+
+    def lines(self) -> Iterator[str]:
         for path in sorted((ROOT / "crds").glob("*.yaml")):
             self.env.note_dependency(str(path))
             for version in yaml.safe_load(path.read_text())["spec"]["versions"]:
                 schema = version["schema"]["openAPIV3Schema"]["properties"]
                 for name in ("spec", "status"):
-                    lines += field_tables(name, schema[name])
-        section = nodes.section()
-        section.document = self.state.document
-        self.state.nested_parse(StringList(lines, source="crds"), 0, section, match_titles=True)
-        return section.children
+                    yield from field_tables(name, schema[name])
 
 
 def field_tables(path: str, schema: dict[str, Any]) -> Iterator[str]:
@@ -122,5 +165,6 @@ def tables_of_contents(text: str) -> Iterator[str]:
 
 
 def setup(app: Sphinx) -> None:
+    app.add_directive("metrics", MetricTable)
     app.add_directive("inferenceservice", InferenceServiceFields)
     app.connect("source-read", adapt_source)

@@ -1,4 +1,4 @@
-"""Answers of a given shape from the official OpenAI client: python examples/structured_output.py [BASE_URL]."""
+"""Request answers of a given shape with OpenAI's client: python examples/structured_output.py [BASE_URL]."""
 
 import sys
 from typing import Literal

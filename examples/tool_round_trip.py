@@ -1,7 +1,7 @@
-"""A question that needs a tool: the model asks for a call, we make it, the model answers from the result.
+"""Ask a question that needs a tool: the model requests a call, this script makes it, the model answers from the result.
 
-Start the server first: `make serve`. Any model can be made to call, as here with `tool_choice="required"`. To let the
-model decide (`tool_choice="auto"`), serve one that was trained to call, for example
+Start the server first: `make serve`. With `tool_choice="required"`, as here, any model makes a call. To let the model
+decide (`tool_choice="auto"`), serve one that was trained to call tools, for example
 `make serve MODEL=Qwen/Qwen3-0.6B ARGS='--enable-auto-tool-choice --tool-call-parser hermes'`.
 """
 

@@ -1,7 +1,7 @@
 """Every command in a code block of README, CONTRIBUTING and docs/ would be accepted: it is parsed, and not run.
 
-`octavo` commands go through the real parsers. `make` targets, files, charts, chart values and package extras exist. JSON
-in `curl` and YAML manifests are valid, and Python compiles. A program without a check below is an error.
+`octavo` commands go through the real parsers. Targets, files, charts, chart values and package extras exist. JSON in
+`curl` and YAML manifests are valid, and Python compiles. A program without a check below is an error.
 """
 
 import ast
