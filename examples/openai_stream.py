@@ -1,4 +1,4 @@
-"""Stream an answer of `make up` with OpenAI's client (`pip install openai`): python examples/openai_stream.py [BASE_URL]."""
+"""Stream an answer with OpenAI's client (`pip install openai`): python examples/openai_stream.py [BASE_URL]."""
 
 import sys
 

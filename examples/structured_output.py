@@ -25,7 +25,7 @@ def main() -> None:
         )
         print(answer.choices[0].message.parsed)
 
-        # What OpenAI's API doesn't have: a list of choices, a regular expression.
+        # Beyond OpenAI's API: a list of choices, a regular expression.
         for shape in ({"choice": ["positive", "negative"]}, {"regex": r"\d{4}-\d{2}-\d{2}"}):
             answer = client.chat.completions.create(
                 model=model,
