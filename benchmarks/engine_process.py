@@ -1,7 +1,7 @@
-"""The measuring side of an engine: its own process tree, stopped (SIGSTOP) whenever it is another engine's turn.
+"""The measuring side of an engine in a process tree of its own, which is stopped (SIGSTOP) outside its turns.
 
-All engines stay loaded while they take turns, so that a noisy machine hits them alike; some of them spin while idle,
-hence the stop. Commands and answers are described in `engines/worker.py`.
+All engines stay loaded and take turns, so that noise of the machine affects them alike. They are stopped because some
+engines spin while idle. `engines/worker.py` describes the commands and answers.
 """
 
 import json
@@ -18,7 +18,7 @@ STOP_TIMEOUT_S = 30
 
 
 class EngineProcess:
-    """Lives in a `with` block: loaded once inside it, and standing still but for its turns."""
+    """An engine that is loaded inside a `with` block and runs only during its turns."""
 
     def __init__(self, name: str, command: list[str], *, env: Mapping[str, str], log: Path) -> None:
         self.name = name
@@ -41,7 +41,7 @@ class EngineProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The end of its input ends the engine; what is left after a while is killed."""
+        """End the engine by closing its input; kill the processes that are left after `STOP_TIMEOUT_S`."""
         self._signal("resume")
         tree = self._tree()
         assert self._process.stdin
@@ -53,7 +53,7 @@ class EngineProcess:
 
     @contextmanager
     def turn(self) -> Iterator["EngineProcess"]:
-        """The engine runs inside the block and is stopped after it."""
+        """Let the engine run inside the block."""
         self._signal("resume")
         try:
             yield self
@@ -61,7 +61,7 @@ class EngineProcess:
             self._signal("suspend")
 
     def generate(self, prompts: list[list[int]], max_tokens: int) -> dict[str, float]:
-        """Seconds of one call, and the growth of the engine's counters, where it has any."""
+        """Return the seconds of one call, and the growth of the engine's counters, if it has any."""
         assert self._process.stdin
         self._process.stdin.write(json.dumps({"prompts": prompts, "max_tokens": max_tokens}) + "\n")
         self._process.stdin.flush()

@@ -1,4 +1,4 @@
-"""A process of fake replicas (`octavo_testing.fake_fleet`), as benchmarks of the router start and command it."""
+"""A process of fake replicas (`octavo_testing.fake_fleet`) for benchmarks of the router."""
 
 import json
 import os
@@ -19,7 +19,7 @@ class FakeFleet:
         self._process = process
         self.urls: list[str] = self._answer()["urls"]
 
-    def tell(self, command: str, replica: int) -> None:
+    def send_command(self, command: str, replica: int) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{command} {replica}\n")
         self._process.stdin.flush()
@@ -30,7 +30,7 @@ class FakeFleet:
         return answer
 
     def ask(self, command: str, replica: int) -> dict[str, Any]:
-        self.tell(command, replica)
+        self.send_command(command, replica)
         return self._answer()
 
 

@@ -1,9 +1,9 @@
-"""llguidance against xgrammar on the model that we serve: what a grammar costs, and which keywords each enforces.
+"""Compare llguidance with xgrammar on the default model's vocabulary: costs of a grammar, and enforced keywords.
 
-Every library runs in a process of its own. For each of the forty schemas of `structured_schemas` it compiles, then
-follows one random output token by token. A keyword is "enforced" if the library refuses an instance that breaks it,
-"refused" if it doesn't compile the schema, and "ignored" otherwise. xgrammar is no dependency of ours: install it, with
-apache-tvm-ffi and torch, beside us to run this.
+Each library runs in a process of its own. It compiles each of the forty schemas of `structured_schemas`, then follows
+one random output token by token. A keyword is "enforced" if the library refuses an instance that violates it, "refused"
+if the library doesn't compile the schema, and "ignored" otherwise. xgrammar is not a dependency of Octavo: install
+xgrammar, apache-tvm-ffi and torch to run this benchmark.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from table import print_table, save_json
 
 LONGEST = 200
 STRING, ARRAY, OBJECT = {"type": "string"}, {"type": "array"}, {"type": "object"}
-#: Keyword -> a schema that uses it, and an instance of everything in it but that keyword.
+#: Keyword -> a schema that uses it, and an instance that violates only this keyword.
 KEYWORDS: dict[str, tuple[dict[str, Any], Any]] = {
     "minLength": ({**STRING, "minLength": 3}, "a"),
     "pattern": ({**STRING, "pattern": "^a+$"}, "b"),
@@ -151,7 +151,7 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def follow(library: Any, compiled: Any, eos: int, words: Any) -> list[float]:
-    """Microseconds of each mask along one random output."""
+    """Return the microseconds of each mask along one random output."""
     state, chance, taken = library.start(compiled), random.Random(0), []
     for _ in range(LONGEST):
         started = time.perf_counter()
@@ -174,9 +174,9 @@ def verdict(library: Any, tokenizer: Tokenizer, schema: dict[str, Any], broken: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="two grammar libraries on the default model's vocabulary")
-    parser.add_argument("--library", choices=LIBRARIES, help="print one library's figures as JSON")
-    parser.add_argument("--json", type=Path, help="file to save the figures to")
+    parser = argparse.ArgumentParser(description="Compare two grammar libraries on the default model's vocabulary.")
+    parser.add_argument("--library", choices=LIBRARIES, help="library whose figures are printed as JSON. Default: both")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     arguments = parser.parse_args()
     if arguments.library:
         print(json.dumps(measure(arguments.library)))

@@ -1,7 +1,7 @@
-"""The load generator of `http_overhead.py`: a process of its own, on raw sockets, so that it costs little.
+"""The load generator of `http_overhead.py`: a separate process on raw sockets, which take little CPU time.
 
-`streams`: many chats at once. `alone`: one after another on an idle server, each between two readings of `/metrics`,
-whose difference says how long the engine itself took to the first token. Prints one line of JSON.
+`streams` sends many chats at once. `alone` sends chats one by one to an idle server, each between two readings of
+`/metrics`; their difference is the engine's own time to the first token. The output is one line of JSON.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class Connection:
         return cls(*await asyncio.open_connection("127.0.0.1", port, limit=1 << 20))
 
     async def chat(self, words: str, max_tokens: int) -> Answer:
-        """Every chunk but the first (the role) and the last (the usage) holds text."""
+        """Send a streamed chat. Every chunk but the first (the role) and the last (the usage) holds text."""
         body = {
             "messages": [{"role": "user", "content": words}],
             "max_tokens": max_tokens,
@@ -57,7 +57,7 @@ class Connection:
         return Answer(first_s, usage["completion_tokens"], data.count(b"data: {") - 2)
 
     async def engine_seconds(self) -> float:
-        """What all requests so far spent in the engine before their first token."""
+        """Return the seconds that all requests so far spent in the engine before their first token."""
         head = await self._ask("GET", "/metrics", b"")
         length = next(int(line.split(b":")[1]) for line in head.lower().splitlines() if b"content-length" in line)
         text = (await self._reader.readexactly(length)).decode()
@@ -79,7 +79,7 @@ class Connection:
 
 
 def words(count: int, seed: int) -> str:
-    """Begins with its seed, so that no two prompts share a prefix beyond the template's."""
+    """Return words that begin with the seed, so that prompts share no prefix beyond the template's."""
     return f"{seed} " + " ".join(random.Random(seed).choices(WORDS, k=count))
 
 

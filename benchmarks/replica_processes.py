@@ -1,4 +1,4 @@
-"""The processes of `router_replicas.py`: engines with one thread each, and the routers before them."""
+"""The processes of `router_replicas.py`: engines with one thread each, and the routers in front of them."""
 
 import asyncio
 import os
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import aiohttp
 from octavo_server.up.child import COMMAND
-from octavo_server.up.ports import LOOPBACK, KeptPorts
+from octavo_server.up.ports import LOOPBACK, ReservedPorts
 
 START_TIMEOUT_S = 180
-OCTAVO = (*COMMAND, str(os.getpid()))  # ends with this process, however that ends
+OCTAVO = (*COMMAND, str(os.getpid()))  # the process ends when this one ends, even by SIGKILL
 
 
 @asynccontextmanager
 async def running(command: Sequence[str], url: str, log: Path, *, ready: str = "/ready") -> AsyncIterator[str]:
-    """Its address, once it is ready. Gone afterwards."""
+    """Run a server, yield its address when it is ready, and end it afterwards."""
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(*command, stdout=output, stderr=output)
     try:
@@ -45,11 +45,11 @@ async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def start_engines(stack: AsyncExitStack, model: str, flags: Sequence[str], num: int, folder: Path) -> list[str]:
-    """The first one alone: it compiles and measures what the others then find done."""
-    ports = stack.enter_context(KeptPorts())
+    """Start the engines one by one: the first compiles and measures, and the others use its results."""
+    ports = stack.enter_context(ReservedPorts())
 
     async def start(position: int) -> str:
-        port = ports.keep(LOOPBACK, 0)
+        port = ports.reserve(LOOPBACK, 0)
         command = (*OCTAVO, "serve", model, "--host", LOOPBACK, "--port", str(port), "--num-threads", "1", *flags)
         url = f"http://{LOOPBACK}:{port}"
         return await stack.enter_async_context(running(command, url, folder / f"engine-{position}.log"))
@@ -59,9 +59,9 @@ async def start_engines(stack: AsyncExitStack, model: str, flags: Sequence[str],
 
 @asynccontextmanager
 async def octavo_router(replicas: Sequence[str], log: Path) -> AsyncIterator[str]:
-    """Ready when it has every replica's blocks."""
-    with KeptPorts() as ports:
-        port = ports.keep(LOOPBACK, 0)
+    """Run a router, and yield its address when it has admitted every replica."""
+    with ReservedPorts() as ports:
+        port = ports.reserve(LOOPBACK, 0)
         command = [*OCTAVO, "route", "--host", LOOPBACK, "--port", str(port), "--disable-uvicorn-access-log"]
         for replica in replicas:
             command += ["--replica", replica]
@@ -79,9 +79,9 @@ async def _metrics(session: aiohttp.ClientSession, url: str) -> str:
 
 @asynccontextmanager
 async def sglang_router(python: Path, replicas: Sequence[str], log: Path) -> AsyncIterator[str]:
-    """`cache_aware`, its default settings."""
-    with KeptPorts() as ports:
-        port = ports.keep(LOOPBACK, 0)
+    """Run sglang-router with its policy `cache_aware` and default settings."""
+    with ReservedPorts() as ports:
+        port = ports.reserve(LOOPBACK, 0)
         launch = (str(python), "-m", "sglang_router.launch_router", "--policy", "cache_aware", "--log-level", "warn")
         command = (*launch, "--host", LOOPBACK, "--port", str(port), "--worker-urls", *replicas)
         async with running(command, f"http://{LOOPBACK}:{port}", log, ready="/readiness") as url:

@@ -1,4 +1,4 @@
-"""What runs of `router_replicas.py` come to: figures of each policy, tables, and which goals are met."""
+"""Results of `router_replicas.py`: figures of each policy, tables and verdicts on the goals."""
 
 import statistics
 from collections import Counter
@@ -11,7 +11,7 @@ from table import number, print_table
 
 OURS, OURS_TWICE, ROUND_ROBIN, SGLANG = "octavo", "octavo x2", "round robin", "sglang"
 POLICIES = (OURS, OURS_TWICE, ROUND_ROBIN, SGLANG)
-GOOD_TTFT = 2.0  # times that of an idle replica without a cache
+GOOD_TTFT = 2.0  # times the TTFT of an idle replica without a cache
 HEADER = ("policy", "hits/oracle", "TTFT mean s", "p50", "p99", "good/s", "errors", "skew", "evicted")
 
 
@@ -46,7 +46,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Without any cache: requests per second of all replicas, and seconds to the first token of one that is idle."""
+    """Requests per second of all replicas without a cache, and the TTFT of an idle replica in seconds."""
 
     rate: float
     ttft_s: float
@@ -79,10 +79,10 @@ def result_of(
 
 
 def _predictions(decisions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    told = [d for d in decisions if d["cached_tokens"] is not None]
-    off = sum(abs(d["expected_tokens"] - d["cached_tokens"]) for d in told)
+    reported = [d for d in decisions if d["cached_tokens"] is not None]
+    off = sum(abs(d["expected_tokens"] - d["cached_tokens"]) for d in reported)
     return {
-        "expected_error": off / max(1, sum(d["cached_tokens"] for d in told)),
+        "expected_error": off / max(1, sum(d["cached_tokens"] for d in reported)),
         "rungs": dict(Counter(d["rung"] for d in decisions)),
     }
 

@@ -1,7 +1,7 @@
-"""Seeded workloads for several replicas: which chat request comes when. Open loop: times don't depend on the answers.
+"""Seeded workloads of chat requests for several replicas. Open loop: the times don't depend on the responses.
 
-Only a conversation's next turn waits for the answer before it, as it holds that. Rates are multiples of what the
-replicas can do without any cache, so that a policy that finds nothing runs at its limit.
+Only the next turn of a conversation waits for the answer before it, which it contains. Rates are multiples of the
+replicas' capacity without a cache, so that a policy without hits runs at its limit.
 """
 
 import random
@@ -17,7 +17,7 @@ MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """`at_s`: when it is to be sent; `system`: what its conversation begins with."""
+    """One request: the time `at_s` to send it, the system prompt of its conversation, and the user's message."""
 
     at_s: float
     conversation: int
@@ -27,10 +27,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """`load`: of what the replicas can do without a cache. `active`: conversations between which turns alternate.
+    """`load` is a multiple of the replicas' capacity without a cache. `active` conversations take turns.
 
-    A conversation has `turns` turns of `user_words`; its system prompt is one of `num_systems`, of `system_words`.
-    `blocks`: of each replica's KV cache; little where blocks are to be evicted.
+    A conversation has `turns` turns of `user_words` words; its system prompt is one of `num_systems`, of `system_words`
+    words. `blocks` is the size of each replica's KV cache, small where blocks must be evicted.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Workload:
         return found
 
     def _order(self, dice: random.Random, num: int) -> Iterator[int]:
-        """The conversation of each request."""
+        """Yield the conversation of each request."""
         left = dict.fromkeys(range(self.active), self.turns)
         started = self.active
         for _ in range(num):
@@ -69,7 +69,7 @@ class Workload:
 
 
 def _words(dice: random.Random, count: int) -> str:
-    """Begins with a number, so that no two are alike in their first block."""
+    """Return random words that begin with a number, so that texts differ in their first block."""
     return f"{dice.randrange(10**6)} " + " ".join(dice.choices(WORDS, k=count))
 
 
@@ -90,6 +90,6 @@ WORKLOADS = (MULTI_TURN, SHARED, HOT, PRESSURE)
 
 
 def distinct(num: int, words: int, seed: int) -> list[str]:
-    """Prompts that share nothing, for finding out what can be done without a cache."""
+    """Return prompts without a common prefix, to measure the capacity without a cache."""
     dice = random.Random(f"distinct {seed}")
     return [_words(dice, words) for _ in range(num)]

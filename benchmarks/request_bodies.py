@@ -1,9 +1,9 @@
-"""What hostile request bodies cost a server: how long the event loop stands still, and how much memory they take.
+"""Cost of hostile request bodies for a server: pauses of the event loop, and memory.
 
-Each shape of `octavo_testing.hostile_bodies` is sent to a scripted engine's server, and to a router before it; each
-server is a process of its own, which reports on itself. A gap of the event loop counts as far as the process used the
-CPU in it, so that other processes on the machine don't count. The bound is 100 ms, or three times what msgspec takes to
-decode the body; memory may grow by eight times the body and 32 MiB.
+Each shape of `octavo_testing.hostile_bodies` is sent to the server of a scripted engine and to a router in front of it;
+each server is a process that reports on itself. A pause of the event loop counts only as far as the process used the
+CPU in it, so that other processes on the machine don't count. The bound of a pause is 100 ms, or three times msgspec's
+time to decode the body; memory may grow by eight times the body plus 32 MiB.
 """
 
 import argparse
@@ -36,7 +36,7 @@ TICK_S = 0.001
 
 
 class LoopWatch:
-    """`worst_s`: the longest gap between two turns of the event loop since `reset`."""
+    """`worst_s` is the longest pause between two turns of the event loop since the last reset."""
 
     def __init__(self) -> None:
         self.worst_s = 0.0
@@ -51,7 +51,7 @@ class LoopWatch:
 
 
 def resident(field: str) -> int:
-    """`VmRSS` or `VmHWM` of this process, in bytes."""
+    """Return `VmRSS` or `VmHWM` of this process, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
@@ -59,7 +59,7 @@ def resident(field: str) -> int:
 async def report(command: str, watch: LoopWatch) -> dict[str, float]:
     if command == "reset":
         gc.collect()
-        await asyncio.sleep(5 * TICK_S)  # so that the gap of this collection is behind
+        await asyncio.sleep(5 * TICK_S)  # the pause of this collection is over then
         Path("/proc/self/clear_refs").write_text("5")
         watch.worst_s = 0.0
     return {"rss": resident("VmRSS"), "peak": resident("VmHWM"), "stall_s": watch.worst_s}

@@ -1,8 +1,8 @@
-"""What a routing decision costs once the prompt's hashes are known, in microseconds of CPU: `pick` and `sent`; then to
-take in the frame in which the replica tells of that request, and one about a request of another router.
+"""Cost of a routing decision for a prompt with known hashes, in microseconds of CPU time: `pick` and `lease`.
 
-Prompts share all but their last block with what the replicas have ("warm"), or nothing ("cold"). Goals: 25 us for 450
-tokens on 2 replicas, 500 us for 8192 tokens on 8.
+Also measured is the cost of the frame in which the replica reports that request, and of a frame about a request of
+another router. Prompts share all but their last block with the replicas' blocks ("warm"), or none ("cold"). Goals:
+25 us for 450 tokens on 2 replicas, 500 us for 8192 tokens on 8.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def prompts(shared: list[int], blocks: int, count: int, *, warm: bool) -> Iterat
 
 
 class Bench:
-    """Each request begins and ends before the next, so that only its own last block is new."""
+    """Measures requests one by one, so that only the last block of each is new."""
 
     def __init__(self, replicas: int, tokens: int) -> None:
         self._shared = hashes(0, tokens // BLOCK)
@@ -50,7 +50,7 @@ class Bench:
         self._picker = Picker(index, clock=lambda: self._now)
 
     def measure(self, count: int, *, warm: bool) -> list[Samples]:
-        """Of decisions, of the frames about them, of frames about requests of others."""
+        """Measure decisions, the frames about their requests, and frames about other routers' requests."""
         made = prompts(self._shared, len(self._shared), 2 * count, warm=warm)
         gc.collect()
         took = [self._round(ours, theirs) for ours, theirs in zip(made, made, strict=True)]
@@ -61,27 +61,27 @@ class Bench:
         started = time.process_time_ns()
         ticket = self._picker.lease(self._picker.pick(ours, self._replicas), ours)
         decided_us = (time.process_time_ns() - started) / 1000
-        told_us = self._tell(ticket.decision.chosen, ours)
-        told_others_us = self._tell(self._replicas[0], theirs)
+        ours_us = self._receive_step(ticket.decision.chosen, ours)
+        theirs_us = self._receive_step(self._replicas[0], theirs)
         ticket.record_first_byte()
         ticket.release("ok")
-        return decided_us, told_us, told_others_us
+        return decided_us, ours_us, theirs_us
 
-    def _tell(self, replica: Replica, prompt: Prompt) -> float:
+    def _receive_step(self, replica: Replica, prompt: Prompt) -> float:
         fed = self._fed[self._replicas.index(replica)]
         data = write(fed.step(coming=[block for block in prompt.hashes if block not in self._known]))
         started = time.process_time_ns()
-        for frame in self._reader.feed(data):
+        for frame in self._reader.receive(data):
             assert isinstance(frame, Step)
-            fed.hear(frame)
+            fed.receive(frame)
             self._picker.heard(replica)
         return (time.process_time_ns() - started) / 1000
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--json", type=Path, help="file to save all samples to")
+    parser.add_argument("--count", type=int, default=2000, help="decisions of each case. Default: 2000")
+    parser.add_argument("--json", type=Path, help="file for all samples")
     args = parser.parse_args()
     cases = [(2, 450), (8, 450), (8, 8192), (32, 8192), (100, 450), (100, 8192)]
     samples = {
@@ -91,7 +91,7 @@ def main() -> None:
         for warm in (True, False)
         for replicas, tokens in cases
     }
-    header = ["", "pick and sent", "frame about ours", "about another's"]
+    header = ["", "pick and lease", "frame about ours", "about another's"]
     print_table("us of CPU: median [min, max]", header, [[name, *map(str, of)] for name, of in samples.items()])
     save_json(args.json, {name: dict(zip(header[1:], of, strict=True)) for name, of in samples.items()})
 

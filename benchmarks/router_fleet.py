@@ -1,8 +1,8 @@
-"""What following a fleet costs the router: cores of `octavo route` while 100 replicas send frames, and while they idle.
+"""Cost of following a fleet: cores of `octavo route` with 100 replicas that publish steps, and with idle ones.
 
-The replicas are fake, their frames real: each step stores and removes blocks and has another load. CPU seconds of the
-router's process over wall seconds, from when all replicas are admitted. Goals: 0.5 core at 20 frames a second of each
-replica, 0.1 core with heartbeats only.
+The replicas are fake, their frames are real: each step stores and removes blocks and changes the load. Cores are CPU
+seconds of the router's process per wall second, after all replicas were admitted. Goals: 0.5 core with 20 frames per
+second of each replica, 0.1 core with heartbeats only.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def wait_until_admitted(port: int, count: int) -> None:
 
 
 def measure(replicas: int, rate: float, *, seconds: float, port: int, blocks: int) -> tuple[float, float]:
-    """Cores, and CPU microseconds a frame (heartbeats where there are no others)."""
+    """Return the cores, and the CPU microseconds per frame; at rate 0, per heartbeat."""
     with fake_fleet(replicas=replicas, rate=rate, blocks=blocks) as fakes, octavo_route(fakes.urls, port) as router:
         wait_until_admitted(port, replicas)
         time.sleep(1)
@@ -63,12 +63,12 @@ def measure(replicas: int, rate: float, *, seconds: float, port: int, blocks: in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--replicas", type=int, default=100)
-    parser.add_argument("--rate", type=float, default=20, help="frames a second of each replica")
-    parser.add_argument("--blocks", type=int, default=4, help="blocks that each frame stores, and removes")
-    parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--port", type=int, default=18_800)
-    parser.add_argument("--json", type=Path, help="file to save all samples to")
+    parser.add_argument("--rate", type=float, default=20, help="frames per second of each replica. Default: 20")
+    parser.add_argument("--blocks", type=int, default=4, help="blocks that each frame stores and removes. Default: 4")
+    parser.add_argument("--seconds", type=float, default=10, help="seconds of one measurement. Default: 10")
+    parser.add_argument("--repetitions", type=int, default=3, help="measurements of each case. Default: 3")
+    parser.add_argument("--port", type=int, default=18_800, help="port of the router. Default: 18800")
+    parser.add_argument("--json", type=Path, help="file for all samples")
     args = parser.parse_args()
     cases = {f"{args.rate:g} frames a second each": args.rate, "heartbeats only": 0.0}
     rows, saved = [], {}

@@ -1,4 +1,4 @@
-"""Replicas and a router as processes that a benchmark may kill: each keeps its address when it is started again."""
+"""Replicas and a router as processes that a benchmark may kill; each keeps its address when it is started again."""
 
 import os
 import socket
@@ -39,13 +39,13 @@ class Killable:
             )
 
     def kill(self) -> None:
-        """-9, and gone when this returns."""
+        """Send SIGKILL and wait for the process to end."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     def cpu_s(self) -> float:
-        """Of all its life."""
+        """Return the CPU seconds of the process since its start."""
         assert self._process is not None
         times = psutil.Process(self._process.pid).cpu_times()
         return float(times.user + times.system)
@@ -56,7 +56,7 @@ class Killable:
             self._process.wait(60)
 
     def wait_until(self, path: str, holds: Callable[[Any], bool]) -> None:
-        """Of what a GET of the path answers, as JSON."""
+        """Wait until the JSON that a GET of `path` returns fulfils the condition."""
         deadline = time.monotonic() + START_TIMEOUT_S
         with httpx.Client(base_url=self.url) as http:
             while time.monotonic() < deadline:
@@ -70,7 +70,7 @@ class Killable:
                 except httpx.TransportError:
                     pass
                 time.sleep(LOOK_S)
-        raise RuntimeError(f"{self.url}{path} didn't become as expected; its log:\n{self.log.read_text()[-3000:]}")
+        raise RuntimeError(f"{self.url}{path} did not fulfil the condition; its log:\n{self.log.read_text()[-3000:]}")
 
 
 class Router(Killable):
@@ -90,7 +90,7 @@ def _num_exact(shown: Any) -> int:
 def routed(
     number: int, folder: Path, *, engine: str, serve_flags: Sequence[str], route_flags: Sequence[str] = ()
 ) -> Iterator[tuple[list[Killable], Router]]:
-    """All of it is up, and the router knows what each replica has."""
+    """Run replicas and a router, and yield them when the router is exact for each replica."""
     command = [*SERVE[engine], "serve", "--disable-log-stats", *serve_flags]
     replicas = [Killable(command, folder / f"replica-{i}.log") for i in range(number)]
     router = Router(replicas, folder / "router.log", route_flags)

@@ -1,9 +1,9 @@
-"""How long a router takes to read a prompt, in microseconds: from a request's body to its block hashes.
+"""Time that a router takes to hash a prompt, in microseconds: from the request's body to its block hashes.
 
-`tokenising` is the tokenizer's part of it; `decision` is all the rest, with picking a replica of eight; `afterwards` is
-what is done once the request is out: keeping in mind that its blocks will be there. Garbage is collected as in
-`octavo route`. Goals: 60 us to read 450 tokens of which all but the last message is known, and 1 ms for the decision on
-8192 tokens that nobody knows.
+`tokenising` is the tokenizer's part of the time; `decision` is the rest, with the choice among eight replicas;
+`afterwards` is the work after the request was sent, the prediction of its blocks. Garbage is collected as in
+`octavo route`. Goals: 60 us to read 450 tokens of which only the last message is new, and 1 ms for the decision on 8192
+new tokens.
 """
 
 import argparse
@@ -20,8 +20,8 @@ from octavo_engine.frontend import Frontend
 from octavo_engine.text.template import ChatTemplate
 from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.hashing import root_hash
-from octavo_server.cli.route import settle_memory
-from octavo_server.kv.card import ModelCard
+from octavo_server.cli.route import freeze_gc
+from octavo_server.kv.card import KVModelCard
 from octavo_server.router.balance.picker import Picker
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_server.router.prompts.prompt_hasher import PromptHasher
@@ -43,7 +43,7 @@ Body = dict[str, Any]
 
 
 class TimedTokenizer:
-    """A tokenizer that knows how long it was busy."""
+    """A tokenizer that adds up the microseconds of its calls."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -68,7 +68,7 @@ def user(content: str) -> Body:
 
 
 def known_system(draw: random.Random) -> Iterator[Body]:
-    """450 tokens, as the benchmark of routers sends them."""
+    """Yield bodies of 450 tokens, like those of `router_latency.py`."""
     while True:
         yield {"messages": [SYSTEM, user(f"question {draw.randrange(10**6)}")], "max_tokens": 8}
 
@@ -85,7 +85,7 @@ def known_document(draw: random.Random) -> Iterator[Body]:
 
 
 def growing(draw: random.Random) -> Iterator[Body]:
-    """Turn by turn up to 100 messages of some 80 tokens, then another conversation."""
+    """Yield the turns of conversations that grow to 100 messages of some 80 tokens."""
     while True:
         messages = [SYSTEM]
         for _ in range(50):
@@ -95,7 +95,7 @@ def growing(draw: random.Random) -> Iterator[Body]:
 
 
 def agent(draw: random.Random) -> Iterator[Body]:
-    """With tools and calls; each request goes on from the one before, up to 40 messages."""
+    """Yield the requests of an agent with tools; each extends the one before, up to 40 messages."""
     while True:
         messages: list[Body] = [SYSTEM, user(text(draw, 40))]
         for number in range(20):
@@ -115,21 +115,21 @@ CASES = {
 }
 
 
-def measure(card: ModelCard, tokenizer: TimedTokenizer, bodies: Iterator[Body], count: int) -> dict[str, Samples]:
+def measure(card: KVModelCard, tokenizer: TimedTokenizer, bodies: Iterator[Body], count: int) -> dict[str, Samples]:
     template = ChatTemplate(card.chat_template or "", card.special_tokens)
     reader = PromptHasher(card, tokenizer, template)  # type: ignore[arg-type]
     index = PrefixIndex(max_entries=4_000_000)
     replicas = [FedReplica(index, f"replica-{k}", device=[]).replica for k in range(REPLICAS)]
     now = 0.0
     late: list[Callable[[], None]] = []
-    picker = Picker(index, clock=lambda: now, soon=late.append)
+    picker = Picker(index, clock=lambda: now, call_soon=late.append)
     found: dict[str, list[float]] = {name: [] for name in SHOWN}
-    settle_memory()
+    freeze_gc()
     for _ in range(count):
         body = msgspec.json.decode(msgspec.json.encode(next(bodies)))
         now, tokenizer.took_us = now + 0.01, 0.0
         started = time.perf_counter_ns()
-        prompt = reader.read("chat", body, "")
+        prompt = reader.hash_prompt("chat", body, "")
         read = time.perf_counter_ns()
         ticket = picker.lease(picker.pick(prompt, replicas), prompt)
         picked = time.perf_counter_ns()
@@ -149,14 +149,14 @@ def measure(card: ModelCard, tokenizer: TimedTokenizer, bodies: Iterator[Body], 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", default=EngineConfig().model, help="whose tokenizer and chat template")
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--json", type=Path, help="file to save all samples to")
+    parser.add_argument("--model", default=EngineConfig().model, help="model of the tokenizer and chat template")
+    parser.add_argument("--count", type=int, default=1000, help="requests of each case. Default: 1000")
+    parser.add_argument("--json", type=Path, help="file for all samples")
     args = parser.parse_args()
     frontend = Frontend.load(EngineConfig(model=args.model))
     tokenizer, template = TimedTokenizer(frontend.tokenizer), frontend.chat_template
     assert template is not None, "the model has no chat template"
-    card = ModelCard(
+    card = KVModelCard(
         models=("m",),
         root=root_hash("weights", "float32", BLOCK),
         block_size=BLOCK,

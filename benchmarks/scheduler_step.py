@@ -1,7 +1,8 @@
-"""How long the scheduler takes per step with 256 sequences decoding: `step`, `commit`, and the statistics between.
+"""Time of the scheduler per step with 256 decoding sequences: `step`, `commit` and `stats`.
 
-No model and no executor: results are made up outside the measured time. Prompts have different lengths, so that block
-edges, where a block is taken and one is hashed, spread evenly over the steps; every prompt is new to the prefix cache.
+There is no model and no executor: results are made outside the measured time. Prompts have different lengths, so that
+block boundaries, where a block is allocated and one is hashed, are spread evenly over the steps. No prompt is in the
+prefix cache.
 """
 
 import argparse
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from octavo_engine.config import SchedulerConfig
 from octavo_engine.core.scheduler import Scheduler
-from octavo_engine.engine import settle_memory
+from octavo_engine.engine import freeze_gc
 from octavo_engine.wire.plan import SeqResult, StepPlan, StepResult
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
@@ -22,7 +23,7 @@ BLOCK_SIZE = 16
 
 
 def scheduler_with(running: int, steps: int, *, caching: bool) -> Scheduler:
-    """All prompts computed, `steps` decode steps to go."""
+    """Return a scheduler whose sequences have computed their prompts and have `steps` decode steps left."""
     longest = 400 + steps
     config = SchedulerConfig(
         max_model_len=2 * longest,
@@ -49,7 +50,7 @@ def result_of(plan: StepPlan) -> StepResult:
 
 
 def measure(scheduler: Scheduler, steps: int) -> dict[str, Samples]:
-    """Milliseconds of each part of each step."""
+    """Return the milliseconds of each part of each step."""
     rows = []
     for _ in range(steps):
         started = time.perf_counter()
@@ -69,15 +70,15 @@ def measure(scheduler: Scheduler, steps: int) -> dict[str, Samples]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="milliseconds of scheduling per step")
-    parser.add_argument("--running", type=int, default=256, help="sequences that decode")
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--json", type=Path, help="file to save every sample to")
+    parser = argparse.ArgumentParser(description="Measure the milliseconds of scheduling per step.")
+    parser.add_argument("--running", type=int, default=256, help="decoding sequences. Default: 256")
+    parser.add_argument("--steps", type=int, default=1000, help="number of steps. Default: 1000")
+    parser.add_argument("--json", type=Path, help="file for all samples")
     arguments = parser.parse_args()
     results, rows = {}, []
     for name, caching in (("prefix caching on", True), ("prefix caching off", False)):
         scheduler = scheduler_with(arguments.running, arguments.steps, caching=caching)
-        settle_memory()
+        freeze_gc()
         results[name] = measure(scheduler, arguments.steps)
         both = results[name]["step + commit"].median
         cells = [number(samples.median) for samples in results[name].values()]

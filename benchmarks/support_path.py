@@ -1,4 +1,4 @@
-"""Imported for what it does: the tests' support (`octavo_testing`) can be imported after it."""
+"""Importing this module adds the tests' support to `sys.path`, so that `octavo_testing` can be imported."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Results as they are shown and saved: samples with their median, smallest and largest value, plain tables, JSON."""
+"""Output of results: samples with median, minimum and maximum; plain tables; JSON files."""
 
 import json
 import statistics
@@ -27,12 +27,12 @@ class Samples:
 
 
 def number(value: float) -> str:
-    """Three digits or so, whatever the size."""
+    """Format a figure with about three digits."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """The first column is text, to the left; the others are figures, to the right."""
+    """Print a table whose first column is aligned to the left and whose others are aligned to the right."""
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     print(f"\n{title}")

@@ -1,18 +1,18 @@
-"""The one workload that all engines get, as token ids.
+"""The workload of all engines, as token ids.
 
-Prompts are random ids, so no tokenizer is compared and nothing is found in a prefix cache by chance; end-of-sequence is
+Prompts are random ids, so that no tokenizer is measured and no prefix is in a cache by chance. End-of-sequence is
 ignored and decoding is greedy, so that every engine computes the same number of tokens.
 """
 
 import random
 from dataclasses import dataclass
 
-FIRST_ID, END_ID = 1000, 40000  # within the vocabulary of every model that is of use here, past the special ids
+FIRST_ID, END_ID = 1000, 40000  # ids in the vocabulary of every model used here, beyond the special ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Sizes in tokens. One stream is timed as the difference to a run of one token, so that its prefill cancels out."""
+    """Sizes in tokens. The time of one stream is its difference to a run of one token, which cancels the prefill."""
 
     requests: int = 64
     input_tokens: int = 256

@@ -1,4 +1,4 @@
-"""Fixtures of the e2e suite (e2e/README.md): a cluster, the images, the installed chart, a service that answers."""
+"""Fixtures of the e2e suite (e2e/README.md): a cluster, the images, the installed chart, a ready service."""
 
 import os
 import re
@@ -19,16 +19,16 @@ from octavo_e2e.release import Release
 RESULTS = ROOT / "results" / "e2e"
 IMAGES_S, TEST_S = 1500, 300
 EXAMPLE, EXAMPLE_HOST = ROOT / "examples" / "smollm2.yaml", "smollm2.example.test"
-HAS_IMAGES = "E2E_HAS_IMAGES" in os.environ  # of this very tree, and the cluster has them
-KEEPS = "E2E_KEEP" in os.environ  # what was installed stays, to look at or for the next run
+HAS_IMAGES = "E2E_HAS_IMAGES" in os.environ  # the cluster already has images of this commit
+KEEPS = "E2E_KEEP" in os.environ  # keep the installation for inspection or the next run
 
-_taken = pytest.StashKey[list[tuple[str, float]]]()
+_durations = pytest.StashKey[list[tuple[str, float]]]()
 _cluster = pytest.StashKey[Cluster]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "last: disturbs all others, or looks at what they did: comes after them")
-    config.stash[_taken] = []
+    config.addinivalue_line("markers", "last: runs after all others, because it disturbs them or checks what they did")
+    config.stash[_durations] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,19 +49,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    for name, seconds in config.stash[_taken]:
+    for name, seconds in config.stash[_durations]:
         terminalreporter.write_line(f"{seconds:7.1f} s  {name}")
 
 
 @pytest.fixture(scope="session")
 def step(request: pytest.FixtureRequest) -> Step:
-    """`with step("what"):` takes its time; printed at the end."""
+    """`with step("what"):` measures a part of a test; all durations are printed at the end."""
 
     @contextmanager
     def timed(name: str) -> Iterator[None]:
         began = time.monotonic()
         yield
-        request.config.stash[_taken].append((name, time.monotonic() - began))
+        request.config.stash[_durations].append((name, time.monotonic() - began))
 
     return timed
 
@@ -69,7 +69,7 @@ def step(request: pytest.FixtureRequest) -> Step:
 @pytest.fixture(scope="session")
 def provider(step: Step) -> Iterator[Provider]:
     try:
-        with step("the cluster comes up"):
+        with step("start the cluster"):
             found = start()
     except NoCluster as error:
         pytest.skip(str(error))
@@ -88,7 +88,7 @@ def cluster(provider: Provider, request: pytest.FixtureRequest) -> Iterator[Clus
 
 @pytest.fixture(scope="session")
 def release(cluster: Cluster, step: Step) -> Iterator[Release]:
-    """The chart with its default values, of images that were just built."""
+    """The chart with its default values, and newly built images."""
     if not HAS_IMAGES:
         with step("make images"):
             cluster.provider.run("make", "images", within_s=IMAGES_S)
@@ -102,7 +102,7 @@ def release(cluster: Cluster, step: Step) -> Iterator[Release]:
 
 @pytest.fixture(scope="session")
 def make_namespace(release: Release, cluster: Cluster) -> Iterator[Callable[[], str]]:
-    """Of names that the suite owns; all go at the end."""
+    """A function that creates a namespace with the suite's prefix; all are deleted at the end."""
     made: list[str] = []
 
     def make() -> str:
@@ -117,7 +117,7 @@ def make_namespace(release: Release, cluster: Cluster) -> Iterator[Callable[[], 
 
 @pytest.fixture(scope="session")
 def smollm2(cluster: Cluster, step: Step, make_namespace: Callable[[], str]) -> str:
-    """The namespace where examples/smollm2.yaml serves. A test that changes the service puts it back."""
+    """The namespace where examples/smollm2.yaml serves. A test that changes the service must restore it."""
     namespace = make_namespace()
     with step("kubectl apply -f examples/smollm2.yaml"):
         cluster.apply(EXAMPLE, namespace)
@@ -138,7 +138,7 @@ def namespace(cluster: Cluster, make_namespace: Callable[[], str]) -> Iterator[s
 @pytest.fixture(scope="session")
 def audit(provider: Provider) -> AuditLog:
     if provider.audit_log is None:
-        pytest.skip(f"the cluster ({provider.name}) keeps no audit log that can be read here; ../shared/k8s does")
+        pytest.skip(f"the cluster ({provider.name}) has no readable audit log; the cluster of ../shared/k8s has one")
     return AuditLog(provider.audit_log)
 
 

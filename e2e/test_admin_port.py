@@ -1,6 +1,6 @@
 """Admin, debug, metrics, state and KV paths are 404 through the Ingress for every caller while the service is Ready.
 
-They answer where they belong: on the router's admin port, and on engines, to requests that show the router's secret.
+The router's admin port and the engines serve them, to requests with the router's secret.
 """
 
 import base64
@@ -26,7 +26,7 @@ CLIENT_REQUESTS: dict[str, dict[str, Any]] = {
     "/tokenize": {"model": NAME, "prompt": "Hello"},
     "/detokenize": {"model": NAME, "tokens": [1, 2]},
 }
-#: Runs in a router's container: `python -c ASK URL HAS_SECRET PATHS`; prints the status of each path as JSON.
+#: Runs in a router's container as `python -c ASK URL HAS_SECRET PATHS`; prints the status of each path as JSON.
 ASK = """
 import json, os, sys, urllib.error, urllib.request
 url, has_secret, paths = sys.argv[1], sys.argv[2] == "True", json.loads(sys.argv[3])
@@ -43,7 +43,7 @@ print(json.dumps({path: ask(path) for path in paths}))
 
 @pytest.fixture(autouse=True)
 def ready_throughout(smollm2: str, cluster: Cluster) -> Iterator[None]:
-    """A service that is down would answer 404 as well."""
+    """The service must be ready throughout: a service that is down would return 404, too."""
     cluster.until_ready(smollm2, NAME)
     yield
     service = cluster.get("InferenceService", smollm2, NAME)
@@ -59,7 +59,7 @@ def secret(smollm2: str, cluster: Cluster) -> str:
 
 
 def _asked(cluster: Cluster, namespace: str, url: str, paths: Sequence[str], *, has_secret: bool) -> Mapping[str, int]:
-    """Status of each path, asked from a router's container."""
+    """Status of a request for each path, sent from a router's container."""
     command = ("python", "-c", ASK, url, str(has_secret), json.dumps(paths))
     found: dict[str, int] = json.loads(cluster.kubectl("exec", "-n", namespace, ROUTER_POD, "--", *command))
     return found
@@ -78,7 +78,7 @@ def test_other_spellings_of_metrics_are_refused_through_the_ingress(cluster: Clu
     assert cluster.status(HOST, target) in (400, 404)
 
 
-def test_client_paths_and_probes_answer_through_the_ingress(cluster: Cluster) -> None:
+def test_client_paths_and_probes_work_through_the_ingress(cluster: Cluster) -> None:
     listed = ("/v1/models", f"/v1/models/{NAME}", *PROBES)
     found = {path: cluster.status(HOST, path) for path in listed}
     found |= {path: cluster.status(HOST, path, method="POST", body=body) for path, body in CLIENT_REQUESTS.items()}
@@ -97,7 +97,7 @@ def test_the_admin_port_requires_the_secret_except_for_metrics_and_probes(smollm
     assert {status for status in found.values() if status != 200} <= REFUSED
 
 
-def test_no_service_of_the_cluster_leads_to_the_admin_port(smollm2: str, cluster: Cluster) -> None:
+def test_no_kubernetes_service_exposes_the_admin_port(smollm2: str, cluster: Cluster) -> None:
     for service in cluster.find("Service", smollm2, f"serving.octavo.dev/service={NAME}"):
         assert [port["targetPort"] for port in service["spec"]["ports"]] == ["http"]
 

@@ -1,4 +1,4 @@
-"""Services that can't work: each says why in a condition and an event, soon after Kubernetes does; no other suffers."""
+"""Broken services: each gets a condition and an event with the reason within 10 s; other services are not affected."""
 
 import re
 import time
@@ -12,17 +12,17 @@ import pytest
 from octavo_e2e.cluster import Cluster, Raw, Step, condition, exposed
 
 HOST, FINE = "fine.example.test", "fine"
-WITHIN_S, LOOK_S, PATIENCE_S = 10, 0.5, 240
+WITHIN_S, POLL_S, LIMIT_S = 10, 0.5, 240
 NOWHERE = "http://127.0.0.1:9"
 TINY = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "1Gi"}}
 BESIDE_FINE = {"router": {"ref": {"name": FINE}}, "resources": TINY}
-HUB = {"uri": "hf://nobody/nothing"}
+HUB = {"uri": "hf://missing/nothing"}
 
 
 @dataclass(frozen=True)
 class Broken:
-    """`signal`: what Kubernetes says first: an event, a container that ended, a Deployment that makes no pods; none:
-    the service itself. `says`: in the message.
+    """`signal`: kind and text by which Kubernetes reports the fault: an event, a terminated container or a Deployment
+    without pods; None: the service itself is the fault. `says`: part of the condition's message.
     """
 
     name: str
@@ -32,9 +32,11 @@ class Broken:
     signal: tuple[str, str] | None = None
     of: str = "Ready"
     where: str = "open"
-    signals: set[datetime] = field(default_factory=set, compare=False)
-    told: set[datetime] = field(default_factory=set, compare=False)
-    shows: list[str] = field(default_factory=list, compare=False)  # messages of the condition, with the right reason
+    signal_times: set[datetime] = field(default_factory=set, compare=False)
+    event_times: set[datetime] = field(default_factory=set, compare=False)
+    messages: list[str] = field(
+        default_factory=list, compare=False
+    )  # of the condition, once it has the expected reason
 
 
 BROKEN = (
@@ -60,7 +62,7 @@ BROKEN = (
         "no-hub",
         {"model": HUB | {"secretRef": {"name": "to-nowhere"}}},
         "FetchFailed",
-        "nobody/nothing",
+        "missing/nothing",
         ("Pod", "exit code 1"),
     ),
     Broken(
@@ -120,8 +122,8 @@ BROKEN = (
         ("Event", '"no-keys" not found'),
         of="RouterReady",
     ),
-    Broken("same-host", {"router": {}} | exposed(HOST), "HostTaken", f"/{FINE}'s"),
-    Broken("no-router", {"router": {"ref": {"name": "nobody"}}}, "RouterNotFound", "'nobody'"),
+    Broken("same-host", {"router": {}} | exposed(HOST), "HostTaken", f"/{FINE}"),
+    Broken("no-router", {"router": {"ref": {"name": "missing"}}}, "RouterNotFound", "'missing'"),
     Broken("taken", {}, "NameTaken", "ServiceAccount taken-engine"),
     Broken(
         "over-quota", {"router": {}}, "QuotaExceeded", "exceeded quota", ("Deployment", "exceeded quota"), where="full"
@@ -151,39 +153,41 @@ def places(cluster: Cluster, namespace: str, make_namespace: Callable[[], str]) 
 
 @pytest.fixture(scope="module")
 def fine(cluster: Cluster, places: dict[str, str]) -> Raw:
-    """A service that works, whose router and host the broken ones are after."""
+    """A working service, whose router and host the broken services claim."""
     cluster.serve(places["open"], FINE, **exposed(HOST))
     return cluster.until_ready(places["open"], FINE)
 
 
 @pytest.fixture(scope="module")
-def told(cluster: Cluster, places: dict[str, str], fine: Raw, step: Step) -> dict[str, Broken]:
-    """All at once; with when each was first seen to be wrong, and when its condition and event said so."""
+def reported(cluster: Cluster, places: dict[str, str], fine: Raw, step: Step) -> dict[str, Broken]:
+    """All broken services, created at once, with the times of their faults, conditions and events."""
     for broken in BROKEN:
         cluster.serve(places[broken.where], broken.name, **(BESIDE_FINE | broken.spec))
-    waiting, deadline = list(BROKEN), time.monotonic() + PATIENCE_S
-    with step("all broken services have said why"):
+    waiting, deadline = list(BROKEN), time.monotonic() + LIMIT_S
+    with step("all broken services have condition and event"):
         while waiting and time.monotonic() < deadline:
             for place in places.values():
-                _look(cluster, place, [broken for broken in waiting if places[broken.where] == place])
-            waiting = [broken for broken in waiting if not (broken.signals and broken.told and broken.shows)]
-            Event().wait(LOOK_S)
+                _record(cluster, place, [broken for broken in waiting if places[broken.where] == place])
+            waiting = [
+                broken for broken in waiting if not (broken.signal_times and broken.event_times and broken.messages)
+            ]
+            Event().wait(POLL_S)
     return {broken.name: broken for broken in BROKEN}
 
 
-def _look(cluster: Cluster, namespace: str, waiting: list[Broken]) -> None:
+def _record(cluster: Cluster, namespace: str, waiting: list[Broken]) -> None:
     found = {kind: cluster.find(kind, namespace) for kind in ("Pod", "Deployment", "Event", "InferenceService")}
     for broken in waiting:
         service = next(o for o in found["InferenceService"] if o["metadata"]["name"] == broken.name)
         if broken.signal is None:
-            broken.signals.add(_time(service["metadata"]["creationTimestamp"]))
+            broken.signal_times.add(_time(service["metadata"]["creationTimestamp"]))
         else:
             kind, says = broken.signal
             of_its = [o for o in found[kind] if _is_of(broken, o)]
-            broken.signals.update(stamp for o in of_its for text, stamp in _said(o) if re.search(says, text))
+            broken.signal_times.update(stamp for o in of_its for text, stamp in _texts(o) if re.search(says, text))
         if condition(service, broken.of).get("reason") == broken.reason:
-            broken.shows.append(condition(service, broken.of)["message"])
-        broken.told.update(_time(event["eventTime"]) for event in found["Event"] if _is_news_of(event, broken))
+            broken.messages.append(condition(service, broken.of)["message"])
+        broken.event_times.update(_time(event["eventTime"]) for event in found["Event"] if _is_event_of(event, broken))
 
 
 def _is_of(broken: Broken, raw: Raw) -> bool:
@@ -191,8 +195,8 @@ def _is_of(broken: Broken, raw: Raw) -> bool:
     return name.startswith(f"{broken.name}-")
 
 
-def _said(raw: Raw) -> Iterator[tuple[str, datetime]]:
-    """Words, and when they came."""
+def _texts(raw: Raw) -> Iterator[tuple[str, datetime]]:
+    """Texts of an object by which Kubernetes reports a fault, with their times."""
     if "involvedObject" in raw:
         yield raw.get("message", ""), _time(raw["metadata"]["creationTimestamp"])
     status = raw.get("status", {})
@@ -211,29 +215,29 @@ def _time(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def _is_news_of(event: Raw, broken: Broken) -> bool:
+def _is_event_of(event: Raw, broken: Broken) -> bool:
     about = event["involvedObject"]
     is_its = (about["kind"], about["name"]) == ("InferenceService", broken.name)
     return is_its and event["reason"] == broken.reason and event["type"] == "Warning"
 
 
 @pytest.mark.parametrize("name", [broken.name for broken in BROKEN])
-def test_it_says_why_soon_after_kubernetes_does(
-    name: str, told: dict[str, Broken], cluster: Cluster, places: dict[str, str]
+def test_a_broken_service_has_its_reason_within_10_s(
+    name: str, reported: dict[str, Broken], cluster: Cluster, places: dict[str, str]
 ) -> None:
-    broken = told[name]
+    broken = reported[name]
     service: Any = cluster.get("InferenceService", places[broken.where], name)
-    assert broken.signals, (broken, service["status"])
-    assert broken.shows, (broken, service["status"])
-    assert broken.told, (broken, service["status"])
-    assert broken.says in broken.shows[0]
-    took_s = (min(broken.told) - min(broken.signals)).total_seconds()
+    assert broken.signal_times, (broken, service["status"])
+    assert broken.messages, (broken, service["status"])
+    assert broken.event_times, (broken, service["status"])
+    assert broken.says in broken.messages[0]
+    took_s = (min(broken.event_times) - min(broken.signal_times)).total_seconds()
     print(f"{name}: {took_s:.1f} s after the signal")
     assert took_s <= WITHIN_S
 
 
-def test_what_works_is_not_disturbed(
-    told: dict[str, Broken], fine: Raw, cluster: Cluster, places: dict[str, str]
+def test_a_working_service_is_not_disturbed(
+    reported: dict[str, Broken], fine: Raw, cluster: Cluster, places: dict[str, str]
 ) -> None:
     now: Any = cluster.get("InferenceService", places["open"], FINE)
     assert condition(now, "Ready")["lastTransitionTime"] == condition(fine, "Ready")["lastTransitionTime"]
@@ -242,22 +246,20 @@ def test_what_works_is_not_disturbed(
     assert "Paris" in cluster.ask(HOST, FINE)
 
 
-def test_what_somebody_else_made_is_left_alone(
-    told: dict[str, Broken], cluster: Cluster, places: dict[str, str]
-) -> None:
+def test_foreign_objects_are_left_alone(reported: dict[str, Broken], cluster: Cluster, places: dict[str, str]) -> None:
     theirs: Any = cluster.get("ServiceAccount", places["open"], "taken-engine")
     assert "ownerReferences" not in theirs["metadata"]
     assert "labels" not in theirs["metadata"]
 
 
-def test_nothing_is_told_twice(told: dict[str, Broken], cluster: Cluster, places: dict[str, str]) -> None:
-    """However often pods fail meanwhile."""
+def test_each_event_is_recorded_once(reported: dict[str, Broken], cluster: Cluster, places: dict[str, str]) -> None:
+    """Repeated failures of pods must not repeat the event."""
     events = cluster.find("Event", places["open"])
     counts = [
         (event.get("series") or {}).get("count", 1)
         for broken in BROKEN
         for event in events
-        if _is_news_of(event, broken)
+        if _is_event_of(event, broken)
     ]
     assert counts
     assert max(counts) == 1

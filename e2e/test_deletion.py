@@ -1,4 +1,4 @@
-"""What is deleted goes within a minute, with all that was made for it: a service, a namespace, without an operator."""
+"""Services and namespaces are deleted with all their objects within a minute, with or without an operator."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ MADE = ("Deployment", "Pod", "Service", "Secret", "ServiceAccount", "Role", "Rol
 
 @pytest.fixture(scope="module")
 def places(cluster: Cluster, make_namespace: Callable[[], str]) -> list[str]:
-    """Four namespaces, each with a service: all serve but the last, which has only routers."""
+    """Four namespaces with one service each; the last service has routers only, the others are ready."""
     made = [make_namespace() for _ in range(4)]
     for number, namespace in enumerate(made):
         replicas, more = (0, {"drain": {"timeoutSeconds": 10}}) if namespace == made[-1] else (1, {})
@@ -26,8 +26,8 @@ def places(cluster: Cluster, make_namespace: Callable[[], str]) -> list[str]:
     return made
 
 
-def _delete_and_see(cluster: Cluster, of_service: str, whole: str) -> None:
-    """A service in one namespace and all of another, at once."""
+def _delete_and_wait(cluster: Cluster, of_service: str, whole: str) -> None:
+    """Delete a service in one namespace and the whole other namespace at the same time."""
     kinds = [kind for kind in MADE if cluster.find(kind, of_service, LABEL)]
     assert set(kinds) == set(MADE)
     cluster.kubectl("delete", "infsvc", SERVICE, "-n", of_service)
@@ -44,13 +44,13 @@ def _delete_and_see(cluster: Cluster, of_service: str, whole: str) -> None:
             one.result()
 
 
-def test_a_service_and_a_namespace(places: list[str], cluster: Cluster) -> None:
-    _delete_and_see(cluster, places[0], places[1])
+def test_a_service_and_a_namespace_are_deleted_within_a_minute(places: list[str], cluster: Cluster) -> None:
+    _delete_and_wait(cluster, places[0], places[1])
 
 
-def test_without_an_operator(places: list[str], cluster: Cluster, release: Release) -> None:
+def test_deletion_works_without_an_operator(places: list[str], cluster: Cluster, release: Release) -> None:
     release.scale(0)
     try:
-        _delete_and_see(cluster, places[2], places[3])
+        _delete_and_wait(cluster, places[2], places[3])
     finally:
         release.scale(2)

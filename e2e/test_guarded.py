@@ -1,4 +1,4 @@
-"""A namespace under the restricted Pod Security standard, and a service that asks for API keys."""
+"""A service with API keys in a namespace under the restricted Pod Security Standard."""
 
 from functools import partial
 from itertools import product
@@ -9,12 +9,12 @@ from octavo_e2e.cluster import Cluster, eventually
 from openai import AuthenticationError
 
 HOST, NAME = "guarded.example.test", "guarded"
-MOUNTED_S = 120  # left alone, a kubelet brings a changed Secret into its pods within a minute or so
+MOUNTED_S = 120  # by itself a kubelet updates a changed Secret in its pods within about a minute
 
 
 @pytest.fixture(scope="module")
 def guarded(cluster: Cluster, namespace: str) -> str:
-    """Its namespace."""
+    """The namespace of the service `guarded`."""
     cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     keys = ("--from-literal=team-a=key-of-a", "--from-literal=admin=key-of-admin")
     cluster.kubectl("create", "secret", "generic", "keys", "-n", namespace, *keys)
@@ -24,21 +24,21 @@ def guarded(cluster: Cluster, namespace: str) -> str:
     return namespace
 
 
-def _lives(cluster: Cluster, namespace: str) -> set[tuple[str, int]]:
+def _containers(cluster: Cluster, namespace: str) -> set[tuple[str, int]]:
     return {
         (pod["metadata"]["uid"], sum(s["restartCount"] for s in pod["status"]["containerStatuses"]))
         for pod in cluster.find("Pod", namespace)
     }
 
 
-def test_it_serves_in_a_restricted_namespace(guarded: str, cluster: Cluster) -> None:
+def test_a_service_works_in_a_restricted_namespace(guarded: str, cluster: Cluster) -> None:
     privileged = ("run", "privileged", "-n", guarded, "--image=octavo/router:dev", "--privileged")
     cluster.kubectl(*privileged, check=False)
     assert cluster.get("Pod", guarded, "privileged") is None, "the namespace is not restricted"
     assert "Paris" in cluster.ask(HOST, NAME, key="key-of-a")
 
 
-def test_only_who_has_a_key_is_served(guarded: str, cluster: Cluster) -> None:
+def test_a_request_without_a_valid_key_is_refused(guarded: str, cluster: Cluster) -> None:
     with pytest.raises(AuthenticationError):
         cluster.ask(HOST, NAME, key="a guess")
 
@@ -53,14 +53,14 @@ def test_no_key_opens_admin_paths_through_the_ingress(guarded: str, cluster: Clu
     assert found == dict.fromkeys(asked, 404)
 
 
-def test_a_new_key_is_taken_up_live(guarded: str, cluster: Cluster) -> None:
-    before = _lives(cluster, guarded)
+def test_a_new_key_applies_without_a_restart(guarded: str, cluster: Cluster) -> None:
+    before = _containers(cluster, guarded)
     with pytest.raises(AuthenticationError):
         cluster.ask(HOST, NAME, key="key-of-b")
     cluster.kubectl("patch", "secret", "keys", "-n", guarded, "-p", '{"stringData": {"team-b": "key-of-b"}}')
-    sooner = "example.test/look=now"  # a kubelet looks at a changed pod at once
+    sooner = "example.test/look=now"  # a kubelet syncs a changed pod at once
     cluster.kubectl("annotate", "pod", "--all", "-n", guarded, sooner)
     ask = partial(cluster.ask, HOST, NAME, key="key-of-b")
     assert "Paris" in eventually(ask, within_s=MOUNTED_S, errors=(AuthenticationError,))
     assert "Paris" in cluster.ask(HOST, NAME, key="key-of-a")
-    assert _lives(cluster, guarded) == before
+    assert _containers(cluster, guarded) == before

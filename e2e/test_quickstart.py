@@ -1,4 +1,4 @@
-"""What the README promises, from nothing: images, chart, example, an answer through the Ingress; what kubectl shows."""
+"""The README's steps: images, chart, example, a response through the Ingress, and the output of kubectl."""
 
 import re
 from pathlib import Path
@@ -14,12 +14,12 @@ EXAMPLE, HOST = ROOT / "examples" / "smollm2.yaml", "smollm2.example.test"
 CRD = ROOT / "crds" / "inferenceservices.serving.octavo.dev.yaml"
 
 
-def test_the_example_answers_through_the_ingress(smollm2: str, cluster: Cluster, step: Step) -> None:
+def test_the_example_serves_through_the_ingress(smollm2: str, cluster: Cluster, step: Step) -> None:
     with step('"Paris", streamed through the Ingress'):
         assert "Paris" in cluster.ask(HOST, "smollm2")
 
 
-def test_get_shows_what_a_person_asks_first(smollm2: str, cluster: Cluster) -> None:
+def test_kubectl_get_shows_the_main_columns(smollm2: str, cluster: Cluster) -> None:
     cluster.until_one("InferenceService", smollm2, "smollm2", lambda o: "load" in o["status"], within_s=60)
     head, row = cluster.kubectl("get", "infsvc", "-n", smollm2).splitlines()
     assert head.split() == ["NAME", "MODEL", "READY", "REPLICAS", "KV", "URL", "REASON", "AGE"]
@@ -27,12 +27,12 @@ def test_get_shows_what_a_person_asks_first(smollm2: str, cluster: Cluster) -> N
     assert re.fullmatch(wanted, row.strip()), row
 
 
-def test_explain_knows_every_field(smollm2: str, cluster: Cluster) -> None:
-    told = cluster.kubectl("explain", "infsvc.spec", "--recursive")
+def test_kubectl_explain_lists_every_field(smollm2: str, cluster: Cluster) -> None:
+    output = cluster.kubectl("explain", "infsvc.spec", "--recursive")
     schema = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     names = set(_field_names(schema["properties"]["spec"]))
     assert len(names) > 80
-    assert names - set(re.findall(r"^\s+(\w+)\t", told, re.MULTILINE)) == set()
+    assert names - set(re.findall(r"^\s+(\w+)\t", output, re.MULTILINE)) == set()
 
 
 def _field_names(schema: dict) -> list[str]:
@@ -41,7 +41,7 @@ def _field_names(schema: dict) -> list[str]:
     return [*properties, *(name for part in deeper for name in _field_names(part))]
 
 
-def test_the_same_file_again_writes_nothing(smollm2: str, cluster: Cluster, audit: AuditLog) -> None:
+def test_applying_the_same_file_again_writes_nothing(smollm2: str, cluster: Cluster, audit: AuditLog) -> None:
     def is_idle(service: dict) -> bool:
         load = service["status"].get("load", {})
         return is_ready(service) and (load.get("running"), load.get("kvUsage")) == (0, "0%")
@@ -49,10 +49,10 @@ def test_the_same_file_again_writes_nothing(smollm2: str, cluster: Cluster, audi
     before = cluster.until_one("InferenceService", smollm2, "smollm2", is_idle, within_s=60)
     position = audit.position()
     assert cluster.apply(EXAMPLE, smollm2).strip().endswith("unchanged")
-    cluster.serve(smollm2, "marker", replicas=0)  # whoever settles this one has seen the other, too
+    cluster.serve(smollm2, "marker", replicas=0)  # once this service is settled, the other one was processed, too
     cluster.until_reason(smollm2, "marker", "NoReplicas", of="ReplicasAdmitted")
     cluster.kubectl("delete", "infsvc", "marker", "-n", smollm2)
-    # services of tests before this one may still be ending, in namespaces of their own
+    # services of earlier tests may still be in deletion, in other namespaces
     written = [line for line in audit.writes(position, ACCOUNT) if smollm2 in line.split()]
     assert any("marker" in line for line in written)
     assert [line for line in written if "marker" not in line] == []
@@ -61,7 +61,7 @@ def test_the_same_file_again_writes_nothing(smollm2: str, cluster: Cluster, audi
 
 
 @pytest.mark.parametrize("part", ["router", "operator"])
-def test_there_is_no_torch_where_nothing_computes(smollm2: str, cluster: Cluster, part: str) -> None:
+def test_router_and_operator_images_have_no_torch(smollm2: str, cluster: Cluster, part: str) -> None:
     namespace, pod, own = {
         "router": (smollm2, "deploy/smollm2-router", "octavo-server"),
         "operator": (SYSTEM, "deploy/octavo-operator", "octavo-operator"),
@@ -73,7 +73,7 @@ def test_there_is_no_torch_where_nothing_computes(smollm2: str, cluster: Cluster
 
 
 @pytest.mark.parametrize("component", ["router", "engine"])
-def test_pods_run_as_somebody_without_rights_or_compilers(smollm2: str, cluster: Cluster, component: str) -> None:
+def test_pods_run_as_an_unprivileged_user_without_compilers(smollm2: str, cluster: Cluster, component: str) -> None:
     label = f"serving.octavo.dev/service=smollm2,app.kubernetes.io/component={component}"
     (pod,) = cluster.find("Pod", smollm2, label)
     place = (smollm2, pod["metadata"]["name"])
@@ -86,7 +86,7 @@ def _in_pod(cluster: Cluster, namespace: str, pod: str, *command: str) -> str:
     return cluster.kubectl("exec", "-n", namespace, pod, "--", *command)
 
 
-def test_the_chart_and_the_example_are_used_as_they_stand() -> None:
+def test_the_chart_has_the_default_images() -> None:
     images = yaml.safe_load(Path(ROOT / "charts/octavo/values.yaml").read_text())["images"]
     assert {images[name] for name in ("operator", "engine", "router")} == {
         f"octavo/{name}:dev" for name in ("operator", "engine", "router")

@@ -1,4 +1,4 @@
-"""What a replica asks of its node: a GPU, and one CPU and one GiB at most for the small model."""
+"""Resources of a replica: a GPU, and at most one CPU and one GiB for the small model."""
 
 import pytest
 from octavo_e2e.cluster import SMALL, Cluster, Step, condition, exposed
@@ -15,7 +15,7 @@ print(next(path.read_text() for path in map(Path, places) if path.exists()))
 
 @pytest.fixture(scope="module")
 def bounded(cluster: Cluster, namespace: str) -> str:
-    """Its namespace. The engine's image is the one for CPUs: a GPU is only asked for."""
+    """The namespace of the service `bounded`. Its image computes on the CPU; the GPU is only requested."""
     if not any(int(node["status"]["allocatable"].get(GPU, 0)) for node in cluster.find("Node", None)):
         pytest.skip(f"no node of this cluster has {GPU}")
     resources = SMALL["resources"] | {"limits": LIMITS | {GPU: 1}}
@@ -39,7 +39,7 @@ def test_a_pod_that_asks_for_a_gpu_gets_a_node_that_has_one(bounded: str, cluste
     assert "Paris" in cluster.ask(HOST, NAME)
 
 
-def test_more_gpus_than_there_are_is_told(bounded: str, cluster: Cluster) -> None:
+def test_a_request_for_too_many_gpus_is_unschedulable(bounded: str, cluster: Cluster) -> None:
     cluster.serve(bounded, "greedy", resources={"limits": {GPU: 64}})
     found = cluster.until_reason(bounded, "greedy", "Unschedulable", within_s=30)
     assert f"Insufficient {GPU}" in condition(found, "Ready")["message"]

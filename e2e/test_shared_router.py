@@ -1,4 +1,4 @@
-"""examples/shared_router.yaml: two services behind one router and one host, chosen by the name of the model."""
+"""examples/shared_router.yaml: the model name selects one of two services behind one router and host."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ HOST, KEY = "team.example.test", "change-this-key-of-team-a"
 NAMES = ("chat", "summaries")
 
 
-def test_the_name_of_the_model_chooses(cluster: Cluster, namespace: str) -> None:
+def test_the_model_name_selects_the_service(cluster: Cluster, namespace: str) -> None:
     cluster.apply(ROOT / "examples" / "shared_router.yaml", namespace)
     for name in NAMES:
         cluster.until_ready(namespace, name)

@@ -1,9 +1,9 @@
-"""The chart is upgraded, uninstalled and installed again while a service runs, whose endpoint answers throughout."""
+"""The chart is upgraded, uninstalled and installed again while a service runs, and no request fails."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
-from octavo_e2e.asker import Asker
+from octavo_e2e.background_client import BackgroundClient
 from octavo_e2e.cluster import SYSTEM, Cluster, Raw, Step, is_ready
 from octavo_e2e.release import SELECTOR, Release
 
@@ -16,16 +16,16 @@ NAME = "smollm2"
 
 
 @pytest.fixture
-def asker(smollm2: str, cluster: Cluster) -> Iterator[Asker]:
-    """Asks all the while; in the end no answer has failed."""
+def requests(smollm2: str, cluster: Cluster) -> Iterator[BackgroundClient]:
+    """Sends requests throughout the test; afterwards none has failed."""
     cluster.until_ready(smollm2, NAME)
-    with Asker(cluster, HOST, smollm2, NAME) as asking:
-        asking.until_answers(2, within_s=60)
-        yield asking
-        asking.until_answers(2, within_s=60)
+    with BackgroundClient(cluster, HOST, smollm2, NAME) as client:
+        client.wait_for_responses(2, within_s=60)
+        yield client
+        client.wait_for_responses(2, within_s=60)
 
 
-def test_helm_test_says_that_it_works(release: Release, cluster: Cluster) -> None:
+def test_helm_test_succeeds_and_removes_its_objects(release: Release, cluster: Cluster) -> None:
     release.until_up()
     said = cluster.helm("test", "octavo", "-n", SYSTEM)
     assert "Phase:          Succeeded" in said
@@ -33,21 +33,21 @@ def test_helm_test_says_that_it_works(release: Release, cluster: Cluster) -> Non
     assert [name for name in left if "-test" in name] == []
 
 
-def test_an_upgrade_that_is_none_of_engines_business_rolls_nothing(
-    asker: Asker, smollm2: str, cluster: Cluster, release: Release, step: Step
+def test_an_upgrade_without_engine_changes_restarts_no_pods(
+    requests: BackgroundClient, smollm2: str, cluster: Cluster, release: Release, step: Step
 ) -> None:
     before = _uids(cluster, smollm2, PODS)
     with step("helm upgrade, nothing new for engines"):
         release.upgrade("--set", "operator.workers=8")
-        _until_led_anew(cluster, release, smollm2)
+        _until_new_leader(cluster, release, smollm2)
     assert _uids(cluster, smollm2, PODS) == before
     release.upgrade("--reset-values")
 
 
-def test_an_upgrade_with_another_engine_image_rolls_revision_by_revision(
-    asker: Asker, smollm2: str, cluster: Cluster, release: Release, step: Step
+def test_another_engine_image_rolls_out_a_new_revision(
+    requests: BackgroundClient, smollm2: str, cluster: Cluster, release: Release, step: Step
 ) -> None:
-    """The same image by its longer name, so that none has to be built: another template, so another revision."""
+    """The longer name of the same image changes the template, so no other image has to be built."""
     first = _revision(cluster.until_ready(smollm2, NAME))
     image = _engine_image(cluster, smollm2)
     if image.count("/") != 1:
@@ -62,16 +62,16 @@ def test_an_upgrade_with_another_engine_image_rolls_revision_by_revision(
     _until_one_revision(cluster, smollm2)
 
 
-def test_services_go_on_without_the_operator_and_it_takes_them_up_again(
-    asker: Asker, smollm2: str, cluster: Cluster, release: Release, step: Step
+def test_services_run_without_the_operator_until_it_is_reinstalled(
+    requests: BackgroundClient, smollm2: str, cluster: Cluster, release: Release, step: Step
 ) -> None:
     before, uid = _uids(cluster, smollm2, PODS), cluster.until_ready(smollm2, NAME)["metadata"]["uid"]
     with step("helm uninstall, and install again"):
         release.uninstall()
         assert cluster.find("Deployment", SYSTEM) == []
-        asker.until_answers(3, within_s=90)
+        requests.wait_for_responses(3, within_s=90)
         release.install()
-        _until_led_anew(cluster, release, smollm2)
+        _until_new_leader(cluster, release, smollm2)
     assert _uids(cluster, smollm2, PODS) == before
     assert cluster.until_ready(smollm2, NAME)["metadata"]["uid"] == uid
 
@@ -99,8 +99,8 @@ def _until_one_revision(cluster: Cluster, namespace: str) -> None:
     cluster.until("Pod", namespace, lambda pods: len(pods) == 1, label=ENGINE, within_s=150, what="one engine")
 
 
-def _until_led_anew(cluster: Cluster, release: Release, namespace: str) -> None:
-    """A pod that is there now leads, and has seen everything: it settles a service that it didn't know."""
+def _until_new_leader(cluster: Cluster, release: Release, namespace: str) -> None:
+    """Wait until a current pod leads and has a complete view: it must settle a new service."""
     release.until_up()
 
     def is_led(lease: Raw) -> bool:

@@ -1,4 +1,4 @@
-"""Stream an answer with OpenAI's client (`pip install openai`): python examples/openai_stream.py [BASE_URL]."""
+"""Stream a chat from `make up` by the official client (`pip install openai`): examples/openai_stream.py [BASE_URL]."""
 
 import sys
 

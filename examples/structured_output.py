@@ -1,4 +1,4 @@
-"""Request answers of a given shape with OpenAI's client: python examples/structured_output.py [BASE_URL]."""
+"""Request outputs of a given shape with the official OpenAI client: python examples/structured_output.py [BASE_URL]."""
 
 import sys
 from typing import Literal
@@ -25,7 +25,7 @@ def main() -> None:
         )
         print(answer.choices[0].message.parsed)
 
-        # Beyond OpenAI's API: a list of choices, a regular expression.
+        # Extensions of OpenAI's API: a list of choices, and a regular expression.
         for shape in ({"choice": ["positive", "negative"]}, {"regex": r"\d{4}-\d{2}-\d{2}"}):
             answer = client.chat.completions.create(
                 model=model,

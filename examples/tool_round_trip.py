@@ -1,7 +1,7 @@
-"""Ask a question that needs a tool: the model requests a call, this script makes it, the model answers from the result.
+"""A question that needs a tool: the model requests a call, this script makes it, and the model answers from the result.
 
 Start the server first: `make serve`. With `tool_choice="required"`, as here, any model makes a call. To let the model
-decide (`tool_choice="auto"`), serve one that was trained to call tools, for example
+decide (`tool_choice="auto"`), serve a model that was trained to call tools, for example
 `make serve MODEL=Qwen/Qwen3-0.6B ARGS='--enable-auto-tool-choice --tool-call-parser hermes'`.
 """
 

@@ -1,6 +1,6 @@
-"""Print what distributions of this repository require from elsewhere: `requirements.py engine[torch] server[api]`.
+"""Print the external requirements of distributions of this repository: `requirements.py engine[torch] server[api]`.
 
-An image installs these in a layer of their own, before the sources, which change with every commit.
+An image installs them in a layer before the sources, which change with every commit.
 """
 
 import re

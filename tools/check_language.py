@@ -1,7 +1,7 @@
 """Check that the text of the repository is plain English; print each violation and exit with 1 if there is one.
 
-Checked are docstrings, comments, defined names and messages in Python, and every line of the other text files. The words
-below made sentences whose subject or object a reader had to guess. Prompts and data in tests may use them.
+It reads docstrings, comments, defined names and messages in Python files, and every line of the other text files. In
+sentences with the words below a reader had to guess the subject or the object. Prompts and data in tests may use them.
 
 Usage: check_language.py [PATH ...]   Default: the files that git tracks. --count prints only totals by folder.
 """
@@ -22,7 +22,9 @@ WORDS = "tell tells telling told hear hears hearing heard whoever anew poke poke
 FORBIDDEN = re.compile(rf"(?<![\w-])({'|'.join(WORDS.split())}|goes on|go on|went on)(?![\w-])", re.IGNORECASE)
 IN_A_NAME = frozenset(WORDS.split())
 NO_FIRST_WORD = frozenset({"of", "with", "and", "but", "what", "who", "whoever", "that", "whether", "as"})
-TEXT = frozenset({".md", ".yaml", ".yml", ".toml", ".txt", ".sh", ".tpl", ".cpp", ".h", ".html", ".js", ".json", ".cfg"})
+TEXT = frozenset(
+    {".md", ".yaml", ".yml", ".toml", ".txt", ".sh", ".tpl", ".cpp", ".h", ".html", ".js", ".json", ".cfg"}
+)
 NAMED_TEXT = frozenset({"Makefile", "Dockerfile", "run"})
 FREE = frozenset({Path("tools/check_language.py"), Path("docs/internals/renames.md")})  # they list the words
 DISTRIBUTIONS = ("engine/src", "server/src", "operator/src")
@@ -30,7 +32,7 @@ DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def violations(paths: list[Path]) -> Iterator[str]:
-    """Each as `path:line: what is wrong`."""
+    """Yield each violation as `path:line: message`."""
     for path in paths:
         if path in FREE:
             continue
@@ -63,9 +65,10 @@ def _in_python(path: Path, source: str) -> Iterator[str]:
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[ast.Constant, str]]:
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, *DEFINITIONS)) and node.body and isinstance(expression := node.body[0], ast.Expr):
-            if isinstance(constant := expression.value, ast.Constant) and isinstance(constant.value, str):
-                yield constant, constant.value
+        first = node.body[0] if isinstance(node, (ast.Module, *DEFINITIONS)) and node.body else None
+        constant = first.value if isinstance(first, ast.Expr) else None
+        if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
+            yield constant, constant.value
 
 
 def _words(name: str) -> list[str]:
@@ -75,7 +78,7 @@ def _words(name: str) -> list[str]:
 def _forbidden(path: Path, line: int, text: str) -> Iterator[str]:
     for number, part in enumerate(text.splitlines()):
         for match in FORBIDDEN.finditer(part):
-            yield f"{path}:{line + number}: the word {match.group()!r} hides who does what; name the subject and the verb"
+            yield f"{path}:{line + number}: the word {match.group()!r} hides who does what: name subject and verb"
 
 
 def _classes_defined_twice(paths: list[Path]) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""Rules of the tree that no other tool checks; prints each violation, exit code 1 if there is one.
+"""Check the rules of the layout that no other tool checks; print each violation and exit with 1 if there is one.
 
-`operator/`, `engine/` and `server/` hold no `__init__.py`: a package called `operator` at the root would shadow the
-standard library's. Every `__init__.py` is empty but the engine's public face, so that importing a light part imports
-nothing else (an import in a package above would be invisible to the import contracts). Tests have none at all.
+`operator/`, `engine/` and `server/` have no `__init__.py`, because a package `operator` at the root would shadow the
+standard library's. Every `__init__.py` but the engine's public face is empty, so that the import of a light module
+imports nothing else (an import in a parent package would be invisible to the import contracts). Tests have none.
 """
 
 import sys
@@ -35,7 +35,7 @@ def _unfit_names(root: Path) -> Iterator[str]:
     for test in sorted(path for tests in TESTS for path in (root / tests).rglob("test_*.py")):
         place = test.relative_to(root)
         if test.name in seen:
-            yield f"{place}: the name is taken by {seen[test.name]}; test files are unique by name"
+            yield f"{place}: the name is used by {seen[test.name]}; names of test files are unique"
         seen[test.name] = place
     for folder in (*(f"{name}/src" for name in DISTRIBUTIONS), *TESTS, "benchmarks", "tools"):
         for path in sorted((root / folder).rglob("*.py")):

@@ -1,9 +1,9 @@
-"""Install torch into the running interpreter's environment, from the place that suits this machine.
+"""Install torch into the running interpreter's environment, from the source that suits this machine.
 
-In this order: what `TORCH_SPEC` or `TORCH_INDEX` say; with an NVIDIA device, pip's usual index (CUDA builds); without
-one, a wheel in a folder that pip is configured to look into (`find-links`), or else PyTorch's own index of CPU builds.
-PyPI's default build for Linux is left out there on purpose: it brings some 5 GB of CUDA packages along.
-Only torch itself is installed here; its dependencies come later, from the usual index.
+The sources are, in this order: `TORCH_INDEX` or `TORCH_SPEC`; on a machine with an NVIDIA device, pip's default index
+(CUDA builds); otherwise a wheel in a folder of pip's `find-links`, or else PyTorch's index of CPU builds. Without an
+NVIDIA device PyPI's default build for Linux is not used, because it brings some 5 GB of CUDA packages. This script
+installs only torch itself; its dependencies are installed later, from the default index.
 """
 
 import os
@@ -18,7 +18,7 @@ from pathlib import Path
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 REMEDY = (
-    "torch was not installed. Name another place: make setup TORCH_INDEX=URL, or TORCH_SPEC=a requirement or a wheel."
+    "torch was not installed. Choose another source: make setup TORCH_INDEX=URL, or TORCH_SPEC=REQUIREMENT_OR_WHEEL."
 )
 
 Pip = Callable[[list[str]], int]
@@ -31,7 +31,7 @@ def run_pip(arguments: list[str]) -> int:
 
 
 def pinned(name: str, constraints: str) -> str:
-    """The requirement `name==version` of a constraints file."""
+    """Return the requirement `name==version` of a constraints file, or `name` if it has none."""
     found = re.search(rf"^{re.escape(name)}==\S+", constraints, re.MULTILINE)
     return found.group() if found else name
 
@@ -41,14 +41,14 @@ def has_nvidia() -> bool:
 
 
 def choose(settings: Mapping[str, str], requirement: str, *, nvidia: bool, pip: Pip) -> tuple[str, list[str]]:
-    """Where torch comes from, in words, and pip's arguments for it."""
+    """Return a description of torch's source, and pip's arguments for it."""
     spec, index = settings.get("TORCH_SPEC") or requirement, settings.get("TORCH_INDEX")
     if index:
         return f"{index} (TORCH_INDEX)", ["--index-url", index, spec]
     if spec != requirement:
         return f"{spec} (TORCH_SPEC)", [spec]
     if nvidia:
-        return "pip's index, for the NVIDIA device of this machine", [spec]
+        return "pip's default index, for the NVIDIA device of this machine", [spec]
     if pip(["--dry-run", "--ignore-installed", "--no-index", spec]) == 0:
         return "a wheel that pip finds locally (find-links)", ["--no-index", spec]
     return f"{CPU_INDEX} (no NVIDIA device here)", ["--index-url", CPU_INDEX, spec]

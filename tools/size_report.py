@@ -1,7 +1,7 @@
-"""Sizes of files and functions per package, against the limits of the house (CONTRIBUTING.md); exit code 1 beyond them.
+"""Print sizes of files and functions per package; exit with 1 if one exceeds its limit (CONTRIBUTING.md).
 
-A small file with small functions is read in one go. The limits have no list of exceptions: what outgrows them is split.
-The last column is the growth in lines since `--base` (a git revision), the number to keep an eye on in a change.
+The limits have no exceptions: a file or function that exceeds its limit must be split. The last column is the growth
+in lines since `--base` (a git revision).
 """
 
 import argparse
@@ -34,7 +34,7 @@ def function_sizes(source: str, place: str) -> Iterator[Size]:
 
 
 def growth(area: str, base: str) -> str:
-    """Lines added minus lines removed since `base`; "-" where git is not there or cannot tell."""
+    """Return lines added minus lines removed since `base`; "-" without git or without that revision."""
     if shutil.which("git") is None:
         return "-"
     command = ["git", "-C", str(ROOT), "diff", "--numstat", base, "--", f"{area}/*.py"]
@@ -44,7 +44,7 @@ def growth(area: str, base: str) -> str:
 
 
 def report(area: str, base: str) -> list[str]:
-    """Print one row of the table; the violations found on the way."""
+    """Print one row of the table and return the violations."""
     paths = sorted((ROOT / area).rglob("*.py"))
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
     files = [Size(text.count("\n"), place) for place, text in texts.items()]
@@ -62,8 +62,8 @@ def report(area: str, base: str) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="sizes of files and functions, against the limits of the house")
-    parser.add_argument("--base", default="HEAD~1", help="git revision that the growth is counted from")
+    parser = argparse.ArgumentParser(description="Print sizes of files and functions, and check their limits.")
+    parser.add_argument("--base", default="HEAD~1", help="git revision from which growth is counted. Default: HEAD~1")
     base = parser.parse_args().base
     print(f"{'':14}{'files':>6}{'lines':>8}{'longest file':>14}{'longest function':>18}{'growth':>10}")
     problems = [problem for area in AREAS if (ROOT / area).is_dir() for problem in report(area, base)]

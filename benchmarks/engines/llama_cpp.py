@@ -1,7 +1,8 @@
 """llama.cpp's server over loopback HTTP: llama_cpp.py LLAMA_SERVER MODEL.gguf SLOTS SLOT_TOKENS THREADS.
 
-Two servers, each with the settings that suit it: many slots with a KV stream of their own for a crowd (one KV cache for
-all is many times slower on a CPU), and one long slot for a single stream. Only one of them works at a time.
+Two servers with different settings run: one with many slots, each with a KV stream of its own, for concurrent requests
+(a unified KV cache is many times slower on a CPU), and one with a single long slot for one stream. Only one of them
+works at a time.
 """
 
 import json

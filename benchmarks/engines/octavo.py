@@ -1,6 +1,6 @@
 """Octavo itself, through its public `LLM`: octavo.py MODEL MAX_MODEL_LEN MAX_NUM_SEQS DTYPE [--no-prefix-caching].
 
-Beside the seconds it tells the CPU seconds of its whole process tree and the steps that the engine core took.
+It reports the seconds of each call, the CPU seconds of its process tree and the number of steps of the engine core.
 """
 
 import argparse

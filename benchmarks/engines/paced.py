@@ -1,7 +1,8 @@
-"""An engine that computes nothing: tokens of a plain English text, every sequence one, every `STEP_S` seconds.
+"""An engine that computes nothing: every `STEP_S` seconds each sequence gets a token of an English text.
 
-Run as a script it is `octavo serve` around that engine, so that only the API process and the scheduler work. The pace
-is slow enough that each token travels on its own, as a real model's do; `load` is the loader of the core process.
+Run as a script, this module is `octavo serve` with that engine, so that only the API process and the scheduler work.
+The pace is slow enough that each token is sent separately, as with a real model. `load` is the loader of the core
+process.
 """
 
 import sys
@@ -38,13 +39,13 @@ class PacedExecutor:
         return future
 
     def prepare(self, grammar: str) -> Future[object]:
-        """Tokens follow no grammar here."""
+        """Return a completed future: this engine ignores grammars."""
         future: Future[object] = Future()
         future.set_result(None)
         return future
 
     def shutdown(self) -> None:
-        """Nothing to let go."""
+        """Do nothing: the executor holds no resources."""
 
 
 def load(config: EngineConfig) -> tuple[PacedExecutor, ReadyInfo]:

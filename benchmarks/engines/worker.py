@@ -1,8 +1,8 @@
-"""The side of an engine's own process: one JSON command per line in, one JSON answer per line out.
+"""The engine's side of the protocol: one JSON command per line on stdin, one JSON answer per line on stdout.
 
-An engine is a `generate` function that returns the number of tokens of each output. The clock runs around it alone.
-Libraries that print must not break the protocol: standard output is moved away before the engine is loaded.
-Standard library only, as it is imported in the environments of peers.
+An engine is a `generate` function that returns the number of tokens of each output; only this call is timed. Standard
+output is redirected to standard error before the engine is loaded, because libraries that print would break the
+protocol. This module uses only the standard library, because it runs in the environments of peers.
 """
 
 import json
@@ -21,7 +21,7 @@ def no_counters() -> dict[str, float]:
 
 
 def serve(load: Callable[[], Generate], counters: Counters = no_counters) -> None:
-    """Load, say that it is ready, then answer commands until standard input ends."""
+    """Load the engine, report the load time, then answer commands until standard input ends."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     start = time.perf_counter()

@@ -1,4 +1,4 @@
--- A long system prompt, the same in each request, and a last message that no two requests have in common.
+-- Each request has the same long system prompt and a last message of its own.
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
 local system = string.rep("You are a helpful assistant that answers briefly and well. ", 40)

@@ -1,6 +1,7 @@
-"""One picture for each workload and number of replicas: goodput, mean time to first token, hits and skew over load.
+"""One chart per workload and number of replicas: goodput, mean time to first token, hits and skew over load.
 
-Ours is the thick line. Colours are Okabe and Ito's, told apart by colour-blind readers; markers say the same again.
+The thick line is Octavo. The colours are Okabe and Ito's, which colour-blind readers can distinguish; each policy also
+has a marker.
 """
 
 from collections.abc import Callable
@@ -68,7 +69,7 @@ def draw(setting: Setting, results: Results) -> Figure:
 
 
 def _draw_line(panel: Axes, number: int, policy: str, points: list[tuple[float, float]]) -> None:
-    """The first has its own colour; those that come round to a colour again are dashed."""
+    """Draw one policy. The first line is thick; lines that reuse a colour are dashed."""
     panel.plot(
         *zip(*points, strict=True),
         color=_COLOURS[number % len(_COLOURS)],

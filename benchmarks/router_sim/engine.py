@@ -1,8 +1,8 @@
-"""`SimEngine`: a replica without a model. The scheduler and its block pool are the real ones; only a step's duration is
-made up, and each request's answer is known beforehand.
+"""`SimEngine`: a replica without a model, with the real scheduler and block pool.
 
-As the real one, it takes in new requests between two steps, and tells of them at once; of a step before it runs and
-after.
+The duration of a step is computed from `Hardware`, and the answer of each request is known beforehand. Like a real
+engine, it accepts new requests between two steps and publishes a frame about each at once; it publishes a frame when a
+step starts and when it ends.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from octavo_engine.wire.kv_stream import KVChange, numbers, run_together
 from octavo_engine.wire.plan import SeqResult, StepPlan, StepResult
 from octavo_engine.wire.records import EngineRequest, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
-from octavo_server.kv.arrivals import Arrivals, full_blocks
-from octavo_server.kv.frames import VERSION, Frame, Hello, Load, Snapshot, Step
-from octavo_server.kv.publisher import is_news, load_of
+from octavo_server.kv.frames import VERSION, Frame, Hello, ReplicaLoad, Snapshot, Step
+from octavo_server.kv.pending_prompts import PendingPrompts, full_blocks
+from octavo_server.kv.publisher import changes_routing, load_of
 
 from router_sim.hardware import HASH_ROOT, Hardware
 from router_sim.workloads import Request
@@ -23,7 +23,7 @@ from router_sim.workloads import Request
 
 @dataclass(slots=True)
 class _Answer:
-    """`start`: how long the prompt is, so where in the sequence the answer begins."""
+    """`start`: position in the sequence where the answer begins, which is the length of the prompt."""
 
     start: int
     tokens: bytes
@@ -33,17 +33,17 @@ class SimEngine:
     def __init__(self, hardware: Hardware, epoch: int) -> None:
         self.scheduler = Scheduler(hardware.scheduler_config(), kv_events=True)
         self.busy_s = 0.0
-        self.num_requests = 0  # that haven't ended
+        self.num_requests = 0  # requests that haven't ended
         self._num_received = 0
-        self.ends_s = 0.0  # of the step that runs
+        self.ends_s = 0.0  # end of the running step
         self.cached: set[int] = set()  # short hashes, with no delay
         self._hardware = hardware
         self._epoch = epoch
         self._seq = 0
         self._digest = 0
-        self._arrivals = Arrivals(self.scheduler.config.block_size)
-        self._of_scheduler = self._load = Load()
-        self._answers: dict[int, _Answer] = {}  # by seed, then by sequence, as the plan names them
+        self._pending = PendingPrompts(self.scheduler.config.block_size)
+        self._of_scheduler = self._load = ReplicaLoad()
+        self._answers: dict[int, _Answer] = {}  # by -1 - request number, and by sequence id once a plan has assigned it
         self._plan: StepPlan | None = None
         self._step_s = 0.0
 
@@ -74,7 +74,7 @@ class SimEngine:
         return [hello, Snapshot(epoch=self._epoch, seq=0, digest=0, load=self._load)]
 
     def add(self, request: Request, now: float) -> Step:
-        """The frame about it."""
+        """Accept a request and return the frame about it."""
         self.num_requests += 1
         self._num_received += 1
         self._answers[-1 - request.number] = _Answer(len(request.prompt), request.answer)
@@ -86,12 +86,12 @@ class SimEngine:
         )
         self.scheduler.add(asked, now)
         blocks = full_blocks(asked, HASH_ROOT, self.scheduler.config.block_size)
-        arrival = self._arrivals.add(asked, blocks, self.cached.__contains__)
-        self._load = self._arrivals.within(self._of_scheduler)
-        return self._tell(None, coming=run_together(arrival.coming))
+        arrival = self._pending.add(asked, blocks, self.cached.__contains__)
+        self._load = self._pending.add_to_load(self._of_scheduler)
+        return self._make_frame(None, coming=run_together(arrival.coming))
 
     def begin(self, now: float) -> bool:
-        """Start a step; False if there is nothing to do. It ends at `ends_s`."""
+        """Start a step, which ends at `ends_s`; return False if there is nothing to do."""
         plan = self.scheduler.step(now)
         for new in plan.new_seqs:
             self._answers[new.seq_id] = self._answers[-1 - new.seed]
@@ -105,13 +105,13 @@ class SimEngine:
         self._plan = plan
         return True
 
-    def begun(self) -> Step | None:
-        """A frame about the step that runs now, if there is any news; its load has the time of the one before."""
+    def started_frame(self) -> Step | None:
+        """Return a frame about the running step, if anything changed; its load has the time of the step before."""
         before = self._load
-        return self._news(replace(self._load_now(), step_tokens=before.step_tokens, step_ms=before.step_ms))
+        return self._change_frame(replace(self._load_now(), step_tokens=before.step_tokens, step_ms=before.step_ms))
 
     def finish(self) -> tuple[list[SeqOutput], Step | None]:
-        """The step that began is over: what it brought, and the frame about it if there is any news."""
+        """End the running step; return its outputs, and the frame about it if anything changed."""
         plan = self._plan
         assert plan is not None
         self._plan = None
@@ -122,7 +122,7 @@ class SimEngine:
                 del self._answers[-1 - int(output.request_id)]
         for seq_id in plan.dropped_seqs:
             self._answers.pop(seq_id, None)
-        return outputs, self._news(self._load_now())
+        return outputs, self._change_frame(self._load_now())
 
     def _result(self, plan: StepPlan) -> StepResult:
         results = []
@@ -133,15 +133,15 @@ class SimEngine:
                 results.append(SeqResult(seq_id=step.seq_id, token_ids=[token]))
         return StepResult(step_id=plan.step_id, seqs=results)
 
-    def _news(self, load: Load) -> Step | None:
+    def _change_frame(self, load: ReplicaLoad) -> Step | None:
         change = self.scheduler.take_kv_delta().change()
         before, self._of_scheduler = self._load, load
-        self._load = self._arrivals.within(load)
-        if change is None and not is_news(before, self._load):
+        self._load = self._pending.add_to_load(load)
+        if change is None and not changes_routing(before, self._load):
             return None
-        return self._tell(change)
+        return self._make_frame(change)
 
-    def _tell(self, change: KVChange | None, *, coming: bytes = b"") -> Step:
+    def _make_frame(self, change: KVChange | None, *, coming: bytes = b"") -> Step:
         self._seq += 1
         if change is None:
             return Step(epoch=self._epoch, seq=self._seq, digest=self._digest, load=self._load, coming=coming)
@@ -157,7 +157,7 @@ class SimEngine:
             removed=change.removed,
         )
 
-    def _load_now(self) -> Load:
+    def _load_now(self) -> ReplicaLoad:
         stats = self.scheduler.stats()
         stats.received, stats.step_s = self._num_received, self._step_s
         return load_of(stats)

@@ -1,8 +1,8 @@
-"""What one replica is made of: how long a step takes, how much KV cache there is, and what users expect of it.
+"""Models of one replica: duration of a step, size of the KV cache, and limits of latency that users expect.
 
-A step costs `step_s` (weights read, kernels launched), and for each prefill token and each decoding sequence a share on
-top. The figures are rounded from public ones or, for the CPU, from `benchmarks/`; ratios between policies hardly
-depend on them, seconds do.
+A step takes `step_s` (reading weights, launching kernels) plus a time for each prefill token and each decoding
+sequence. The figures are rounded from public ones or, for the CPU, from `benchmarks/`. Ratios between policies hardly
+depend on them; seconds do.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ HASH_ROOT = root_hash("router-sim", "bf16", 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """A request is good if its first token came within `ttft_s` and the others every `tpot_s` on average."""
+    """A request is good if its first token takes at most `ttft_s` and each other one `tpot_s` on average."""
 
     name: str
     step_s: float
@@ -26,7 +26,7 @@ class Hardware:
     max_num_batched_tokens: int
     ttft_s: float
     tpot_s: float
-    max_queued: int  # requests that a replica has at once, running and waiting; it answers 429 beyond
+    max_queued: int  # running and waiting requests of a replica; it answers 429 beyond
 
     def duration_s(self, num_prefill_tokens: int, num_decodes: int) -> float:
         return self.step_s + num_prefill_tokens * self.prefill_token_s + num_decodes * self.decode_seq_s

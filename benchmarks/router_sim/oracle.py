@@ -1,14 +1,14 @@
-"""`Oracle`: the most tokens that any placement could have found in a cache.
+"""`Oracle`: an upper bound of the tokens that any placement could find in a cache.
 
-As if all replicas were one whose cache never forgets: of each prompt the longest run of full blocks that an earlier
-prompt has, or a prompt with its answer if that had ended by then. No policy can find more. Some of it can't be found by
-any: two that come at once, on an idle replica each, or more prefixes than there is memory.
+It treats all replicas as one whose cache never evicts: for each prompt it counts the longest run of full blocks in an
+earlier prompt, or in an earlier prompt with its answer if that has ended. No policy can find more. Some of it no policy
+can find: prefixes of requests that arrive at the same time on two idle replicas, or more prefixes than memory holds.
 """
 
 from octavo_engine.wire.hashing import block_hashes, short_hash
 
 from router_sim.hardware import HASH_ROOT
-from router_sim.site import BLOCK_SIZE, Asked
+from router_sim.router_view import BLOCK_SIZE, PolicyRequest
 from router_sim.workloads import Request
 
 
@@ -16,21 +16,21 @@ class Oracle:
     def __init__(self) -> None:
         self._known: set[int] = set()
 
-    def ask(self, asked: Asked) -> int:
-        """Tokens that could be found; from now on this prompt's blocks can be."""
+    def count_findable(self, request: PolicyRequest) -> int:
+        """Return the tokens of the prompt that could be found, then add its blocks."""
         blocks = 0
-        for block_hash in asked.hashes:
+        for block_hash in request.hashes:
             if block_hash not in self._known:
                 break
             blocks += 1
-        self._known.update(asked.hashes)
-        return min(blocks * BLOCK_SIZE, asked.num_tokens - 1)
+        self._known.update(request.hashes)
+        return min(blocks * BLOCK_SIZE, request.num_tokens - 1)
 
-    def answered(self, request: Request) -> None:
-        """The last token of an answer is never computed."""
+    def add_answer(self, request: Request) -> None:
+        """Add the blocks of prompt and answer, without the answer's last token, which is never computed."""
         self._known.update(hashes_of((request.prompt + request.answer)[:-1]))
 
 
 def hashes_of(text: bytes) -> list[int]:
-    """As they go over the wire."""
+    """Return the short hashes of the text's full blocks, as in frames."""
     return [int.from_bytes(short_hash(h), "little") for h in block_hashes(HASH_ROOT, text, BLOCK_SIZE)]

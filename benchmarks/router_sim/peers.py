@@ -1,131 +1,132 @@
-"""What other routers decide by, in the terms of their documents and code (sources: benchmarks/routing-study/README.md).
+"""Policies of other routers, after their documents and code (sources: benchmarks/routing-study/README.md).
 
-Where theirs poll, they get each step's frame here; where theirs estimate tokens from characters, they get tokens.
+Routers that poll in reality get a frame of each step here; routers that estimate tokens from characters get tokens.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 from router_sim.baselines import Random
-from router_sim.site import BLOCK_SIZE, Asked, Site
+from router_sim.router_view import BLOCK_SIZE, PolicyRequest, RouterView
 
 
 class SGLang(Random):
-    """`cache_aware` with the defaults of its command: its own tree of what it sent where, until loads differ much."""
+    """`cache_aware` with its default settings: a tree of the prompts sent to each replica, until loads differ much."""
 
     threshold, balance_abs, balance_rel = 0.3, 64, 1.5
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        self._sent: dict[int, int] = {}  # block -> the replica that it went to last
+    def __init__(self, view: RouterView) -> None:
+        super().__init__(view)
+        self._sent: dict[int, int] = {}  # block -> replica that it was last sent to
 
-    def choose(self, asked: Asked) -> int:
-        replica = self._choose(asked)
-        for block_hash in asked.hashes:
+    def choose(self, request: PolicyRequest) -> int:
+        replica = self._choose(request)
+        for block_hash in request.hashes:
             self._sent[block_hash] = replica
         return replica
 
-    def _choose(self, asked: Asked) -> int:
+    def _choose(self, request: PolicyRequest) -> int:
         least, most = min(self.in_flight), max(self.in_flight)
         if most - least > self.balance_abs and most > self.balance_rel * least:
             return self.argmin([*map(float, self.in_flight)])
         matched, replica = 0, None
-        for block_hash in asked.hashes:
+        for block_hash in request.hashes:
             if block_hash not in self._sent:
                 break
             matched, replica = matched + BLOCK_SIZE, self._sent[block_hash]
-        if replica is not None and matched / asked.num_tokens > self.threshold:
+        if replica is not None and matched / request.num_tokens > self.threshold:
             return replica
         return self.argmin([*map(float, self.in_flight)])
 
 
 class LLMD(Random):
-    """llm-d's default weights, queue 2, KV use 2, prefix 3, with the approximate index: blocks of 64 tokens, as it sent
-    them, as many for each replica as fit there.
+    """llm-d with its default weights (queue 2, KV use 2, prefix 3) and its approximate index.
+
+    The index has the sent blocks of 64 tokens, for each replica as many as fit into its KV cache.
     """
 
     unit = 4
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        self._max_blocks = site.hardware.num_blocks // self.unit
-        self._sent: list[OrderedDict[int, None]] = [OrderedDict() for _ in site.replicas]
+    def __init__(self, view: RouterView) -> None:
+        super().__init__(view)
+        self._max_blocks = view.hardware.num_blocks // self.unit
+        self._sent: list[OrderedDict[int, None]] = [OrderedDict() for _ in view.replicas]
 
-    def choose(self, asked: Asked) -> int:
-        loads = [replica.load for replica in self.site.replicas]
+    def choose(self, request: PolicyRequest) -> int:
+        loads = [replica.load for replica in self.view.replicas]
         waiting = [load.waiting for load in loads]
         least, most = min(waiting), max(waiting)
         scores = []
-        for load, prefix in zip(loads, self.prefixes(asked), strict=True):
+        for load, prefix in zip(loads, self.prefixes(request), strict=True):
             queue = (most - load.waiting) / (most - least) if most > least else 1.0
             used = 1 - (load.free_blocks + load.cached_blocks) / load.total_blocks
             scores.append(-(2 * queue + 2 * (1 - used) + 3 * prefix))
         replica = self.argmin(scores)
         sent = self._sent[replica]
-        for block_hash in asked.hashes[self.unit - 1 :: self.unit]:
+        for block_hash in request.hashes[self.unit - 1 :: self.unit]:
             sent[block_hash] = None
             sent.move_to_end(block_hash)
         while len(sent) > self._max_blocks:
             sent.popitem(last=False)
         return replica
 
-    def prefixes(self, asked: Asked) -> list[float]:
-        units = asked.hashes[self.unit - 1 :: self.unit]
+    def prefixes(self, request: PolicyRequest) -> list[float]:
+        units = request.hashes[self.unit - 1 :: self.unit]
         return [_leading(units, sent) / max(len(units), 1) for sent in self._sent]
 
 
 class LLMDExact(LLMD):
-    """The same weights with its exact index."""
+    """llm-d with the same weights and its exact index."""
 
-    def prefixes(self, asked: Asked) -> list[float]:
-        return [matched / asked.num_tokens for matched in self.site.matched_tokens(asked)]
+    def prefixes(self, request: PolicyRequest) -> list[float]:
+        return [matched / request.num_tokens for matched in self.view.matched_tokens(request)]
 
 
 class LoadAware(Random):
-    """production-stack's `loadaware`: matched/prompt - (load - mean)/max(1, mean), with beta = 1."""
+    """production-stack's `loadaware` with beta = 1: the score is matched/prompt - (load - mean)/max(1, mean)."""
 
-    def choose(self, asked: Asked) -> int:
-        mean = sum(self.in_flight) / self.site.size
-        matched = self.site.matched_tokens(asked)
+    def choose(self, request: PolicyRequest) -> int:
+        mean = sum(self.in_flight) / self.view.size
+        matched = self.view.matched_tokens(request)
         return self.argmin(
             [
-                (load - mean) / max(1.0, mean) - found / asked.num_tokens
+                (load - mean) / max(1.0, mean) - found / request.num_tokens
                 for load, found in zip(self.in_flight, matched, strict=True)
             ]
         )
 
 
 class Dynamo(Random):
-    """Its default cost in blocks: prefill still to do with this prompt, less what is found, plus blocks in use.
+    """Dynamo's default cost in blocks: pending prefill with this prompt, minus cached blocks, plus blocks in use.
 
-    Shared blocks in use count once; a request's prefill counts until its first token.
+    A shared block in use counts once; the prefill of a request counts until its first token.
     """
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        self._prefill_tokens: list[dict[int, int]] = [{} for _ in site.replicas]
-        self._in_use: list[Counter[int]] = [Counter() for _ in site.replicas]
+    def __init__(self, view: RouterView) -> None:
+        super().__init__(view)
+        self._prefill_tokens: list[dict[int, int]] = [{} for _ in view.replicas]
+        self._in_use: list[Counter[int]] = [Counter() for _ in view.replicas]
 
-    def choose(self, asked: Asked) -> int:
-        matched = self.site.matched_tokens(asked)
+    def choose(self, request: PolicyRequest) -> int:
+        matched = self.view.matched_tokens(request)
         costs = []
         for prefill, in_use, found in zip(self._prefill_tokens, self._in_use, matched, strict=True):
-            new_blocks = sum(block_hash not in in_use for block_hash in asked.hashes)
-            to_prefill = sum(prefill.values()) + asked.num_tokens - found
+            new_blocks = sum(block_hash not in in_use for block_hash in request.hashes)
+            to_prefill = sum(prefill.values()) + request.num_tokens - found
             costs.append(to_prefill / BLOCK_SIZE + len(in_use) + new_blocks)
         replica = self.argmin(costs)
-        self._prefill_tokens[replica][asked.number] = asked.num_tokens - matched[replica]
-        self._in_use[replica].update(asked.hashes)
+        self._prefill_tokens[replica][request.number] = request.num_tokens - matched[replica]
+        self._in_use[replica].update(request.hashes)
         return replica
 
-    def first_byte(self, asked: Asked, replica: int, cached_tokens: int) -> None:
-        self._prefill_tokens[replica].pop(asked.number, None)
+    def on_first_byte(self, request: PolicyRequest, replica: int, cached_tokens: int) -> None:
+        self._prefill_tokens[replica].pop(request.number, None)
 
-    def ended(self, asked: Asked, replica: int, *, ok: bool) -> None:
-        super().ended(asked, replica, ok=ok)
-        self._prefill_tokens[replica].pop(asked.number, None)
+    def on_end(self, request: PolicyRequest, replica: int, *, ok: bool) -> None:
+        super().ended(request, replica, ok=ok)
+        self._prefill_tokens[replica].pop(request.number, None)
         in_use = self._in_use[replica]
-        for block_hash in asked.hashes:
+        for block_hash in request.hashes:
             in_use[block_hash] -= 1
             if not in_use[block_hash]:
                 del in_use[block_hash]

@@ -1,13 +1,13 @@
-"""Every policy by its name, in the order in which they are shown."""
+"""All policies by name, in the order of the tables."""
 
 from collections.abc import Callable
 
 from router_sim import baselines, peers
-from router_sim.aware import Aware
 from router_sim.octavo import Octavo
-from router_sim.site import Policy, Site
+from router_sim.perfect_knowledge import PerfectKnowledge
+from router_sim.router_view import Policy, RouterView
 
-POLICIES: dict[str, Callable[[Site], Policy]] = {
+POLICIES: dict[str, Callable[[RouterView], Policy]] = {
     "octavo": Octavo,
     "random": baselines.Random,
     "round-robin": baselines.RoundRobin,
@@ -18,5 +18,5 @@ POLICIES: dict[str, Callable[[Site], Policy]] = {
     "llm-d-exact": peers.LLMDExact,
     "loadaware": peers.LoadAware,
     "dynamo": peers.Dynamo,
-    "aware": Aware,
+    "aware": PerfectKnowledge,
 }

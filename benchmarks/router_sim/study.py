@@ -1,7 +1,7 @@
-"""Runs policies over workloads, loads and numbers of replicas, some runs at once.
+"""Runs policies over workloads, loads and numbers of replicas, in parallel processes.
 
-Load is a share of *capacity*: the rate at which requests are finished when more arrive than can be, under the policy
-that finishes most of `SATURATED_BY`. It is found for each workload with at most `SATURATED_REPLICAS`, and scaled.
+Load is a share of *capacity*: the rate of finished requests under overload, with the better policy of `SATURATED_BY`.
+Capacity is measured for each workload with at most `SATURATED_REPLICAS` replicas, and scaled to more.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,13 +15,13 @@ from router_sim.hardware import HARDWARE, Hardware
 from router_sim.oracle import Oracle
 from router_sim.policies import POLICIES
 from router_sim.workloads import WORKLOADS, Request
-from router_sim.world import World, asked_of
+from router_sim.world import World, policy_request
 
 SATURATED_BY = ("aware", "loadaware")
 SATURATED_REPLICAS = 8
 OVERLOAD = 1.3
-SATURATED_S = 20.0  # at least, that is several times what an answer takes
-WARM = 0.3  # of the time in which requests arrive; what finishes before isn't counted
+SATURATED_S = 20.0  # minimum duration, several times that of an answer
+WARM = 0.3  # first share of the arrival time; requests that finish in it aren't counted
 
 _Job = TypeVar("_Job")
 _Found = TypeVar("_Found")
@@ -29,8 +29,9 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a capacity is measured of. `requests` is roughly how many come; `blocks`: of each replica, where they aren't
-    the hardware's; `routers`: each with an index of its own.
+    """The conditions that determine a capacity. `requests` is an approximate number.
+
+    `blocks` overrides the hardware's KV blocks of each replica. Each of `routers` has an index of its own.
     """
 
     workload: str
@@ -46,7 +47,7 @@ class Setting:
         hardware = HARDWARE[self.hardware]
         return hardware if self.blocks is None else replace(hardware, num_blocks=self.blocks)
 
-    def made(self, rate: float, *, for_s: float = 0.0) -> list[Request]:
+    def generate_requests(self, rate: float, *, for_s: float = 0.0) -> list[Request]:
         count = max(self.requests, round(rate * for_s))
         workload = WORKLOADS[self.workload]
         return workload.requests(rate=rate, count=count, replicas=self.replicas, seed=self.seed)
@@ -54,7 +55,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One run. `load`: of the capacity."""
+    """One run. `load` is a share of the capacity."""
 
     setting: Setting
     policy: str
@@ -64,34 +65,34 @@ class Case:
 
 def run(case: Case) -> Figures:
     world = _world(case.setting, case.setting.replica, case.policy)
-    world.run(case.setting.made(case.rate))
+    world.run(case.setting.generate_requests(case.rate))
     world.check()
     return figures(world)
 
 
 def capacity(setting: Setting) -> float:
-    """Requests a second."""
-    requests = setting.made(OVERLOAD * ideal_capacity(setting), for_s=SATURATED_S)
+    """Return the capacity in requests per second."""
+    requests = setting.generate_requests(OVERLOAD * ideal_capacity(setting), for_s=SATURATED_S)
     unbounded = replace(setting.replica, max_queued=len(requests))
     return max(_finished_rate(setting, unbounded, policy, requests) for policy in SATURATED_BY)
 
 
 def ideal_capacity(setting: Setting) -> float:
-    """If every batch were full and all found that the oracle finds: how far off capacity can't be."""
+    """Return an upper bound of the capacity: every batch is full and every hit of the oracle is found."""
     hardware, oracle = setting.replica, Oracle()
-    requests = setting.made(10.0 * setting.replicas, for_s=SATURATED_S)
+    requests = setting.generate_requests(10.0 * setting.replicas, for_s=SATURATED_S)
     decode_s = hardware.duration_s(0, hardware.max_num_seqs) / hardware.max_num_seqs
     total_s = 0.0
     for request in requests:
-        missing = len(request.prompt) - oracle.ask(asked_of(request))
+        missing = len(request.prompt) - oracle.count_findable(policy_request(request))
         total_s += missing * hardware.prefill_token_s + len(request.answer) * decode_s
-        oracle.answered(request)
+        oracle.add_answer(request)
     return setting.replicas * len(requests) / total_s
 
 
 def capacities(settings: list[Setting], *, jobs: int, on_done: Callable[[], object]) -> dict[Setting, float]:
     smaller = {setting: _smaller(setting) for setting in settings}
-    found = dict(_each(capacity, [*dict.fromkeys(smaller.values())], jobs=jobs, on_done=on_done))
+    found = dict(_run_each(capacity, [*dict.fromkeys(smaller.values())], jobs=jobs, on_done=on_done))
     return {large: found[small] * large.replicas / small.replicas for large, small in smaller.items()}
 
 
@@ -100,7 +101,7 @@ def _smaller(setting: Setting) -> Setting:
 
 
 def run_all(cases: list[Case], *, jobs: int, on_done: Callable[[], object]) -> Iterator[tuple[Case, Figures]]:
-    return _each(run, cases, jobs=jobs, on_done=on_done)
+    return _run_each(run, cases, jobs=jobs, on_done=on_done)
 
 
 def as_json(case: Case, found: Figures) -> dict[str, Any]:
@@ -124,7 +125,7 @@ def _world(setting: Setting, hardware: Hardware, policy: str) -> World:
     return World(hardware, setting.replicas, POLICIES[policy], seed=setting.seed, routers=setting.routers)
 
 
-def _each(
+def _run_each(
     work: Callable[[_Job], _Found], todo: list[_Job], *, jobs: int, on_done: Callable[[], object]
 ) -> Iterator[tuple[_Job, _Found]]:
     if jobs == 1:

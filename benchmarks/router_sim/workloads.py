@@ -1,8 +1,8 @@
-"""What users ask: conversations whose prompts, answers and arrival times are all fixed before anything runs.
+"""Workloads: conversations whose prompts, answers and arrival times are fixed before a run.
 
-A token is one byte, so that texts stay small. Answers are given, too: what a request's next turn holds then doesn't
-depend on the policy, and the policies are compared on the very same requests. Conversations come as a Poisson process
-that began long before time 0: the turns before it are left out, so that the load is steady from the start.
+A token is one byte, so that texts stay small. Answers are fixed, too: the next turn of a conversation then doesn't
+depend on the policy, and all policies get the same requests. Conversations arrive as a Poisson process that began long
+before time 0; earlier turns are left out, so that the load is steady from the start.
 """
 
 import math
@@ -15,7 +15,7 @@ Text = bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """`at_s`: from the start of the conversation. A turn is asked `pause_s` after the answer before it, or later."""
+    """A turn is sent at `at_s` of its conversation, but not before `pause_s` after the preceding answer."""
 
     at_s: float
     prompt: Text
@@ -25,7 +25,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """`after`: the request whose answer it goes on from, if that one was asked within the time looked at."""
+    """`after` is the request of the turn before, if that arrives within the simulated time."""
 
     number: int
     at_s: float
@@ -37,17 +37,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """`converse(rng, pieces)` makes the turns of one conversation; `pieces` is what conversations have in common."""
+    """`converse(rng, pieces)` makes the turns of one conversation; `pieces` are the texts that conversations share."""
 
     name: str
-    what: str
+    description: str
     turns_per_conversation: float
     longest_s: float
     common: Callable[[Random, int], list[Text]]
     converse: Callable[[Random, list[Text]], list[Turn]]
 
     def requests(self, *, rate: float, count: int, replicas: int, seed: int) -> list[Request]:
-        """`count` of them at `rate` a second, in the order in which they are due."""
+        """Return about `count` requests at `rate` per second, in the order of their times."""
         rng = Random(f"{self.name} {seed}")
         pieces = self.common(rng, replicas)
         duration_s = count / rate
@@ -97,7 +97,7 @@ def _texts(length: int, each: float) -> Callable[[Random, int], list[Text]]:
 
 
 def _popular(rng: Random, pieces: list[Text], exponent: float = 0.8) -> Text:
-    """By Zipf's law, as the inverse of its continuous form."""
+    """Return a piece by Zipf's law, from the inverse of its continuous form."""
     share = 1 - exponent
     rank = (1 + rng.random() * ((len(pieces) + 1) ** share - 1)) ** (1 / share)
     return pieces[min(int(rank), len(pieces)) - 1]
@@ -106,7 +106,7 @@ def _popular(rng: Random, pieces: list[Text], exponent: float = 0.8) -> Text:
 def _growing(
     rng: Random, text: Text, turns: int, *, asks: tuple[int, int], answers: tuple[int, int], pause: float
 ) -> list[Turn]:
-    """Each turn's prompt is all that was said before. People and tools take `pause` seconds on average."""
+    """Return turns whose prompts contain all earlier turns. Users and tools take `pause` seconds on average."""
     made, at_s = list[Turn](), 0.0
     for _ in range(turns):
         text += _text(rng, *asks)
@@ -134,7 +134,7 @@ def _hot(rng: Random, pieces: list[Text]) -> list[Turn]:
 
 
 def _siblings(rng: Random, pieces: list[Text]) -> list[Turn]:
-    """Not a conversation, but eight that begin alike and come at once: the best of several, or branches of a search."""
+    """Return eight concurrent requests with a common prefix, like samples for a best-of-n or branches of a search."""
     prompt = _text(rng, 600, 1400)
     return [
         Turn(at_s=rng.random() * 0.02, prompt=prompt + _text(rng, 10, 40), answer=_text(rng, 32, 96)) for _ in range(8)
@@ -146,7 +146,7 @@ WORKLOADS = {
     for workload in (
         Workload(
             name="shared",
-            what="one of 25 system prompts for each replica, 1024 tokens, some more popular, then 64-256 of its own",
+            description="25 system prompts of 1024 tokens per replica, with unequal popularity; 64-256 own tokens each",
             turns_per_conversation=1,
             longest_s=0,
             common=_texts(1024, 25),
@@ -154,7 +154,7 @@ WORKLOADS = {
         ),
         Workload(
             name="chat",
-            what="2-10 turns, 30-150 tokens asked, 40-120 answered, 6 s between; one of 4 system prompts of 200 tokens",
+            description="2-10 turns of 30-150 tokens in and 40-120 out, 6 s apart; 4 system prompts of 200 tokens",
             turns_per_conversation=6,
             longest_s=130,
             common=lambda rng, replicas: [_text(rng, 200) for _ in range(4)],
@@ -162,7 +162,7 @@ WORKLOADS = {
         ),
         Workload(
             name="agents",
-            what="4-12 steps of 80-400 tokens from tools, 16-64 answered, 1 s between; one of 10 prompts, 1500 tokens",
+            description="4-12 steps, 80-400 tool tokens in, 16-64 out, 1 s apart; 10 system prompts of 1500 tokens",
             turns_per_conversation=8,
             longest_s=55,
             common=lambda rng, replicas: [_text(rng, 1500) for _ in range(10)],
@@ -170,7 +170,7 @@ WORKLOADS = {
         ),
         Workload(
             name="unshared",
-            what="200-1200 tokens that nobody else sends",
+            description="200-1200 tokens that no other request sends",
             turns_per_conversation=1,
             longest_s=0,
             common=_nothing,
@@ -178,7 +178,7 @@ WORKLOADS = {
         ),
         Workload(
             name="hot",
-            what="1500 tokens that four of five requests begin with; the fifth has as many of its own",
+            description="four of five requests share their first 1500 tokens; the fifth has 1500 of its own",
             turns_per_conversation=1,
             longest_s=0,
             common=lambda rng, replicas: [_text(rng, 1500)],
@@ -186,7 +186,7 @@ WORKLOADS = {
         ),
         Workload(
             name="siblings",
-            what="eight requests within 20 ms that begin with the same 600-1400 tokens, new for each eight",
+            description="groups of eight requests within 20 ms that share their first 600-1400 tokens",
             turns_per_conversation=8,
             longest_s=0.02,
             common=_nothing,

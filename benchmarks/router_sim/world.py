@@ -1,8 +1,8 @@
 """`World`: requests, routers and replicas in one queue of events, in virtual time.
 
-A request is decided on when it arrives, reaches its replica `ROUTE_S` later, and is refused there (429) if the replica
-has too many. The router sees answers `REPLY_S` and frames `FRAME_S` after the replica has made them. Each request ends
-once: finished or refused.
+A request is routed when it arrives and reaches its replica `ROUTE_S` later; a full replica refuses it with 429. The
+router receives responses `REPLY_S` and frames `FRAME_S` after the replica has sent them. Each request ends once,
+finished or refused.
 """
 
 import heapq
@@ -21,7 +21,7 @@ from octavo_server.router.fleet.replica import Replica
 from router_sim.engine import SimEngine
 from router_sim.hardware import Hardware
 from router_sim.oracle import Oracle, hashes_of
-from router_sim.site import Asked, Policy, Site
+from router_sim.router_view import Policy, PolicyRequest, RouterView
 from router_sim.workloads import Request
 
 ROUTE_S, REPLY_S, FRAME_S = 0.001, 0.001, 0.002
@@ -30,10 +30,10 @@ MAX_ENTRIES = 4_000_000
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a request. Times are the router's; `oracle_tokens`: the most that could have been found."""
+    """Result of a request. Times are the router's; `oracle_tokens` is the upper bound of its cached tokens."""
 
     replica: int
-    asked_s: float
+    arrived_s: float
     prompt_tokens: int
     oracle_tokens: int
     expected_tokens: int | None = None
@@ -45,8 +45,8 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Held:
-    """Requests in a replica, over time: their mean is its load."""
+class _LoadMeter:
+    """Requests in flight of a replica, integrated over time."""
 
     now: int = 0
     since_s: float = 0.0
@@ -59,15 +59,13 @@ class _Held:
 
 
 class World:
-    """Several routers get requests in turn, and know nothing of each other. `on_end` is called whenever a request has
-    ended.
-    """
+    """Independent routers get the requests in turn. `on_end` is called when a request has ended."""
 
     def __init__(
         self,
         hardware: Hardware,
         num_replicas: int,
-        make_policy: Callable[[Site], Policy],
+        make_policy: Callable[[RouterView], Policy],
         *,
         seed: int = 0,
         routers: int = 1,
@@ -76,31 +74,31 @@ class World:
         self.now = 0.0
         self.outcomes: dict[int, Outcome] = {}
         self.engines = [SimEngine(hardware, epoch=i) for i in range(num_replicas)]
-        self.held = [_Held() for _ in self.engines]
-        self.sites = [self._site(hardware, Random(f"{seed} {router}")) for router in range(routers)]
-        self.policies = [make_policy(site) for site in self.sites]
+        self.loads = [_LoadMeter() for _ in self.engines]
+        self.views = [self._make_view(hardware, Random(f"{seed} {router}")) for router in range(routers)]
+        self.policies = [make_policy(view) for view in self.views]
         self._on_end = on_end
         self._oracle = Oracle()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._num_events = 0
-        self._asked: dict[int, Asked] = {}
+        self._policy_requests: dict[int, PolicyRequest] = {}
         self._answering: dict[int, Request] = {}
         self._followers: dict[int, Request] = {}
 
     def run(self, requests: list[Request]) -> None:
-        """Until every request has ended."""
+        """Run until every request has ended."""
         self._followers = {request.after: request for request in requests if request.after is not None}
         for request in requests:
             if request.after is None:
-                self._at(request.at_s, partial(self._arrive, request))
+                self._schedule(request.at_s, partial(self._arrive, request))
         while self._events:
             self.now, _, happen = heapq.heappop(self._events)
             happen()
         assert len(self.outcomes) == len(requests)
 
-    def _site(self, hardware: Hardware, rng: Random) -> Site:
+    def _make_view(self, hardware: Hardware, rng: Random) -> RouterView:
         index = PrefixIndex(max_entries=MAX_ENTRIES)
-        return Site(
+        return RouterView(
             clock=lambda: self.now,
             rng=rng,
             hardware=hardware,
@@ -109,44 +107,44 @@ class World:
             engines=self.engines,
         )
 
-    def _policy(self, number: int) -> Policy:
-        """Of the router that this request is sent to."""
+    def _policy_of(self, number: int) -> Policy:
+        """Return the policy of the router that this request is sent to."""
         return self.policies[number % len(self.policies)]
 
-    def _at(self, at_s: float, happen: Callable[[], None]) -> None:
+    def _schedule(self, at_s: float, happen: Callable[[], None]) -> None:
         self._num_events += 1
         heapq.heappush(self._events, (at_s, self._num_events, happen))
 
     def _arrive(self, request: Request) -> None:
-        asked, policy = asked_of(request), self._policy(request.number)
+        asked, policy = policy_request(request), self._policy_of(request.number)
         replica = policy.pick(asked)
-        self._asked[request.number] = asked
+        self._policy_requests[request.number] = asked
         self.outcomes[request.number] = Outcome(
             replica=replica,
-            asked_s=self.now,
+            arrived_s=self.now,
             prompt_tokens=asked.num_tokens,
-            oracle_tokens=self._oracle.ask(asked),
+            oracle_tokens=self._oracle.count_findable(asked),
             expected_tokens=policy.expected_tokens(asked.number),
         )
-        self.held[replica].change(1, self.now)
-        self._at(self.now + ROUTE_S, partial(self._reach, request, replica))
+        self.loads[replica].change(1, self.now)
+        self._schedule(self.now + ROUTE_S, partial(self._reach, request, replica))
 
     def _reach(self, request: Request, replica: int) -> None:
         engine = self.engines[replica]
         if engine.is_full:
             self.outcomes[request.number].is_refused = True
-            self._at(self.now + REPLY_S, partial(self._end, request, replica))
+            self._schedule(self.now + REPLY_S, partial(self._end, request, replica))
             return
         self._answering[request.number] = request
-        self._tell(replica, engine.add(request, self.now))
+        self._send_frame(replica, engine.add(request, self.now))
         if engine.is_idle:
             self._step(replica)
 
     def _step(self, replica: int) -> None:
         engine = self.engines[replica]
         if engine.begin(self.now):
-            self._at(engine.ends_s, partial(self._finish_step, replica))
-            self._tell(replica, engine.begun())
+            self._schedule(engine.ends_s, partial(self._finish_step, replica))
+            self._send_frame(replica, engine.started_frame())
 
     def _finish_step(self, replica: int) -> None:
         outputs, frame = self.engines[replica].finish()
@@ -157,44 +155,46 @@ class World:
             if outcome.first_byte_s is None:
                 outcome.first_byte_s = self.now + REPLY_S
                 outcome.cached_tokens = output.num_cached_tokens
-                self._at(self.now + REPLY_S, partial(self._first_byte, number, replica))
+                self._schedule(self.now + REPLY_S, partial(self._deliver_first_byte, number, replica))
             if output.finish_reason is not None:
                 request = self._answering.pop(number)
-                self._at(self.now + REPLY_S, partial(self._end, request, replica))
-        self._tell(replica, frame)
+                self._schedule(self.now + REPLY_S, partial(self._end, request, replica))
+        self._send_frame(replica, frame)
         self._step(replica)
 
-    def _tell(self, replica: int, frame: Step | None) -> None:
+    def _send_frame(self, replica: int, frame: Step | None) -> None:
         if frame is not None:
-            self._at(self.now + FRAME_S, partial(self._hear, replica, frame))
+            self._schedule(self.now + FRAME_S, partial(self._receive_frame, replica, frame))
 
-    def _first_byte(self, number: int, replica: int) -> None:
-        self._policy(number).first_byte(self._asked[number], replica, self.outcomes[number].cached_tokens)
+    def _deliver_first_byte(self, number: int, replica: int) -> None:
+        self._policy_of(number).on_first_byte(
+            self._policy_requests[number], replica, self.outcomes[number].cached_tokens
+        )
 
     def _end(self, request: Request, replica: int) -> None:
-        outcome, asked = self.outcomes[request.number], self._asked.pop(request.number)
+        outcome, asked = self.outcomes[request.number], self._policy_requests.pop(request.number)
         assert outcome.ended_s is None, "a request that ended twice"
         outcome.ended_s = self.now
-        self.held[replica].change(-1, self.now)
-        self._policy(request.number).ended(asked, replica, ok=not outcome.is_refused)
+        self.loads[replica].change(-1, self.now)
+        self._policy_of(request.number).on_end(asked, replica, ok=not outcome.is_refused)
         if not outcome.is_refused:
-            self._oracle.answered(request)
+            self._oracle.add_answer(request)
         if (follower := self._followers.pop(request.number, None)) is not None:
             at_s = follower.at_s if outcome.is_refused else max(follower.at_s, self.now + follower.pause_s)
-            self._at(max(at_s, self.now), partial(self._arrive, follower))
+            self._schedule(max(at_s, self.now), partial(self._arrive, follower))
         self._on_end()
 
-    def _hear(self, replica: int, frame: Step) -> None:
-        for site, policy in zip(self.sites, self.policies, strict=True):
-            heard = site.replicas[replica]
-            assert heard.blocks is not None
-            heard.blocks.feed(frame)
-            heard.load = frame.load
-            policy.heard(replica)
+    def _receive_frame(self, replica: int, frame: Step) -> None:
+        for view, policy in zip(self.views, self.policies, strict=True):
+            observed = view.replicas[replica]
+            assert observed.blocks is not None
+            observed.blocks.feed(frame)
+            observed.load = frame.load
+            policy.on_frame(replica)
 
     def check(self) -> None:
-        """The laws that hold at the end."""
-        assert not self._asked
+        """Assert the laws that hold at the end of a run."""
+        assert not self._policy_requests
         assert not self._answering
         assert not self._followers
         assert all(outcome.ended_s is not None for outcome in self.outcomes.values())
@@ -206,9 +206,9 @@ class World:
             engine.scheduler.check()
 
 
-def asked_of(request: Request) -> Asked:
+def policy_request(request: Request) -> PolicyRequest:
     hashes = hashes_of(request.prompt)
-    return Asked(number=request.number, text=request.prompt, hashes=hashes, max_tokens=len(request.answer))
+    return PolicyRequest(number=request.number, text=request.prompt, hashes=hashes, max_tokens=len(request.answer))
 
 
 def _replica(number: int, engine: SimEngine, index: PrefixIndex) -> Replica:

@@ -1,6 +1,7 @@
-"""A scripted server, one a module, as most modules want it; a module that needs another defines its own `server`.
+"""Servers for one test module each. A module that needs different settings defines its own `server` fixture.
 
-`llm` is an engine in a process of its own, for a module's own `config`; `core_server` serves one.
+`server` has a scripted engine in the test's event loop; `served` is the same server with its script reset. `llm` is an
+engine process with the `config` fixture of the module; `core_server` is a server in front of such a process.
 """
 
 import pytest
@@ -31,14 +32,14 @@ async def llm(config):
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory):
-    tmp_path_factory.getbasetemp()  # made before the place for temporary files moves
+def scripted_tmp(tmp_path_factory):
+    tmp_path_factory.getbasetemp()  # creates the folder before TMPDIR changes
     with scripted_environment() as folder:
         yield folder
 
 
 @pytest.fixture(scope="module")
-def core_config(tmp_path_factory, workplace):
+def core_config(tmp_path_factory, scripted_tmp):
     folder = write_byte_model(tmp_path_factory.mktemp("model"))
     return EngineConfig(model=str(folder), load_format="dummy", max_model_len=256)
 

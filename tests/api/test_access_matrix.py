@@ -1,4 +1,4 @@
-"""docs/reference/access.md is made from the answers of real servers to each route: --update-golden writes it."""
+"""docs/reference/access.md is generated from responses of real servers to each route: --update-golden writes it."""
 
 import asyncio
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ PARAMETERS = {"{model:path}": MODEL, "{response_id}": "resp_1"}
 
 
 def routes_of(routes: Iterable) -> list[tuple[str, str]]:
-    """(path, method) of each, those of included routers, too."""
+    """(path, method) of each route, including those of included routers."""
     found = set()
     for route in routes:
         inner = getattr(route, "routes", None) or getattr(getattr(route, "original_router", None), "routes", None)
@@ -36,11 +36,13 @@ def routes_of(routes: Iterable) -> list[tuple[str, str]]:
             found.update(routes_of(inner))
         else:
             found.update((route.path, method) for method in route.methods - {"HEAD", "OPTIONS"})
-    return sorted(found, key=lambda route: (route[0], route[1] == "DELETE", route[1]))  # what drains is resumed next
+    return sorted(
+        found, key=lambda route: (route[0], route[1] == "DELETE", route[1])
+    )  # the next request resumes the drained server
 
 
 async def outcome(http, path, method, headers):
-    """What the policy said. A stream of events is left once its head is there."""
+    """Return the policy's outcome. Event streams are closed after the head."""
     for name, value in PARAMETERS.items():
         path = path.replace(name, value)
     async with asyncio.timeout(20), http.stream(method, path, headers=headers, json={"model": MODEL}) as answer:
@@ -52,7 +54,7 @@ async def outcome(http, path, method, headers):
 
 
 async def table(title, routes, servers):
-    """One column for each caller of each server, one row for all routes with the same outcomes."""
+    """One column for each caller of each server."""
     heads = [f"{name}: {caller}" if name else caller for name, _ in servers for caller in CALLERS]
     lines = [f"### {title}", "", "| route | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     rows = {}
@@ -65,7 +67,7 @@ async def table(title, routes, servers):
 
 @pytest.fixture
 async def servers(tmp_path):
-    """name -> (its routes, http client)."""
+    """Server name -> (routes, HTTP client)."""
     (tmp_path / "keys").write_text("admin: boss\nalice: sk-a\n")
     guards = {"api_key_files": (tmp_path / "keys",), "router_secrets": (SECRET,)}
     async with AsyncExitStack() as stack:

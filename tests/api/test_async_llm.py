@@ -19,13 +19,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory, workplace):
+def config(tmp_path_factory, scripted_tmp):
     folder = write_byte_model(tmp_path_factory.mktemp("model"))
     return EngineConfig(model=str(folder), load_format="dummy", max_model_len=512, debug_invariants=True)
 
 
 async def until_idle(llm):
-    """One more request through the queue: what was sent before it has been acted on."""
+    """Run one more request, so that all messages sent before it are processed."""
     await collect(llm, "x", scripted("."), "until_idle")
     return llm.stats
 
@@ -64,7 +64,7 @@ async def test_stop_string_across_tokens_ends_one_sequence_and_frees_it(llm):
     assert (await until_idle(llm)).in_use_blocks == 0
 
 
-async def test_length_ends_with_length(llm):
+async def test_max_tokens_ends_with_reason_length(llm):
     outputs = await collect(llm, "hi", scripted("endless", max_tokens=3, ignore_eos=True))
     assert (joined_text(outputs), outputs[-1].outputs[0].finish_reason) == ("end", "length")
 
@@ -78,7 +78,7 @@ async def test_closing_the_iterator_aborts_in_the_core(llm):
 
 
 async def test_cancelling_the_reader_aborts_in_the_core(llm, gate):
-    params = scripted("x" * 400, eos=False, max_tokens=400, extra_args=gate.at(2))
+    params = scripted("x" * 400, eos=False, max_tokens=400, extra_args=gate.wait_at(2))
     first = asyncio.Event()
 
     async def read():
@@ -94,7 +94,7 @@ async def test_cancelling_the_reader_aborts_in_the_core(llm, gate):
 
 
 async def test_abort_by_id_ends_the_stream_with_abort(llm, gate):
-    params = scripted("x" * 400, eos=False, max_tokens=400, extra_args=gate.at(2))
+    params = scripted("x" * 400, eos=False, max_tokens=400, extra_args=gate.wait_at(2))
     stream = llm.generate("hi", params, "named")
     outputs = [await anext(stream)]
     await llm.abort("named")
@@ -104,7 +104,7 @@ async def test_abort_by_id_ends_the_stream_with_abort(llm, gate):
     assert outputs[-1].outputs[0].finish_reason == "abort"
 
 
-async def test_a_failing_step_ends_its_request_and_the_engine_serves_on(llm):
+async def test_a_failed_step_ends_its_request_and_the_engine_keeps_serving(llm):
     outputs = await collect(llm, "hi", scripted("abcdef", extra_args={"fail_at": 2}))
     assert joined_text(outputs) == "ab"
     assert outputs[-1].outputs[0].finish_reason == "error"
@@ -112,7 +112,7 @@ async def test_a_failing_step_ends_its_request_and_the_engine_serves_on(llm):
     assert joined_text(await collect(llm, "hi", scripted("fine"))) == "fine"
 
 
-async def test_a_slow_reader_gets_what_it_missed_in_one_piece(llm):
+async def test_a_slow_reader_gets_missed_output_in_one_piece(llm):
     stream = llm.generate("hi", scripted("a long answer"), "slow", kind="delta")
     outputs = [await anext(stream)]
     await collect(llm, "hi", scripted("an answer that takes longer"), "other")
@@ -147,7 +147,7 @@ async def test_bad_requests_are_refused_and_leave_no_trace(llm):
 
 
 async def test_a_request_id_in_use_is_refused(llm, gate):
-    params = scripted("xyz", extra_args=gate.at(1))
+    params = scripted("xyz", extra_args=gate.wait_at(1))
     stream = llm.generate("hi", params, "twice")
     await anext(stream)
     with pytest.raises(InvalidRequest, match="'twice' is already running"):
@@ -156,12 +156,12 @@ async def test_a_request_id_in_use_is_refused(llm, gate):
     assert [o async for o in stream][-1].outputs[0].text == "xyz"
 
 
-async def test_a_prompt_fills_the_context_with_max_tokens_none(llm):
+async def test_max_tokens_none_fills_the_context(llm):
     (output,) = await collect(llm, "x" * 500, scripted("y" * 20, eos=False, max_tokens=None), kind="final")
     assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (12, "length")
 
 
-async def test_many_streams_keep_apart(llm):
+async def test_many_streams_stay_separate(llm):
     words = [f"answer number {i}" for i in range(40)]
     streams = (collect(llm, f"q{i}", scripted(word), f"many-{i}") for i, word in enumerate(words))
     assert [joined_text(outputs) for outputs in await asyncio.gather(*streams)] == words
@@ -169,7 +169,7 @@ async def test_many_streams_keep_apart(llm):
     assert stats.free_blocks + stats.cached_blocks == stats.total_blocks
 
 
-async def test_random_departures_leave_nothing_behind(llm):
+async def test_random_cancellations_leave_no_state(llm):
     chance = random.Random(0)
 
     async def visit(i):
@@ -206,7 +206,7 @@ async def test_idle_core_uses_no_cpu(llm):
     assert (after.user + after.system) - (before.user + before.system) <= 0.02
 
 
-async def test_a_kill_ends_every_stream_and_later_calls(config, workplace):
+async def test_a_kill_ends_every_stream_and_later_calls(config, scripted_tmp):
     async with running(config) as llm:
         params = scripted("abcdef", extra_args={"kill_at": 3})
         waiting = asyncio.gather(*(collect(llm, "hi", params, f"k{i}") for i in range(3)), return_exceptions=True)
@@ -215,7 +215,7 @@ async def test_a_kill_ends_every_stream_and_later_calls(config, workplace):
         assert llm.is_dead
         with pytest.raises(EngineDead, match="killed by signal 9"):
             await collect(llm, "hi", scripted("x"))
-    assert not list(workplace.glob("octavo-*"))
+    assert not list(scripted_tmp.glob("octavo-*"))
 
 
 async def test_two_engines_are_independent(config):
@@ -225,15 +225,19 @@ async def test_two_engines_are_independent(config):
 
 
 @pytest.mark.parametrize(
-    ("loader", "words"),
-    [("load_refusing", "lm_head.weight is truncated"), ("load_crashing", "exited with code 1 while starting")],
+    ("loader", "words", "code"),
+    [
+        ("load_refusing", "lm_head.weight is truncated", "OutOfMemory"),
+        ("load_crashing", "exited with code 1 while starting", "StartupFailed"),
+    ],
 )
-async def test_a_core_that_cannot_start_says_why(config, workplace, loader, words):
+async def test_a_core_that_cannot_start_reports_the_reason(config, scripted_tmp, loader, words, code):
     threads = threading.active_count()
-    with pytest.raises(StartupError, match=words):
+    with pytest.raises(StartupError, match=words) as raised:
         async with running(config, f"octavo_testing.scripted:{loader}"):
             pass
-    assert not list(workplace.glob("octavo-*"))
+    assert raised.value.code == code
+    assert not list(scripted_tmp.glob("octavo-*"))
     assert threading.active_count() <= threads + 1
 
 

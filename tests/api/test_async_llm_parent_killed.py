@@ -1,4 +1,4 @@
-"""Whatever ends the parent, the engine core goes with it and nothing is left in the folder for temporary files."""
+"""However the parent ends, the engine core ends with it, and no temporary file is left."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from octavo_testing.gate import Gate
 from octavo_testing.scripted import write_byte_model
 
-#: Prints the core's pid and stays: before the core has loaded ("loading"), idle, or in the middle of a step.
+#: Prints the core's pid and waits: before the core has loaded ("loading"), idle, or during a step.
 PARENT = """
 import asyncio, json, sys
 from octavo_engine.async_llm import AsyncLLM
@@ -39,12 +39,12 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory, workplace):
+def model(tmp_path_factory, scripted_tmp):
     return write_byte_model(tmp_path_factory.mktemp("model"))
 
 
 def start_parent(model: Path, state: str, gate: Gate) -> tuple[subprocess.Popen[str], psutil.Process]:
-    argv = [sys.executable, "-c", PARENT, str(model), state, json.dumps(gate.at(1))]
+    argv = [sys.executable, "-c", PARENT, str(model), state, json.dumps(gate.wait_at(1))]
     parent = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert parent.stdout is not None
     return parent, psutil.Process(int(parent.stdout.readline()))
@@ -60,7 +60,7 @@ def start_parent(model: Path, state: str, gate: Gate) -> tuple[subprocess.Popen[
         (signal.SIGINT, "loading"),
     ],
 )
-def test_no_orphan_and_nothing_stale(model, workplace, tmp_path, state, signum):
+def test_no_process_or_file_outlives_the_parent(model, scripted_tmp, tmp_path, state, signum):
     gate = Gate(tmp_path / "gate")
     parent, core = start_parent(model, state, gate)
     with parent:
@@ -68,10 +68,10 @@ def test_no_orphan_and_nothing_stale(model, workplace, tmp_path, state, signum):
         _, alive = psutil.wait_procs([core], timeout=5)
     gate.open()
     assert not alive
-    assert not list(workplace.glob("octavo-*"))
+    assert not list(scripted_tmp.glob("octavo-*"))
 
 
-def test_ctrl_c_in_the_terminal_leaves_the_core_to_its_parent(model, workplace, tmp_path):
+def test_ctrl_c_in_the_terminal_leaves_the_core_to_its_parent(model, scripted_tmp, tmp_path):
     gate = Gate(tmp_path / "gate")
     parent, core = start_parent(model, "idle", gate)
     with parent:
@@ -82,4 +82,4 @@ def test_ctrl_c_in_the_terminal_leaves_the_core_to_its_parent(model, workplace, 
         psutil.wait_procs([core], timeout=5)
     gate.open()
     assert not core.is_running()
-    assert not list(workplace.glob("octavo-*"))
+    assert not list(scripted_tmp.glob("octavo-*"))

@@ -1,4 +1,4 @@
-"""`octavo bench serve` against a scripted engine behind a real server: every count is known beforehand."""
+"""`octavo bench serve` against a scripted engine behind a real server, so that every count is known."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from octavo_testing.serve_command import free_port
 from octavo_testing.server import MODEL, ScriptedClient, serving
 
 BENCH = ("-m", "octavo_server.cli.main", "bench", "serve")
-#: 14 tokens each: 13 bytes and the end of the text.
+#: Prompts of 14 tokens: 13 bytes and the end of the text.
 REPLY = "Hello, world!"
 
 
@@ -39,7 +39,7 @@ async def bench(*argv):
 
 
 def lines(out):
-    """Label -> value, of a block."""
+    """Label -> value of a report block."""
     pairs = (line.rsplit(":", 1) for line in out.splitlines() if ":" in line)
     return {label.strip(): value.strip() for label, value in pairs}
 
@@ -61,7 +61,7 @@ async def test_counts_are_exact(served):
     assert {request.params.ignore_eos for request in served.engine.requests} == {True}
 
 
-async def test_chat_with_a_file_and_everything_saved(served, tmp_path):
+async def test_chat_benchmark_with_a_file_saves_all_results(served, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
     flags = ("--dataset-name", "custom", "--dataset-path", str(prompts), "--num-prompts", "3", "--temperature", "0")
@@ -117,7 +117,7 @@ async def test_failures_are_counted_with_the_first_reason(served, tmp_path):
     assert "512" in err
 
 
-async def test_when_all_fail_the_exit_code_says_so(served):
+async def test_exit_code_is_1_if_all_requests_fail(served):
     served.engine.fail_at = 1
     code, out, err = await bench("--base-url", served.url, "--num-prompts", "2", "--random-input-len", "8")
     assert code == 1
@@ -125,8 +125,8 @@ async def test_when_all_fail_the_exit_code_says_so(served):
     assert "the first: the step failed: scripted" in err
 
 
-async def test_a_figure_that_the_prefix_cache_flatters_is_told(served):
-    """The counters are those of the engine, which here rise with every request."""
+async def test_high_prefix_cache_hit_rate_gives_a_warning(served):
+    """The scripted counters of the engine rise with every request."""
 
     class Counting(list):
         def append(self, request):
@@ -145,14 +145,14 @@ async def test_a_figure_that_the_prefix_cache_flatters_is_told(served):
     assert err == ""
 
 
-async def test_a_served_name_beside_the_model_that_has_the_tokenizer(served):
+async def test_served_name_may_differ_from_the_tokenizer_model(served):
     names = ("--model", served.engine.config.model, "--served-model-name", MODEL, "--trust-remote-code")
     code, out, err = await bench("--base-url", served.url, "--num-prompts", "1", "--random-input-len", "4", *names)
     assert (code, err) == (0, "")
     assert lines(out)["Successful requests"] == "1"
 
 
-async def test_no_server_is_one_line():
+async def test_missing_server_is_one_line():
     port = free_port()
     code, out, err = await bench("--port", str(port))
     assert (code, out) == (1, "")
@@ -161,7 +161,7 @@ async def test_no_server_is_one_line():
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (("--dataset-name", "sonnet"), "use one of random"),
         (("--tokenizer", "/nowhere"), "/nowhere"),
@@ -169,14 +169,14 @@ async def test_no_server_is_one_line():
     ],
     ids=" ".join,
 )
-async def test_what_cannot_be_is_one_line(served, flags, told):
+async def test_invalid_options_are_one_line(served, flags, message):
     code, _, err = await bench("--base-url", served.url, *flags)
     assert code == 1
     (line,) = err.splitlines()
-    assert told in line
+    assert message in line
 
 
-async def test_a_plot_without_matplotlib_is_refused_before_the_first_request(served, tmp_path):
+async def test_plot_without_matplotlib_is_rejected_before_any_request(served, tmp_path):
     hidden = "import sys; sys.modules['matplotlib'] = None; from octavo_server.cli.main import main; sys.exit(main())"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", hidden, "bench", "serve", "--base-url", served.url, "--plot", str(tmp_path / "p.png")),

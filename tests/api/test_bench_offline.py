@@ -1,4 +1,4 @@
-"""`octavo bench throughput` and `latency`: the engine in this process, on a model of one layer."""
+"""`octavo bench throughput` and `latency`: the engine in this process, with a model of one layer."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def bench(kind, folder, *flags):
     return main(["bench", kind, "--model", folder, *TINY, "--disable-tqdm", *flags])
 
 
-def test_throughput_line_and_counts(folder, tmp_path, capsys):
+def test_throughput_prints_its_line_and_counts(folder, tmp_path, capsys):
     file = tmp_path / "t.json"
     flags = ("--num-prompts", "6", "--input-len", "20", "--output-len", "5", "--n", "2", "--output-json", str(file))
     assert bench("throughput", folder, *flags) == 0
@@ -38,7 +38,7 @@ def test_throughput_line_and_counts(folder, tmp_path, capsys):
     assert saved["requests_per_second"] == pytest.approx(6 / saved["elapsed_time"])
 
 
-def test_throughput_tells_when_equal_prompts_flatter_it(folder, tmp_path, capsys):
+def test_throughput_warns_about_equal_prompts(folder, tmp_path, capsys):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt": "the same again " * 10}) + "\n")
     flags = ("--dataset-name", "custom", "--dataset-path", str(prompts), "--custom-output-len", "2")
@@ -46,7 +46,7 @@ def test_throughput_tells_when_equal_prompts_flatter_it(folder, tmp_path, capsys
     assert "--no-enable-prefix-caching" in capsys.readouterr().err
 
 
-def test_latency_lines(folder, tmp_path, capsys):
+def test_latency_prints_its_lines(folder, tmp_path, capsys):
     file = tmp_path / "l.json"
     flags = (
         "--input-len",
@@ -70,15 +70,15 @@ def test_latency_lines(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("kind", "flags", "told"),
+    ("kind", "flags", "message"),
     [
         ("throughput", ("--dataset-name", "hf"), "use one of random"),
         ("throughput", ("--num-prompts", "1", "--input-len", "2000"), "512"),
         ("latency", ("--gpu-memory-utilization", "7"), "gpu_memory_utilization"),
     ],
 )
-def test_what_cannot_be_is_one_line(kind, flags, told, folder, capsys):
+def test_invalid_options_are_one_line(kind, flags, message, folder, capsys):
     assert bench(kind, folder, *flags) == 1
     err = [line for line in capsys.readouterr().err.splitlines() if line.startswith("octavo: ")]
     assert len(err) == 1
-    assert told in err[0]
+    assert message in err[0]

@@ -1,4 +1,4 @@
-"""What may be asked of a running engine core beside requests: what it is doing, and to forget its cache."""
+"""Calls to a running engine core besides requests: listing its sequences and resetting its cache."""
 
 import asyncio
 import os
@@ -19,18 +19,18 @@ LONG_PROMPT = "x" * 64
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory, workplace):
+def config(tmp_path_factory, scripted_tmp):
     folder = write_byte_model(tmp_path_factory.mktemp("model"))
     return EngineConfig(model=str(folder), load_format="dummy", max_model_len=512, max_num_seqs=2)
 
 
-async def test_an_idle_core_answers_with_nothing(llm):
+async def test_an_idle_core_reports_no_sequences(llm):
     assert await llm.debug_requests() == []
 
 
-async def test_what_runs_and_what_waits_is_told_by_the_callers_names(llm, gate):
-    """The core takes messages in order, and the first one runs on for long: they may be on their way for a while."""
-    unending = scripted("a", eos=False, max_tokens=400, extra_args=gate.at(3))
+async def test_sequences_are_reported_with_the_callers_ids(llm, gate):
+    """The core handles messages in order, and the first request runs for long, so answers may take a while."""
+    unending = scripted("a", eos=False, max_tokens=400, extra_args=gate.wait_at(3))
     async with (
         aclosing(llm.generate(LONG_PROMPT, unending, "first")) as first,
         aclosing(llm.generate("second", scripted("x", n=2), "second")) as second,
@@ -51,12 +51,12 @@ async def test_what_runs_and_what_waits_is_told_by_the_callers_names(llm, gate):
     assert await llm.debug_requests() == []
 
 
-async def test_the_prefix_cache_is_reset_only_while_nothing_is_in_use(llm, gate):
+async def test_the_prefix_cache_is_reset_only_while_no_block_is_in_use(llm, gate):
     prompt = "y" * 64
     await collect(llm, prompt, scripted("a"), "warm")
     (again,) = await collect(llm, prompt, scripted("a"), "again", kind="final")
     assert again.num_cached_tokens > 0
-    async with aclosing(llm.generate(prompt, scripted("a" * 150, extra_args=gate.at(1)), "busy")) as busy:
+    async with aclosing(llm.generate(prompt, scripted("a" * 150, extra_args=gate.wait_at(1)), "busy")) as busy:
         await anext(busy)
         resetting = asyncio.create_task(llm.reset_prefix_cache())
         await asyncio.sleep(0)
@@ -93,7 +93,7 @@ async def test_a_call_ends_when_the_core_dies(config):
             await llm.reset_prefix_cache()
 
 
-async def test_offline_too(config):
+async def test_offline_calls_work(config):
     llm = LLM(config.model, loader=LOADER, load_format="dummy", max_model_len=512)
     try:
         for cached in (0, 48):

@@ -1,4 +1,4 @@
-"""Who may fetch: tokens and keys where users of the hub and of AWS put them, and what is said to who has none."""
+"""Credentials of a fetch: tokens and keys from the places that the hub and AWS use, and errors without them."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ def hub(tmp_path: Path):
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The process itself is the client."""
+    """A bucket whose client is this process."""
     server = LocalBucket()
     server.files = {f"tiny/{name}": content for name, content in FILES.items()}
     with server.running() as address:
@@ -41,7 +41,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         yield server
 
 
-def test_a_token_of_the_environment_or_a_file(hub, tmp_path: Path) -> None:
+def test_token_comes_from_the_environment_or_a_file(hub, tmp_path: Path) -> None:
     _, env = hub
     (tmp_path / "token").write_text("hf_secret\n")
     for given in ({"HF_TOKEN": "hf_secret"}, {"HF_TOKEN_PATH": str(tmp_path / "token")}):
@@ -57,33 +57,37 @@ def test_a_token_of_the_environment_or_a_file(hub, tmp_path: Path) -> None:
             "RepoNotFound",
             "no such model on the hub: correct the name; if it is private, set HF_TOKEN (on K",
         ),
-        (403, "GatedRepo", "access to this model has to be granted: ask for it on its page, then set HF_TOKEN"),
-        (403, "", "the hub refuses access (403): set HF_TOKEN"),
+        (403, "GatedRepo", "access to this model must be granted: request it on its page, then set HF_TOKEN"),
+        (403, "", "the hub denied access (403): set HF_TOKEN"),
     ],
 )
-def test_without_a_token(hub, status: int, code: str, message: str) -> None:
+def test_missing_token_is_reported_with_a_remedy(hub, status: int, code: str, message: str) -> None:
     server, env = hub
     server.refusal, server.error_code = status, code
     done = run_fetch("hf://org/model", env=env | {"HF_TOKEN": "hf_wrong"})
     assert done.returncode == 1
     assert message in done.stderr
     assert "hf_wrong" not in done.stderr
-    assert "trying again" not in done.stderr
+    assert "retrying" not in done.stderr
 
 
-def test_keys_of_a_bucket(bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_keys_of_a_bucket_come_from_the_environment(
+    bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert resolve_model(S3).config == json.loads(FILES["config.json"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    with pytest.raises(StartupError, match=r"access is refused \(SignatureDoesNotMatch\)\. Set AWS_ACCESS_KEY_ID and"):
+    with pytest.raises(StartupError, match=r"access was denied \(SignatureDoesNotMatch\)\. Set AWS_ACCESS_KEY_ID and"):
         fetch_model(S3, to=tmp_path / "m")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-    with pytest.raises(StartupError, match=r"access is refused \(AccessDenied\)"):
+    with pytest.raises(StartupError, match=r"access was denied \(AccessDenied\)"):
         fetch_model(S3, to=tmp_path / "m")
     bucket.is_public = True
     assert fetch_model(S3, to=tmp_path / "m") == tmp_path / "m"
 
 
-def test_keys_of_a_profile(bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_keys_of_a_bucket_come_from_a_profile(
+    bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     keys = environment("")
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "credentials").write_text(
@@ -95,18 +99,18 @@ def test_keys_of_a_profile(bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch,
     assert fetch_model(S3, to=tmp_path / "m") == tmp_path / "m"
 
 
-def test_a_server_without_ranges_begins_anew(bucket: LocalBucket, tmp_path: Path) -> None:
+def test_download_restarts_if_the_server_has_no_ranges(bucket: LocalBucket, tmp_path: Path) -> None:
     bucket.has_ranges = False
     content = bucket.files["tiny/model.safetensors"] = bytes(range(256)) * 12_000
     bucket.cut_after = {"model.safetensors": [2_000_000]}
     assert (fetch_model(S3, to=tmp_path / "m") / "model.safetensors").read_bytes() == content
 
 
-def test_an_object_that_is_replaced_meanwhile_is_not_mixed(bucket: LocalBucket, tmp_path: Path) -> None:
+def test_replaced_object_is_not_mixed_with_the_old_one(bucket: LocalBucket, tmp_path: Path) -> None:
     content = bucket.files["tiny/model.safetensors"] = bytes(3_000_000)
     bucket.cut_after = {"model.safetensors": [2_000_000]}
     answer = bucket.replace_on_cut = {"tiny/model.safetensors": content[:-1] + b"1"}
-    with pytest.raises(StartupError, match="an object was replaced while it was fetched: fetch it once more"):
+    with pytest.raises(StartupError, match="an object was replaced during the download"):
         fetch_model(S3, to=tmp_path / "m")
     path = fetch_model(S3, to=tmp_path / "m")
     assert (path / "model.safetensors").read_bytes() == answer["tiny/model.safetensors"]
@@ -115,11 +119,11 @@ def test_an_object_that_is_replaced_meanwhile_is_not_mixed(bucket: LocalBucket, 
 @pytest.mark.parametrize(
     ("endpoint", "why"),
     [
-        ("http://127.0.0.1:PORT", "http://127.0.0.1:PORT can't be reached: Connection refused (tried 6 times)"),
-        ("http://nobody.invalid", "http://nobody.invalid can't be reached: "),
+        ("http://127.0.0.1:PORT", "http://127.0.0.1:PORT cannot be reached: Connection refused (6 attempts)"),
+        ("http://nobody.invalid", "http://nobody.invalid cannot be reached: "),
     ],
 )
-def test_a_server_that_is_not_there(
+def test_unreachable_server_is_reported(
     bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, endpoint: str, why: str
 ) -> None:
     monkeypatch.setattr("octavo_engine.sources.retries.FIRST_PAUSE_S", 0.001)
@@ -131,15 +135,15 @@ def test_a_server_that_is_not_there(
     assert "Generic" not in str(caught.value)
 
 
-def test_without_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_client_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(StartupError, match=r"needs an S3 client\. Install it with: pip install 'octavo-engine\[s3\]'"):
+    with pytest.raises(StartupError, match=r"pip install 'octavo-engine\[s3\]'"):
         fetch_model(S3)
-    with pytest.raises(StartupError, match="names no bucket"):
+    with pytest.raises(StartupError, match="s3://BUCKET"):
         fetch_model("s3:///tiny")
 
 
-def test_a_gguf_of_a_bucket(bucket: LocalBucket, tmp_path: Path) -> None:
+def test_gguf_file_of_a_bucket_is_fetched(bucket: LocalBucket, tmp_path: Path) -> None:
     write_tiny_gguf(tmp_path / "a.gguf", "qwen2", tiny_model("qwen2"))
     bucket.files = {f"tiny/{name}.gguf": (tmp_path / "a.gguf").read_bytes() for name in ("q4", "q8")}
     path = fetch_model(f"{S3}/q8.gguf", to=tmp_path / "m")
@@ -148,11 +152,11 @@ def test_a_gguf_of_a_bucket(bucket: LocalBucket, tmp_path: Path) -> None:
     files = resolve_model(f"{S3}/q4.gguf")
     assert files.gguf is not None
     assert files.gguf.name == "q4.gguf"
-    with pytest.raises(StartupError, match=r"several GGUF files are there: name one, as s3://models/tiny/FILE: q4"):
+    with pytest.raises(StartupError, match=r"several GGUF files: choose one as s3://models/tiny/FILE: q4"):
         fetch_model(S3)
 
 
-def test_copies_of_what_is_here(tmp_path: Path) -> None:
+def test_local_model_is_copied(tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     slow.mkdir()
     for name, content in (FILES | {"notes.md": b"n"}).items():

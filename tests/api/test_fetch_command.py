@@ -1,4 +1,4 @@
-"""`octavo fetch` as a process, by real clients, from servers on the loopback that speak the hub's API and S3."""
+"""`octavo fetch` as a process, with real clients and loopback servers that implement the hub's API and S3."""
 
 import json
 import os
@@ -31,12 +31,12 @@ pytestmark = pytest.mark.timeout(300)  # several processes, one after the other
 
 
 class Source:
-    """A hub or a bucket with the same model in it, and what `octavo fetch` is told to reach it."""
+    """A hub or a bucket with the same model, and the environment with which `octavo fetch` reaches it."""
 
     def __init__(self, uri: str, server: LocalHub | LocalBucket, address: str, folder: Path) -> None:
         self.uri, self.server, self.folder = uri, server, folder
-        told = {"HF_ENDPOINT": address, "HF_HUB_ETAG_TIMEOUT": "60"} if uri == HUB else environment(address)
-        self.env = fetch_environment(folder, **told)
+        environ = {"HF_ENDPOINT": address, "HF_HUB_ETAG_TIMEOUT": "60"} if uri == HUB else environment(address)
+        self.env = fetch_environment(folder, **environ)
 
     def fetch(self, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
         return run_fetch(self.uri, *arguments, env={**self.env, **more})
@@ -64,7 +64,7 @@ def last_line(done: "subprocess.CompletedProcess[str]") -> str:
     return done.stderr.rstrip().splitlines()[-1]
 
 
-def test_it_brings_what_is_needed_and_no_more(source: Source) -> None:
+def test_fetch_downloads_only_the_needed_files(source: Source) -> None:
     target = source.folder / "m"
     done = source.fetch("--to", str(target))
     assert (done.returncode, done.stdout) == (0, f"{target}\n"), done.stderr
@@ -74,7 +74,7 @@ def test_it_brings_what_is_needed_and_no_more(source: Source) -> None:
     assert resolve_model(str(target)).load_format == "safetensors"
 
 
-def test_a_second_time_it_only_looks(source: Source) -> None:
+def test_second_fetch_downloads_nothing(source: Source) -> None:
     target = str(source.folder / "m")
     source.fetch("--to", target)
     source.server.requests.clear()
@@ -87,8 +87,8 @@ def test_a_second_time_it_only_looks(source: Source) -> None:
     assert contents(source.folder / "m") == MODEL
 
 
-def test_without_a_folder_serve_finds_it(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the operator's init container and engine: the same name, the same environment, an hour later."""
+def test_serve_finds_a_model_fetched_without_a_folder(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The init container and the engine of a pod use the same name and environment, one after the other."""
     done = source.fetch()
     assert done.returncode == 0, done.stderr
     source.server.requests.clear()
@@ -97,13 +97,13 @@ def test_without_a_folder_serve_finds_it(source: Source, monkeypatch: pytest.Mon
     assert source.downloads() == []
 
 
-def test_what_was_fetched_serves_while_the_source_is_away(source: Source) -> None:
+def test_fetched_model_is_served_without_the_source(source: Source) -> None:
     first = source.fetch()
     source.server.statuses = {"": [503] * 50}
     assert run_python(source, f"{IMPATIENT}print(fetch_model({source.uri!r}))") == first.stdout.strip()
 
 
-def test_half_a_model_is_not_taken_for_one_while_the_hub_is_away(tmp_path: Path) -> None:
+def test_partial_model_is_not_used_without_the_hub(tmp_path: Path) -> None:
     shards = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     index = {"weight_map": {"a": shards[0], "b": shards[1]}}
     server = LocalHub()
@@ -114,40 +114,40 @@ def test_half_a_model_is_not_taken_for_one_while_the_hub_is_away(tmp_path: Path)
         server.statuses = {f"{server.commit}/{shards[1]}": [404]}
         assert source.fetch().returncode == 1
         server.statuses = {"": [503] * 50}
-        said = run_python(source, f"{IMPATIENT}fetch_model({HUB!r})", fails=True)
-    assert said.rstrip().endswith(
-        "hf://org/model: the hub answers 503 (tried 6 times): check the network, then try again."
+        stderr = run_python(source, f"{IMPATIENT}fetch_model({HUB!r})", fails=True)
+    assert stderr.rstrip().endswith(
+        "hf://org/model: the hub returned 503 (6 attempts): check the network, then try again."
     )
 
 
-def test_two_at_once_fetch_it_once(source: Source) -> None:
+def test_two_processes_fetch_a_model_once(source: Source) -> None:
     source.server.held = {"model.safetensors": 1_000_000}
     first = start_fetch(source.uri, env=source.env)
     assert source.server.reached.wait(TIMEOUT_S)
     second = start_fetch(source.uri, env=source.env)
     lines = Lines(second)
-    lines.until("another process fetches into it: waiting")
+    lines.until("waiting for another process")
     source.server.released.set()
     outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in (first, second)]
-    assert (first.returncode, second.returncode) == (0, 0), lines.said
+    assert (first.returncode, second.returncode) == (0, 0), lines.text
     assert outputs[0] == outputs[1]
     assert source.downloads() == sorted(MODEL)
 
 
 class Lines:
-    """What a process says on standard error."""
+    """Reads the standard error of a process."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.said, self._process = "", process
+        self.text, self._process = "", process
 
     def until(self, text: str) -> None:
         assert self._process.stderr is not None
         watchdog = threading.Timer(TIMEOUT_S, self._process.kill)
         watchdog.start()
-        while text not in self.said:
+        while text not in self.text:
             line = self._process.stderr.readline()
-            assert line, f"ended without saying {text!r}: {self.said}"
-            self.said += line
+            assert line, f"ended without printing {text!r}: {self.text}"
+            self.text += line
         watchdog.cancel()
 
 
@@ -166,7 +166,7 @@ def test_a_killed_fetch_leaves_no_lock_and_no_half_model(source: Source) -> None
     done = source.fetch("--to", str(target))
     assert done.returncode == 0, done.stderr
     assert contents(target) == MODEL
-    if source.uri == S3:  # it goes on within the file; the hub's client begins a file anew
+    if source.uri == S3:  # the download resumes within the file; the hub's client restarts a file
         (request,) = source.server.asked("model.safetensors")
         assert int(request.partition("bytes=")[2].partition("-")[0]) >= 1_000_000
 
@@ -183,19 +183,19 @@ def wait_for(condition) -> None:
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-def test_told_to_end_it_ends_at_once_and_says_so(source: Source, sig: signal.Signals) -> None:
-    """In the middle of a file whose rest doesn't come."""
+def test_fetch_stops_at_once_after_a_signal(source: Source, sig: signal.Signals) -> None:
+    """The signal arrives during a download that stalls."""
     source.server.held = {"model.safetensors": 1_000_000}
-    told = start_fetch(source.uri, env=source.env)
+    process = start_fetch(source.uri, env=source.env)
     assert source.server.reached.wait(TIMEOUT_S)
-    told.send_signal(sig)
-    _, said = told.communicate(timeout=TIMEOUT_S)
-    assert told.returncode == 128 + sig
-    assert said.rstrip().endswith("octavo: told to end; the next fetch goes on from here")
+    process.send_signal(sig)
+    _, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 128 + sig
+    assert stderr.rstrip().splitlines()[-1].startswith("octavo: stopped by a signal")
     assert not source.server.released.is_set()
 
 
-def test_a_broken_connection_is_tried_again(source: Source) -> None:
+def test_broken_connection_is_retried(source: Source) -> None:
     source.server.cut_after = {"model.safetensors": [2_000_000]}
     done = source.fetch("--to", str(source.folder / "m"))
     assert done.returncode == 0, done.stderr
@@ -206,39 +206,39 @@ def test_a_broken_connection_is_tried_again(source: Source) -> None:
         assert int(gets[1].partition("bytes=")[2].partition("-")[0]) >= 1_000_000
 
 
-def test_a_busy_source_is_tried_again(source: Source) -> None:
+def test_busy_source_is_retried(source: Source) -> None:
     source.server.statuses = {"/models" if source.uri == S3 else "/org/model": [503, 503]}
     done = source.fetch()
     assert done.returncode == 0, done.stderr
-    assert "503; trying again in" in done.stderr
+    assert "503; retrying in" in done.stderr
 
 
-def test_no_such_model_is_not_tried_again(source: Source) -> None:
+def test_missing_model_is_not_retried(source: Source) -> None:
     done = run_fetch(source.uri.replace("model", "nothing"), env=source.env)
     assert done.returncode == 1
-    assert "trying again" not in done.stderr
-    expected = "no such model on the hub" if source.uri == HUB else "no such bucket or object"
+    assert "retrying" not in done.stderr
+    expected = "no such model on the hub" if source.uri == HUB else "bucket or object does not exist"
     assert last_line(done).startswith("octavo: ")
     assert expected in last_line(done)
 
 
-def test_no_room_is_said_before_anything_is_fetched(source: Source) -> None:
+def test_lack_of_space_is_reported_before_any_download(source: Source) -> None:
     done = run_python(source, "import shutil; shutil.disk_usage = lambda _: Usage()\nfetch_model({0!r})", fails=True)
-    assert "3 files with 2.86 MiB are still to come into" in done
+    assert "3 files of 2.86 MiB" in done
     assert "where 1.00 MiB are free: 1.86 MiB too little" in done
     assert source.downloads() == []
 
 
-def test_a_folder_with_other_things_is_left_alone(source: Source) -> None:
+def test_folder_with_other_files_is_not_touched(source: Source) -> None:
     (source.folder / "m").mkdir()
     (source.folder / "m" / "thesis.txt").write_text("mine")
     done = source.fetch("--to", str(source.folder / "m"))
     assert done.returncode == 1
-    assert "holds thesis.txt, which octavo didn't fetch" in last_line(done)
+    assert "holds thesis.txt, which octavo did not fetch" in last_line(done)
     assert contents(source.folder / "m") == {"thesis.txt": b"mine"}
 
 
-def test_a_new_version_replaces_the_old(source: Source) -> None:
+def test_new_version_replaces_the_old_one(source: Source) -> None:
     target = source.folder / "m"
     source.fetch("--to", str(target))
     prefix = "" if source.uri == HUB else "team/tiny/"
@@ -249,7 +249,7 @@ def test_a_new_version_replaces_the_old(source: Source) -> None:
     assert contents(target) == MODEL | {"tokenizer.json": b'{"new": 1}'}
 
 
-def test_what_can_not_be_served_is_said(source: Source) -> None:
+def test_unservable_model_is_reported(source: Source) -> None:
     prefix = "" if source.uri == HUB else "team/tiny/"
     source.server.files[f"{prefix}config.json"] = b'{"quantization_config": {"quant_method": "awq"}}'
     done = source.fetch()
@@ -258,8 +258,8 @@ def test_what_can_not_be_served_is_said(source: Source) -> None:
 
 
 @pytest.mark.parametrize("revision", [None, "v1"])
-def test_the_operators_init_container_and_engine_meet(source: Source, revision: str | None) -> None:
-    """What the one is told to fetch, the other finds where it looks, though nobody is there to be asked any more."""
+def test_engine_finds_the_model_of_the_init_container(source: Source, revision: str | None) -> None:
+    """The engine finds the model that the init container fetched, without access to the source."""
     model = {"uri": source.uri} | ({"revision": revision} if revision and source.uri == HUB else {})
     service = read_service(stored(Case("", {"model": model})))
     weights = weights_of(service, Settings(engine_image="e", router_image="r", operator_namespace="octavo-system"))
@@ -293,6 +293,6 @@ def run_python(source: Source, code: str, *, fails: bool = False) -> str:
     return done.stderr if fails else done.stdout.strip()
 
 
-def test_it_needs_no_torch(source: Source) -> None:
+def test_fetch_does_not_import_torch(source: Source) -> None:
     code = "fetch_model({0!r})\nimport sys; assert not {{'torch', 'transformers', 'numpy'}} & sys.modules.keys()"
     run_python(source, code)

@@ -1,4 +1,4 @@
-"""What load balancers, old and broken clients send, to the engine's server and to a router."""
+"""Requests of load balancers, old clients and broken clients, to the engine's server and to a router."""
 
 import asyncio
 import json
@@ -27,13 +27,13 @@ def asked(both, request):
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping", "/ready"])
-async def test_a_probe_may_ask_by_head(asked, path):
+async def test_probes_may_use_head(asked, path):
     got, head = await asked.http.get(path), await asked.http.head(path)
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == str(len(got.content))
 
 
-async def test_a_probe_by_head_hears_that_the_router_drains(both):
+async def test_a_head_probe_shows_the_drain_of_the_router(both):
     routed = both["router"]
     routed.router.lifecycle.drain()
     assert (await routed.http.head("/ready")).status_code == 503
@@ -42,7 +42,7 @@ async def test_a_probe_by_head_hears_that_the_router_drains(both):
 
 
 async def said(asked, *requests):
-    """The head and the body of what comes until the connection is closed."""
+    """Head and body of all bytes that arrive until the connection is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(asked.url.rpartition(":")[2]))
     writer.write(b"".join(requests))
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
@@ -57,7 +57,7 @@ def post(**fields):
     return head % len(body) + body
 
 
-async def test_a_stream_to_a_client_of_http_1_0_has_no_chunks_and_ends_with_the_connection(asked):
+async def test_a_stream_to_http_1_0_is_unchunked_and_ends_with_the_connection(asked):
     head, body = await said(asked, post(stream=True), post())
     assert head.startswith(b"http/1.1 200 ok\r\n")
     assert (b"transfer-encoding" in head, b"content-length" in head) == (False, False)
@@ -67,7 +67,7 @@ async def test_a_stream_to_a_client_of_http_1_0_has_no_chunks_and_ends_with_the_
     assert frames[-1] == "[DONE]"
 
 
-async def test_a_whole_answer_to_a_client_of_http_1_0_has_its_length(asked):
+async def test_a_whole_response_to_http_1_0_has_a_length(asked):
     head, body = await said(asked, post())
     assert b"\r\ncontent-length: %d\r\n" % len(body) in head
     assert json.loads(body)["choices"][0]["text"] == "Hello, world!"

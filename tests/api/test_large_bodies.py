@@ -1,4 +1,4 @@
-"""Large bodies at an engine's server and at a router: parsed off the event loop, and dropped before the answer."""
+"""Large bodies at an engine's server and at a router are parsed off the event loop and freed before the response."""
 
 import gc
 import threading
@@ -39,7 +39,7 @@ def parsed_in(monkeypatch):
         return of_router(source, raw)
 
     of_router = PromptSource._parse
-    monkeypatch.setattr("octavo_server.api.context.parse_request", parse)
+    monkeypatch.setattr("octavo_server.api.request_parsing.parse_request", parse)
     monkeypatch.setattr(PromptSource, "_parse", parse_fields)
     return threads
 
@@ -57,7 +57,7 @@ async def test_only_small_bodies_are_parsed_on_the_event_loop(served, parsed_in)
 
 
 @pytest.mark.timeout(60)
-async def test_every_shape_is_answered_in_short_and_leaves_nothing(served):
+async def test_every_shape_gets_a_short_response_and_leaves_no_memory(served):
     for name in SHAPES:
         path, body = hostile_body(name, LARGE)
         answer = await served.http.post(path, content=body)
@@ -66,7 +66,7 @@ async def test_every_shape_is_answered_in_short_and_leaves_nothing(served):
     assert served.server.config.app.state.context.body_budget.num_bytes == 0
 
 
-async def test_messages_are_dropped_before_the_answer(served):
+async def test_messages_are_freed_before_the_response(served):
     served.engine.hold_at = 1
     body = {"messages": [{"role": "user", "content": "a"}] * 100, "stream": True}
     async with served.http.stream("POST", CHAT, json=body) as answer:

@@ -1,4 +1,4 @@
-"""`LLM` with the scripted executor: prompts in every form, order, errors, Ctrl-C, two at once, as a plain script."""
+"""`LLM` with the scripted executor: forms of prompts, order, errors, Ctrl-C, two objects, use in a plain script."""
 
 import os
 import subprocess
@@ -35,12 +35,12 @@ def texts(outputs):
     ["hi", ["hi"], text_ids("hi"), [text_ids("hi")], {"prompt": "hi"}, [{"prompt_token_ids": text_ids("hi")}]],
     ids=["text", "texts", "ids", "id lists", "dict", "dicts"],
 )
-def test_every_form_of_prompt(llm, prompt):
+def test_every_form_of_prompt_is_accepted(llm, prompt):
     (output,) = llm.generate(prompt, scripted("yes"), use_tqdm=False)
     assert (output.prompt_token_ids, output.outputs[0].text) == (text_ids("hi"), "yes")
 
 
-def test_order_is_that_of_the_prompts(llm):
+def test_outputs_are_in_the_order_of_prompts(llm):
     prompts = [f"prompt {i}" for i in range(20)]
     params = [scripted(f"{i} " * (20 - i)) for i in range(20)]
     outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -49,7 +49,7 @@ def test_order_is_that_of_the_prompts(llm):
     assert len({output.request_id for output in outputs}) == 20
 
 
-def test_outputs_carry_vllms_names(llm):
+def test_outputs_have_vllms_names(llm):
     (output,) = llm.generate("hi", scripted("ab", logprobs=0), use_tqdm=False)
     completion = output.outputs[0]
     assert (output.prompt, output.finished, output.prompt_logprobs, output.num_cached_tokens) == ("hi", True, None, 0)
@@ -91,7 +91,7 @@ def test_a_failed_step_is_an_error_output_and_the_next_call_works(llm, caplog):
     assert texts(llm.generate("hi", scripted("fine"), use_tqdm=False)) == ["fine"]
 
 
-def test_ctrl_c_leaves_nothing_behind_and_the_object_usable(llm):
+def test_ctrl_c_leaves_no_requests_and_a_usable_object(llm):
     interrupted = [scripted("x" * 50, eos=False, extra_args={"interrupt_at": 3}), scripted("y" * 50)]
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["a", "b"], interrupted, use_tqdm=False)
@@ -99,7 +99,7 @@ def test_ctrl_c_leaves_nothing_behind_and_the_object_usable(llm):
     assert texts(llm.generate("hi", scripted("fine"), use_tqdm=False)) == ["fine"]
 
 
-def test_two_objects_do_not_know_each_other(model):
+def test_two_objects_are_independent(model):
     one, two = make_llm(model, seed=1), make_llm(model, seed=1, max_model_len=64)
     params = SamplingParams(max_tokens=8, extra_args={"replies": [text_ids(c) for c in "abcdefg"]})
     assert texts(one.generate(["p"] * 6, params, use_tqdm=False)) == texts(
@@ -121,7 +121,7 @@ def test_chat_renders_the_template(llm):
     assert output.prompt == "hello!"
 
 
-def test_a_progress_bar_tells_the_rates(llm, capsys):
+def test_the_progress_bar_shows_token_rates(llm, capsys):
     llm.generate(["a", "b"], scripted("xyz"))
     bar = capsys.readouterr().err
     assert "Processed prompts: 100%" in bar
@@ -130,13 +130,13 @@ def test_a_progress_bar_tells_the_rates(llm, capsys):
 
 
 def test_unknown_and_unsupported_arguments_are_errors(model):
-    with pytest.raises(TypeError, match=r"'max_model_length' is no engine argument\. Did you mean max_model_len"):
+    with pytest.raises(TypeError, match=r"'max_model_length' is not an engine argument\. Did you mean max_model_len"):
         LLM(model=model, max_model_length=1)
     with pytest.raises(StartupError, match="tensor_parallel_size=2 is not supported"):
         LLM(model=model, tensor_parallel_size=2)
 
 
-def test_arguments_of_a_call_are_never_ignored(llm):
+def test_arguments_of_calls_are_never_ignored(llm):
     with pytest.raises(StartupError, match="lora_request='x' is not supported"):
         llm.generate("hi", scripted("x"), lora_request="x")
     with pytest.raises(TypeError, match="unexpected keyword argument 'use_tdqm'"):
@@ -144,7 +144,7 @@ def test_arguments_of_a_call_are_never_ignored(llm):
     assert texts(llm.generate("hi", scripted("x"), use_tqdm=False, lora_request=None)) == ["x"]
 
 
-def test_a_light_install_says_what_it_needs(model, monkeypatch):
+def test_a_light_install_reports_the_missing_package(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "octavo_missing", None)
     with pytest.raises(
         StartupError, match=r"needs the Python package octavo_missing: pip install 'octavo-engine\[torch"

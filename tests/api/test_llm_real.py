@@ -1,8 +1,8 @@
-"""`LLM` on the real SmolLM2: sensible text, and greedy tokens in fp32 that don't depend on company or memory.
+"""`LLM` with the real SmolLM2: sensible text, and greedy fp32 tokens that do not depend on other requests or memory.
 
-Each way of running the eight fixed prompts must give the tokens of running each alone, and its counters must show that
-what it is about really happened. Ties: where two logits are within 1e-3 of each other the order of sums may decide;
-the prompts are chosen so that none meets one, and a failure prints the first difference.
+Each way of running the eight fixed prompts must give the same tokens as running each prompt alone, and its counters
+must show that its case has occurred. If two logits are within 1e-3 of each other, the order of sums may decide; the
+prompts are chosen without such ties, and a failure prints the first difference.
 """
 
 import pytest
@@ -43,7 +43,7 @@ def llm():
 
 @pytest.fixture(scope="module")
 def alone(llm):
-    """The reference: one request at a time, nothing cached."""
+    """The reference: one request at a time, without cache."""
     fresh = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, skip_reading_prefix_cache=True)
     return [tokens(llm.generate(prompt, fresh, use_tqdm=False))[0] for prompt in PROMPTS]
 
@@ -66,7 +66,7 @@ def test_cached_prompts_give_the_same_tokens(llm, alone):
     assert tokens(outputs) == alone
 
 
-def test_a_crowd_gives_the_same_tokens(llm, alone):
+def test_a_batch_gives_the_same_tokens(llm, alone):
     outputs = llm.generate([PROMPTS[i % len(PROMPTS)] for i in range(CROWD)], GREEDY, use_tqdm=False)
     assert tokens(outputs) == [alone[i % len(PROMPTS)] for i in range(CROWD)]
 
@@ -92,8 +92,8 @@ def test_preempted_sequences_give_the_same_tokens(alone, mode, swap_space, happe
     assert llm.stats.in_use_blocks == 0
 
 
-def test_forks_of_a_shared_prompt_sample_as_if_alone(llm):
-    """n outputs share the prompt's blocks and copy on write; each equals the request with its own seed."""
+def test_forks_of_a_shared_prompt_sample_as_single_requests(llm):
+    """The n outputs share the prompt's blocks and copy on write; each equals a request with its own seed."""
     sampled = {"temperature": 1.0, "max_tokens": 12, "ignore_eos": True}
     copies = llm.stats.cow_copies
     (together,) = llm.generate(PROMPTS[1], SamplingParams(n=3, seed=7, **sampled), use_tqdm=False)

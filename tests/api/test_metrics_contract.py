@@ -1,4 +1,4 @@
-"""What `/metrics` of a serving engine shows, against `metrics.txt`: a change of it is a change for every dashboard."""
+"""`/metrics` of a serving engine compared with `metrics.txt`, as every change affects dashboards."""
 
 import asyncio
 import re
@@ -11,12 +11,12 @@ from octavo_testing.server import MODEL, ScriptedClient, parse_metrics, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-#: Beside every sample; the list names only further labels.
+#: Labels of every sample; the list names only further labels.
 COMMON = {"model_name", "engine", "le"}
 
 
 def families(text: str) -> list[str]:
-    """`name type label,label bound bound ...` for each family, in the order of exposure."""
+    """`name type label,label bound bound ...` for each metric family, in the order of the exposition."""
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     labels: dict[str, set[str]] = defaultdict(set)
     bounds: dict[str, dict[str, None]] = defaultdict(dict)
@@ -31,13 +31,13 @@ def families(text: str) -> list[str]:
     return [" ".join(part for part in line if part) for line in lines]
 
 
-async def test_names_types_labels_and_buckets_are_the_agreed_ones(served, golden):
+async def test_names_types_labels_and_buckets_equal_the_list(served, golden):
     await served.http.post("/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": 2})
     text = (await served.http.get("/metrics")).text
     golden("metrics.txt", "\n".join(families(text)) + "\n")
 
 
-async def test_every_line_has_the_form_that_prometheus_reads(served):
+async def test_every_line_is_valid_prometheus_text(served):
     text = (await served.http.get("/metrics")).text
     line = re.compile(r'# (HELP|TYPE) \S+ .+|[a-zA-Z_:][\w:]*(\{(\w+="([^"\\\n]|\\.)*",?)*\})? [-+.\de]+(inf|nan)?')
     assert [found for found in text.splitlines() if not line.fullmatch(found)] == []
@@ -67,14 +67,14 @@ async def test_requests_are_counted_by_route_method_and_class_of_status(served):
     assert grown['http_response_size_bytes_sum{handler="/v1/completions"}'] > len(sent.content)
 
 
-async def test_a_label_with_quotes_is_escaped(tmp_path):
+async def test_label_with_quotes_is_escaped(tmp_path):
     async with serving(ScriptedClient(write_byte_model(tmp_path)), served_model_names=('a"b\\c',)) as other:
         text = (await other.http.get("/metrics")).text
     assert 'vllm:num_requests_running{model_name="a\\"b\\\\c",engine="0"} 0' in text
     assert parse_metrics(text)
 
 
-async def test_a_request_that_an_outer_layer_answers_counts_for_its_route(tmp_path):
+async def test_request_answered_by_middleware_counts_for_its_route(tmp_path):
     async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=("key",)) as other:
         await other.http.post("/v1/completions", json={})
         await other.http.get("/v1/completions")
@@ -83,7 +83,7 @@ async def test_a_request_that_an_outer_layer_answers_counts_for_its_route(tmp_pa
     assert metrics['http_requests_total{handler="/v1/completions",status="4xx",method="GET"}'] == 1
 
 
-async def test_lives_of_blocks_are_shown_only_if_they_are_followed(served, tmp_path):
+async def test_block_lifetimes_are_exposed_only_with_kv_cache_metrics(served, tmp_path):
     assert not any("kv_block_lifetime" in name for name in await served.metrics())
     engine = ScriptedClient(write_byte_model(tmp_path), kv_cache_metrics=True)
     async with serving(engine) as other:
@@ -98,7 +98,7 @@ async def test_lives_of_blocks_are_shown_only_if_they_are_followed(served, tmp_p
     assert {name: metrics[name] for name in counts} == counts
 
 
-async def test_a_client_that_leaves_before_the_answer_is_no_error_of_the_server(tmp_path):
+async def test_a_disconnect_before_the_response_is_no_server_error(tmp_path):
     engine = ScriptedClient(write_byte_model(tmp_path))
     async with serving(engine) as other:
         engine.hold_at = 1
@@ -111,7 +111,7 @@ async def test_a_client_that_leaves_before_the_answer_is_no_error_of_the_server(
     assert name == ['http_requests_total{handler="/v1/completions",status="4xx",method="POST"}']
 
 
-async def test_a_refused_request_is_no_failed_one(served):
+async def test_a_refused_request_does_not_count_as_failed(served):
     before = await served.metrics()
     answer = await served.http.post("/v1/completions", json={"prompt": "x" * 600})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input_tokens")

@@ -1,4 +1,4 @@
-"""Which bytes of a connection are a request: `Upgrade`, `CONNECT`, trailers and bad requests, at a real server."""
+"""The bytes of a connection that are a request: `Upgrade`, `CONNECT`, trailers and bad requests, at a real server."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import httptools
 import pytest
 import uvicorn
-from octavo_server.http.protocol import patient
+from octavo_server.http.protocol import timeout_protocol
 from octavo_server.http.request_framing import MAX_TRAILER_BYTES, without_upgrade
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -19,7 +19,7 @@ SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class Echo:
-    """Answers 200 with the path and the body of each request, and keeps the headers. `answers_first` doesn't read."""
+    """Responds 200 with the path and body of each request, and stores the headers; `answers_first`: without reading."""
 
     def __init__(self):
         self.seen = []
@@ -52,7 +52,7 @@ class Connection:
         self.writer = writer
 
     async def send(self, *segments):
-        """Each in a segment of its own: the server has parsed it before the next one is sent."""
+        """Send each piece in a segment of its own: the server parses it before the next one is sent."""
         for segment in segments:
             (protocol,) = self.server.server_state.connections
             received = protocol.data_received
@@ -68,7 +68,7 @@ class Connection:
             protocol.data_received = received
 
     async def answers(self):
-        """(status, body) of each, until the server closes the connection."""
+        """(status, body) of each response, until the server closes the connection."""
         data = await self.reader.read()
         found = []
         while data:
@@ -82,7 +82,7 @@ class Connection:
 @asynccontextmanager
 async def connected():
     app, refused = Echo(), []
-    http = patient(request_timeout_s=10.0, slow_client_timeout_s=10.0, on_refused_head=refused.append)
+    http = timeout_protocol(request_timeout_s=10.0, slow_client_timeout_s=10.0, on_refused_head=refused.append)
     server = uvicorn.Server(uvicorn.Config(app, http=http, ws="none", lifespan="off", log_config=None))
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
@@ -132,19 +132,19 @@ async def test_many_requests_with_upgrade_in_one_segment_are_all_served():
         assert await connection.answers() == [(200, b"/a|x")] * 100 + [(200, b"/behind|")]
 
 
-async def test_an_upgrade_behind_a_request_and_a_wish_to_close_are_kept():
+async def test_a_pipelined_upgrade_keeps_connection_close():
     first, last = post(b"/a", b"1"), post(b"/b", b"2", more=b"Connection: upgrade, close\r\nUpgrade: websocket\r\n")
     async with connected() as connection:
         await connection.send(b"".join((*first, *last)))
         assert await connection.answers() == [(200, b"/a|1"), (200, b"/b|2")]
 
 
-def test_only_the_wish_for_another_protocol_leaves_the_head():
+def test_only_upgrade_headers_are_removed_from_the_head():
     headers = [(b"connection", b"Upgrade , keep-alive"), (b"connection", b"upgrade"), (b"upgrade", b"x"), (b"a", b"b")]
     assert without_upgrade(headers) == [(b"connection", b"keep-alive"), (b"a", b"b")]
 
 
-async def test_connect_is_refused_in_its_turn_and_nothing_behind_it_is_a_request():
+async def test_connect_is_refused_in_its_turn_and_bytes_behind_it_are_ignored():
     head = b"CONNECT a:80 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
     async with connected() as connection:
         await connection.send(b"GET /held HTTP/1.1\r\n\r\n" + head + SMUGGLED, SMUGGLED)
@@ -153,7 +153,7 @@ async def test_connect_is_refused_in_its_turn_and_nothing_behind_it_is_a_request
         assert [path for path, _, _ in connection.app.seen] == ["/held"]
 
 
-async def test_trailers_become_no_headers():
+async def test_trailers_are_dropped():
     head, body = post(b"/a", b"1", is_chunked=True)
     async with connected() as connection:
         await connection.send(head + body[:-2] + b"x-evil: 1\r\nauthorization: Bearer other\r\n\r\n" + BEHIND)
@@ -183,7 +183,7 @@ async def test_endless_trailers_are_refused(piece):
         assert [body for _, body, _ in connection.app.seen] == [None]
 
 
-async def test_large_bodies_in_small_chunks_are_no_trailers():
+async def test_large_bodies_in_small_chunks_do_not_count_as_trailers():
     chunk = b"%x\r\n%s\r\n" % (1000, b"x" * 1000)
     async with connected() as connection:
         await connection.send(b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
@@ -192,7 +192,7 @@ async def test_large_bodies_in_small_chunks_are_no_trailers():
         assert await connection.answers() == [(200, b"/a|" + b"x" * 200_000)]
 
 
-async def test_no_second_answer_to_a_request_whose_body_turns_bad():
+async def test_a_body_that_turns_invalid_gets_no_second_response():
     async with connected() as connection:
         connection.app.answers_first = True
         head, _ = post(b"/a", b"1", is_chunked=True)
@@ -200,14 +200,14 @@ async def test_no_second_answer_to_a_request_whose_body_turns_bad():
         assert await connection.answers() == [(200, b"/a|")]
 
 
-async def test_a_bad_request_behind_a_running_one_waits_for_its_answer():
+async def test_a_bad_request_waits_for_the_response_before_it():
     async with connected() as connection:
         await connection.send(b"GET /held HTTP/1.1\r\n\r\nNO HTTP\r\n\r\n")
         connection.app.resumed.set()
         assert await connection.answers() == [(200, b"/held|")]
 
 
-async def test_bad_requests_are_refused_and_fill_no_log(caplog):
+async def test_bad_requests_are_refused_without_log_lines(caplog):
     with caplog.at_level(logging.INFO):
         async with connected() as connection:
             await connection.send(b"NO HTTP\r\n\r\n")
@@ -227,8 +227,8 @@ CYCLE = {
 }
 
 
-async def test_uvicorn_has_each_private_name_that_we_use():
-    """A new version of uvicorn, which `server/pyproject.toml` bounds, has to pass this and the tests of this file."""
+async def test_uvicorn_has_each_private_name_in_use():
+    """A new uvicorn (`server/pyproject.toml` bounds its version) must pass this and the other tests of this file."""
     config = uvicorn.Config(Echo(), ws="none", log_config=None)
     made = httptools_impl.HttpToolsProtocol(config, uvicorn.server.ServerState(), {})
     made.on_message_begin()

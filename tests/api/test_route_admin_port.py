@@ -1,4 +1,4 @@
-"""`octavo route --admin-port` as a user starts it, of one process and of several."""
+"""`octavo route --admin-port` as a user starts it, with one process and with several."""
 
 import time
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_an_admin_port_answers_scrapers_and_administrators_alone(tmp_path, num_workers):
+def test_an_admin_port_serves_only_scrapers_and_administrators(tmp_path, num_workers):
     port = free_port()
     flags = ("--admin-port", str(port), "--workers", str(num_workers), "--replica", "http://127.0.0.1:9")
     with octavo_route(tmp_path, *flags, "--max-hold-time", "0") as route:

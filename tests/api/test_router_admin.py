@@ -1,4 +1,4 @@
-"""The operator's routes of a router, over the application itself."""
+"""Admin routes of a router, tested on the ASGI application."""
 
 from contextlib import asynccontextmanager
 
@@ -39,13 +39,13 @@ class Parts:
             yield http
 
 
-async def test_decisions_show_each_candidate_and_what_the_engine_found():
+async def test_decisions_list_each_candidate_and_the_cached_tokens():
     parts = Parts()
     observer = parts.telemetry.observe("r-1")
     observer.model = "tiny"
-    observer.decided(PROMPT, decision(*parts.replicas), 0.00002)
-    observer.first_byte(48)
-    observer.ended(200, "finished")
+    observer.record_decision(PROMPT, decision(*parts.replicas), 0.00002)
+    observer.record_first_byte(48)
+    observer.record_end(200, "finished")
     async with parts.http() as http:
         (info,) = (await http.get("/debug/decisions")).json()["decisions"]
     assert (info["request_id"], info["chosen"], info["rung"], info["why"]) == ("r-1", "a", "exact", "least cost")
@@ -56,13 +56,13 @@ async def test_decisions_show_each_candidate_and_what_the_engine_found():
     ]
 
 
-async def test_what_ended_is_told_from_where_somebody_has_heard_it():
+async def test_ended_decisions_continue_after_the_given_numbers():
     parts = Parts()
     for number in range(3):
         observer = parts.telemetry.observe(f"r-{number}")
-        observer.decided(PROMPT, decision(*parts.replicas), 0.0)
+        observer.record_decision(PROMPT, decision(*parts.replicas), 0.0)
         if number != 1:
-            observer.ended(200, "finished")
+            observer.record_end(200, "finished")
     async with parts.http() as http:
         first, last = (await http.get("/debug/decisions/ended")).json()["decisions"]
         after = {"after": [f"{first['worker']}:{first['number']}", "another:9"]}
@@ -98,7 +98,7 @@ async def test_metrics_show_the_state_at_the_scrape():
 
 
 @pytest.mark.parametrize("n", ["0", "-1", "1001", "x"])
-async def test_a_wrong_number_of_decisions_is_refused_in_words(n):
+async def test_an_invalid_number_of_decisions_is_refused(n):
     async with Parts().http() as http:
         answer = await http.get("/debug/decisions", params={"n": n})
     assert answer.status_code == 400

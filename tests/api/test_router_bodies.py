@@ -1,4 +1,4 @@
-"""Bodies that are larger than the router takes: refused with what they have, what is allowed and what helps."""
+"""Bodies above the router's limit are refused with their size, the limit and the flag."""
 
 import re
 
@@ -16,7 +16,7 @@ async def routed():
         yield started
 
 
-async def test_a_declared_size_beyond_the_limit(routed):
+async def test_a_declared_size_beyond_the_limit_is_refused(routed):
     answer = await routed.http.post(CHAT, content=b"x" * (LIMIT + 1))
     assert answer.status_code == 413
     message = answer.json()["error"]["message"]
@@ -25,7 +25,7 @@ async def test_a_declared_size_beyond_the_limit(routed):
 
 
 @pytest.mark.parametrize("part_bytes", [1000, 2 * LIMIT], ids=["in parts", "at once"])
-async def test_a_chunked_body_beyond_the_limit(routed, part_bytes):
+async def test_a_chunked_body_beyond_the_limit_is_refused(routed, part_bytes):
     async def chunks():
         for _ in range(0, 10 * LIMIT, part_bytes):
             yield b" " * part_bytes

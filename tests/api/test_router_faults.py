@@ -1,6 +1,6 @@
-"""Replicas that die, hang, come back or leave under a router: what becomes of whose requests. Real processes.
+"""Replicas that die, hang, restart or drain behind a router, and the fate of their requests. Real processes.
 
-The engines are scripted and step only as the test lets them, so that every stream is in its middle when it happens.
+The engines are scripted and step only as the test lets them, so every stream is in its middle when the fault occurs.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ async def read(http, stream, body):
 
 @dataclass
 class Under:
-    """50 streams that have begun, on three replicas."""
+    """50 begun streams on three replicas."""
 
     http: httpx.AsyncClient
     streams: list[Stream] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Under:
         self.tasks = [asyncio.create_task(read(self.http, s, asked(i))) for i, s in enumerate(self.streams)]
         while not all(stream.text for stream in self.streams):
             for replica in replicas:
-                replica.valve.step()
+                replica.valve.allow_steps()
             await asyncio.sleep(0.02)
         assert not any(stream.is_over for stream in self.streams)
         assert {stream.replica for stream in self.streams} == {replica.name for replica in replicas}
@@ -87,7 +87,7 @@ def routed(tmp_path_factory):
 
 @pytest.fixture
 def three(routed):
-    """Replicas with their valves shut, and a router that knows all that they have."""
+    """Three held replicas, and a router whose index is exact for all of them."""
     replicas, route = routed
     for replica in replicas:
         if not replica.is_running:
@@ -100,7 +100,7 @@ def three(routed):
 
 
 @pytest.mark.parametrize("what", ["replica", "core"])
-def test_a_killed_replica_ends_its_own_streams_and_nothing_else(three, what):
+def test_a_killed_replica_ends_only_its_own_streams(three, what):
     (killed, *others), route = three
 
     async def run():
@@ -128,7 +128,7 @@ def test_a_killed_replica_ends_its_own_streams_and_nothing_else(three, what):
     assert killed.name not in {answer.headers["x-octavo-replica"] for answer in (*racing, *later)}
 
 
-def test_a_replica_that_was_started_anew_gets_requests_when_its_new_cache_is_known(three):
+def test_a_restarted_replica_gets_requests_once_its_new_cache_is_known(three):
     (restarted, *others), route = three
     for replica in (restarted, *others):
         replica.valve.open()
@@ -149,7 +149,7 @@ def test_a_replica_that_was_started_anew_gets_requests_when_its_new_cache_is_kno
     assert restarted.name in {answer.headers["x-octavo-replica"] for answer in answers}
 
 
-def test_a_hung_replica_is_left_alone_and_its_streams_end(three):
+def test_a_hung_replica_gets_no_requests_and_its_streams_end(three):
     (hung, *others), route = three
 
     async def run():
@@ -178,7 +178,7 @@ def test_a_hung_replica_is_left_alone_and_its_streams_end(three):
     route.wait_until_exact(3)
 
 
-def test_a_replica_that_leaves_in_order_costs_no_request(three):
+def test_a_replica_that_drains_costs_no_request(three):
     (leaving, *others), route = three
 
     async def run():
@@ -200,7 +200,7 @@ def test_a_replica_that_leaves_in_order_costs_no_request(three):
     assert leaving.name not in {answer.headers["x-octavo-replica"] for answer in later}
 
 
-def test_clients_that_leave_free_their_replica_streamed_or_not(three):
+def test_a_client_disconnect_frees_the_replica(three):
     replicas, route = three
 
     async def run():

@@ -1,4 +1,4 @@
-"""What clients send that no router wants, and a router that is killed or told to stop. Real processes."""
+"""Invalid requests of clients, and a router that is killed or stopped. Real processes."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def direct(routed, path, **options):
     return httpx.post(routed[0][0].url + path, timeout=60, **options)
 
 
-def test_a_prompt_of_a_megabyte_is_refused_in_the_replicas_words(routed, http):
+def test_a_prompt_of_a_megabyte_is_refused_with_the_replicas_message(routed, http):
     for path, body in (
         (TEXT, {**SMALL, "prompt": "a b " * 262_144}),
         (CHAT, {"model": "tiny", "messages": [{"role": "user", "content": "a b " * 262_144}]}),
@@ -49,7 +49,7 @@ def test_a_prompt_of_a_megabyte_is_refused_in_the_replicas_words(routed, http):
         assert http.post(TEXT, json=SMALL).status_code == 200
 
 
-def test_requests_beside_large_prompts_go_on(routed):
+def test_large_prompts_do_not_block_other_requests(routed):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "a b " * 262_144}]}
 
     async def run():
@@ -69,7 +69,7 @@ def test_a_body_above_the_limit_is_refused_with_the_limit(http):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"model": 1}', b"[" * 5000, b"\xff\xfe"])
-def test_what_is_no_request_is_refused_as_a_replica_refuses_it(routed, http, content):
+def test_invalid_requests_are_refused_as_a_replica_refuses_them(routed, http, content):
     answer = http.post(TEXT, content=content)
     assert (answer.status_code, answer.json()) == (400, direct(routed, TEXT, content=content).json())
 
@@ -79,7 +79,7 @@ def test_an_unknown_model_is_not_found(routed, http):
     assert (answer.status_code, answer.json()) == (404, direct(routed, TEXT, json={**SMALL, "model": "other"}).json())
 
 
-def test_what_was_refused_is_counted_without_the_names_that_clients_made_up(routed, http):
+def test_refusals_are_counted_without_client_supplied_model_names(routed, http):
     http.post(TEXT, json={**SMALL, "model": "made up"})
     http.post(TEXT, content=b" " * (MAX_BODY_BYTES + 1))
     metrics = http.get("/metrics").text
@@ -89,13 +89,13 @@ def test_what_was_refused_is_counted_without_the_names_that_clients_made_up(rout
 
 
 def said(route, data):
-    """What comes back for raw bytes, until the router closes the connection or has answered."""
+    """Send raw bytes and return the response, until it is complete or the router closes the connection."""
     with socket.create_connection(("127.0.0.1", route.port), timeout=60) as sock:
         sock.sendall(data)
         return sock.recv(65536)
 
 
-def test_a_head_that_never_ends_is_cut_off(routed):
+def test_an_endless_head_closes_the_connection(routed):
     _, route = routed
     with socket.create_connection(("127.0.0.1", route.port), timeout=60) as sock:
         sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
@@ -105,19 +105,19 @@ def test_a_head_that_never_ends_is_cut_off(routed):
     assert httpx.post(route.url + TEXT, json=SMALL).status_code == 200
 
 
-def test_large_headers_are_passed_on(routed):
+def test_large_headers_are_forwarded(routed):
     _, route = routed
     body = json.dumps(SMALL).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Filler: %s\r\nContent-Length: %d\r\n\r\n"
     assert said(route, head % (b"x" * 16384, len(body)) + body).startswith(b"HTTP/1.1 200 ")
 
 
-def test_headers_that_only_a_router_may_send_are_not_passed_on(routed, http):
+def test_router_headers_of_clients_are_not_forwarded(routed, http):
     headers = {"x-octavo-tenant": "somebody", "x-octavo-secret": "guess", "x-octavo-salt": "y"}
     assert http.post(TEXT, json=SMALL, headers=headers).status_code == 200
 
 
-def test_a_killed_router_comes_back_and_knows_everything_again(routed):
+def test_a_restarted_router_learns_all_caches_again(routed):
     _, route = routed
     route.kill()
     route.start()
@@ -129,7 +129,7 @@ def test_a_killed_router_comes_back_and_knows_everything_again(routed):
         assert time.monotonic() < deadline
 
 
-def test_a_router_that_is_told_to_stop_lets_its_streams_finish(tmp_path):
+def test_a_stopping_router_lets_its_streams_finish(tmp_path):
     with (
         served_replicas(tmp_path, 1, has_valves=True) as (replica,),
         octavo_route(tmp_path, "--replica", replica.url) as route,
@@ -140,7 +140,7 @@ def test_a_router_that_is_told_to_stop_lets_its_streams_finish(tmp_path):
 
 
 async def _stopped_in_the_middle(route, replica):
-    """The status of a late request, how the stream ended, and the last of the state's stream."""
+    """Return the status of a late request, the end of the stream, and the last event of the state stream."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=route.url, timeout=60, limits=limits) as http:
         state = asyncio.create_task(_read_all(http, "GET", "/state/events"))
@@ -148,7 +148,7 @@ async def _stopped_in_the_middle(route, replica):
         begun = asyncio.Event()
         stream = asyncio.create_task(_read_all(http, "POST", TEXT, begun, json=body))
         while not begun.is_set():
-            replica.valve.step()
+            replica.valve.allow_steps()
             await asyncio.sleep(0.02)
         route.process.send_signal(signal.SIGTERM)
         while (await http.get("/ready")).status_code == 200:

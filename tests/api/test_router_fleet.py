@@ -5,15 +5,15 @@ from octavo_engine.wire.hashing import block_hashes, scoped_root, short_hash
 from octavo_engine.wire.kv_stream import numbers
 from octavo_server.router.fleet.prefix_index import Match
 from octavo_testing.core_process import running
-from octavo_testing.fleets import following, until
+from octavo_testing.fleets import fleet_at, until
 from octavo_testing.server import MODEL, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPT = "The quick brown fox jumps over the lazy dog, and then over all the other dogs, too."
 
 
-async def test_what_a_replica_stores_is_found_in_the_index(core_server):
-    async with following(core_server.url) as fleet:
+async def test_stored_blocks_are_found_in_the_index(core_server):
+    async with fleet_at(core_server.url) as fleet:
         await until(lambda: fleet.routable(MODEL))
         (replica,) = fleet.routable(MODEL)
         assert (replica.state, fleet.models()) == ("exact", [MODEL])
@@ -26,9 +26,9 @@ async def test_what_a_replica_stores_is_found_in_the_index(core_server):
         await until(lambda: fleet.index.match(hashes, [slot]) == {slot: Match(len(hashes))})
 
 
-async def test_a_server_that_ends_is_not_sent_to(core_config):
+async def test_a_stopped_server_gets_no_requests(core_config):
     async with running(core_config) as llm, serving(llm) as started:
-        async with following(started.url) as fleet:
+        async with fleet_at(started.url) as fleet:
             await until(lambda: fleet.routable(MODEL))
             (replica,) = fleet.replicas
             await started.stop()

@@ -1,4 +1,4 @@
-"""What discovery names, comes and goes: the fleet follows it."""
+"""The fleet follows the replicas that discovery adds and removes."""
 
 import asyncio
 import time
@@ -15,32 +15,32 @@ from octavo_testing.fake_replica import MODEL, FakeReplica
 from octavo_testing.fleets import until
 
 
-class Named:
-    """A discovery that is told what to tell."""
+class ListedEndpoints:
+    """A discovery whose endpoints the test sets."""
 
     def __init__(self):
-        self._told = asyncio.Queue()
+        self._reported = asyncio.Queue()
 
-    def tell(self, *endpoints):
-        self._told.put_nowait(frozenset(endpoints))
+    def report(self, *endpoints):
+        self._reported.put_nowait(frozenset(endpoints))
 
     async def watch(self):
         while True:
-            yield await self._told.get()
+            yield await self._reported.get()
 
 
 @asynccontextmanager
 async def fleet_of(*names, clock=time.monotonic):
-    """Fake replicas by name, each with three blocks of its own, of which none is named yet."""
+    """Fake replicas by name, each with three blocks of its own; discovery lists none of them yet."""
     fakes = {name: FakeReplica(heartbeat_s=0.05) for name in names}
     for number, fake in enumerate(fakes.values()):
         fake.step(stored=[10 * number + k for k in (1, 2, 3)])
         await fake.start()
-    named = Named()
-    fleet = Fleet(FollowSettings(least_wait_s=0.01), named, PrefixIndex(max_entries=1000), clock)
+    discovery = ListedEndpoints()
+    fleet = Fleet(FollowSettings(least_wait_s=0.01), discovery, PrefixIndex(max_entries=1000), clock)
     await fleet.start()
     try:
-        yield fakes, named, fleet
+        yield fakes, discovery, fleet
     finally:
         await fleet.stop()
         for fake in fakes.values():
@@ -60,80 +60,80 @@ def names(replicas):
     return sorted(replica.name for replica in replicas)
 
 
-async def test_replicas_come_and_go_and_leave_nothing():
-    async with fleet_of("a", "b") as (fakes, named, fleet):
-        named.tell(at(fakes["a"], "a"), at(fakes["b"], "b"))
+async def test_replicas_that_leave_discovery_leave_no_entries():
+    async with fleet_of("a", "b") as (fakes, discovery, fleet):
+        discovery.report(at(fakes["a"], "a"), at(fakes["b"], "b"))
         await until(lambda: names(fleet.routable(MODEL)) == ["a", "b"])
         (gone,) = [replica for replica in fleet.replicas if replica.name == "b"]
-        named.tell(at(fakes["a"], "a"))
+        discovery.report(at(fakes["a"], "a"))
         await until(lambda: gone.state == "gone" and len(fleet.index) == 3)
         assert names(fleet.replicas) == names(fleet.routable(MODEL)) == ["a"]
         await until(lambda: fakes["b"].publisher.num_listeners == 0)
-        named.tell()
+        discovery.report()
         await until(lambda: not fleet.replicas)
         assert fleet.models() == []
 
 
-async def test_a_pod_that_is_not_ready_is_followed_but_not_sent_to():
-    async with fleet_of("a") as (fakes, named, fleet):
-        named.tell(at(fakes["a"], "a", is_ready=False))
+async def test_an_unready_pod_is_followed_but_gets_no_requests():
+    async with fleet_of("a") as (fakes, discovery, fleet):
+        discovery.report(at(fakes["a"], "a", is_ready=False))
         await until(lambda: fleet.replicas and fleet.replicas[0].is_exact)
         (replica,) = fleet.replicas
         assert fleet.routable(MODEL) == []
-        named.tell(at(fakes["a"], "a", is_ready=True))
+        discovery.report(at(fakes["a"], "a", is_ready=True))
         await until(lambda: fleet.routable(MODEL) == [replica])
-        named.tell(at(fakes["a"], "a", is_ready=False))
+        discovery.report(at(fakes["a"], "a", is_ready=False))
         await until(lambda: fleet.routable(MODEL) == [])
         assert fakes["a"].num_connections == 1
 
 
-async def test_a_router_waits_for_replicas_that_take_requests_not_for_pods_that_wait_for_it():
-    async with fleet_of("a") as (fakes, named, fleet):
-        assert "where replicas are" in fleet.missing
-        named.tell(at(fakes["a"], "a", is_ready=False))
-        await until(lambda: fleet.missing is None)
+async def test_readiness_does_not_wait_for_unready_pods():
+    async with fleet_of("a") as (fakes, discovery, fleet):
+        assert "where replicas are" in fleet.unready_reason
+        discovery.report(at(fakes["a"], "a", is_ready=False))
+        await until(lambda: fleet.unready_reason is None)
         assert fleet.routable(MODEL) == []
-        named.tell(at(fakes["a"], "a", is_ready=False), Endpoint("http://127.0.0.1:9", "b", is_ready=True))
-        await until(lambda: fleet.missing == "none of 1 replicas takes requests")
-        named.tell(at(fakes["a"], "a", is_ready=True))
-        await until(lambda: fleet.missing is None and fleet.routable(MODEL))
+        discovery.report(at(fakes["a"], "a", is_ready=False), Endpoint("http://127.0.0.1:9", "b", is_ready=True))
+        await until(lambda: fleet.unready_reason == "none of 1 replicas takes requests")
+        discovery.report(at(fakes["a"], "a", is_ready=True))
+        await until(lambda: fleet.unready_reason is None and fleet.routable(MODEL))
 
 
-async def test_a_pod_that_moved_is_another_replica():
-    async with fleet_of("a", "b") as (fakes, named, fleet):
-        named.tell(at(fakes["a"], "pod-0"))
+async def test_a_pod_with_a_new_address_is_another_replica():
+    async with fleet_of("a", "b") as (fakes, discovery, fleet):
+        discovery.report(at(fakes["a"], "pod-0"))
         await until(lambda: fleet.routable(MODEL))
         (before,) = fleet.replicas
-        named.tell(at(fakes["b"], "pod-0"))
+        discovery.report(at(fakes["b"], "pod-0"))
         await until(lambda: before.state == "gone" and fleet.routable(MODEL))
         assert [replica.url for replica in fleet.replicas] == [fakes["b"].url]
 
 
 @pytest.mark.parametrize("rounds", [20])
-async def test_slots_are_used_again(rounds):
-    async with fleet_of("a") as (fakes, named, fleet):
+async def test_released_slots_are_reused(rounds):
+    async with fleet_of("a") as (fakes, discovery, fleet):
         slots = set()
         for _ in range(rounds):
-            named.tell(at(fakes["a"], "a"))
+            discovery.report(at(fakes["a"], "a"))
             await until(lambda: fleet.routable(MODEL))
             slots.add(fleet.replicas[0].blocks.slot)
-            named.tell()
+            discovery.report()
             await until(lambda: not fleet.replicas and not len(fleet.index))
         assert len(slots) <= 4
 
 
-async def test_models_have_groups_of_their_own():
-    async with fleet_of("a", "b") as (fakes, named, fleet):
+async def test_replicas_are_grouped_by_model():
+    async with fleet_of("a", "b") as (fakes, discovery, fleet):
         fakes["b"].models = ("other", MODEL)
         fakes["b"].begin()
-        named.tell(at(fakes["a"], "a"), at(fakes["b"], "b"))
+        discovery.report(at(fakes["a"], "a"), at(fakes["b"], "b"))
         await until(lambda: names(fleet.routable(MODEL)) == ["a", "b"])
         assert names(fleet.routable("other")) == ["b"]
         assert fleet.routable("unknown") == []
         assert fleet.models() == [MODEL, "other"]
 
 
-async def test_discovery_that_ends_by_a_bug_is_logged_and_starts_again(caplog):
+async def test_a_bug_in_discovery_is_logged_and_restarts_it(caplog):
     class Broken:
         num_starts = 0
 
@@ -149,8 +149,8 @@ async def test_discovery_that_ends_by_a_bug_is_logged_and_starts_again(caplog):
     await fleet.stop()
 
 
-async def test_following_a_replica_that_ends_by_a_bug_is_logged_and_starts_again(caplog):
-    async with fleet_of("a") as (fakes, named, fleet):
+async def test_a_bug_in_a_stream_client_is_logged_and_restarts_it(caplog):
+    async with fleet_of("a") as (fakes, discovery, fleet):
         failures = [ZeroDivisionError("of a listener")]
 
         def fail_once(replica):
@@ -159,54 +159,54 @@ async def test_following_a_replica_that_ends_by_a_bug_is_logged_and_starts_again
 
         states = []
         fleet.on_change += [lambda replica: states.append(replica.state), fail_once]
-        named.tell(at(fakes["a"], "a"))
+        discovery.report(at(fakes["a"], "a"))
         await until(lambda: fleet.routable(MODEL) and not failures and fakes["a"].num_connections == 2)
         assert "following replica a failed" in caplog.text
         assert "connecting" in states
         assert "gone" not in states
 
 
-async def test_a_router_is_ready_when_more_than_half_of_its_replicas_take_requests(clock):
-    async with fleet_of("a", "b", clock=clock) as (fakes, named, fleet):
+async def test_a_router_is_ready_when_most_replicas_accept_requests(clock):
+    async with fleet_of("a", "b", clock=clock) as (fakes, discovery, fleet):
         dead = Endpoint("http://127.0.0.1:9", "dead")
-        named.tell(at(fakes["a"], "a"), dead)
+        discovery.report(at(fakes["a"], "a"), dead)
         await until(lambda: fleet.routable(MODEL))
-        assert fleet.missing.startswith("1 of 2 replicas take requests")
-        named.tell(at(fakes["a"], "a"), at(fakes["b"], "b"), dead)
+        assert fleet.unready_reason.startswith("1 of 2 replicas take requests")
+        discovery.report(at(fakes["a"], "a"), at(fakes["b"], "b"), dead)
         await until(lambda: len(fleet.routable(MODEL)) == 2)
-        assert fleet.missing is None
+        assert fleet.unready_reason is None
 
 
 async def test_a_router_is_ready_two_seconds_after_its_first_replica(clock):
-    async with fleet_of("a", clock=clock) as (fakes, named, fleet):
-        named.tell(at(fakes["a"], "a"), *(Endpoint("http://127.0.0.1:9", name) for name in "bc"))
+    async with fleet_of("a", clock=clock) as (fakes, discovery, fleet):
+        discovery.report(at(fakes["a"], "a"), *(Endpoint("http://127.0.0.1:9", name) for name in "bc"))
         await until(lambda: fleet.routable(MODEL))
-        assert fleet.missing.startswith("1 of 3 replicas take requests")
+        assert fleet.unready_reason.startswith("1 of 3 replicas take requests")
         clock.now_s += FEW_S
-        assert fleet.missing is None
+        assert fleet.unready_reason is None
         fakes["a"].publisher.set_accepts(False)
         await until(lambda: not fleet.routable(MODEL))
-        assert fleet.missing == "none of 3 replicas takes requests"
+        assert fleet.unready_reason == "none of 3 replicas takes requests"
         fakes["a"].publisher.set_accepts(True)
         await until(lambda: fleet.routable(MODEL))
-        assert fleet.missing is not None, "its time counts from when it takes requests again"
+        assert fleet.unready_reason is not None, "its time counts from when it takes requests again"
 
 
-async def test_a_model_of_a_replica_that_departed_is_known_for_a_minute(clock):
-    async with fleet_of("a", "b", clock=clock) as (fakes, named, fleet):
-        named.tell(at(fakes["a"], "a"))
+async def test_the_model_of_a_departed_replica_is_known_for_a_minute(clock):
+    async with fleet_of("a", "b", clock=clock) as (fakes, discovery, fleet):
+        discovery.report(at(fakes["a"], "a"))
         assert fleet.resolve(MODEL) == Pending()
         await until(lambda: fleet.resolve(MODEL) == Known(MODEL))
-        named.tell(Endpoint("http://127.0.0.1:9", "b"))
+        discovery.report(Endpoint("http://127.0.0.1:9", "b"))
         await until(lambda: names(fleet.replicas) == ["b"])
         assert fleet.resolve(MODEL) == Known(MODEL)
         clock.now_s += DEPARTED_S
         assert fleet.resolve(MODEL) == Pending()
 
 
-async def test_an_unknown_model_is_pending_only_until_a_dead_replica_has_been_away_for_some_seconds(clock):
-    async with fleet_of("a", clock=clock) as (fakes, named, fleet):
-        named.tell(at(fakes["a"], "a"), Endpoint("http://127.0.0.1:9", "dead"))
+async def test_a_dead_replica_keeps_an_unknown_model_pending_for_seconds(clock):
+    async with fleet_of("a", clock=clock) as (fakes, discovery, fleet):
+        discovery.report(at(fakes["a"], "a"), Endpoint("http://127.0.0.1:9", "dead"))
         await until(lambda: fleet.routable(MODEL))
         pending = fleet.resolve("other")
         clock.now_s += MAX_AWAY_S

@@ -1,4 +1,4 @@
-"""Every fault that a replica or the network can put between a fleet and its replicas, and what comes of it."""
+"""Every fault of a replica or the network between a fleet and its replicas, and its effect."""
 
 import asyncio
 import time
@@ -10,21 +10,21 @@ from octavo_server.kv.frames import MAX_FRAME_BYTES
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_server.router.fleet.prefix_index import Match
 from octavo_testing.fake_replica import MODEL, FakeReplica, Lose, Reorder, Repeat, lie, twice
-from octavo_testing.fleets import followed, until
+from octavo_testing.fleets import running_fleet, until
 
 
 @asynccontextmanager
 async def exact_pair(**settings):
-    """A fake replica that has some blocks, the fleet that follows it, and its replica, exact."""
+    """A fake replica with some blocks, the fleet that follows it, and the exact `Replica`."""
     fake = FakeReplica(heartbeat_s=0.05)
     fake.step(stored=[1, 2, 3])
-    async with followed(fake, **settings) as fleet:
+    async with running_fleet(fake, **settings) as fleet:
         await until(lambda: fleet.routable(MODEL))
         yield fake, fleet, fleet.replicas[0]
 
 
 def states_of(fleet):
-    """As they change from now on, readiness changes left out."""
+    """Record the changes of state from now on, without changes of readiness."""
     seen = []
     fleet.on_change.append(lambda replica: seen.append(replica.state) if seen[-1:] != [replica.state] else None)
     return seen
@@ -36,7 +36,7 @@ def found(fleet, replica, hashes):
 
 
 @pytest.mark.parametrize("spoiler", [Lose, Repeat, Reorder, lambda: lie], ids=["lost", "again", "order", "lie"])
-async def test_what_can_not_be_believed_is_not_and_a_new_snapshot_mends_it(spoiler):
+async def test_a_faulty_frame_breaks_the_copy_and_a_snapshot_restores_it(spoiler):
     async with exact_pair() as (fake, fleet, replica):
         seen, slot = states_of(fleet), replica.blocks.slot
         fake.spoil = spoiler()
@@ -50,7 +50,7 @@ async def test_what_can_not_be_believed_is_not_and_a_new_snapshot_mends_it(spoil
         assert replica.blocks.slot != slot
 
 
-async def test_a_frame_that_comes_twice_in_a_row_does_no_harm():
+async def test_a_repeated_frame_changes_nothing():
     async with exact_pair() as (fake, fleet, replica):
         fake.spoil = twice
         fake.step(stored=[4])
@@ -59,15 +59,15 @@ async def test_a_frame_that_comes_twice_in_a_row_does_no_harm():
         assert (replica.num_faults, replica.blocks.num_blocks) == (0, 4)
 
 
-async def test_a_replica_that_always_lies_is_sent_to_but_never_believed_for_long():
+async def test_a_replica_with_constant_faults_gets_requests_while_blind():
     async with exact_pair() as (fake, fleet, replica):
         fake.spoil = lie
         await until(lambda: replica.num_faults >= 4)
         assert fleet.routable(MODEL) == [replica]
 
 
-async def test_a_replica_that_was_well_for_a_while_is_come_back_to_at_once():
-    """Else the tenth fault of a long life would cost the wait of ten in a row: 2^9 times 10 ms."""
+async def test_a_long_exact_stream_resets_the_backoff():
+    """Otherwise the tenth fault in a long time would cost as much as ten in a row: 2^9 times 10 ms."""
     settings = FollowSettings(least_wait_s=0.01, most_wait_s=60, stable_s=1e-6)
     async with exact_pair(settings=settings) as (fake, fleet, replica):
         for block in range(10, 20):
@@ -78,7 +78,7 @@ async def test_a_replica_that_was_well_for_a_while_is_come_back_to_at_once():
             await until(lambda block=block: found(fleet, replica, [block]), limit_s=2.0)
 
 
-async def test_a_killed_replica_is_not_sent_to_until_its_new_epoch_is_known():
+async def test_a_killed_replica_gets_no_requests_until_its_new_epoch_is_known():
     async with exact_pair() as (fake, fleet, replica):
         seen, epoch = states_of(fleet), replica.admitted_epoch
         await fake.kill()
@@ -93,7 +93,7 @@ async def test_a_killed_replica_is_not_sent_to_until_its_new_epoch_is_known():
         assert replica.admitted_epoch != epoch
 
 
-async def test_a_restart_under_the_same_address_leaves_nothing_of_the_old_epoch():
+async def test_a_restart_at_the_same_address_drops_the_old_epoch():
     async with exact_pair() as (fake, fleet, replica):
         epoch = replica.admitted_epoch
         await fake.restart()
@@ -102,8 +102,8 @@ async def test_a_restart_under_the_same_address_leaves_nothing_of_the_old_epoch(
         await until(lambda: len(fleet.index) == 0)
 
 
-async def test_a_connection_that_breaks_alone_costs_no_admission():
-    """A proxy that went, say: the epoch is the same, so the replica is sent to as soon as it answers."""
+async def test_a_broken_connection_alone_costs_no_admission():
+    """A proxy may have restarted: with the same epoch, the replica gets requests as soon as it answers."""
     async with exact_pair() as (fake, fleet, replica):
         seen = states_of(fleet)
         await fake.kill()
@@ -112,7 +112,7 @@ async def test_a_connection_that_breaks_alone_costs_no_admission():
         assert seen in (["connecting", "blind", "exact"], ["blind", "exact"])
 
 
-async def test_a_hung_replica_is_not_believed_and_not_sent_to_and_awakes():
+async def test_a_hung_replica_gets_no_requests_until_it_resumes():
     async with exact_pair() as (fake, fleet, replica):
         seen = states_of(fleet)
         fake.hang()
@@ -123,9 +123,9 @@ async def test_a_hung_replica_is_not_believed_and_not_sent_to_and_awakes():
         await until(lambda: found(fleet, replica, [1, 2, 3]))
 
 
-async def test_one_that_fell_silent_is_sent_to_only_where_there_is_no_other_until_its_health_is_known():
+async def test_a_silent_replica_is_the_last_choice_until_its_health_is_known():
     hung, other = FakeReplica(heartbeat_s=0.05), FakeReplica(heartbeat_s=0.05)
-    async with followed(hung, other) as fleet:
+    async with running_fleet(hung, other) as fleet:
         await until(lambda: len(fleet.routable(MODEL)) == 2)
         first, second = fleet.replicas if fleet.replicas[0].url == hung.url else fleet.replicas[::-1]
         seen = []
@@ -141,7 +141,7 @@ async def test_one_that_fell_silent_is_sent_to_only_where_there_is_no_other_unti
         await until(lambda: second.is_exact and fleet.routable(MODEL) == [second])
 
 
-async def test_a_stream_that_pauses_while_the_replica_answers_goes_on_without_a_new_snapshot():
+async def test_a_paused_stream_resumes_without_a_new_snapshot():
     async with exact_pair() as (fake, fleet, replica):
         seen = states_of(fleet)
         pause = asyncio.Event()
@@ -153,7 +153,7 @@ async def test_a_stream_that_pauses_while_the_replica_answers_goes_on_without_a_
         assert (seen, fake.num_connections) == (["blind", "exact"], 1)
 
 
-async def test_a_silent_stream_of_a_replica_that_answers_is_opened_again():
+async def test_a_silent_stream_of_a_healthy_replica_is_reopened():
     async with exact_pair() as (fake, fleet, _):
         seen = states_of(fleet)
         fake.spoil = lambda frame: ()
@@ -161,7 +161,7 @@ async def test_a_silent_stream_of_a_replica_that_answers_is_opened_again():
         assert "exact" not in seen or seen[0] == "blind"
 
 
-async def test_draining_is_heard_at_once():
+async def test_a_drain_of_a_replica_is_known_at_once():
     async with exact_pair() as (fake, fleet, replica):
         fake.publisher.set_accepts(False)
         await until(lambda: fleet.routable(MODEL) == [])
@@ -170,7 +170,7 @@ async def test_draining_is_heard_at_once():
         await until(lambda: fleet.routable(MODEL) == [replica])
 
 
-async def test_an_oversized_frame_ends_the_connection_not_the_router():
+async def test_an_oversized_frame_ends_only_the_connection():
     async with exact_pair() as (fake, fleet, replica):
         for listener in fake.publisher._listeners:
             listener.push((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
@@ -178,11 +178,11 @@ async def test_an_oversized_frame_ends_the_connection_not_the_router():
         await until(lambda: found(fleet, replica, [1, 2, 3]))
 
 
-async def test_one_whose_first_word_is_not_understood_is_warned_of_once(caplog):
-    """A replica of a later version, say: without a line in the log nobody would know why it gets no requests."""
+async def test_an_unsupported_stream_version_is_logged_once(caplog):
+    """A replica of a later version gets no requests; the log line gives the reason."""
     fake = FakeReplica()
     fake.publisher._hello.version = 99
-    async with followed(fake) as fleet:
+    async with running_fleet(fake) as fleet:
         await until(lambda: fleet.replicas and fleet.replicas[0].num_faults > 3)
         assert fleet.replicas[0].state == "connecting"
     (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
@@ -190,30 +190,30 @@ async def test_one_whose_first_word_is_not_understood_is_warned_of_once(caplog):
     assert "version 99" in line.message
 
 
-async def test_a_hundred_replicas_that_join_at_once_are_all_admitted():
+async def test_a_hundred_simultaneous_replicas_are_all_admitted():
     fakes = [FakeReplica(heartbeat_s=0.5) for _ in range(100)]
     for number, fake in enumerate(fakes):
         fake.step(stored=range(1 + 100 * number, 101 + 100 * number))
-    async with followed(*fakes, settings=FollowSettings()) as fleet:
+    async with running_fleet(*fakes, settings=FollowSettings()) as fleet:
         await until(lambda: len(fleet.routable(MODEL)) == 100)
         slots = {replica.blocks.slot for replica in fleet.replicas}
         assert len(slots) == 100
         assert len(fleet.index) == 100 * 100
 
 
-async def test_nothing_is_sent_before_the_snapshot_is_whole(monkeypatch):
+async def test_no_request_is_sent_before_the_snapshot_is_complete(monkeypatch):
     monkeypatch.setattr(publishing, "PART_HASHES", 10)
     fake = FakeReplica()
     fake.step(stored=range(1, 1001))
-    async with followed(fake) as fleet:
+    async with running_fleet(fake) as fleet:
         early = []
-        fleet.on_heard.append(lambda replica: early.append(replica.is_routable) if not replica.is_exact else None)
+        fleet.on_load_update.append(lambda replica: early.append(replica.is_routable) if not replica.is_exact else None)
         await until(lambda: fleet.routable(MODEL))
         assert len(early) > 100
         assert not any(early)
 
 
-async def test_a_slow_reader_is_told_so_and_comes_back():
+async def test_a_dropped_slow_reader_connects_again():
     async with exact_pair() as (fake, fleet, replica):
         seen = states_of(fleet)
         for listener in fake.publisher._listeners:
@@ -222,7 +222,7 @@ async def test_a_slow_reader_is_told_so_and_comes_back():
         assert seen == ["blind", "exact"]
 
 
-async def test_one_that_says_it_ends_is_not_sent_to():
+async def test_a_replica_that_announces_its_end_gets_no_requests():
     async with exact_pair() as (fake, fleet, replica):
         seen = states_of(fleet)
         fake.status["/kv/events"] = 503
@@ -232,15 +232,15 @@ async def test_one_that_says_it_ends_is_not_sent_to():
         assert fleet.routable(MODEL) == []
 
 
-async def test_clocks_may_jump_as_they_like(monkeypatch):
-    """Frames carry no time, and no wall clock is looked at: neither a skew nor a step of one means anything."""
+async def test_clock_jumps_change_nothing(monkeypatch):
+    """Frames carry no time and the router reads no wall clock, so skews and steps of clocks have no effect."""
     async with exact_pair() as (fake, fleet, replica):
-        seen, heard = states_of(fleet), []
-        fleet.on_heard.append(heard.append)
+        seen, updates = states_of(fleet), []
+        fleet.on_load_update.append(updates.append)
         for days in (-400, 400, 0):
             monkeypatch.setattr(time, "time", lambda days=days: 1e9 + 86_400 * days)
-            heard.clear()
-            await until(lambda: len(heard) > 3)
+            updates.clear()
+            await until(lambda: len(updates) > 3)
         fake.step(stored=[4])
         await until(lambda: found(fleet, replica, [1, 2, 3, 4]))
         assert seen == []

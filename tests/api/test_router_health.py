@@ -1,4 +1,4 @@
-"""Health checks of replicas: how a late, failing or missing answer of `/health` changes where requests are."""
+"""Health checks: the effect of a late, failing or missing response of `/health` on requests."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -6,15 +6,15 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
-from octavo_testing.fake_replica import FakeReplica, vllm
-from octavo_testing.fleets import QUICK, followed, until
+from octavo_testing.fake_replica import FakeReplica, vllm_replica
+from octavo_testing.fleets import QUICK, running_fleet, until
 from octavo_testing.routing import routing
 
 MODEL, TEXT = "llama", "/v1/completions"
 
 
 class Health:
-    """Misses the next `num_misses` checks of a replica: by a 503, or by no answer."""
+    """Makes the next `num_misses` health checks of a replica fail, with a 503 or without a response."""
 
     def __init__(self, fake, *, is_mute):
         self.num_misses = self.num_checks = 0
@@ -33,9 +33,9 @@ class Health:
 
 @pytest.mark.parametrize("is_mute", [False, True], ids=["503", "mute"])
 async def test_misses_below_the_limit_stop_no_requests(is_mute):
-    fake = vllm(MODEL)
+    fake = vllm_replica(MODEL)
     health = Health(fake, is_mute=is_mute)
-    async with followed(fake) as fleet:
+    async with running_fleet(fake) as fleet:
         await until(lambda: fleet.routable(MODEL))
         states = []
         fleet.on_change.append(lambda replica: states.append((replica.state, replica.is_silent)))
@@ -45,10 +45,10 @@ async def test_misses_below_the_limit_stop_no_requests(is_mute):
 
 
 @pytest.mark.parametrize("is_mute", [False, True], ids=["503", "mute"])
-async def test_a_replica_is_unresponsive_when_no_check_got_an_answer(is_mute):
-    fake = vllm(MODEL)
+async def test_a_replica_without_any_response_is_unresponsive(is_mute):
+    fake = vllm_replica(MODEL)
     health = Health(fake, is_mute=is_mute)
-    async with followed(fake) as fleet:
+    async with running_fleet(fake) as fleet:
         await until(lambda: fleet.routable(MODEL))
         (replica,) = fleet.replicas
         ends = []
@@ -60,20 +60,20 @@ async def test_a_replica_is_unresponsive_when_no_check_got_an_answer(is_mute):
         assert not replica.is_unresponsive
 
 
-async def test_a_replica_that_missed_a_check_is_sent_to_only_where_there_is_no_other():
-    fake, other = vllm(MODEL), vllm(MODEL)
+async def test_a_replica_that_missed_a_check_is_the_last_choice():
+    fake, other = vllm_replica(MODEL), vllm_replica(MODEL)
     health = Health(fake, is_mute=True)
-    async with followed(fake, other) as fleet:
+    async with running_fleet(fake, other) as fleet:
         await until(lambda: len(fleet.routable(MODEL)) == 2)
         health.num_misses = 1
         await until(lambda: [replica.url for replica in fleet.routable(MODEL)] == [other.url])
         await until(lambda: len(fleet.routable(MODEL)) == 2)
 
 
-async def test_models_that_come_late_count_as_a_miss():
-    """A busy API process answers nothing for a while, and the list of its models may be due just then."""
-    fake = vllm(MODEL)
-    async with followed(fake) as fleet:
+async def test_a_late_model_list_counts_as_a_miss():
+    """A busy API process doesn't answer for a while, and the list of its models may be due then."""
+    fake = vllm_replica(MODEL)
+    async with running_fleet(fake) as fleet:
         await until(lambda: fleet.routable(MODEL))
         states, asked = [], []
         fleet.on_change.append(lambda replica: states.append(replica.state))
@@ -87,10 +87,10 @@ async def test_models_that_come_late_count_as_a_miss():
         assert "connecting" not in states
 
 
-async def test_a_stream_that_speaks_again_ends_the_health_check_of_its_replica():
+async def test_a_resumed_stream_ends_the_health_check():
     fake = FakeReplica(heartbeat_s=0.05)
     settings = FollowSettings(answer_timeout_s=30)
-    async with followed(fake, settings=settings) as fleet:
+    async with running_fleet(fake, settings=settings) as fleet:
         await until(lambda: fleet.routable("fake"))
         (replica,) = fleet.replicas
         health = Health(fake, is_mute=True)
@@ -105,8 +105,8 @@ async def test_a_stream_that_speaks_again_ends_the_health_check_of_its_replica()
 
 @asynccontextmanager
 async def waiting_request():
-    """A router over two replicas, with a request whose answer is held back by one of them."""
-    fakes, release, asked = (vllm(MODEL), vllm(MODEL)), asyncio.Event(), []
+    """A router over two replicas, with a request whose response one of them delays."""
+    fakes, release, asked = (vllm_replica(MODEL), vllm_replica(MODEL)), asyncio.Event(), []
 
     def holding(fake):
         async def answer(_):
@@ -131,25 +131,25 @@ async def waiting_request():
         await fake.stop()
 
 
-async def test_a_failed_health_check_leaves_a_waiting_request_where_it_is():
+async def test_a_failed_health_check_does_not_move_a_waiting_request():
     async with waiting_request() as (fleet, replica, request, release, asked):
         replica.state = "connecting"
-        fleet.changed(replica)
+        fleet.notify_change(replica)
         release.set()
         answer = await request
         assert (answer.status_code, answer.json()["from"], len(asked)) == (200, replica.url, 1)
 
 
-async def test_a_waiting_request_of_an_unresponsive_replica_is_sent_to_another():
+async def test_a_request_at_an_unresponsive_replica_is_retried_elsewhere():
     async with waiting_request() as (fleet, replica, request, _, asked):
         replica.state, replica.is_unresponsive = "connecting", True
-        fleet.changed(replica)
+        fleet.notify_change(replica)
         answer = await request
         assert (answer.status_code, len(asked)) == (200, 2)
         assert answer.json()["from"] != replica.url
 
 
-async def test_a_breaker_is_reset_when_a_replica_becomes_exact_and_not_at_other_changes():
+async def test_a_breaker_is_reset_only_when_its_replica_becomes_exact():
     fake = FakeReplica()
     await fake.start()
     async with routing(fake.url) as routed:
@@ -157,12 +157,12 @@ async def test_a_breaker_is_reset_when_a_replica_becomes_exact_and_not_at_other_
         (replica,) = routed.router.fleet.replicas
         breakers = routed.router.balancer.breakers
         for _ in range(routed.router.settings.forward.breaker_failures):
-            breakers.failed(replica.name)
-        routed.router.fleet.changed(replica)
+            breakers.record_failure(replica.name)
+        routed.router.fleet.notify_change(replica)
         assert breakers.state(replica.name) == "open"
         replica.state = "blind"
-        routed.router.fleet.changed(replica)
+        routed.router.fleet.notify_change(replica)
         replica.state = "exact"
-        routed.router.fleet.changed(replica)
+        routed.router.fleet.notify_change(replica)
         assert breakers.state(replica.name) == "closed"
     await fake.stop()

@@ -1,4 +1,4 @@
-"""Discovery by EndpointSlices, against a server that speaks the real API's JSON."""
+"""Discovery by EndpointSlices, with a fake server that speaks the real API's JSON."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -24,69 +24,69 @@ def pod(number, is_ready=True, port=8000):
 
 @asynccontextmanager
 async def watching(api, service="engine:http", **access):
-    """All that discovery told so far, the latest last."""
+    """All sets of endpoints that discovery reported so far, the latest last."""
     await api.start()
-    told = []
+    reported = []
     where = ClusterAccess(url=api.url, namespace="default", **access)
     discovery = KubernetesDiscovery(service, where, backoff=Backoff(least_s=0.01, most_s=0.02))
 
     async def listen():
         async for endpoints in discovery.watch():
-            told.append(endpoints)
+            reported.append(endpoints)
 
     task = asyncio.create_task(listen())
     try:
-        yield told
+        yield reported
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await api.stop()
 
 
-async def told_lately(told, *pods):
-    await until(lambda: told and told[-1] == frozenset(pods))
+async def wait_reported(reported, *pods):
+    await until(lambda: reported and reported[-1] == frozenset(pods))
 
 
-async def test_pods_are_named_ready_or_not_and_every_change_is_told():
+async def test_ready_and_unready_pods_and_their_changes_are_reported():
     api = FakeKubernetes()
     await api.put("a", {"10.0.0.1": True, "10.0.0.2": False, "10.0.0.3": None})
     await api.put("other", {"10.0.9.9": True}, service="another")
-    async with watching(api) as told:
-        await told_lately(told, pod(1), pod(2, False), pod(3))
+    async with watching(api) as reported:
+        await wait_reported(reported, pod(1), pod(2, False), pod(3))
         await api.put("a", {"10.0.0.1": True, "10.0.0.2": True})
-        await told_lately(told, pod(1), pod(2))
+        await wait_reported(reported, pod(1), pod(2))
         await api.put("b", {"10.0.0.4": True})
-        await told_lately(told, pod(1), pod(2), pod(4))
+        await wait_reported(reported, pod(1), pod(2), pod(4))
         await api.put("other", {"10.0.9.9": False}, service="another")
         await api.delete("a")
-        await told_lately(told, pod(4))
+        await wait_reported(reported, pod(4))
         await api.put("b", {})
-        await told_lately(told)
+        await wait_reported(reported)
         assert (api.num_lists, api.num_watches) == (1, 1)
 
 
-async def test_a_service_that_has_no_pods_yet_is_told_as_such():
+async def test_a_service_without_pods_is_reported_as_empty():
     api = FakeKubernetes()
-    async with watching(api) as told:
-        await told_lately(told)
+    async with watching(api) as reported:
+        await wait_reported(reported)
         await api.put("a", {"10.0.0.1": True})
-        await told_lately(told, pod(1))
+        await wait_reported(reported, pod(1))
 
 
-async def test_a_watch_that_ends_goes_on_where_it_was():
+async def test_an_ended_watch_resumes_at_its_version():
     api = FakeKubernetes()
     api.watch_s = 0.05
-    async with watching(api) as told:
+    async with watching(api) as reported:
         await until(lambda: api.num_watches > 2)
         await api.put("a", {"10.0.0.1": True})
-        await told_lately(told, pod(1))
+        await wait_reported(reported, pod(1))
         assert api.num_lists == 1
         assert api.queries[1]["allowWatchBookmarks"] == "true"
 
 
-async def test_a_bookmark_spares_a_list():
+async def test_a_bookmark_avoids_a_list():
     api = FakeKubernetes()
-    async with watching(api) as told:
+    async with watching(api) as reported:
         await until(lambda: api.num_watches == 1)
         await api.bookmark()
         newest = str(api._version)
@@ -95,74 +95,74 @@ async def test_a_bookmark_spares_a_list():
         await api.start()
         await until(lambda: api.queries[-1].get("resourceVersion") == newest)
         await api.put("a", {"10.0.0.1": True})
-        await told_lately(told, pod(1))
+        await wait_reported(reported, pod(1))
         assert api.num_lists == 1
 
 
-@pytest.mark.parametrize("tell", [True, False], ids=["in the watch", "of a new watch"])
-async def test_gone_means_to_list_again_and_what_went_meanwhile_is_missed_by_nobody(tell):
+@pytest.mark.parametrize("notifies", [True, False], ids=["in the watch", "of a new watch"])
+async def test_410_gone_lists_again_and_drops_deleted_slices(notifies):
     api = FakeKubernetes()
     await api.put("a", {"10.0.0.1": True})
     await api.put("b", {"10.0.0.2": True})
-    async with watching(api) as told:
-        await told_lately(told, pod(1), pod(2))
+    async with watching(api) as reported:
+        await wait_reported(reported, pod(1), pod(2))
         await until(lambda: api.num_watches == 1)
-        if not tell:
+        if not notifies:
             await api.stop()
         api._slices.pop("a")
-        await api.compact(tell=tell)
-        if not tell:
+        await api.compact(notify=notifies)
+        if not notifies:
             await api.start()
-        await told_lately(told, pod(2))
+        await wait_reported(reported, pod(2))
         assert api.num_lists == 2
 
 
-async def test_an_api_server_that_is_away_takes_no_replica_away():
+async def test_an_unreachable_api_server_removes_no_replica():
     api = FakeKubernetes()
     await api.put("a", {"10.0.0.1": True})
-    async with watching(api) as told:
-        await told_lately(told, pod(1))
+    async with watching(api) as reported:
+        await wait_reported(reported, pod(1))
         await api.stop()
         await api.put("a", {"10.0.0.1": True, "10.0.0.2": True})
         await api.start()
-        await told_lately(told, pod(1), pod(2))
-        assert told == [frozenset([pod(1)]), frozenset([pod(1), pod(2)])]
+        await wait_reported(reported, pod(1), pod(2))
+        assert reported == [frozenset([pod(1)]), frozenset([pod(1), pod(2)])]
 
 
-async def test_the_token_is_read_anew(tmp_path):
+async def test_the_token_is_read_for_each_connection(tmp_path):
     token = tmp_path / "token"
     token.write_text("old\n")
     api = FakeKubernetes("old")
     await api.put("a", {"10.0.0.1": True})
-    async with watching(api, token_file=token) as told:
-        await told_lately(told, pod(1))
+    async with watching(api, token_file=token) as reported:
+        await wait_reported(reported, pod(1))
         api.token = "new"
         await api.stop()
         await api.start()
         await until(lambda: len(api.queries) > 3)
         token.write_text("new\n")
         await api.put("a", {"10.0.0.1": False})
-        await told_lately(told, pod(1, False))
+        await wait_reported(reported, pod(1, False))
 
 
-async def test_what_is_not_allowed_is_logged_with_the_remedy_and_tried_again(caplog):
+async def test_a_forbidden_request_is_logged_with_the_remedy_and_retried(caplog):
     api = FakeKubernetes()
     api.refusal = 403, 'endpointslices.discovery.k8s.io is forbidden: User "x" cannot list resource'
     await api.put("a", {"10.0.0.1": True})
-    async with watching(api) as told:
+    async with watching(api) as reported:
         await until(lambda: "needs list and watch of endpointslices" in caplog.text)
         assert "cannot list resource" in caplog.text
-        assert told == []
+        assert reported == []
         api.refusal = None
-        await told_lately(told, pod(1))
+        await wait_reported(reported, pod(1))
 
 
 @pytest.mark.parametrize(("port", "number"), [("", 9000), ("http", 8000), ("8000", 8000), ("metrics", 9000)])
 async def test_the_port_is_chosen_by_name_or_number(port, number):
     api = FakeKubernetes()
     await api.put("a", {"10.0.0.1": True})
-    async with watching(api, f"default/engine:{port}") as told:
-        await told_lately(told, pod(1, port=number))
+    async with watching(api, f"default/engine:{port}") as reported:
+        await wait_reported(reported, pod(1, port=number))
 
 
 def sliced(name, addresses, *, kind="IPv4", ready=True):
@@ -180,7 +180,7 @@ def test_a_pod_in_several_slices_counts_once():
     assert endpoints_of(both, port="http") == frozenset()
 
 
-def test_a_pod_knows_its_cluster(tmp_path):
+def test_access_is_read_from_the_pod(tmp_path):
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
     with pytest.raises(StartupError, match="--kubernetes-api"):
         ClusterAccess.in_cluster(environ, tmp_path)
@@ -192,13 +192,13 @@ def test_a_pod_knows_its_cluster(tmp_path):
 
 
 @pytest.mark.parametrize("service", ["", "a/b/c", "/", "ns/", ":8000"])
-def test_what_names_no_service_is_refused(service):
+def test_an_invalid_service_name_is_refused(service):
     with pytest.raises(StartupError, match=r"\[NAMESPACE/\]SERVICE"):
         KubernetesDiscovery(service, ClusterAccess(url="http://x", namespace="default"))
 
 
-async def test_a_pod_is_known_before_it_is_ready_and_sent_to_as_soon_as_it_is():
-    """As a readiness gate needs it that waits for routers."""
+async def test_a_pod_is_followed_before_it_is_ready_and_then_gets_requests():
+    """A readiness gate that waits for routers requires this."""
     api, fake = FakeKubernetes(), FakeReplica()
     fake.step(stored=[1, 2, 3])
     await fake.start()

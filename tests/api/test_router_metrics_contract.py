@@ -1,4 +1,4 @@
-"""What a router's `/metrics` shows, against `router_metrics.txt`: a change of it is a change for every dashboard."""
+"""A router's `/metrics` compared with `router_metrics.txt`, as every change affects dashboards."""
 
 import re
 from collections import defaultdict
@@ -7,25 +7,25 @@ import pytest
 from octavo_server.router.balance.decision import RUNGS
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_server.router.observe.metrics.catalogue import FAMILIES, PREFIX
-from octavo_server.router.observe.report import Ask, Reporter, Waiting, exposition
+from octavo_server.router.observe.report import Reporter, ReportQuery, Waiting, exposition
 from octavo_server.router.observe.request_observer import RouterTelemetry
 from octavo_testing.router_parts import PROMPT, decision, exact_replica
 
 
 @pytest.fixture(scope="module")
 def text():
-    """Of a router to which everything has happened."""
+    """Metrics of a router with samples of every family."""
     index, telemetry = PrefixIndex(max_entries=100), RouterTelemetry()
     replicas = [exact_replica(name, index) for name in "ab"]
     for rung in RUNGS:
         observer = telemetry.observe("r")
         observer.model = "tiny"
-        observer.decided(PROMPT, decision(*replicas, rung=rung), 0.00001)
-        observer.retried("connect")
-        observer.decided(PROMPT, decision(*replicas, rung=rung), 0.00001)
-        observer.first_byte(48 if rung == "exact" else 80)
-        observer.ended(200, "finished")
-    telemetry.metrics.waited("sent", 0.1)
+        observer.record_decision(PROMPT, decision(*replicas, rung=rung), 0.00001)
+        observer.record_retry("connect")
+        observer.record_decision(PROMPT, decision(*replicas, rung=rung), 0.00001)
+        observer.record_first_byte(48 if rung == "exact" else 80)
+        observer.record_end(200, "finished")
+    telemetry.metrics.record_wait("sent", 0.1)
     reporter = Reporter(
         telemetry=telemetry,
         index=index,
@@ -33,10 +33,10 @@ def text():
         waiting=lambda: Waiting(1, {"cold": 2}),
         clock=lambda: 0.0,
     )
-    return exposition([reporter.report(Ask("metrics"))])
+    return exposition([reporter.report(ReportQuery("metrics"))])
 
 
-def test_names_types_labels_and_buckets_are_the_agreed_ones(text, golden):
+def test_names_types_labels_and_buckets_equal_the_list(text, golden):
     golden("router_metrics.txt", "\n".join(families(text)) + "\n")
 
 
@@ -59,7 +59,7 @@ def test_every_family_of_the_list_has_a_sample(text):
     assert [f.name for f in FAMILIES if not any(name.startswith(PREFIX + f.name) for name in shown)] == []
 
 
-def test_every_line_has_the_form_that_prometheus_reads(text):
+def test_every_line_is_valid_prometheus_text(text):
     line = re.compile(r'# (HELP|TYPE) \S+ .+|\w+(\{(\w+="([^"\\\n]|\\.)*",?)*\})? [-+.\de]+(inf|nan)?')
     assert [found for found in text.splitlines() if not line.fullmatch(found)] == []
     kinds = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)

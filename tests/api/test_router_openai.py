@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
-from octavo_server.tools.use import ToolSettings
+from octavo_server.output_parsing.tool_use import ToolSettings
 from octavo_testing.routing import routing
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
@@ -36,19 +36,19 @@ async def chat(routed, **fields):
     return await routed.openai.chat.completions.create(**{"model": MODEL, "messages": HELLO, **fields})
 
 
-async def test_a_chat(both):
+async def test_a_chat_completion_is_answered(both):
     answer = await chat(both[2])
     assert (answer.choices[0].message.content, answer.model) == ("Hello, world!", MODEL)
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-async def test_a_streamed_chat(both):
+async def test_a_chat_completion_is_streamed(both):
     chunks = [chunk async for chunk in await chat(both[2], stream=True, stream_options={"include_usage": True})]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == "Hello, world!"
     assert chunks[-1].usage.completion_tokens == len("Hello, world!") + 1
 
 
-async def test_a_completion_and_a_response(both):
+async def test_a_completion_and_a_response_are_answered(both):
     routed = both[2]
     assert (await routed.openai.completions.create(model=MODEL, prompt="hi")).choices[0].text == "Hello, world!"
     assert (await routed.openai.responses.create(model=MODEL, input="hi")).output_text == "Hello, world!"
@@ -65,7 +65,7 @@ def calling(both):
         served.engine.reset()
 
 
-async def test_calls_of_tools_whole_and_streamed(calling):
+async def test_tool_calls_arrive_whole_and_streamed(calling):
     (choice,) = (await chat(calling, tools=[WEATHER])).choices
     (call,) = choice.message.tool_calls
     assert (choice.finish_reason, call.function.name) == ("tool_calls", "weather")
@@ -77,22 +77,22 @@ async def test_calls_of_tools_whole_and_streamed(calling):
     assert json.loads(text) == {"city": "Rome"}
 
 
-async def test_models(both):
+async def test_models_are_listed(both):
     assert [model.id async for model in both[2].openai.models.list()] == [MODEL]
     assert (await both[2].openai.models.retrieve(MODEL)).id == MODEL
 
 
-async def test_errors_have_the_types_that_the_client_knows(both):
+async def test_errors_have_the_client_librarys_types(both):
     with pytest.raises(openai.NotFoundError):
         await chat(both[2], model="other")
     with pytest.raises(openai.BadRequestError, match="temperature"):
         await chat(both[2], temperature=-1)
-    with pytest.raises(openai.NotFoundError, match="not here"):
+    with pytest.raises(openai.NotFoundError, match="resp_1"):
         await both[2].openai.responses.retrieve("resp_1")
 
 
 async def test_a_stream_has_the_bytes_that_the_replica_sent(both):
-    """But for the ids, which are the request's: so it gets the same one twice."""
+    """Both requests have the same id, as ids in the body depend on it."""
     first, second, routed = both
     body = {"model": MODEL, "messages": HELLO, "stream": True, "n": 2}
     headers = {"x-request-id": "same"}
@@ -108,7 +108,7 @@ def without_time(answer: httpx.Response) -> bytes:
     return b"".join([parts[0], *(part[10:] for part in parts[1:])])
 
 
-async def test_tokens_and_rendering_by_model(both):
+async def test_tokenize_and_render_are_routed_by_model(both):
     routed = both[2]
     assert (await routed.http.post("/tokenize", json={"model": MODEL, "prompt": "hi"})).json()["count"] == 2
     tokens = {"model": MODEL, "tokens": [104, 105]}
@@ -117,7 +117,7 @@ async def test_tokens_and_rendering_by_model(both):
     assert rendered.status_code == 200
 
 
-async def test_an_engine_that_fails_in_mid_stream_is_heard(both):
+async def test_an_engine_failure_in_mid_stream_raises_in_the_client(both):
     first, second, routed = both
     for served in (first, second):
         served.engine.fail_at = 3

@@ -1,4 +1,4 @@
-"""Requests through a real router to replicas that a test plays: where they go, what comes back, what failures cost."""
+"""Requests through a real router to scripted replicas: choice, response, and the cost of failures."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ STREAM = {"content-type": "text/event-stream; charset=utf-8"}
 
 
 class Parts:
-    """Replicas that are all told to answer alike, and a router before them."""
+    """Fake replicas with a common answer, and a router in front of them."""
 
     def __init__(self, stack):
         self.stack = stack
@@ -81,7 +81,7 @@ def pieces(*data, then=None):
     return answer
 
 
-async def test_an_answer_comes_back_as_it_is_and_says_where_it_was_made(parts):
+async def test_a_response_is_relayed_unchanged_and_names_its_replica(parts):
     replica = await parts.replica(fine)
     routed = await parts.route()
     answer = await routed.http.post(CHAT, json=BODY, headers={"x-request-id": "mine"})
@@ -93,7 +93,7 @@ async def test_an_answer_comes_back_as_it_is_and_says_where_it_was_made(parts):
     assert (entry.cached_tokens, entry.code, entry.reason) == (7, 200, "finished")
 
 
-async def test_headers_go_on_but_not_those_of_the_connection_or_the_router(parts):
+async def test_headers_are_forwarded_except_hop_by_hop_and_router_headers(parts):
     seen = {}
 
     async def answer(request):
@@ -118,7 +118,7 @@ async def test_headers_go_on_but_not_those_of_the_connection_or_the_router(parts
     assert seen.keys().isdisjoint({"authorization", "x-octavo-salt", "x-hop"})
 
 
-async def test_a_head_that_is_too_large_is_refused_though_it_came_at_once(parts):
+async def test_a_large_head_in_one_segment_is_refused(parts):
     await parts.replica(fine)
     routed = await parts.route()
     answer = await routed.http.post(CHAT, json=BODY, headers={"x-long": "x" * 66_000})
@@ -126,7 +126,7 @@ async def test_a_head_that_is_too_large_is_refused_though_it_came_at_once(parts)
     assert (await routed.http.post(CHAT, json=BODY, headers={"x-long": "x" * 4_000})).status_code == 200
 
 
-async def test_keys_are_asked_for(parts):
+async def test_requests_without_a_key_are_refused(parts):
     await parts.replica(fine)
     routed = await parts.route(api_keys=("k",))
     for headers in ({}, {"authorization": "Bearer x"}, {"authorization": "Basic k"}):
@@ -136,7 +136,7 @@ async def test_keys_are_asked_for(parts):
     assert (await routed.http.post(CHAT, json=BODY, headers={"authorization": "Bearer k"})).status_code == 200
 
 
-async def test_a_stream_comes_back_byte_for_byte(parts):
+async def test_a_stream_is_relayed_byte_for_byte(parts):
     whole = b"".join(FRAMES) + b": a comment\n\n" + DONE
     cuts = [whole[i : i + 7] for i in range(0, len(whole), 7)]
     await parts.replica(pieces(*cuts))
@@ -146,7 +146,7 @@ async def test_a_stream_comes_back_byte_for_byte(parts):
     assert answer.headers["content-type"] == STREAM["content-type"]
 
 
-async def test_each_event_goes_out_when_it_is_complete(parts):
+async def test_each_event_is_relayed_when_it_is_complete(parts):
     go_on = asyncio.Event()
 
     async def answer(request):
@@ -166,7 +166,7 @@ async def test_each_event_goes_out_when_it_is_complete(parts):
 
 
 @pytest.mark.parametrize("failure", [cut, status(502), status(503), status(504), status(429)])
-async def test_a_failure_before_the_first_byte_is_made_good_elsewhere(parts, failure):
+async def test_a_failure_before_the_first_byte_is_retried_elsewhere(parts, failure):
     for _ in range(2):
         await parts.replica(fine)
     routed = await parts.route()
@@ -179,7 +179,7 @@ async def test_a_failure_before_the_first_byte_is_made_good_elsewhere(parts, fai
     assert "octavo_router_retries_total{" in (await routed.http.get("/metrics")).text
 
 
-async def test_500_and_400_go_through_and_are_not_tried_elsewhere(parts):
+async def test_500_and_400_are_relayed_without_a_retry(parts):
     for code in (500, 400):
         for _ in range(2):
             await parts.replica(status(code))
@@ -189,7 +189,7 @@ async def test_500_and_400_go_through_and_are_not_tried_elsewhere(parts):
     assert sum(replica.paths.count(CHAT) for replica in parts.replicas) == 1
 
 
-async def test_when_all_refuse_the_last_refusal_goes_through(parts):
+async def test_if_all_replicas_refuse_the_last_refusal_is_relayed(parts):
     for _ in range(2):
         await parts.replica(status(503, **{"Retry-After": "9"}))
     routed = await parts.route()
@@ -200,7 +200,7 @@ async def test_when_all_refuse_the_last_refusal_goes_through(parts):
 
 
 @pytest.mark.parametrize(("max_retries", "attempts"), [(0, 1), (1, 2), (2, 2)])
-async def test_a_request_that_two_replicas_lost_is_not_sent_again(parts, max_retries, attempts):
+async def test_a_request_lost_by_two_replicas_is_not_retried(parts, max_retries, attempts):
     for _ in range(4):
         await parts.replica(cut)
     routed = await parts.route(forward={"max_retries": max_retries})
@@ -220,7 +220,7 @@ async def test_refused_attempts_are_bounded(parts):
     assert sum(replica.paths.count(CHAT) for replica in parts.replicas) == 3
 
 
-async def test_an_answer_that_breaks_before_its_end_is_had_elsewhere(parts):
+async def test_a_response_that_breaks_before_its_end_is_retried(parts):
     async def half(request):
         response = web.StreamResponse(headers={"content-type": "application/json", "content-length": "100"})
         await response.prepare(request)
@@ -247,7 +247,7 @@ async def test_a_replica_that_dies_in_mid_stream_ends_it_with_an_error_event(par
     assert (entry.code, entry.reason) == (200, "replica lost")
 
 
-async def test_a_stream_that_was_complete_is_not_called_broken(parts):
+async def test_a_complete_stream_is_not_reported_as_broken(parts):
     await parts.replica(pieces(*FRAMES, DONE, then=cut))
     routed = await parts.route()
     assert (await routed.http.post(CHAT, json=BODY)).content == b"".join(FRAMES) + DONE
@@ -268,7 +268,7 @@ async def never(request):
     await asyncio.Event().wait()
 
 
-async def test_silence_before_an_answer_ends_with_504(parts):
+async def test_silence_before_a_response_ends_with_504(parts):
     await parts.replica(never)
     routed = await parts.route(forward={"first_byte_timeout_s": 0.2})
     answer = await routed.http.post(CHAT, json=BODY)
@@ -283,7 +283,7 @@ async def test_silence_within_a_stream_ends_it_with_an_error_event(parts):
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-async def test_a_client_that_leaves_is_passed_on_at_once(parts, is_stream):
+async def test_a_client_disconnect_aborts_the_upstream_request_at_once(parts, is_stream):
     reached, left = asyncio.Event(), asyncio.Event()
 
     async def answer(request):
@@ -320,7 +320,7 @@ async def test_a_request_waits_for_the_first_replica(parts):
     assert (await asking).json() == {"said": "fine"}
 
 
-async def test_a_request_that_an_ending_replica_refuses_waits_for_the_next(parts):
+async def test_a_request_refused_by_an_ending_replica_waits_for_the_next(parts):
     async def end(request):
         first.publisher.set_accepts(False)
         return await status(503, Connection="close")(request)
@@ -337,7 +337,7 @@ async def test_a_request_that_an_ending_replica_refuses_waits_for_the_next(parts
     assert first.paths.count(CHAT) == 1
 
 
-async def test_a_request_that_has_waited_long_enough_is_told_when_to_come_back(parts):
+async def test_an_expired_wait_has_a_retry_after(parts):
     replica = await parts.replica(fine)
     await replica.kill()
     routed = await parts.stack.enter_async_context(routing(replica.url, forward={"max_hold_s": 0.1}))
@@ -346,7 +346,7 @@ async def test_a_request_that_has_waited_long_enough_is_told_when_to_come_back(p
     assert "--max-hold-time" in answer.json()["error"]["message"]
 
 
-async def test_beyond_its_bounds_the_queue_refuses(parts):
+async def test_a_full_queue_refuses_requests(parts):
     go_on = asyncio.Event()
 
     async def answer(request):
@@ -367,7 +367,7 @@ async def test_beyond_its_bounds_the_queue_refuses(parts):
     assert len(routed.router.queue) == 0
 
 
-async def test_a_client_that_leaves_the_queue_is_forgotten(parts):
+async def test_a_client_that_leaves_the_queue_is_removed(parts):
     await parts.replica(never)
     routed = await parts.route(forward={"max_requests_per_replica": 1})
     asking = [asyncio.create_task(routed.http.post(CHAT, json=BODY)) for _ in range(2)]
@@ -377,7 +377,7 @@ async def test_a_client_that_leaves_the_queue_is_forgotten(parts):
     await until(lambda: not len(routed.router.queue) and not routed.router.lifecycle.num_requests)
 
 
-async def test_draining_lets_streams_finish_and_refuses_the_rest(parts):
+async def test_a_drain_lets_streams_finish_and_refuses_new_requests(parts):
     go_on = asyncio.Event()
 
     async def answer(request):
@@ -402,7 +402,7 @@ async def test_draining_lets_streams_finish_and_refuses_the_rest(parts):
     assert (await routed.http.get("/ready")).status_code == 200
 
 
-async def test_what_outlasts_draining_ends_with_an_error_event(parts):
+async def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(parts):
     await parts.replica(pieces(FRAMES[0], then=never))
     routed = await parts.route(drain_timeout_s=0.1)
     async with routed.http.stream("POST", CHAT, json=BODY) as got:
@@ -414,7 +414,7 @@ async def test_what_outlasts_draining_ends_with_an_error_event(parts):
 
 
 async def of_two_models(parts):
-    """A router before replicas of two models that answer with their model's name."""
+    """A router in front of replicas of two models that respond with their model's name."""
 
     def named(model):
         async def answer(request):
@@ -429,7 +429,7 @@ async def of_two_models(parts):
     return routed
 
 
-async def test_models_are_the_union_and_others_are_not_found(parts):
+async def test_models_are_the_union_and_other_names_are_not_found(parts):
     routed = await of_two_models(parts)
     listed = (await routed.http.get("/v1/models")).json()["data"]
     assert [card["id"] for card in listed] == [MODEL, "other"]
@@ -438,8 +438,8 @@ async def test_models_are_the_union_and_others_are_not_found(parts):
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/tokenize"])
-async def test_a_path_that_is_there_is_not_called_missing(parts, path):
-    """Whoever opens it in a browser."""
+async def test_a_get_of_a_post_route_is_405_and_not_404(parts, path):
+
     routed = await of_two_models(parts)
     answer = await routed.http.get(path)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
@@ -447,14 +447,14 @@ async def test_a_path_that_is_there_is_not_called_missing(parts, path):
 
 
 @pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"1e999"])
-async def test_numbers_that_only_replicas_read_do_not_hide_the_model(parts, number):
+async def test_nan_in_the_body_does_not_hide_the_model(parts, number):
     routed = await of_two_models(parts)
     for model in (MODEL, "other"):
         body = b'{"temperature": %b, "model": "%b", "messages": []}' % (number, model.encode())
         assert (await routed.http.post(CHAT, content=body)).json() == {"model": model}
 
 
-async def test_of_two_models_one_has_to_be_named(parts):
+async def test_a_request_must_name_one_of_two_models(parts):
     routed = await of_two_models(parts)
     for body in (b'{"messages": []}', b'{"model": "other",}'):
         answer = await routed.http.post(CHAT, content=body)
@@ -462,15 +462,15 @@ async def test_of_two_models_one_has_to_be_named(parts):
         assert "fake, other" in answer.json()["error"]["message"]
 
 
-async def test_a_large_answer_waits_for_a_slow_client_and_no_memory_fills(parts):
-    size, told = 8 * 2**20, []
+async def test_a_slow_client_pauses_a_large_response(parts):
+    size, chunks = 8 * 2**20, []
 
     async def answer(request):
         response = web.StreamResponse(headers={"content-type": "application/octet-stream"})
         await response.prepare(request)
         for _ in range(size // 2**16):
             await response.write(b"x" * 2**16)
-            told.append(1)
+            chunks.append(1)
         return response
 
     await parts.replica(answer)
@@ -484,10 +484,10 @@ async def test_a_large_answer_waits_for_a_slow_client_and_no_memory_fills(parts)
         async for chunk in got.aiter_raw():
             assert response.num_waiting_bytes < 2 * 2**20
             length += len(chunk)
-    assert length == size == 2**16 * len(told)
+    assert length == size == 2**16 * len(chunks)
 
 
-async def test_a_failing_replica_is_left_alone_until_a_probe_succeeds(parts):
+async def test_a_failing_replica_gets_no_requests_until_a_probe_succeeds(parts):
     for _ in range(2):
         await parts.replica(fine)
     routed = await parts.route(forward={"breaker_failures": 2, "breaker_open_s": 60.0})
@@ -504,7 +504,7 @@ async def test_a_failing_replica_is_left_alone_until_a_probe_succeeds(parts):
 
 
 @pytest.mark.parametrize(("settings", "allowed"), [({}, None), ({"api_keys": ("k",)}, "*")])
-async def test_pages_may_read_answers_and_errors_of_a_router_with_keys(parts, settings, allowed):
+async def test_pages_may_read_responses_and_errors_of_a_router_with_keys(parts, settings, allowed):
     await parts.replica(fine)
     routed = await parts.route(**settings)
     headers = {"origin": "http://page", "authorization": "Bearer k"}
@@ -515,7 +515,7 @@ async def test_pages_may_read_answers_and_errors_of_a_router_with_keys(parts, se
     assert (await routed.http.options(CHAT, headers=asks)).headers.get("access-control-allow-origin") == allowed
 
 
-async def test_connections_are_kept_and_used_again(parts):
+async def test_connections_are_reused(parts):
     peers = set()
 
     async def answer(request):
@@ -529,7 +529,7 @@ async def test_connections_are_kept_and_used_again(parts):
     assert len(peers) == 1
 
 
-async def test_a_connection_that_the_replica_closed_meanwhile_is_no_failure(parts):
+async def test_a_stale_connection_is_no_failure_of_the_replica(parts):
     replica = await parts.replica(fine)
     routed = await parts.route()
     assert (await routed.http.post(CHAT, json=BODY)).status_code == 200
@@ -546,7 +546,7 @@ async def test_a_connection_that_the_replica_closed_meanwhile_is_no_failure(part
 
 
 @pytest.mark.parametrize("answer", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000])
-async def test_what_is_no_http_is_a_lost_replica(parts, answer):
+async def test_invalid_http_counts_as_a_lost_replica(parts, answer):
     async def talk(request):
         request.transport.write(answer)
         await never(request)
@@ -556,7 +556,7 @@ async def test_what_is_no_http_is_a_lost_replica(parts, answer):
     assert (await routed.http.post(CHAT, json=BODY)).status_code == 502
 
 
-async def test_a_compressed_stream_goes_through_as_it_comes(parts):
+async def test_a_compressed_stream_is_relayed_unchanged(parts):
     go_on = asyncio.Event()
 
     async def answer(request):
@@ -588,7 +588,7 @@ async def test_the_first_requests_wait_for_the_first_replica(parts):
     assert (await asked).json() == {"said": "fine"}
 
 
-async def test_a_freed_place_is_taken_at_once(parts, monkeypatch):
+async def test_a_queued_request_is_sent_as_soon_as_a_replica_has_room(parts, monkeypatch):
     monkeypatch.setattr(app, "WAKE_EVERY_S", 60.0)
     await parts.replica(fine)
     routed = await parts.route(forward={"max_requests_per_replica": 1})
@@ -596,7 +596,7 @@ async def test_a_freed_place_is_taken_at_once(parts, monkeypatch):
     assert [answer.status_code for answer in answers] == [200] * 5
 
 
-async def test_a_refusal_that_another_replica_does_not_give_is_retried_there(parts):
+async def test_a_refusal_by_one_replica_is_retried_on_another(parts):
     for code in (401, 403, 404):
         await parts.replica(status(code))
     await parts.replica(fine)
@@ -605,7 +605,7 @@ async def test_a_refusal_that_another_replica_does_not_give_is_retried_there(par
         assert (await routed.http.post(CHAT, json=BODY)).json() == {"said": "fine"}
 
 
-async def test_a_refusal_by_all_replicas_is_passed_on(parts):
+async def test_a_refusal_by_all_replicas_is_relayed(parts):
     for _ in range(2):
         await parts.replica(status(403))
     routed = await parts.route()
@@ -613,7 +613,7 @@ async def test_a_refusal_by_all_replicas_is_passed_on(parts):
     assert not routed.router.balancer.outliers
 
 
-async def test_rendering_a_response_is_sent_to_a_replica(parts):
+async def test_rendering_a_response_is_forwarded(parts):
     await parts.replica(fine, path="/v1/responses/render")
     routed = await parts.route()
     assert (await routed.http.post("/v1/responses/render", json={"input": "hi"})).json() == {"said": "fine"}

@@ -1,11 +1,11 @@
-"""The secret that a router shows to its replicas is replaced while both run."""
+"""The secret that a router sends to its replicas is replaced while both run."""
 
 import logging
 import os
 
 import pytest
 from octavo_engine.wire.errors import StartupError
-from octavo_server.api_keys import LOOK_EVERY_S
+from octavo_server.api_keys import CHECK_EVERY_S
 from octavo_server.http.router_secret import OutgoingSecret
 from octavo_testing.clock import Clock
 from octavo_testing.fleets import until
@@ -24,22 +24,22 @@ def write(file, text, version=1):
     os.utime(file, ns=(version, version))
 
 
-def test_the_first_one_is_sent_and_a_change_of_the_file_is_seen(tmp_path, clock):
+def test_the_first_secret_is_sent_and_a_changed_file_is_reloaded(tmp_path, clock):
     file = tmp_path / "secret"
     write(file, "old\nother")
     secret = OutgoingSecret((), file, clock=clock)
     write(file, "new\nold", version=2)
     assert secret.current == "old"
-    clock.now_s = LOOK_EVERY_S
+    clock.now_s = CHECK_EVERY_S
     assert secret.current == "new"
 
 
-def test_one_of_a_flag_is_sent_before_one_of_a_file(tmp_path, clock):
+def test_a_secret_of_a_flag_has_precedence_over_a_file(tmp_path, clock):
     file = tmp_path / "secret"
     write(file, "of the file")
     secret = OutgoingSecret(("of the flag", "more"), file, clock=clock)
     write(file, "changed", version=2)
-    clock.now_s = LOOK_EVERY_S
+    clock.now_s = CHECK_EVERY_S
     assert secret.current == "of the flag"
     assert OutgoingSecret((), None, clock=clock).current == ""
 
@@ -52,15 +52,15 @@ def test_a_broken_change_leaves_the_secret_and_is_logged_once(tmp_path, clock, c
     secret = OutgoingSecret((), file, clock=clock)
     write(file, "", version=2)
     with caplog.at_level(logging.ERROR):
-        for clock.now_s in (LOOK_EVERY_S, 2 * LOOK_EVERY_S):
+        for clock.now_s in (CHECK_EVERY_S, 2 * CHECK_EVERY_S):
             assert secret.current == "s3cret"
     (record,) = caplog.records
     assert "stays as it was" in record.message
     assert "s3cret" not in record.message
 
 
-async def test_it_is_replaced_without_a_restart(tmp_path, monkeypatch):
-    monkeypatch.setattr("octavo_server.api_keys.LOOK_EVERY_S", 0.0)
+async def test_the_secret_is_replaced_without_a_restart(tmp_path, monkeypatch):
+    monkeypatch.setattr("octavo_server.api_keys.CHECK_EVERY_S", 0.0)
     theirs, ours = tmp_path / "replicas", tmp_path / "routers"
     write(theirs, "old")
     write(ours, "old")
@@ -85,10 +85,10 @@ async def test_it_is_replaced_without_a_restart(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("settings", [{"replica_key": "k"}, {"api_keys": ("mine",), "replica_key": "k"}])
-async def test_a_replica_whose_isolation_would_be_off_is_refused_with_the_remedy(tmp_path, caplog, settings):
-    """It would see the router's key only, and share one tenant's cache among all clients."""
+async def test_a_replica_that_would_merge_tenants_is_refused_with_the_remedy(tmp_path, caplog, settings):
+    """The replica would see only the router's key, so all clients would share one tenant's cache."""
     engine, keys = ScriptedClient(write_byte_model(tmp_path)), tmp_path / "keys"
-    keys.write_text("admin: k\n")  # else it would not let the router read its stream
+    keys.write_text("admin: k\n")  # otherwise the router may not read its stream
     async with (
         serving(engine, api_key_files=(keys,), cache_isolation=True) as served,
         routing(served.url, **settings) as routed,
@@ -96,7 +96,7 @@ async def test_a_replica_whose_isolation_would_be_off_is_refused_with_the_remedy
         await until(lambda: routed.router.fleet.replicas[0].refusal)
         await until(lambda: routed.router.fleet.replicas[0].is_described)
         assert routed.router.fleet.routable(MODEL) == []
-        assert "--router-secret" in routed.router.fleet.missing
+        assert "--router-secret" in routed.router.fleet.unready_reason
     (line,) = [message for message in caplog.messages if "gets no requests" in message]
     assert "--router-secret" in line
 
@@ -109,7 +109,7 @@ async def test_a_replica_whose_isolation_would_be_off_is_refused_with_the_remedy
     ],
     ids=["secret", "no keys at all"],
 )
-async def test_a_replica_that_isolates_tenants_is_admitted_where_it_can(tmp_path, guards, settings):
+async def test_a_replica_that_isolates_tenants_is_admitted_with_the_secret(tmp_path, guards, settings):
     engine = ScriptedClient(write_byte_model(tmp_path))
     async with serving(engine, cache_isolation=True, **guards) as served, routing(served.url, **settings) as routed:
         await routed.routable(MODEL, 1)

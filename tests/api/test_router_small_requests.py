@@ -59,7 +59,7 @@ async def fine(request):
     return web.json_response(await request.json())
 
 
-async def test_in_one_piece_or_several_the_answer_is_the_same(place):
+async def test_a_request_in_several_segments_gets_the_same_response(place):
     parts = place(fine)
     await parts.route()
     client = await parts.client()
@@ -78,7 +78,7 @@ async def test_in_one_piece_or_several_the_answer_is_the_same(place):
     assert answers[0][1] == json.dumps(json.loads(BODY)).encode()
 
 
-async def test_pipelined_requests_are_answered_in_their_order(place):
+async def test_pipelined_requests_are_answered_in_order(place):
     gate = asyncio.Event()
 
     async def answer(request):
@@ -99,7 +99,7 @@ async def test_pipelined_requests_are_answered_in_their_order(place):
     assert [(await client.answer())[1] for _ in bodies] == bodies
 
 
-async def test_a_connection_is_closed_when_it_has_been_idle_for_long_enough(place):
+async def test_an_idle_connection_is_closed_after_the_keep_alive_time(place):
     parts = place(fine)
     await parts.route(keep_alive_s=1)
     client, loop = await parts.client(), asyncio.get_running_loop()
@@ -112,7 +112,7 @@ async def test_a_connection_is_closed_when_it_has_been_idle_for_long_enough(plac
     assert 0.8 < loop.time() - answered_s < 3
 
 
-async def test_connections_that_end_with_an_answer_are_closed(place):
+async def test_a_connection_that_ends_with_its_response_is_closed(place):
     parts = place(fine)
     await parts.route()
     client = await parts.client()
@@ -122,7 +122,7 @@ async def test_connections_that_end_with_an_answer_are_closed(place):
     assert await client.reader.read() == b""
 
 
-async def test_what_outlasts_draining_is_told_so(place):
+async def test_a_request_that_outlasts_the_drain_gets_an_error(place):
     hold, num_held = asyncio.Event(), 0
 
     async def answer(request):
@@ -148,7 +148,7 @@ async def test_what_outlasts_draining_is_told_so(place):
     hold.set()
 
 
-async def test_a_client_that_leaves_is_counted_once_and_the_replica_knows(place):
+async def test_a_client_disconnect_is_counted_once_and_reaches_the_replica(place):
     left = asyncio.Event()
 
     async def answer(request):
@@ -170,7 +170,7 @@ async def test_a_client_that_leaves_is_counted_once_and_the_replica_knows(place)
     client.writer.close()
     await asyncio.wait_for(left.wait(), 5)
     await until(lambda: not routed.router.lifecycle.num_requests)
-    counted = dict(routed.router.telemetry.metrics.observed().counts["requests_total"])
+    counted = dict(routed.router.telemetry.metrics.snapshot().counts["requests_total"])
     assert counted == {(MODEL, "200", "finished"): 1, (MODEL, "499", "client left"): 1}
     (replica,) = routed.router.fleet.replicas
     assert replica.num_in_flight == 0

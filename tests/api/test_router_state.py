@@ -1,4 +1,4 @@
-"""`GET /state/events` of a real router: what an operator and an autoscaler are told, and who is told no more."""
+"""`GET /state/events` of a real router, as operator and autoscaler read it."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
 
 class Listener:
-    """Keeps the state as a reader of the stream would."""
+    """Keeps the state as a client of the stream does."""
 
     def __init__(self, url):
         self._url = url
@@ -45,7 +45,7 @@ class Listener:
         self.rest |= event
 
 
-async def test_requests_that_wait_for_a_first_replica_and_its_admission_are_told():
+async def test_held_requests_and_the_first_admission_are_reported():
     async def fine(_):
         return web.json_response({})
 
@@ -89,7 +89,7 @@ class LieOnce:
         return lie(frame)
 
 
-async def test_a_drain_and_its_end_are_told_and_that_the_router_stops():
+async def test_a_drain_its_end_and_the_stop_are_reported():
     async with routing() as routed:
         listener = Listener(routed.url)
         listening = asyncio.create_task(listener.run())
@@ -104,7 +104,7 @@ async def test_a_drain_and_its_end_are_told_and_that_the_router_stops():
         assert (listener.rest["accepts"], listener.types[-1]) == (False, "bye")
 
 
-async def test_a_lie_is_counted_once_and_seen_until_it_is_mended():
+async def test_a_stream_fault_is_counted_once_and_shown_until_the_resync():
     replica = FakeReplica()
     await replica.start()
     async with routing(replica.url) as routed:
@@ -124,7 +124,7 @@ async def test_a_lie_is_counted_once_and_seen_until_it_is_mended():
     await replica.stop()
 
 
-async def test_a_reader_that_takes_nothing_is_cut_off_and_nothing_piles_up():
+async def test_a_reader_that_stops_reading_is_disconnected():
     numbers = iter(range(10**9))
 
     async def large():

@@ -1,4 +1,4 @@
-"""The router's own spans: one a forwarded request, between the caller's and the engine's."""
+"""The router's own spans: one for each forwarded request, between the caller's and the engine's."""
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -37,7 +37,7 @@ def tracer(exporter):
 
 
 class Replicas:
-    """`heads`: of what they were asked, with who was. The first `num_refusals` requests are refused."""
+    """`heads`: replica and headers of each received request. The first `num_refusals` requests are refused."""
 
     def __init__(self, *fakes):
         self.fakes = fakes
@@ -77,7 +77,7 @@ def sampled(flag="01"):
     return {"traceparent": f"00-{TRACE_ID}-{CALLER}-{flag}", "tracestate": "vendor=1"}
 
 
-async def test_a_span_lies_between_the_callers_and_the_engines(replicas, tracer, exporter):
+async def test_the_routers_span_is_between_the_callers_and_the_engines(replicas, tracer, exporter):
     answer = await replicas.ask(tracer, **sampled())
     (span,) = exporter.get_finished_spans()
     assert (span.name, span.kind) == ("route_request", SpanKind.SERVER)
@@ -98,7 +98,7 @@ async def test_a_span_lies_between_the_callers_and_the_engines(replicas, tracer,
     assert 0 < span.attributes["gen_ai.latency.time_to_first_token"] <= (span.end_time - span.start_time) / 1e9
 
 
-async def test_a_request_sent_anew_says_why(replicas, tracer, exporter):
+async def test_a_retry_is_a_span_event_with_its_reason(replicas, tracer, exporter):
     replicas.num_refusals = 1
     assert (await replicas.ask(tracer)).status_code == 200
     (span,) = exporter.get_finished_spans()
@@ -109,7 +109,7 @@ async def test_a_request_sent_anew_says_why(replicas, tracer, exporter):
     assert (event.name, dict(event.attributes)) == ("retried", {"octavo.replica": first, "octavo.reason": "status 503"})
 
 
-async def test_what_the_caller_does_not_sample_is_not_recorded_and_passed_on(replicas, tracer, exporter):
+async def test_an_unsampled_trace_is_not_recorded_and_is_forwarded(replicas, tracer, exporter):
     await replicas.ask(tracer, **sampled("00"))
     assert exporter.get_finished_spans() == ()
     ((_, head),) = replicas.heads
@@ -117,14 +117,14 @@ async def test_what_the_caller_does_not_sample_is_not_recorded_and_passed_on(rep
     assert head["traceparent"].endswith("-00")
 
 
-async def test_a_failure_is_an_error(replicas, tracer, exporter):
+async def test_a_failed_request_has_an_error_span(replicas, tracer, exporter):
     replicas.num_refusals = 9
     assert (await replicas.ask(tracer)).status_code == 503
     (span,) = exporter.get_finished_spans()
     assert (span.status.status_code.name, span.attributes["http.response.status_code"]) == ("ERROR", 503)
 
 
-async def test_who_leaves_ends_the_span_too(replicas, tracer, exporter):
+async def test_a_client_disconnect_ends_the_span(replicas, tracer, exporter):
     asked = asyncio.Event()
 
     async def answer(_):
@@ -144,13 +144,13 @@ async def test_who_leaves_ends_the_span_too(replicas, tracer, exporter):
     assert span.attributes["octavo.reason"] == "client left"
 
 
-async def test_without_a_tracer_the_callers_trace_goes_through(replicas):
+async def test_without_a_tracer_the_callers_trace_is_forwarded(replicas):
     await replicas.ask(None, **sampled())
     ((_, head),) = replicas.heads
     assert head["traceparent"] == sampled()["traceparent"]
 
 
-async def test_a_router_that_ends_sends_what_is_left(replicas, tmp_path):
+async def test_a_stopping_router_exports_the_remaining_spans(replicas, tmp_path):
     named = [arg for fake in replicas.fakes for arg in ("--replica", fake.url)]
     with (
         collecting() as (address, received),

@@ -41,7 +41,7 @@ def workers(route):
 
 
 def num_ready(route):
-    """Workers, when all of them know the replica, as whichever was asked says."""
+    """Number of workers if all of them may send to the replica, by the state of any of them."""
     try:
         with httpx.stream("GET", f"{route.url}/state/events", timeout=LIMIT_S) as answer:
             line = next(line for line in answer.iter_lines() if line)
@@ -57,7 +57,7 @@ def count(route):
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-def test_both_serve_and_answer_for_each_other(route):
+def test_both_workers_serve_and_report_for_each_other(route):
     for _ in range(30):
         assert httpx.post(f"{route.url}/v1/completions", json=BODY).status_code == 200
     busy = [worker for worker in workers(route) if worker.cpu_times().user > 0]
@@ -65,34 +65,34 @@ def test_both_serve_and_answer_for_each_other(route):
     assert {count(route) for _ in range(10)} == {30.0}
 
 
-def test_draining_is_for_all(route):
+def test_a_drain_holds_for_all_workers(route):
     assert httpx.post(f"{route.url}/drain").status_code == 200
     until(lambda: {httpx.get(f"{route.url}/ready").status_code for _ in range(10)} == {503})
     assert httpx.delete(f"{route.url}/drain").status_code == 200
     until(lambda: {httpx.get(f"{route.url}/ready").status_code for _ in range(10)} == {200})
 
 
-def test_one_that_dies_is_started_anew(route):
+def test_a_killed_worker_is_restarted(route):
     first, _ = workers(route)
     first.kill()
     until(lambda: len(workers(route)) == 2 and first not in workers(route))
     until(lambda: num_ready(route) == 2)
 
 
-def test_none_outlives_a_killed_supervisor(route):
+def test_no_worker_outlives_a_killed_supervisor(route):
     family = workers(route)
     route.kill()
     assert not psutil.wait_procs(family, timeout=LIMIT_S)[1]
 
 
-def test_told_to_stop_all_end(route):
+def test_a_signal_stops_all_workers(route):
     family = workers(route)
     route.process.send_signal(signal.SIGINT)
     assert route.process.wait(LIMIT_S) == 0
     assert not psutil.wait_procs(family, timeout=LIMIT_S)[1]
 
 
-def test_workers_that_cannot_start_end_all_of_it(route, tmp_path):
+def test_workers_that_fail_to_start_end_the_command(route, tmp_path):
     command = [*route.process.args[:4], "--port", "0", "--workers", "2", "--replica", "http://x", "--api-key-file"]
     ended = subprocess.run([*command, str(tmp_path / "none")], capture_output=True, timeout=LIMIT_S)
     assert ended.returncode == 1

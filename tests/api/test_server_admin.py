@@ -32,7 +32,7 @@ async def served(tmp_path_factory):
         yield started
 
 
-async def test_what_waits_is_shown_with_its_reason(served):
+async def test_debug_requests_shows_waiting_sequences_with_their_reason(served):
     served.engine.sequences = [WAITING]
     answer = (await served.http.get("/debug/requests")).json()
     assert (answer["running"], answer["waiting"]) == (0, 1)
@@ -41,7 +41,7 @@ async def test_what_waits_is_shown_with_its_reason(served):
     assert set(shown) == set(SequenceInfo.__dataclass_fields__)
 
 
-async def test_a_reset_says_whether_it_was_done(served):
+async def test_reset_response_says_whether_the_cache_was_reset(served):
     done = await served.http.post("/reset_prefix_cache")
     assert (done.status_code, done.json()) == (200, {"reset": True})
     served.engine.hold_at = 1
@@ -55,14 +55,14 @@ async def test_a_reset_says_whether_it_was_done(served):
     await running
 
 
-async def test_server_info_has_settings_and_no_secret(served):
+async def test_server_info_shows_settings_but_no_secret(served):
     info = (await served.http.get("/server_info")).json()
     assert info["engine_config"]["max_model_len"] == 512
     assert info["engine"]["block_size"] == 16
     assert "hash_root" not in info["engine"]
 
 
-async def test_keys_guard_them(tmp_path):
+async def test_admin_routes_require_a_key(tmp_path):
     (tmp_path / "keys").write_text("admin: secret\n")
     async with serving(ScriptedClient(write_byte_model(tmp_path)), api_key_files=(tmp_path / "keys",)) as other:
         for method, path in (("GET", "/debug/requests"), ("POST", "/reset_prefix_cache"), ("GET", "/server_info")):

@@ -1,4 +1,4 @@
-"""Bodies that are too large, too slow or cut off, over a real socket."""
+"""Bodies that are too large, too slow or incomplete, over a real socket."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ async def still_serves(served):
 
 
 @pytest.mark.parametrize("path", [TEXT, "/v1/chat/completions", "/tokenize", "/detokenize"])
-async def test_a_declared_size_beyond_the_limit(served, path):
+async def test_a_declared_size_beyond_the_limit_is_refused(served, path):
     answer = await served.http.post(path, content=b"x" * (LIMIT + 1))
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["code"]) == (413, "RequestTooLargeError", 413)
@@ -34,7 +34,7 @@ async def test_a_declared_size_beyond_the_limit(served, path):
     assert await still_serves(served)
 
 
-async def test_a_chunked_body_beyond_the_limit(served):
+async def test_a_chunked_body_beyond_the_limit_is_refused(served):
     sent = 0
 
     async def chunks():
@@ -51,7 +51,7 @@ async def test_a_chunked_body_beyond_the_limit(served):
     assert await still_serves(served)
 
 
-async def test_the_limit_itself_is_allowed(served):
+async def test_a_body_of_exactly_the_limit_is_accepted(served):
     body = b'{"prompt": "a"}'
     assert (await served.http.post(TEXT, content=body + b" " * (LIMIT - len(body)))).status_code == 200
 
@@ -67,7 +67,7 @@ async def test_a_body_that_never_ends_is_timed_out(served):
     await writer.wait_closed()
 
 
-async def test_a_client_that_vanishes_mid_body_leaves_nothing(served, caplog):
+async def test_a_client_that_vanishes_within_its_body_leaves_no_request(served, caplog):
     with caplog.at_level(logging.DEBUG, "octavo_server"):
         _, writer = await connect(served)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
@@ -78,7 +78,7 @@ async def test_a_client_that_vanishes_mid_body_leaves_nothing(served, caplog):
         await writer.wait_closed()
         while (await served.http.get("/drain")).json()["running"]:
             await asyncio.sleep(0.001)
-    (record,) = [r for r in caplog.records if "left before the body was complete" in r.message]
+    (record,) = [r for r in caplog.records if "before the body was complete" in r.message]
     assert record.levelno == logging.DEBUG
     assert not served.engine.requests
 
@@ -96,7 +96,7 @@ async def test_a_text_far_beyond_the_context_is_not_tokenised(served, monkeypatc
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input_tokens")
 
 
-async def test_counting_tokens_has_a_limit_of_its_own(served):
+async def test_tokenize_has_a_limit_of_its_own(served):
     assert (await served.http.post("/tokenize", json={"prompt": "x" * (LIMIT // 2)})).status_code == 200
     answer = await served.http.post("/tokenize", json={"prompt": "x" * (LIMIT // 2 + 1)})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")

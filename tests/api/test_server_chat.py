@@ -26,7 +26,7 @@ async def raw_chunks(served, **fields):
     return [json.loads(event) for event in events(answer.text)[:-1]]
 
 
-async def test_a_plain_answer(served):
+async def test_plain_response_has_all_fields(served):
     answer = await chat(served)
     (choice,) = answer.choices
     assert (choice.message.role, choice.message.content) == ("assistant", "Hello, world!")
@@ -64,19 +64,19 @@ async def test_a_stream_opens_with_the_role_and_ends_with_the_reason(served):
     assert all("usage" not in c for c in got)
 
 
-async def test_the_stream_s_head_and_its_last_frame(served):
+async def test_stream_has_sse_headers_and_ends_with_done(served):
     answer = await served.http.post("/v1/chat/completions", json={"messages": HELLO, "stream": True})
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert events(answer.text)[-1] == "[DONE]"
 
 
-async def test_the_client_reads_a_stream(served):
+async def test_openai_client_reads_a_stream(served):
     got = await chunks(served)
     assert "".join(c.choices[0].delta.content for c in got) == "Hello, world!"
     assert got[-1].choices[0].finish_reason == "stop"
 
 
-async def test_usage_comes_last_when_asked_for(served):
+async def test_requested_usage_is_the_last_chunk(served):
     served.engine.num_cached_tokens = 8
     *others, last = await chunks(served, stream_options={"include_usage": True})
     assert last.choices == []
@@ -93,14 +93,14 @@ async def test_continuous_usage_grows(served):
     assert (counts[0], counts[-1], len(counts)) == (0, 14, len(got))
 
 
-async def test_n_choices_have_their_own_text(served):
+async def test_each_of_n_choices_has_its_own_text(served):
     served.engine.replies = ["one", "two!", "three"]
     answer = await chat(served, n=3, seed=0)
     assert [c.message.content for c in answer.choices] == ["one", "two!", "three"]
     assert answer.usage.completion_tokens == len("one") + len("two!") + len("three") + 3
 
 
-async def test_n_choices_streamed(served):
+async def test_streamed_choices_have_their_own_text(served):
     served.engine.replies = ["one", "two!"]
     got = await chunks(served, n=2)
     assert [c.choices[0].index for c in got[:2]] == [0, 1]
@@ -123,12 +123,12 @@ async def test_a_stop_string_ends_the_text_before_it(served, stream):
     assert (text, choice.finish_reason, choice.stop_reason) == ("go on ", "stop", "STOP")
 
 
-async def test_max_completion_tokens_wins_over_max_tokens(served):
+async def test_max_completion_tokens_overrides_max_tokens(served):
     answer = await chat(served, max_tokens=9, max_completion_tokens=4)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Hell", "length")
 
 
-async def test_without_a_limit_the_context_is_the_limit(served):
+async def test_output_is_limited_by_the_context_if_no_limit_is_set(served):
     await chat(served)
     (request,) = served.engine.requests
     assert request.params.max_tokens == 512 - len(request.prompt_token_ids)
@@ -142,7 +142,7 @@ async def test_a_character_is_never_split(served, text):
     assert not any("\N{REPLACEMENT CHARACTER}" in part for part in parts)
 
 
-async def test_logprobs(served):
+async def test_logprobs_are_returned_for_each_token(served):
     answer = await chat(served, logprobs=True, top_logprobs=3, max_tokens=2)
     first, second = answer.choices[0].logprobs.content
     assert (first.token, first.logprob, first.bytes) == ("H", -0.3, [ord("H")])
@@ -150,20 +150,20 @@ async def test_logprobs(served):
     assert second.token == "e"
 
 
-async def test_an_impossible_token_s_logprob_is_finite(served):
+async def test_logprob_of_an_impossible_token_is_finite(served):
     answer = await chat(served, logprobs=True, top_logprobs=2, max_tokens=1, extra_body={"prompt_logprobs": 2})
     assert answer.prompt_logprobs[0] is None
     assert sorted(entry["logprob"] for entry in answer.prompt_logprobs[1].values()) == [-9999.0, -0.3, -0.25]
 
 
-async def test_logprobs_of_held_back_tokens_come_with_their_text(served):
+async def test_logprobs_of_held_back_tokens_arrive_with_their_text(served):
     served.engine.replies = ["é!"]
     got = await chunks(served, logprobs=True, stop=["!?"])
     tokens = [[bytes(t.bytes) for t in c.choices[0].logprobs.content] for c in got if c.choices[0].logprobs]
     assert tokens == [["é".encode()[:1], "é".encode()[1:]], [b"!", b"<|endoftext|>"]]
 
 
-async def test_token_ids_on_request(served):
+async def test_token_ids_are_returned_on_request(served):
     answer = await chat(served, extra_body={"return_token_ids": True})
     assert answer.prompt_token_ids == served.engine.requests[0].prompt_token_ids
     assert answer.choices[0].token_ids[:2] == [ord("H"), ord("e")]
@@ -172,14 +172,14 @@ async def test_token_ids_on_request(served):
     assert [t for c in got[1:] for t in c["choices"][0]["token_ids"]] == answer.choices[0].token_ids
 
 
-async def test_tokens_as_ids(served):
+async def test_tokens_are_written_as_ids_on_request(served):
     fields = {"logprobs": True, "top_logprobs": 1, "max_tokens": 1}
     answer = await chat(served, **fields, extra_body={"return_tokens_as_token_ids": True})
     (token,) = answer.choices[0].logprobs.content
     assert (token.token, token.top_logprobs[0].token) == ("token_id:72", "token_id:73")
 
 
-async def test_content_as_parts_or_null(served):
+async def test_content_may_be_parts_or_null(served):
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     await chat(served, messages=[{"role": "user", "content": parts}, {"role": "assistant", "content": None}])
     prompt = served.engine.tokenizer.decode(served.engine.requests[0].prompt_token_ids, skip_special_tokens=False)
@@ -193,7 +193,7 @@ async def test_echo_continues_the_last_message(served):
     )
 
 
-async def test_unset_sampling_fields_come_from_the_model_s_defaults(served, monkeypatch):
+async def test_unset_sampling_fields_get_the_defaults_of_the_model(served, monkeypatch):
     defaults = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 3}
     monkeypatch.setattr(served.engine._frontend, "default_sampling_params", defaults)
     await chat(served, top_p=0.7)
@@ -201,7 +201,7 @@ async def test_unset_sampling_fields_come_from_the_model_s_defaults(served, monk
     assert (params.temperature, params.top_p, params.max_tokens) == (0.5, 0.7, 3)
 
 
-async def test_the_model_s_default_length_shrinks_to_the_room_there_is(served, monkeypatch):
+async def test_default_length_of_the_model_shrinks_to_the_free_context(served, monkeypatch):
     monkeypatch.setattr(served.engine._frontend, "default_sampling_params", {"max_tokens": 5000})
     await chat(served)
     (request,) = served.engine.requests
@@ -236,7 +236,7 @@ async def test_unknown_fields_and_nulls_are_accepted(served):
     assert (await served.http.post("/v1/chat/completions", json=body)).status_code == 200
 
 
-async def test_the_request_id_is_echoed_and_in_the_answer(served):
+async def test_request_id_is_echoed_and_part_of_the_response_id(served):
     answer = await served.http.post(
         "/v1/chat/completions", json={"messages": HELLO}, headers={"X-Request-Id": "trace-7"}
     )
@@ -246,7 +246,7 @@ async def test_the_request_id_is_echoed_and_in_the_answer(served):
     assert answer.json()["id"] == "chatcmpl-mine"
 
 
-async def test_forced_usage(tmp_path):
+async def test_usage_is_forced_by_the_flag(tmp_path):
     async with serving(ScriptedClient(write_byte_model(tmp_path)), enable_force_include_usage=True) as served:
         assert (await chunks(served))[-1].usage.completion_tokens == 14
 
@@ -258,14 +258,14 @@ async def test_a_final_message_can_be_continued(served):
     assert prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nWell, "
 
 
-async def test_a_model_without_a_template_says_so(served, monkeypatch):
+async def test_model_without_a_template_gives_a_400(served, monkeypatch):
     monkeypatch.setattr(served.engine._frontend, "chat_template", None)
     answer = await served.http.post("/v1/chat/completions", json={"messages": HELLO})
     assert answer.status_code == 400
     assert "--chat-template" in answer.json()["error"]["message"]
 
 
-async def test_what_a_template_refuses_is_the_client_s_error(served, monkeypatch):
+async def test_error_raised_by_a_template_gives_a_400(served, monkeypatch):
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
     monkeypatch.setattr(served.engine._frontend, "chat_template", template)
     answer = await served.http.post("/v1/chat/completions", json={"messages": HELLO})

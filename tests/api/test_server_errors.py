@@ -1,4 +1,4 @@
-"""Every bad input: its status, its envelope, a message that names the field; and the server goes on serving."""
+"""Every invalid input gets a status, an error body and a message that names the field; the server keeps serving."""
 
 import re
 
@@ -92,14 +92,14 @@ async def refused(served, path, fields, status=400):
 
 
 @pytest.mark.parametrize(("path", "fields", "param"), BAD_FIELDS.values(), ids=BAD_FIELDS)
-async def test_a_field_out_of_range_is_named(served, path, fields, param):
+async def test_error_names_a_field_out_of_range(served, path, fields, param):
     error = await refused(served, path, fields)
     assert error["param"] == param
     assert error["type"] in ("BadRequestError", "Bad Request")
 
 
 @pytest.mark.parametrize(("path", "fields"), LATER.values(), ids=LATER)
-async def test_what_is_not_there_yet_is_refused_by_name(served, path, fields):
+async def test_error_names_an_unsupported_field(served, path, fields):
     error = await refused(served, path, fields)
     assert error["param"] == next(iter(fields))
     assert f"{error['param']} is not supported" in error["message"]
@@ -111,7 +111,7 @@ async def test_what_is_not_there_yet_is_refused_by_name(served, path, fields):
     [(500, 20, 20), (512, 1, 1), (600, None, 16)],
     ids=["max_tokens too many", "no room", "prompt too long"],
 )
-async def test_beyond_the_context_in_the_words_that_agents_parse(served, prompt_tokens, max_tokens, wanted, stream):
+async def test_context_length_error_has_the_text_that_agents_parse(served, prompt_tokens, max_tokens, wanted, stream):
     fields = {"prompt": [65] * prompt_tokens, "max_tokens": max_tokens, "stream": stream}
     error = await refused(served, TEXT, fields)
     assert (error["type"], error["param"]) == ("BadRequestError", "input_tokens")
@@ -123,7 +123,7 @@ async def test_beyond_the_context_in_the_words_that_agents_parse(served, prompt_
     assert error["message"].endswith(f"(parameter=input_tokens, value={prompt_tokens})")
 
 
-async def test_a_long_conversation_is_refused_too(served):
+async def test_conversation_beyond_the_context_is_rejected(served):
     error = await refused(served, CHAT, {"messages": [{"role": "user", "content": "x" * 600}]})
     assert error["param"] == "input_tokens"
 
@@ -146,24 +146,24 @@ async def test_a_long_conversation_is_refused_too(served):
     ],
     ids=["empty", "cut", "null", "list", "string", "utf-16", "latin-1", "surrogate", "deep", "deep object", "nan"],
 )
-async def test_a_body_that_is_no_request(served, path, body):
+async def test_body_that_is_not_a_request_is_rejected(served, path, body):
     answer = await served.http.post(path, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] in ("Bad Request", "BadRequestError")
 
 
-async def test_several_wrong_fields_are_all_named(served):
+async def test_error_names_all_wrong_fields(served):
     error = await refused(served, CHAT, {"temperature": "x", "seed": [], "n": {}})
     assert all(f"{name}: " in error["message"] for name in ("temperature", "seed", "n"))
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-async def test_an_unknown_model_is_not_found(served, path):
+async def test_unknown_model_gives_a_404(served, path):
     error = await refused(served, path, {"model": "gpt-x"}, status=404)
     assert (error["type"], error["message"]) == ("NotFoundError", "The model `gpt-x` does not exist.")
 
 
-async def test_the_client_raises_its_own_errors(served):
+async def test_openai_client_raises_its_own_errors(served):
     with pytest.raises(NotFoundError, match="does not exist"):
         await served.openai.chat.completions.create(model="nope", messages=HELLO)
     with pytest.raises(BadRequestError, match="temperature must be in") as caught:
@@ -171,14 +171,14 @@ async def test_the_client_raises_its_own_errors(served):
     assert (caught.value.param, caught.value.type) == ("temperature", "BadRequestError")
 
 
-async def test_no_route_and_no_method(served):
+async def test_unknown_route_and_method_have_error_bodies(served):
     answer = await served.http.get("/v1/nothing")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, 404)
     answer = await served.http.get(CHAT)
     assert (answer.status_code, answer.json()["error"]["type"]) == (405, "Method Not Allowed")
 
 
-async def test_a_failed_generation_is_a_500_that_may_be_retried(served):
+async def test_failed_generation_gives_a_500_that_may_be_retried(served):
     served.engine.fail_at = 2
     answer = await served.http.post(TEXT, json={"prompt": "a"})
     assert answer.status_code == 500
@@ -190,20 +190,20 @@ async def test_a_failed_generation_is_a_500_that_may_be_retried(served):
     }
 
 
-async def test_a_request_that_leaves_itself_nothing_to_say_is_to_blame(served):
+async def test_request_that_bans_every_token_gives_a_400(served):
     served.engine.fail_at, served.engine.failure = 0, NO_TOKEN_LEFT
     answer = await served.http.post(TEXT, json={"prompt": "a"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "BadRequestError")
     assert "leave no token" in answer.json()["error"]["message"]
 
 
-async def test_a_failure_before_the_first_token_has_a_real_status(served):
+async def test_failure_before_the_first_token_sets_the_status(served):
     served.engine.fail_at = 0
     answer = await served.http.post(CHAT, json={"messages": HELLO, "stream": True})
     assert (answer.status_code, answer.headers["content-type"]) == (500, "application/json")
 
 
-async def test_a_failure_in_mid_stream_is_an_event_before_done(served):
+async def test_failure_in_mid_stream_is_an_event_before_done(served):
     served.engine.fail_at = 3
     answer = await served.http.post(CHAT, json={"messages": HELLO, "stream": True})
     *_, text, error, done = events(answer.text)
@@ -212,14 +212,14 @@ async def test_a_failure_in_mid_stream_is_an_event_before_done(served):
     assert done == "[DONE]"
 
 
-async def test_a_bug_is_a_500_without_its_details(served, monkeypatch):
+async def test_unexpected_error_gives_a_500_without_details(served, monkeypatch):
     monkeypatch.setattr(served.engine, "_play_events", None)
     answer = await served.http.post(TEXT, json={"prompt": ["a", "b"]})
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "Internal server error."
 
 
-async def test_a_bug_of_ours_is_a_500_that_names_the_request(served, monkeypatch, caplog):
+async def test_unexpected_error_gives_a_500_with_the_request_id(served, monkeypatch, caplog):
     def broken(*args, **kwargs):
         raise RuntimeError("a bug")
 

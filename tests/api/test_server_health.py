@@ -1,4 +1,4 @@
-"""`/health` in front of a real engine core process that hangs, and of one that waits for nothing but its next step."""
+"""`/health` of a real engine core process that hangs, and of one without work."""
 
 import asyncio
 import os
@@ -28,16 +28,16 @@ async def stopped(pid):
 
 
 async def health(served, status):
-    """Asked like a probe, until it is `status`."""
+    """Send requests as a probe does, until the response is `status`."""
     while (answer := await served.http.get("/health")).status_code != status:
         await asyncio.sleep(0.05)
     return answer
 
 
-async def test_a_core_that_hangs_is_noticed_only_if_it_has_work_and_may_recover(config):
+async def test_a_hung_core_is_detected_only_with_work_and_may_recover(config):
     async with running(config) as llm, serving(llm, health_stall_timeout_s=1.0) as served, stopped(llm._core.pid):
         for _ in range(3):
-            served.server._context.look_at_engine()
+            served.server._context.update_health()
             await health(served, 200)
         async with aclosing(llm.generate("hi", scripted("abc"), "r")) as outputs:
             reading = asyncio.create_task(anext(outputs))
@@ -49,13 +49,13 @@ async def test_a_core_that_hangs_is_noticed_only_if_it_has_work_and_may_recover(
             await health(served, 200)
 
 
-async def test_the_core_s_cpu_time_is_known_until_it_is_gone(config):
+async def test_the_cores_cpu_time_is_known_until_it_exits(config):
     async with running(config) as llm:
         assert llm.core_cpu_s() > 0
     assert llm.core_cpu_s() == 0
 
 
-async def test_a_finished_request_with_a_slow_reader_is_not_unfinished_work(config):
+async def test_a_finished_request_of_a_slow_reader_is_no_work(config):
     async with running(config) as llm, aclosing(llm.generate("hi", scripted("abc"), "r")) as outputs:
         await anext(outputs)
         while llm.num_unfinished:
@@ -63,7 +63,7 @@ async def test_a_finished_request_with_a_slow_reader_is_not_unfinished_work(conf
         assert (await llm.debug_requests()) == []
 
 
-async def test_the_reason_of_a_dead_engine_is_told(tmp_path):
+async def test_health_reports_the_reason_of_a_dead_engine(tmp_path):
     async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
         context = served.server._context
         assert context.unhealthy_reason is None

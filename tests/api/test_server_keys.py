@@ -1,4 +1,4 @@
-"""API keys over HTTP: which paths they guard, whose request it is, and that tenants' caches stay apart."""
+"""API keys over HTTP: the guarded paths, the tenant of a request, and separate caches of tenants."""
 
 import pytest
 from octavo_engine.wire.hashing import tenant_salt
@@ -29,11 +29,11 @@ async def test_without_a_key_there_is_a_401(served, headers, path):
 
 
 @pytest.mark.parametrize("key", ["sk-a", "sk-b", "sécond"])
-async def test_each_key_is_let_in(served, key):
+async def test_each_key_is_accepted(served, key):
     assert (await served.http.get("/v1/models", headers=bearer(key))).status_code == 200
 
 
-async def test_what_probes_and_browsers_ask_needs_no_key(served):
+async def test_routes_of_probes_and_browsers_need_no_key(served):
     for path in ("/health", "/metrics", "/version", "/load", "/ping", "/openapi.json", "/docs"):
         assert (await served.http.get(path)).status_code == 200
     preflight = {"Origin": "https://x", "Access-Control-Request-Method": "POST"}
@@ -47,13 +47,13 @@ async def test_every_other_documented_path_is_guarded(served):
     assert len(guarded) > 5
 
 
-async def test_of_several_keys_only_the_operator_s_opens_its_routes(served):
+async def test_only_the_admin_key_opens_admin_routes(served):
     refused = await served.http.get("/debug/requests", headers=bearer("sk-a"))
     assert (refused.status_code, refused.json()["error"]["type"]) == (403, "PermissionDeniedError")
     assert (await served.http.get("/debug/requests", headers=bearer("sk-root"))).status_code != 403
 
 
-async def test_the_only_key_is_not_the_administrator_s(tmp_path):
+async def test_a_single_key_is_not_the_admin_key(tmp_path):
     async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=("only",)) as served:
         for method, path in (("GET", "/debug/requests"), ("POST", "/drain"), ("GET", "/kv/snapshot")):
             refused = await served.http.request(method, path, headers=bearer("only"))
@@ -63,7 +63,7 @@ async def test_the_only_key_is_not_the_administrator_s(tmp_path):
 
 
 @pytest.mark.parametrize("root_path", ["/", "/prefix", "/debug"])
-async def test_a_root_path_changes_no_rule(tmp_path, root_path):
+async def test_a_root_path_changes_no_access_rule(tmp_path, root_path):
     keys = tmp_path / "keys"
     keys.write_text("alice: sk-a\n")
     engine = ScriptedClient(write_byte_model(tmp_path))
@@ -75,7 +75,7 @@ async def test_a_root_path_changes_no_rule(tmp_path, root_path):
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_the_salt_is_the_tenant_s_whatever_the_client_sends(served, path):
+async def test_the_cache_salt_includes_the_tenant(served, path):
     body = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
     sent = [("sk-a", {}), ("sk-a", {"cache_salt": "own"}), ("sk-b", {"cache_salt": tenant_salt("alice")})]
     for key, fields in sent:
@@ -84,7 +84,7 @@ async def test_the_salt_is_the_tenant_s_whatever_the_client_sends(served, path):
     assert salts == [tenant_salt("alice"), tenant_salt("alice", "own"), tenant_salt("bob", tenant_salt("alice"))]
 
 
-async def test_without_isolation_tenants_share_and_a_client_may_split_its_own(tmp_path):
+async def test_tenants_share_the_cache_without_isolation(tmp_path):
     async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=("k",)) as served:
         for fields in ({}, {"cache_salt": "own"}):
             body = {"prompt": "a", **fields}

@@ -39,14 +39,14 @@ async def complete(server, prompt, **fields):
 
 
 async def rendered_hashes(server, hello, prompt, **fields):
-    """As a router computes them: from the rendered ids and what the replica said of itself."""
+    """Hashes as a router computes them, from the rendered ids and the `hello` frame."""
     body = {"model": MODEL, "prompt": prompt, **fields}
     (request,) = (await server.http.post("/v1/completions/render", json=body)).json()
     root = scoped_root(hello.root, "", request["cache_salt"] or "")
     return [numbers(short_hash(h))[0] for h in block_hashes(root, request["token_ids"], hello.block_size)]
 
 
-async def test_what_is_told_is_what_a_router_computes_and_what_is_found(core_server):
+async def test_published_hashes_equal_a_routers_and_are_found(core_server):
     async with core_server.http.stream("GET", "/kv/events") as response:
         assert response.headers["content-type"] == MEDIA_TYPE
         stream = Stream(response)
@@ -61,8 +61,8 @@ async def test_what_is_told_is_what_a_router_computes_and_what_is_found(core_ser
         assert idle.load.free_blocks + idle.load.cached_blocks == idle.load.total_blocks
 
 
-async def test_a_request_is_told_of_before_it_runs_and_counted_once(core_server):
-    """However many came: a router knows by it which of its own a load has in it."""
+async def test_a_request_is_published_before_it_runs_and_counted_once(core_server):
+    """A router sees by the count which of its own requests a load includes."""
     async with core_server.http.stream("GET", "/kv/events") as response:
         stream = Stream(response)
         start = await stream.until(lambda f: isinstance(f, Snapshot))
@@ -76,8 +76,8 @@ async def test_a_request_is_told_of_before_it_runs_and_counted_once(core_server)
         assert (idle.load.received, idle.load.prefill_backlog_tokens) == (start.load.received + 2, 0)
 
 
-async def test_what_requests_will_have_stored_is_told_as_they_come(core_server):
-    """Of each prompt of a request once, of however many answers."""
+async def test_coming_blocks_are_published_when_a_request_arrives(core_server):
+    """Each prompt of a request is published once, however many completions it asks for."""
     prompts = ["first " + PROMPT, "second " + PROMPT]
     async with core_server.http.stream("GET", "/kv/events") as response:
         stream = Stream(response)
@@ -85,16 +85,16 @@ async def test_what_requests_will_have_stored_is_told_as_they_come(core_server):
         wanted = [await rendered_hashes(core_server, hello, prompt, cache_salt="s") for prompt in prompts]
         await complete(core_server, prompts, cache_salt="s", n=2, temperature=1, max_tokens=1)
         for hashes in wanted:
-            told = await stream.until(lambda f: isinstance(f, Step) and f.coming)
-            assert [*numbers(told.coming)] == hashes
+            published = await stream.until(lambda f: isinstance(f, Step) and f.coming)
+            assert [*numbers(published.coming)] == hashes
         await stream.until(lambda f: set(wanted[0] + wanted[1]) <= stream.device)
         await complete(core_server, prompts[0], cache_salt="s")
-        again = await stream.until(lambda f: isinstance(f, Step) and f.load.received == told.load.received + 1)
+        again = await stream.until(lambda f: isinstance(f, Step) and f.load.received == published.load.received + 1)
         assert again.coming == b""
         assert again.load.waiting_cached_tokens >= len(wanted[0]) * hello.block_size
 
 
-async def test_a_salt_has_hashes_of_its_own(core_server):
+async def test_a_salt_changes_the_hashes(core_server):
     async with core_server.http.stream("GET", "/kv/events") as response:
         stream = Stream(response)
         hello = await stream.until(lambda f: isinstance(f, Hello))
@@ -105,7 +105,7 @@ async def test_a_salt_has_hashes_of_its_own(core_server):
         assert not set(salted) & set(plain)
 
 
-async def test_a_reset_is_told(core_server):
+async def test_a_reset_of_the_cache_is_published(core_server):
     await complete(core_server, PROMPT)
     async with core_server.http.stream("GET", "/kv/events") as response:
         stream = Stream(response)
@@ -116,7 +116,7 @@ async def test_a_reset_is_told(core_server):
         assert cleared.digest == 0
 
 
-async def test_a_snapshot_ends(core_server):
+async def test_a_snapshot_is_complete_and_ends(core_server):
     await complete(core_server, PROMPT)
     answer = await core_server.http.get("/kv/snapshot")
     frames = [*FrameReader().feed(answer.content)]
@@ -124,14 +124,14 @@ async def test_a_snapshot_ends(core_server):
     assert sum(len(numbers(f.device)) for f in frames if isinstance(f, Part)) > 0
 
 
-async def test_a_server_without_the_stream_says_so(core_config):
+async def test_a_server_without_the_stream_names_the_flag(core_config):
     async with running(replace(core_config, kv_stream=False)) as llm, serving(llm) as started:
         answer = await started.http.get("/kv/events")
         assert answer.status_code == 400
         assert "--no-kv-stream" in answer.json()["error"]["message"]
 
 
-async def test_a_listener_is_told_why_the_stream_ends_and_holds_up_no_shutdown(core_config):
+async def test_a_listener_gets_the_end_reason_and_delays_no_shutdown(core_config):
     async with (
         running(core_config) as llm,
         serving(llm) as started,
@@ -143,13 +143,13 @@ async def test_a_listener_is_told_why_the_stream_ends_and_holds_up_no_shutdown(c
         assert (await stream.until(lambda f: isinstance(f, Bye))).reason == "the replica is shutting down"
 
 
-async def test_a_drain_and_its_end_are_told_at_once(core_server):
+async def test_a_drain_and_its_end_are_published_at_once(core_server):
     async with core_server.http.stream("GET", "/kv/events") as response:
         stream = Stream(response)
         snapshot = await stream.until(lambda f: isinstance(f, Snapshot))
         assert snapshot.load.accepts
         await core_server.http.post("/drain")
-        told = await stream.until(lambda f: isinstance(f, Step) and f.seq > snapshot.seq)
-        assert not told.load.accepts
+        published = await stream.until(lambda f: isinstance(f, Step) and f.seq > snapshot.seq)
+        assert not published.load.accepts
         await core_server.http.delete("/drain")
-        assert (await stream.until(lambda f: isinstance(f, Step) and f.seq > told.seq)).load.accepts
+        assert (await stream.until(lambda f: isinstance(f, Step) and f.seq > published.seq)).load.accepts

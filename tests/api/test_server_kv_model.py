@@ -1,4 +1,4 @@
-"""`GET /kv/model`: from its card alone a router computes what the server itself would feed and store."""
+"""`GET /kv/model`: from the card alone a router computes the tokens and hashes of the server itself."""
 
 import pytest
 import pytest_asyncio
@@ -7,8 +7,8 @@ from octavo_engine.wire.hashing import block_hashes, scoped_root, unnamed_tenant
 from octavo_engine.wire.kv_stream import numbers
 from octavo_server.kv.card import read_card
 from octavo_server.kv.frames import FrameReader, Part, Step
+from octavo_server.output_parsing.tool_use import ToolSettings
 from octavo_server.router.prompts.prompt_hasher import PromptHasher
-from octavo_server.tools.use import ToolSettings
 from octavo_testing.chat_shapes import QWEN, TOKENS
 from octavo_testing.core_process import running, scripted_environment
 from octavo_testing.scripted import write_byte_model
@@ -38,7 +38,7 @@ def numbers_of(root, token_ids, block_size):
     return [int.from_bytes(h[:8], "little") for h in block_hashes(root, token_ids, block_size)]
 
 
-async def test_the_card_says_what_the_server_is(server, reader):
+async def test_the_card_describes_the_server(server, reader):
     card = reader.card
     assert card.models == (MODEL,)
     assert (card.root, card.block_size) == (b"scripted", 16)
@@ -56,10 +56,10 @@ BODIES = {
 
 
 @pytest.mark.parametrize(("kind", "path", "body"), BODIES.values(), ids=BODIES.keys())
-async def test_a_router_reads_what_the_server_renders(server, reader, kind, path, body):
+async def test_a_router_hashes_the_prompt_that_the_server_renders(server, reader, kind, path, body):
     rendered = (await server.http.post(path + "/render", json=body)).json()
     rendered = rendered[0] if isinstance(rendered, list) else rendered
-    prompt = reader.read(kind, body, "")
+    prompt = reader.hash_prompt(kind, body, "")
     root = scoped_root(reader.card.root, "", rendered["cache_salt"] or "")
     assert prompt.is_exact
     assert prompt.num_tokens == len(rendered["token_ids"])
@@ -67,18 +67,18 @@ async def test_a_router_reads_what_the_server_renders(server, reader, kind, path
 
 
 async def test_the_longest_of_several_prompts_counts(reader):
-    prompt = reader.read("completion", {"prompt": ["a" * 20, "b" * 70, "c"], "n": 2}, "")
+    prompt = reader.hash_prompt("completion", {"prompt": ["a" * 20, "b" * 70, "c"], "n": 2}, "")
     assert (prompt.num_tokens, len(prompt.hashes), prompt.num_outputs) == (91, 4, 6)
 
 
-async def test_what_a_replica_would_refuse_is_estimated(reader):
+async def test_a_body_that_a_replica_refuses_is_estimated(reader):
     for body in ({"messages": 5}, {"messages": []}, {}, {"messages": [{"role": "user", "content": 7}]}):
-        prompt = reader.read("chat", body, "")
+        prompt = reader.hash_prompt("chat", body, "")
         assert (prompt.is_exact, prompt.hashes) == (False, ())
         assert prompt.num_tokens > 0
 
 
-async def test_an_isolated_tenant_has_hashes_of_its_own(tmp_path):
+async def test_an_isolated_tenant_has_its_own_hashes(tmp_path):
     body = {"prompt": "The quick brown fox. " * 5}
     keys, admin = tmp_path / "keys", {"Authorization": "Bearer secret"}
     keys.write_text("admin: secret\n")
@@ -88,14 +88,14 @@ async def test_an_isolated_tenant_has_hashes_of_its_own(tmp_path):
         reader = PromptHasher.from_card(read_card((await served.http.get("/kv/model", headers=admin)).content))
         (rendered,) = (await served.http.post("/v1/completions/render", json=body, headers=KEY)).json()
     root = scoped_root(reader.card.root, "", rendered["cache_salt"])
-    prompt = reader.read("completion", body, TENANT)
+    prompt = reader.hash_prompt("completion", body, TENANT)
     assert [*prompt.hashes] == numbers_of(root, rendered["token_ids"], 16)
     assert root != reader.card.root
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(tmp_path_factory):
-    """A real scheduler and block pool in a process of their own."""
+    """A real scheduler and block pool in an engine core process."""
     folder = write_byte_model(tmp_path_factory.mktemp("model"), more_special_tokens=TOKENS[-3:])
     config = EngineConfig(
         model=str(folder), load_format="dummy", max_model_len=4096, chat_template=QWEN, num_gpu_blocks_override=1024
@@ -106,7 +106,7 @@ async def engine(tmp_path_factory):
 
 
 async def stored_since(chunks, frames, wanted):
-    """Reads the stream until all of `wanted` is there; everything that was stored on the way."""
+    """Read the stream until all of `wanted` is stored; return all blocks stored meanwhile."""
     stored = set()
     async for chunk in chunks:
         for frame in frames.feed(chunk):
@@ -138,9 +138,9 @@ TURNS = {
 
 
 @pytest.mark.parametrize("body", TURNS.values(), ids=TURNS.keys())
-async def test_the_engine_stores_and_finds_what_a_router_reads(engine, body):
+async def test_the_engine_stores_and_finds_the_routers_hashes(engine, body):
     reader = PromptHasher.from_card(read_card((await engine.http.get("/kv/model")).content))
-    prompt = reader.read("chat", body, "")
+    prompt = reader.hash_prompt("chat", body, "")
     wanted = set(prompt.hashes)
     assert prompt.is_exact
     assert len(wanted) > 10

@@ -1,4 +1,4 @@
-"""A listener of the KV stream that doesn't read: it is let go, and neither the engine nor the others wait for it."""
+"""A listener of the KV stream that doesn't read is dropped, and neither the engine nor other listeners wait."""
 
 import asyncio
 import socket
@@ -20,13 +20,13 @@ def engine(tmp_path):
 
 
 def stepper(engine):
-    """Each call is one step that stored many blocks, as the engine would tell it."""
-    digest, told = 0, 0
+    """Each call publishes one step that stored many blocks, as the engine would."""
+    digest, num_stored = 0, 0
 
     def step():
-        nonlocal digest, told
-        stored = range(told, told + BLOCKS_A_STEP)
-        told, digest = told + BLOCKS_A_STEP, roll(digest, "device", stored)
+        nonlocal digest, num_stored
+        stored = range(num_stored, num_stored + BLOCKS_A_STEP)
+        num_stored, digest = num_stored + BLOCKS_A_STEP, roll(digest, "device", stored)
         change = KVChange(stored=run_together(stored), digest=digest)
         engine.on_kv(change, EngineStats())
 
@@ -34,7 +34,7 @@ def stepper(engine):
 
 
 async def not_reading(url):
-    """A listener that asks and then reads nothing; the system keeps as little for it as it can."""
+    """A listener that requests the stream and reads nothing, with the smallest socket buffers."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     address = urllib.parse.urlsplit(url)
@@ -50,7 +50,7 @@ async def until(is_so):
             await asyncio.sleep(0.005)
 
 
-async def test_who_does_not_read_is_cut_off_and_nobody_else_waits(engine):
+async def test_a_listener_that_does_not_read_is_dropped_alone(engine):
     async with serving(engine, slow_client_timeout_s=0.2) as served:
         publisher = served.server._context.kv
         with await not_reading(served.url):
@@ -60,18 +60,18 @@ async def test_who_does_not_read_is_cut_off_and_nobody_else_waits(engine):
                 chunks, seq = response.aiter_raw(), 0
                 while seq < 300 or publisher.num_listeners > 1:
                     step()
-                    while seq < publisher._seq:  # who reads has each step before the next is made
+                    while seq < publisher._seq:  # a listener that reads has each step before the next one
                         seq = max([seq, *(f.seq for f in reader.feed(await anext(chunks)) if isinstance(f, Step))])
 
 
-async def test_who_reads_late_gets_what_was_sent_and_then_the_reason(engine):
+async def test_a_late_reader_gets_the_sent_frames_and_the_reason(engine):
     async with serving(engine) as served:
         publisher = served.server._context.kv
         publisher.max_backlog_bytes = 2**20
         with await not_reading(served.url) as slow:
             await until(lambda: publisher.num_listeners == 1)
             step = stepper(engine)
-            for _ in range(200):  # 6.5 MB: more than the system's buffers and the backlog together
+            for _ in range(200):  # 6.5 MB: more than socket buffers and backlog together
                 step()
             frames = await read_all(slow)
         byes = [frame for frame in frames if isinstance(frame, Bye)]
@@ -82,7 +82,7 @@ async def test_who_reads_late_gets_what_was_sent_and_then_the_reason(engine):
 
 
 async def read_all(sock):
-    """The frames of the chunked response, to its end."""
+    """Read the frames of the chunked response to its end."""
     loop, received = asyncio.get_running_loop(), bytearray()
     async with asyncio.timeout(20):
         while not received.endswith(b"\r\n0\r\n\r\n"):

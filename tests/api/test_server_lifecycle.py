@@ -1,4 +1,4 @@
-"""Clients that leave, an engine that dies, a server that is told to stop: every stream ends, nothing stays behind."""
+"""Client disconnects, a dead engine, a stopped server: every stream ends, and no request stays behind."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ def body_for(path, **fields):
 
 
 async def open_stream(served, path=CHAT, **fields):
-    """A stream that has begun: its first text has arrived, and the engine is held."""
+    """A begun stream: its first text has arrived, and the engine is held."""
     served.engine.hold_at = 2
     request = served.http.build_request("POST", path, json=body_for(path, stream=True, **fields))
     answer = await served.http.send(request, stream=True)
@@ -47,7 +47,7 @@ async def test_a_client_that_leaves_a_stream_aborts_its_request(served, path):
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}], ids=["plain", "streamed"])
 @pytest.mark.parametrize("prompt", ["a", ["a", "b", "c"]], ids=["one prompt", "three"])
-async def test_a_client_that_leaves_before_the_first_token_aborts_all_its_requests(served, fields, prompt):
+async def test_a_disconnect_before_the_first_token_aborts_all_requests(served, fields, prompt):
     served.engine.hold_at = 0
     sending = asyncio.create_task(served.http.post(TEXT, json={"prompt": prompt, **fields}))
     await served.engine.held.wait()
@@ -59,7 +59,7 @@ async def test_a_client_that_leaves_before_the_first_token_aborts_all_its_reques
     assert not served.engine.running
 
 
-async def test_the_first_text_arrives_while_the_rest_is_still_to_come(served):
+async def test_the_first_text_arrives_before_the_rest_is_generated(served):
     answer, lines = await open_stream(served)
     assert served.engine.running
     served.engine.resumed.set()
@@ -68,7 +68,7 @@ async def test_the_first_text_arrives_while_the_rest_is_still_to_come(served):
     await answer.aclose()
 
 
-async def test_load_counts_what_is_at_work(served):
+async def test_load_counts_running_requests(served):
     assert (await served.http.get("/load")).json() == {"server_load": 0}
     answer, lines = await open_stream(served)
     assert (await served.http.get("/load")).json() == {"server_load": 1}
@@ -97,7 +97,7 @@ async def test_a_dead_engine_is_not_healthy(served):
     try:
         answers = [await served.http.get(path) for path in ("/health", "/ping")]
     except httpx.TransportError:
-        return  # the server was quicker to end
+        return  # the server ended first
     assert [answer.status_code for answer in answers] == [503, 503]
 
 

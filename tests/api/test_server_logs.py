@@ -1,4 +1,4 @@
-"""The log of a real `octavo serve`: every line in the chosen format, requests by their id, keys nowhere."""
+"""The log of a real `octavo serve`: each line has the chosen format and request ids, and no line has a key."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The queue over HTTP: refusals before any work, who waits too long, and whose turn it is, with a real engine core."""
+"""The queue over HTTP, with a real engine core: rejection before any work, the time limit, and the order of tenants."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ async def held_request(served, **fields):
 
 
 @pytest.mark.parametrize("path", [TEXT, "/v1/chat/completions"])
-async def test_a_full_queue_is_a_429_that_says_when_to_come_back(tmp_path, path):
+async def test_full_queue_gives_a_429_with_retry_after(tmp_path, path):
     engine = ScriptedClient(write_byte_model(tmp_path))
     async with serving(engine, queue=queue(max_num_queued_reqs=1)) as served:
         running = await held_request(served)
@@ -43,7 +43,7 @@ async def test_a_full_queue_is_a_429_that_says_when_to_come_back(tmp_path, path)
         assert served.server._context.admission.num_seqs == 0
 
 
-async def test_prompts_times_n_take_their_places(tmp_path):
+async def test_each_sequence_of_a_request_counts_in_the_queue(tmp_path):
     engine = ScriptedClient(write_byte_model(tmp_path))
     async with serving(engine, queue=queue(max_num_queued_reqs=6)) as served:
         running = await held_request(served, prompt=["a", "b", "c"], n=2, temperature=1)
@@ -67,18 +67,18 @@ async def one_place(tmp_path):
 
 
 def occupied(llm, gate):
-    """A request that has the one place: it is held at its second token, and goes on for a while afterwards."""
-    return asyncio.create_task(collect(llm, "x", scripted("a" * 50, extra_args=gate.at(1)), "occupies"))
+    """A request that occupies the engine: the gate holds it at its second token, and then it runs a while longer."""
+    return asyncio.create_task(collect(llm, "x", scripted("a" * 50, extra_args=gate.wait_at(1)), "occupies"))
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_waits_too_long_gets_a_503_before_the_first_byte(one_place, gate, monkeypatch, stream):
+async def test_request_that_waits_too_long_gets_a_503(one_place, gate, monkeypatch, stream):
     async with serving(one_place, queue=queue(max_queue_time_s=0.05)) as served:
         publish_added = one_place.on_add
 
         def open_gate_at_deadline(request):
             publish_added(request)
-            if request.start_by_s is not None:  # of `late`, not of the occupier
+            if request.start_by_s is not None:  # the request is `late`, not the occupier
                 asyncio.get_running_loop().call_at(request.start_by_s, gate.open)
 
         monkeypatch.setattr(one_place, "on_add", open_gate_at_deadline)
@@ -86,12 +86,12 @@ async def test_who_waits_too_long_gets_a_503_before_the_first_byte(one_place, ga
         late = asyncio.create_task(served.http.post(TEXT, json={"prompt": "a", "max_tokens": 1, "stream": stream}))
         answer = await late
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "ServiceUnavailableError")
-        assert "waited longer than 0.05 s" in answer.json()["error"]["message"]
+        assert "0.05 s (--max-queue-time)" in answer.json()["error"]["message"]
         assert int(answer.headers["retry-after"]) >= 1
         assert (await occupier)[-1].finished
 
 
-async def test_a_light_tenant_does_not_wait_for_all_requests_of_a_heavy_one(one_place, gate, tmp_path):
+async def test_light_tenant_does_not_wait_for_all_requests_of_a_heavy_one(one_place, gate, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("heavy: sk-h\nlight: sk-l\n")
     order = []

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import pytest_asyncio
-from octavo_server.tools.use import ToolSettings
+from octavo_server.output_parsing.tool_use import ToolSettings
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, events, serving
 from openai import BadRequestError
@@ -62,7 +62,7 @@ async def ask(served, **fields):
 
 
 async def stream(served, **fields):
-    """The deltas joined by field, the reason, and what each chunk held."""
+    """The deltas joined by field, the finish reason, and the fields of each chunk."""
     answer = await served.http.post("/v1/chat/completions", json={"messages": HELLO, "stream": True, **fields})
     assert answer.status_code == 200, answer.text
     chunks = [json.loads(event)["choices"][0] for event in events(answer.text)[:-1]]
@@ -80,7 +80,7 @@ async def test_reasoning_has_its_own_fields(qwen):
     assert body["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_a_stream_says_reasoning_then_the_answer_and_no_empty_chunk(qwen):
+async def test_stream_sends_reasoning_then_the_answer_without_empty_chunks(qwen):
     joined, reason, deltas = await stream(qwen)
     assert joined == {"content": "Yes.", "reasoning": "Hm, é.", "reasoning_content": "Hm, é."}
     assert reason == "stop"
@@ -89,13 +89,13 @@ async def test_a_stream_says_reasoning_then_the_answer_and_no_empty_chunk(qwen):
 
 
 @pytest.mark.parametrize("num_first", range(len(THOUGHT.encode()) + 1))
-async def test_wherever_it_is_cut(qwen, num_first):
-    qwen.engine.cuts = frozenset({num_first})
+async def test_stream_gives_the_same_result_for_every_split(qwen, num_first):
+    qwen.engine.yield_at = frozenset({num_first})
     joined, reason, _ = await stream(qwen)
     assert (joined["content"], joined["reasoning"], reason) == ("Yes.", "Hm, é.", "stop")
 
 
-async def test_hidden_reasoning(qwen):
+async def test_hidden_reasoning_is_not_returned(qwen):
     message = (await ask(qwen, include_reasoning=False))["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "Yes.", "refusal": None}
     joined, _, deltas = await stream(qwen, include_reasoning=False)
@@ -103,19 +103,19 @@ async def test_hidden_reasoning(qwen):
     assert not any("reasoning" in delta for delta in deltas)
 
 
-async def test_reasoning_that_is_turned_off(qwen):
+async def test_reasoning_can_be_turned_off(qwen):
     qwen.engine.replies = ["Yes."]
     message = (await ask(qwen, chat_template_kwargs={"enable_thinking": False}))["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "Yes.", "refusal": None}
 
 
-async def test_an_answer_without_reasoning(qwen):
+async def test_answer_without_reasoning_has_only_text(qwen):
     qwen.engine.replies = ["Yes."]
     message = (await ask(qwen))["choices"][0]["message"]
     assert (message["content"], message["reasoning"]) == ("Yes.", None)
 
 
-async def test_reasoning_without_an_end(deepseek):
+async def test_reasoning_without_an_end_is_all_reasoning(deepseek):
     deepseek.engine.replies = ["Hm, hm"]
     choice = (await ask(deepseek, max_tokens=4))["choices"][0]
     assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("Hm, ", None)
@@ -125,13 +125,13 @@ async def test_reasoning_without_an_end(deepseek):
 async def test_reasoning_tokens_are_counted(deepseek):
     usage = (await ask(deepseek))["usage"]
     num_reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
-    assert num_reasoning == len("Hm.\n</think>")  # bytes are tokens here, and the marker is no token
+    assert num_reasoning == len("Hm.\n</think>")  # each byte is a token; the marker is not a token
     assert usage["completion_tokens"] == len(CALLING) + 1
 
 
 @pytest.mark.parametrize("num_first", range(0, len(CALLING) + 1, 3))
-async def test_reasoning_then_calls(deepseek, num_first):
-    deepseek.engine.cuts = frozenset({num_first})
+async def test_calls_may_follow_reasoning(deepseek, num_first):
+    deepseek.engine.yield_at = frozenset({num_first})
     request = {"model": MODEL, "messages": HELLO, "tools": TOOLS}
     (plain,) = (await deepseek.openai.chat.completions.create(**request)).choices
     async with deepseek.openai.chat.completions.stream(**request) as answer:
@@ -143,14 +143,14 @@ async def test_reasoning_then_calls(deepseek, num_first):
 
 
 async def test_reasoning_of_earlier_turns_reaches_the_template(qwen):
-    said = {"role": "assistant", "content": "Yes.", "reasoning": "Hm."}
-    await ask(qwen, messages=[*HELLO, said, *HELLO])
+    reply = {"role": "assistant", "content": "Yes.", "reasoning": "Hm."}
+    await ask(qwen, messages=[*HELLO, reply, *HELLO])
     prompt = qwen.engine.tokenizer.decode(qwen.engine.requests[0].prompt_token_ids, skip_special_tokens=False)
     assert "<|im_start|>assistant\n<think>Hm.</think>Yes.<|im_end|>" in prompt
 
 
 @pytest.mark.parametrize("parser", ["qwen3", "deepseek_r1"])
-async def test_a_shape_begins_after_reasoning_where_the_markers_are_tokens(tmp_path, parser):
+async def test_structured_output_starts_after_reasoning_with_token_markers(tmp_path, parser):
     folder = write_byte_model(tmp_path, more_special_tokens=("<think>", "</think>"))
     engine = ScriptedClient(folder, chat_template=QWEN)
     start, end = (engine.tokenizer.token_id(marker) for marker in ("<think>", "</think>"))
@@ -173,7 +173,7 @@ async def test_a_shape_begins_after_reasoning_where_the_markers_are_tokens(tmp_p
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
     ],
 )
-async def test_a_shape_after_reasoning_is_refused_where_they_are_not(qwen, fields, param):
+async def test_structured_output_is_rejected_if_markers_are_not_tokens(qwen, fields, param):
     with pytest.raises(BadRequestError) as caught:
         await qwen.openai.chat.completions.create(model=MODEL, messages=HELLO, **fields)
     assert caught.value.param == param

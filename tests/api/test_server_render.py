@@ -1,4 +1,4 @@
-"""The render endpoints give what the generating ones feed to the engine: the same ids, limits, salt and refusals."""
+"""The render endpoints return what the generating endpoints send to the engine: ids, limits, salt and errors."""
 
 import pytest
 import pytest_asyncio
@@ -37,7 +37,7 @@ CONVERSATIONS = {
 
 
 @pytest.mark.parametrize("body", CONVERSATIONS.values(), ids=CONVERSATIONS.keys())
-async def test_a_conversation_renders_to_what_the_engine_gets(served, body):
+async def test_rendered_conversation_is_the_input_of_the_engine(served, body):
     rendered = await post(served, CHAT + "/render", body)
     assert served.engine.requests == []
     answer = await post(served, CHAT, body)
@@ -51,7 +51,7 @@ async def test_a_conversation_renders_to_what_the_engine_gets(served, body):
 @pytest.mark.parametrize(
     "prompt", ["ab", ["ab", "c"], [97, 98], [[97], [98, 99]]], ids=["text", "texts", "ids", "lists of ids"]
 )
-async def test_each_prompt_renders_to_what_the_engine_gets(served, prompt):
+async def test_each_rendered_prompt_is_the_input_of_the_engine(served, prompt):
     rendered = await post(served, TEXT + "/render", {"prompt": prompt})
     answer = await post(served, TEXT, {"prompt": prompt})
     fed = sorted(request.prompt_token_ids for request in served.engine.requests)
@@ -60,13 +60,13 @@ async def test_each_prompt_renders_to_what_the_engine_gets(served, prompt):
     assert len({one["request_id"] for one in rendered}) == len(rendered)
 
 
-async def test_text_is_tokenised_as_by_tokenize(served):
+async def test_rendered_text_has_the_tokens_of_tokenize(served):
     (rendered,) = await post(served, TEXT + "/render", {"prompt": "hé"})
     assert rendered["token_ids"] == (await post(served, "/tokenize", {"prompt": "hé"}))["tokens"] == text_ids("hé")
     assert rendered["prompt"] == "hé"
 
 
-async def test_parameters_are_those_that_would_run(served):
+async def test_rendered_parameters_are_the_resolved_ones(served):
     asked = {"temperature": 0.5, "seed": 7, "stop": ["x"], "cache_salt": "mine", "priority": 3, "stream": True}
     rendered = await post(served, CHAT + "/render", {"messages": HELLO, **asked})
     await served.http.post(CHAT, json={"messages": HELLO, **asked})
@@ -80,7 +80,7 @@ async def test_parameters_are_those_that_would_run(served):
     assert rendered["stream"] is True
 
 
-async def test_rendering_draws_no_seed_and_counts_no_request(tmp_path):
+async def test_rendering_sets_no_seed_and_counts_no_request(tmp_path):
     seeds = []
     for renders in (0, 3):
         async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
@@ -94,7 +94,7 @@ async def test_rendering_draws_no_seed_and_counts_no_request(tmp_path):
     assert seeds[0] == seeds[1]
 
 
-async def test_the_salt_is_that_of_the_key(tmp_path):
+async def test_rendered_salt_depends_on_the_api_key(tmp_path):
     salts = []
     async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=("k",), cache_isolation=True) as served:
         for path in (TEXT + "/render", TEXT):
@@ -118,7 +118,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("path", "body", "status"), REFUSED.values(), ids=REFUSED.keys())
-async def test_what_would_be_refused_is_refused_in_the_same_words(served, path, body, status):
+async def test_rendering_rejects_with_the_errors_of_generation(served, path, body, status):
     error = await post(served, path + "/render", body, status)
     assert error == await post(served, path, body, status)
     assert served.engine.requests == []

@@ -1,4 +1,4 @@
-"""The times of a request in its own answer; the scripted engine's timing is 0.1 s queue, 0.2 prefill, 0.3 decode."""
+"""Times of a request in its response; the scripted engine reports 0.1 s queue, 0.2 s prefill and 0.3 s decode."""
 
 import json
 
@@ -23,7 +23,7 @@ TIMES = {
 
 
 @pytest.mark.parametrize("path", [TEXT, CHAT])
-async def test_an_answer_tells_its_times_if_asked_to(tmp_path, path):
+async def test_response_has_times_with_the_flag(tmp_path, path):
     engine = ScriptedClient(write_byte_model(tmp_path))
     async with serving(engine, enable_per_request_metrics=True) as served:
         assert (await served.http.post(path, json=BODIES[path])).json()["metrics"] == pytest.approx(TIMES)
@@ -34,12 +34,12 @@ async def test_an_answer_tells_its_times_if_asked_to(tmp_path, path):
     assert not any("metrics" in chunk for chunk in others)
 
 
-async def test_by_default_it_does_not(tmp_path):
+async def test_response_has_no_times_by_default(tmp_path):
     async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
         assert "metrics" not in (await served.http.post(TEXT, json=BODIES[TEXT])).json()
 
 
-def test_what_too_few_tokens_do_not_tell_is_null():
+def test_times_that_need_more_tokens_are_null():
     timing = Timing(queue_s=0.5, prefill_s=0.25, decode_s=0.0, inference_s=0.25)
     one = RequestTimes(250.0, 0.0, 500.0, None, 4.0)
     assert request_times(timing, 1) == one

@@ -1,4 +1,4 @@
-"""`/v1/responses` through the official client: text, items, calls, reasoning, as events too; and refusals."""
+"""`/v1/responses` through the official client: text, items, calls, reasoning, stream events and errors."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest_asyncio
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from octavo_engine.wire.hashing import tenant_salt
-from octavo_server.tools.use import ToolSettings
+from octavo_server.output_parsing.tool_use import ToolSettings
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 from openai import BadRequestError, NotFoundError
@@ -76,7 +76,7 @@ def prompt_of(served):
     return served.engine.tokenizer.decode(served.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
 
 
-async def test_a_plain_answer(served):
+async def test_plain_response_has_all_fields(served):
     served.engine.num_cached_tokens = 2
     answer = await respond(served, instructions="Be kind.", metadata={"a": "b"}, temperature=0.5, user="me")
     assert (answer.output_text, answer.status, answer.object, answer.model) == (
@@ -104,7 +104,7 @@ async def test_a_plain_answer(served):
     )
 
 
-async def test_the_events_of_a_text(served):
+async def test_text_stream_has_all_events_in_order(served):
     events = await raw_events(served)
     kinds = [event["type"].removeprefix("response.") for event in events]
     num_deltas = kinds.count("output_text.delta")
@@ -123,7 +123,7 @@ async def test_the_events_of_a_text(served):
     assert done["completed"]["response"]["usage"]["output_tokens"] == 14
 
 
-async def test_the_client_reads_a_stream(served):
+async def test_openai_client_reads_a_stream(served):
     async with served.openai.responses.stream(model=MODEL, input="hi") as stream:
         deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
         final = await stream.get_final_response()
@@ -133,7 +133,7 @@ async def test_the_client_reads_a_stream(served):
     assert created[-1].type == "response.completed"
 
 
-async def test_the_limit_makes_it_incomplete(served):
+async def test_token_limit_makes_the_response_incomplete(served):
     answer = await respond(served, max_output_tokens=5)
     assert (answer.output_text, answer.status, answer.incomplete_details.reason) == (
         "Hello", "incomplete", "max_output_tokens",
@@ -143,7 +143,7 @@ async def test_the_limit_makes_it_incomplete(served):
     assert (events[-1]["type"], events[-1]["response"]["status"]) == ("response.incomplete", "incomplete")
 
 
-async def test_items_become_messages(served):
+async def test_input_items_become_chat_messages(served):
     items = [
         {"role": "developer", "content": "Be brief."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Where"},
@@ -170,8 +170,8 @@ async def test_items_become_messages(served):
     ]
 
 
-async def test_the_output_is_the_next_input(served):
-    """The loop of an agent, with the client's own objects."""
+async def test_output_items_are_valid_input_of_the_next_request(served):
+    """An agent's loop, with objects of the official client."""
     served.engine.replies = [CALLS]
     first = await respond(served, tools=[WEATHER, NOW])
     calls = [item for item in first.output if item.type == "function_call"]
@@ -186,7 +186,7 @@ async def test_the_output_is_the_next_input(served):
     assert f"ok for {calls[1].call_id}" in prompt_of(served)
 
 
-async def test_calls_are_items(served):
+async def test_calls_become_output_items(served):
     served.engine.replies = [CALLS]
     answer = await respond(served, tools=[WEATHER, NOW])
     message, weather, now = answer.output
@@ -202,11 +202,11 @@ async def test_calls_are_items(served):
 
 
 @pytest.mark.parametrize("reply", [CALLS, THOUGHT + CALLS, THOUGHT + "It rains.", "\n\n" + CALLS[6:]])
-async def test_a_stream_says_what_the_answer_says_however_it_is_cut(served, reply):
+async def test_stream_equals_the_plain_response_for_every_split(served, reply):
     served.engine.replies = [reply]
     whole = (await respond(served, tools=[WEATHER, NOW])).model_dump()
     for cuts in [None, frozenset[int](), *({cut} for cut in range(1, len(reply.encode()), 3))]:
-        served.engine.cuts = cuts
+        served.engine.yield_at = cuts
         events = await raw_events(served, tools=[WEATHER, NOW])
         items = events[-1]["response"]["output"]
         assert [_content(item) for item in items] == [_content(item) for item in whole["output"]]
@@ -214,13 +214,13 @@ async def test_a_stream_says_what_the_answer_says_however_it_is_cut(served, repl
 
 
 def _content(item):
-    """Without its ids."""
+    """The response without its ids."""
     texts = [part["text"] for part in item.get("content") or []]
     return item["type"], texts, item.get("name"), item.get("arguments"), item["status"]
 
 
 def _replayed(events):
-    """What a client that knows only the deltas has at the end; every `done` must agree with it."""
+    """Output that a client builds from the deltas alone; every `done` event must agree with it."""
     items = []
     for event in events:
         kind = event["type"].removeprefix("response.")
@@ -246,7 +246,7 @@ def _replayed(events):
     return items
 
 
-async def test_reasoning_is_an_item_of_its_own(served):
+async def test_reasoning_becomes_its_own_item(served):
     served.engine.replies = [THOUGHT + "It rains."]
     answer = await respond(served, reasoning={"effort": "low"})
     reasoning, message = answer.output
@@ -256,7 +256,7 @@ async def test_reasoning_is_an_item_of_its_own(served):
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "now"}], ids=["required", "named"])
-async def test_a_forced_choice_shapes_the_output(served, choice):
+async def test_forced_tool_choice_sets_the_structured_output(served, choice):
     fields = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
     served.engine.replies = ['[{"name": "now", "parameters": {}}]' if choice == "required" else "{}"]
     answer = await respond(served, tools=[WEATHER, NOW], tool_choice=choice, **fields)
@@ -268,7 +268,7 @@ class Weather(BaseModel):
     city: str
 
 
-async def test_a_parsed_answer(served):
+async def test_openai_client_parses_a_structured_answer(served):
     served.engine.replies = ['{"city": "Kraków"}']
     answer = await served.openai.responses.parse(
         model=MODEL,
@@ -282,10 +282,14 @@ async def test_a_parsed_answer(served):
     assert answer.text.format.type == "json_schema"
 
 
-async def test_logprobs_come_with_the_text(served):
+async def test_logprobs_arrive_with_the_text(served):
     answer = await respond(served, include=["message.output_text.logprobs"], top_logprobs=2, max_output_tokens=3)
-    told = answer.output[0].content[0].logprobs
-    assert [(t.token, t.logprob, len(t.top_logprobs)) for t in told] == [("H", -0.3, 2), ("e", -0.3, 2), ("l", -0.3, 2)]
+    logprobs = answer.output[0].content[0].logprobs
+    assert [(t.token, t.logprob, len(t.top_logprobs)) for t in logprobs] == [
+        ("H", -0.3, 2),
+        ("e", -0.3, 2),
+        ("l", -0.3, 2),
+    ]
     events = await raw_events(served, include=["message.output_text.logprobs"], max_output_tokens=3)
     assert [t["token"] for e in events if e["type"].endswith("text.delta") for t in e["logprobs"]] == ["H", "e", "l"]
 
@@ -300,7 +304,7 @@ async def test_sampling_fields_reach_the_engine(served):
     assert (answer.temperature, answer.top_p, answer.max_output_tokens) == (0.7, 0.9, 9)
 
 
-async def test_a_failure_in_mid_stream_is_the_last_event(served):
+async def test_failure_in_mid_stream_is_the_last_event(served):
     served.engine.fail_at = 3
     events = await raw_events(served)
     assert events[-1]["type"] == "response.failed"
@@ -311,7 +315,7 @@ async def test_a_failure_in_mid_stream_is_the_last_event(served):
     assert sum(e["type"] in ("response.failed", "response.completed", "response.incomplete") for e in events) == 1
 
 
-async def test_a_failure_before_the_first_token_has_a_real_status(served):
+async def test_failure_before_the_first_token_sets_the_status(served):
     served.engine.fail_at = 0
     assert (await served.http.post("/v1/responses", json={"input": "hi", "stream": True})).status_code == 500
 
@@ -349,13 +353,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED.values(), ids=REFUSED.keys())
-async def test_what_cannot_be_is_refused_by_name(served, fields, param):
+async def test_error_names_an_unsupported_field(served, fields, param):
     answer = await served.http.post("/v1/responses", json={"input": "hi", **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
     assert served.engine.requests == []
 
 
-async def test_the_client_raises_its_own_errors(served):
+async def test_openai_client_raises_its_own_errors(served):
     with pytest.raises(BadRequestError, match="send the whole conversation"):
         await respond(served, previous_response_id="resp_1")
     with pytest.raises(NotFoundError, match="does not exist"):
@@ -364,7 +368,7 @@ async def test_the_client_raises_its_own_errors(served):
         await respond(served, "a" * 2000)
 
 
-async def test_nothing_is_stored(served):
+async def test_responses_are_not_stored(served):
     answer = await respond(served, store=True)
     assert answer.store is False
     for call in (served.openai.responses.retrieve, served.openai.responses.cancel, served.openai.responses.delete):
@@ -372,7 +376,7 @@ async def test_nothing_is_stored(served):
             await call(answer.id)
 
 
-async def test_it_renders_to_what_the_engine_gets(served):
+async def test_rendered_response_is_the_input_of_the_engine(served):
     body = {"input": [{"role": "user", "content": "hi"}], "instructions": "Be kind.", "tools": [NOW]}
     rendered = (await served.http.post("/v1/responses/render", json=body)).json()
     assert served.engine.requests == []
@@ -381,14 +385,14 @@ async def test_it_renders_to_what_the_engine_gets(served):
     assert rendered["request_id"].startswith("resp_")
 
 
-async def test_a_client_that_leaves_aborts_its_response(served):
+async def test_disconnect_aborts_the_response(served):
     served.engine.hold_at = 3
     async with served.http.stream("POST", "/v1/responses", json={"input": "hi", "stream": True}) as answer:
         await anext(answer.aiter_text())
     assert (await served.engine.aborted.get()).startswith("resp_")
 
 
-async def test_the_client_reads_calls_from_a_stream(served):
+async def test_openai_client_reads_calls_from_a_stream(served):
     served.engine.replies = [CALLS]
     async with served.openai.responses.stream(model=MODEL, input="hi", tools=[WEATHER, NOW]) as stream:
         snapshots = [e.snapshot async for e in stream if e.type == "response.function_call_arguments.delta"]
@@ -397,7 +401,7 @@ async def test_the_client_reads_calls_from_a_stream(served):
     assert weather.parsed_arguments == {"city": "Kraków"}
 
 
-async def test_langchain_goes_round_a_call(served):
+async def test_langchain_completes_a_tool_call_round_trip(served):
     model = ChatOpenAI(
         model=MODEL,
         base_url=f"{served.url}/v1",

@@ -1,4 +1,4 @@
-"""32 running streams on a real `octavo serve` process that gets SIGTERM: all end in words, none in a reset."""
+"""32 running streams on a real `octavo serve` process that gets SIGTERM: all end with an event, none with a reset."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from octavo_testing.server import events
 
 NUM_STREAMS = 32
 TINY = ("--load-format", "dummy", "--dtype", "float32", "--max-model-len", "512", "--num-threads", "1")
-#: Until the second signal, so that late requests can be sent for as long as the streams run.
+#: Delay of the second signal, so that late requests are sent while the streams run.
 STAYS = ("--shutdown-delay", "600")
 TEXT = "/v1/completions"
 
@@ -36,7 +36,7 @@ async def read_stream(http, begun):
 
 
 async def late_answers(url, over):
-    """Statuses of requests on connections of their own, from the signal to the end of the last stream or later."""
+    """Statuses of requests on new connections, from the signal to the end of the last stream or later."""
     statuses = []
     async with httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_keepalive_connections=0)) as http:
         while not statuses or not over.done():
@@ -82,7 +82,7 @@ def test_all_streams_finish_within_the_drain_timeout(tiny, tmp_path):
     assert set(late) == {503}
 
 
-def test_streams_that_outlast_it_end_with_an_event(tiny, tmp_path):
+def test_streams_that_outlast_the_drain_end_with_an_event(tiny, tmp_path):
     with octavo_serve(tmp_path, tiny, *TINY, *STAYS, "--drain-timeout", "0.3") as serving:
         streams, late = asyncio.run(terminate_under_load(serving))
         serving.terminate()
@@ -94,7 +94,7 @@ def test_streams_that_outlast_it_end_with_an_event(tiny, tmp_path):
     assert set(late) == {503}
 
 
-def test_the_last_stream_is_the_end_without_a_second_signal(tiny, tmp_path):
+def test_the_process_ends_with_the_last_stream(tiny, tmp_path):
     with octavo_serve(tmp_path, tiny, *TINY, "--drain-timeout", "60") as serving:
         body = {"prompt": "abc", "max_tokens": 300, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{serving.url}{TEXT}", json=body, timeout=60) as answer:
@@ -106,7 +106,7 @@ def test_the_last_stream_is_the_end_without_a_second_signal(tiny, tmp_path):
         assert serving.exit_code() == 0
 
 
-def test_a_second_signal_does_not_wait(tiny, tmp_path):
+def test_a_second_signal_ends_at_once(tiny, tmp_path):
     with octavo_serve(tmp_path, tiny, *TINY, "--drain-timeout", "600", "--shutdown-delay", "600") as serving:
         serving.process.send_signal(signal.SIGTERM)
         while httpx.get(f"{serving.url}/ready").status_code == 200:

@@ -1,4 +1,4 @@
-"""Shapes of the output over HTTP, from a real server around a tiny model with random weights, in every spelling."""
+"""Structured output over HTTP, from a real server with a tiny random model, in every field that requests it."""
 
 import json
 import re
@@ -58,7 +58,7 @@ def complete(url, **fields):
         ({"guided_grammar": 'start: "x" /[0-9]/'}, re.compile("x[0-9]")),
     ],
 )
-def test_every_spelling_on_completions(url, fields, pattern):
+def test_completions_accept_every_field_for_structured_output(url, fields, pattern):
     answer = complete(url, **fields)
     assert answer.status_code == 200, answer.text
     choice = answer.json()["choices"][0]
@@ -66,7 +66,7 @@ def test_every_spelling_on_completions(url, fields, pattern):
     assert pattern.fullmatch(choice["text"])
 
 
-def test_a_pydantic_model_by_the_client_s_own_parser(client):
+def test_openai_client_parses_a_pydantic_model(client):
     class Box(BaseModel):
         size: int = Field(ge=10, le=99)
         colour: str = Field(max_length=5)
@@ -77,7 +77,7 @@ def test_a_pydantic_model_by_the_client_s_own_parser(client):
     assert 10 <= box.size <= 99
 
 
-def test_a_stream_and_several_choices(client):
+def test_stream_and_several_choices_follow_the_schema(client):
     stream = client.chat.completions.create(
         model="", messages=HELLO, n=3, stream=True, max_tokens=60, seed=2, extra_body={"guided_regex": "[a-d]{5}"}
     )
@@ -91,7 +91,7 @@ def test_a_stream_and_several_choices(client):
     assert len(set(texts)) > 1
 
 
-def test_log_probabilities_of_what_was_not_allowed_are_numbers(client):
+def test_logprobs_of_forbidden_tokens_are_numbers(client):
     answer = client.chat.completions.create(
         model="", messages=HELLO, logprobs=True, top_logprobs=4, max_tokens=9, extra_body={"guided_choice": ["a", "b"]}
     )
@@ -112,7 +112,7 @@ def test_log_probabilities_of_what_was_not_allowed_are_numbers(client):
         ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
     ],
 )
-def test_what_cannot_be_enforced_is_a_400_that_names_it(url, fields, param, words, stream):
+def test_unenforceable_schema_gives_a_400_that_names_it(url, fields, param, words, stream):
     answer = complete(url, stream=stream, **fields)
     assert answer.status_code == 400
     error = answer.json()["error"]
@@ -120,13 +120,13 @@ def test_what_cannot_be_enforced_is_a_400_that_names_it(url, fields, param, word
     assert words in error["message"]
 
 
-def test_the_client_s_exception_for_a_schema(client):
+def test_openai_client_raises_for_a_bad_schema(client):
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "array", "uniqueItems": True}}}
     with pytest.raises(BadRequestError, match="uniqueItems"):
         client.chat.completions.create(model="", messages=HELLO, response_format=schema)
 
 
-def test_the_example_runs(url):
+def test_documented_example_runs(url):
     ran = subprocess.run([sys.executable, str(EXAMPLE), f"{url}/v1"], capture_output=True, text=True, timeout=60)
     person, word, date = ran.stdout.splitlines()
     assert person.startswith("name="), ran.stderr
@@ -134,6 +134,6 @@ def test_the_example_runs(url):
     assert re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", date)
 
 
-def test_the_shape_is_checked_where_prompts_are_rendered(url):
+def test_render_endpoint_checks_the_structured_output(url):
     body = {"prompt": "x", "guided_regex": "(a"}
     assert httpx.post(f"{url}/v1/completions/render", json=body, timeout=30).status_code == 400

@@ -1,4 +1,4 @@
-"""The routes beside generation: models, tokens, keys, metrics, documents."""
+"""Routes besides generation: models, tokens, keys, metrics, documentation."""
 
 import json
 
@@ -30,19 +30,19 @@ async def test_models_are_listed_with_their_length(served):
     assert card.permission[0]["allow_sampling"] is True
 
 
-async def test_one_model_by_name(served):
+async def test_model_is_found_by_its_name(served):
     assert (await served.openai.models.retrieve("alias/name")).id == "alias/name"
     answer = await served.http.get("/v1/models/gpt-x")
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NotFoundError")
 
 
 @pytest.mark.parametrize(("asked", "answered"), [(None, MODEL), ("alias/name", "alias/name")])
-async def test_the_answer_names_the_model_asked_for(served, asked, answered):
+async def test_response_has_the_requested_model_name(served, asked, answered):
     body = {"prompt": "a", **({"model": asked} if asked else {})}
     assert (await served.http.post("/v1/completions", json=body)).json()["model"] == answered
 
 
-async def test_tokenize_a_prompt_and_back(served):
+async def test_prompt_survives_tokenize_and_detokenize(served):
     answer = (await served.http.post("/tokenize", json={"prompt": "hé", "return_token_strs": True})).json()
     assert (answer["tokens"], answer["count"], answer["max_model_len"]) == (text_ids("hé"), 3, 512)
     assert answer["token_strs"] == ["h", "Ã", "©"]
@@ -50,7 +50,7 @@ async def test_tokenize_a_prompt_and_back(served):
     assert back.json() == {"prompt": "hé"}
 
 
-async def test_tokenize_a_conversation(served):
+async def test_tokenize_accepts_a_conversation(served):
     answer = (await served.http.post("/tokenize", json={"messages": HELLO})).json()
     assert served.engine.tokenizer.decode(answer["tokens"], skip_special_tokens=False) == RENDERED
     assert answer["token_strs"] is None
@@ -59,16 +59,16 @@ async def test_tokenize_a_conversation(served):
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": HELLO}], ids=["neither", "both"])
-async def test_tokenize_wants_one_form(served, body):
+async def test_tokenize_requires_exactly_one_input_form(served, body):
     assert (await served.http.post("/tokenize", json=body)).status_code == 400
 
 
-async def test_detokenize_refuses_what_is_no_token(served):
+async def test_detokenize_rejects_unknown_token_ids(served):
     answer = await served.http.post("/detokenize", json={"tokens": [2**40]})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
 
 
-async def test_version(served):
+async def test_version_is_shown(served):
     assert (await served.http.get("/version")).json() == {"version": "0.1.0"}
 
 
@@ -86,7 +86,7 @@ PAGE = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"
         ({"allowed_origins": ("https://other.org",)}, None),
     ],
 )
-async def test_pages_may_read_answers_of_a_server_with_keys_or_with_their_origin(tmp_path, settings, allowed):
+async def test_pages_may_read_responses_with_a_key_or_an_allowed_origin(tmp_path, settings, allowed):
     async with serving(ScriptedClient(write_byte_model(tmp_path)), **settings) as served:
         preflight = await served.http.options("/v1/chat/completions", headers=PAGE)
         assert preflight.headers.get("access-control-allow-origin") == allowed
@@ -94,7 +94,7 @@ async def test_pages_may_read_answers_of_a_server_with_keys_or_with_their_origin
         assert answer.headers.get("access-control-allow-origin") == allowed
 
 
-async def test_the_document_declares_our_errors_and_bodies(served):
+async def test_openapi_document_declares_errors_and_bodies(served):
     document = (await served.http.get("/openapi.json")).json()
     assert "422" not in json.dumps(document)
     schemas = document["components"]["schemas"]
@@ -120,7 +120,7 @@ def _references(node):
             yield from _references(value)
 
 
-async def test_every_metric_of_the_list_is_exposed_under_old_and_new_names(served):
+async def test_every_metric_is_exposed_under_old_and_new_names(served):
     text = (await served.http.get("/metrics")).text
     exposed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     for metric in active_metrics():
@@ -129,7 +129,7 @@ async def test_every_metric_of_the_list_is_exposed_under_old_and_new_names(serve
             assert name + suffix in exposed
 
 
-async def test_gauges_and_counters_show_the_engine_s_totals(served):
+async def test_gauges_and_counters_show_the_totals_of_the_engine(served):
     served.engine.stats = EngineStats(
         running=3, waiting=2, free_blocks=10, cached_blocks=20, in_use_blocks=10, total_blocks=40,
         prefix_cache_queries=100, prefix_cache_hits=60, preemptions=5, prompt_tokens=100, generation_tokens=70,
@@ -145,7 +145,7 @@ async def test_gauges_and_counters_show_the_engine_s_totals(served):
     assert {name: metrics[name] for name in expected} == expected
 
 
-async def test_a_request_is_measured(tmp_path):
+async def test_request_is_measured(tmp_path):
     async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
         served.engine.num_cached_tokens = 1
         assert (await served.http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 5})).status_code == 200
@@ -173,6 +173,6 @@ async def test_steps_are_measured(tmp_path):
     assert [metrics[f"octavo:step_seconds_{part}"] for part in ("count", "sum")] == [1, 0.02]
 
 
-async def test_documents_can_be_turned_off(tmp_path):
+async def test_documentation_routes_can_be_turned_off(tmp_path):
     async with serving(ScriptedClient(write_byte_model(tmp_path)), disable_fastapi_docs=True) as served:
         assert [(await served.http.get(path)).status_code for path in ("/docs", "/openapi.json")] == [404, 404]

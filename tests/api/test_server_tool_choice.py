@@ -1,10 +1,10 @@
-"""What a request may say about tools: calls that are forced, fields beside them, and refusals that name the field."""
+"""`tools`, `tool_choice` and related fields of a request: forced calls, and errors that name the field."""
 
 import json
 
 import pytest
 import pytest_asyncio
-from octavo_server.tools.use import AUTO_IS_OFF, ToolSettings
+from octavo_server.output_parsing.tool_use import AUTO_IS_OFF, ToolSettings
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import ScriptedClient, events, serving
 
@@ -26,7 +26,7 @@ async def server(tmp_path_factory):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mistral_server(tmp_path_factory):
-    """Its markers are special tokens."""
+    """A server whose call markers are special tokens."""
     folder = write_byte_model(tmp_path_factory.mktemp("mistral"), more_special_tokens=("[TOOL_CALLS]", "[ARGS]"))
     settings = ToolSettings(parser="mistral", allows_auto=True)
     async with serving(ScriptedClient(folder), tools=settings) as started:
@@ -65,7 +65,7 @@ async def deltas(served, **fields):
     return [json.loads(event)["choices"][0] for event in events(answer.text)[:-1]]
 
 
-async def test_required_calls(served):
+async def test_required_tool_choice_gives_calls(served):
     served.engine.replies = [REQUIRED]
     choice = await choice_of(served, tool_choice="required")
     assert choice["finish_reason"] == "tool_calls"
@@ -80,13 +80,13 @@ async def test_required_calls(served):
     assert [item["properties"]["name"] for item in schema["items"]["anyOf"]] == [{"const": "weather"}, {"const": "now"}]
 
 
-async def test_one_required_call(served):
+async def test_required_tool_choice_gives_one_call_without_parallel_calls(served):
     served.engine.replies = ['[{"name": "now", "parameters": {}}]']
     await choice_of(served, tool_choice="required", parallel_tool_calls=False)
     assert served.engine.requests[0].params.structured_outputs.json["maxItems"] == 1
 
 
-async def test_a_named_call_ends_with_stop(served):
+async def test_named_call_has_finish_reason_stop(served):
     served.engine.replies = ['{"city": "Kraków"}']
     choice = await choice_of(served, tool_choice=NAMED)
     (call,) = choice["message"]["tool_calls"]
@@ -96,7 +96,7 @@ async def test_a_named_call_ends_with_stop(served):
     assert schema == {**CITY, "additionalProperties": False}
 
 
-async def test_a_call_that_is_cut_off_ends_with_length(served):
+async def test_truncated_call_has_finish_reason_length(served):
     served.engine.replies = ['{"city": "Kraków"}']
     choice = await choice_of(served, tool_choice=NAMED, max_tokens=8)
     assert choice["finish_reason"] == "length"
@@ -106,7 +106,7 @@ async def test_a_call_that_is_cut_off_ends_with_length(served):
 @pytest.mark.parametrize(
     ("fields", "reply"), [({"tool_choice": "required"}, REQUIRED), ({"tool_choice": NAMED}, '{"city": "Kraków"}')]
 )
-async def test_arguments_are_streamed_as_they_come(served, fields, reply):
+async def test_arguments_are_streamed_as_they_are_generated(served, fields, reply):
     served.engine.replies = [reply]
     got = [d for d in await deltas(served, **fields) if d["delta"].get("tool_calls")]
     first, *rest = [call for d in got for call in d["delta"]["tool_calls"]]
@@ -118,7 +118,7 @@ async def test_arguments_are_streamed_as_they_come(served, fields, reply):
     assert all(set(call) == {"index", "function"} for call in rest if call["function"]["arguments"])
 
 
-async def test_special_tokens_that_mark_calls_are_read_and_never_shown(mistral):
+async def test_special_tokens_around_calls_are_parsed_and_not_shown(mistral):
     choice = await choice_of(mistral)
     assert choice["message"]["content"] == "Sure."
     (call,) = choice["message"]["tool_calls"]
@@ -149,7 +149,7 @@ async def test_a_stop_string_ends_a_call(served):
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Os'
 
 
-async def test_fields_that_ask_for_nothing_pass(served):
+async def test_fields_without_an_effect_are_accepted(served):
     ignored = {"store": True, "metadata": {"a": "b"}, "user": "u", "service_tier": "auto", "prompt_cache_key": "k"}
     assert (await choice_of(served, tool_choice="none", **ignored))["message"]["content"] == "Hello, world!"
     assert (await choice_of(served, tools=None, tool_choice="none"))["finish_reason"] == "stop"
@@ -157,7 +157,7 @@ async def test_fields_that_ask_for_nothing_pass(served):
     assert (await choice_of(served, tools=None, parallel_tool_calls=True))["finish_reason"] == "stop"
 
 
-async def test_the_results_of_calls_reach_the_template(served):
+async def test_results_of_calls_reach_the_template(served):
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
     turns = [
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -168,7 +168,7 @@ async def test_the_results_of_calls_reach_the_template(served):
     assert prompt == "user\nhi\nassistant\n\ntool\ncold\nassistant\n"
 
 
-async def test_tokenize_takes_tools(served):
+async def test_tokenize_accepts_tools(served):
     answer = await served.http.post("/tokenize", json={"messages": HELLO, "tools": [NOW]})
     assert answer.status_code == 200
 
@@ -205,7 +205,7 @@ UNIQUE = tool(name="u", parameters={"type": "object", "properties": {"a": {"type
         ({"function_call": "auto"}, "function_call", "replaced by tool_choice"),
     ],
 )  # fmt: skip
-async def test_a_refusal_names_the_field(served, fields, param, says):
+async def test_error_names_the_field(served, fields, param, says):
     status, body = await ask(served, **fields)
     assert (status, body["error"]["param"]) == (400, param)
     assert says in body["error"]["message"]

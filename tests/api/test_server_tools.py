@@ -1,10 +1,10 @@
-"""Tools through the whole server: what the model writes becomes calls, streamed or not, however it is cut."""
+"""Tool calls through the whole server: text of the model becomes calls, streamed or not, however it is split."""
 
 import json
 
 import pytest
 import pytest_asyncio
-from octavo_server.tools.use import ToolSettings
+from octavo_server.output_parsing.tool_use import ToolSettings
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, events, serving
 from openai import BadRequestError
@@ -75,7 +75,7 @@ def calls_of(message):
 BOTH = [("function", "weather", {"city": "Kraków"}), ("function", "now", {})]
 
 
-async def test_calls_in_a_plain_answer(served):
+async def test_plain_response_has_the_calls(served):
     (choice,) = (await chat(served)).choices
     assert choice.finish_reason == "tool_calls"
     assert calls_of(choice.message) == BOTH
@@ -83,7 +83,7 @@ async def test_calls_in_a_plain_answer(served):
     assert len({call.id for call in choice.message.tool_calls}) == 2
 
 
-async def test_a_stream_says_the_same(served):
+async def test_stream_has_the_same_calls(served):
     (plain,) = (await chat(served)).choices
     (choice,) = (await streamed(served)).choices
     assert choice.finish_reason == "tool_calls"
@@ -92,7 +92,7 @@ async def test_a_stream_says_the_same(served):
 
 
 async def joined(served, **fields):
-    """A stream's content, the arguments of its calls, and its reason, from the bytes on the wire."""
+    """Content, arguments of the calls and finish reason of a stream, from its raw bytes."""
     body = {"messages": HELLO, "tools": TOOLS, "stream": True, **fields}
     answer = await served.http.post("/v1/chat/completions", json=body)
     text, arguments, reason = "", [], None
@@ -111,22 +111,22 @@ def of_plain(choice):
     return choice.message.content or None, arguments, choice.finish_reason
 
 
-async def test_wherever_a_stream_is_cut(served):
-    """Within characters, too: tokens are bytes here."""
+async def test_stream_gives_the_same_calls_for_every_split(served):
+    """Splits fall within characters, too, as each byte is a token."""
     (plain,) = (await chat(served)).choices
     for num_first in range(len(served.engine.replies[0].encode()) + 1):
-        served.engine.cuts = frozenset({num_first})
+        served.engine.yield_at = frozenset({num_first})
         assert await joined(served) == of_plain(plain), num_first
 
 
-async def test_an_answer_that_breaks_off_says_the_same_in_a_stream(served):
+async def test_truncated_answer_is_the_same_in_a_stream(served):
     for max_tokens in range(1, len(served.engine.replies[0].encode()), 4):
         (plain,) = (await chat(served, max_tokens=max_tokens)).choices
         assert plain.finish_reason == "length"
         assert await joined(served, max_tokens=max_tokens) == of_plain(plain)
 
 
-async def test_an_answer_without_calls(served):
+async def test_answer_without_calls_has_only_text(served):
     served.engine.replies = ["Hello. \n"]
     (choice,) = (await chat(served)).choices
     assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", "Hello. \n", None)
@@ -134,31 +134,31 @@ async def test_an_answer_without_calls(served):
     assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", "Hello. \n", None)
 
 
-async def test_the_template_gets_the_tools(served):
+async def test_template_gets_the_tools(served):
     await chat(served)
     (request,) = served.engine.requests
     prompt = served.engine.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
     assert prompt.startswith(f"<|im_start|>tools\n{json.dumps(TOOLS)}<|im_end|>\n<|im_start|>user\nhi")
 
 
-async def test_choices_have_calls_of_their_own(served):
+async def test_each_choice_has_its_own_calls(served):
     served.engine.replies = [served.engine.replies[0], "No."]
     one, two = (await chat(served, n=2)).choices
     assert calls_of(one.message) == BOTH
     assert (two.message.content, two.message.tool_calls, two.finish_reason) == ("No.", None, "stop")
 
 
-async def test_one_call_only(served):
+async def test_parallel_tool_calls_false_allows_one_call(served):
     (choice,) = (await chat(served, parallel_tool_calls=False)).choices
     assert calls_of(choice.message) == BOTH[:1]
 
 
-async def test_no_tool_choice_is_text(served):
+async def test_tool_choice_none_gives_text(served):
     (choice,) = (await chat(served, tool_choice="none")).choices
     assert (choice.finish_reason, choice.message.content) == ("stop", served.engine.replies[0])
 
 
-async def test_a_name_that_is_not_there(served):
+async def test_named_tool_must_exist(served):
     with pytest.raises(BadRequestError) as caught:
         await chat(served, tool_choice={"type": "function", "function": {"name": "other"}})
     assert caught.value.param == "tool_choice"

@@ -6,7 +6,7 @@ import pytest
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.observe_flags import tracer_of
 from octavo_server.config import ServerConfig
-from octavo_server.tracing import RequestTracer, checked_endpoint, service_resource
+from octavo_server.tracing import RequestTracer, service_resource, validate_endpoint
 from octavo_testing.collector import collecting, spans_of
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
@@ -40,7 +40,7 @@ def spans_by_name(exporter):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_is_a_span_of_the_callers_trace_with_its_phases_within(served, exporter, stream):
+async def test_request_is_a_span_of_the_callers_trace_with_its_phases(served, exporter, stream):
     headers = {**SAMPLED, "X-Request-Id": "mine"}
     await served.http.post("/v1/completions", json=BODY | {"stream": stream}, headers=headers)
     spans = spans_by_name(exporter)
@@ -76,7 +76,7 @@ async def test_a_request_is_a_span_of_the_callers_trace_with_its_phases_within(s
     assert all(request.attributes[name] > 0 for name in measured)
 
 
-async def test_without_a_traceparent_each_request_is_a_trace_of_its_own(served, exporter):
+async def test_request_without_a_traceparent_starts_its_own_trace(served, exporter):
     for _ in range(2):
         await served.http.post("/v1/completions", json=BODY)
     requests = [span for span in exporter.get_finished_spans() if span.name == "llm_request"]
@@ -84,12 +84,12 @@ async def test_without_a_traceparent_each_request_is_a_trace_of_its_own(served, 
     assert len({span.context.trace_id for span in requests}) == 2
 
 
-async def test_what_the_caller_does_not_sample_is_not_recorded(served, exporter):
+async def test_unsampled_trace_of_the_caller_is_not_recorded(served, exporter):
     await served.http.post("/v1/completions", json=BODY, headers={"traceparent": f"00-{TRACE_ID}-{CALLER}-00"})
     assert spans_by_name(exporter) == {}
 
 
-async def test_a_failed_and_an_abandoned_request_end_their_spans_too(served, exporter):
+async def test_failed_and_aborted_requests_end_their_spans(served, exporter):
     served.engine.fail_at = 2
     await served.http.post("/v1/completions", json=BODY)
     failed = spans_by_name(exporter)["llm_request"]
@@ -121,7 +121,7 @@ async def test_spans_reach_a_collector(tmp_path):
     assert set(spans_of(received)) == {(name, TRACE_ID) for name in ("llm_request", "queue", "prefill", "decode")}
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
+def test_missing_package_is_named_with_its_installation_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     monkeypatch.delitem(sys.modules, "octavo_server.tracing")
     with pytest.raises(StartupError, match=r"pip install 'octavo-server\[otel\]'"):
@@ -129,29 +129,29 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
 
 
 @pytest.mark.parametrize("command", ["serve", "route"])
-def test_no_sdk_is_loaded_without_the_flag(command):
+def test_sdk_is_not_loaded_without_the_flag(command):
     code = f"import sys, octavo_server.cli.{command}; assert 'opentelemetry.sdk' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("endpoint", ["collector:4318", "grpc://collector:4317", "http://", "nonsense"])
-def test_an_endpoint_that_is_no_http_url_is_refused(endpoint):
+def test_endpoint_that_is_not_an_http_url_is_rejected(endpoint):
     with pytest.raises(StartupError, match="no URL such as"):
-        checked_endpoint(endpoint)
+        validate_endpoint(endpoint)
 
 
-def test_only_http_is_spoken(monkeypatch):
+def test_only_the_http_protocol_is_accepted(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     with pytest.raises(StartupError, match="http/protobuf only"):
-        checked_endpoint("http://x:4318")
+        validate_endpoint("http://x:4318")
 
 
-def test_the_service_has_the_name_that_the_environment_gives(monkeypatch):
+def test_service_name_comes_from_the_environment(monkeypatch):
     assert service_resource().attributes["service.name"] == "octavo"
     monkeypatch.setenv("OTEL_SERVICE_NAME", "chat-in-europe")
     assert service_resource().attributes["service.name"] == "chat-in-europe"
 
 
-def test_a_path_of_ones_own_is_kept():
-    assert checked_endpoint("http://x:4318") == "http://x:4318/v1/traces"
-    assert checked_endpoint("https://x/custom") == "https://x/custom"
+def test_custom_path_of_the_endpoint_is_kept():
+    assert validate_endpoint("http://x:4318") == "http://x:4318/v1/traces"
+    assert validate_endpoint("https://x/custom") == "https://x/custom"

@@ -56,13 +56,13 @@ class Subscriber:
         self.batches = []
 
     async def joined(self, events):
-        """Whoever subscribes late gets nothing of what came before: until it gets what is said to all."""
+        """Wait for a probe message: a late subscriber misses earlier messages."""
         async with asyncio.timeout(20):
             while not await self._socket.poll(50):
                 events._publisher.send_multipart([TOPIC + PROBE, b"", b""])
 
     async def until(self, wanted):
-        """The events up to the first that is wanted."""
+        """Read events up to the first wanted one."""
         events = []
         async with asyncio.timeout(20):
             while not any(wanted(event) for event in events):
@@ -78,7 +78,7 @@ class Subscriber:
 
 
 async def replayed(config, start, *before):
-    """Batches from `start` on, and the end marker. `before`: what else is asked on the same way, and so read first."""
+    """Batches from `start` on, and the end marker. `before`: requests sent first on the same socket."""
     found = []
     with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
@@ -114,7 +114,7 @@ def holds(number):
 
 
 @pytest.mark.parametrize("kv_stream", [True, False])
-async def test_blocks_are_told_with_their_tokens_as_they_come_and_go(folder, config, subscriber, kv_stream):
+async def test_stored_and_removed_blocks_are_published_with_tokens(folder, config, subscriber, kv_stream):
     async with (
         zmq_events(config) as events,
         running(engine_config(folder, config, kv_stream=kv_stream)) as llm,
@@ -142,7 +142,7 @@ async def test_blocks_are_told_with_their_tokens_as_they_come_and_go(folder, con
         assert [seq for seq, _ in subscriber.batches] == list(range(len(subscriber.batches)))
 
 
-async def test_what_was_missed_is_sent_again(folder, config, subscriber):
+async def test_missed_batches_are_replayed(folder, config, subscriber):
     async with (
         zmq_events(config) as events,
         running(engine_config(folder, config)) as llm,
@@ -158,20 +158,20 @@ async def test_what_was_missed_is_sent_again(folder, config, subscriber):
         assert await replayed(config, 99) == []
 
 
-async def test_a_request_for_a_replay_that_can_not_be_read_harms_nobody(config, caplog):
+async def test_an_invalid_replay_request_is_ignored(config, caplog):
     async with zmq_events(config):
         assert await replayed(config, 0, b"soon") == []
     assert "4 bytes in place of 8" in caplog.text
 
 
-async def test_only_so_many_batches_are_kept(config):
+async def test_the_replay_buffer_is_bounded(config):
     async with zmq_events(replace(config, buffer_steps=2)) as events:
         for number in range(5):
             events.publish(KVChange(removed=run_together([number])), SIZE)
         assert [seq for seq, _ in await replayed(config, 0)] == [3, 4]
 
 
-async def test_an_endpoint_that_is_taken_ends_the_start(config):
+async def test_an_endpoint_in_use_fails_the_start(config):
     async with zmq_events(KVEventsConfig(enable_kv_cache_events=True, endpoint="tcp://127.0.0.1:*")):
         pass
     with pytest.raises(StartupError, match="cannot use the endpoint 'nonsense'"):
@@ -180,7 +180,7 @@ async def test_an_endpoint_that_is_taken_ends_the_start(config):
         ZmqEvents(KVEventsConfig(enable_kv_cache_events=True, endpoint="ipc://@octavo", replay_endpoint="udp://*:1"))
 
 
-def test_the_flag_reads_vllm_s_configuration():
+def test_the_flag_accepts_vllms_configuration():
     given = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}
     assert kv_events_config(json.dumps(given)) == kv_events_config(given) == KVEventsConfig(**given)
     assert kv_events_config('{"publisher": "null", "enable_kv_cache_events": true}') is None
@@ -190,6 +190,6 @@ def test_the_flag_reads_vllm_s_configuration():
             kv_events_config(wrong)
 
 
-def test_offline_there_is_nobody_to_tell(folder, config):
+def test_offline_use_with_kv_events_is_refused(folder, config):
     with pytest.raises(StartupError, match="only `octavo serve`"):
         LLM(str(folder), loader=LOADER, load_format="dummy", kv_events_config=config)

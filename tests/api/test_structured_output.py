@@ -1,4 +1,4 @@
-"""Structured output through the whole engine, on a tiny model with random weights: whatever it says has the shape."""
+"""Structured output through the whole engine, with a tiny random model: every output follows its grammar."""
 
 import json
 import re
@@ -58,7 +58,7 @@ def only(llm, params):
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0, 2.0])
-def test_shapes_side_by_side(llm, temperature):
+def test_different_grammars_run_in_one_batch(llm, temperature):
     same = {"temperature": temperature}
     outputs = generate(
         llm,
@@ -76,13 +76,13 @@ def test_shapes_side_by_side(llm, temperature):
     assert re.fullmatch("<[0-9]{2,3}>", texts[3])
 
 
-def test_the_company_changes_nothing(llm):
+def test_result_does_not_depend_on_other_requests(llm):
     alone = [only(llm, shaped(json=SCHEMA, seed=seed))[0].token_ids for seed in range(4)]
     crowd = generate(llm, *(shaped(json=SCHEMA, seed=seed) for seed in range(4)), SamplingParams(max_tokens=60))
     assert [output.outputs[0].token_ids for output in crowd[:4]] == alone
 
 
-def test_forks_each_follow_the_grammar(llm):
+def test_each_fork_follows_the_grammar(llm):
     params = shaped(json=SCHEMA, n=4)
     (output,) = generate(llm, params)
     assert len({sequence.text for sequence in output.outputs}) > 1
@@ -92,7 +92,7 @@ def test_forks_each_follow_the_grammar(llm):
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
-def test_a_preempted_sequence_goes_on_where_it_was(llm, folder, mode):
+def test_preempted_sequence_continues_its_grammar(llm, folder, mode):
     params = [shaped(regex="[a-z ]{60,70}[.]", seed=seed) for seed in range(8)]
     expected = [output.outputs[0].token_ids for output in generate(llm, *params)]
     pressed = make_llm(folder, num_gpu_blocks_override=18, swap_space=0.001, preemption_mode=mode)
@@ -102,7 +102,7 @@ def test_a_preempted_sequence_goes_on_where_it_was(llm, folder, mode):
     pressed.shutdown()
 
 
-def test_a_trace_of_it_replays(folder, tmp_path):
+def test_trace_with_grammars_replays(folder, tmp_path):
     llm = make_llm(folder, trace=str(tmp_path / "trace"))
     generate(llm, shaped(json=SCHEMA), shaped(choice=["a", "b"], n=2), SamplingParams(max_tokens=5))
     llm.shutdown()
@@ -111,24 +111,24 @@ def test_a_trace_of_it_replays(folder, tmp_path):
     assert report.ok, str(report)
 
 
-def test_min_tokens_and_ignore_eos_ask_for_more_as_long_as_there_is_more(llm):
+def test_min_tokens_and_ignore_eos_apply_while_the_grammar_allows_more(llm):
     assert len(only(llm, shaped(regex="a{1,9}", min_tokens=6))[0].text) >= 6
     for rule in ({"ignore_eos": True}, {"min_tokens": 50}):
         output, _ = only(llm, shaped(regex="a{1,9}", **rule))
         assert (output.text, output.finish_reason) == ("a" * 9, "stop")
 
 
-def test_the_length_limit_ends_it_in_mid_air(llm):
+def test_length_limit_ends_an_incomplete_output(llm):
     output, error = only(llm, shaped(regex="a{20}", max_tokens=5))
     assert (output.text, output.finish_reason, error) == ("aaaaa", "length", None)
 
 
-def test_a_stop_string_ends_it_too(llm):
+def test_stop_string_ends_a_structured_output(llm):
     output, _ = only(llm, shaped(regex="abcabc", stop="ca"))
     assert (output.text, output.finish_reason, output.stop_reason) == ("ab", "stop", "ca")
 
 
-def test_a_stop_token_may_end_a_grammar_that_may_end(llm):
+def test_stop_token_may_end_a_grammar_that_may_end(llm):
     stop = BYTES["!"]
     biased = shaped(regex="a+", stop_token_ids=[stop], logit_bias={stop: 100, EOS: -100}, max_tokens=30)
     output, _ = only(llm, biased)
@@ -136,7 +136,7 @@ def test_a_stop_token_may_end_a_grammar_that_may_end(llm):
     assert set(output.text) == {"a"}
 
 
-def test_biases_and_bans_choose_among_what_is_allowed(llm):
+def test_biases_and_bans_apply_to_allowed_tokens(llm):
     likes_b = shaped(choice=["ab", "ba"], logit_bias={BYTES["b"]: 100, BYTES["z"]: 100})
     assert only(llm, likes_b)[0].text == "ba"
     assert only(llm, shaped(choice=["ab", "ba"], bad_words=["b"], seed=3))[1] is not None
@@ -148,18 +148,18 @@ def test_biases_and_bans_choose_among_what_is_allowed(llm):
     ("params", "words"),
     [
         (shaped(regex="[abc]{4}", allowed_token_ids=[BYTES["x"]]), "leave no token"),
-        (shaped(grammar="root ::= root"), "can't follow its grammar"),
+        (shaped(grammar="root ::= root"), "follow its grammar"),
     ],
     ids=["masks exclude each other", "a grammar without an end"],
 )
-def test_masks_that_leave_nothing_end_that_sequence_alone(llm, params, words):
-    failed, fine = generate(llm, params, shaped(choice=["yes"]))
+def test_empty_mask_ends_only_its_sequence(llm, params, words):
+    failed, finished = generate(llm, params, shaped(choice=["yes"]))
     assert failed.outputs[0].finish_reason == "error"
     assert words in failed.error
-    assert fine.outputs[0].text == "yes"
+    assert finished.outputs[0].text == "yes"
 
 
-def test_log_probabilities_are_those_of_what_was_allowed(llm):
+def test_logprobs_cover_only_allowed_tokens(llm):
     output, _ = only(llm, shaped(choice=["a", "b"], logprobs=2))
     assert output.logprobs is not None
     first = {token: entry.logprob for token, entry in output.logprobs[0].items()}
@@ -167,12 +167,12 @@ def test_log_probabilities_are_those_of_what_was_allowed(llm):
     assert sum(2.718281828 ** first[BYTES[c]] for c in "ab") == pytest.approx(1, abs=1e-4)
 
 
-def test_special_tokens_are_spelt_out_in_strings(llm):
+def test_special_tokens_are_spelled_out_in_strings(llm):
     output, _ = only(llm, shaped(choice=["<|im_end|>"]))
     assert output.text == "<|im_end|>"
     assert output.token_ids[:-1] == list(b"<|im_end|>")
 
 
-def test_what_cannot_be_enforced_is_refused_before_it_runs(llm):
+def test_unenforceable_grammar_is_rejected_before_it_runs(llm):
     with pytest.raises(InvalidRequest, match="#/properties/a/not"):
         generate(llm, shaped(json={"properties": {"a": {"not": {}}}}))

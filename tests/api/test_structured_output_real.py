@@ -1,4 +1,4 @@
-"""The real model, held to schemas: a few of the benchmark's kinds, at temperature 1; each answer validates."""
+"""The real model with schemas of the benchmark, at temperature 1: every finished answer matches its schema."""
 
 import json
 
@@ -27,7 +27,7 @@ SCHEMAS = [
 ]
 
 
-def test_every_answer_that_ends_validates():
+def test_every_finished_answer_matches_its_schema():
     llm = LLM(max_model_len=512, num_gpu_blocks_override=256)
     messages = [[{"role": "user", "content": "Answer with JSON about anyone."}] for _ in SCHEMAS * 2]
     params = [

@@ -1,10 +1,10 @@
-"""`octavo up -f`: what a cluster would run runs on this machine, behind one router, as the manifest says."""
+"""`octavo up -f` runs the services of a manifest on this machine, behind one router."""
 
 from pathlib import Path
 
 import httpx
 import pytest
-from octavo_testing.up_command import SERVING, none_left, octavo_up
+from octavo_testing.up_command import SERVING, all_exited, octavo_up
 
 pytestmark = pytest.mark.timeout(300)  # three engines and a router
 
@@ -54,17 +54,17 @@ def complete(up, model, key):
 
 def test_two_services_share_a_router_and_its_keys(tmp_path):
     with octavo_up(tmp_path, manifest=f"{CHAT}---{KEYS}---{CODE}") as up:
-        up.until_said(SERVING)
+        up.wait_for_log(SERVING)
         assert "3 replicas serve gpt-tiny and code at" in up.log
         assert "chat: spec.resources has no effect here: engines share what this machine has" in up.log
         assert "chat: spec.exposure has no effect here: the endpoint is this machine's" in up.log
-        said = {line.split("|")[0].strip() for line in up.log.splitlines()}
-        assert said == {"up", "router", "chat-0", "chat-1", "code-0"}
+        names = {line.split("|")[0].strip() for line in up.log.splitlines()}
+        assert names == {"up", "router", "chat-0", "chat-1", "code-0"}
         for model in ("gpt-tiny", "tiny", "code"):
             for key in ("sk-alice", "sk-bob"):
                 assert complete(up, model, key).status_code == 200
         assert complete(up, "code", "sk-eve").status_code == 401
-        assert complete(up, "chat", "sk-bob").status_code == 404  # servedNames say what it is called
+        assert complete(up, "chat", "sk-bob").status_code == 404  # the API knows the service only by its servedNames
         long = {"model": "tiny", "prompt": "x" * 200, "max_tokens": 4}
         refused = httpx.post(f"{up.url}/v1/completions", headers={"authorization": "Bearer sk-bob"}, json=long)
         assert "maximum context length is 128 tokens" in refused.text
@@ -80,17 +80,17 @@ def test_two_services_share_a_router_and_its_keys(tmp_path):
         assert "--cache-isolation" in up.child("replica-0").cmdline()
         up.interrupt()
         assert up.exit_code() == 0
-        assert none_left(family)
+        assert all_exited(family)
     assert not keys.exists()
 
 
-def test_own_keys_instead_of_the_secrets(tmp_path):
+def test_api_key_file_replaces_the_secret_of_the_manifest(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("carol: sk-carol\n")
     manifest = CHAT.replace("replicas: 2", "replicas: 1").replace(
         "    env:\n      - {name: GREETING, valueFrom: {secretKeyRef: {name: keys, key: alice}}}\n", ""
     )
     with octavo_up(tmp_path, "--api-key-file", str(keys), manifest=manifest) as up:
-        up.until_said(SERVING)
+        up.wait_for_log(SERVING)
         assert complete(up, "tiny", "sk-carol").status_code == 200
         assert complete(up, "tiny", "sk-alice").status_code == 401

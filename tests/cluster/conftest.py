@@ -1,4 +1,4 @@
-"""Fixtures of the tests that need a real API server: a client, the CRD as it is in the tree, a namespace."""
+"""Fixtures of the tests that need a real API server: a client, the CRD of the repository, a namespace."""
 
 import secrets
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def api() -> Iterator[client.ApiClient]:
 
 @pytest.fixture(scope="session")
 def crd(api: client.ApiClient) -> str:
-    """The name of the CRD, once the API server serves it as it is in the tree."""
+    """The name of the CRD, after the API server has established the repository's version."""
     manifest = yaml.safe_load(CRD.read_text())
     name: str = manifest["metadata"]["name"]
     crds = DynamicClient(api).resources.get(api_version="apiextensions.k8s.io/v1", kind="CustomResourceDefinition")
@@ -62,7 +62,7 @@ def namespace(api: client.ApiClient) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def strict_namespace(api: client.ApiClient) -> Iterator[str]:
-    """One that takes no pod but by the strictest of the Pod Security Standards."""
+    """A namespace that enforces the restricted Pod Security Standard."""
     core, name = client.CoreV1Api(api), f"octavo-test-{secrets.token_hex(4)}"
     level = {"pod-security.kubernetes.io/enforce": "restricted"}
     core.create_namespace({"metadata": {"name": name, "labels": level}})
@@ -72,7 +72,7 @@ def strict_namespace(api: client.ApiClient) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """An API server of the tests' own, whose audit log they read. `with plane.away()`: it is killed, and comes back."""
+    """A control plane for the tests alone. They read its audit log; `plane.apiserver_down()` kills its API server."""
     if missing := missing_tools():
         pytest.skip(missing)
     controllers = (GARBAGE, NAMESPACES)

@@ -1,4 +1,4 @@
-"""The CRD over the life of a release, by real helm on a real API server: kept, taken up again, taken over, upgraded."""
+"""The CRD during a release's life with real helm and a real API server: kept, reused, adopted, upgraded."""
 
 import shutil
 import time
@@ -10,11 +10,11 @@ from urllib.error import HTTPError
 
 import pytest
 import yaml
-from octavo_testing.chart import CHART, HELM_MISSING, helm, run_helm
+from octavo_testing.chart import CHART, HELM_MISSING, helm_binary, run_helm
 from octavo_testing.control_plane import CRDS, LIMIT_S, ControlPlane, control_plane, missing_tools
 from octavo_testing.infsvc_cases import Case
 
-pytestmark = pytest.mark.skipif(helm() is None, reason=HELM_MISSING)
+pytestmark = pytest.mark.skipif(helm_binary() is None, reason=HELM_MISSING)
 
 NAME = "inferenceservices.serving.octavo.dev"
 SERVICES = "/apis/serving.octavo.dev/v1alpha1/namespaces/default/inferenceservices"
@@ -25,7 +25,7 @@ Releases = Callable[..., tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def own_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Its CRD is replaced and its services are deleted, which no other test could stand."""
+    """A control plane for this module alone: its tests replace the CRD and delete all services."""
     if missing := missing_tools():
         pytest.skip(missing)
     with control_plane(tmp_path_factory.mktemp("plane")) as running:
@@ -34,21 +34,21 @@ def own_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane
 
 @pytest.fixture
 def releases(own_plane: ControlPlane) -> Iterator[Releases]:
-    """Runs helm. Before the test there is no CRD, afterwards no release."""
+    """A function that runs helm. The CRD is deleted before the test, the releases after it."""
     if _crd(own_plane):
         own_plane.call("DELETE", f"{CRDS}/{NAME}")
         _until(lambda: _crd(own_plane) is None)
-    made: set[str] = set()
+    installed: set[str] = set()
 
     def run(verb: str, release: str, chart: Path = CHART, *flags: str, **values: Any) -> tuple[int, str]:
-        made.add(release)
+        installed.add(release)
         where = ["--namespace", NAMESPACE, *(["--create-namespace"] if verb == "install" else [])]
         what = [release] if verb == "uninstall" else [release, str(chart)]
         done = run_helm(verb, *what, *where, *flags, values=values, kubeconfig=own_plane.kubeconfig())
         return done.returncode, done.stdout + done.stderr
 
     yield run
-    for release in made:
+    for release in installed:
         run("uninstall", release, CHART, "--ignore-not-found")
 
 
@@ -70,13 +70,13 @@ def _until(holds: Callable[[], bool]) -> None:
 
 
 def _fields(crd: dict[str, Any] | None) -> set[str]:
-    """Of the spec, at its first level."""
+    """Names of the fields of the spec's first level."""
     assert crd is not None
     return set(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"])
 
 
 def _serve(plane: ControlPlane, name: str) -> str:
-    """A new service's uid."""
+    """Create a service and return its uid."""
     _until(lambda: _is_served(plane))
     uid: str = plane.call("POST", SERVICES, Case("", {}, name=name).manifest())["metadata"]["uid"]
     return uid
@@ -92,7 +92,7 @@ def _is_served(plane: ControlPlane) -> bool:
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chart of a version before: its CRD lacks a field and has another."""
+    """The chart of an older version, whose CRD lacks one field and has an additional one."""
     chart = tmp_path_factory.mktemp("older") / "octavo"
     shutil.copytree(CHART, chart)
     path = chart / "files" / f"{NAME}.yaml"
@@ -106,7 +106,7 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return chart
 
 
-def test_it_is_kept_on_uninstall_and_taken_up_by_the_same_release(releases: Releases, own_plane: ControlPlane) -> None:
+def test_the_crd_is_kept_on_uninstall_and_reused_on_install(releases: Releases, own_plane: ControlPlane) -> None:
     assert releases("install", "octavo")[0] == 0
     uid = _serve(own_plane, "kept")
     code, says = releases("uninstall", "octavo")
@@ -116,7 +116,7 @@ def test_it_is_kept_on_uninstall_and_taken_up_by_the_same_release(releases: Rele
     assert own_plane.call("GET", f"{SERVICES}/kept")["metadata"]["uid"] == uid
 
 
-def test_another_release_takes_it_over_only_when_told(releases: Releases, own_plane: ControlPlane) -> None:
+def test_another_release_adopts_the_crd_only_with_a_flag(releases: Releases, own_plane: ControlPlane) -> None:
     assert releases("install", "first")[0] == 0
     uid = _serve(own_plane, "kept")
     releases("uninstall", "first")
@@ -128,7 +128,7 @@ def test_another_release_takes_it_over_only_when_told(releases: Releases, own_pl
 
 
 @pytest.mark.parametrize(("flags", "values"), [(["--take-ownership"], {}), ([], {"crds": {"install": False}})])
-def test_one_that_was_applied_by_hand_is_taken_over_or_left_alone(
+def test_a_crd_applied_by_hand_is_adopted_or_left_alone(
     releases: Releases, own_plane: ControlPlane, flags: list[str], values: dict[str, Any]
 ) -> None:
     own_plane.call("POST", CRDS, yaml.safe_load((CHART / "files" / f"{NAME}.yaml").read_text()))
@@ -140,7 +140,7 @@ def test_one_that_was_applied_by_hand_is_taken_over_or_left_alone(
     assert ("helm.sh/resource-policy" in crd["metadata"].get("annotations", {})) == bool(flags)
 
 
-def test_an_upgrade_changes_it_and_leaves_services_alone(
+def test_an_upgrade_changes_the_crd_and_keeps_services(
     releases: Releases, own_plane: ControlPlane, older: Path
 ) -> None:
     assert releases("install", "octavo", older)[0] == 0
@@ -152,7 +152,7 @@ def test_an_upgrade_changes_it_and_leaves_services_alone(
 
 
 @pytest.mark.parametrize("flags", [[], ["--take-ownership"]], ids=["same release", "another release"])
-def test_one_of_an_older_version_that_was_left_behind_is_upgraded(
+def test_an_older_crd_left_by_a_release_is_upgraded(
     releases: Releases, own_plane: ControlPlane, older: Path, flags: list[str]
 ) -> None:
     assert releases("install", "octavo", older)[0] == 0
@@ -163,14 +163,14 @@ def test_one_of_an_older_version_that_was_left_behind_is_upgraded(
     assert own_plane.call("GET", f"{SERVICES}/kept")["metadata"]["uid"] == uid
 
 
-def test_it_stays_when_the_chart_no_longer_brings_it(releases: Releases, own_plane: ControlPlane) -> None:
+def test_the_crd_stays_when_the_chart_stops_installing_it(releases: Releases, own_plane: ControlPlane) -> None:
     assert releases("install", "octavo")[0] == 0
     uid = _serve(own_plane, "kept")
     assert releases("upgrade", "octavo", crds={"install": False}) == (0, ANY)
     assert own_plane.call("GET", f"{SERVICES}/kept")["metadata"]["uid"] == uid
 
 
-def test_notes_tell_the_next_command(releases: Releases, own_plane: ControlPlane) -> None:
+def test_notes_name_the_next_commands(releases: Releases, own_plane: ControlPlane) -> None:
     says = releases("install", "octavo", crds={"install": False}, watchNamespaces=["default"])[1]
     assert "kubectl apply --server-side -f crds/" in says
     says = releases("upgrade", "octavo", watchNamespaces=["default"])[1]

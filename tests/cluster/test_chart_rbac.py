@@ -1,4 +1,4 @@
-"""The operator with the rights that the chart gives it: all it does is allowed, and all that is allowed it does."""
+"""The operator with the rights of the chart: they allow each of its calls, and it uses each of them."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ import yaml
 from octavo_operator.desired.children import desired_children
 from octavo_operator.service import Settings, read_service
 from octavo_testing.audit_log import Call
-from octavo_testing.chart import CHART, HELM_MISSING, helm, render, run_helm
+from octavo_testing.chart import CHART, HELM_MISSING, helm_binary, render, run_helm
 from octavo_testing.component import Component
 from octavo_testing.control_plane import (
     CRDS,
@@ -28,26 +28,26 @@ from octavo_testing.control_plane import (
     missing_tools,
 )
 from octavo_testing.infsvc_cases import HOST, KEYS, OPEN, Case, stored
-from octavo_testing.rbac import Right, documented, granted, refused, used
+from octavo_testing.rbac import Right, documented_rights, granted_rights, refused_calls, used_rights
 from octavo_testing.serve_command import free_port
 
-pytestmark = [pytest.mark.skipif(helm() is None, reason=HELM_MISSING), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.skipif(helm_binary() is None, reason=HELM_MISSING), pytest.mark.timeout(300)]
 
 SYSTEM, SERVED = "octavo-system", "served"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 SERVICES = f"/apis/serving.octavo.dev/v1alpha1/namespaces/{SERVED}/inferenceservices"
 EVERYTHING = {"monitoring": {"podMonitors": True}, "gatewayApi": {"enabled": True}}
-#: What other projects' CRDs would bring.
+#: Kinds of other projects' CRDs.
 FOREIGN = (("monitoring.coreos.com", "v1", "PodMonitor"), ("gateway.networking.k8s.io", "v1", "HTTPRoute"))
 OVER_SERVICES, OWN = "The operator, over services", "The operator, in its own namespace"
-#: Needs pods that run: the suite in e2e/ exercises it.
+#: Rights that are used only with running pods: the suite in e2e/ exercises them.
 NEEDS_PODS = {Right("", "pods/status", "patch")} | {
     Right("events.k8s.io", "events", verb) for verb in ("list", "update")
 }
 
 GATEWAY = {"gateway": {"parentRefs": [{"name": "public"}]}}
 CLAIM = {"model": {"uri": "hf://a/b", "cache": {"mode": "PVC", "size": "1Gi"}}}
-#: Name -> spec, in three acts: made, edited so that everything that can go goes, deleted.
+#: Name -> spec. The services are created, edited so that all optional children go, and deleted.
 MADE: dict[str, Any] = {
     "host": {"exposure": HOST, "auth": KEYS} | CLAIM,
     "gateway": {"exposure": GATEWAY, "auth": OPEN},
@@ -89,13 +89,13 @@ def _foreign(group: str, version: str, kind: str) -> dict[str, Any]:
 
 @contextmanager
 def _installed(plane: ControlPlane, folder: Path, values: dict[str, Any], *flags: str) -> Iterator[Component]:
-    """The operator as the chart's Deployment starts it, with the account that the chart makes."""
+    """Run the operator with the arguments and the account of the chart's Deployment."""
     where, kubeconfig = ["--namespace", SYSTEM], plane.kubeconfig()
     made = run_helm("install", "octavo", str(CHART), *where, *flags, values=values, kubeconfig=kubeconfig)
     assert made.returncode == 0, made.stderr
     (deployment,) = [m for m in render(values, namespace=SYSTEM) if m["kind"] == "Deployment"]
     pod = deployment["spec"]["template"]["spec"]
-    user = plane.token_of(SYSTEM, pod["serviceAccountName"])
+    user = plane.issue_token(SYSTEM, pod["serviceAccountName"])
     env = os.environ | {"KUBECONFIG": str(plane.kubeconfig(user)), "POD_NAME": "octavo-0", "POD_NAMESPACE": SYSTEM}
     args = [*pod["containers"][0]["args"], f"--liveness=http://127.0.0.1:{free_port()}/healthz"]
     operator = Component(
@@ -112,13 +112,13 @@ def _installed(plane: ControlPlane, folder: Path, values: dict[str, Any], *flags
 def _until(holds: Callable[[], bool], operator: Component) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not holds():
-        operator.check()
-        assert time.monotonic() < deadline, operator.last_words()
+        operator.assert_running()
+        assert time.monotonic() < deadline, operator.log_tail()
         time.sleep(0.1)
 
 
 def _settle(plane: ControlPlane, operator: Component, specs: dict[str, Any]) -> None:
-    """Until the operator has said something of each of these specs, and no revision but the wanted one is there."""
+    """Wait until each status is of the latest spec and its rollout is complete."""
 
     def is_settled(name: str) -> bool:
         found = plane.call("GET", f"{SERVICES}/{name}")
@@ -139,13 +139,13 @@ def _write(plane: ControlPlane, specs: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def history(audited: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
-    """What the operator did while services were made, edited, drifted and deleted."""
+    """The operator's calls while services were created, edited, changed by hand and deleted."""
     with _installed(audited, tmp_path_factory.mktemp("operator"), EVERYTHING, "--take-ownership") as operator:
         for specs in (MADE, EDITED):
             _write(audited, specs)
             _settle(audited, operator, specs)
-        for _ in range(2):  # the same news twice
-            _repaired(audited, operator, f"/api/v1/namespaces/{SERVED}/services/host")
+        for _ in range(2):  # the same event twice
+            _wait_for_repair(audited, operator, f"/api/v1/namespaces/{SERVED}/services/host")
         for name in EDITED:
             audited.call("DELETE", f"{SERVICES}/{name}")
         _until(lambda: not _exists(audited, f"/apis/apps/v1/namespaces/{SERVED}/deployments/host-router"), operator)
@@ -154,13 +154,13 @@ def history(audited: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def _is_renewed(plane: ControlPlane) -> bool:
-    """The operator's Lease: after some seconds, which all else may have taken less than."""
+    """Return whether the operator has renewed its Lease, which takes some seconds."""
     leases = plane.call("GET", f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases")["items"]
     return any(lease["spec"]["renewTime"] != lease["spec"]["acquireTime"] for lease in leases)
 
 
-def _repaired(plane: ControlPlane, operator: Component, path: str) -> None:
-    """What somebody deletes is made again, and told of."""
+def _wait_for_repair(plane: ControlPlane, operator: Component, path: str) -> None:
+    """Delete an object and wait until the operator has created it again."""
     uid = plane.call("GET", path)["metadata"]["uid"]
     plane.call("DELETE", path)
     _until(lambda: _exists(plane, path) and plane.call("GET", path)["metadata"]["uid"] != uid, operator)
@@ -174,44 +174,44 @@ def _exists(plane: ControlPlane, path: str) -> bool:
     return True
 
 
-def test_nothing_it_does_is_refused(history: list[Call]) -> None:
-    assert refused(history) == []
+def test_no_call_of_the_operator_is_refused(history: list[Call]) -> None:
+    assert refused_calls(history) == []
     assert len(history) > 50
 
 
-def test_every_right_is_used_or_its_reason_stands_beside_it(history: list[Call]) -> None:
-    table = documented(OVER_SERVICES) | documented(OWN)
+def test_every_right_is_used_or_has_a_reason(history: list[Call]) -> None:
+    table = documented_rights(OVER_SERVICES) | documented_rights(OWN)
     excused = {right for right, reason in table.items() if reason}
-    rights = granted(rule for _, rules in _roles(EVERYTHING) for rule in rules)
-    assert sorted(rights - used(history) - excused - NEEDS_PODS) == []
-    assert sorted(excused & used(history)) == [], "these are used: their reasons can go"
+    rights = granted_rights(rule for _, rules in _roles(EVERYTHING) for rule in rules)
+    assert sorted(rights - used_rights(history) - excused - NEEDS_PODS) == []
+    assert sorted(excused & used_rights(history)) == [], "these are used: their reasons can go"
 
 
 def _roles(values: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Those of the operator's account, by the end of their names."""
+    """Names and rules of the roles of the operator's account."""
     made = [m for m in render(values) if m["kind"] in ("Role", "ClusterRole")]
     ours = [m for m in made if m["metadata"]["name"].removesuffix("-own").endswith("-operator")]
     return [(m["metadata"]["name"], m["rules"]) for m in ours]
 
 
 @pytest.mark.parametrize("values", [EVERYTHING, EVERYTHING | {"watchNamespaces": [SERVED]}], ids=["cluster", "some"])
-def test_the_table_in_the_guide_is_what_the_chart_grants(values: dict[str, Any]) -> None:
+def test_the_guide_has_the_rights_that_the_chart_grants(values: dict[str, Any]) -> None:
     roles = _roles(values)
     assert {name for name, _ in roles} == {"octavo-operator", "octavo-operator-own"}
     for name, rules in roles:
-        assert documented(OWN if name.endswith("-own") else OVER_SERVICES).keys() == granted(rules)
+        assert documented_rights(OWN if name.endswith("-own") else OVER_SERVICES).keys() == granted_rights(rules)
 
 
-def test_the_table_in_the_guide_is_what_people_and_routers_are_granted() -> None:
+def test_the_guide_has_the_rights_of_users_and_routers() -> None:
     people = [m for m in render({}) if m["kind"] == "ClusterRole" and m["metadata"]["name"] != "octavo-operator"]
-    assert documented("People").keys() == granted(rule for role in people for rule in role["rules"])
+    assert documented_rights("People").keys() == granted_rights(rule for role in people for rule in role["rules"])
     service = read_service(stored(Case("", {})))
     settings = Settings(engine_image="engine", router_image="router", operator_namespace=SYSTEM)
     (role,) = [child for child in desired_children(service, settings) if child["kind"] == "Role"]
-    assert documented("A router").keys() == granted(role["rules"])
+    assert documented_rights("A router").keys() == granted_rights(role["rules"])
 
 
-def test_with_namespaces_there_is_no_cluster_role_and_the_operator_needs_none(
+def test_an_operator_of_namespaces_needs_no_cluster_role(
     audited: ControlPlane, tmp_path: Path, history: list[Call]
 ) -> None:
     values = {"watchNamespaces": [SERVED], "crds": {"install": False}}
@@ -221,11 +221,11 @@ def test_with_namespaces_there_is_no_cluster_role_and_the_operator_needs_none(
         _write(audited, {"few": {}})
         _settle(audited, operator, {"few": {}})
     calls = audited.audit.calls(since=since, user=":octavo-operator")
-    assert refused(calls) == []
+    assert refused_calls(calls) == []
     assert {call.namespace for call in calls if call.resource} == {SYSTEM, SERVED}
 
 
-def test_routers_let_in_the_operator_that_the_chart_makes(
+def test_router_policies_admit_the_operator_of_the_chart(
     audited: ControlPlane, tmp_path: Path, history: list[Call]
 ) -> None:
     values = {"commonLabels": {"app.kubernetes.io/name": "ours"}, "operator": {"podLabels": {"team": "a"}}}
@@ -243,32 +243,33 @@ def test_routers_let_in_the_operator_that_the_chart_makes(
     assert [n["metadata"]["name"] for n in namespaces if wanted <= n["metadata"]["labels"].items()] == [SYSTEM]
 
 
-def test_helm_test_tells_whether_an_operator_leads(audited: ControlPlane, tmp_path: Path, history: list[Call]) -> None:
-    """Its pod's command, with the account and the rights that it has there."""
+def test_helm_test_checks_for_a_leading_operator(audited: ControlPlane, tmp_path: Path, history: list[Call]) -> None:
+    """The test runs the command of the hook's pod, with the pod's account and rights."""
     hooks = _test_hooks(audited)
     account, (pod,) = hooks["ServiceAccount"][0]["metadata"]["name"], hooks["Pod"]
-    env = os.environ | {"KUBECONFIG": str(audited.kubeconfig(audited.token_of(SYSTEM, account)))}
+    env = os.environ | {"KUBECONFIG": str(audited.kubeconfig(audited.issue_token(SYSTEM, account)))}
     command = [sys.executable, *pod["spec"]["containers"][0]["command"][1:], *pod["spec"]["containers"][0]["args"]]
 
     def run() -> subprocess.CompletedProcess[str]:
-        told = [*command, "--patience=0"]
-        return subprocess.run(told, env=env, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+        return subprocess.run(
+            [*command, "--patience=0"], env=env, capture_output=True, text=True, check=False, timeout=LIMIT_S
+        )
 
     alone = run()
     assert (alone.returncode, alone.stderr) == (1, "")
-    assert "no operator leads (nobody holds the Lease): look at kubectl -n octavo-system logs" in alone.stdout
+    assert "no operator leads (the Lease has no holder): look at kubectl -n octavo-system logs" in alone.stdout
     with _installed(audited, tmp_path, {}) as operator:
         _until(lambda: "leads from now on" in operator.log.read_text(), operator)
         led = run()
     assert led.stdout.splitlines() == [
         "octavo-0 leads",
-        f"the API server takes an InferenceService in the namespace {SYSTEM}",
+        f"the API server accepts an InferenceService in the namespace {SYSTEM}",
     ]
     assert led.returncode == 0
 
 
 def _test_hooks(plane: ControlPlane) -> dict[str, list[dict[str, Any]]]:
-    """By kind; the account and its rights are made."""
+    """The hooks of `helm test` by kind; creates their account and its rights."""
     made = run_helm("template", "octavo", str(CHART), "-n", SYSTEM, "-s", "templates/tests/installed.yaml")
     hooks: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for manifest in filter(None, yaml.safe_load_all(made.stdout)):

@@ -1,4 +1,4 @@
-"""What helm makes of the chart, with each value set otherwise once, is taken by a real API server; wrong ones not."""
+"""A real API server accepts the chart's objects for a change of each value; the schema refuses wrong values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,11 +7,20 @@ import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic import DynamicClient
-from octavo_testing.chart import CHART, HELM_MISSING, Flip, default_values, flips, helm, render, run_helm
+from octavo_testing.chart import (
+    CHART,
+    HELM_MISSING,
+    SettingChange,
+    default_values,
+    helm_binary,
+    render,
+    run_helm,
+    setting_changes,
+)
 
-pytestmark = pytest.mark.skipif(helm() is None, reason=HELM_MISSING)
+pytestmark = pytest.mark.skipif(helm_binary() is None, reason=HELM_MISSING)
 
-#: Whatever has an effect only where something else is on.
+#: Values that have an effect only together with other values.
 ALL_ON: dict[str, Any] = {
     "monitoring": {"podMonitors": True, "rules": True, "dashboards": {"enabled": True}},
     "gatewayApi": {"enabled": True},
@@ -41,7 +50,7 @@ def objects(api: client.ApiClient) -> DynamicClient:
     return DynamicClient(api)
 
 
-def test_helm_finds_nothing_to_say() -> None:
+def test_helm_lint_has_no_warnings() -> None:
     linted = run_helm("lint", "--strict", str(CHART), values=ALL_ON)
     assert linted.returncode == 0, linted.stdout
     assert "WARNING" not in linted.stdout
@@ -54,26 +63,28 @@ def test_a_wrong_value_is_refused_with_its_name(values: Mapping[str, Any], says:
     assert says in refused.stderr
 
 
-def test_a_field_that_kubernetes_does_not_know_would_be_found(objects: DynamicClient, namespace: str) -> None:
+def test_the_dry_run_refuses_an_unknown_field(objects: DynamicClient, namespace: str) -> None:
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a", "namespace": namespace}}
     with pytest.raises(ApiException, match="unknownField"):
-        _take(objects, [account | {"unknownField": 1}])
+        _dry_run(objects, [account | {"unknownField": 1}])
 
 
-def test_pods_keep_to_the_restricted_standard(objects: DynamicClient, strict_namespace: str) -> None:
+def test_pods_meet_the_restricted_standard(objects: DynamicClient, strict_namespace: str) -> None:
     made = render({}, namespace=strict_namespace)
     (deployment,) = [m for m in made if m["kind"] == "Deployment"]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operator", "namespace": strict_namespace}}
-    _take(objects, [*(m for m in made if m["kind"] == "Pod"), pod | {"spec": deployment["spec"]["template"]["spec"]}])
+    _dry_run(
+        objects, [*(m for m in made if m["kind"] == "Pod"), pod | {"spec": deployment["spec"]["template"]["spec"]}]
+    )
 
 
-def test_what_is_made_by_default_is_taken(objects: DynamicClient, namespace: str) -> None:
-    _take(objects, render({}, namespace=namespace))
+def test_the_api_server_accepts_the_default_chart(objects: DynamicClient, namespace: str) -> None:
+    _dry_run(objects, render({}, namespace=namespace))
 
 
 @pytest.fixture(scope="module")
 def bases(namespace: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Values, and what helm makes of them."""
+    """Values, and the objects that helm renders from them."""
     values = default_values()
     everything = _merged(values, ALL_ON)
     return [(base, render(base, namespace=namespace)) for base in (values, everything)]
@@ -84,23 +95,26 @@ def _merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     return values | more | both
 
 
-@pytest.mark.parametrize("flip", flips(), ids=lambda flip: flip.id)
-def test_every_value_has_an_effect_that_is_taken(
-    objects: DynamicClient, namespace: str, flip: Flip, bases: list[tuple[dict[str, Any], list[dict[str, Any]]]]
+@pytest.mark.parametrize("flip", setting_changes(), ids=lambda flip: flip.id)
+def test_every_value_has_an_effect_that_the_server_accepts(
+    objects: DynamicClient,
+    namespace: str,
+    flip: SettingChange,
+    bases: list[tuple[dict[str, Any], list[dict[str, Any]]]],
 ) -> None:
-    made = [render(flip.on(values), namespace=namespace) for values, _ in bases]
-    assert made != [manifests for _, manifests in bases], "it changes nothing"
+    made = [render(flip.apply_to(values), namespace=namespace) for values, _ in bases]
+    assert made != [manifests for _, manifests in bases], "the value has no effect"
     for manifests in made:
-        _take(objects, manifests)
+        _dry_run(objects, manifests)
 
 
-def _take(objects: DynamicClient, manifests: list[dict[str, Any]]) -> None:
-    """A dry run on the server, which also refuses fields that it doesn't know."""
+def _dry_run(objects: DynamicClient, manifests: list[dict[str, Any]]) -> None:
+    """Apply in a dry run on the server, which refuses unknown fields."""
     for made in manifests:
         if made["apiVersion"].startswith("monitoring.coreos.com/"):
             continue
         kind = objects.resources.get(api_version=made["apiVersion"], kind=made["kind"])
-        if made["kind"] == "Pod":  # admission looks its account up, which a dry run doesn't make
+        if made["kind"] == "Pod":  # admission requires the account, which a dry run does not create
             made = made | {"spec": {k: v for k, v in made["spec"].items() if k != "serviceAccountName"}}
         answer = kind.server_side_apply(
             made, field_manager="octavo-tests", dry_run="All", field_validation="Strict", force_conflicts=True

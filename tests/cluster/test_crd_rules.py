@@ -1,4 +1,4 @@
-"""The CRD on a real API server: what it takes, what it refuses and with which words, what it fills in."""
+"""The CRD on a real API server: accepted specs, refused specs with their messages, defaults."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
-from octavo_testing.infsvc_cases import REFUSED, TAKEN, Case
+from octavo_testing.infsvc_cases import ACCEPTED, REFUSED, Case
 
 GROUP, VERSION, PLURAL = "serving.octavo.dev", "v1alpha1", "inferenceservices"
 
@@ -18,20 +18,22 @@ def custom(api: client.ApiClient) -> client.CustomObjectsApi:
     return client.CustomObjectsApi(api)
 
 
-@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
-def test_a_good_spec_is_taken(custom: client.CustomObjectsApi, namespace: str, case: Case) -> None:
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
+def test_a_valid_spec_is_accepted(custom: client.CustomObjectsApi, namespace: str, case: Case) -> None:
     assert _create(custom, namespace, case)["spec"]["model"] == case.manifest()["spec"]["model"]
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.id)
-def test_a_bad_spec_is_refused_with_what_to_do(custom: client.CustomObjectsApi, namespace: str, case: Case) -> None:
+def test_an_invalid_spec_is_refused_with_the_remedy(
+    custom: client.CustomObjectsApi, namespace: str, case: Case
+) -> None:
     with pytest.raises(ApiException) as refusal:
         _create(custom, namespace, case)
     assert refusal.value.status in (400, 422)
-    assert case.says in json.loads(refusal.value.body)["message"]
+    assert case.message in json.loads(refusal.value.body)["message"]
 
 
-def test_replicas_can_be_scaled_from_the_start(custom: client.CustomObjectsApi, namespace: str) -> None:
+def test_a_new_service_can_be_scaled(custom: client.CustomObjectsApi, namespace: str) -> None:
     created = custom.create_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, Case("x", {}).manifest())
     scale = custom.patch_namespaced_custom_object_scale(
         GROUP, VERSION, namespace, PLURAL, created["metadata"]["name"], {"spec": {"replicas": 3}}
@@ -41,7 +43,7 @@ def test_replicas_can_be_scaled_from_the_start(custom: client.CustomObjectsApi, 
 
 
 def _create(custom: client.CustomObjectsApi, namespace: str, case: Case) -> dict[str, Any]:
-    """Tries it only: nothing is stored."""
+    """Create the service in a dry run."""
     created: dict[str, Any] = custom.create_namespaced_custom_object(
         GROUP, VERSION, namespace, PLURAL, case.manifest(), dry_run="All", field_validation="Strict"
     )

@@ -1,12 +1,12 @@
-"""Everything that is made for a service is taken by a real API server, and its pods by the strictest of namespaces."""
+"""A real API server accepts all children of a service, and a restricted namespace accepts its pods."""
 
 import pytest
 from kubernetes import client
 from kubernetes.dynamic import DynamicClient
 from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import desired_engine
-from octavo_operator.service import Service, Settings, read_service
-from octavo_testing.infsvc_cases import TAKEN, Case, stored
+from octavo_operator.service import InferenceService, Settings, read_service
+from octavo_testing.infsvc_cases import ACCEPTED, Case, stored
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 
@@ -16,12 +16,12 @@ def objects(api: client.ApiClient) -> DynamicClient:
     return DynamicClient(api)
 
 
-def _service(case: Case, namespace: str) -> Service:
+def _service(case: Case, namespace: str) -> InferenceService:
     return read_service(stored(case, namespace=namespace))
 
 
-@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
-def test_children_are_taken(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
+def test_the_api_server_accepts_all_children(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
     service = _service(case, strict_namespace)
     for made in [*desired_children(service, SETTINGS), desired_engine(service, SETTINGS, replicas=1)]:
         kind = objects.resources.get(api_version=made["apiVersion"], kind=made["kind"])
@@ -29,9 +29,9 @@ def test_children_are_taken(objects: DynamicClient, strict_namespace: str, case:
         assert answer.metadata.name == made["metadata"]["name"]
 
 
-@pytest.mark.parametrize("case", [c for c in TAKEN if "HostPath" not in str(c.spec)], ids=lambda case: case.id)
-def test_pods_keep_to_the_restricted_standard(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
-    """All but those that mount a folder of the node, which the standard forbids."""
+@pytest.mark.parametrize("case", [c for c in ACCEPTED if "HostPath" not in str(c.spec)], ids=lambda case: case.id)
+def test_pods_meet_the_restricted_standard(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
+    """Pods that mount a folder of the node are left out: the standard forbids them."""
     service, pods = _service(case, strict_namespace), objects.resources.get(api_version="v1", kind="Pod")
     deployments = [d for d in desired_children(service, SETTINGS) if d["kind"] == "Deployment"]
     for made in [*deployments, desired_engine(service, SETTINGS, replicas=1)]:
@@ -42,5 +42,5 @@ def test_pods_keep_to_the_restricted_standard(objects: DynamicClient, strict_nam
 
 
 def _without_other_objects(spec: dict[str, object]) -> dict[str, object]:
-    """Accounts and classes that the admission of a pod looks up, and which aren't there."""
+    """Remove the account and the classes, which admission requires and which do not exist here."""
     return {k: v for k, v in spec.items() if k not in ("serviceAccountName", "runtimeClassName", "priorityClassName")}

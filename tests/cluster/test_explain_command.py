@@ -1,4 +1,4 @@
-"""`octavo explain infsvc` against a real API server: what is there, what isn't, and what one may not look at."""
+"""`octavo explain infsvc` against a real API server: existing and missing services, missing rights, outages."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ READING = {"apiGroups": ["serving.octavo.dev"], "resources": ["inferenceservices
 
 
 class Shell:
-    """`octavo explain infsvc`, as `user`: exit code, and what was said."""
+    """Runs `octavo explain infsvc` with a kubeconfig; returns the exit code and the output."""
 
     def __init__(self, plane: ControlPlane, namespace: str, capsys: pytest.CaptureFixture[str]) -> None:
         self._plane, self._namespace, self._capsys = plane, namespace, capsys
@@ -78,7 +78,7 @@ CRASHED = {
 }
 
 
-def test_a_crash_loop_is_told_to_the_engines_last_word(shell: Shell) -> None:
+def test_explain_shows_the_cause_of_a_crash_loop(shell: Shell) -> None:
     shell.make("llm", ("Accepted", "True", "Valid", "fine"), CRASH)
     name = shell.make_pod("llm", "engine", phase="Running", containerStatuses=[CRASHED])
     code, said = shell.explain("llm")
@@ -87,8 +87,8 @@ def test_a_crash_loop_is_told_to_the_engines_last_word(shell: Shell) -> None:
         "ok  Accepted Valid",
         "NO  WorkloadReady CrashLoop   <- here",
         "Not ready: CrashLoop.",
-        "What it means: The engine ends again and again",
-        f"{name} (engine): CrashLoop, started anew 2 times\n      exit code 1: octavo: bad flag",
+        "Meaning: The engine fails repeatedly",
+        f"{name} (engine): CrashLoop, restarted 2 times\n      exit code 1: octavo: bad flag",
         f"{NOW}  Warning  Pod/{name}  BackOff  restarting failed container (x3)",
         f"kubectl logs {name} --previous -n ",
     ):
@@ -99,15 +99,15 @@ def test_a_crash_loop_is_told_to_the_engines_last_word(shell: Shell) -> None:
     assert found["pods"][0]["message"] == "exit code 1: octavo: bad flag"
 
 
-def test_ready_and_never_looked_at(shell: Shell) -> None:
+def test_explain_shows_ready_and_unseen_services(shell: Shell) -> None:
     shell.make("good", ("Accepted", "True", "Valid", "fine"), ("Ready", "True", "Serving", "all"))
     assert shell.explain("good") == (0, shell.explain("good")[1])
-    assert "Ready: it answers at http://good" in shell.explain("good")[1]
+    assert "Ready: it serves requests at http://good" in shell.explain("good")[1]
     assert shell.explain()[0] == 0
     shell.make("new")
     code, said = shell.explain("new")
     assert code == 1
-    assert "Not ready: NotSeen.\n  generation 1 of the spec is there, the operator has looked at none" in said
+    assert "Not ready: NotSeen.\n  the spec has generation 1, the operator has processed none" in said
     code, table = shell.explain()
     assert code == 1
     assert [line.split()[1] for line in table.splitlines()] == ["NAME", "good", "new"]
@@ -123,29 +123,29 @@ def test_a_shared_routers_pods_are_shown(shell: Shell, plane: ControlPlane, plan
     assert f"{router} (router): starts" in shell.explain("guest")[1]
 
 
-def test_no_such_service(shell: Shell, plane_namespace: str) -> None:
+def test_explain_names_a_missing_service(shell: Shell, plane_namespace: str) -> None:
     there = f"octavo: there is no InferenceService 'llm' in the namespace '{plane_namespace}'"
-    assert shell.explain("llm") == (1, f"{there}: there is none at all; -n names another namespace.\n")
+    assert shell.explain("llm") == (1, f"{there}: it has no InferenceServices; select another namespace with -n.\n")
     assert shell.explain()[1] == f"octavo: there are no InferenceServices in the namespace '{plane_namespace}'.\n"
     shell.make("other")
     assert shell.explain("llm") == (1, f"{there}: there are other.\n")
 
 
-def test_without_rights(shell: Shell, plane: ControlPlane, plane_namespace: str) -> None:
+def test_explain_reports_missing_rights(shell: Shell, plane: ControlPlane, plane_namespace: str) -> None:
     shell.make("llm")
-    shell.kubeconfig = plane.kubeconfig(plane.account(plane_namespace, "stranger", []))
+    shell.kubeconfig = plane.kubeconfig(plane.create_account(plane_namespace, "stranger", []))
     code, said = shell.explain("llm")
     assert code == 1
     assert f"octavo: you may not get inferenceservices in the namespace '{plane_namespace}': ask for a role" in said
     assert "you may not list inferenceservices in all namespaces" in shell.explain("-A")[1]
-    shell.kubeconfig = plane.kubeconfig(plane.account(plane_namespace, "reader", [READING]))
+    shell.kubeconfig = plane.kubeconfig(plane.create_account(plane_namespace, "reader", [READING]))
     code, said = shell.explain("llm")
     assert "Not ready: NotSeen." in said
-    assert "(pods can't be looked at: pods is forbidden" in said
-    assert "(events can't be looked at: events.events.k8s.io is forbidden" in said
+    assert "(pods can't be listed: pods is forbidden" in said
+    assert "(events can't be listed: events.events.k8s.io is forbidden" in said
 
 
-def test_who_is_nobody(shell: Shell, plane: ControlPlane, tmp_path: Path) -> None:
+def test_explain_reports_refused_credentials(shell: Shell, plane: ControlPlane, tmp_path: Path) -> None:
     shell.kubeconfig = tmp_path / "wrong"
     content = json.loads(plane.kubeconfig().read_text())
     content["users"][0]["user"]["token"] = "wrong"
@@ -153,19 +153,17 @@ def test_who_is_nobody(shell: Shell, plane: ControlPlane, tmp_path: Path) -> Non
     assert f"the API server at {plane.url} doesn't accept these credentials" in shell.explain("llm")[1]
 
 
-def test_without_the_crd(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the API server answers for a group that it doesn't know."""
-    monkeypatch.setitem(KINDS, KIND, ("serving.nobody.dev/v1", "inferenceservices"))
+def test_explain_reports_a_missing_crd(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that the API server does not serve stands for the missing CRD."""
+    monkeypatch.setitem(KINDS, KIND, ("serving.unknown.dev/v1", "inferenceservices"))
     for arguments in (("llm",), ()):
         code, said = shell.explain(*arguments)
         assert code == 1
-        assert said.startswith(
-            "octavo: this cluster doesn't know InferenceServices: the CRD isn't installed. helm install"
-        )
+        assert said.startswith("octavo: this cluster has no InferenceServices: the CRD is not installed. helm install")
 
 
-def test_an_api_server_that_is_away(shell: Shell, plane: ControlPlane) -> None:
-    with plane.away():
+def test_explain_names_an_unreachable_api_server(shell: Shell, plane: ControlPlane) -> None:
+    with plane.apiserver_down():
         code, said = shell.explain("llm")
     assert (code, said) == (
         1,
@@ -173,7 +171,7 @@ def test_an_api_server_that_is_away(shell: Shell, plane: ControlPlane) -> None:
     )
 
 
-def test_no_cluster_at_all(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_explain_reports_a_missing_kubeconfig(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shell.kubeconfig = tmp_path / "absent"
     assert f"octavo: {tmp_path / 'absent'} can't be used: " in shell.explain("llm")[1]
     shell.kubeconfig = tmp_path / "other"

@@ -1,4 +1,4 @@
-"""Leadership over a real API server: one leads, the other takes over; whoever can't renew stops writing first."""
+"""Leader election with a real API server: one operator leads, and stops writing before another one can lead."""
 
 import asyncio
 import secrets
@@ -17,7 +17,7 @@ from octavo_testing.cluster import kubeconfig
 
 @pytest.fixture
 async def cluster(api: client.ApiClient) -> AsyncIterator[Cluster]:
-    """`api`: says whether there is a cluster at all."""
+    """`api` skips the test without a cluster."""
     found = Configuration()
     await config.load_kube_config(config_file=str(kubeconfig()), client_configuration=found)
     async with ApiClient(found) as connected:
@@ -28,9 +28,7 @@ def _candidate(cluster: Cluster, namespace: str, lease: str, identity: str, cloc
     return Leadership(cluster, namespace=namespace, name=lease, identity=identity, clock=clock)
 
 
-async def test_the_second_waits_until_the_first_has_not_renewed_for_the_lease_s_duration(
-    cluster: Cluster, namespace: str
-) -> None:
+async def test_a_second_operator_leads_only_after_the_lease_expired(cluster: Cluster, namespace: str) -> None:
     lease, clock = f"lease-{secrets.token_hex(4)}", Clock()
     first, second = (_candidate(cluster, namespace, lease, name, clock) for name in ("first", "second"))
     await first.try_once()
@@ -46,7 +44,7 @@ async def test_the_second_waits_until_the_first_has_not_renewed_for_the_lease_s_
     assert not first.may_write
 
 
-async def test_a_holder_that_cannot_renew_stops_before_another_may_begin(cluster: Cluster, namespace: str) -> None:
+async def test_a_holder_that_cannot_renew_stops_before_the_lease_expires(cluster: Cluster, namespace: str) -> None:
     clock = Clock()
     holder = _candidate(cluster, namespace, f"lease-{secrets.token_hex(4)}", "holder", clock)
     await holder.try_once()
@@ -55,30 +53,28 @@ async def test_a_holder_that_cannot_renew_stops_before_another_may_begin(cluster
     assert DEADLINE_S < DURATION_S
 
 
-async def test_a_holder_that_was_away_too_long_begins_anew_though_nobody_took_over(
-    cluster: Cluster, namespace: str
-) -> None:
-    clock, doubts = Clock(), []
+async def test_a_holder_that_paused_too_long_reports_a_gap(cluster: Cluster, namespace: str) -> None:
+    clock, gaps = Clock(), []
     holder = Leadership(
         cluster,
         namespace=namespace,
         name=f"lease-{secrets.token_hex(4)}",
         identity="holder",
         clock=clock,
-        on_doubt=lambda: doubts.append(clock.now_s),
+        on_gap=lambda: gaps.append(clock.now_s),
     )
     await holder.try_once()
     lost = asyncio.create_task(holder.lost.wait())
     await asyncio.sleep(0)
-    assert not doubts
+    assert not gaps
     clock.now_s += DEADLINE_S
     await holder.try_once()
     assert holder.may_write
     assert await asyncio.wait_for(lost, 5)
-    assert doubts == [DEADLINE_S]
+    assert gaps == [DEADLINE_S]
 
 
-async def test_who_retires_writes_nothing_more_but_holds_it_until_the_end(cluster: Cluster, namespace: str) -> None:
+async def test_a_retired_holder_stops_writing_but_keeps_the_lease(cluster: Cluster, namespace: str) -> None:
     lease, clock = f"lease-{secrets.token_hex(4)}", Clock()
     first, second = (_candidate(cluster, namespace, lease, name, clock) for name in ("first", "second"))
     await first.try_once()
@@ -89,7 +85,7 @@ async def test_who_retires_writes_nothing_more_but_holds_it_until_the_end(cluste
     assert not second.may_write
 
 
-async def test_who_ends_gives_it_up_and_the_next_need_not_wait(cluster: Cluster, namespace: str) -> None:
+async def test_a_stopped_holder_releases_the_lease(cluster: Cluster, namespace: str) -> None:
     lease, clock = f"lease-{secrets.token_hex(4)}", Clock()
     first, second = (_candidate(cluster, namespace, lease, name, clock) for name in ("first", "second"))
     running = asyncio.create_task(first.run())

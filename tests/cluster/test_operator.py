@@ -1,4 +1,4 @@
-"""The operator against a real API server: what it makes of an InferenceService, and what it leaves alone."""
+"""The operator against a real API server: children, repairs, and fields that it leaves alone."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.usefixtures("crd"), pytest.mark.timeout(180)]
 
 @pytest.fixture(scope="module")
 def operator(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Runs as users' operators do, from outside, over one namespace. Its log."""
+    """The log of an operator that runs outside the cluster, for one namespace."""
     folder = tmp_path_factory.mktemp("operator")
     (folder / "key").write_text("a key")
     log = folder / "log"
@@ -67,7 +67,7 @@ def create(custom: client.CustomObjectsApi, namespace: str) -> Iterator[Callable
 def _until(
     custom: client.CustomObjectsApi, namespace: str, name: str, holds: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any]:
-    """The service once its status says so; fails with the last one."""
+    """Wait until the status satisfies `holds`; return the service, or fail with its last state."""
     last: dict[str, Any] = {}
     seen = watch.Watch().stream(
         custom.list_namespaced_custom_object,
@@ -89,7 +89,7 @@ def _reason(status: dict[str, Any], type_: str) -> str:
     return next((c["reason"] for c in status.get("conditions", ()) if c["type"] == type_), "")
 
 
-def test_children_are_made_and_their_trouble_is_told(
+def test_children_are_created_and_their_trouble_is_reported(
     operator: Path, custom: client.CustomObjectsApi, api: client.ApiClient, namespace: str, create: Callable[..., str]
 ) -> None:
     name = create("made")
@@ -105,7 +105,7 @@ def test_children_are_made_and_their_trouble_is_told(
     assert "applies Deployment made-router" in operator.read_text()
 
 
-def test_drift_is_repaired_and_what_others_add_stays(
+def test_drift_is_repaired_and_foreign_fields_stay(
     operator: Path, custom: client.CustomObjectsApi, api: client.ApiClient, namespace: str, create: Callable[..., str]
 ) -> None:
     name, core = create("drift"), client.CoreV1Api(api)
@@ -130,7 +130,7 @@ def _is_repaired(service: Any) -> bool:
     return is_ours and service.metadata.annotations.get("team") == "a"
 
 
-def test_the_same_manifest_again_changes_nothing(
+def test_applying_the_same_manifest_again_changes_nothing(
     operator: Path, custom: client.CustomObjectsApi, api: client.ApiClient, namespace: str, create: Callable[..., str]
 ) -> None:
     name = create("same", replicas=0)
@@ -138,7 +138,7 @@ def test_the_same_manifest_again_changes_nothing(
     lines = operator.read_text().count(f"{namespace}/{name}: applies")
     kind = DynamicClient(api).resources.get(api_version=f"{GROUP}/{VERSION}", kind="InferenceService")
     again = Case("", {"replicas": 0}, name=name).manifest()
-    kind.server_side_apply(again, namespace=namespace, name=name, field_manager="somebody", force_conflicts=True)
+    kind.server_side_apply(again, namespace=namespace, name=name, field_manager="another", force_conflicts=True)
     create("marker", replicas=0)
     _until(custom, namespace, "marker", lambda status: _reason(status, "ReplicasAdmitted") == "NoReplicas")
     assert operator.read_text().count(f"{namespace}/{name}: applies") == lines
@@ -148,7 +148,7 @@ def test_the_same_manifest_again_changes_nothing(
 def test_a_shared_router_that_is_missing_is_named(
     operator: Path, custom: client.CustomObjectsApi, api: client.ApiClient, namespace: str, create: Callable[..., str]
 ) -> None:
-    name = create("sharing", router={"ref": {"name": "nobody"}})
+    name = create("sharing", router={"ref": {"name": "missing"}})
     _until(custom, namespace, name, lambda status: _reason(status, "Ready") == "RouterNotFound")
     with pytest.raises(ApiException):
         client.CoreV1Api(api).read_namespaced_service(name, namespace)

@@ -1,4 +1,4 @@
-"""An operator that is killed at any of its writes, whose writes fail, or whose view is late: the end is the same."""
+"""An operator that is killed, whose writes fail, or whose view is late reaches the same final state."""
 
 import asyncio
 import itertools
@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import ApiClient
 from octavo_operator.cluster.client import ApiError, path_of
-from octavo_operator.plan.news import ACT_REASONS
+from octavo_operator.plan.events import ACT_REASONS
 from octavo_operator.spec.service import KIND
 from octavo_testing.control_plane import ControlPlane
 from octavo_testing.infsvc_cases import HOST, OPEN, Case
-from octavo_testing.operator_life import (
+from octavo_testing.simulated_operator import (
     MERGE,
     WATCHED,
     Fault,
     Killed,
-    Nodes,
-    Operator,
+    SimulatedNodes,
+    SimulatedOperator,
     connected,
-    essence,
+    event_counts,
+    namespace_state,
     no_fault,
-    told,
 )
 
 NAME = "llm"
@@ -57,14 +57,14 @@ def undisturbed(plane: ControlPlane) -> "Life":
 
 
 class Life:
-    """What happens to one service, step by step; after each step the operator is given time."""
+    """The life of one service in steps; after each step the operator runs until it is idle."""
 
     def __init__(self, plane: ControlPlane, api: ApiClient) -> None:
         self.plane = plane
         self._api = api
         self.namespace = f"life-{secrets.token_hex(4)}"
         plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
-        self.nodes = Nodes(plane, self.namespace)
+        self.nodes = SimulatedNodes(plane, self.namespace)
         self.num_kills = 0
         self.num_writes = 0
 
@@ -77,7 +77,7 @@ class Life:
         yield lambda: self._edit({"exposure": None, "auth": None, "replicas": 1})
 
     async def lead(self, fault: Fault = no_fault) -> "Life":
-        """One operator after the other: each ends when it is killed. What fails is tried again, as the queue does."""
+        """Run one operator after the other, each until it is killed. Failed work is retried, as by the queue."""
         operator = self.operator(fault)
         for step in self.steps():
             step()
@@ -96,15 +96,15 @@ class Life:
 
     @property
     def result(self) -> dict[str, Any]:
-        return essence(self.plane, self.namespace)
+        return namespace_state(self.plane, self.namespace)
 
     @property
-    def turns(self) -> Counter[str]:
-        """Events of conditions, by reason: what was done is told by whoever lives to tell."""
-        return Counter({r: n for r, n in told(self.plane, self.namespace).items() if r not in ACT_REASONS})
+    def transitions(self) -> Counter[str]:
+        """Numbers of condition events by reason. Events of actions are left out: a killed operator can't send them."""
+        return Counter({r: n for r, n in event_counts(self.plane, self.namespace).items() if r not in ACT_REASONS})
 
-    def operator(self, fault: Fault = no_fault) -> Operator:
-        return Operator(self._api, self.namespace, self.nodes, fault=fault)
+    def operator(self, fault: Fault = no_fault) -> SimulatedOperator:
+        return SimulatedOperator(self._api, self.namespace, self.nodes, fault=fault)
 
     def _edit(self, spec: dict[str, Any]) -> None:
         self._user("PATCH", NAME, {"spec": spec}, kind=MERGE)
@@ -113,23 +113,29 @@ class Life:
         self.plane.call(method, path_of(KIND, self.namespace, name), body, kind=kind)
 
 
-async def test_killed_after_each_of_its_writes(plane: ControlPlane, api: ApiClient, undisturbed: Life) -> None:
+async def test_an_operator_killed_after_each_write_gets_the_same_result(
+    plane: ControlPlane, api: ApiClient, undisturbed: Life
+) -> None:
     killed = await Life(plane, api).lead(lambda count: (Killed(), True) if count == 1 else None)
-    assert killed.num_kills >= undisturbed.num_writes - undisturbed.turns.total()
+    assert killed.num_kills >= undisturbed.num_writes - undisturbed.transitions.total()
     assert killed.result == undisturbed.result
-    assert killed.turns == undisturbed.turns
+    assert killed.transitions == undisturbed.transitions
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-async def test_every_second_write_fails(plane: ControlPlane, api: ApiClient, undisturbed: Life, failure: str) -> None:
+async def test_failing_writes_lead_to_the_same_result(
+    plane: ControlPlane, api: ApiClient, undisturbed: Life, failure: str
+) -> None:
     failing = await Life(plane, api).lead(lambda count: FAILURES[failure] if count % 2 else None)
     assert failing.result == undisturbed.result
-    assert failing.turns == undisturbed.turns
+    assert failing.transitions == undisturbed.transitions
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_watches_that_are_late(plane: ControlPlane, api: ApiClient, undisturbed: Life, seed: int) -> None:
-    """What serves is kept, whatever is known late; and once all is known, all is as if it had been known at once."""
+async def test_late_watches_lead_to_the_same_result(
+    plane: ControlPlane, api: ApiClient, undisturbed: Life, seed: int
+) -> None:
+    """Serving pods stay while the view is late, and the final state is the same."""
     rng, late = random.Random(seed), Life(plane, api)
     operator = late.operator()
     for step in late.steps():

@@ -1,4 +1,4 @@
-"""The operator while its API server is away, and after: it lives on, and does what is to be done, once."""
+"""The operator survives an outage of the API server, and afterwards writes each change once."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import yaml
 from octavo_testing.control_plane import ADMIN, CRD, CRDS, GARBAGE, ControlPlane, control_plane, missing_tools
 from octavo_testing.infsvc_cases import HOST, OPEN
-from octavo_testing.operated import Operated
+from octavo_testing.operator_namespace import OperatorNamespace
 from octavo_testing.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -15,59 +15,59 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def frail(tmp_path: Path) -> Iterator[ControlPlane]:
-    """A control plane of one test's own, to be broken for good."""
+    """A control plane for one test, which may break it."""
     if missing := missing_tools():
         pytest.skip(missing)
     with control_plane(tmp_path, audit=True, controllers=(GARBAGE,)) as plane:
         yield plane
 
 
-def test_what_changes_right_after_the_return_is_done_once(frail: ControlPlane, tmp_path: Path) -> None:
-    with Operated(frail, "default", tmp_path) as operated:
+def test_changes_right_after_an_outage_are_applied_once(frail: ControlPlane, tmp_path: Path) -> None:
+    with OperatorNamespace(frail, "default", tmp_path) as operated:
         operated.create("first")
-        operated.settle("first")
-        with frail.away():
-            operated.wait_until_it_says("can't be renewed")
+        operated.wait_until_settled("first")
+        with frail.apiserver_down():
+            operated.wait_for_log("can't be renewed")
         since = frail.audit.mark()
         operated.scale("first", 2)
         operated.create("second")
-        operated.settle("first", "second")
+        operated.wait_until_settled("first", "second")
         writes = operated.writes(since)
     of_first = {kind: count for (kind, name), count in writes.items() if name.startswith("first")}
     assert of_first == {"deployments": 1, "inferenceservices/status": 1}
     assert {kind for (kind, _), count in writes.items() if count > 1} <= {"inferenceservices/status"}
 
 
-def test_what_was_deleted_unseen_is_forgotten(frail: ControlPlane, tmp_path: Path) -> None:
-    """A watch whose history is compacted begins anew, and tells of no end. The host of what ended must be free."""
-    with Operated(frail, "default", tmp_path) as operated:
+def test_objects_deleted_unseen_leave_the_view(frail: ControlPlane, tmp_path: Path) -> None:
+    """A watch with a compacted history restarts without deletions. The host of a deleted service must be free."""
+    with OperatorNamespace(frail, "default", tmp_path) as operated:
         operated.create("ghost", auth=OPEN, exposure=HOST)
-        operated.settle("ghost")
+        operated.wait_until_settled("ghost")
         operated.operator.pause()
         operated.delete("ghost")
-        eventually(lambda: not operated.left_over(), says=operated.left_over)
+        eventually(lambda: not operated.leftover_objects(), describe=operated.leftover_objects)
         frail.compact()
-        with frail.away():
+        with frail.apiserver_down():
             operated.operator.resume()
-            operated.wait_until_it_says("can't be renewed")
+            operated.wait_for_log("can't be renewed")
         operated.create("heir", auth=OPEN, exposure=HOST)
-        operated.settle("heir")
+        operated.wait_until_settled("heir")
         reasons = {row["type"]: row["reason"] for row in operated.status("heir")["conditions"]}
         assert reasons["Accepted"] == "Valid"
-        assert not [name for name in operated.left_over() if "ghost" in name]
+        assert not [name for name in operated.leftover_objects() if "ghost" in name]
 
 
-def test_a_cluster_that_lost_everything_is_served_again(frail: ControlPlane, tmp_path: Path) -> None:
-    """Also the versions of its objects begin anew, which a watch that goes on waits for in vain."""
-    with Operated(frail, "default", tmp_path, user=ADMIN) as operated:
+def test_the_operator_serves_a_cluster_that_lost_its_data(frail: ControlPlane, tmp_path: Path) -> None:
+    """The versions of objects restart, too, so an old watch would never see them."""
+    with OperatorNamespace(frail, "default", tmp_path, user=ADMIN) as operated:
         operated.create("before")
-        operated.settle("before")
-        frail.forget_everything()
+        operated.wait_until_settled("before")
+        frail.wipe_etcd()
         frail.apiserver.start()
         frail.wait_until_ready()
-        operated.wait_until_it_says("install its CRD again")
+        operated.wait_for_log("install its CRD again")
         frail.call("POST", CRDS, yaml.safe_load(CRD.read_text()))
-        eventually(lambda: frail.answers(operated.services))
+        eventually(lambda: frail.is_answering(operated.services))
         operated.create("after")
-        operated.settle("after")
-        assert not [name for name in operated.left_over() if "before" in name]
+        operated.wait_until_settled("after")
+        assert not [name for name in operated.leftover_objects() if "before" in name]

@@ -1,4 +1,4 @@
-"""What is another's, what the API server refuses, what people do to children: shown, and undone where it is ours."""
+"""Foreign objects, refusals by the API server and users' changes of children are reported or repaired."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,21 +10,28 @@ from octavo_operator.cluster.reconciler import LOAD_EVERY_S
 from octavo_operator.spec.service import KIND
 from octavo_testing.control_plane import ControlPlane
 from octavo_testing.infsvc_cases import HOST, OPEN, Case
-from octavo_testing.operator_life import MERGE, Nodes, Operator, connected, essence, told
+from octavo_testing.simulated_operator import (
+    MERGE,
+    SimulatedNodes,
+    SimulatedOperator,
+    connected,
+    event_counts,
+    namespace_state,
+)
 
 NAME = "llm"
 pytestmark = pytest.mark.timeout(120)
 
 
-class Stage:
-    """A namespace with one service, its operator and its nodes."""
+class ServiceNamespace:
+    """A namespace with one service, an operator and simulated nodes."""
 
     def __init__(self, plane: ControlPlane, api: ApiClient, namespace: str) -> None:
         self.plane = plane
         self._api = api
         self.namespace = namespace
-        self.nodes = Nodes(plane, namespace)
-        self.operator = Operator(api, namespace, self.nodes)
+        self.nodes = SimulatedNodes(plane, namespace)
+        self.operator = SimulatedOperator(api, namespace, self.nodes)
 
     def serve(self, **spec: Any) -> None:
         self.plane.call("POST", path_of(KIND, self.namespace), Case("", spec, name=NAME).manifest())
@@ -34,7 +41,7 @@ class Stage:
         return self.get(KIND, NAME)
 
     def replace_operator(self) -> None:
-        self.operator = Operator(self._api, self.namespace, self.nodes)
+        self.operator = SimulatedOperator(self._api, self.namespace, self.nodes)
 
     def make(self, kind: str, name: str, **content: Any) -> Raw:
         found: Raw = self.plane.call("POST", path_of(kind, self.namespace), {"metadata": {"name": name}} | content)
@@ -51,39 +58,39 @@ class Stage:
         self.plane.call("DELETE", path_of(kind, self.namespace, name))
 
     @property
-    def told(self) -> dict[str, int]:
-        return dict(told(self.plane, self.namespace))
+    def event_counts(self) -> dict[str, int]:
+        return dict(event_counts(self.plane, self.namespace))
 
     @property
-    def essence(self) -> dict[str, Any]:
-        return essence(self.plane, self.namespace)
+    def namespace_state(self) -> dict[str, Any]:
+        return namespace_state(self.plane, self.namespace)
 
 
 @pytest.fixture
-async def stage(plane: ControlPlane, plane_namespace: str) -> AsyncIterator[Stage]:
+async def stage(plane: ControlPlane, plane_namespace: str) -> AsyncIterator[ServiceNamespace]:
     async with connected(plane) as api:
-        yield Stage(plane, api, plane_namespace)
+        yield ServiceNamespace(plane, api, plane_namespace)
 
 
 def _condition(service: Raw, type_: str) -> Raw:
     return next(c for c in service["status"]["conditions"] if c["type"] == type_)
 
 
-async def test_what_a_person_made_under_a_childs_name_is_left_alone_until_it_is_gone(stage: Stage) -> None:
+async def test_a_users_object_with_a_childs_name_is_not_changed(stage: ServiceNamespace) -> None:
     theirs = stage.make("ServiceAccount", f"{NAME}-engine")
     stage.serve()
     service = await stage.settle()
     assert _condition(service, "Ready")["reason"] == "NameTaken"
     assert f"ServiceAccount {NAME}-engine" in _condition(service, "Ready")["message"]
     assert stage.get("ServiceAccount", f"{NAME}-engine")["metadata"] == theirs["metadata"]
-    assert stage.get("Deployment", f"{NAME}-router")  # the rest was made
+    assert stage.get("Deployment", f"{NAME}-router")  # the other children exist
     stage.remove("ServiceAccount", f"{NAME}-engine")
     assert _condition(await stage.settle(), "Ready")["reason"] == "Serving"
-    assert (stage.told["NameTaken"], stage.told["Applied"]) == (1, 1)
+    assert (stage.event_counts["NameTaken"], stage.event_counts["Applied"]) == (1, 1)
 
 
-async def test_two_services_whose_names_clash_do_not_fight(stage: Stage) -> None:
-    """`llm-engines` is also the name of the Service that `llm` has for its engines."""
+async def test_services_with_clashing_names_do_not_overwrite_each_other(stage: ServiceNamespace) -> None:
+    """`llm-engines` is also the name of the headless Service of `llm`."""
     stage.serve()
     await stage.settle()
     before = stage.get("Service", f"{NAME}-engines")
@@ -96,7 +103,7 @@ async def test_two_services_whose_names_clash_do_not_fight(stage: Stage) -> None
     assert _condition(stage.get(KIND, f"{NAME}-engines"), "Ready")["reason"] == "NameTaken"
 
 
-async def test_a_child_that_is_refused_is_shown_and_the_rest_is_made(stage: Stage) -> None:
+async def test_a_refused_child_is_reported_and_the_others_are_created(stage: ServiceNamespace) -> None:
     quota = path_of("ServiceAccount", stage.namespace).replace("serviceaccounts", "resourcequotas")
     hard = {"count/ingresses.networking.k8s.io": "0"}
     stage.plane.call("POST", quota, {"metadata": {"name": "none"}, "spec": {"hard": hard}})
@@ -110,22 +117,22 @@ async def test_a_child_that_is_refused_is_shown_and_the_rest_is_made(stage: Stag
     assert _condition(await stage.settle(), "Ready")["reason"] == "Serving"
 
 
-async def test_a_spec_of_a_newer_crd_is_refused_and_what_runs_goes_on(stage: Stage) -> None:
+async def test_a_spec_of_a_newer_crd_is_refused_and_pods_stay(stage: ServiceNamespace) -> None:
     stage.serve()
     await stage.settle()
-    before = stage.essence
+    before = stage.namespace_state
     raw = stage.get(KIND, NAME)
     newer = raw | {"spec": raw["spec"] | {"shiny": True}}
     newer["metadata"] = raw["metadata"] | {"generation": 2, "resourceVersion": raw["metadata"]["resourceVersion"] + "0"}
-    stage.operator.view.see(newer)
+    stage.operator.view.update(newer)
     await stage.operator.reconcile()
     service = stage.get(KIND, NAME)
     assert [_condition(service, type_)["reason"] for type_ in ("Accepted", "Ready")] == ["InvalidSpec"] * 2
     assert "spec.shiny" in _condition(service, "Accepted")["message"]
-    assert {k: v for k, v in stage.essence.items() if "status" not in k} == {
+    assert {k: v for k, v in stage.namespace_state.items() if "status" not in k} == {
         k: v for k, v in before.items() if "status" not in k
     }
-    assert stage.told["InvalidSpec"] == 1
+    assert stage.event_counts["InvalidSpec"] == 1
 
 
 @pytest.mark.parametrize(
@@ -145,24 +152,28 @@ async def test_a_spec_of_a_newer_crd_is_refused_and_what_runs_goes_on(stage: Sta
     ],
     ids=lambda value: value if isinstance(value, str) else str(value)[:40],
 )
-async def test_what_somebody_does_to_a_child_is_undone(stage: Stage, kind: str, name: str, change: Raw | None) -> None:
+async def test_a_users_change_of_a_child_is_undone(
+    stage: ServiceNamespace, kind: str, name: str, change: Raw | None
+) -> None:
     stage.serve()
     await stage.settle()
-    before = stage.essence
+    before = stage.namespace_state
     if change is None:
         stage.remove(kind, name)
     else:
         stage.change(kind, name, change)
     await stage.settle()
-    assert stage.essence == before
-    assert stage.told["ChildRepaired"] == 1
+    assert stage.namespace_state == before
+    assert stage.event_counts["ChildRepaired"] == 1
 
 
-async def test_what_a_person_adds_to_a_child_stays(stage: Stage) -> None:
+async def test_fields_that_a_user_adds_to_a_child_stay(stage: ServiceNamespace) -> None:
     stage.serve()
     await stage.settle()
     stage.change("Service", NAME, {"metadata": {"labels": {"team": "a"}, "annotations": {"note": "mine"}}})
-    placed = {"spec": {"template": {"spec": {"nodeSelector": {"disk": "ssd"}}}}}  # which we don't set
+    placed = {
+        "spec": {"template": {"spec": {"nodeSelector": {"disk": "ssd"}}}}
+    }  # a field that the operator does not set
     stage.change("Deployment", f"{NAME}-router", placed)
     writes = stage.operator.cluster.num_writes
     await stage.settle()
@@ -175,7 +186,7 @@ async def test_what_a_person_adds_to_a_child_stays(stage: Stage) -> None:
     assert stage.get("Deployment", f"{NAME}-router")["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "ssd"}
 
 
-async def test_a_copy_of_a_child_under_another_name_is_not_deleted(stage: Stage) -> None:
+async def test_a_users_copy_of_a_child_is_not_deleted(stage: ServiceNamespace) -> None:
     stage.serve()
     await stage.settle()
     labels = stage.get("Service", NAME)["metadata"]["labels"]
@@ -185,22 +196,22 @@ async def test_a_copy_of_a_child_under_another_name_is_not_deleted(stage: Stage)
     assert stage.get("Service", "mine")
 
 
-async def test_an_operator_that_starts_anew_tells_nothing_again(stage: Stage) -> None:
-    stage.serve(router={"ref": {"name": "nobody"}})
+async def test_a_restarted_operator_repeats_no_events(stage: ServiceNamespace) -> None:
+    stage.serve(router={"ref": {"name": "missing"}})
     assert _condition(await stage.settle(), "Ready")["reason"] == "RouterNotFound"
     for _ in range(3):
         stage.replace_operator()
         await stage.settle()
-    assert stage.told == {"RouterNotFound": 1, "RollingOut": 1}
+    assert stage.event_counts == {"RouterNotFound": 1, "RollingOut": 1}
 
 
-async def test_the_same_trouble_again_is_the_same_event_with_a_count(stage: Stage) -> None:
-    stage.serve(router={"ref": {"name": "nobody"}})
+async def test_repeated_trouble_raises_the_count_of_one_event(stage: ServiceNamespace) -> None:
+    stage.serve(router={"ref": {"name": "missing"}})
     await stage.settle()
-    for ref in (None, {"name": "nobody"}, None, {"name": "nobody"}):
+    for ref in (None, {"name": "missing"}, None, {"name": "missing"}):
         stage.change(KIND, NAME, {"spec": {"router": {"ref": ref}}})
         await stage.settle()
-    assert stage.told["RouterNotFound"] == 3
+    assert stage.event_counts["RouterNotFound"] == 3
     events = stage.plane.call("GET", path_of("Event", stage.namespace))["items"]
     assert [e["series"]["count"] for e in events if e["reason"] == "RouterNotFound"] == [3]
 
@@ -212,7 +223,7 @@ async def test_the_same_trouble_again_is_the_same_event_with_a_count(stage: Stag
         ('violates PodSecurity "restricted"', "PodRefused"),
     ],
 )
-async def test_pods_that_cannot_be_made_are_told(stage: Stage, message: str, reason: str) -> None:
+async def test_pods_that_cannot_be_created_are_reported(stage: ServiceNamespace, message: str, reason: str) -> None:
     stage.serve(replicas=2)
     await stage.operator.watch()
     await stage.operator.reconcile()
@@ -226,10 +237,10 @@ async def test_pods_that_cannot_be_made_are_told(stage: Stage, message: str, rea
     await stage.operator.watch()
     await stage.operator.reconcile()
     assert _condition(stage.get(KIND, NAME), "Ready")["reason"] == reason
-    assert stage.told[reason] == 1
+    assert stage.event_counts[reason] == 1
 
 
-async def test_load_is_written_from_time_to_time_and_all_else_at_once(stage: Stage) -> None:
+async def test_load_is_written_at_intervals_and_other_changes_at_once(stage: ServiceNamespace) -> None:
     stage.serve()
     await stage.settle()
     operator = stage.operator

@@ -26,7 +26,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 @pytest.fixture(scope="package")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """Needs one of two keys. Its generation_config.json says greedy; 64 tokens a step make its prompts chunked."""
+    """A server with two keys, greedy default sampling, and 64 tokens a step, so that prompts are chunked."""
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "model").mkdir()
     model = write_byte_model(folder / "model")

@@ -1,4 +1,4 @@
-"""What is in an answer beside its text: rows 19-24."""
+"""Fields of a response besides its text: rows 19-24."""
 
 import math
 import re
@@ -14,7 +14,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 @conforms(19, "`finish_reason` is stop or length", how="openai client")
-async def test_finish_reasons(scripted):
+async def test_responses_have_finish_reasons(scripted):
     create = scripted.openai.chat.completions.create
     reasons = [
         (await create(model=MODEL, messages=HELLO, **fields)).choices[0].finish_reason
@@ -24,7 +24,7 @@ async def test_finish_reasons(scripted):
 
 
 @conforms(19, "A request that the engine failed is a 500 that may be retried", how="openai client")
-async def test_engine_errors(scripted):
+async def test_engine_errors_give_a_500(scripted):
     scripted.engine.fail_at = 2
     with pytest.raises(InternalServerError) as caught:
         await scripted.openai.chat.completions.create(model=MODEL, messages=HELLO)
@@ -37,7 +37,7 @@ async def test_engine_errors(scripted):
     "`usage` counts prompt, completion, total, and `prompt_tokens_details.cached_tokens`, always (vLLM: with a flag)",
     how="openai client",
 )
-def test_usage(real):
+def test_responses_have_usage(real):
     prompt = "The quick brown fox jumps over the lazy dog. " * 8
     first, second = (
         real.openai.completions.create(model=REAL_MODEL, prompt=prompt, max_tokens=2).usage for _ in range(2)
@@ -54,7 +54,7 @@ def test_usage(real):
 @conforms(
     21, "`system_fingerprint` is `octavo-VERSION-HASH`; in a stream, in the last chunk of a choice", how="openai client"
 )
-def test_fingerprint(tiny):
+def test_responses_have_a_fingerprint(tiny):
     asked = {"model": "tiny", "messages": HELLO, "max_tokens": 3}
     fingerprint = tiny.openai.chat.completions.create(**asked).system_fingerprint
     assert re.fullmatch(r"octavo-[\w.]+-[0-9a-f]{8}", fingerprint)
@@ -67,7 +67,7 @@ def test_fingerprint(tiny):
 @conforms(
     22, "Chat logprobs: `content[]` of token, logprob, bytes and `top_logprobs`, streamed or not", how="openai client"
 )
-def test_chat_logprobs(real):
+def test_chat_responses_have_logprobs(real):
     asked = {"model": REAL_MODEL, "messages": HELLO, "max_tokens": 5, "temperature": 0}
     whole = real.openai.chat.completions.create(**asked, logprobs=True, top_logprobs=3).choices[0]
     positions = whole.logprobs.content
@@ -86,7 +86,7 @@ def test_chat_logprobs(real):
     "Completion logprobs: `tokens`, `token_logprobs`, `top_logprobs`, `text_offset`; the first echoed token has null",
     how="openai client",
 )
-def test_completion_logprobs(tiny):
+def test_completions_have_logprobs(tiny):
     choice = tiny.openai.completions.create(
         model="tiny", prompt="abc", max_tokens=2, echo=True, logprobs=2, extra_body={"allowed_token_ids": [65, 66]}
     ).choices[0]
@@ -99,7 +99,7 @@ def test_completion_logprobs(tiny):
 
 
 @conforms(22, "Minus infinity is written as -9999.0", how="raw HTTP")
-async def test_minus_infinity(scripted):
+async def test_minus_infinity_becomes_a_number(scripted):
     answer = await scripted.http.post(TEXT, json={"prompt": "hi", "logprobs": 3})
     tops = answer.json()["choices"][0]["logprobs"]["top_logprobs"]
     assert {min(top.values()) for top in tops} == {-9999.0}
@@ -108,7 +108,7 @@ async def test_minus_infinity(scripted):
 @conforms(
     23, "`prompt_logprobs`, `return_token_ids` and `return_tokens_as_token_ids`", how="openai client and raw HTTP"
 )
-def test_vllm_extras(tiny):
+def test_vllm_s_extra_fields_are_returned(tiny):
     asked = {"model": "tiny", "prompt": "abc", "max_tokens": 2}
     fields = {"prompt_logprobs": 1, "return_token_ids": True, "return_tokens_as_token_ids": True}
     choice = tiny.openai.completions.create(**asked, logprobs=0, extra_body=fields).choices[0]
@@ -124,22 +124,22 @@ def test_vllm_extras(tiny):
     assert len(answer["choices"][0]["token_ids"]) == 2
 
 
-@conforms(23, "`kv_transfer_params` is refused by name: there is no KV connector", how="openai client")
-def test_kv_transfer(tiny):
+@conforms(23, "`kv_transfer_params` is rejected by name: there is no KV connector", how="openai client")
+def test_kv_transfer_params_are_rejected(tiny):
     fields = {"kv_transfer_params": {"do_remote_decode": True}}
     with pytest.raises(BadRequestError, match="kv_transfer_params"):
         tiny.openai.completions.create(model="tiny", prompt="a", extra_body=fields)
 
 
-@conforms(24, "The header `X-data-parallel-rank` is accepted, junk too: a server has one rank", how="raw HTTP")
+@conforms(24, "The header `X-data-parallel-rank` is accepted with any value: a server has one rank", how="raw HTTP")
 @pytest.mark.parametrize("rank", ["0", "3", "junk", "-1"])
-def test_data_parallel_rank(tiny, rank):
+def test_data_parallel_rank_is_accepted(tiny, rank):
     answer = tiny.http.post(TEXT, json={"prompt": "a", "max_tokens": 1}, headers={"X-data-parallel-rank": rank})
     assert answer.status_code == 200
 
 
 @conforms(24, "A `priority` other than 0 is 400 unless the server schedules by priority", how="openai client")
-def test_priority(tiny):
+def test_priority_requires_priority_scheduling(tiny):
     tiny.openai.completions.create(model="tiny", prompt="a", max_tokens=1, extra_body={"priority": 0})
     with pytest.raises(BadRequestError, match="priority"):
         tiny.openai.completions.create(model="tiny", prompt="a", extra_body={"priority": 1})

@@ -1,4 +1,4 @@
-"""docs/reference/conformance.md has every row that the conformance tests state, and every promised behaviour."""
+"""docs/reference/conformance.md has the rows of the conformance tests, and no promised row is missing."""
 
 import pytest
 from octavo_testing.conformance import (
@@ -17,7 +17,7 @@ from octavo_testing.conformance import (
 REMEDY = "run: make test JOBS=1 TESTS=tests/conformance ARGS=--update-conformance"
 
 
-def test_the_document_states_what_the_tests_check(request):
+def test_document_has_the_rows_of_the_tests(request):
     if request.config.getoption("--update-conformance"):
         pytest.skip("the document is being written")
     committed, stated = DOCUMENT.read_text(), render(stated_rows(), {})
@@ -25,7 +25,7 @@ def test_the_document_states_what_the_tests_check(request):
     assert committed.splitlines()[:8] == stated.splitlines()[:8], REMEDY
 
 
-def test_every_row_is_stated_once():
+def test_every_row_occurs_once():
     stated = [(row.key, row.behaviour) for row in stated_rows()]
     assert len(set(stated)) == len(stated)
 
@@ -35,7 +35,7 @@ def test_every_number_and_endpoint_has_a_row():
     assert promised == {row.key for row in stated_rows()}
 
 
-def test_what_did_not_run_or_failed_is_never_called_pass():
+def test_failed_or_skipped_rows_are_never_marked_pass():
     rows = [Row("1", name, "raw HTTP") for name in ("passed", "failed", "left out")]
     document = render(rows, {rows[0]: PASS, rows[1]: FAIL})
     results = {line.split(" | ")[1]: line.split(" | ")[3] for line in document.splitlines() if line.startswith("| 1")}

@@ -1,4 +1,4 @@
-"""Each endpoint, asked the way its clients ask it."""
+"""Each endpoint, requested in the way of its clients."""
 
 import httpx
 import pytest
@@ -12,7 +12,7 @@ CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 
 @pytest.mark.real_model
 @conforms("POST /v1/completions", "Continues a prompt", how="openai client")
-def test_completions(real):
+def test_completions_continue_a_prompt(real):
     answer = real.openai.completions.create(
         model=REAL_MODEL, prompt="The capital of France is", temperature=0, max_tokens=4
     )
@@ -22,7 +22,7 @@ def test_completions(real):
 
 @pytest.mark.real_model
 @conforms("POST /v1/chat/completions", "Answers a conversation", how="openai client")
-def test_chat(real):
+def test_chat_answers_a_conversation(real):
     answer = real.openai.chat.completions.create(model=REAL_MODEL, messages=CAPITAL, temperature=0)
     (choice,) = answer.choices
     assert (answer.object, choice.message.role, choice.finish_reason) == ("chat.completion", "assistant", "stop")
@@ -33,7 +33,7 @@ def test_chat(real):
 @conforms(
     "POST /v1/chat/completions", "Content is a string, a list of parts or null: all render alike", how="openai client"
 )
-def test_content_forms(real):
+def test_content_forms_render_alike(real):
     def num_prompt_tokens(*messages):
         answer = real.openai.chat.completions.create(model=REAL_MODEL, messages=list(messages), max_tokens=1)
         return answer.usage.prompt_tokens
@@ -47,10 +47,10 @@ def test_content_forms(real):
 @pytest.mark.real_model
 @conforms(
     "GET /v1/models",
-    "Cards with `max_model_len`, `root`, `parent`, `permission`; one by its name, slashes included",
+    "Models with `max_model_len`, `root`, `parent`, `permission`; one model by its name, which may contain slashes",
     how="openai client",
 )
-def test_models(real):
+def test_models_are_listed_and_found(real):
     cards = real.openai.models.list().data
     assert [card.id for card in cards] == [REAL_MODEL, "org/alias"]
     card = real.openai.models.retrieve("org/alias")
@@ -64,7 +64,7 @@ def test_models(real):
 @conforms(
     "POST /tokenize", "`count`, `max_model_len`, `tokens`, `token_strs` of a prompt or a conversation", how="raw HTTP"
 )
-def test_tokenize(real):
+def test_tokenize_returns_token_ids(real):
     answer = real.http.post("/tokenize", json={"prompt": "Hello world", "return_token_strs": True}).json()
     assert (answer["count"], answer["max_model_len"], answer["token_strs"]) == (2, 2048, ["Hello", "Ġworld"])
     asked = real.http.post("/tokenize", json={"messages": HELLO}).json()
@@ -73,21 +73,21 @@ def test_tokenize(real):
 
 
 @pytest.mark.real_model
-@conforms("POST /detokenize", "`prompt` is what the token ids say", how="raw HTTP")
-def test_detokenize(real):
+@conforms("POST /detokenize", "`prompt` is the text of the token ids", how="raw HTTP")
+def test_detokenize_returns_text(real):
     tokens = real.http.post("/tokenize", json={"prompt": "Grüße, 日本!"}).json()["tokens"]
     assert real.http.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": "Grüße, 日本!"}
 
 
 @conforms("GET /health", "200 without a body", how="raw HTTP")
-def test_health(tiny):
+def test_health_returns_200(tiny):
     answer = tiny.http.get("/health")
     assert (answer.status_code, answer.content) == (200, b"")
 
 
 @conforms("GET /health", "503 when the engine is dead", how="raw HTTP")
-async def test_health_of_a_dead_engine(scripted):
-    """Which ends the server, too, so that it may be too late to ask."""
+async def test_health_of_a_dead_engine_returns_503(scripted):
+    """The server stops, too, so it may no longer answer."""
     scripted.engine.is_dead = True
     try:
         assert (await scripted.http.get("/health")).status_code == 503
@@ -95,23 +95,23 @@ async def test_health_of_a_dead_engine(scripted):
         assert scripted.server.engine_died
 
 
-@conforms("GET /ping", "As /health, by GET and POST", how="raw HTTP")
-def test_ping(tiny):
+@conforms("GET /ping", "The same as /health, by GET and POST", how="raw HTTP")
+def test_ping_returns_200(tiny):
     assert [tiny.http.request(method, "/ping").status_code for method in ("GET", "POST")] == [200, 200]
 
 
 @conforms("GET /version", '`{"version": ...}`', how="raw HTTP")
-def test_version(tiny):
+def test_version_is_returned(tiny):
     assert set(tiny.http.get("/version").json()) == {"version"}
 
 
 @conforms("GET /load", '`{"server_load": n}`, always on (vLLM: with a flag)', how="raw HTTP")
-def test_load(tiny):
+def test_load_counts_requests(tiny):
     assert isinstance(tiny.http.get("/load").json()["server_load"], int)
 
 
-@conforms("GET /metrics", "Prometheus text with vLLM's names, old and new, and Octavo's own", how="raw HTTP")
-def test_metrics(tiny):
+@conforms("GET /metrics", "Prometheus text with vLLM's names, old and new, and Octavo's own metrics", how="raw HTTP")
+def test_metrics_have_vllm_s_names(tiny):
     assert tiny.http.get("/metrics").headers["content-type"].startswith("text/plain")
     names = {name.partition("{")[0] for name in tiny.metrics()}
     assert {
@@ -121,8 +121,10 @@ def test_metrics(tiny):
     } <= names
 
 
-@conforms("GET /openapi.json", "Declares every endpoint, 400 where FastAPI says 422; /docs shows it", how="raw HTTP")
-def test_openapi(tiny):
+@conforms(
+    "GET /openapi.json", "Declares every endpoint, with 400 instead of FastAPI's 422; /docs shows it", how="raw HTTP"
+)
+def test_openapi_document_is_returned(tiny):
     document = tiny.http.get("/openapi.json").json()
     assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/metrics"} <= set(document["paths"])
     assert "400" in document["paths"]["/v1/completions"]["post"]["responses"]
@@ -133,10 +135,10 @@ def test_openapi(tiny):
 @pytest.mark.real_model
 @conforms(
     "POST /v1/chat/completions/render",
-    "The token ids that a chat would send to the engine, not generating",
+    "The token ids that a chat would send to the engine, without generation",
     how="raw HTTP",
 )
-def test_render_a_chat(real):
+def test_render_returns_tokens_of_a_chat(real):
     before = real.metrics()["vllm:prompt_tokens_total"]
     rendered = real.http.post("/v1/chat/completions/render", json={"messages": HELLO}).json()
     assert rendered["token_ids"] == real.http.post("/tokenize", json={"messages": HELLO}).json()["tokens"]
@@ -144,15 +146,15 @@ def test_render_a_chat(real):
     assert real.metrics()["vllm:prompt_tokens_total"] == before
 
 
-@conforms("POST /v1/completions/render", "One entry a prompt, its limits resolved", how="raw HTTP")
-def test_render_completions(tiny):
+@conforms("POST /v1/completions/render", "One entry per prompt, with resolved limits", how="raw HTTP")
+def test_render_returns_tokens_of_each_prompt(tiny):
     rendered = tiny.http.post("/v1/completions/render", json={"prompt": ["abc", "d"], "max_tokens": 7}).json()
     assert [entry["token_ids"] for entry in rendered] == [[97, 98, 99], [100]]
     assert [entry["sampling_params"]["max_tokens"] for entry in rendered] == [7, 7]
 
 
-@conforms("POST /reset_prefix_cache", "What was cached is computed again", how="raw HTTP")
-def test_reset_prefix_cache(tiny):
+@conforms("POST /reset_prefix_cache", "Empties the prefix cache, so that prompts are computed again", how="raw HTTP")
+def test_reset_prefix_cache_empties_the_cache(tiny):
     def num_cached():
         answer = tiny.http.post("/v1/completions", json={"prompt": "reset " * 8, "max_tokens": 1})
         return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -163,13 +165,13 @@ def test_reset_prefix_cache(tiny):
     assert num_cached() == 0
 
 
-@conforms("GET /debug/requests", "What runs and what waits, without prompts or answers", how="raw HTTP")
-def test_debug_requests(tiny):
+@conforms("GET /debug/requests", "Running and waiting sequences, without prompts or answers", how="raw HTTP")
+def test_debug_requests_returns_sequences(tiny):
     assert tiny.http.get("/debug/requests").json() == {"running": 0, "waiting": 0, "sequences": []}
 
 
-@conforms("GET /ready", "200 while requests are taken, 503 with the state when not", how="raw HTTP")
-async def test_ready(scripted):
+@conforms("GET /ready", "200 while the server accepts requests, otherwise 503 with the state", how="raw HTTP")
+async def test_ready_returns_200(scripted):
     ready = await scripted.http.get("/ready")
     assert (ready.status_code, ready.json()["state"]) == (200, "accepting")
     await scripted.http.post("/drain")
@@ -182,7 +184,7 @@ async def test_ready(scripted):
     "New requests get 503 with `Retry-After` and `Connection: close`, until `DELETE /drain`",
     how="raw HTTP",
 )
-async def test_drain(scripted):
+async def test_drain_rejects_new_requests(scripted):
     body = {"prompt": "a", "max_tokens": 1}
     assert (await scripted.http.post("/drain")).json()["state"] != "accepting"
     refused = await scripted.http.post("/v1/completions", json=body)

@@ -1,4 +1,4 @@
-"""How requests are read, refused and named: rows 1-11."""
+"""Reading, rejecting and naming requests: rows 1-11."""
 
 import re
 import socket
@@ -21,28 +21,28 @@ def ids(text):
 
 
 @conforms(1, "Unknown JSON fields are accepted", how="openai client and raw HTTP")
-def test_unknown_fields(tiny):
+def test_unknown_fields_are_accepted(tiny):
     extra = {"frobnicate": {"deeply": ["nested"]}, "x-trace": 1}
     tiny.openai.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1, extra_body=extra)
     for path, body in ((TEXT, {"prompt": "a"}), ("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [65]})):
         assert tiny.http.post(path, json={**body, **extra}).status_code == 200
 
 
-@conforms(2, 'Bodies that can\'t be read are 400 of type "Bad Request", never 422', how="raw HTTP")
+@conforms(2, 'Malformed bodies are 400 of type "Bad Request", never 422', how="raw HTTP")
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize"])
 @pytest.mark.parametrize("body", ["", "{", "[]", '{"prompt": {}, "messages": 1, "tokens": "x"}', '{"model": 7}'])
-def test_bad_bodies(tiny, path, body):
+def test_malformed_bodies_are_rejected(tiny, path, body):
     answer = tiny.http.post(path, content=body, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "Bad Request")
 
 
 @conforms(
     3,
-    "Errors are `{error: {message, type, param, code}}`, `code` the status as an integer; what isn't supported is a "
+    "Errors are `{error: {message, type, param, code}}`, `code` the status as an integer; unsupported fields are a "
     "400 that names the field (vLLM: 400, 422 or 501)",
     how="openai client and raw HTTP",
 )
-def test_the_error_envelope(tiny):
+def test_errors_have_openai_s_body(tiny):
     requests = [
         (TEXT, {"prompt": "a", "temperature": 9}, 400, "BadRequestError", "temperature"),
         (TEXT, {"prompt": "a", "use_beam_search": True}, 400, "BadRequestError", "use_beam_search"),
@@ -63,16 +63,16 @@ def test_the_error_envelope(tiny):
 @conforms(
     4, "An unknown model is 404 NotFoundError; without `model` the first served name answers", how="openai client"
 )
-def test_model_names(real):
+def test_model_names_are_checked(real):
     with pytest.raises(NotFoundError, match=re.escape("The model `gpt-9` does not exist.")):
         real.openai.chat.completions.create(model="gpt-9", messages=HELLO)
     assert real.http.post(TEXT, json={"prompt": "a", "max_tokens": 1}).json()["model"] == REAL_MODEL
     assert real.openai.completions.create(model="org/alias", prompt="a", max_tokens=1).model == "org/alias"
 
 
-@conforms(5, "A prompt beyond the context is 400 in the words that agents parse", how="openai client")
+@conforms(5, "A prompt beyond the context is 400 with the text that agents parse", how="openai client")
 @pytest.mark.parametrize("stream", [False, True])
-def test_context_length(tiny, stream):
+def test_context_length_is_enforced(tiny, stream):
     with pytest.raises(BadRequestError) as caught:
         tiny.openai.completions.create(model="tiny", prompt=ids("x" * 250), max_tokens=30, stream=stream)
     error = caught.value
@@ -100,18 +100,19 @@ def test_context_length(tiny, stream):
         ({"cache_salt": ""}, "cache_salt"),
     ],
 )
-def test_fields_that_contradict(tiny, fields, param):
+def test_contradicting_fields_are_rejected(tiny, fields, param):
     answer = tiny.http.post(TEXT, json={"prompt": "a", **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 @conforms(
     7,
-    "Bearer keys guard all but what probes, scrapers and browsers ask (vLLM: only what is under /v1); OPTIONS passes; "
-    'failure is 401 in the nested shape with type AuthenticationError (vLLM: `{"error": "Unauthorized"}`)',
+    "Bearer keys protect all routes except those of probes, scrapers and browsers (vLLM: only those under /v1); "
+    "OPTIONS passes; failure is 401 in the nested shape with type AuthenticationError (vLLM: "
+    '`{"error": "Unauthorized"}`)',
     how="openai client and raw HTTP",
 )
-def test_keys(tiny):
+def test_api_keys_are_checked(tiny):
     stranger = tiny.openai.with_options(api_key="sk-wrong")
     with pytest.raises(AuthenticationError) as caught:
         stranger.models.list()
@@ -134,10 +135,11 @@ def test_keys(tiny):
 
 @conforms(
     8,
-    "`X-Request-Id` is echoed, always (vLLM: with a flag), or made up; it or the body's `request_id` ends an id",
+    "`X-Request-Id` is always echoed (vLLM: with a flag), or generated; response ids end with it or with the body's "
+    "`request_id`",
     how="openai client and raw HTTP",
 )
-def test_request_ids(tiny):
+def test_request_ids_are_echoed(tiny):
     for path, prefix, body in ((CHAT, "chatcmpl", {"messages": HELLO}), (TEXT, "cmpl", {"prompt": "a"})):
         answer = tiny.http.post(path, json={**body, "max_tokens": 1}, headers={"X-Request-Id": "mine-1"})
         assert (answer.headers["x-request-id"], answer.json()["id"]) == ("mine-1", f"{prefix}-mine-1")
@@ -148,16 +150,16 @@ def test_request_ids(tiny):
     assert tiny.http.get("/nowhere").headers["x-request-id"]
 
 
-@conforms(9, "`max_completion_tokens` wins over `max_tokens`", how="openai client")
-def test_both_limits(tiny):
+@conforms(9, "`max_completion_tokens` overrides `max_tokens`", how="openai client")
+def test_max_completion_tokens_overrides_max_tokens(tiny):
     answer = tiny.openai.chat.completions.create(
         model="tiny", messages=HELLO, max_tokens=9, max_completion_tokens=3, extra_body={"ignore_eos": True}
     )
     assert answer.usage.completion_tokens == 3
 
 
-@conforms(9, "Chat without a limit gets what is left of the context, completions 16 tokens", how="openai client")
-def test_default_limits(tiny):
+@conforms(9, "Without a limit, chat may fill the context and completions have 16 tokens", how="openai client")
+def test_default_length_limits_apply(tiny):
     endless = {"ignore_eos": True}
     chat = tiny.openai.chat.completions.create(model="tiny", messages=HELLO, extra_body=endless)
     assert (chat.usage.total_tokens, chat.choices[0].finish_reason) == (256, "length")
@@ -165,15 +167,15 @@ def test_default_limits(tiny):
     assert (text.usage.completion_tokens, text.choices[0].finish_reason) == (16, "length")
 
 
-@conforms(9, "Sampling fields left out come from the model's generation_config.json", how="raw HTTP")
-def test_generation_config(tiny):
+@conforms(9, "Unset sampling fields come from the model's generation_config.json", how="raw HTTP")
+def test_generation_config_sets_defaults(tiny):
     body = {"prompt": "a", "max_tokens": 1, "n": 2}
     assert "temperature is 0" in tiny.http.post(TEXT, json=body).json()["error"]["message"]
     assert tiny.http.post(TEXT, json={**body, "temperature": 1}).status_code == 200
 
 
 @conforms(10, "A prompt is a string, strings, token ids or lists of them; choice = prompt·n + i", how="openai client")
-def test_prompt_forms(tiny):
+def test_every_prompt_form_is_accepted(tiny):
     def create(prompt, **fields):
         return tiny.openai.completions.create(model="tiny", prompt=prompt, max_tokens=2, **fields)
 
@@ -188,9 +190,11 @@ def test_prompt_forms(tiny):
 
 
 @conforms(
-    10, "`echo` puts the prompt first; with `max_tokens: 0` it is all there is, logprobs too", how="openai client"
+    10,
+    "`echo` puts the prompt first; with `max_tokens: 0` only the prompt is returned, with logprobs on request",
+    how="openai client",
 )
-def test_echo(tiny):
+def test_echo_returns_the_prompt(tiny):
     plain = tiny.openai.completions.create(model="tiny", prompt="abc", max_tokens=3).choices[0].text
     echoed = tiny.openai.completions.create(model="tiny", prompt="abc", max_tokens=3, echo=True).choices[0].text
     assert echoed == "abc" + plain
@@ -198,8 +202,8 @@ def test_echo(tiny):
     assert (alone.text, alone.logprobs.tokens, alone.logprobs.token_logprobs[0]) == ("abc", ["a", "b", "c"], None)
 
 
-@conforms(10, "`suffix` is refused by name, as in vLLM", how="openai client")
-def test_suffix(tiny):
+@conforms(10, "`suffix` is rejected by name, as in vLLM", how="openai client")
+def test_suffix_is_rejected(tiny):
     with pytest.raises(BadRequestError, match="suffix"):
         tiny.openai.completions.create(model="tiny", prompt="a", suffix="z")
 
@@ -209,8 +213,8 @@ def aborted(metrics):
 
 
 @pytest.mark.real_model
-@conforms(11, "A client that leaves a stream aborts its request and frees its blocks", how="openai client")
-def test_leaving_a_stream(real):
+@conforms(11, "A client that disconnects from a stream aborts its request and frees its blocks", how="openai client")
+def test_disconnect_aborts_a_stream(real):
     before = aborted(real.metrics())
     stream = real.openai.completions.create(
         model=REAL_MODEL, prompt="Count:", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
@@ -222,8 +226,8 @@ def test_leaving_a_stream(real):
 
 
 @pytest.mark.real_model
-@conforms(11, "So does one that leaves before a plain answer", how="raw HTTP")
-def test_leaving_a_plain_answer(real):
+@conforms(11, "A client that disconnects before a plain response does the same", how="raw HTTP")
+def test_disconnect_aborts_a_plain_response(real):
     before = aborted(real.metrics())
     host, port = real.url.removeprefix("http://").split(":")
     body = b'{"prompt": "Count:", "max_tokens": 1500, "ignore_eos": true}'

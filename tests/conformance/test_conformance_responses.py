@@ -10,8 +10,8 @@ KEY = "POST /v1/responses"
 
 
 @pytest.mark.real_model
-@conforms(KEY, "Answers a text, and items of a conversation", how="openai client")
-def test_responses(real):
+@conforms(KEY, "Answers a text, or the items of a conversation", how="openai client")
+def test_responses_api_answers(real):
     answer = real.openai.responses.create(model=REAL_MODEL, input=CAPITAL, temperature=0)
     assert (answer.object, answer.status, answer.store) == ("response", "completed", False)
     assert "Paris" in answer.output_text
@@ -22,7 +22,7 @@ def test_responses(real):
 
 @pytest.mark.real_model
 @conforms(KEY, "Streams numbered events from `response.created` to `response.completed`", how="openai client")
-def test_streamed_responses(real):
+def test_responses_api_streams(real):
     with real.openai.responses.stream(model=REAL_MODEL, input=CAPITAL, temperature=0) as stream:
         events = list(stream)
         final = stream.get_final_response()
@@ -34,10 +34,10 @@ def test_streamed_responses(real):
 @pytest.mark.real_model
 @conforms(
     KEY,
-    "What needs a memory on the server is a 400 that says what to do; stored responses are a 404",
+    "Fields that need stored responses are a 400 with a remedy; stored responses are a 404",
     how="openai client",
 )
-def test_nothing_is_stored(real):
+def test_responses_are_not_stored(real):
     with pytest.raises(BadRequestError, match="send the whole conversation"):
         real.openai.responses.create(model=REAL_MODEL, input="hi", previous_response_id="resp_1")
     with pytest.raises(NotFoundError, match="stores no responses"):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from jsonschema import validate
-from octavo_server.tools.use import ToolSettings
+from octavo_server.output_parsing.tool_use import ToolSettings
 from octavo_testing.conformance import conforms
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
@@ -42,16 +42,16 @@ async def scripted(tmp_path):
 
 
 @pytest.mark.real_model
-@conforms(CHAT, "`parse()` returns the pydantic model that it was given", how="openai client")
-def test_parse(real):
+@conforms(CHAT, "`parse()` returns an instance of the given pydantic model", how="openai client")
+def test_openai_client_parses_a_model(real):
     answer = real.openai.chat.completions.parse(
         model=REAL_MODEL, messages=HELLO, response_format=Answer, max_tokens=80, temperature=0
     )
     assert isinstance(answer.choices[0].message.parsed, Answer)
 
 
-@conforms(CHAT, "`response_format` json_object and json_schema; a stream of it is the same JSON", how="openai client")
-def test_response_format(tiny):
+@conforms(CHAT, "`response_format` json_object and json_schema; a stream has the same JSON", how="openai client")
+def test_response_format_is_enforced(tiny):
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     asked = {
         "model": "tiny",
@@ -85,13 +85,13 @@ def test_response_format(tiny):
         ({"guided_json": {"const": 7}}, "7"),
     ],
 )
-def test_structured_outputs(tiny, fields, text):
+def test_structured_outputs_are_enforced(tiny, fields, text):
     answer = tiny.openai.completions.create(model="tiny", prompt="a", max_tokens=30, extra_body=fields)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == (text, "stop")
 
 
 @conforms(CHAT, "A schema keyword that can't be enforced is a 400 that names it", how="openai client")
-def test_unenforceable_keywords(tiny):
+def test_unenforceable_keywords_are_rejected(tiny):
     wrong = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "array", "uniqueItems": True}}}
     with pytest.raises(BadRequestError, match="uniqueItems"):
         tiny.openai.chat.completions.create(model="tiny", messages=HELLO, response_format=wrong)
@@ -103,7 +103,7 @@ def test_unenforceable_keywords(tiny):
     ("choice", "reason"),
     [("required", "tool_calls"), ({"type": "function", "function": {"name": "Weather"}}, "stop")],
 )
-def test_chosen_tools(real, choice, reason):
+def test_chosen_tools_are_called(real, choice, reason):
     answer = real.openai.chat.completions.create(
         model=REAL_MODEL, messages=HELLO, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False, max_tokens=80,
         temperature=0,
@@ -113,8 +113,12 @@ def test_chosen_tools(real, choice, reason):
     Weather.model_validate_json(call.function.arguments)
 
 
-@conforms(19, "With `tool_choice: auto`, a call is read out of the text and ends with tool_calls", how="openai client")
-async def test_automatic_tools(scripted):
+@conforms(
+    19,
+    "With `tool_choice: auto`, a call is parsed from the text and `finish_reason` is tool_calls",
+    how="openai client",
+)
+async def test_automatic_tool_calls_are_parsed(scripted):
     scripted.engine.replies = [THOUGHT + CALL]
     create = scripted.openai.chat.completions.create
     choice = (await create(model=MODEL, messages=HELLO, tools=[TOOL])).choices[0]
@@ -124,8 +128,8 @@ async def test_automatic_tools(scripted):
     assert (unused.finish_reason, unused.message.tool_calls) == ("stop", None)
 
 
-@conforms(CHAT, "Streamed tool calls: the client's helper puts the deltas together", how="openai client")
-async def test_streamed_tools(scripted):
+@conforms(CHAT, "Streamed tool calls: the client's helper joins the deltas", how="openai client")
+async def test_tool_calls_are_streamed(scripted):
     scripted.engine.replies = [THOUGHT + CALL]
     async with scripted.openai.chat.completions.stream(model=MODEL, messages=HELLO, tools=[TOOL]) as stream:
         final = await stream.get_final_completion()
@@ -134,8 +138,8 @@ async def test_streamed_tools(scripted):
     assert (final.choices[0].finish_reason, json.loads(call.function.arguments)) == ("tool_calls", {"city": "Kraków"})
 
 
-@conforms(CHAT, "Reasoning stands in `reasoning`, and under its old name `reasoning_content`", how="openai client")
-async def test_reasoning(scripted):
+@conforms(CHAT, "Reasoning is in `reasoning`, and under its old name in `reasoning_content`", how="openai client")
+async def test_reasoning_is_separated(scripted):
     scripted.engine.replies = [THOUGHT + "Done."]
     message = (await scripted.openai.chat.completions.create(model=MODEL, messages=HELLO)).choices[0].message
     assert (message.content.strip(), message.reasoning.strip(), message.reasoning_content.strip()) == (
@@ -145,15 +149,15 @@ async def test_reasoning(scripted):
     )
 
 
-@conforms(15, "`--enable-force-include-usage` puts usage into every stream", how="openai client")
-async def test_forced_usage(scripted):
+@conforms(15, "`--enable-force-include-usage` adds usage to every stream", how="openai client")
+async def test_usage_is_forced_by_the_flag(scripted):
     stream = await scripted.openai.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
     *_, last = [chunk async for chunk in stream]
     assert last.usage.total_tokens > 0
 
 
-@conforms(23, "`--enable-per-request-metrics` tells a request's times under vLLM's names", how="openai client")
-async def test_request_metrics(scripted):
+@conforms(23, "`--enable-per-request-metrics` adds a request's times under vLLM's names", how="openai client")
+async def test_request_metrics_are_returned(scripted):
     answer = await scripted.openai.chat.completions.create(model=MODEL, messages=HELLO)
     assert {
         *("time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second"),
@@ -161,7 +165,7 @@ async def test_request_metrics(scripted):
 
 
 @conforms("POST /v1/responses", "Function calls are items of the output", how="openai client")
-async def test_responses_with_tools(scripted):
+async def test_responses_api_calls_tools(scripted):
     scripted.engine.replies = [THOUGHT + CALL]
     tool = {"type": "function", "name": "Weather", "parameters": Weather.model_json_schema(), "strict": True}
     answer = await scripted.openai.responses.create(model=MODEL, input="hi", tools=[tool])
@@ -170,8 +174,8 @@ async def test_responses_with_tools(scripted):
 
 
 @pytest.mark.real_model
-@conforms("POST /v1/responses", "`parse()` returns the pydantic model that it was given", how="openai client")
-def test_parsed_responses(real):
+@conforms("POST /v1/responses", "`parse()` returns an instance of the given pydantic model", how="openai client")
+def test_responses_api_parses_a_model(real):
     answer = real.openai.responses.parse(
         model=REAL_MODEL, input="hi", text_format=Answer, max_output_tokens=80, temperature=0
     )

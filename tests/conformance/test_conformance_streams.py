@@ -1,4 +1,4 @@
-"""What a stream looks like, frame by frame: rows 12-18."""
+"""Frames of a stream: rows 12-18."""
 
 import json
 
@@ -23,7 +23,7 @@ async def streamed(scripted, path, body, **fields):
 
 @conforms(12, "`text/event-stream; charset=utf-8`, frames `data: {json}`, `data: [DONE]` last", how="raw HTTP")
 @pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HELLO}), (TEXT, {"prompt": "hi"})])
-def test_frames(tiny, path, body):
+def test_stream_has_sse_frames(tiny, path, body):
     answer = tiny.http.post(path, json={**body, "max_tokens": 4, "stream": True})
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     *chunks, done = events(answer.text)
@@ -35,7 +35,7 @@ def test_frames(tiny, path, body):
     12, "An error in mid-stream is a frame `{error: {...}}`, and `[DONE]` follows", how="openai client and raw HTTP"
 )
 @BOTH
-async def test_errors_in_mid_stream(scripted, path, body):
+async def test_errors_in_mid_stream_are_events(scripted, path, body):
     scripted.engine.fail_at = 3
     *_, error = await streamed(scripted, path, body)
     assert set(error) == {"error"}
@@ -51,7 +51,7 @@ async def test_errors_in_mid_stream(scripted, path, body):
     "`logprobs` set to null",
     how="raw HTTP",
 )
-async def test_first_chunks(scripted):
+async def test_first_chunks_have_the_role(scripted):
     chunks = await streamed(scripted, CHAT, {"messages": HELLO}, n=2)
     expected = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None, "logprobs": None}
     assert [chunk["choices"] for chunk in chunks[:2]] == [[{"index": 0, **expected}], [{"index": 1, **expected}]]
@@ -71,15 +71,15 @@ async def test_first_chunks(scripted):
         ({"max_tokens": 3}, "length", None),
     ],
 )
-async def test_last_chunks(scripted, fields, reason, matched):
+async def test_last_chunks_have_the_finish_reason(scripted, fields, reason, matched):
     stream = await scripted.openai.chat.completions.create(model=MODEL, messages=HELLO, stream=True, extra_body=fields)
     choices = [chunk.choices[0] async for chunk in stream]
     assert [choice.finish_reason for choice in choices[:-1]] == [None] * (len(choices) - 1)
     assert (choices[-1].finish_reason, choices[-1].stop_reason) == (reason, matched)
 
 
-@conforms(14, "A plain answer has both, too", how="openai client")
-def test_reasons_of_plain_answers(tiny):
+@conforms(14, "A plain response has both, too", how="openai client")
+def test_plain_responses_have_finish_reasons(tiny):
     fields = {"allowed_token_ids": [65], "stop_token_ids": [65]}
     (choice,) = tiny.openai.completions.create(model="tiny", prompt="a", extra_body=fields).choices
     assert (choice.finish_reason, choice.stop_reason) == ("stop", 65)
@@ -87,11 +87,11 @@ def test_reasons_of_plain_answers(tiny):
 
 @conforms(
     15,
-    "`include_usage` adds a chunk with `choices: []` and `usage`; `continuous_usage_stats` puts it into all; id, "
-    "created and model are equal in all",
+    "`include_usage` adds a chunk with `choices: []` and `usage`; `continuous_usage_stats` adds it to all "
+    "chunks; id, created and model are equal in all chunks",
     how="openai client",
 )
-def test_usage(tiny):
+def test_usage_is_streamed_on_request(tiny):
     def stream(**options):
         return list(
             tiny.openai.chat.completions.create(
@@ -108,8 +108,8 @@ def test_usage(tiny):
     assert counts == [*range(7), 6]
 
 
-@conforms(16, "No empty chunks while a long prompt is computed in pieces", how="openai client")
-def test_chunked_prefill(tiny):
+@conforms(16, "No empty chunks while a long prompt is computed in several steps", how="openai client")
+def test_chunked_prefill_sends_no_empty_chunk(tiny):
     stream = tiny.openai.completions.create(
         model="tiny", prompt="x" * 200, max_tokens=5, stream=True, extra_body={"allowed_token_ids": [66]}
     )
@@ -117,7 +117,7 @@ def test_chunked_prefill(tiny):
 
 
 @conforms(17, "Characters of several bytes arrive whole: no U+FFFD in mid-stream", how="openai client")
-async def test_characters_of_several_bytes(scripted):
+async def test_multibyte_characters_are_not_split(scripted):
     text = "naïve 日本語 👩‍🚀 end"
     scripted.engine.replies = [text]
     stream = await scripted.openai.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
@@ -128,10 +128,10 @@ async def test_characters_of_several_bytes(scripted):
 
 @conforms(
     18,
-    "An error before the first token has its real status (vLLM: a 200 whose first frame is the error)",
+    "An error before the first token sets the HTTP status (vLLM: a 200 whose first frame is the error)",
     how="openai client",
 )
-async def test_errors_before_the_first_token(scripted):
+async def test_errors_before_the_first_token_set_the_status(scripted):
     scripted.engine.fail_at = 0
     with pytest.raises(InternalServerError) as caught:
         await scripted.openai.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
@@ -139,8 +139,8 @@ async def test_errors_before_the_first_token(scripted):
 
 
 @pytest.mark.real_model
-@conforms(12, "The stream of a real answer, joined, is the plain answer", how="openai client")
-def test_a_real_stream(real):
+@conforms(12, "The joined stream of a real answer equals the plain response", how="openai client")
+def test_real_model_streams(real):
     question = [{"role": "user", "content": "What is the capital of France?"}]
     asked = {"model": REAL_MODEL, "messages": question, "temperature": 0}
     stream = real.openai.chat.completions.create(**asked, stream=True)

@@ -30,7 +30,7 @@ WEATHER = {
 }
 
 
-def test_openai(real):
+def test_openai_client_completes_a_round_trip(real):
     plain = real.openai.chat.completions.create(model=REAL_MODEL, messages=QUESTION, temperature=0)
     assert "Paris" in plain.choices[0].message.content
     with real.openai.chat.completions.stream(model=REAL_MODEL, messages=QUESTION, temperature=0) as stream:
@@ -48,7 +48,7 @@ def test_openai(real):
     City.model_validate_json(call.function.arguments)
 
 
-def test_litellm(real, monkeypatch):
+def test_litellm_completes_a_round_trip(real, monkeypatch):
     monkeypatch.setitem(os.environ, "LITELLM_LOCAL_MODEL_COST_MAP", "True")
     litellm = importlib.import_module("litellm")
     asked = {
@@ -70,7 +70,7 @@ def test_litellm(real, monkeypatch):
     assert called.choices[0].message.tool_calls[0].function.name == "weather"
 
 
-def test_langchain(real):
+def test_langchain_completes_a_round_trip(real):
     chat_openai = importlib.import_module("langchain_openai").ChatOpenAI
     chat = chat_openai(model=REAL_MODEL, base_url=f"{real.url}/v1", api_key="none", temperature=0, max_tokens=100)
     plain = chat.invoke(CAPITAL)
@@ -85,7 +85,7 @@ def test_langchain(real):
 
 
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
-def test_instructor(real, mode):
+def test_instructor_completes_a_round_trip(real, mode):
     instructor = importlib.import_module("instructor")
     client = instructor.from_openai(real.openai, mode=getattr(instructor.Mode, mode))
     city = client.chat.completions.create(

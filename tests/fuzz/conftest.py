@@ -1,4 +1,4 @@
-"""One tiny server for all that no client should send."""
+"""One tiny server for all malformed requests."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,6 @@
 """Requests that no client should send, at every endpoint: no 5xx, no hang, no block lost, no growth.
 
-Short by default; `make test JOBS=1 TESTS=tests/fuzz ARGS='--fuzz-requests 10000 -s'` is the long run and prints
-its figures.
+`--fuzz-requests` sets how many requests are sent; `make nightly` sends 10000. `-s` prints the figures of the run.
 """
 
 import asyncio
@@ -18,10 +17,11 @@ MOST_GROWTH = 1.05
 
 
 def memory_bytes(served):
-    """Of the server and of its engine core."""
+    """Resident bytes of the server and of its engine core."""
     return [psutil.Process(pid).memory_info().rss for pid in (served.process.process.pid, served.process.core.pid)]
 
 
+@pytest.mark.fuzz
 @pytest.mark.timeout(3600)
 def test_no_request_breaks_the_server(tiny, num_blocks, request):
     count, report = request.config.getoption("--fuzz-requests"), Report()

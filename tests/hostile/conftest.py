@@ -1,7 +1,7 @@
 """The two servers under attack, each started once for a module."""
 
 import pytest_asyncio
-from octavo_testing.attacked import attacked_engine, attacked_router
+from octavo_testing.attack_targets import engine_target, router_target
 from octavo_testing.recording_replica import RecordingReplica
 
 
@@ -9,8 +9,8 @@ from octavo_testing.recording_replica import RecordingReplica
 async def server(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "serve":
-        attacked = attacked_engine(folder)
+        attacked = engine_target(folder)
     else:
-        attacked = attacked_router(folder, [RecordingReplica(), RecordingReplica()])
+        attacked = router_target(folder, [RecordingReplica(), RecordingReplica()])
     async with attacked as server:
         yield server

@@ -1,4 +1,4 @@
-"""Bodies as large as the limit, of every shape that is dear to parse: the event loop stays free and memory bounded."""
+"""Bodies of the largest size in every shape that is expensive to parse: the event loop stays free, memory bounded."""
 
 import asyncio
 import gc
@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import msgspec
 import pytest
+from octavo_testing.health_probe import HealthProbe
 from octavo_testing.hostile_bodies import SHAPES, hostile_body
 from octavo_testing.raw_http import RawConnection
-from octavo_testing.standstill import HealthProbe
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180), pytest.mark.slow]
 
@@ -24,7 +24,7 @@ LEAST_STANDSTILL_S = 0.1
 
 
 def decode_s(body):
-    """What msgspec needs to decode it on this machine, or to refuse it."""
+    """Seconds that msgspec takes to decode or refuse the body on this machine."""
     best = float("inf")
     for _ in range(RUNS):
         started = time.perf_counter()
@@ -53,7 +53,7 @@ async def standstill_s(server, path, body):
 
 @pytest.mark.parametrize("num_bytes", [256 * 1024, LIMIT_BYTES], ids=["256KiB", "limit"])
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_no_body_stops_the_event_loop_or_takes_a_multiple_of_its_memory(server, shape, num_bytes):
+async def test_no_body_stops_the_event_loop_or_multiplies_its_memory(server, shape, num_bytes):
     path, body = hostile_body(shape, num_bytes)
     assert len(body) <= num_bytes
     most_s = max(LEAST_STANDSTILL_S, 3 * decode_s(body))

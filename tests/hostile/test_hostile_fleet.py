@@ -10,7 +10,7 @@ from collections import Counter
 import httpx
 import pytest
 from aiohttp import web
-from octavo_testing.attacked import attacked_router
+from octavo_testing.attack_targets import router_target
 from octavo_testing.fleets import until
 from octavo_testing.raw_http import RawConnection, ask, completion_body, request_bytes
 from octavo_testing.recording_replica import RecordingReplica, answering, taking
@@ -27,7 +27,7 @@ LIMIT_S = 90.0
 
 
 class MortalReplica(RecordingReplica):
-    """Dies, as a process does, when it reads the poison."""
+    """Resets all connections, as a dying process does, when it reads the poison."""
 
     def __init__(self, dead):
         super().__init__(self._die_of_poison)
@@ -37,12 +37,12 @@ class MortalReplica(RecordingReplica):
         if POISON in seen.prompt:
             self._dead.append(self.port)
             self._dying = asyncio.create_task(self.kill())
-            await asyncio.Event().wait()  # the connection is reset meanwhile
+            await asyncio.Event().wait()  # the connection is being reset
         await asyncio.sleep(0.01)
 
 
 async def ask_many(port, prompts, *, concurrency=CONCURRENCY):
-    """The statuses, counted."""
+    """Send many requests and count the statuses."""
     source, statuses = iter(prompts), Counter()
 
     async def ask_on():
@@ -56,7 +56,7 @@ async def ask_many(port, prompts, *, concurrency=CONCURRENCY):
 async def test_a_poisoned_request_kills_at_most_two_replicas(tmp_path):
     dead = []
     replicas = [MortalReplica(dead) for _ in range(6)]
-    async with attacked_router(tmp_path, replicas) as router:
+    async with router_target(tmp_path, replicas) as router:
         while min(len(replica.seen) for replica in replicas) < 3:  # so that the router keeps connections to each
             await ask_many(router.port, [f"warm {i}" for i in range(48)], concurrency=48)
         async with await RawConnection.open(router.port) as connection:
@@ -73,7 +73,7 @@ async def test_a_poisoned_request_kills_at_most_two_replicas(tmp_path):
 async def test_a_replica_that_fails_at_once_gets_few_requests(tmp_path, status):
     failing = RecordingReplica(answering(status))
     replicas = [failing, *(RecordingReplica(taking(SERVICE_S)) for _ in range(15))]
-    async with attacked_router(tmp_path, replicas) as router:
+    async with router_target(tmp_path, replicas) as router:
         await ask_many(router.port, [f"{i:06d} is the number of this request" for i in range(NUM_REQUESTS)])
         assert len(failing.seen) <= MOST_FAILING_SHARE * NUM_REQUESTS
 
@@ -86,7 +86,7 @@ async def test_errors_of_clients_eject_no_replica(tmp_path, status):
         return await (refuse if seen.prompt.startswith("bad") else taking(0.01))(seen)
 
     replicas = [RecordingReplica(behave) for _ in range(4)]
-    async with attacked_router(tmp_path, replicas) as router:
+    async with router_target(tmp_path, replicas) as router:
         assert await ask_many(router.port, [f"bad {i}" for i in range(100)], concurrency=16) == {status: 100}
         before = [len(replica.seen) for replica in replicas]
         assert await ask_many(router.port, [f"good {i}" for i in range(200)], concurrency=16) == {200: 200}
@@ -96,7 +96,7 @@ async def test_errors_of_clients_eject_no_replica(tmp_path, status):
 
 async def test_never_more_than_half_of_the_replicas_are_ejected(tmp_path):
     replicas = [RecordingReplica(answering(500)) for _ in range(3)] + [RecordingReplica(taking(0.02))]
-    async with attacked_router(tmp_path, replicas) as router:
+    async with router_target(tmp_path, replicas) as router:
         await ask_many(router.port, [f"first {i}" for i in range(400)], concurrency=16)
         async with httpx.AsyncClient() as http:
             metrics = (await http.get(f"http://127.0.0.1:{router.port}/metrics")).text
@@ -120,7 +120,7 @@ class HeldReplica(RecordingReplica):
         self._is_slow = True
 
     def fall_silent(self):
-        """The KV stream's heartbeats are lost, so that the router asks /health."""
+        """Stop the KV stream's heartbeats, so that the router requests /health."""
         self.spoil = lambda _: ()
 
     def speak(self):
@@ -144,7 +144,7 @@ class HeldReplica(RecordingReplica):
 
 
 async def pass_slow_health(replica, *, is_polled):
-    """Returns when the replica was slow once, and has been well for a while since."""
+    """Return when one health check was slow and later ones succeeded for a while."""
     replica.slow_health()
     if is_polled:
         await until(replica.was_slow.is_set)
@@ -158,13 +158,13 @@ async def pass_slow_health(replica, *, is_polled):
 
 
 @pytest.mark.parametrize("is_polled", [True, False], ids=["polled", "kv-stream"])
-async def test_one_slow_health_neither_fails_nor_moves_a_request(tmp_path, is_polled):
+async def test_one_slow_health_check_neither_fails_nor_moves_a_request(tmp_path, is_polled):
     replicas = [HeldReplica(), HeldReplica()]
     prompts = [f"held {i}" for i in range(8)]
     for replica in replicas:
         if is_polled:
             replica.serve_by_polling()
-    async with attacked_router(tmp_path, replicas) as router:
+    async with router_target(tmp_path, replicas) as router:
         asking = [asyncio.create_task(ask(router.port, prompt, timeout_s=LIMIT_S)) for prompt in prompts]
         await until(lambda: len(router.prompts()) == len(prompts))
         assert all(replica.seen for replica in replicas)

@@ -1,6 +1,6 @@
 """`Upgrade`, CONNECT and trailers, sent directly and through an nginx that is configured as ingress-nginx does.
 
-No request may be served that was not sent, and no answer may reach another connection.
+No request may be served that was not sent, and no response may reach another connection.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from octavo_testing.raw_http import RawConnection, ask, completion_body, request
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
 NUM_VICTIMS = 4
-#: Between the head and the body: nginx passes both on together, or one before the other.
+#: Pauses between head and body: nginx forwards both together, or one before the other.
 PAUSES_S = (0.0, 0.0002, 0.001, 0.005)
 ROUNDS = 6
 TRAILERS = {"x-evil", "x-octavo-secret", "x-octavo-tenant"}
@@ -33,7 +33,7 @@ async def port(request, server, tmp_path_factory):
 
 
 async def send_attack(port, attack, name):
-    """The answers to the attack, and then to one more request, where the server lets it through."""
+    """Responses to the attack, and to one more request if the server still accepts it."""
     last = f"{name}-last"
     async with await RawConnection.open(port) as connection:
         await connection.send(*attack.segments)
@@ -57,7 +57,7 @@ async def ask_as_victims(port):
 
 
 @pytest.mark.parametrize("kind", ATTACKS)
-async def test_a_request_ends_where_its_framing_says(server, port, kind):
+async def test_a_request_ends_at_its_framing(server, port, kind):
     name = f"{kind}-{next(numbers)}"
     attack = ATTACKS[kind](name)
     before = len(server.prompts())
@@ -84,8 +84,8 @@ async def test_trailers_reach_no_replica(server, port):
     assert all(seen.headers["content-length"] == str(len(seen.body)) for seen in found)
 
 
-async def test_no_client_gets_the_answer_of_another(server, port):
-    """The answer to a request hidden in the body of another would go to a victim on a connection that both share."""
+async def test_no_client_gets_the_response_of_another(server, port):
+    """The response to a request hidden in another one's body would reach a victim on a shared connection."""
     for turn in range(ROUNDS):
         async with await RawConnection.open(port) as attacker:
             segments = in_segments(request_bytes(smuggling(f"{SMUGGLED}-{turn}"), lines=FOREIGN), is_split=True)

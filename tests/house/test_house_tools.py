@@ -1,4 +1,4 @@
-"""The scripts of `tools/`: where torch comes from, and the rules of sizes and layout that `make lint` enforces."""
+"""The scripts in `tools/`: the source of torch, and the rules of size and layout that `make lint` enforces."""
 
 import importlib.util
 import sys
@@ -36,7 +36,9 @@ install_torch, size_report, check_layout = tool("install_torch"), tool("size_rep
         pytest.param({"TORCH_SPEC": "", "TORCH_INDEX": ""}, True, True, [PIN], id="empty means unset"),
     ],
 )
-def test_place_of_torch(settings: dict[str, str], nvidia: bool, local_wheel: bool, expected: list[str]) -> None:
+def test_settings_choose_the_source_of_torch(
+    settings: dict[str, str], nvidia: bool, local_wheel: bool, expected: list[str]
+) -> None:
     _, arguments = install_torch.choose(settings, PIN, nvidia=nvidia, pip=lambda _: 0 if local_wheel else 1)
     assert arguments == expected
 
@@ -45,7 +47,7 @@ def test_torch_is_pinned() -> None:
     assert install_torch.pinned("torch", (ROOT / "constraints.txt").read_text()) == PIN
 
 
-def test_size_report_names_file_and_function_beyond_the_limits(
+def test_the_size_report_names_files_and_functions_beyond_the_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(size_report, "ROOT", tmp_path)
@@ -69,7 +71,7 @@ def test_size_report_names_file_and_function_beyond_the_limits(
         ("server/src/octavo_server/utils.py", "", "name the file after the thing in it"),
     ],
 )
-def test_layout_violation_is_found(tmp_path: Path, path: str, content: str, violation: str) -> None:
+def test_a_layout_violation_is_found(tmp_path: Path, path: str, content: str, violation: str) -> None:
     file = tmp_path / path
     file.parent.mkdir(parents=True)
     file.write_text(content)
@@ -78,14 +80,14 @@ def test_layout_violation_is_found(tmp_path: Path, path: str, content: str, viol
     assert violation in found[0]
 
 
-def test_layout_accepts_the_public_face_and_test_support(tmp_path: Path) -> None:
+def test_the_layout_allows_the_public_face_and_test_support(tmp_path: Path) -> None:
     for path in (check_layout.PUBLIC_FACE, Path("tests/support/octavo_testing/__init__.py")):
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).write_text("x = 1\n")
     assert list(check_layout.violations(tmp_path)) == []
 
 
-def test_layout_finds_two_tests_of_one_name(tmp_path: Path) -> None:
+def test_two_test_files_of_one_name_are_a_violation(tmp_path: Path) -> None:
     for folder in ("unit", "api"):
         (tmp_path / "tests" / folder).mkdir(parents=True)
         (tmp_path / "tests" / folder / "test_a.py").touch()

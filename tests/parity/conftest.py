@@ -1,4 +1,4 @@
-"""One thread: tiny matrices lose by a second one, and on shared cores OpenMP burns more than it computes."""
+"""Limits torch to one thread: for tiny matrices a second thread is slower, and on shared cores OpenMP wastes time."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,7 @@
-"""The whole engine against transformers in fp32, for each architecture, in every way a sequence can be run.
+"""The whole engine against transformers in fp32, for each architecture, in every way of running a sequence.
 
 `LLM` gives the log-probabilities of the whole vocabulary at each sampled position; the reference is one forward pass
-of transformers over prompt and output. Each test asserts by the engine's own counters that what it is about happened.
+of transformers over prompt and output. Each test asserts by the engine's counters that its case has occurred.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Case:
         llm.shutdown()
 
     def distance(self, outputs: list[RequestOutput]) -> float:
-        """max |Δ log-probability| over the vocabulary and all sampled positions."""
+        """Return max |Δ log-probability| over the vocabulary and all sampled positions."""
         worst = 0.0
         for request in outputs:
             for output in request.outputs:
@@ -63,7 +63,7 @@ def prompts(*lengths: int, seed: int = 3) -> list[dict[str, list[int]]]:
 
 
 def sampling(prompt: dict[str, list[int]], **fields: Any) -> SamplingParams:
-    """Up to `LENGTH` tokens: beyond the windows and the original RoPE lengths."""
+    """Sample up to `LENGTH` tokens, which exceeds the windows and the original RoPE lengths."""
     room = LENGTH - len(prompt["prompt_token_ids"])
     return SamplingParams(**({"temperature": 0, "max_tokens": room, "ignore_eos": True, "logprobs": -1} | fields))
 
@@ -72,22 +72,22 @@ def generate(llm: LLM, batch: list[dict[str, list[int]]], **fields: Any) -> list
     return llm.generate(batch, [sampling(prompt, **fields) for prompt in batch], use_tqdm=False)
 
 
-def test_in_a_crowd(case: Case) -> None:
+def test_a_batch_equals_transformers(case: Case) -> None:
     with case.llm() as llm:
         outputs = generate(llm, prompts(*LENGTHS))
         assert llm.stats.preemptions == 0
     assert case.distance(outputs) <= TOLERANCE
 
 
-def test_chunked(case: Case) -> None:
+def test_chunked_prompts_equal_transformers(case: Case) -> None:
     with case.llm(max_num_batched_tokens=10, max_num_seqs=8) as llm:
         outputs = generate(llm, prompts(*LENGTHS))
         assert llm.stats.steps > LENGTH - min(LENGTHS), "even the shortest prompt took several steps"
     assert case.distance(outputs) <= TOLERANCE
 
 
-def test_cached(case: Case) -> None:
-    """The prompts that end on a block's edge are cached whole: their last token goes into a copy of its block."""
+def test_cached_prompts_equal_transformers(case: Case) -> None:
+    """Prompts that end on a block's edge are cached completely: their last token is written to a copy of its block."""
     with case.llm() as llm:
         generate(llm, prompts(*LENGTHS), max_tokens=1)
         outputs = generate(llm, prompts(*LENGTHS))
@@ -96,7 +96,7 @@ def test_cached(case: Case) -> None:
     assert case.distance(outputs) <= TOLERANCE
 
 
-def test_forked(case: Case) -> None:
+def test_forked_outputs_equal_transformers(case: Case) -> None:
     with case.llm() as llm:
         outputs = generate(llm, prompts(*LENGTHS), n=3, temperature=1.0, seed=7)
         assert llm.stats.cow_copies >= 2 * 2, "two prompts end within a block, which two of three children copy"
@@ -105,7 +105,7 @@ def test_forked(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("mode", "swap_space"), [("swap", 0.01), ("recompute", 0.0)])
-def test_preempted(case: Case, mode: str, swap_space: float) -> None:
+def test_preempted_sequences_equal_transformers(case: Case, mode: str, swap_space: float) -> None:
     with case.llm(num_gpu_blocks_override=9, preemption_mode=mode, swap_space=swap_space) as llm:
         outputs = generate(llm, prompts(*LENGTHS))
         stats = llm.stats

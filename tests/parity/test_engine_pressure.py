@@ -1,7 +1,7 @@
-"""KV space for a third of the load: every request finishes, with the tokens that it has when there is room for all.
+"""KV blocks for a third of the load: every request finishes with the same tokens as without pressure.
 
-Memory moves through the three stages: blocks are swapped to host memory, the host tier drops its least recently used,
-and what was dropped is computed again. The engine's own counters must show each of them.
+Eviction goes through its three stages: blocks are swapped to host memory, the host tier drops its least recently used
+blocks, and dropped blocks are computed again. The engine's counters must show each stage.
 """
 
 import random
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serve(folder: Path, **arguments: object) -> tuple[list[list[int]], EngineStats]:
-    """The tokens of each request, and the counters at the end."""
+    """Run the requests; return the tokens of each, and the final counters."""
     drawn = random.Random(1)
     prompts = [
         {"prompt_token_ids": [drawn.randrange(3, VOCAB) for _ in range(drawn.choice(LENGTHS))]}

@@ -1,4 +1,4 @@
-"""The text part of a multimodal Gemma 3 checkpoint: other names, a nested config, and tensors to leave out."""
+"""The text part of a multimodal Gemma 3 checkpoint: other names, a nested config, and tensors to skip."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ VISION = {
 }
 
 
-def test_text_part_equals_transformers(tmp_path: Path) -> None:
+def test_the_text_part_equals_transformers(tmp_path: Path) -> None:
     config = Gemma3Config(
         text_config=tiny_config("gemma3").to_dict(),
         vision_config=SiglipVisionConfig(**VISION).to_dict(),

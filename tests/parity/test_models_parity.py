@@ -1,7 +1,7 @@
-"""Logits equal to transformers' in fp32, for each architecture, however the tokens are fed; and mutants that don't.
+"""Logits equal transformers' in fp32 for each architecture and any split into steps; logits of mutants differ.
 
 The reference is one forward pass of transformers over whole sequences of `LENGTH` tokens. A mutant is our model with
-one thing wrong: the tolerance of the real tests must be far below what each of them does.
+one error: the tolerance of the real tests must be far below the difference that each mutant makes.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class Case:
     def distance(
         self, model: Model, chunks: tuple[list[int], list[int]], backend: AttentionBackend | None = None
     ) -> float:
-        """max |Δlogit| over all positions of both sequences, fed in steps of these many tokens."""
+        """Return max |Δlogit| over all positions of both sequences, run in steps of these numbers of tokens."""
         driver = PagedDriver(model, block_size=BLOCK, backend=backend)
         fed, worst = [0, 0], 0.0
         for counts in zip(*chunks, strict=True):
@@ -93,7 +93,7 @@ def test_logits_equal_transformers(case: Case, make_backend: type[AttentionBacke
 
 
 def test_bfloat16_is_as_close_as_that_of_transformers(case: Case) -> None:
-    """Each rounds in other places, so errors are compared, both against fp32."""
+    """Both round at different places, so the errors of both against fp32 are compared."""
     model = case.model(torch.bfloat16)
     model.finish_loading()
     ours = PagedDriver(model).feed({seq: row.tolist() for seq, row in enumerate(case.tokens)})
@@ -104,7 +104,7 @@ def test_bfloat16_is_as_close_as_that_of_transformers(case: Case) -> None:
     assert our_error <= 1.25 * their_error, f"{our_error:.3f} against {their_error:.3f}"
 
 
-def test_reference_can_fail(case: Case) -> None:
+def test_the_reference_logits_vary_enough(case: Case) -> None:
     assert case.expected.std() >= MIN_LOGIT_STD
     assert case.expected.std(dim=1).median() >= MIN_LOGIT_STD / 5  # over positions: the prefix matters
 
@@ -129,7 +129,7 @@ def no_rope(model: Model, patch: Patch) -> bool:
 
 
 def unscaled_rope(model: Model, patch: Patch) -> bool:
-    """Builds the tables again, as if the checkpoint asked for no scaling."""
+    """Rebuild the tables as if the checkpoint had no scaling."""
     if not isinstance(model, Decoder):
         return False
     scaled = False
@@ -140,7 +140,7 @@ def unscaled_rope(model: Model, patch: Patch) -> bool:
 
 
 def original_length_rope(model: Model, patch: Patch) -> bool:
-    """What transformers would do for the first tokens of a sequence."""
+    """Rebuild the tables as transformers does for the first tokens of a sequence."""
     if not isinstance(model, Decoder):
         return False
     applies = False
@@ -289,7 +289,7 @@ MUTATIONS: list[Mutation] = [
 ]
 
 
-def test_mutants_differ(case: Case) -> None:
+def test_every_mutant_differs_from_transformers(case: Case) -> None:
     distances = {}
     for mutate in MUTATIONS:
         model = case.model()

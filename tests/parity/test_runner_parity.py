@@ -1,6 +1,6 @@
-"""Plans written by hand, carried out by the real runner on tiny models, against transformers: tokens and logprobs.
+"""Hand-written plans run by the real runner on tiny models, against transformers: tokens and logprobs.
 
-Whole and chunked prefill, shared blocks, forks with copy-on-write, swap out and in, all next to busy neighbours.
+They cover whole and chunked prefill, shared blocks, forks with copy-on-write, swap out and in, beside other sequences.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import pytest
 import torch
 from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.runner.executor import Executor
-from octavo_engine.runner.load import load_executor
+from octavo_engine.runner.model_loading import load_executor
 from octavo_engine.wire.plan import NewSeq, SeqResult, SeqStep, StepPlan, StepResult
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.tiny_models import VOCAB, make_tiny, tiny_model
@@ -25,7 +25,7 @@ TOLERANCE = 1e-4
 
 @dataclass
 class Rig:
-    """Hands out blocks in a scattered order; each sequence asks for all log-probabilities of each token."""
+    """Allocates blocks in scattered order; each sequence requests all log-probabilities of each token."""
 
     executor: Executor
     info: ReadyInfo
@@ -45,7 +45,7 @@ class Rig:
         return {seq.seq_id: seq for seq in result.seqs}
 
     def expect(self, prompt: list[int], got: list[SeqResult]) -> None:
-        """Greedy continuation and all log-probabilities, position by position, equal transformers'."""
+        """Assert that the greedy tokens and all log-probabilities equal transformers', position by position."""
         tokens = list(prompt)
         for result in got:
             want = self.oracle(tokens)
@@ -104,7 +104,7 @@ def prefill(seq_id: int, prompt: list[int], rig: Rig) -> SeqStep:
 
 
 def decode(rig: Rig, lengths: dict[int, int], count: int = NEW_TOKENS - 1) -> dict[int, list[SeqResult]]:
-    """`lengths`: tokens of each sequence whose KV is not all there yet, by one."""
+    """`lengths`: number of tokens of each sequence; the KV of its last token is computed now."""
     found: dict[int, list[SeqResult]] = {seq_id: [] for seq_id in lengths}
     for i in range(count):
         results = rig.run(*(step(seq_id, length - 1 + i, 1) for seq_id, length in lengths.items()))
@@ -113,7 +113,7 @@ def decode(rig: Rig, lengths: dict[int, int], count: int = NEW_TOKENS - 1) -> di
     return found
 
 
-def test_whole_prefill_and_decode_beside_others(rig: Rig) -> None:
+def test_a_whole_prefill_and_decode_in_a_batch_are_exact(rig: Rig) -> None:
     prompts = {1: PROMPT, 2: PROMPT[5:], 3: PROMPT[:1], 4: PROMPT[2:19]}
     first = rig.run(*(prefill(i, p, rig) for i, p in prompts.items()), new_seqs=[new(i, p) for i, p in prompts.items()])
     rest = decode(rig, {i: len(p) + 1 for i, p in prompts.items()})
@@ -121,7 +121,7 @@ def test_whole_prefill_and_decode_beside_others(rig: Rig) -> None:
         rig.expect(prompt, [first[i], *rest[i]])
 
 
-def test_chunked_prefill_while_another_decodes(rig: Rig) -> None:
+def test_a_chunked_prefill_beside_a_decode_is_exact(rig: Rig) -> None:
     other = PROMPT[::-1]
     results = [rig.run(prefill(1, other, rig), new_seqs=[new(1, other)])[1]]
     table = rig.blocks(12)
@@ -148,7 +148,7 @@ def test_cached_blocks_are_shared(rig: Rig) -> None:
     rig.expect(shared, [second[2], *rest[2]])
 
 
-def test_both_write_and_share_in_one_step(rig: Rig) -> None:
+def test_blocks_are_written_and_shared_in_one_step(rig: Rig) -> None:
     """The second sequence reads blocks that the first one writes in the same step."""
     table = rig.blocks(11)
     found = rig.run(
@@ -162,7 +162,7 @@ def test_both_write_and_share_in_one_step(rig: Rig) -> None:
 
 
 def test_a_fork_copies_the_partly_filled_block(rig: Rig) -> None:
-    """The prompt ends inside a block: the fork shares full blocks, copies the last one, then goes its own way."""
+    """The prompt ends inside a block: the fork shares full blocks, copies the last block, and then diverges."""
     table = rig.blocks(11)
     first = rig.run(step(1, 0, 30, table), new_seqs=[new(1, PROMPT)])[1]
     forced = [*PROMPT, (first.token_ids[0] + 1) % VOCAB]
@@ -188,7 +188,7 @@ def test_a_fork_samples_from_the_shared_row(rig: Rig) -> None:
         rig.expect(PROMPT, [found[seq_id], second[seq_id], *rest[seq_id]])
 
 
-def test_swapped_out_and_back_elsewhere(rig: Rig) -> None:
+def test_a_sequence_survives_a_swap_to_other_blocks(rig: Rig) -> None:
     assert rig.info.num_host_blocks >= 8
     table = rig.blocks(11)
     first = rig.run(step(1, 0, 30, table), new_seqs=[new(1, PROMPT)])[1]
@@ -209,7 +209,7 @@ def test_swapped_out_and_back_elsewhere(rig: Rig) -> None:
     rig.expect(PROMPT, [first, second, *decode(rig, {3: 32})[3]])
 
 
-def test_prompt_logprobs(rig: Rig) -> None:
+def test_prompt_logprobs_equal_transformers(rig: Rig) -> None:
     asking = new(1, PROMPT)
     asking.params = SamplingParams(temperature=0.0, prompt_logprobs=2, max_tokens=5)
     chunk = step(1, 0, 20, rig.blocks(11))
@@ -226,7 +226,7 @@ def test_prompt_logprobs(rig: Rig) -> None:
         assert entry.token_ids[1:] == want.topk(2).indices.tolist()
 
 
-def test_ready_info(rig: Rig) -> None:
+def test_ready_info_reports_the_loaded_model(rig: Rig) -> None:
     info = rig.info
     assert (info.max_model_len, info.num_blocks, info.block_size) == (128, 100, BLOCK)
     assert (info.dtype, info.kv_dtype, info.device) == ("float32", "float32", "cpu")

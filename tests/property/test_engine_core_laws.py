@@ -1,7 +1,7 @@
-"""Laws of the engine core under random arrivals, aborts and failing steps, whatever their order.
+"""Laws of the engine core under random arrivals, aborts and failing steps, in any order.
 
-Grammars become ready, or fail, at any time, too. Each (request, index) ends in exactly one terminal record, nothing
-follows it, what a client got is a prefix of the script, and afterwards every block is free or cached.
+Grammars become ready, or fail, at any time, too. Each (request, index) ends in exactly one terminal record, no record
+follows it, a client's tokens are a prefix of the script, and afterwards every block is free or cached.
 """
 
 from collections import defaultdict

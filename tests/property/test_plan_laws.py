@@ -1,4 +1,4 @@
-"""Laws of the plan, over random histories of edits, pod deaths, drift, old views and operators that die half way."""
+"""Laws of the plan over random histories of edits, pod deaths, drift, stale views and interrupted operators."""
 
 import random
 from dataclasses import replace
@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo_operator.desired.engine import engine_revision
-from octavo_operator.observed import EngineSet, Observed, Pod
+from octavo_operator.observed import EngineDeployment, Observed, Pod
 from octavo_operator.plan.actions import Delete
 from octavo_operator.plan.plan import Plan, plan
 from octavo_operator.plan.rollout import rollout
-from octavo_operator.service import Service, Settings, read_service
+from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import HOST, KEYS, OPEN, Case, stored
 from octavo_testing.plan_cluster import PlanCluster
 
@@ -36,7 +36,7 @@ events = st.lists(st.sampled_from(EVENTS), max_size=40)
 
 
 class World:
-    """A cluster, the spec as it is now, and an operator that acts on views of both."""
+    """A cluster, the current spec, and an operator that acts on views of both."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -44,13 +44,13 @@ class World:
         self.generation = 0
         self.settings = SETTINGS
         self.old_view: Observed | None = None
-        self.old_service: Service | None = None
+        self.old_service: InferenceService | None = None
         self.edit()
 
     def edit(self) -> None:
         self.generation += 1
         self.old_service = getattr(self, "service", None)
-        self.service: Service = read_service(
+        self.service: InferenceService = read_service(
             stored(Case("", self.rng.choice(SPECS), name="llm"), generation=self.generation)
         )
 
@@ -59,14 +59,14 @@ class World:
         return plan(self.service, seen, self.settings, now="2026-01-01T00:00:00Z", new_secret=str(self.rng.random()))
 
     def operate(self, *, view: Observed | None = None, dies: bool = False) -> None:
-        """On the world as it is, no act of an operator lets fewer pods serve than are wanted, or than did."""
-        before, wanted = self.cluster.num_kept(), self.service.spec.replicas
+        """Run one reconciliation; with a current view it must not reduce serving pods below the wanted number."""
+        before, wanted = self.cluster.num_staying(), self.service.spec.replicas
         planned = self.planned(view)
         end = self.rng.randint(0, len(planned.actions)) if dies else len(planned.actions)
         for action in planned.actions[:end]:
-            self.cluster.carry_out(action)
+            self.cluster.execute(action)
         if view is None:
-            assert self.cluster.num_kept() >= min(before, wanted)
+            assert self.cluster.num_staying() >= min(before, wanted)
         if not dies:
             self.cluster.status = planned.status
 
@@ -85,13 +85,13 @@ class World:
                 self.service, now = self.old_service, self.service
                 self.operate()
                 self.service = now
-            case "upgrade":  # of the chart, with another image
+            case "upgrade":  # an upgrade of the chart with another image
                 self.settings = replace(SETTINGS, engine_image=f"engine:{self.rng.randint(1, 3)}")
             case _:
                 self._befall(event)
 
     def _befall(self, event: str) -> None:
-        """What happens to the cluster."""
+        """Apply an event to the cluster."""
         cluster, rng = self.cluster, self.rng
         match event:
             case "kill" if cluster.pods:
@@ -105,13 +105,13 @@ class World:
             case "router restart":
                 cluster.restart_router(rng.choice(("router-0", "router-1", "other-router")))
             case "routers":
-                cluster.hear_routers(rng)
+                cluster.deliver_router_reports(rng)
             case "share":
                 cluster.shares = not cluster.shares
 
     def converge(self) -> None:
         self.cluster.shares = True
-        self.cluster.hear_routers()
+        self.cluster.deliver_router_reports()
         for _ in range(ROUNDS):
             self.operate()
             self.cluster.settle_pods()
@@ -121,7 +121,7 @@ class World:
 
 
 @given(seed=st.integers(0, 2**32), history=events)
-def test_whatever_happens_it_ends_where_an_undisturbed_one_does(seed: int, history: list[str]) -> None:
+def test_every_history_converges_to_the_undisturbed_result(seed: int, history: list[str]) -> None:
     world = World(random.Random(seed))
     for event in history:
         world.happen(event)
@@ -134,7 +134,7 @@ def test_whatever_happens_it_ends_where_an_undisturbed_one_does(seed: int, histo
 
 
 @given(seed=st.integers(0, 2**32), history=events)
-def test_once_it_is_there_nothing_is_written(seed: int, history: list[str]) -> None:
+def test_a_converged_cluster_is_not_written_to(seed: int, history: list[str]) -> None:
     world = World(random.Random(seed))
     for event in history:
         world.happen(event)
@@ -147,8 +147,8 @@ def test_once_it_is_there_nothing_is_written(seed: int, history: list[str]) -> N
 
 
 @given(seed=st.integers(0, 2**32), history=events)
-def test_what_serves_is_kept_until_the_new_revision_serves(seed: int, history: list[str]) -> None:
-    """As long as the number of replicas isn't lowered and nothing dies, a change of revision costs no serving pod."""
+def test_serving_pods_are_kept_until_the_new_revision_serves(seed: int, history: list[str]) -> None:
+    """While the number of replicas is not reduced and no pod dies, a change of revision removes no serving pod."""
     world = World(random.Random(seed))
     for event in history:
         world.happen(event)
@@ -161,24 +161,27 @@ def test_what_serves_is_kept_until_the_new_revision_serves(seed: int, history: l
             world.operate()
             world.cluster.settle_pods(world.rng)
             assert world.cluster.num_serving >= serving
-            assert len(world.cluster.engine_sets) <= 2
+            assert len(world.cluster.engine_deployments) <= 2
     world.converge()
-    assert [s.revision for s in world.cluster.engine_sets.values()] == [engine_revision(world.service, world.settings)]
+    assert [s.revision for s in world.cluster.engine_deployments.values()] == [
+        engine_revision(world.service, world.settings)
+    ]
 
 
-#: Which revision a pod is of, the first is the wanted one; whether it answers, was admitted, is on its way out.
+#: A pod's revision (0 is the wanted one), and whether it is ready, was admitted, and is terminating.
 pods = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans(), st.booleans()), max_size=10)
 
 
 @given(replicas=st.integers(0, 4), found=pods, sets=st.sets(st.integers(0, 3)))
-def test_no_revision_goes_that_makes_up_for_replicas_that_are_missing(
+def test_a_revision_that_covers_missing_replicas_is_kept(
     replicas: int, found: list[tuple[int, bool, bool, bool]], sets: set[int]
 ) -> None:
     service = read_service(stored(Case("", {"replicas": replicas}, name="llm")))
     names = [engine_revision(service, SETTINGS), "r1", "r2", "r3"]
     seen = Observed(
-        engine_sets=tuple(
-            EngineSet(name=names[i], uid=names[i], revision=names[i], replicas=1, created=str(i)) for i in sorted(sets)
+        engine_deployments=tuple(
+            EngineDeployment(name=names[i], uid=names[i], revision=names[i], replicas=1, created=str(i))
+            for i in sorted(sets)
         ),
         pods=tuple(
             Pod(name=f"p{n}", uid=f"u{n}", revision=names[i], is_ready=ready, is_admitted=admitted, is_terminating=ends)
@@ -190,12 +193,12 @@ def test_no_revision_goes_that_makes_up_for_replicas_that_are_missing(
     serving = [pod.revision for pod in seen.pods if pod.serves]
     assert names[0] not in deleted
     assert sum(revision not in deleted for revision in serving) >= min(len(serving), replicas)
-    idle = {s.revision for s in seen.engine_sets} - {p.revision for p in seen.pods if p.is_admitted} - {names[0]}
+    idle = {s.revision for s in seen.engine_deployments} - {p.revision for p in seen.pods if p.is_admitted} - {names[0]}
     assert idle <= deleted
 
 
 @given(seed=st.integers(0, 2**32), history=events)
-def test_the_secret_is_drawn_once(seed: int, history: list[str]) -> None:
+def test_the_secret_is_generated_once(seed: int, history: list[str]) -> None:
     world = World(random.Random(seed))
     world.operate()
     drawn = dict(world.cluster.secrets)
@@ -207,7 +210,7 @@ def test_the_secret_is_drawn_once(seed: int, history: list[str]) -> None:
 
 
 def _essence(cluster: PlanCluster) -> Any:
-    """Without what only tells of the way: names of pods, uids, times."""
+    """Reduce the cluster to its final state, without names of pods, uids and times."""
     objects = {ref: {k: v for k, v in made.items() if k != "metadata"} for ref, made in cluster.objects.items()}
-    sets = {s.name: s.replicas for s in cluster.engine_sets.values()}
+    sets = {s.name: s.replicas for s in cluster.engine_deployments.values()}
     return objects, sets, len(cluster.pods), cluster.num_serving

@@ -1,4 +1,4 @@
-"""The index against plain sets, under any order of events."""
+"""The prefix index against plain sets, under any order of events."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -23,8 +23,8 @@ class IndexMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.model) < 5)
     @rule()
-    def take_slot(self):
-        slot = self.index.take_slot()
+    def acquire_slot(self):
+        slot = self.index.acquire_slot()
         assert slot not in self.model
         self.model[slot] = {}
 
@@ -33,7 +33,7 @@ class IndexMachine(RuleBasedStateMachine):
     def give_up(self, data):
         slot = data.draw(st.sampled_from(sorted(self.model)))
         del self.model[slot]
-        self.index.give_up_slot(slot)
+        self.index.release_slot(slot)
 
     @rule(count=st.integers(1, 20))
     def sweep(self, count):
@@ -86,4 +86,4 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndex = IndexMachine.TestCase
-TestIndex.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestIndex.settings = settings(stateful_step_count=40)

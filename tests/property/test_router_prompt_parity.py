@@ -1,4 +1,4 @@
-"""The router's block hashes are those that the engine stores, whatever the template, tokenizer, tools and salts.
+"""The router's block hashes equal those that the engine stores, for any template, tokenizer, tools and salts.
 
 The engine's side is its own code: the body is read by the API's schema, rendered and encoded whole, and a real
 scheduler stores the blocks. The router's side is a `PromptHasher` that has read many other prompts before.
@@ -17,7 +17,7 @@ from octavo_engine.wire.hashing import root_hash, tenant_salt
 from octavo_engine.wire.kv_stream import numbers
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
-from octavo_server.kv.card import ModelCard, read_card, write_card
+from octavo_server.kv.card import KVModelCard, read_card, write_card
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.rendering import render_messages
@@ -44,9 +44,9 @@ def template_of(name):
 
 @functools.cache
 def reader_of(tokenizer_name, template_name, isolated):
-    """By way of the wire."""
+    """Make a prompt hasher from a configuration that was serialised as on the wire."""
     tokenizer, template = tokenizer_of(tokenizer_name), template_of(template_name)
-    card = ModelCard(
+    card = KVModelCard(
         models=("m", *ADAPTERS),
         root=ROOT,
         block_size=BLOCK,
@@ -63,7 +63,7 @@ def reader_of(tokenizer_name, template_name, isolated):
 
 
 def stored(token_ids, salt, adapter):
-    """What a replica's KV stream tells after the prompt has run."""
+    """Return the hashes in a replica's KV stream after the prompt has run."""
     config = sim_config(
         block_size=BLOCK,
         num_blocks=len(token_ids) // BLOCK + 2,
@@ -107,7 +107,7 @@ def check(kind, body, **place):
 
 
 def check_raw(kind, raw, *, tokenizer="byte level", template="chatml", tenant="", isolated=False):
-    """The proxy's way of decoding a body, against the engine's."""
+    """Compare the proxy's decoding of a body with the engine's."""
     body = msgspec.json.decode(raw)
     prompts = engine_prompts(kind, raw, template_of(template), tokenizer_of(tokenizer))
     salt = tenant_salt(tenant if isolated else "", body.get("cache_salt") or "")
@@ -187,20 +187,20 @@ PLACE = st.fixed_dictionaries(
 
 
 @given(messages=MESSAGES, options=OPTIONS, place=PLACE)
-def test_each_turn_of_a_conversation_has_the_hashes_that_the_engine_stores(messages, options, place):
+def test_each_turn_has_the_hashes_that_the_engine_stores(messages, options, place):
     for turn in range(1, len(messages) + 1):
         check("chat", {"messages": messages[:turn], **options}, **place)
 
 
 @given(messages=MESSAGES, last=TEXT, place=PLACE)
-def test_an_answer_that_is_continued(messages, last, place):
+def test_a_continued_answer_has_the_engines_hashes(messages, last, place):
     spoken = [*messages, {"role": "assistant", "content": "so" + last}]
     if place["template"] not in ("printed", "qwen"):
         check("chat", {"messages": spoken, "continue_final_message": True}, **place)
 
 
 @given(messages=st.lists(PLAIN, min_size=1, max_size=5), place=PLACE, cut=st.integers(0, 200))
-def test_conversations_that_part_anywhere(messages, place, cut):
+def test_diverging_conversations_have_the_engines_hashes(messages, place, cut):
     check("chat", {"messages": messages}, **place)
     for other in (*messages[:-1], {"role": "user", "content": messages[-1]["content"][:cut] + "b a"}), messages[1:]:
         if other:
@@ -216,7 +216,7 @@ PROMPTS = (
 
 
 @given(prompt=PROMPTS, special=st.sampled_from([None, True, False]), place=PLACE, salt=st.sampled_from([None, "s"]))
-def test_prompts_as_text_and_as_ids(prompt, special, place, salt):
+def test_text_and_id_prompts_have_the_engines_hashes(prompt, special, place, salt):
     check("completion", {"prompt": prompt, "add_special_tokens": special, "cache_salt": salt}, **place)
 
 
@@ -240,14 +240,14 @@ ITEM = (
         },
     ),
 )
-def test_responses(given_input, place, fields):
+def test_responses_have_the_engines_hashes(given_input, place, fields):
     check("responses", {"input": given_input, **fields}, **place)
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_a_long_conversation_turn_by_turn(tokenizer, template):
-    """Long enough that it is cut, in every combination, and so that most of it is known."""
+def test_long_conversations_have_the_engines_hashes(tokenizer, template):
+    """The conversation is long enough to be split, in every combination, with most of its text known."""
     messages = []
     for turn in range(4):
         messages.append(
@@ -274,7 +274,7 @@ SPELLINGS = (
 
 
 @pytest.mark.parametrize("value", SPELLINGS)
-def test_a_value_in_any_spelling(value):
+def test_values_in_any_spelling_have_the_engines_hashes(value):
     raw = f'{{"documents":[{value}],"messages":[{{"role":"user","content":"a","x":{value}}}]}}'.encode()
     for template in ("counted", "printed"):
         check_raw("chat", raw, template=template)

@@ -1,4 +1,4 @@
-"""Whatever pieces an event stream comes in, it goes out byte for byte, frame by frame, and never in half frames."""
+"""An event stream received in any pieces is sent on byte for byte in complete frames."""
 
 from itertools import pairwise
 
@@ -28,7 +28,7 @@ def is_whole(data):
 
 
 @given(stream=streams(), places=st.lists(st.integers(0, 500)), tail=st.sampled_from([b"", b"data: {", b"data: x\n"]))
-def test_bytes_are_the_same_and_frames_are_whole(stream, places, tail):
+def test_bytes_are_unchanged_and_frames_are_complete(stream, places, tail):
     framer, out = SSEFramer(), b""
     for piece in cut(stream + tail, places):
         out += framer.feed(piece)
@@ -39,7 +39,7 @@ def test_bytes_are_the_same_and_frames_are_whole(stream, places, tail):
 
 
 @given(stream=streams(), places=st.lists(st.integers(0, 500)))
-def test_only_a_last_event_is_an_end(stream, places):
+def test_only_a_final_event_ends_the_stream(stream, places):
     framer = SSEFramer()
     for piece in cut(stream, places):
         framer.feed(piece)
@@ -48,7 +48,7 @@ def test_only_a_last_event_is_an_end(stream, places):
     assert framer.has_ended
 
 
-def test_an_error_event_is_of_the_dialect_that_the_stream_speaks():
+def test_an_error_event_has_the_dialect_of_its_stream():
     framer, error = SSEFramer("events"), ReplicaLost("it broke")
     framer.feed(b'event: response.created\ndata: {"sequence_number":7}\n\n')
     assert SSEFramer("chunks").failure(error).endswith(b'"code":502}}\n\ndata: [DONE]\n\n')

@@ -1,4 +1,4 @@
-"""However a stream of ids is split, its text is the decoding of the whole; and no piece ends within a character."""
+"""However a stream of ids is split, its text equals the decoding of the whole; no piece ends within a character."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from octavo_testing.tiny_tokenizers import byte_level_tokenizer, sentence_piece_
 BYTES, PIECES = byte_level_tokenizer(), sentence_piece_tokenizer()
 
 tokenizers = st.sampled_from([BYTES, PIECES])
-#: Ids that mean nothing together (broken bytes, special tokens, ids without a token), and ids of a real text.
+#: Meaningless ids (broken bytes, special tokens, ids without a token), and ids of a real text.
 any_ids = st.lists(st.integers(0, PIECES.vocab_size + 2), max_size=30)
 texts = st.lists(st.sampled_from(["a", "b", " ", "é", "日", "🤗", "\n", "<|end|>", "</s>", "1"]), max_size=20).map(
     "".join
@@ -29,17 +29,19 @@ def _joined(tokenizer: Tokenizer, pieces: list[list[int]], *, skip: bool, prompt
 
 
 @given(tokenizers, any_ids, st.booleans(), st.data())
-def test_any_ids_in_any_split(tokenizer: Tokenizer, ids: list[int], skip: bool, data: st.DataObject) -> None:
+def test_any_ids_in_any_split_give_the_whole_text(
+    tokenizer: Tokenizer, ids: list[int], skip: bool, data: st.DataObject
+) -> None:
     pieces = data.draw(splits(ids))
     expected = tokenizer.decode(ids, skip_special_tokens=skip)
     assert _joined(tokenizer, pieces, skip=skip, prompt=[]) == expected
 
 
 @given(tokenizers, texts, texts, st.booleans(), st.data())
-def test_prompt_and_stream_together_are_the_whole_text(
+def test_prompt_and_stream_join_to_the_whole_text(
     tokenizer: Tokenizer, prompt: str, text: str, skip: bool, data: st.DataObject
 ) -> None:
-    """A prompt ends with a whole character, so its text and the stream's meet between characters."""
+    """A prompt ends with a whole character, so its text and the stream's text join between characters."""
     before, after = tokenizer.encode(prompt), tokenizer.encode(text, add_special_tokens=False)
     pieces = data.draw(splits(after))
     whole = tokenizer.decode([*before, *after], skip_special_tokens=skip)

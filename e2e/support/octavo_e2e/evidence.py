@@ -1,4 +1,4 @@
-"""What there is to see when a test has failed, in files: events, objects and logs of all namespaces of the suite."""
+"""Saves the evidence of a failed test in files: events, objects and logs of all namespaces of the suite."""
 
 import json
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ TAIL_LINES = 12
 
 
 def save_evidence(cluster: Cluster, folder: Path) -> str:
-    """The most telling lines of it."""
+    """Save the files, and return their most useful lines."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = []
+    lines = []
     for namespace in _namespaces(cluster):
         place = folder / namespace
         place.mkdir(exist_ok=True)
@@ -23,12 +23,12 @@ def save_evidence(cluster: Cluster, folder: Path) -> str:
         (place / "objects.yaml").write_text(cluster.kubectl("get", KINDS, "-n", namespace, "-o", "yaml", check=False))
         (place / "pods.txt").write_text(cluster.kubectl("describe", "pods", "-n", namespace, check=False))
         services = cluster.kubectl("get", "infsvc,pods", "-n", namespace, "-o", "wide", check=False)
-        told.append(f"--- {namespace}\n{services}{_last(events)}")
+        lines.append(f"--- {namespace}\n{services}{_last(events)}")
         for name, log in _logs(cluster, namespace):
             (place / f"{name}.log").write_text(log)
             if namespace == SYSTEM:
-                told.append(f"--- {name}\n{_last(log)}")
-    return "\n".join([f"all of it: {folder}", *told])
+                lines.append(f"--- {name}\n{_last(log)}")
+    return "\n".join([f"all files: {folder}", *lines])
 
 
 def _namespaces(cluster: Cluster) -> list[str]:
@@ -37,7 +37,7 @@ def _namespaces(cluster: Cluster) -> list[str]:
 
 
 def _logs(cluster: Cluster, namespace: str) -> Iterator[tuple[str, str]]:
-    """Of each container, and of its forerunner if it was started again."""
+    """Names and logs of all containers, and of their previous instances if they were restarted."""
     found = cluster.kubectl("get", "pods", "-n", namespace, "-o", "json", check=False)
     for pod in json.loads(found or '{"items": []}')["items"]:
         name = pod["metadata"]["name"]

@@ -1,7 +1,6 @@
-"""Which cluster the suite runs on: `E2E_KUBECONFIG`, else kind where docker is, else the local one (../shared/k8s).
+"""Selects the cluster of the suite: `E2E_KUBECONFIG`, else kind if docker runs, else the local one (../shared/k8s).
 
-A cluster that the user's own `KUBECONFIG` happens to point at is never touched. One that wasn't there before is taken
-down at the end.
+The suite never uses the cluster of the user's own `KUBECONFIG`. It stops a cluster that it has started.
 """
 
 import os
@@ -21,28 +20,28 @@ MISSING = (
     "no cluster for e2e tests: set E2E_KUBECONFIG (and E2E_INGRESS, the URL of its ingress controller), "
     "or install docker, kind, kubectl and helm, or put the local cluster's tools at ../shared/k8s and be root"
 )
-#: The ingress controller answers here, on kind and on the local cluster.
+#: URL of the ingress controller on kind and on the local cluster.
 INGRESS = "http://127.0.0.1:30080"
 
 
 class NoCluster(Exception):
-    """Says what is missing."""
+    """No cluster is available; the message names the missing parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provider:
     name: str
-    env: Mapping[str, str]  # of every command, on top of the machine's own
+    env: Mapping[str, str]  # added to the environment of every command
     ingress: str = INGRESS
-    tools: Path | None = None  # the local cluster's: kill and restart of its components
+    tools: Path | None = None  # of the local cluster: scripts that kill and restart its components
     audit_log: Path | None = None
-    reaches_services: bool = False  # from here, by their cluster IPs
-    stop: tuple[str, ...] = field(default=())  # takes down what was started
+    reaches_services: bool = False  # whether cluster IPs are reachable from here
+    stop: tuple[str, ...] = field(default=())  # command that stops a started cluster
 
     def run(
         self, *command: str, stdin: str | None = None, check: bool = True, within_s: float = 120
     ) -> subprocess.CompletedProcess[str]:
-        """Its output; a command that fails is an error that says what it said."""
+        """Run a command. Raises AssertionError with its output if it fails."""
         done = subprocess.run(
             command,
             input=stdin,
@@ -59,7 +58,7 @@ class Provider:
 
 
 def start() -> Provider:
-    """The first provider that is here, up and reachable."""
+    """Start the first available provider."""
     if given := os.environ.get("E2E_KUBECONFIG"):
         return Provider(
             name="E2E_KUBECONFIG",
@@ -80,8 +79,8 @@ def _answers(*command: str) -> bool:
 def _local() -> Provider:
     was_up = _answers("curl", "-sk", "-m", "2", "https://127.0.0.1:6443/readyz")
     Provider(name="", env={}).run(str(LOCAL / "up"), "--audit", "--fake-gpus", str(NUM_FAKE_GPUS), within_s=START_S)
-    told = Provider(name="", env={}).run("bash", "-c", f'eval "$({LOCAL}/env)" && echo "$KUBECONFIG" && echo "$PATH"')
-    kubeconfig, path = told.stdout.splitlines()
+    shell = Provider(name="", env={}).run("bash", "-c", f'eval "$({LOCAL}/env)" && echo "$KUBECONFIG" && echo "$PATH"')
+    kubeconfig, path = shell.stdout.splitlines()
     return Provider(
         name="local",
         env={"KUBECONFIG": kubeconfig, "PATH": path},
@@ -93,7 +92,7 @@ def _local() -> Provider:
 
 
 def _kind() -> Provider:
-    """With the same ingress controller, at the same address, as the local cluster."""
+    """Start kind with the same ingress controller and address as the local cluster."""
     folder = ROOT / "results" / "e2e"
     folder.mkdir(parents=True, exist_ok=True)
     kind = Provider(name="kind", env={"KUBECONFIG": str(folder / "kubeconfig"), "KIND_CLUSTER": KIND_CLUSTER})

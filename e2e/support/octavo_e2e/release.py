@@ -1,4 +1,4 @@
-"""`Release`: the chart, installed as the README says, upgraded, taken away."""
+"""`Release`: installs the chart as in the README, upgrades and removes it."""
 
 import json
 import os
@@ -18,9 +18,9 @@ class Release:
         self._cluster = cluster
 
     def install(self, *values: str) -> Sequence[str]:
-        """helm's arguments: `install`, or `upgrade` with new pods, where a kept run has left a release.
+        """Install the chart, or upgrade a release that an earlier run has kept. Returns helm's arguments.
 
-        One that was cut off on its way in or out can't be upgraded, and holds the name.
+        A release whose installation or removal was interrupted can't be upgraded, so it is removed first.
         """
         listed = self._cluster.helm("list", "--all", "-n", SYSTEM, "--filter", f"^{NAME}$", "-o", "json")
         match [release["status"] for release in json.loads(listed)]:
@@ -47,13 +47,13 @@ class Release:
         self._cluster.helm("uninstall", NAME, "-n", SYSTEM, "--wait")
 
     def remove(self) -> None:
-        """With all that the suite left; the CRD goes as well, so that the next run begins with nothing."""
+        """Remove the release, its namespace and the CRD, so that the next run starts with an empty cluster."""
         self._cluster.helm("uninstall", NAME, "-n", SYSTEM, "--ignore-not-found")
         self._cluster.kubectl("delete", "crd", CRD, "--ignore-not-found", "--timeout=60s")
         self._cluster.kubectl("delete", "namespace", SYSTEM, "--ignore-not-found", "--timeout=60s")
 
     def scale(self, replicas: int) -> None:
-        """Of the operator."""
+        """Scale the operator and wait for its pods."""
         self._cluster.kubectl("scale", "-n", SYSTEM, "deployment/octavo-operator", f"--replicas={replicas}")
         self._cluster.until(
             "Pod", SYSTEM, lambda pods: sum(map(_runs, pods)) == replicas == len(pods),
@@ -61,7 +61,7 @@ class Release:
         )  # fmt: skip
 
     def _clear_leftover_crd(self) -> None:
-        """One that other tests have applied isn't helm's to take over."""
+        """Delete a CRD that other tests have applied: helm would refuse to adopt it."""
         found = json.loads(
             self._cluster.kubectl("get", "crd", "-o", "json", "--field-selector", f"metadata.name={CRD}")
         )
@@ -78,7 +78,7 @@ def _runs(pod: dict[str, object]) -> bool:
 
 
 def _image_values() -> list[str]:
-    """Where `make images` was told to use other names than the chart's."""
+    """Values for images that `make images` has built under other names than the chart's defaults."""
     prefix, tag = os.environ.get("IMAGE_PREFIX", "octavo"), os.environ.get("IMAGE_TAG", "dev")
     if (prefix, tag) == ("octavo", "dev"):
         return []

@@ -1,6 +1,6 @@
-"""The public face: `from octavo_engine import LLM, SamplingParams`.
+"""The public Python API: `from octavo_engine import LLM, SamplingParams`.
 
-Names are loaded on first use, so that importing a light part (`octavo_engine.wire`, `octavo_engine.text`)
+Names are imported on first use, so that importing a light part (`octavo_engine.wire`, `octavo_engine.text`)
 never imports torch.
 """
 

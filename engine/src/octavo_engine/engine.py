@@ -1,8 +1,8 @@
-"""`EngineCore`: schedule, run, commit, around one scheduler and one executor. No sockets, no text, no torch.
+"""`EngineCore`: the loop of schedule, run and commit over one scheduler and one executor; no sockets, text or torch.
 
-Every (request, index) ends in exactly one terminal record: from a commit, from an abort, or from a refused `add`.
-A step whose executor raises ends its sequences with "error" and leaves the engine serving; an exception in the
-scheduler is our bug and goes up.
+Every (request, index) gets exactly one terminal record: from a commit, from an abort, or from a refused `add`. If the
+executor raises, the step's sequences end with "error" and the engine keeps serving; an exception in the scheduler is a
+bug and is raised to the caller.
 """
 
 import gc
@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 from octavo_engine.core.inspection import describe_sequences
-from octavo_engine.preparation import Preparations
+from octavo_engine.pending_grammars import PendingGrammars
 from octavo_engine.queue_deadlines import QueueDeadlines
-from octavo_engine.wire.errors import EngineDead, OctavoError
+from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult
-from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, SeqOutput
+from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, ErrorInfo, SeqOutput
 
 if TYPE_CHECKING:
     from octavo_engine.core.scheduler import Scheduler
@@ -29,7 +29,7 @@ Clock = Callable[[], float]
 
 
 class EngineCore:
-    """Raises from `step` only for bugs and for an executor that is gone (EngineDead). `trace` is closed at the end."""
+    """`step` raises only for a bug, or EngineDead if the executor is lost. `shutdown` closes `trace`."""
 
     def __init__(
         self,
@@ -45,61 +45,62 @@ class EngineCore:
         self._clock = clock
         self._trace = trace
         self._costs = StepCosts()
-        self._preparations = Preparations(executor.prepare, timeout_s=grammar_timeout_s)
+        self._pending_grammars = PendingGrammars(executor.prepare, timeout_s=grammar_timeout_s)
         self._deadlines = QueueDeadlines(scheduler.is_waiting)
-        self._events: list[SeqOutput] = []  # terminal records that no commit brought
+        self._events: list[SeqOutput] = []  # terminal records that do not come from a commit
         self._step_s = 0.0
         self._batched_tokens = 0
         self._num_received = 0
-        self.on_begin: Callable[[CoreOutputs], None] | None = None  # with news that needn't wait for the step's end
+        self.on_interim: Callable[[CoreOutputs], None] | None = None  # receives outputs before the step has ended
 
     def add(self, request: EngineRequest) -> None:
-        """A refusal is an "error" record, not an exception: whoever sent the request may be in another process."""
+        """Queue a request. A refusal is an "error" record, not an exception: the sender may be in another process."""
         self._num_received += 1
         try:
             now = self._clock()
             self._scheduler.add(request, now, deferred=request.grammar is not None)
             if request.grammar is not None:
-                self._preparations.start(request.request_id, request.grammar, now)
+                self._pending_grammars.start(request.request_id, request.grammar, now)
             if request.start_by_s is not None:
                 self._deadlines.add(request.request_id, request.start_by_s)
         except OctavoError as error:
+            info = ErrorInfo(str(error), "invalid_request" if isinstance(error, InvalidRequest) else "internal")
             self._events += [
-                SeqOutput(request_id=request.request_id, index=i, finish_reason="error", error=str(error))
+                SeqOutput(request_id=request.request_id, index=i, finish_reason="error", error=info)
                 for i in range(request.params.n)
             ]
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """Unknown and finished sequences are ignored: an abort may cross the last output on its way."""
+        """End a request or one output. Unknown ids are ignored: the last output may have been sent already."""
         self._events += self._scheduler.abort(request_id, index)
-        self._let_go([request_id])
+        self._release_grammars([request_id])
 
     def has_work(self) -> bool:
-        return bool(self._events) or self._scheduler.has_work() or self._preparations.has_done()
+        return bool(self._events) or self._scheduler.has_work() or self._pending_grammars.has_done()
 
     def on_more_work(self, call: Callable[[], None]) -> None:
-        """`call` comes, on some thread, when a core without work may have some again."""
-        self._preparations.on_done = call
+        """Set a function that is called, on any thread, when an idle core may have work again."""
+        self._pending_grammars.on_done = call
 
     def sleep_s(self) -> float | None:
-        """How long a core without work may be left alone, unless a message or more work comes first."""
-        deadlines = [s for s in (self._preparations.next_deadline_s(), self._deadlines.next_s()) if s is not None]
+        """Return after how many seconds an idle core must run `step` for a deadline; None if there is no deadline."""
+        deadlines = [s for s in (self._pending_grammars.next_deadline_s(), self._deadlines.next_s()) if s is not None]
         return max(0.0, min(deadlines) - self._clock()) if deadlines else None
 
-    def wait(self, timeout_s: float) -> None:
-        """For work, where no messages can come meanwhile."""
+    def wait_for_work(self, timeout_s: float) -> None:
+        """Block until there is work or the timeout has passed; for callers that receive no messages meanwhile."""
         if not self.has_work():
-            self._preparations.wait(timeout_s)
+            self._pending_grammars.wait_for_done(timeout_s)
 
     def step(self) -> CoreOutputs:
-        """One step, if there is one to make, and all records since the last."""
+        """Run one step if there is work; return all records since the previous call."""
         started = self._clock()
-        for request_id, error in self._preparations.take_done(started):
+        for request_id, error in self._pending_grammars.pop_done(started):
             self._events += self._scheduler.prepared(request_id, started, error=error)
         for request_id in self._deadlines.pop_expired(started):
             self.abort(request_id)
         outputs = self._advance(started) if self._scheduler.has_work() else []
-        self._let_go([out.request_id for out in outputs if out.finish_reason is not None])
+        self._release_grammars([out.request_id for out in outputs if out.finish_reason is not None])
         events, self._events = self._events, []
         self._step_s = self._clock() - started
         kv = self._scheduler.take_kv_delta().change()
@@ -114,7 +115,7 @@ class EngineCore:
                 return describe_sequences(self._scheduler, self._clock())
             case "reset_prefix_cache":
                 done = self._scheduler.reset_prefix_cache()
-                self._tell()  # before the answer is there: whoever has it may look who has which blocks
+                self._publish_interim()  # before the answer: its receiver may then look at the published blocks
                 return done
 
     def stats(self) -> EngineStats:
@@ -131,26 +132,26 @@ class EngineCore:
         plan = self._scheduler.step(now, self._costs)
         if plan.is_empty:
             return []
-        self._tell(plan)
+        self._publish_interim(plan)
         result = self._run(plan)
         self._costs = result.costs
         return self._scheduler.commit(result, self._clock())
 
-    def _tell(self, plan: StepPlan | None = None) -> None:
-        """What whoever comes from now on will find, and wait for: a step with prefill may take a second."""
-        if self.on_begin is None:
+    def _publish_interim(self, plan: StepPlan | None = None) -> None:
+        """Publish the blocks and the queue as later requests will find them: a step with prefill may take a second."""
+        if self.on_interim is None:
             return
         kv = self._scheduler.take_kv_delta().change()
         if kv is not None or (plan is not None and any(step.num_tokens > 1 for step in plan.seqs)):
             stats = self.stats()
             stats.batched_tokens = self._batched_tokens  # with `step_s`, of the latest step that has ended
-            self.on_begin(CoreOutputs(stats=stats, kv=kv, begins=True))
+            self.on_interim(CoreOutputs(stats=stats, kv=kv, is_interim=True))
 
-    def _let_go(self, request_ids: list[str]) -> None:
-        """Of the grammars of requests that have ended."""
+    def _release_grammars(self, request_ids: list[str]) -> None:
+        """Release the compiled grammars of those requests that have ended."""
         for request_id in request_ids:
             if not self._scheduler.is_live(request_id):
-                self._preparations.forget(request_id)
+                self._pending_grammars.forget(request_id)
 
     def _run(self, plan: StepPlan) -> StepResult:
         try:
@@ -163,7 +164,7 @@ class EngineCore:
             return StepResult(step_id=plan.step_id, costs=self._costs, error=reason)
 
 
-def settle_memory() -> None:
-    """After start: what lives now lives for ever, so the collector need not look at it again between two tokens."""
+def freeze_gc() -> None:
+    """Exempt all present objects from garbage collection: after start they stay until exit, and scans delay tokens."""
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
-"""From what a user wrote (`LLM(...)` keywords, `octavo serve` flags, by vLLM's names) to an `EngineConfig`.
+"""Builds an `EngineConfig` from `LLM(...)` keywords or `octavo serve` flags, under vLLM's names.
 
-Nothing is ignored in silence: an unknown name, a value out of range and a feature still to come each raise, and the
-message says what is accepted. An argument of a feature still to come passes if it asks for what happens anyway.
+No argument is silently ignored: an unknown name, a value out of range and a feature that is not implemented each raise
+an error that lists the accepted values. An argument of an unimplemented feature is accepted if its value has no effect.
 """
 
 import difflib
@@ -14,7 +14,7 @@ import msgspec
 from octavo_engine.config import EngineConfig, KVEventsConfig
 from octavo_engine.wire.errors import StartupError
 
-#: Arguments of vLLM that this version doesn't implement -> the values that change nothing.
+#: Arguments of vLLM that this version does not implement -> the accepted values, which have no effect.
 STILL_TO_COME: dict[str, tuple[Any, ...]] = {
     "api_server_count": (None, 1),
     "async_scheduling": (None, False),
@@ -49,7 +49,7 @@ STILL_TO_COME: dict[str, tuple[Any, ...]] = {
     "trust_remote_code": (False,),
 }
 
-#: Arguments that have no effect here, whatever their value: there are no graphs to avoid and no statistics to print.
+#: Arguments that have no effect, whatever their value: there are no CUDA graphs and no printed statistics.
 WITHOUT_EFFECT = frozenset({"disable_custom_all_reduce", "disable_log_stats", "enforce_eager"})
 
 #: The same for the keywords of `LLM.generate` and `LLM.chat`.
@@ -75,7 +75,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_num_batched_tokens": (1, float("inf")),
     "max_num_seqs": (1, float("inf")),
     "max_schema_bytes": (2, float("inf")),
-    "max_schema_depth": (1, 120),  # beyond it the grammar library's JSON reader gives up
+    "max_schema_depth": (1, 120),  # the grammar library's JSON parser rejects deeper nesting
     "num_gpu_blocks_override": (1, float("inf")),
     "num_threads": (1, 4096),
     "swap_space": (0, float("inf")),
@@ -84,7 +84,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def resolve_config(**arguments: Any) -> EngineConfig:
-    """Raises TypeError for an unknown name, StartupError for a value that can't be served."""
+    """Build the configuration. Raises TypeError for an unknown name, StartupError for an unsupported value."""
     known = {f.name for f in fields(EngineConfig)}
     chosen = {}
     for name, value in arguments.items():
@@ -116,7 +116,7 @@ def _normalise(name: str, value: Any) -> Any:
 
 
 def kv_events_config(value: Any) -> KVEventsConfig | None:
-    """As JSON or as fields; None where events are off. Raises StartupError."""
+    """Read the configuration from JSON text or a mapping; return None if events are off. Raises StartupError."""
     if value is None or isinstance(value, KVEventsConfig):
         return value
     try:
@@ -124,7 +124,7 @@ def kv_events_config(value: Any) -> KVEventsConfig | None:
         unknown = sorted(set(given) - {f.name for f in fields(KVEventsConfig)})
         found = msgspec.convert(given, KVEventsConfig)
     except (TypeError, ValueError) as error:
-        raise StartupError(f"kv_events_config={value!r} is no such configuration: {error}.") from None
+        raise StartupError(f"kv_events_config={value!r} is not a valid configuration: {error}.") from None
     if unknown:
         raise StartupError(f"kv_events_config has no field {unknown[0]!r}.")
     if min(found.buffer_steps, found.hwm) < 0:
@@ -133,7 +133,7 @@ def kv_events_config(value: Any) -> KVEventsConfig | None:
 
 
 def check_call(arguments: dict[str, Any]) -> None:
-    """For keywords that a method of `LLM` doesn't take: TypeError if unknown, StartupError if still to come."""
+    """Check keywords that a method of `LLM` lacks: raise TypeError if unknown, StartupError if not implemented."""
     for name, value in arguments.items():
         if name not in CALLS_STILL_TO_COME:
             raise TypeError(f"unexpected keyword argument {name!r}.")
@@ -149,11 +149,11 @@ def _check_unused(name: str, value: Any, accepted: tuple[Any, ...]) -> None:
 def _unknown(name: str, known: set[str]) -> str:
     near = difflib.get_close_matches(name, known | set(STILL_TO_COME), n=3)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    return f"{name!r} is no engine argument.{hint}"
+    return f"{name!r} is not an engine argument.{hint}"
 
 
 def _invalid(message: str, chosen: dict[str, Any]) -> str:
-    """msgspec says what is wrong and, at the end, where: "... - at `$.block_size`"."""
+    """Reword msgspec's message, which ends with the place of the error: "... - at `$.block_size`"."""
     what, _, where = message.partition(" - at `$.")
     name = where.rstrip("`").partition("[")[0]
     return f"{name}={chosen.get(name)!r}: {what}{_choices(name)}."

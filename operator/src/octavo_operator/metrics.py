@@ -1,7 +1,7 @@
-"""`Telemetry`: what the operator tells Prometheus about itself, and about the services that it leads.
+"""`Telemetry`: the operator's Prometheus metrics, about itself and about the services that it manages.
 
-What happens is counted where it happens; what is so is looked up when Prometheus asks. Of services only the operator
-that leads tells, so that two of them don't count twice. docs/reference/metrics.md has the list, kept equal by a test.
+Counters are incremented as events happen; gauges are computed at each scrape. Only the leading operator exports metrics
+of services, so that two operators don't count them twice. A test keeps the list in docs/reference/metrics.md equal.
 """
 
 from collections import Counter
@@ -29,42 +29,47 @@ class Telemetry:
         self._services: Callable[[], Iterable[Mapping[str, Any]]] = tuple
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        self._reconciling = Histogram(
-            f"{PREFIX}reconcile_seconds", "Looking at a service once.", registry=self._registry, buckets=BOUNDS_S
+        self._reconcile_time = Histogram(
+            f"{PREFIX}reconcile_seconds",
+            "Duration of one reconciliation of a service.",
+            registry=self._registry,
+            buckets=BOUNDS_S,
         )
         self._errors = Count(
             f"{PREFIX}reconcile_errors",
-            "Looks that failed, by why.",
+            "Reconciliations that failed, by reason.",
             ["reason"],
             registry=self._registry,
         )
         self._actions = Count(
-            f"{PREFIX}actions", "What was done for services.", ["action", "kind"], registry=self._registry
+            f"{PREFIX}actions",
+            "Writes to the API server for services, by action and kind.",
+            ["action", "kind"],
+            registry=self._registry,
         )
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    def look(
+    def set_sources(
         self,
         *,
         queue_depth: Callable[[], int],
         leads: Callable[[], bool],
         services: Callable[[], Iterable[Mapping[str, Any]]],
     ) -> None:
-        """Where to look things up, once they are there. `services`: as the API server last told of them."""
+        """Set the sources of the gauges, which exist only after start-up. `services`: the latest manifests."""
         self._queue_depth, self._leads, self._services = queue_depth, leads, services
 
-    def reconciling(self) -> AbstractContextManager[None]:
-        """Takes the time of one look."""
-        timer: AbstractContextManager[None] = self._reconciling.time()
+    def time_reconcile(self) -> AbstractContextManager[None]:
+        timer: AbstractContextManager[None] = self._reconcile_time.time()
         return timer
 
-    def failed(self, error: Exception) -> None:
-        """By the API server's reason, or our own word for it."""
+    def count_error(self, error: Exception) -> None:
+        """Count by the API server's reason, by "Unreachable", or by the name of the exception."""
         reason = getattr(error, "reason", "") or (UNREACHABLE if isinstance(error, OSError) else type(error).__name__)
         self._errors.labels(reason).inc()
 
-    def acted(self, action: Action) -> None:
+    def count_action(self, action: Action) -> None:
         match action:
             case Apply(manifest) | CreateOnce(manifest):
                 self._actions.labels(type(action).__name__, manifest["kind"]).inc()
@@ -74,18 +79,20 @@ class Telemetry:
                 self._actions.labels("SetGate", "Pod").inc()
 
     def collect(self) -> Iterator[Metric]:
-        yield _gauge("queue_depth", "Services that wait to be looked at.", self._queue_depth())
-        yield _gauge("leader", "1 in the operator that leads, 0 in those that wait.", int(self._leads()))
+        yield _gauge("queue_depth", "Services that wait for reconciliation.", self._queue_depth())
+        yield _gauge("leader", "1 in the operator that holds the Lease, 0 in the others.", int(self._leads()))
         ready = [(service["metadata"], _ready(service)) for service in self._services()] if self._leads() else []
         counts = Counter((condition.get("status", "Unknown"), condition.get("reason", "")) for _, condition in ready)
         by_reason = GaugeMetricFamily(
-            f"{PREFIX}services", "Services by their condition Ready and its reason.", labels=["ready", "reason"]
+            f"{PREFIX}services",
+            "Number of services, by the status and reason of their condition Ready.",
+            labels=["ready", "reason"],
         )
         for labels, number in sorted(counts.items()):
             by_reason.add_metric(labels, number)
         yield by_reason
         each = GaugeMetricFamily(
-            f"{PREFIX}service_ready", "1 for a service that is Ready, else 0.", labels=["namespace", "infsvc", "reason"]
+            f"{PREFIX}service_ready", "1 if the service is Ready, else 0.", labels=["namespace", "infsvc", "reason"]
         )
         for metadata, condition in ready:
             place = (metadata["namespace"], metadata["name"], condition.get("reason", ""))
@@ -105,7 +112,7 @@ def _gauge(name: str, about: str, value: float) -> Metric:
 
 
 def _ready(service: Mapping[str, Any]) -> Mapping[str, str]:
-    """A service that is new has no conditions yet."""
+    """Return the Ready condition; empty for a new service, which has no conditions yet."""
     conditions = (service.get("status") or {}).get("conditions") or ()
     found: Mapping[str, str] = next((c for c in conditions if c["type"] == "Ready"), {})
     return found

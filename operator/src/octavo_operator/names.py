@@ -1,7 +1,7 @@
-"""Names of what a service consists of, and the labels by which its parts find each other.
+"""Names and labels of the objects that belong to a service.
 
-A service has a *router*: its own, or that of the service that it shares one with. Engine pods carry the router's name,
-so one headless Service per router holds the engines of all services behind it.
+A service has a *router*: its own or another service's, which it shares. Engine pods carry the router's name as a label,
+so one headless Service per router selects the engines of all services behind it.
 """
 
 from octavo_operator.spec.service import GROUP
@@ -12,12 +12,13 @@ ROUTER_LABEL = f"{GROUP}/router"
 REVISION_LABEL = f"{GROUP}/revision"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 ADMITTED_GATE = f"{GROUP}/router-admitted"
+ADMITTED_EPOCH = f"{GROUP}/admitted-epoch"  # annotation of a pod: the epoch that its open gate belongs to
 
 ENGINE_PORT = 8000
 ROUTER_PORT = 8080
 ROUTER_ADMIN_PORT = 8001
 SERVICE_PORT = 80
-#: Container ports by name. The admin port has metrics, state and debug routes; no Service leads to it.
+#: Names of container ports. The admin port has the metrics, state and debug routes; no Service exposes it.
 HTTP, ADMIN = "http", "admin"
 
 ENGINE, ROUTER = "engine", "router"
@@ -32,12 +33,12 @@ def router_deployment(router: str) -> str:
 
 
 def engines_service(router: str) -> str:
-    """Headless: the router looks up engine pods by it, those not ready yet included."""
+    """Name of the headless Service by which the router discovers engine pods, unready ones included."""
     return f"{router}-engines"
 
 
 def router_secret(router: str) -> str:
-    """What router and engines know each other by."""
+    """Name of the Secret by which router and engines authenticate each other."""
     return f"{router}-router-secret"
 
 
@@ -54,7 +55,7 @@ def cache_claim(service: str) -> str:
 
 
 def labels(service: str, component: str) -> dict[str, str]:
-    """Of every object made for a service."""
+    """Labels of every object made for a service."""
     return {
         "app.kubernetes.io/name": f"octavo-{component}",
         "app.kubernetes.io/instance": service,
@@ -69,8 +70,8 @@ def engine_selector(service: str) -> dict[str, str]:
     return {SERVICE_LABEL: service, COMPONENT_LABEL: ENGINE}
 
 
-def behind_router(router: str) -> dict[str, str]:
-    """Engine pods of all services behind a router."""
+def engines_behind_router(router: str) -> dict[str, str]:
+    """Selector of the engine pods of all services behind a router."""
     return {ROUTER_LABEL: router, COMPONENT_LABEL: ENGINE}
 
 

@@ -1,7 +1,7 @@
-"""What the operator sees of one service: plain data, made from watched objects and from what routers report.
+"""The observed state of one service: plain data, made from watched objects and from the routers' reports.
 
-Objects are as old as the watch that brought them; nothing here is fetched for the occasion. Whoever decides by it must
-come to the same end from an older view, only later.
+Nothing here is fetched on demand: objects are as old as the watch that delivered them. A decision based on an older
+view must lead to the same final state, only later.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 Ref = tuple[str, str]  # kind, name
 
-#: Why a pod isn't ready, as far as Kubernetes says.
+#: Why a pod isn't ready, derived from its status in Kubernetes.
 Trouble = Literal[
     "Unschedulable",
     "ImagePullError",
@@ -28,13 +28,14 @@ class Pod:
     name: str
     uid: str
     revision: str
-    is_ready: bool = False  # by its own containers; the gate is apart
-    is_admitted: bool = False  # the gate's condition
-    admitted_epoch: str | None = None  # of the engine that was admitted
+    is_ready: bool = False  # all containers are ready; the readiness gate is not included
+    is_admitted: bool = False  # the condition of the readiness gate
+    admitted_epoch: str | None = None  # epoch of the engine process that was admitted
     is_terminating: bool = False
     is_fetching: bool = False
     trouble: Trouble | None = None
     message: str = ""
+    failure_code: str = ""  # code of the container's termination message; empty if it has none
     restarts: int = 0
 
     @property
@@ -43,7 +44,7 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSet:
+class EngineDeployment:
     """The engine Deployment of one revision."""
 
     name: str
@@ -51,14 +52,14 @@ class EngineSet:
     revision: str
     replicas: int
     created: str  # RFC 3339, so that text sorts by time
-    version: str = ""  # of the object, as Kubernetes counts: a delete by an older view than the last change fails
+    version: str = ""  # resourceVersion; a delete based on an older version than the last change fails
     is_deleting: bool = False
-    failure: str = ""  # why its pods can't even be made
+    failure: str = ""  # why Kubernetes can't create its pods
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """What a replica's model takes, as its engine says; `kv_tokens` fit into its KV cache."""
+    """Memory of one replica's model in bytes, as its engine reports; `kv_tokens` fit into its KV cache."""
 
     max_model_len: int
     weights_bytes: int
@@ -68,7 +69,7 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterReport:
-    """What one router pod says; `admitted`: engine pod name → epoch whose snapshot it has. `sizes`: by engine pod."""
+    """The report of one router pod. `admitted`: engine pod → epoch whose KV snapshot it has. `sizes`: by engine pod."""
 
     pod: str
     admitted: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class RouterReport:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the API server, or we ourselves, would not write a child."""
+    """Why a child was not written: the API server refused it, or its name belongs to another object."""
 
     reason: Literal["NameTaken", "Refused"]
     message: str
@@ -89,17 +90,17 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """`children`: live objects by kind and name, engine Deployments and pods apart. `routers`: ready router pods by
-    name, with None for one that hasn't reported yet. `refusals`: of writes that were just tried.
+    """`children`: live objects by kind and name, without engine Deployments and pods. `routers`: ready router pods by
+    name, with None for one that has not reported yet. `refusals`: of the writes that this reconciliation tried.
     """
 
     children: Mapping[Ref, Mapping[str, Any]] = field(default_factory=dict)
-    engine_sets: tuple[EngineSet, ...] = ()
+    engine_deployments: tuple[EngineDeployment, ...] = ()
     engine_manifests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by Deployment name
     pods: tuple[Pod, ...] = ()
     routers: Mapping[str, RouterReport | None] = field(default_factory=dict)
     router_trouble: str = ""
-    router_owner: str | None = None  # who owns the router that spec.router.ref names; None: there is no such service
-    host_owner: str | None = None  # another service that claimed this host and path before
+    router_owner: str | None = None  # owner of the router that spec.router.ref names; None if there is no such service
+    host_owner: str | None = None  # another service that claimed this host and path earlier
     refusals: Mapping[Ref, Refusal] = field(default_factory=dict)
     status: Mapping[str, Any] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""Secrets that routers and engines know each other by: derived, so the operator, which needs them too, stores none.
+"""Secrets by which routers and engines authenticate each other, derived from one key so that none must be stored.
 
-HMAC-SHA256 (RFC 2104) of the router's place under the operator's own key.
+A secret is the HMAC-SHA256 (RFC 2104) of the router's namespace and name under the operator's key.
 """
 
 import base64
@@ -17,28 +17,28 @@ logger = logging.getLogger(__name__)
 KEY_BYTES = 32
 
 
-def derived_secret(operator_key: bytes, namespace: str, router: str) -> str:
+def derive_secret(operator_key: bytes, namespace: str, router: str) -> str:
     return hmac.new(operator_key, f"{namespace}/{router}".encode(), hashlib.sha256).hexdigest()
 
 
 async def operator_key(cluster: Cluster, *, namespace: str, name: str) -> bytes:
-    """Of the Secret of this name; drawn by whichever operator comes first."""
+    """Read the key from the Secret of this name; create the Secret with a random key if it is missing."""
     if (found := await _find_key(cluster, namespace, name)) is not None:
         return found
     await _write_key(cluster, secrets.token_hex(KEY_BYTES).encode(), namespace, name)
     return await _read_key(cluster, namespace, name)
 
 
-async def keep_key(cluster: Cluster, key: bytes, *, namespace: str, name: str) -> None:
-    """If the Secret was deleted it comes back as it was, while there is somebody who knows the key. Never raises."""
+async def restore_key(cluster: Cluster, key: bytes, *, namespace: str, name: str) -> None:
+    """Write a deleted Secret again with the key in use; log a changed one. Never raises ApiError."""
     try:
         found = await _find_key(cluster, namespace, name)
         if found is None:
-            logger.warning("the Secret %s/%s is gone: it is made again, with the same key", namespace, name)
+            logger.warning("the Secret %s/%s was deleted: it is created again with the same key", namespace, name)
             await _write_key(cluster, key, namespace, name)
         elif found != key:
             logger.warning("the Secret %s/%s was changed: put the key in use back, or restart the operator and apply "
-                           "all services anew", namespace, name)  # fmt: skip
+                           "all services again", namespace, name)  # fmt: skip
     except ApiError as error:
         logger.warning("%s", error)
 
@@ -66,7 +66,7 @@ async def _find_key(cluster: Cluster, namespace: str, name: str) -> bytes | None
 async def _read_key(cluster: Cluster, namespace: str, name: str) -> bytes:
     found = await cluster.read("Secret", namespace, name)
     if not (key := base64.b64decode((found.get("data") or {}).get("key", ""))):
-        remedy = "put it back, or delete the Secret, and one is drawn anew"
+        remedy = "put it back, or delete the Secret so that the operator creates a new key"
         what = f"the Secret {namespace}/{name} has no entry `key`: {remedy}"
         raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "NoKey", what)
     return key

@@ -1,4 +1,4 @@
-"""`Service`: one InferenceService, read and checked; `Settings`: what the operator was installed with."""
+"""`InferenceService`: a validated manifest. `Settings`: the settings of the operator's installation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,29 +6,29 @@ from typing import Any
 
 from octavo_operator.spec.service import GROUP, KIND, VERSION, InferenceServiceSpec, read_spec
 
-#: A deleted namespace goes 10 s and half of its pods' grace later: three quarters of a minute with this.
+#: Kubernetes removes a deleted namespace after 10 s and half of its pods' grace period: 40 s with this default.
 DEFAULT_DRAIN_S = 45
-#: What ending takes besides: last words, connections, the engine.
-END_S = 15
+#: Seconds beyond draining: for closing connections and stopping the engine.
+SHUTDOWN_S = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     engine_image: str
     router_image: str
-    operator_namespace: str  # its pods are let in by NetworkPolicies, and those of no other namespace
+    operator_namespace: str  # NetworkPolicies admit operator pods of this namespace only
     image_pull_policy: str | None = None
-    image_pull_secrets: tuple[str, ...] = ()  # where a spec names none
+    image_pull_secrets: tuple[str, ...] = ()  # for services whose spec names none
     cluster_domain: str = "cluster.local"
-    lame_duck_s: int = 15  # a pod that is told to end goes on answering while proxies learn of it
+    lame_duck_s: int = 15  # a terminating pod keeps serving while proxies remove it
     has_pod_monitors: bool = False
-    monitor_labels: Mapping[str, str] = field(default_factory=dict)  # by which a Prometheus selects them
-    scraped_from: tuple[str, ...] = ()  # namespaces whose Prometheus NetworkPolicies let in to engines and routers
+    monitor_labels: Mapping[str, str] = field(default_factory=dict)  # by which a Prometheus selects PodMonitors
+    scraped_from: tuple[str, ...] = ()  # namespaces of Prometheus that NetworkPolicies admit to engines and routers
     has_gateway_api: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class InferenceService:
     name: str
     namespace: str
     uid: str
@@ -37,7 +37,7 @@ class Service:
 
     @property
     def router(self) -> str:
-        """The name of the service whose router serves this one."""
+        """Name of the service that owns this service's router."""
         ref = self.spec.router.ref
         return self.name if ref is None else ref.name
 
@@ -54,12 +54,12 @@ class Service:
         return self.spec.drain.timeout_seconds or DEFAULT_DRAIN_S
 
     def grace_s(self, settings: Settings) -> int:
-        """What its pods have from SIGTERM to their end. They drain while proxies learn of it."""
-        return max(self.drain_timeout_s, settings.lame_duck_s) + END_S
+        """Termination grace period of its pods in seconds. They drain while proxies remove them."""
+        return max(self.drain_timeout_s, settings.lame_duck_s) + SHUTDOWN_S
 
     @property
     def owner(self) -> dict[str, Any]:
-        """What makes Kubernetes delete children with the service."""
+        """The owner reference by which Kubernetes deletes children together with the service."""
         return {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": KIND,
@@ -70,10 +70,10 @@ class Service:
         }
 
 
-def read_service(manifest: Mapping[str, Any]) -> Service:
-    """Raises InvalidSpec: a CRD of another version may have let through what this operator can't serve."""
+def read_service(manifest: Mapping[str, Any]) -> InferenceService:
+    """Raises InvalidSpec: a CRD of another version may accept a spec that this operator can't serve."""
     metadata = manifest["metadata"]
-    return Service(
+    return InferenceService(
         name=metadata["name"],
         namespace=metadata["namespace"],
         uid=metadata["uid"],

@@ -1,9 +1,9 @@
-"""Times as Kubernetes writes them."""
+"""Timestamps in the format of Kubernetes."""
 
 from datetime import UTC, datetime
 from typing import Literal
 
 
 def now_text(precision: Literal["seconds", "microseconds"] = "seconds") -> str:
-    """RFC 3339, in UTC: text that sorts by time. Leases and Events want microseconds."""
+    """The current time in UTC as RFC 3339 text, which sorts by time. Leases and Events need microseconds."""
     return datetime.now(UTC).isoformat(timespec=precision).replace("+00:00", "Z")

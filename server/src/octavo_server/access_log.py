@@ -1,17 +1,17 @@
-"""uvicorn's line for each HTTP request, without those that probes and scrapers would fill a log with."""
+"""Filters uvicorn's access log: the frequent requests of probes and scrapers are not logged."""
 
 import logging
 
 from octavo_server.http_metrics import UNCOUNTED
 
-PATH_ARG = 2  # of uvicorn's arguments: client, method, path with query, version, status
+PATH_ARG = 2  # index in uvicorn's arguments: client, method, path with query, version, status
 
 
-def is_worth_a_line(record: logging.LogRecord) -> bool:
+def is_logged(record: logging.LogRecord) -> bool:
     args = record.args
     return not isinstance(args, tuple) or str(args[PATH_ARG]).partition("?")[0] not in UNCOUNTED
 
 
 def skip_probes() -> None:
-    """For the process: uvicorn's logger is a global one."""
-    logging.getLogger("uvicorn.access").addFilter(is_worth_a_line)
+    """Install the filter for the whole process, as uvicorn's logger is global."""
+    logging.getLogger("uvicorn.access").addFilter(is_logged)

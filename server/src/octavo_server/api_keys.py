@@ -1,8 +1,8 @@
-"""API keys and the names under which they are known: the name of a request's key is its tenant.
+"""API keys and their names: the name of a request's key is its tenant.
 
-Keys come from flags and from files: a file of `name: key` lines, or a folder with one file a key, as Kubernetes mounts
-a Secret. Files are looked at again while the server runs. Only SHA-256 digests are kept and compared, all of them and
-in constant time, so that the time tells nothing; no key is ever part of a message.
+Keys come from flags and from files: a file of `name: key` lines, or a folder with one file for each key, as Kubernetes
+mounts a Secret. Changed files are read again while the server runs. Only SHA-256 digests are stored. A given key is
+compared with all of them in constant time, so that the duration reveals nothing. Messages never contain a key.
 """
 
 import hashlib
@@ -18,38 +18,41 @@ from octavo_engine.wire.hashing import unnamed_tenant
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0
+CHECK_EVERY_S = 1.0
 SECRET_REVISION = "..data"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
-#: What tells that a file was changed or, behind a symbolic link, swapped for another.
+#: Name, mtime, inode and size of each file. It changes with the content, and when a symbolic link gets a new target.
 Signature = tuple[tuple[str, int, int, int], ...]
 
 
 class FileWatch:
-    """Whether files were changed. Files that can't be looked at are as good as none."""
+    """Detects changes of files. Unreadable files count as absent."""
 
     def __init__(self, paths: Iterable[Path], clock: Callable[[], float]) -> None:
         self.paths = tuple(paths)
         self._clock = clock
-        self._signature = self._look()
-        self._looked_s = clock()
+        self._signature = self._read_signature()
+        self._checked_s = clock()
 
-    def has_news(self) -> bool:
-        """Since it was asked for the last time. Looks once a second at most."""
+    def has_changed(self) -> bool:
+        """True if the files changed since the last check. Checks at most once per `CHECK_EVERY_S`."""
         now = self._clock()
-        if not self.paths or now - self._looked_s < LOOK_EVERY_S:
+        if not self.paths or now - self._checked_s < CHECK_EVERY_S:
             return False
-        self._looked_s = now
-        known, self._signature = self._signature, self._look()
+        self._checked_s = now
+        known, self._signature = self._signature, self._read_signature()
         return self._signature != known
 
-    def _look(self) -> Signature:
+    def _read_signature(self) -> Signature:
         return tuple(entry for path in self.paths for entry in _signature(path))
 
 
 class ApiKeys:
-    """Raises StartupError for files that can't be used; once it works, a broken change is logged and passed over."""
+    """Raises StartupError for unusable files. A later change that makes a file unusable is logged, and the keys stay.
+
+    `kind`: name of the keys in messages.
+    """
 
     def __init__(
         self,
@@ -58,36 +61,36 @@ class ApiKeys:
         *,
         clock: Callable[[], float] = time.monotonic,
         read: Callable[[Path], dict[str, str]] | None = None,
-        what: str = "API keys",
+        kind: str = "API keys",
     ) -> None:
         keys = tuple(keys)
         if not all(key.strip() for key in keys):
-            raise StartupError(f"one of the {what} is empty, which would let everybody in: leave it out.")
+            raise StartupError(f"one of the {kind} is empty, which would admit every client: remove it.")
         self._given = {unnamed_tenant(key): key for key in keys}
         self._files = FileWatch(paths, clock)
         self._read_path = read or read_keys
-        self._what = what
+        self._kind = kind
         self._digests = self._read()
 
     def __len__(self) -> int:
         return len(self._digests)
 
     def tenant_of(self, key: bytes) -> str | None:
-        """The name of a key, None for one that isn't known."""
+        """Return the name of a key, None for an unknown key."""
         self._refresh()
         given = _digest(key)
         matches = [name for name, digest in self._digests.items() if secrets.compare_digest(given, digest)]
         return matches[0] if matches else None
 
     def _refresh(self) -> None:
-        if not self._files.has_news():
+        if not self._files.has_changed():
             return
         try:
             self._digests = self._read()
         except StartupError as error:
-            logger.error("the %s stay as they were: %s", self._what, error)
+            logger.error("the %s stay unchanged: %s", self._kind, error)
         else:
-            logger.info("read the %s again: %d are valid", self._what, len(self._digests))
+            logger.info("reloaded the %s: %d are valid", self._kind, len(self._digests))
 
     def _read(self) -> dict[str, bytes]:
         keys = dict(self._given)
@@ -103,7 +106,7 @@ class ApiKeys:
 
 
 def read_keys(path: Path) -> dict[str, str]:
-    """Name -> key. Raises StartupError; its message has the place, never the content."""
+    """Read a file or folder: name -> key. Raises StartupError with the place of the error, never the content."""
     try:
         if path.is_dir():
             return {file.name: _checked(file.name, file.read_text(), file) for file in _entries(path)}
@@ -132,17 +135,17 @@ def _checked(name: str, text: str, place: object) -> str:
     if not _NAME.fullmatch(name):
         raise StartupError(f"{place}: a name has letters, digits, '.', '_' and '-', at most 64 of them.")
     if not key.strip("="):
-        raise StartupError(f"{place}: there is no key.")
+        raise StartupError(f"{place}: the key is empty.")
     return key
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Without what begins with a dot: Kubernetes keeps its own links there."""
+    """Files of the folder whose names begin with no dot: Kubernetes' own links begin with one."""
     return sorted(file for file in folder.iterdir() if not file.name.startswith(".") and file.is_file())
 
 
 def _signature(path: Path) -> Signature:
-    """Of a mounted Secret only the link to its current revision is looked at, however many keys it holds."""
+    """Signature of a file or folder. For a mounted Secret, only the link to its current revision counts."""
     try:
         revision = path / SECRET_REVISION
         files = [revision] if revision.is_symlink() else _entries(path) if path.is_dir() else [path]

@@ -1,4 +1,4 @@
-"""`Backoff`: how long to wait before the next try. The wait doubles with each failure, with jitter, so that many
+"""`Backoff` computes the wait before the next try. The wait doubles with each failure, with jitter, so that many
 processes that lost one server don't return to it at the same moment. `Backoff` reads no clock.
 """
 
@@ -6,7 +6,7 @@ import random
 
 
 class Backoff:
-    """Call `ended` after each try: a try that had lasted for `stable_s` resets the wait to `least_s`."""
+    """Call `next_wait_s` after each try. A try that lasted for `stable_s` resets the wait to `least_s`."""
 
     def __init__(
         self, *, least_s: float, most_s: float, stable_s: float = 5.0, dice: random.Random | None = None
@@ -17,8 +17,8 @@ class Backoff:
         self._next_s = least_s
         self._dice = dice or random.Random()
 
-    def ended(self, *, lasted_s: float) -> float:
-        """Seconds to wait before the next try."""
+    def next_wait_s(self, *, lasted_s: float) -> float:
+        """Return the seconds to wait before the next try."""
         if lasted_s >= self._stable_s:
             self._next_s = self._least_s
         wait_s, self._next_s = self._next_s, min(self._most_s, self._next_s * 2)

@@ -1,16 +1,16 @@
-"""What the HTTP side may be told, resolved and frozen; the engine's own settings are `octavo_engine.config`."""
+"""Settings of the HTTP side, resolved and frozen; the engine's own settings are in `octavo_engine.config`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from octavo_engine.log_format import LogFormat
 
-from octavo_server.tools.use import ToolSettings
+from octavo_server.output_parsing.tool_use import ToolSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """The most that one request may ask for. Each field is a flag."""
+    """Limits of one request. Each field is a flag."""
 
     max_request_bytes: int = 4 * 2**20
     max_json_values: int = 400_000
@@ -32,7 +32,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """None: no bound. Counts are of sequences, waiting and running together."""
+    """Limits of the engine's queue; None: no limit. Counts are of sequences, waiting and running together."""
 
     max_num_queued_reqs: int | None = 8192
     max_num_queued_tokens: int | None = None
@@ -42,7 +42,7 @@ class QueueLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """What an engine's server and a router are told alike."""
+    """Settings that the engine's server and the router share."""
 
     host: str | None = None
     port: int = 8000
@@ -60,7 +60,7 @@ class HttpSettings:
     keep_alive_s: int = 120
     slow_client_timeout_s: float = 60.0
     otlp_traces_endpoint: str | None = None
-    allowed_origins: tuple[str, ...] | None = None  # None: all where keys are needed, else none
+    allowed_origins: tuple[str, ...] | None = None  # None: all if the server needs keys, else none
 
     @property
     def needs_key(self) -> bool:

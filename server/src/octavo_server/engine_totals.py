@@ -1,4 +1,4 @@
-"""Gauges and counters of the engine, from the core's running totals (`EngineStats`), read only at a scrape."""
+"""Gauges and counters of the engine, computed from the core's running totals (`EngineStats`) at each scrape."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ Samples = dict[str, list[Sample]]
 
 
 class TotalsText:
-    """Writes the samples of every gauge and counter on the list; what repeats from scrape to scrape is kept."""
+    """Renders the samples of all gauges and counters. The text that is equal in each scrape is cached."""
 
     def __init__(self, common: Mapping[str, str], prefix: str) -> None:
         self._common = common
@@ -42,7 +42,7 @@ class TotalsText:
 
 
 def engine_samples(s: EngineStats, info: tuple[str, ...]) -> Samples:
-    """By metric name. What is computed is neither cached nor fetched from elsewhere. `info`: `cache_labels`."""
+    """Samples by metric name. `info`: the result of `cache_labels`."""
     plain: dict[str, float] = {
         "num_requests_running": s.running,
         "num_requests_waiting": s.waiting,
@@ -79,12 +79,12 @@ def engine_samples(s: EngineStats, info: tuple[str, ...]) -> Samples:
     return found
 
 
-#: vLLM exposes these whether there is such a cache or not.
+#: vLLM exposes these metrics even without such a cache.
 ALWAYS_ZERO = ("external_prefix_cache_queries", "external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits")
 
 
 def cache_labels(config: EngineConfig, ready: ReadyInfo) -> tuple[str, ...]:
-    """In the order of the labels of `cache_config_info`."""
+    """Label values of `cache_config_info`, in the order of its labels."""
     return (
         str(ready.block_size),
         str(ready.num_blocks),

@@ -1,7 +1,7 @@
 """The `http_*` metrics, under the names, labels and buckets of prometheus_fastapi_instrumentator, as vLLM serves them.
 
-`handler` is the route's template and "none" where there is no route, so its values are bounded; sizes are what the
-Content-Length headers say. What probes, scrapers and routers ask all the time isn't counted.
+`handler` is the route's template, or "none" without a route, so its values are bounded; sizes are the values of the
+Content-Length headers. The frequent requests of probes, scrapers and routers aren't counted.
 """
 
 import time
@@ -14,7 +14,7 @@ from octavo_server.prometheus_text import Histogram, Summary, family_text, label
 
 UNCOUNTED = frozenset({"/metrics", "/health", "/ready", "/load", "/ping", "/version", "/server_info", "/kv/events"})
 NO_ROUTE = "none"
-CLIENT_LEFT = 499  # before there was an answer
+CLIENT_LEFT = 499  # the client left before the response began
 DURATION_S = (0.1, 0.5, 1)
 DURATION_HIGHR_S = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75),
@@ -47,8 +47,8 @@ class HttpMetrics:
             durations = self._durations[key[:2]] = Histogram((DURATION,), DURATION_S, labels)
         durations.observe(duration_s)
 
-    def refused(self, method: str) -> None:
-        """What no layer sees, as its head is too large."""
+    def record_refused_head(self, method: str) -> None:
+        """Count a request whose head is too large, which no ASGI layer sees."""
         self.observe(handler=NO_ROUTE, method=method, status=431, duration_s=0.0, request_bytes=0, response_bytes=0)
 
     def text(self) -> str:
@@ -73,8 +73,8 @@ class HttpMetrics:
             yield f"{REQUESTS}{{{label_text({'handler': handler, 'status': status, 'method': method})}}} {count}\n"
 
 
-class HttpMetricsLayer:
-    """Pure ASGI: it sees a response's head and its end, and never holds anything back."""
+class HttpMetricsMiddleware:
+    """Pure ASGI, without buffering: it reads a response's head and notes its end."""
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics, routes: Sequence[BaseRoute]) -> None:
         self._app = app
@@ -88,14 +88,14 @@ class HttpMetricsLayer:
         started_s = time.perf_counter()
         status, response_bytes = CLIENT_LEFT, 0
 
-        async def send_and_look(message: Message) -> None:
+        async def send_and_observe(message: Message) -> None:
             nonlocal status, response_bytes
             if message["type"] == "http.response.start":
                 status, response_bytes = message["status"], _content_length(message["headers"])
             await send(message)
 
         try:
-            await self._app(scope, receive, send_and_look)
+            await self._app(scope, receive, send_and_observe)
         except Exception:
             status = 500
             raise
@@ -112,7 +112,7 @@ class HttpMetricsLayer:
                 )
 
     def _handler(self, scope: Scope) -> str:
-        """An inner layer may have answered (no key, draining) before the request was routed."""
+        """Template of the route. If an inner layer responded before the routing (no key, draining), match it here."""
         route = scope.get("route")
         if route is None:
             route = next((r for r in self._routes if r.matches(scope)[0] is not Match.NONE), None)

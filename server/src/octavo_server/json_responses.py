@@ -1,4 +1,4 @@
-"""Whole JSON responses: a value, and an error in OpenAI's envelope. Both applications answer with these."""
+"""Whole JSON responses of both servers: a value, or an error in OpenAI's envelope."""
 
 from collections.abc import Mapping
 
@@ -17,14 +17,14 @@ def json_reply(content: object) -> Response:
 
 
 def error_reply(error: Exception, headers: Mapping[str, str] | None = None) -> Response:
-    """`headers` are added to those that belong to the error."""
+    """Response for an error. `headers` are added to the error's own."""
     described = describe(error)
     head = {**described.headers, **(headers or {})}
     return Response(described.body(), described.status, head, media_type="application/json")
 
 
 def error_head(error: ApiError, body: bytes) -> RawHeaders:
-    """All headers of an answer with this error, as ASGI has them."""
+    """All headers of a response with this error, in ASGI's form."""
     own = [(name.lower().encode(), value.encode("latin-1")) for name, value in error.headers.items()]
     return [JSON_TYPE, (b"content-length", b"%d" % len(body)), *own]
 

@@ -1,7 +1,7 @@
-"""Prometheus' text format, written by ourselves: a scrape beside many streams costs tenths of a millisecond.
+"""Prometheus' text format, rendered by own code: a scrape beside many streams costs tenths of a millisecond.
 
-Whatever doesn't change between two scrapes (names, labels, bounds) is made once. Everything here belongs to one event
-loop, so nothing is locked; an observation is a bisection and two additions.
+Text that doesn't change between two scrapes (names, labels, bounds) is built once. All objects belong to one event
+loop, so there are no locks; an observation is a bisection and two additions.
 """
 
 from bisect import bisect_left
@@ -11,12 +11,12 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def label_text(labels: Mapping[str, str]) -> str:
-    """`a="x",b="y"`, escaped."""
+    """Format labels as `a="x",b="y"`, escaped."""
     return ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
 
 
 def family_head(name: str, kind: str, help: str) -> str:
-    """The two lines above a family's samples; a counter's name comes with its `_total`."""
+    """The HELP and TYPE lines above a family's samples. A counter's name includes its `_total`."""
     text = help.replace("\\", "\\\\").replace("\n", "\\n")
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
 
@@ -26,7 +26,7 @@ def bound_text(bound: float) -> str:
 
 
 class Histogram:
-    """One series. `names`: the family that it belongs to, and those under which readers of old names find it."""
+    """One series of a histogram. `names`: all names under which it is exposed, as some metrics also have old names."""
 
     __slots__ = ("_bounds", "_counts", "_starts", "_sum", "_tails")
 
@@ -43,8 +43,8 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
-    def observed(self) -> tuple[list[int], float]:
-        """The count of each bucket, and the sum: what another process needs to `add` these to its own."""
+    def snapshot(self) -> tuple[list[int], float]:
+        """The count of each bucket, and the sum, for `add` in another process."""
         return [*self._counts], self._sum
 
     def add(self, counts: Sequence[int], total: float) -> None:
@@ -61,7 +61,7 @@ class Histogram:
 
 
 class Summary:
-    """One series of a summary without quantiles: how many, and their sum."""
+    """One series of a summary without quantiles: count and sum."""
 
     __slots__ = ("_starts", "count", "sum")
 

@@ -1,8 +1,8 @@
-"""`supervised`: a background task that is restarted when an exception ends it.
+"""`supervised` starts a background task that is restarted when an exception ends it.
 
-A background task that ends silently leaves a server that answers its probes and does only half of its work. Each
-failure is logged with its traceback; the pauses between restarts grow. A coroutine that returns has finished, and
-cancelling the task ends the supervision.
+If a background task ended silently, the server would answer its probes and do only half of its work. Each failure is
+logged with its traceback; the pauses between restarts grow. A coroutine that returns has finished, and cancelling the
+task ends the supervision.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ LEAST_WAIT_S, MOST_WAIT_S = 0.1, 10.0
 def supervised(
     name: str, make_coroutine: Callable[[], Coroutine[Any, Any, None]], backoff: Backoff | None = None
 ) -> "asyncio.Task[None]":
-    """`make_coroutine` is called for the first run and again for each restart; `name` stands in the log."""
+    """`make_coroutine` is called for the first run and for each restart. `name` appears in the log."""
     backoff = backoff or Backoff(least_s=LEAST_WAIT_S, most_s=MOST_WAIT_S)
     return asyncio.create_task(_run_supervised(name, make_coroutine, backoff), name=name)
 
 
 async def cancel_tasks(tasks: "Iterable[asyncio.Task[Any]]") -> None:
-    """Return after each task has ended."""
+    """Cancel the tasks and return when all have ended."""
     tasks = [*tasks]
     for task in tasks:
         task.cancel()
@@ -39,8 +39,8 @@ async def _run_supervised(name: str, make_coroutine: Callable[[], Coroutine[Any,
         started_s = clock()
         try:
             await make_coroutine()
-        except Exception as error:  # the supervisor
-            wait_s = backoff.ended(lasted_s=clock() - started_s)
+        except Exception as error:  # a supervisor restarts after any error
+            wait_s = backoff.next_wait_s(lasted_s=clock() - started_s)
             logger.critical("%s failed: restarting it in %.1f s", name, wait_s, exc_info=error)
             await asyncio.sleep(wait_s)
         else:

@@ -1,7 +1,7 @@
-"""Prometheus metrics of one replica, made from the list in `octavo_engine.wire.metrics`.
+"""Prometheus metrics of one replica, built from the list in `octavo_engine.wire.metrics`.
 
-Two sources: what each request shows the front end (latencies, sizes, reasons), observed as it happens; and the engine
-core's running totals, read only when somebody scrapes. All times are durations by one process's monotonic clock.
+There are two sources: the front end observes each request as it happens (latencies, sizes, reasons), and the engine
+core's running totals are read at each scrape. All times are durations by one process's monotonic clock.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from octavo_server.engine_totals import TotalsText, cache_labels, engine_samples
 from octavo_server.http_metrics import HttpMetrics
 from octavo_server.prometheus_text import Histogram, family_head, label_text
-from octavo_server.request_track import RequestLife, RequestTrack
+from octavo_server.request_metrics import RequestMetrics, RequestSummary
 
 if TYPE_CHECKING:
     from octavo_engine.wire.sampling import SamplingParams
@@ -36,7 +36,7 @@ class Telemetry:
         common = dict(zip(COMMON_LABELS, (model_name, ENGINE_INDEX), strict=True))
         self.finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error"), 0)
         self.rejections = 0
-        self.on_request_end: Callable[[RequestLife, float], None] | None = None
+        self.on_request_end: Callable[[RequestSummary, float], None] | None = None
         self.http = HttpMetrics()
         self._stats = stats
         self._cache_labels = cache_labels(config, ready)
@@ -61,19 +61,19 @@ class Telemetry:
     def count_end(self, reason: str) -> None:
         self.finished[reason] += 1
 
-    def request_ended(self, life: RequestLife, now: float) -> None:
-        """Once for each prompt, whatever became of it."""
+    def request_ended(self, summary: RequestSummary, now: float) -> None:
+        """Record the end of a prompt's request, whatever its outcome."""
         if self.on_request_end is not None:
-            self.on_request_end(life, now)
+            self.on_request_end(summary, now)
 
-    def step(self, stats: EngineStats) -> None:
-        """With each message of the engine core; one that brings no new step (an abort alone) doesn't count."""
+    def record_step(self, stats: EngineStats) -> None:
+        """Observe the step of an engine message. A message without a new step (only an abort) is skipped."""
         if stats.steps != self._num_steps:
             self._num_steps = stats.steps
             self.observe("iteration_tokens_total", stats.batched_tokens)
             self.observe("step_seconds", stats.step_s)
 
-    def block_lives(self, lives: "list[BlockLife]") -> None:
+    def record_block_lives(self, lives: "list[BlockLife]") -> None:
         for life in lives:
             self.observe("kv_block_lifetime_seconds", life.lifetime_s)
             self.observe("kv_block_idle_before_evict_seconds", life.idle_s)
@@ -88,13 +88,13 @@ class Telemetry:
         process: bytes = generate_latest(self._process)
         return (self._totals.text(samples) + "".join(histograms) + self.http.text()).encode() + process
 
-    def refused(self) -> None:
+    def count_rejection(self) -> None:
         self.rejections += 1
 
-    def track(
+    def track_request(
         self, request_id: str, *, arrival_s: float, num_prompt_tokens: int, params: "SamplingParams"
-    ) -> RequestTrack:
-        life = RequestLife(
+    ) -> RequestMetrics:
+        summary = RequestSummary(
             request_id=request_id, params=params, arrival_s=arrival_s, num_prompt_tokens=num_prompt_tokens
         )
-        return RequestTrack(life, self)
+        return RequestMetrics(summary, self)

@@ -1,7 +1,7 @@
-"""OpenTelemetry spans of requests, made when a request has ended. Imported only with --otlp-traces-endpoint.
+"""OpenTelemetry spans of requests, created when a request has ended. Imported only with --otlp-traces-endpoint.
 
-`llm_request` lies between arrival and end; its children `queue`, `prefill` and `decode` have the durations that the
-engine core's own clock took, placed so that the prefill ends with the first token. Names and attributes are vLLM's.
+`llm_request` spans from arrival to end. Its children `queue`, `prefill` and `decode` have the durations that the engine
+core measured, placed so that the prefill ends at the first token. Names and attributes are vLLM's.
 """
 
 import os
@@ -19,7 +19,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo_server.request_track import RequestLife
+from octavo_server.request_metrics import RequestSummary
 
 TRACE_HEADERS = ("traceparent", "tracestate")
 DEFAULT_PATH = "/v1/traces"
@@ -28,27 +28,27 @@ Attributes = dict[str, str | int | float | list[str]]
 
 
 class RequestTracer:
-    """Ends with `shutdown`, which sends what is left."""
+    """`shutdown` exports the remaining spans."""
 
     def __init__(self, provider: TracerProvider, model_name: str) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("octavo_server")
         self._model_name = model_name
 
-    def record(self, life: RequestLife, now: float) -> None:
-        """`now` ends the request. The parent is the trace that the current HTTP request belongs to, if any."""
+    def record(self, summary: RequestSummary, now: float) -> None:
+        """Record a request that ended at `now`. The parent is the trace of the current HTTP request, if it has one."""
         wall_offset_s = time.time() - time.monotonic()
 
         def at(monotonic_s: float) -> int:
-            """Wall time in nanoseconds, within the request."""
-            return int((wall_offset_s + min(max(monotonic_s, life.arrival_s), now)) * 1e9)
+            """Convert to wall time in nanoseconds, clamped to the request's duration."""
+            return int((wall_offset_s + min(max(monotonic_s, summary.arrival_s), now)) * 1e9)
 
-        span = self._tracer.start_span("llm_request", kind=SpanKind.SERVER, start_time=at(life.arrival_s))
-        span.set_attributes(self._attributes(life, now))
-        if "error" in life.finish_reasons:
+        span = self._tracer.start_span("llm_request", kind=SpanKind.SERVER, start_time=at(summary.arrival_s))
+        span.set_attributes(self._attributes(summary, now))
+        if "error" in summary.finish_reasons:
             span.set_status(Status(StatusCode.ERROR))
-        if life.timing is not None and life.first_token_s is not None:
-            first, timing = life.first_token_s, life.timing
+        if summary.timing is not None and summary.first_token_s is not None:
+            first, timing = summary.first_token_s, summary.timing
             scheduled = first - timing.prefill_s
             self._child(span, "queue", at(scheduled - timing.queue_s), at(scheduled))
             self._child(span, "prefill", at(scheduled), at(first))
@@ -61,24 +61,24 @@ class RequestTracer:
     def _child(self, parent: Span, name: str, start_ns: int, end_ns: int) -> None:
         self._tracer.start_span(name, set_span_in_context(parent), start_time=start_ns).end(end_ns)
 
-    def _attributes(self, life: RequestLife, now: float) -> Attributes:
-        params, timing = life.params, life.timing
+    def _attributes(self, summary: RequestSummary, now: float) -> Attributes:
+        params, timing = summary.params, summary.timing
         attributes: Attributes = {
-            "gen_ai.request.id": life.request_id,
+            "gen_ai.request.id": summary.request_id,
             "gen_ai.response.model": self._model_name,
             "gen_ai.request.temperature": params.temperature,
             "gen_ai.request.top_p": params.top_p,
             "gen_ai.request.n": params.n,
-            "gen_ai.response.finish_reasons": list(life.finish_reasons),
+            "gen_ai.response.finish_reasons": list(summary.finish_reasons),
             "gen_ai.usage.num_sequences": params.n,
-            "gen_ai.usage.prompt_tokens": life.num_prompt_tokens,
-            "gen_ai.usage.completion_tokens": life.num_generated,
-            "gen_ai.latency.e2e": now - life.arrival_s,
+            "gen_ai.usage.prompt_tokens": summary.num_prompt_tokens,
+            "gen_ai.usage.completion_tokens": summary.num_generated,
+            "gen_ai.latency.e2e": now - summary.arrival_s,
         }
         if params.max_tokens is not None:
             attributes["gen_ai.request.max_tokens"] = params.max_tokens
-        if life.first_token_s is not None:
-            attributes["gen_ai.latency.time_to_first_token"] = life.first_token_s - life.arrival_s
+        if summary.first_token_s is not None:
+            attributes["gen_ai.latency.time_to_first_token"] = summary.first_token_s - summary.arrival_s
         if timing is not None:
             attributes["gen_ai.latency.time_in_queue"] = timing.queue_s
             attributes["gen_ai.latency.time_in_model_prefill"] = timing.prefill_s
@@ -87,8 +87,8 @@ class RequestTracer:
         return attributes
 
 
-class TraceContextLayer:
-    """Pure ASGI: what is recorded while a request is served belongs to the trace that its `traceparent` names."""
+class TraceContextMiddleware:
+    """Pure ASGI: sets the trace of a request's `traceparent` as the parent of spans recorded while it is served."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -103,32 +103,36 @@ class TraceContextLayer:
 
 
 def carrier_of(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Of a trace's headers, those that are there."""
+    """Trace headers among `headers`, as text."""
     found = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
     return {name: found[name] for name in TRACE_HEADERS if name in found}
 
 
-def exporting_to(endpoint: str) -> TracerProvider:
-    """Spans leave in batches, from a thread of their own. Raises StartupError."""
+def otlp_provider(endpoint: str) -> TracerProvider:
+    """Return a provider that exports spans to `endpoint` in batches, in a thread of its own. Raises StartupError."""
     provider = TracerProvider(resource=service_resource(), shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=checked_endpoint(endpoint))))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=validate_endpoint(endpoint))))
     return provider
 
 
-def checked_endpoint(endpoint: str) -> str:
-    """Raises StartupError. Without a path it gets the standard one."""
+def validate_endpoint(endpoint: str) -> str:
+    """Return the endpoint, with the standard path if it has none. Raises StartupError for an unusable one."""
     url = urlsplit(endpoint)
     if url.scheme not in ("http", "https") or not url.hostname:
-        raise StartupError(f"--otlp-traces-endpoint: {endpoint!r} is no URL such as http://collector:4318/v1/traces.")
+        raise StartupError(
+            f"--otlp-traces-endpoint: {endpoint!r} is invalid: expected a URL such as http://collector:4318/v1/traces."
+        )
     for name in PROTOCOL_VARIABLES:
         protocol = os.environ.get(name, "http/protobuf")
         if protocol != "http/protobuf":
-            raise StartupError(f"{name}={protocol}: traces are sent as http/protobuf only; unset it, use port 4318.")
+            raise StartupError(
+                f"{name}={protocol}: only http/protobuf is supported: unset the variable and use port 4318."
+            )
     return urlunsplit(url._replace(path=DEFAULT_PATH)) if url.path in ("", "/") else endpoint
 
 
 def service_resource() -> Resource:
-    """Named by OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES where they are set."""
+    """Resource named by OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES, `octavo` if neither sets a name."""
     found = Resource.create()
     is_named = not str(found.attributes["service.name"]).startswith("unknown_service")
     return found if is_named else found.merge(Resource({"service.name": "octavo"}))

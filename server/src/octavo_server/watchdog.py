@@ -1,8 +1,8 @@
-"""Says when an engine that has work doesn't get on with it. Pure: it is shown what can be seen, and the time.
+"""`StallDetector` detects an engine with unfinished requests that makes no progress. Pure: it gets snapshots and times.
 
-Progress is a finished step. A step may take long (a big prefill, a first compilation), so while nothing at all is
-heard from the engine core, CPU time that it uses counts as progress too, up to `LONGEST_STEP` times the timeout. A core
-that sends messages without making a step, uses no CPU, or is stopped, gets no such grace.
+Progress is a finished step. A step may take long (a big prefill, a first compilation), so while the engine core sends
+no message at all, the CPU time that it uses counts as progress too, up to `LONGEST_STEP` times the timeout. This
+allowance doesn't hold for a core that sends messages without a step, uses no CPU, or is stopped.
 """
 
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from octavo_engine.wire.records import EngineStats
 
 LONGEST_STEP = 10
-BUSY_SHARE = 0.05  # of one core, between two looks
+BUSY_SHARE = 0.05  # of one core, between two snapshots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
-    """What can be seen of an engine core from outside; each message brings a new `stats`."""
+class EngineSnapshot:
+    """State of an engine core seen from outside. Each message of the core brings a new `stats` object."""
 
     num_unfinished: int
     stats: EngineStats
@@ -23,23 +23,28 @@ class Pulse:
 
 
 class StallDetector:
-    """`look` is to be called every second or so; `timeout_s` 0 turns it off."""
+    """Call `observe` about once a second. `timeout_s` 0 turns the detector off."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._last: Pulse | None = None
-        self._looked_s = self._stepped_s = self._busy_s = 0.0
+        self._last: EngineSnapshot | None = None
+        self._observed_s = self._stepped_s = self._busy_s = 0.0
 
-    def look(self, pulse: Pulse, now: float) -> None:
-        last, self._last = self._last, pulse
-        elapsed, self._looked_s = now - self._looked_s, now
-        if last is None or not pulse.num_unfinished or not last.num_unfinished or pulse.stats.steps != last.stats.steps:
+    def observe(self, snapshot: EngineSnapshot, now: float) -> None:
+        last, self._last = self._last, snapshot
+        elapsed, self._observed_s = now - self._observed_s, now
+        if (
+            last is None
+            or not snapshot.num_unfinished
+            or not last.num_unfinished
+            or snapshot.stats.steps != last.stats.steps
+        ):
             self._stepped_s = self._busy_s = now
-        elif pulse.stats is last.stats and pulse.cpu_s - last.cpu_s > BUSY_SHARE * elapsed:
+        elif snapshot.stats is last.stats and snapshot.cpu_s - last.cpu_s > BUSY_SHARE * elapsed:
             self._busy_s = now
 
-    def reason(self, now: float) -> str | None:
-        """Why the engine counts as stalled; None while all is well."""
+    def stall_reason(self, now: float) -> str | None:
+        """Return the reason why the engine counts as stalled; None if it doesn't."""
         limit, last = self._timeout_s, self._last
         if not limit or last is None or not last.num_unfinished:
             return None

@@ -1,4 +1,4 @@
-"""Ragged steps for attention tests: random sequences over shuffled blocks, KV of earlier tokens already written."""
+"""Ragged steps for attention tests: random sequences over shuffled blocks, with the KV of earlier tokens written."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SeqShape:
-    """`computed` tokens have KV already, `query` more are computed in this step."""
+    """Lengths of one sequence: `computed` tokens have KV already, and `query` tokens are computed in this step."""
 
     computed: int
     query: int
 
 
 def make_batch(shapes: list[SeqShape], block_size: int, *, seed: int = 0) -> tuple[AttentionBatch, int]:
-    """A batch over shuffled block ids, and the number of blocks it needs."""
+    """Return a batch over shuffled block ids, and the number of blocks that it needs."""
     lens = [s.computed + s.query for s in shapes]
     counts = [-(-n // block_size) for n in lens]
     ids = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -42,7 +42,7 @@ def make_batch(shapes: list[SeqShape], block_size: int, *, seed: int = 0) -> tup
 
 
 def random_qkv(spec: AttentionSpec, tokens: int, dtype: torch.dtype, *, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Like a model's: K and V are views into one fused projection, so their rows are strided."""
+    """Make Q, K and V as a model does: views into one fused projection, so that their rows are strided."""
     generator = torch.Generator().manual_seed(seed)
     heads, kv, dim = spec.num_heads, spec.kv.num_kv_heads, spec.kv.head_dim
     fused = torch.randn(tokens, (heads + 2 * kv) * dim, generator=generator).to(dtype)
@@ -59,7 +59,7 @@ def run_history_and_step(
     *,
     seed: int = 0,
 ) -> Tensor:
-    """Write each sequence's earlier KV as a prefill of its own, then run the step of `shapes`."""
+    """Write the earlier KV of each sequence by one prefill, then run the step of `shapes`."""
     batch, num_blocks = make_batch(shapes, block_size, seed=seed)
     backend.allocate(num_blocks)
     for i, shape in enumerate(shapes):

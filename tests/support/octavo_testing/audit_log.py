@@ -1,4 +1,4 @@
-"""`AuditLog`: who asked an API server for what, from its own audit log."""
+"""`AuditLog` reads the calls that users made to an API server from the server's audit log."""
 
 import json
 import os
@@ -21,7 +21,7 @@ READS = frozenset({"get", "list", "watch"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """`resource`: its plural with the subresource, as RBAC has it. `namespace`: empty for the whole cluster."""
+    """`resource` is the plural with the subresource, as in RBAC rules; `namespace` is empty for cluster-wide calls."""
 
     user: str
     verb: str
@@ -31,7 +31,7 @@ class Call:
     name: str
     path: str
     code: int
-    is_allowed: bool  # by the authorizer; admission may still refuse it, in a namespace that ends
+    is_allowed: bool  # by the authorizer; admission may still refuse the call, in a namespace that is being deleted
     asked_s: float
     answered_s: float
 
@@ -45,7 +45,7 @@ class AuditLog:
         self.path = path
 
     def mark(self) -> int:
-        """For `calls(since=...)`: the end of the last whole line. It is written before the caller gets its answer."""
+        """Return the end of the log, for `calls(since=...)`. A call is logged before its caller gets a response."""
         if not self.path.exists():
             return 0
         with self.path.open("rb") as file:
@@ -54,7 +54,7 @@ class AuditLog:
             return begin + file.read(size - begin).rfind(b"\n") + 1
 
     def calls(self, *, since: int = 0, user: str = "") -> list[Call]:
-        """Those that have ended, and watches when they begin. `user`: whose name ends so."""
+        """Return the finished calls and started watches after `since`, of users whose name ends with `user`."""
         with self.path.open("rb") as file:
             file.seek(since)
             lines = [line for line in file if line.endswith(b"\n")]
@@ -63,7 +63,7 @@ class AuditLog:
 
 
 def _counts(event: dict[str, Any]) -> bool:
-    """A watch is written twice: when it begins to answer, and when it ends."""
+    """Count each call once: the log has a watch twice, at the start of its response and at its end."""
     return bool(event["stage"] == ("ResponseStarted" if event["verb"] == "watch" else "ResponseComplete"))
 
 

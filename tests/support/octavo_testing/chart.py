@@ -1,4 +1,4 @@
-"""The Helm chart, as tests see it: its values and their schema, what can be set otherwise, what helm makes of it."""
+"""The Helm chart in tests: default values, their schema, every change of a setting, and the rendered manifests."""
 
 import os
 import shutil
@@ -22,8 +22,8 @@ Json = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Flip:
-    """Another value than the default of one setting."""
+class SettingChange:
+    """A value of one setting that differs from its default."""
 
     path: tuple[str, ...]
     value: Json
@@ -32,11 +32,11 @@ class Flip:
     def id(self) -> str:
         return f"{'.'.join(self.path)}={self.value}"
 
-    def on(self, values: Mapping[str, Json]) -> dict[str, Json]:
-        """`values` with this one set."""
+    def apply_to(self, values: Mapping[str, Json]) -> dict[str, Json]:
+        """Return `values` with this setting changed."""
         head, rest = self.path[0], self.path[1:]
         below = values.get(head, {})
-        return {**values, head: Flip(rest, self.value).on(below) if rest else self.value}
+        return {**values, head: SettingChange(rest, self.value).apply_to(below) if rest else self.value}
 
 
 def default_values() -> dict[str, Json]:
@@ -50,7 +50,7 @@ def values_schema() -> dict[str, Json]:
 
 
 def settings(schema: Mapping[str, Json]) -> Iterator[tuple[tuple[str, ...], dict[str, Json]]]:
-    """Each setting's path and schema; what only groups settings isn't one."""
+    """Yield the path and schema of each setting; an object that only groups settings is not a setting."""
     definitions = schema["definitions"]
     pending = [((name,), node) for name, node in schema["properties"].items() if name != "global"]
     while pending:
@@ -62,10 +62,10 @@ def settings(schema: Mapping[str, Json]) -> Iterator[tuple[tuple[str, ...], dict
             yield path, full
 
 
-def flips() -> list[Flip]:
-    """Every setting, otherwise than by default: choices all ways, numbers to both bounds, the rest to its examples."""
+def setting_changes() -> list[SettingChange]:
+    """Return changes of every setting: each choice of an enum, both bounds of a number, the examples of other types."""
     return [
-        Flip(path, value)
+        SettingChange(path, value)
         for path, node in settings(values_schema())
         for value in _offered(node)
         if value != _at(default_values(), path)
@@ -86,16 +86,16 @@ def _at(values: Json, path: tuple[str, ...]) -> Json:
 
 
 @cache
-def helm() -> str | None:
-    """None where there is none."""
+def helm_binary() -> str | None:
+    """Return the path of helm, or None where it is not installed."""
     return shutil.which("helm") or shutil.which("helm", path=local_binaries() or "")
 
 
 def run_helm(
     *arguments: str, values: Mapping[str, Json] | None = None, kubeconfig: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`kubeconfig`: None for what needs no cluster."""
-    executable = helm()
+    """Run helm. Without `kubeconfig` helm has no access to any cluster."""
+    executable = helm_binary()
     assert executable is not None, HELM_MISSING
     env = os.environ | {"KUBECONFIG": str(kubeconfig or os.devnull)}
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
@@ -106,7 +106,7 @@ def run_helm(
 
 
 def render(values: Mapping[str, Json], *, namespace: str = "octavo-system") -> list[dict[str, Json]]:
-    """The manifests, of a machine that has no cluster; fails with helm's message."""
+    """Return the manifests that `helm template` renders without a cluster; fail with helm's message."""
     made = run_helm("template", "octavo", str(CHART), "--namespace", namespace, values=values)
     assert made.returncode == 0, made.stderr
     return [manifest for manifest in yaml.safe_load_all(made.stdout) if manifest]

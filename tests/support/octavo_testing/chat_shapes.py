@@ -1,6 +1,6 @@
-"""Chat templates shaped like those of well-known models, and tokenizers that treat special tokens in every known way.
+"""Chat templates like those of well-known models, and tokenizers that treat special tokens in every known way.
 
-All speak of the same few special tokens, so each template goes with each tokenizer.
+All of them use the same special tokens, so each template can be combined with each tokenizer.
 """
 
 import json
@@ -88,7 +88,7 @@ def _added(token_id: int, content: str, **flags: bool) -> dict[str, Any]:
 
 
 def _keep(spec: dict[str, Any]) -> None:
-    """As it is."""
+    """Leave the tokenizer unchanged."""
 
 
 def _pre(*steps: dict[str, Any]) -> Callable[[dict[str, Any]], None]:

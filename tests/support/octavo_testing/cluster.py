@@ -1,6 +1,6 @@
-"""Which Kubernetes the cluster tests talk to: the one that `E2E_KUBECONFIG` names, else the one of this machine.
+"""The Kubernetes cluster of the cluster tests: the one in `E2E_KUBECONFIG`, else the local cluster of this machine.
 
-Nothing is started here, and no cluster is used that the user's own `KUBECONFIG` happens to point at.
+This module starts nothing, and it ignores the user's own `KUBECONFIG`.
 """
 
 import os
@@ -12,22 +12,22 @@ MISSING = "no cluster: set E2E_KUBECONFIG to one that tests may write to, or sta
 
 
 def kubeconfig() -> Path | None:
-    """None where there is no cluster."""
+    """Return the path of the kubeconfig, or None where there is no cluster."""
     if given := os.environ.get("E2E_KUBECONFIG"):
         return Path(given)
-    path = _told("KUBECONFIG")
+    path = _shell_variable("KUBECONFIG")
     return Path(path) if path and Path(path).exists() else None
 
 
 def local_binaries() -> str | None:
-    """The folder of the local cluster's programs, which is there once it was up."""
-    return _told("PATH").split(":")[0] or None
+    """Return the folder of the local cluster's programs, which exists once that cluster was started."""
+    return _shell_variable("PATH").split(":")[0] or None
 
 
-def _told(name: str) -> str:
-    """What a shell is to set for the local cluster."""
+def _shell_variable(name: str) -> str:
+    """Return a variable that a shell sets to use the local cluster; empty if there is none."""
     if not (LOCAL / "env").exists():
         return ""
-    told = subprocess.run([LOCAL / "env"], capture_output=True, text=True, check=False, timeout=30)
-    words = [word.removeprefix(f"{name}=") for word in told.stdout.split() if word.startswith(f"{name}=")]
+    printed = subprocess.run([LOCAL / "env"], capture_output=True, text=True, check=False, timeout=30)
+    words = [word.removeprefix(f"{name}=") for word in printed.stdout.split() if word.startswith(f"{name}=")]
     return words[0] if words else ""

@@ -12,7 +12,7 @@ Received = list[tuple[str, ExportTraceServiceRequest]]
 
 @contextmanager
 def collecting() -> Iterator[tuple[str, Received]]:
-    """Its address, and what comes in: path and content."""
+    """Yield the address of the receiver and the list of received requests, as path and content."""
     received: Received = []
 
     class Receiver(BaseHTTPRequestHandler):
@@ -37,7 +37,7 @@ def collecting() -> Iterator[tuple[str, Received]]:
 
 
 def spans_of(received: Received) -> list[tuple[str, str]]:
-    """Names and trace ids."""
+    """Return the name and trace id of each span."""
     return [
         (span.name, span.trace_id.hex())
         for _, request in received

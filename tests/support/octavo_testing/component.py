@@ -1,4 +1,4 @@
-"""`Component`: a process that a test starts, kills and starts again; its log goes on over all of its lives."""
+"""`Component`: a process that a test starts, kills and starts again; each start appends to the same log."""
 
 import shutil
 import signal
@@ -13,7 +13,7 @@ LAST_LINES = 30
 
 
 class Component:
-    """Killed by the kernel should the thread that started it end, however that came about."""
+    """A process that the kernel kills when the thread that started it ends."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         self.name = name
@@ -29,7 +29,7 @@ class Component:
 
     @property
     def process(self) -> psutil.Process:
-        """For what it uses."""
+        """The running process, for measurements of its CPU time and memory."""
         assert self._process is not None
         return psutil.Process(self._process.pid)
 
@@ -41,13 +41,13 @@ class Component:
             )
 
     def kill(self) -> None:
-        """-9."""
+        """Send SIGKILL and wait for the process to end."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def stop(self, timeout_s: float = END_S) -> int:
-        """As a kubelet would. The exit code."""
+        """Send SIGTERM, as a kubelet does, and return the exit code."""
         assert self._process is not None
         self._process.terminate()
         return self._process.wait(timeout_s)
@@ -58,11 +58,11 @@ class Component:
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def check(self) -> None:
-        """That it lives."""
-        assert self.is_running, f"{self.name} ended:\n{self.last_words()}"
+    def assert_running(self) -> None:
+        """Fail with the end of the log if the process has ended."""
+        assert self.is_running, f"{self.name} ended:\n{self.log_tail()}"
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return "\n".join(lines[-LAST_LINES:])
 

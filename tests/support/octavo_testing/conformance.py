@@ -1,8 +1,8 @@
-"""The rows of docs/reference/conformance.md: a test states one with `@conforms(row, behaviour, how=...)`.
+"""The rows of docs/reference/conformance.md. A test declares a row by `@conforms(row, behaviour, how=...)`.
 
-`pytest tests/conformance --update-conformance` writes the document from what the tests of that run did. A row passes
-only if all cases of its test ran and passed; what wasn't run is called that. A test compares the committed document
-with the rows that the test files state, so that neither can change alone.
+`pytest tests/conformance --update-conformance` writes the document from the results of that run. A row passes only if
+all cases of its test ran and passed; a row whose test didn't run says "not run". A test compares the committed document
+with the rows that the test files declare, so that neither can change alone.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "docs" / "reference" / "conformance.md"
 TESTS = ROOT / "tests" / "conformance"
 
-#: Numbered behaviours, by what they are about.
+#: Topic -> numbers of its behaviours.
 TOPICS = {"Requests": range(1, 12), "Streams": range(12, 19), "Answers": range(19, 25)}
 ENDPOINTS = (
     *("POST /v1/completions", "POST /v1/chat/completions", "POST /v1/responses", "GET /v1/models"),
@@ -28,7 +28,7 @@ ENDPOINTS = (
     *("GET /health", "GET /ready", "GET /ping", "GET /version", "GET /load", "GET /metrics", "GET /openapi.json"),
     *("POST /reset_prefix_cache", "POST /drain", "GET /debug/requests"),
 )
-#: Fixture -> what the row was checked against.
+#: Fixture -> the model or engine that it serves, as the document names it.
 SERVERS = {
     "real": "SmolLM2-135M",
     "tiny": "tiny model",
@@ -39,8 +39,8 @@ INTRODUCTION = """\
 # Conformance
 
 Behaviour that clients written for OpenAI's API and for vLLM rely on, checked with Octavo {version}. The tests in
-`tests/conformance` state the rows; `make test JOBS=1 TESTS=tests/conformance ARGS=--update-conformance` writes this page.
-A row names each intended difference from vLLM. SmolLM2-135M and the tiny model (random weights) run in a real
+`tests/conformance` state the rows; `make test JOBS=1 TESTS=tests/conformance ARGS=--update-conformance` writes this
+page. A row names each intended difference from vLLM. SmolLM2-135M and the tiny model (random weights) run in a real
 `octavo serve` process; the scripted engine replaces the model where a test has to choose the tokens.
 """
 
@@ -66,7 +66,7 @@ def row_of(mark: pytest.Mark, test: Callable[..., Any]) -> Row:
 
 
 def stated_rows(folder: Path = TESTS) -> list[Row]:
-    """Of all test files, collected or not, in the order of the document."""
+    """Return the rows that all test files declare, collected or not, in the order of the document."""
     tests = [test for path in sorted(folder.glob("test_*.py")) for test in vars(_load(path)).values()]
     marks = [(mark, test) for test in tests if callable(test) for mark in getattr(test, "pytestmark", ())]
     rows = [row_of(mark, test) for mark, test in marks if mark.name == "conformance"]
@@ -96,13 +96,13 @@ def render(rows: Iterable[Row], results: Mapping[Row, str]) -> str:
 
 
 def documented_rows(document: str) -> list[str]:
-    """The lines of the tables without their result."""
+    """Return the lines of the tables without the column of results."""
     lines = [line for line in document.splitlines() if line.startswith("| ") and not line.startswith("| |")]
     return [line.rsplit("|", 2)[0] for line in lines]
 
 
 class Outcomes:
-    """The plugin: what the tests of each row did in this run."""
+    """A pytest plugin that collects the results of each row's tests and writes the document at the end."""
 
     def __init__(self) -> None:
         self._rows: dict[str, list[Row]] = {}
@@ -129,9 +129,8 @@ class Outcomes:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--update-conformance", action="store_true", help="write docs/reference/conformance.md from this run"
-    )
+    text = "write docs/reference/conformance.md from this run"
+    parser.addoption("--update-conformance", action="store_true", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:

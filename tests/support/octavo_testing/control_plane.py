@@ -1,16 +1,16 @@
 """`ControlPlane`: a real kube-apiserver over a real etcd, on loopback ports of its own, without nodes.
 
     with control_plane(folder, audit=True, controllers=(GARBAGE, NAMESPACES)) as plane:
-        config.new_client_from_config(str(plane.kubeconfig()))     # as admin; the CRD is there
-        plane.kubeconfig(plane.account("default", "operator"))     # as a service account
-        with plane.away(): ...                                     # kill -9; back afterwards
+        config.new_client_from_config(str(plane.kubeconfig()))         # as admin; the CRD is installed
+        plane.kubeconfig(plane.create_account("default", "operator"))  # as a service account
+        with plane.apiserver_down(): ...                               # SIGKILL; started again afterwards
         plane.audit.calls(user="operator")
 
-What is stored stays until the end, whichever part is killed. Nothing runs a pod; controllers run where they are named.
-In tests: the fixture `plane` (tests/cluster/conftest.py) is one for the whole session, with both controllers.
+Stored objects survive the kill of any part. No pod runs; only the named controllers run. Tests share one control plane
+per session, with both controllers: the fixture `plane` in tests/cluster/conftest.py.
 
-The binaries are those of `KUBEBUILDER_ASSETS` (as envtest calls it), else of PATH, else of the local cluster's tools.
-Start parts from the main thread: they are killed when the thread that started them ends, so that none is left over.
+The binaries come from `KUBEBUILDER_ASSETS` (envtest's variable), else from PATH, else from the local cluster's tools.
+Start parts from the main thread: the kernel kills each part when the thread that started it ends.
 """
 
 import base64
@@ -46,20 +46,20 @@ ISSUER = "https://kubernetes.default.svc.cluster.local"
 
 
 def tools() -> dict[str, str]:
-    """Path by name; those that are nowhere are left out."""
+    """Return the path of each tool that is found, by name."""
     folders = [os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH"), local_binaries()]
     found = {name: shutil.which(name, path=os.pathsep.join(map(str, filter(None, folders)))) for name in TOOLS}
     return {name: path for name, path in found.items() if path is not None}
 
 
 def missing_tools() -> str:
-    """Empty if nothing is missing; else a sentence for whoever skips."""
+    """Return the reason to skip a test: a sentence that names missing tools, or an empty string."""
     missing = [name for name in TOOLS if name not in tools()]
     return f"{', '.join(missing)} not found: set KUBEBUILDER_ASSETS to where they are" if missing else ""
 
 
 class ControlPlane:
-    """`start` and `stop` are for all of it; `etcd`, `apiserver`, `manager` are single parts, to be killed at will."""
+    """`start` and `stop` act on all parts. A test may kill and start each of `etcd`, `apiserver` and `manager`."""
 
     def __init__(self, folder: Path, *, audit: bool = False, controllers: Sequence[str] = ()) -> None:
         self._folder = folder
@@ -86,14 +86,14 @@ class ControlPlane:
 
     def stop(self) -> None:
         for part in reversed(self._parts):
-            part.kill()  # nothing here is to be kept
+            part.kill()  # no data has to be saved
 
     def wait_until_ready(self) -> None:
-        self._wait(lambda: self.answers("/readyz"))
+        self._wait(lambda: self.is_answering("/readyz"))
 
     @contextmanager
-    def away(self) -> Iterator[None]:
-        """The API server is killed; afterwards it is back, at the same address."""
+    def apiserver_down(self) -> Iterator[None]:
+        """Kill the API server, and start it at the same address after the block."""
         self.apiserver.kill()
         try:
             yield
@@ -102,8 +102,11 @@ class ControlPlane:
             self.wait_until_ready()
 
     def kubeconfig(self, user: str = ADMIN) -> Path:
-        """`user`: `ADMIN`, or one that `account` gave."""
-        cluster = {"server": self.url, "certificate-authority-data": base64.b64encode(self.authority).decode()}
+        """Write a kubeconfig. `user` is `ADMIN` or a name from `create_account`."""
+        cluster = {
+            "server": self.url,
+            "certificate-authority-data": base64.b64encode(self.ca_certificate).decode(),
+        }
         content = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -116,8 +119,8 @@ class ControlPlane:
         path.write_text(json.dumps(content))
         return path
 
-    def account(self, namespace: str, name: str, rules: Sequence[Mapping[str, Any]] | None = None) -> str:
-        """A service account that may do what the rules say, everywhere; without rules, everything. Its user's name."""
+    def create_account(self, namespace: str, name: str, rules: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """Create a service account with these rules in all namespaces, or as cluster-admin. Return its user name."""
         core, rbac = f"/api/v1/namespaces/{namespace}/serviceaccounts", "/apis/rbac.authorization.k8s.io/v1"
         self.call("POST", core, {"metadata": {"name": name}})
         role = "cluster-admin" if rules is None else f"{namespace}-{name}"
@@ -129,50 +132,50 @@ class ControlPlane:
             "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
         }
         self.call("POST", f"{rbac}/clusterrolebindings", binding)
-        return self.token_of(namespace, name)
+        return self.issue_token(namespace, name)
 
-    def token_of(self, namespace: str, name: str) -> str:
-        """Of an account that is there: `kubeconfig` can be had for its user, whose name is returned."""
+    def issue_token(self, namespace: str, name: str) -> str:
+        """Issue a token for an existing service account, so that `kubeconfig` accepts its user; return the user."""
         user = f"system:serviceaccount:{namespace}:{name}"
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
         self._tokens[user] = self.call("POST", path, {"spec": {}})["status"]["token"]
         return user
 
     def compact(self) -> None:
-        """Forgets the history: a watch that goes on from before gets a 410."""
+        """Compact etcd's history: a watch from an older resourceVersion gets a 410."""
         latest = self._ask_etcd("range", key=base64.b64encode(b"/").decode())["header"]["revision"]
         self._ask_etcd("compaction", revision=latest, physical=True)
 
-    def forget_everything(self) -> None:
-        """An etcd without content, as after a restore gone wrong. Afterwards the API server is to be started anew."""
+    def wipe_etcd(self) -> None:
+        """Empty etcd, as a failed restore does, and leave the API server killed: the test starts it again."""
         self.apiserver.kill()
         self.etcd.kill()
         shutil.rmtree(self._folder / "etcd")
         self.etcd.start()
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, kind: str = "") -> Any:
-        """As admin. `kind`: of the content, JSON else."""
+        """Send a request as admin. `kind` is the content type. Default: JSON."""
         return json.loads(self._fetch(method, path, body, kind) or b"{}")
 
     def _fetch(self, method: str, path: str, body: Mapping[str, Any] | None = None, kind: str = "") -> bytes:
         headers = self.headers() | ({"Content-Type": kind} if kind else {})
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=LIMIT_S, context=self.trust) as answer:
+        with urllib.request.urlopen(request, timeout=LIMIT_S, context=self.ssl_context) as answer:
             content: bytes = answer.read()
             return content
 
     @property
-    def authority(self) -> bytes:
-        """What clients are to trust: the API server makes it when it first starts."""
+    def ca_certificate(self) -> bytes:
+        """CA certificate for clients. The API server creates it at its first start."""
         return (self._folder / "apiserver" / "apiserver.crt").read_bytes()
 
     def headers(self, user: str = ADMIN) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._tokens[user]}", "Content-Type": "application/json"}
 
     @cached_property
-    def trust(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cadata=self.authority.decode())
+    def ssl_context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cadata=self.ca_certificate.decode())
 
     def _component(self, name: str, flags: Mapping[str, object]) -> Component:
         command = [self._found[name], *(f"--{flag}={value}" for flag, value in flags.items())]
@@ -202,7 +205,7 @@ class ControlPlane:
             "cert-dir": self._folder / "apiserver",
             "token-auth-file": self._folder / "tokens.csv",
             "authorization-mode": "RBAC",
-            "disable-admission-plugins": "ServiceAccount",  # there is no controller that makes the default ones
+            "disable-admission-plugins": "ServiceAccount",  # no controller creates the default service accounts
             "service-cluster-ip-range": "10.0.0.0/16",
             "service-account-issuer": ISSUER,
             "service-account-key-file": key,
@@ -229,9 +232,9 @@ class ControlPlane:
     def install_crd(self) -> None:
         manifest = yaml.safe_load(CRD.read_text())
         self.call("POST", CRDS, manifest)
-        self._wait(lambda: self.answers("/apis/serving.octavo.dev/v1alpha1/inferenceservices"))
+        self._wait(lambda: self.is_answering("/apis/serving.octavo.dev/v1alpha1/inferenceservices"))
 
-    def answers(self, path: str) -> bool:
+    def is_answering(self, path: str) -> bool:
         try:
             self._fetch("GET", path)
         except OSError:
@@ -241,9 +244,9 @@ class ControlPlane:
     def _wait(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + LIMIT_S
         while not holds():
-            self.etcd.check()
-            self.apiserver.check()
-            assert time.monotonic() < deadline, f"not ready after {LIMIT_S:g} s:\n{self.apiserver.last_words()}"
+            self.etcd.assert_running()
+            self.apiserver.assert_running()
+            assert time.monotonic() < deadline, f"not ready after {LIMIT_S:g} s:\n{self.apiserver.log_tail()}"
             time.sleep(0.05)
 
     def _ask_etcd(self, act: str, **body: object) -> Any:
@@ -254,7 +257,7 @@ class ControlPlane:
 
 @contextmanager
 def control_plane(folder: Path, *, audit: bool = False, controllers: Sequence[str] = ()) -> Iterator[ControlPlane]:
-    """`folder`: empty, its own. Afterwards no process of it is left."""
+    """Run a control plane in the empty `folder`, and stop all its processes afterwards."""
     plane = ControlPlane(folder, audit=audit, controllers=controllers)
     try:
         plane.start()

@@ -1,4 +1,4 @@
-"""Fixtures' helpers for tests with a real engine core process that runs the scripted executor."""
+"""Helpers for fixtures that run the scripted executor in a real engine core process."""
 
 import os
 import tempfile
@@ -19,7 +19,7 @@ SUPPORT = Path(__file__).parents[1]
 
 @contextmanager
 def scripted_environment() -> Iterator[Path]:
-    """Child processes find this package, and the folder given is the only place for temporary files (short paths)."""
+    """Yield a short temporary folder. Child processes put their temporary files there and can import this package."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="o", dir="/tmp") as folder:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH")))))
         patch.setenv("TMPDIR", folder)

@@ -1,8 +1,9 @@
-"""Many fake replicas as a process: `python -m octavo_testing.fake_fleet --replicas 100 --rate 20`.
+"""A process with many fake replicas: `python -m octavo_testing.fake_fleet --replicas 100 --rate 20`.
 
-Prints a line of JSON with their URLs. Each then takes `rate` steps a second, spread evenly, that store and remove
-`--blocks` blocks, of the `--stored` that it always has. Reads commands, a line each (`FAULT REPLICA_IDX`: lose, repeat,
-reorder, lie, restart, digest), and answers each with a line of JSON once it is done.
+The process prints one line of JSON with the replicas' URLs. Each replica holds `--stored` blocks and publishes `--rate`
+evenly spread steps per second, each of which stores and removes `--blocks` blocks. Commands arrive on standard input,
+one per line (`FAULT REPLICA_IDX`, with FAULT one of lose, repeat, reorder, lie, restart, digest); the process prints
+one line of JSON after each.
 """
 
 import argparse
@@ -22,8 +23,8 @@ from octavo_testing.fake_replica import FakeReplica, Lose, Reorder, Repeat, Spoi
 SPOILERS: dict[str, Callable[[], Spoiler]] = {"lose": Lose, "reorder": Reorder, "repeat": Repeat, "lie": lambda: lie}
 
 
-class Busy:
-    """One replica with what it has, in the order of its coming."""
+class BusyReplica:
+    """A replica with a fixed number of blocks, of which each step replaces the oldest."""
 
     def __init__(self, seed: int, *, stored: int, blocks: int, heartbeat_s: float) -> None:
         self.fake = FakeReplica(heartbeat_s=heartbeat_s)
@@ -50,17 +51,17 @@ class Busy:
         backlog = self._dice.randrange(1000)
         self.fake.step_packed(new, gone, rolled, running=8, prefill_backlog_tokens=backlog, batched_tokens=64)
 
-    async def fault(self, kind: str) -> None:
+    async def inject_fault(self, kind: str) -> None:
         if kind == "restart":
             self.spoiled_at = time.monotonic()
             await self.fake.stop()
-            self.fake.begin_with_all()
+            self.fake.begin_epoch_with_blocks()
             await self.fake.start()
         else:
-            self.fake.spoil = self._noting(SPOILERS[kind]())
+            self.fake.spoil = self._spoil_once(SPOILERS[kind]())
 
-    def _noting(self, spoiler: Spoiler) -> Spoiler:
-        """`spoiler`, for a single time."""
+    def _spoil_once(self, spoiler: Spoiler) -> Spoiler:
+        """Return a spoiler that applies `spoiler` once and records the time of the fault."""
 
         def spoil(frame: Step) -> Sequence[Frame]:
             sent = [*spoiler(frame)]
@@ -81,28 +82,29 @@ class Busy:
 
 async def run(args: argparse.Namespace) -> None:
     fleet = [
-        Busy(seed, stored=args.stored, blocks=args.blocks, heartbeat_s=args.heartbeat) for seed in range(args.replicas)
+        BusyReplica(seed, stored=args.stored, blocks=args.blocks, heartbeat_s=args.heartbeat)
+        for seed in range(args.replicas)
     ]
     for busy in fleet:
         await busy.fake.start()
-    _say({"urls": [busy.fake.url for busy in fleet]})
+    _print_json({"urls": [busy.fake.url for busy in fleet]})
     work = asyncio.create_task(_work(fleet, args.rate)) if args.rate else None
     commands = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     while line := (await commands.readline()).split():
         busy = fleet[int(line[1])]
         if line[0] != b"digest":
-            await busy.fault(line[0].decode())
+            await busy.inject_fault(line[0].decode())
         while busy.spoiled_at is None:
             await asyncio.sleep(0.001)
-        _say({"at": busy.spoiled_at, "digest": busy.fake.digest, "count": busy.count})
+        _print_json({"at": busy.spoiled_at, "digest": busy.fake.digest, "count": busy.count})
     if work is not None:
         work.cancel()
     for busy in fleet:
         await busy.fake.stop()
 
 
-async def _work(fleet: list[Busy], rate: float) -> None:
+async def _work(fleet: list[BusyReplica], rate: float) -> None:
     clock = asyncio.get_running_loop().time
     began, done = clock(), 0
     while True:
@@ -113,17 +115,17 @@ async def _work(fleet: list[Busy], rate: float) -> None:
         await asyncio.sleep(0.001)
 
 
-def _say(content: object) -> None:
+def _print_json(content: object) -> None:
     print(json.dumps(content), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=0.0, help="steps a second of each replica")
-    parser.add_argument("--stored", type=int, default=1000, help="blocks that each has")
-    parser.add_argument("--blocks", type=int, default=4, help="that each step stores, and removes")
-    parser.add_argument("--heartbeat", type=float, default=0.5, help="seconds")
+    parser.add_argument("--replicas", type=int, default=1, help="number of replicas. Default: 1")
+    parser.add_argument("--rate", type=float, default=0.0, help="steps per second of each replica. Default: 0")
+    parser.add_argument("--stored", type=int, default=1000, help="blocks of each replica. Default: 1000")
+    parser.add_argument("--blocks", type=int, default=4, help="blocks that each step stores and removes. Default: 4")
+    parser.add_argument("--heartbeat", type=float, default=0.5, help="seconds between heartbeats. Default: 0.5")
     asyncio.run(run(parser.parse_args()))
 
 

@@ -1,7 +1,7 @@
-"""The part of the Kubernetes API that discovery speaks to, with its real JSON: EndpointSlices, list and watch.
+"""The part of the Kubernetes API that discovery uses, with its real JSON: list and watch of EndpointSlices.
 
-As the real one: each change has the next resourceVersion, a watch goes on from any version that isn't compacted, and
-410 comes as the status of a new watch or as an ERROR event in one that is on.
+As in the real API, each change gets the next resourceVersion, a watch can start from any version that isn't compacted,
+and a 410 is either the status of a new watch or an ERROR event in a running one.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class FakeKubernetes:
         self._oldest = 0
         self._slices: dict[str, dict[str, Any]] = {}
         self._events: list[tuple[int, dict[str, Any]]] = []
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self._runner: web.AppRunner | None = None
         self._transports: set[asyncio.BaseTransport] = set()
 
@@ -51,7 +51,7 @@ class FakeKubernetes:
             await runner.cleanup()
 
     async def put(self, name: str, pods: dict[str, bool | None], *, service: str = "engine", port: int = 8000) -> None:
-        """`pods`: address -> ready. The pod at 10.0.0.1 is called pod-1."""
+        """Create or replace a slice. `pods` maps addresses to readiness; the pod at 10.0.0.1 is named pod-1."""
         self._version += 1
         piece = {
             "kind": "EndpointSlice",
@@ -63,35 +63,35 @@ class FakeKubernetes:
         }
         kind = "MODIFIED" if name in self._slices else "ADDED"
         self._slices[name] = piece
-        await self._tell(kind, piece)
+        await self._publish_event(kind, piece)
 
     async def delete(self, name: str) -> None:
         self._version += 1
         piece = self._slices.pop(name)
         piece["metadata"]["resourceVersion"] = str(self._version)
-        await self._tell("DELETED", piece)
+        await self._publish_event("DELETED", piece)
 
     async def bookmark(self) -> None:
-        """The version of something else that changed."""
+        """Send a bookmark with a new resourceVersion, as after a change of an unrelated object."""
         self._version += 1
         piece = {
             "kind": "EndpointSlice",
             "metadata": {"resourceVersion": str(self._version), "creationTimestamp": None},
         }
-        await self._tell("BOOKMARK", piece)
+        await self._publish_event("BOOKMARK", piece)
 
-    async def compact(self, *, tell: bool = False) -> None:
-        """Nothing before now is known any more; `tell` those that watch."""
+    async def compact(self, *, notify: bool = False) -> None:
+        """Forget all earlier versions. With `notify`, running watches get a 410 as an ERROR event."""
         self._version += 1
         self._oldest = self._version
         self._events.clear()
-        if tell:
-            await self._tell("ERROR", _status(410, "The resourceVersion for the provided watch is too old."))
+        if notify:
+            await self._publish_event("ERROR", _status(410, "The resourceVersion for the provided watch is too old."))
 
-    async def _tell(self, kind: str, piece: dict[str, Any]) -> None:
-        async with self._news:
+    async def _publish_event(self, kind: str, piece: dict[str, Any]) -> None:
+        async with self._changed:
             self._events.append((self._version, {"type": kind, "object": json.loads(json.dumps(piece))}))
-            self._news.notify_all()
+            self._changed.notify_all()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.queries.append(dict(request.query))
@@ -129,8 +129,8 @@ class FakeKubernetes:
                         version = number
                         if event["object"]["metadata"].get("labels", {LABEL: service})[LABEL] == service:
                             await response.write(json.dumps(event).encode() + b"\n")
-                    async with self._news:
-                        await self._news.wait()
+                    async with self._changed:
+                        await self._changed.wait()
         except TimeoutError:
             return response
 

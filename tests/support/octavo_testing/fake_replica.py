@@ -1,8 +1,8 @@
-"""Replicas without an engine that speak the real KV stream, by the real publisher, and misbehave when told to.
+"""Replicas without an engine that publish a real KV stream and can misbehave in ways that a test chooses.
 
-A `FakeReplica` lives in the caller's event loop, on a loopback port that it keeps when it is started again. What it has
-is set by `step`. `spoil` may lose, repeat, reorder or falsify the frames of later steps; `hang` leaves all connections
-open and silent; `kill` resets them and closes the port, as the death of a process does.
+A `FakeReplica` runs in the caller's event loop, on a loopback port that it keeps over restarts. `step` changes its
+blocks. `spoil` may lose, repeat, reorder or falsify the frames of later steps; `hang` leaves all connections open and
+silent; `kill` resets them and closes the port, as the death of a process does.
 """
 
 import asyncio
@@ -22,25 +22,26 @@ from octavo_server.kv.publisher import KVPublisher
 from octavo_testing.scripted import ready_info
 
 MODEL = "fake"
-#: More than any router lets through.
+#: More than any router forwards.
 MAX_BODY_BYTES = 64 * 1024 * 1024
-#: Of the event loop, after which a connection that was being accepted is there.
+#: Turns of the event loop after which a connection that was being accepted is established.
 ACCEPTING_TURNS = 5
 
-#: What is sent in place of a step, heartbeats included.
+#: Maps a step, heartbeats included, to the frames that are sent in its place.
 Spoiler = Callable[[Step], Sequence[Frame]]
 
 
 class FakeReplica:
     def __init__(self, *, models: tuple[str, ...] = (MODEL,), heartbeat_s: float = 0.5, card: str = "") -> None:
         self.models = models
-        self.card = card  # its fingerprint
+        self.card = card  # fingerprint of the model card
         self.heartbeat_s = heartbeat_s
         self.port = 0
-        self.paths: list[str] = []  # that were asked for
-        self.status: dict[str, int] = {}  # path -> what it answers instead of 200
+        self.paths: list[str] = []  # of all requests
+        self.status: dict[str, int] = {}  # path -> status instead of 200
         self.bodies: dict[str, bytes] = {}
-        self.answers: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = {}  # before all else
+        #: Path -> handler; it takes precedence over `status` and `bodies`.
+        self.answers: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = {}
         self.spoil: Spoiler | None = None
         self._awake = asyncio.Event()
         self._awake.set()
@@ -57,16 +58,16 @@ class FakeReplica:
         return self.paths.count("/kv/events")
 
     def begin(self) -> None:
-        """As an engine that was just started: another epoch, nothing stored."""
+        """Begin a new epoch without blocks, as an engine that has just started."""
         ready = ready_info(EngineConfig())
         self.publisher = KVPublisher(ready, self.models, heartbeat_s=self.heartbeat_s, card=self.card)
         self.digest = 0
 
-    def begin_with_all(self) -> None:
-        """As one that found its blocks again: another epoch, but what is stored stays."""
-        kept, digest = self.publisher.kept, self.digest
+    def begin_epoch_with_blocks(self) -> None:
+        """Begin a new epoch with the blocks of the old one."""
+        kv_set, digest = self.publisher.kv_set, self.digest
         self.begin()
-        self.publisher.kept = kept
+        self.publisher.kv_set = kv_set
         self.step_packed(b"", b"", digest, running=1)
         self.publisher._digest = self.digest
 
@@ -85,7 +86,7 @@ class FakeReplica:
         assert runner is not None
         assert runner.server is not None
         assert self._listening is not None
-        # Else who comes back at once is let in and waited for.
+        # Stop accepting first: a client that reconnects at once would be accepted, and cleanup would wait for it.
         asyncio.get_running_loop().remove_reader(self._listening)
         for _ in range(ACCEPTING_TURNS):
             await asyncio.sleep(0)
@@ -100,7 +101,7 @@ class FakeReplica:
             await self.kill()
 
     async def restart(self) -> None:
-        """Under the same address, in a new epoch."""
+        """Start again at the same address, in a new epoch."""
         await self.stop()
         self.begin()
         await self.start()
@@ -112,7 +113,7 @@ class FakeReplica:
         self._awake.set()
 
     def step(self, *, stored: Sequence[int] = (), removed: Sequence[int] = (), **stats: Any) -> None:
-        """What an engine core tells after a step."""
+        """Publish a step that stores and removes blocks, as an engine core does."""
         self.step_packed(run_together(stored), run_together(removed), roll(0, "device", (*stored, *removed)), **stats)
 
     def step_packed(self, stored: bytes, removed: bytes, rolled: int, **stats: Any) -> None:
@@ -160,8 +161,8 @@ class FakeReplica:
         return web.Response(status=self.status.get(request.path, 200), body=self.bodies.get(request.path, b""))
 
 
-def vllm(*models: str, running: int = 0, waiting: int = 0) -> FakeReplica:
-    """What a vLLM server has of what a router asks for."""
+def vllm_replica(*models: str, running: int = 0, waiting: int = 0) -> FakeReplica:
+    """Return a replica with the endpoints of a vLLM server: models and metrics, but no KV stream."""
     fake = FakeReplica()
     fake.status["/kv/events"] = 404
     fake.bodies["/v1/models"] = msgspec.json.encode({"object": "list", "data": [{"id": m} for m in models]})
@@ -170,7 +171,7 @@ def vllm(*models: str, running: int = 0, waiting: int = 0) -> FakeReplica:
 
 
 class Lose:
-    """The first step that changes something is lost."""
+    """Lose the first step that stores a block."""
 
     def __init__(self) -> None:
         self._is_over = False
@@ -183,7 +184,7 @@ class Lose:
 
 
 class Repeat:
-    """The first step that changes something comes again after the next."""
+    """Send the first step that stores a block again after every later step."""
 
     def __init__(self) -> None:
         self._kept: Step | None = None
@@ -200,7 +201,7 @@ def twice(frame: Step) -> Sequence[Frame]:
 
 
 class Reorder:
-    """The first step that changes something comes after the next."""
+    """Send the first step that stores a block after the step that follows it."""
 
     def __init__(self) -> None:
         self._held: Step | None = None
@@ -217,5 +218,5 @@ class Reorder:
 
 
 def lie(frame: Step) -> Sequence[Frame]:
-    """The digest is of something else."""
+    """Send a wrong digest."""
     return (msgspec.structs.replace(frame, digest=frame.digest ^ 1),)

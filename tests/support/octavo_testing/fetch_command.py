@@ -1,4 +1,4 @@
-"""`octavo fetch` as a process of its own, with nothing in its environment but what a test gives: as in a pod."""
+"""`octavo fetch` as a process whose environment has only the variables that a test gives, as in a pod."""
 
 import os
 import subprocess

@@ -1,6 +1,6 @@
-"""`FileServer`: files over HTTP on the loopback, with ranges and ETags, for the servers of models that tests talk to.
+"""`FileServer`: files over HTTP on the loopback, with ranges and ETags; the base of the tests' model servers.
 
-It can be told to break: to answer with a status, to cut an answer off, or to hold one until it is released.
+A test can inject faults: a status instead of the file, a response that is cut off, or one held until it is released.
 """
 
 import hashlib
@@ -15,23 +15,23 @@ RELEASE_TIMEOUT_S = 60
 
 
 class FileServer:
-    """`handler_class` makes the answers; what was asked is in `requests`: method, path, and range if there is one."""
+    """`handler_class` makes the responses. `requests` lists the method, path and any range of each request."""
 
     handler_class: ClassVar[type["Handler"]]
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.requests: list[str] = []
-        self.statuses: dict[str, list[int]] = {}  # end of a path -> of its next answers, before one as it should be
-        self.cut_after: dict[str, list[int]] = {}  # end of a path -> bytes after which its next answers end
-        self.replace_on_cut: dict[str, bytes] = {}  # what files are after an answer was cut off
-        self.held: dict[str, int] = {}  # end of a path -> bytes after which its answers wait
+        self.statuses: dict[str, list[int]] = {}  # end of a path -> statuses of its next responses
+        self.cut_after: dict[str, list[int]] = {}  # end of a path -> bytes after which its next responses are cut off
+        self.replace_on_cut: dict[str, bytes] = {}  # path -> new content after a response was cut off
+        self.held: dict[str, int] = {}  # end of a path -> bytes after which its responses wait for `released`
         self.released = threading.Event()
         self.reached = threading.Event()
 
     @contextmanager
     def running(self) -> Iterator[str]:
-        """Its address."""
+        """Yield the address of the server."""
         handler = type("BoundHandler", (self.handler_class,), {"site": self})
         with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
             server.daemon_threads = True

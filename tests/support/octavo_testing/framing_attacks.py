@@ -1,6 +1,6 @@
 """Requests that make a careless server and the proxy before it disagree on where a request ends.
 
-`SMUGGLED` prompts stand inside the bodies of other requests: no replica and no engine may ever see one.
+`SMUGGLED` prompts are inside the bodies of other requests: no replica and no engine may ever receive one.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ H2C = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """`served`: prompts that have to be answered with 200, in this order. `num_requests`: what the segments hold."""
+    """`served`: prompts that must be answered with 200, in order. `num_requests`: requests in the segments."""
 
     segments: tuple[bytes, ...]
     num_requests: int = 1
@@ -24,12 +24,12 @@ class Attack:
 
 
 def smuggling(prompt: str = SMUGGLED) -> bytes:
-    """A whole request, to be another one's body."""
+    """Return a whole request, to be used as the body of another one."""
     return request_bytes(completion_body(prompt))
 
 
 def in_segments(request: bytes, is_split: bool) -> tuple[bytes, ...]:
-    """Split after the head, as a proxy that doesn't buffer bodies passes it on."""
+    """Split the request after its head, as a proxy that doesn't buffer bodies forwards it, if `is_split`."""
     head, blank, body = request.partition(b"\r\n\r\n")
     return (head + blank, body) if is_split else (request,)
 
@@ -51,7 +51,7 @@ def _upgrade_smuggles(_: str, *, is_split: bool) -> Attack:
 
 
 def _upgrade_smuggles_chunked(_: str, *, is_split: bool) -> Attack:
-    """A parser that lost the framing would refuse the size of a chunk; the request has a segment of its own instead."""
+    """Smuggle a request in a segment of its own: a parser that lost the framing would reject a chunk size before it."""
     head, size, rest = request_bytes(smuggling(), lines=FOREIGN, is_chunked=True).partition(
         b"%x\r\n" % len(smuggling())
     )
@@ -63,7 +63,7 @@ def _connect(_: str, *, is_split: bool) -> Attack:
 
 
 def _trailers(name: str, *, is_split: bool) -> Attack:
-    """What a proxy in front filters from heads comes after the body."""
+    """Send headers that a proxy in front filters from heads as trailers."""
     trailers = b"x-evil: 1\r\nx-octavo-secret: s\r\nx-octavo-tenant: evil\r\nx-request-id: evil\r\n"
     body = completion_body(name)
     head, blank, _ = request_bytes(body, is_chunked=True).partition(b"\r\n\r\n")
@@ -71,14 +71,14 @@ def _trailers(name: str, *, is_split: bool) -> Attack:
 
 
 def _framing_trailers(_: str, *, is_split: bool) -> Attack:
-    """A server may refuse such a request, and must not take its next one for the body."""
+    """Send a content-length as a trailer: a server may refuse the request, but not read the next one as its body."""
     body = completion_body("framing-trailers")
     head, blank, _ = request_bytes(body, is_chunked=True).partition(b"\r\n\r\n")
     trailers = b"content-length: %d\r\n" % len(smuggling())
     return Attack(in_segments(head + blank + chunks(body, trailers=trailers) + smuggling("behind"), is_split), 2)
 
 
-#: Name -> the attack, given a prompt of its own.
+#: Name -> function that makes the attack with a given prompt.
 ATTACKS: dict[str, Callable[[str], Attack]] = {
     "upgrade-body-in-head-segment": lambda name: _upgrade_with_body(name, is_split=False),
     "upgrade-body-later": lambda name: _upgrade_with_body(name, is_split=True),

@@ -1,6 +1,6 @@
-"""HTTP requests that no client should send, as the bytes that go over the wire, drawn from a seeded source.
+"""Random HTTP requests that no client should send, as bytes; the same seed gives the same requests.
 
-Paths, methods and field names come from the server's own OpenAPI document, so that what is added is fuzzed, too.
+Paths, methods and field names come from the server's own OpenAPI document, so that new endpoints are fuzzed, too.
 """
 
 import itertools
@@ -14,9 +14,9 @@ from urllib.parse import quote
 from octavo_testing.fuzz_values import EXTRA_FIELDS, PLAUSIBLE, TEXTS, broken_json, nasty, value_for
 
 LONG_RUN = 2000
-#: It would end the server.
+#: Endpoints that would end the server.
 SPARED = frozenset({"/drain"})
-#: Answers that go on until the client leaves.
+#: Endpoints whose response ends only when the client disconnects.
 ENDLESS = frozenset({"/kv/events"})
 VALID: dict[str, dict[str, Any]] = {
     "prompt": {"prompt": "abc", "max_tokens": 4},
@@ -46,7 +46,7 @@ class FuzzRequest:
 
     @property
     def is_cut_off(self) -> bool:
-        """Perhaps: its framing needn't be HTTP's."""
+        """The server may close the connection without a response, because the framing need not be valid HTTP."""
         return self.kind == "odd framing"
 
 
@@ -77,9 +77,10 @@ def _field_names(document: Mapping[str, Any], described: Mapping[str, Any]) -> I
 
 
 class Fuzzer:
-    """`requests` of the same seed and document are the same; they begin with each value of `PLAUSIBLE`.
+    """Generates the same `requests` for the same seed and document. They begin with each value of `PLAUSIBLE`.
 
-    Thrice in a long run: what memory the costly ones need together shows early, so that what comes later is growth.
+    A long run begins with three rounds of them: the memory of costly requests is then allocated early, so that later
+    growth is a leak.
     """
 
     def __init__(self, document: Mapping[str, Any], seed: int) -> None:

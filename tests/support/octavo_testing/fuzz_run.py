@@ -1,7 +1,7 @@
-"""Sends fuzzed requests to a server, some at a time, and keeps what was wrong with the answers.
+"""Sends fuzzed requests to a server concurrently and collects the faults of its responses.
 
-Wrong is a status of 500 or more, an error that isn't in OpenAI's envelope, an answer that breaks off, and no answer in
-time. A connection that the server closes unasked is an answer only to what wasn't HTTP.
+Faults are a status of 500 or more, an error without OpenAI's envelope, a truncated response, and no response in time.
+A server may close the connection without a response only if the request wasn't HTTP.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from octavo_testing.fuzz_requests import FuzzRequest
 
 ANSWER_TIMEOUT_S = 30
 CONCURRENCY = 16
-#: How long a request that is cut off stays open, so that the server has seen it.
+#: Seconds that a truncated request stays open, so that the server reads it.
 PATIENCE_S = 0.1
-#: uvicorn's own answer to what isn't HTTP at all.
+#: uvicorn's response to bytes that aren't HTTP.
 NOT_HTTP = b"Invalid HTTP request received."
 
 
@@ -72,7 +72,7 @@ async def _send(url: str, request: FuzzRequest) -> bytes:
 
 
 async def _read_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, patience_s: float) -> bytes:
-    """A server may wait for the rest of a request until it hears that nothing more will come."""
+    """Read the response; after `patience_s` close the sending side, in case the server waits for more."""
     reading = asyncio.ensure_future(reader.read(-1))
     done, _ = await asyncio.wait({reading}, timeout=patience_s)
     if not done and writer.can_write_eof():
@@ -81,7 +81,7 @@ async def _read_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 
 def fault_of(answer: bytes, request: FuzzRequest) -> str:
-    """Empty if the answer is a good one."""
+    """Return the fault of a response, or an empty string."""
     if not answer:
         return "" if request.is_cut_off else "no answer"
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -99,7 +99,7 @@ def fault_of(answer: bytes, request: FuzzRequest) -> str:
 
 
 def _has_ended(stream: bytes) -> bool:
-    """By `[DONE]`, or by the last event of the responses API."""
+    """Return whether the stream ends with `[DONE]` or with an event of the responses API."""
     *_, last = stream.removesuffix(b"0\r\n\r\n").rstrip(b"\r\n").split(b"\n\n")
     return last.endswith(b"data: [DONE]") or b"event: response." in last
 

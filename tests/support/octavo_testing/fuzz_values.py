@@ -1,7 +1,7 @@
-"""Values and bodies that no client should send, drawn from a seeded source: the same seed gives the same ones.
+"""Random values and bodies that no client should send; the same seed gives the same ones.
 
-A body is written as JSON by hand where the JSON itself is what is wrong: duplicate keys, depths beyond any recursion
-limit, numbers that no type holds, text in other encodings.
+Bodies with invalid JSON are put together by hand: duplicate keys, depths beyond any recursion limit, numbers beyond any
+type, text in other encodings.
 """
 
 import json
@@ -22,7 +22,7 @@ TEXTS = (
     *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "{{ 7 * 7 }}", "{% for x in range(10**9) %}{% endfor %}"),
     *("tiny", "../../etc/passwd", "'; DROP TABLE", "a" * 5000, "\ud83d" * 50, "e\u0301" * 300),
 )
-#: Some are fine, some mean nothing, some would cost a careless compiler hours.
+#: Valid schemas, meaningless ones, and ones that would cost a careless compiler hours.
 SCHEMAS: tuple[Json, ...] = (
     *({}, {"type": "object"}, {"type": "string"}, {"enum": [1, "a", None]}, {"type": ["string", "null"]}, True, False),
     *({"type": "nothing"}, {"$ref": "#"}, {"$ref": "#/nowhere"}, {"$ref": "http://127.0.0.1:1/x"}, {"type": 7}),
@@ -64,7 +64,7 @@ FUNCTIONS: tuple[Json, ...] = (
     {"type": "function", "function": {"name": "f" * 500}},
     *({"type": "retrieval"}, {"function": None}, {}, "f", None),
 )
-#: What a field of this name is often given, wrong or right.
+#: Field name -> values that clients often send, valid or not.
 PLAUSIBLE: dict[str, tuple[Json, ...]] = {
     "prompt": ("abc", [65, 66], ["a", "b"], [[65], [66]], [[]], ["", ""], [65, "a"], ["a"] * 40, [65] * 63, [65] * 64),
     "messages": (
@@ -106,12 +106,12 @@ PLAUSIBLE: dict[str, tuple[Json, ...]] = {
     "top_logprobs": (0, 5, 20, 21, -1),
     "tokens": ([65], [0, 256, 258], [259], [-1], [2**70], [65] * 20_000, []),
 }
-#: Fields that are read although no body type names them.
+#: Fields that the server reads although no body type declares them.
 EXTRA_FIELDS = ("response_format", "structured_outputs", "tools", "tool_choice", "guided_json", "best_of", "suffix")
 
 
 def nasty(dice: random.Random, depth: int = 0) -> Json:
-    """Any JSON value (and NaN, infinity, lone surrogates), nested a little."""
+    """Return any JSON value, or NaN, infinity or lone surrogates, nested a few levels deep."""
     kinds: list[Callable[[], Json]] = [
         lambda: dice.choice(INTS),
         lambda: dice.choice(FLOATS),
@@ -132,7 +132,7 @@ def value_for(dice: random.Random, name: str) -> Json:
 
 
 def broken_json(dice: random.Random, body: dict[str, Json]) -> bytes:
-    """Bytes that aren't `body` as JSON, but came from it."""
+    """Return bytes that are derived from `body` but aren't its JSON."""
     text = json.dumps(body)
     data = text.encode()
     name = json.dumps(dice.choice([*body, "x"]))

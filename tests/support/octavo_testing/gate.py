@@ -1,8 +1,8 @@
-"""Holding a scripted executor in another process inside a step, without a race.
+"""`Gate` and `Valve` hold a scripted executor in another process inside a step, without a race.
 
-`Gate`: a file lock. The test takes it first, the executor's step waits for it, and it is free once `open` was called.
-`Valve`: a FIFO of which each step takes a byte. The engine does as many steps as the test says, and runs freely once
-`open` was called.
+`Gate` is a file lock: the test holds it first, a step of the executor waits for it, and `open` releases it. `Valve` is
+a FIFO from which each step reads a byte: the engine does as many steps as the test allows, and runs freely after
+`open`.
 """
 
 import fcntl
@@ -17,8 +17,8 @@ class Gate:
         self._fd = os.open(path, os.O_CREAT | os.O_RDWR)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
-    def at(self, position: int) -> dict[str, Any]:
-        """The part of a script that waits here before the output at `position`."""
+    def wait_at(self, position: int) -> dict[str, Any]:
+        """Return the part of a script that waits for the gate before the output at `position`."""
         return {"wait_at": position, "gate": str(self._path)}
 
     def open(self) -> None:
@@ -28,7 +28,7 @@ class Gate:
 
 
 def pass_gate(path: str) -> None:
-    """The executor's side."""
+    """Wait for a gate; called by the executor."""
     fd = os.open(path, os.O_RDWR)
     fcntl.flock(fd, fcntl.LOCK_EX)
     os.close(fd)
@@ -41,7 +41,7 @@ class Valve:
         os.mkfifo(path)
         self.shut()
 
-    def step(self, times: int = 1) -> None:
+    def allow_steps(self, times: int = 1) -> None:
         os.write(self._fd, bytes(times))
 
     def open(self) -> None:
@@ -55,13 +55,13 @@ class Valve:
 
 
 class ValveReader:
-    """The executor's side; None: no valve."""
+    """The executor's side of a valve. A path of None means that steps run freely."""
 
     def __init__(self, path: str | None) -> None:
         self._fd = None if path is None else os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         if self._fd is not None:
             os.set_blocking(self._fd, True)
 
-    def take_step(self) -> None:
+    def wait_for_step(self) -> None:
         if self._fd is not None:
             os.read(self._fd, 1)

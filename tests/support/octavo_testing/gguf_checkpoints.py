@@ -1,7 +1,7 @@
-"""Tiny transformers models written as GGUF, the way llama.cpp's converter does it, to test that we undo each change.
+"""Tiny transformers models written as GGUF like llama.cpp's converter does, to test that the engine undoes each change.
 
-Names come from the `gguf` library's own map and the conversions are written here from llama.cpp's documentation of
-them: nothing is shared with the code under test.
+Names come from the `gguf` library's map, and the conversions follow llama.cpp's documentation: no code is shared with
+the code under test.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ TINY_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def tiny_model(architecture: str) -> Any:
-    """Lively: norms and biases, which transformers starts at constants, are random too."""
+    """Return a model with random weights, also for the norms and biases that transformers sets to constants."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_type, config = TINY_CONFIGS[architecture]
@@ -69,8 +69,10 @@ def write_tiny_gguf(
     extra: dict[str, Tensor] | None = None,
     max_tensors: int = 0,
 ) -> None:
-    """Matrices whose rows fit the blocks of `qtype` are quantised, the rest stays F32. `extra` tensors go in as they
-    are; `max_tensors` splits the file into shards."""
+    """Quantise matrices whose rows fit the blocks of `qtype`, and write other tensors as F32.
+
+    `extra` tensors are written unchanged; `max_tensors` splits the file into shards.
+    """
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=max_tensors)
     _write_metadata(writer, architecture, model.config)
     names = gguf.get_tensor_name_map(_arch_enum(architecture), model.config.num_hidden_layers)
@@ -112,7 +114,7 @@ def _converted(architecture: str, name: str, tensor: Tensor, config: Any) -> Ten
 
 
 def _interleave(tensor: Tensor, heads: int) -> Tensor:
-    """Row i and row i + half of a head become neighbours."""
+    """Make rows i and i + half of each head neighbours."""
     per_head = tensor.view(heads, -1, *tensor.shape[1:])
     half = per_head.shape[1] // 2
     order = [row for i in range(half) for row in (i, i + half)]
@@ -131,7 +133,7 @@ def _add_tensor(writer: Any, name: str, array: "np.ndarray[Any, Any]", qtype: st
 
 
 def llama3_factors(rope: dict[str, Any], half: int) -> Tensor:
-    """What each frequency is divided by: 1 for short waves, `factor` for long ones, between them a blend."""
+    """Return the divisor of each frequency: 1 for short waves, `factor` for long ones, a blend between them."""
     frequencies = rope["rope_theta"] ** -(torch.arange(half) / half)
     turns = rope["original_max_position_embeddings"] * frequencies / (2 * torch.pi)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]

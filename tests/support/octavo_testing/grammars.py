@@ -1,4 +1,4 @@
-"""Grammars over a vocabulary of bytes, and random outputs that follow them."""
+"""Grammars over a vocabulary of bytes, and random outputs that conform to them."""
 
 import random
 
@@ -38,7 +38,7 @@ COMPILER = GrammarCompiler(vocabulary)
 
 
 def compiled(**shape: object) -> CompiledGrammar:
-    return COMPILER.get(GrammarSource(BOUNDS).of(StructuredOutputs(**shape)))  # type: ignore[arg-type]
+    return COMPILER.get(GrammarSource(BOUNDS).grammar_for(StructuredOutputs(**shape)))  # type: ignore[arg-type]
 
 
 def state_of(
@@ -48,7 +48,7 @@ def state_of(
 
 
 def allowed(state: GrammarState, output: bytes | list[int], drafts: tuple[int, ...] = ()) -> list[set[int]]:
-    """The ids allowed after the output, and after each draft; AssertionError where the grammar can't follow."""
+    """Return the ids allowed after the output and after each draft; fail if the grammar rejects the output."""
     rows = np.zeros((1 + len(drafts), state.num_words), dtype=np.int32)
     error = state.fill(rows, np.array(list(output), dtype=np.int32), drafts)
     assert error is None, error
@@ -57,12 +57,12 @@ def allowed(state: GrammarState, output: bytes | list[int], drafts: tuple[int, .
 
 
 def follow(state: GrammarState, text: str) -> None:
-    """AssertionError where the grammar can't follow."""
+    """Raise AssertionError if the grammar rejects `text`."""
     allowed(state, text.encode())
 
 
 def random_output(state: GrammarState, seed: int, *, longest: int = 200) -> str | None:
-    """One that has come to its end; None if it is still going on after `longest` tokens."""
+    """Return a complete random output; None if it hasn't ended after `longest` tokens."""
     chance, output = random.Random(seed), list[int]()
     for _ in range(longest):
         (ids,) = allowed(state, output)

@@ -1,7 +1,7 @@
-"""Request bodies that cost a careless server much time or memory for their size: one function of the size per shape.
+"""Request bodies that cost a careless server much time or memory for their size; each shape has a function of the size.
 
-Each body is JSON of about `num_bytes` bytes, never more. Few of them are valid requests; a server may refuse any of
-them, but neither parsing, validating nor refusing one may stop the event loop or take a multiple of its memory.
+Each body is JSON of at most `num_bytes` bytes. Few of them are valid requests. A server may refuse any of them, but
+parsing, validating or refusing one may neither block the event loop nor take a multiple of its size in memory.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ _USER = b'"messages":[{"role":"user","content":"hi"}]'
 
 
 def _repeated(before: bytes, unit: bytes, after: bytes, num_bytes: int) -> bytes:
-    """`before`, then as many times `unit` as fit, separated by commas, then `after`."""
+    """Return `before`, as many comma-separated `unit`s as fit, and `after`."""
     times = max(1, (num_bytes - len(before) - len(after) + 1) // (len(unit) + 1))
     return before + b",".join([unit] * times) + after
 
@@ -40,7 +40,7 @@ def _unknown_fields(num_bytes: int) -> bytes:
     return b'{"messages":[],' + b",".join(b'"x%07d":0' % i for i in fields) + b"}"
 
 
-#: Name of the shape -> path, and the body of so many bytes.
+#: Name of the shape -> path, and a function from the size to the body.
 SHAPES: Mapping[str, tuple[str, Callable[[int], bytes]]] = {
     "content of wrong types": (CHAT, _listed(b'{"messages":[{"role":"user","content":[', b"1", b"]}]}")),
     "messages of wrong types": (CHAT, _listed(b'{"messages":[', b"1", b"]}")),
@@ -88,6 +88,6 @@ SHAPES: Mapping[str, tuple[str, Callable[[int], bytes]]] = {
 
 
 def hostile_body(name: str, num_bytes: int) -> tuple[str, bytes]:
-    """The path to send the shape to, and its body."""
+    """Return the path and the body of a shape."""
     path, make = SHAPES[name]
     return path, make(num_bytes)

@@ -1,6 +1,6 @@
-"""Specs of an InferenceService that must be taken or refused, by the API server and by our own models alike.
+"""Specs of an InferenceService that both the API server and the operator's own models must accept or refuse.
 
-A refusal's `says` is part of the message that the user gets. Cases are written as what they add to a minimal spec.
+`message` is a part of the refusal that the user gets. A case lists only its additions to a minimal spec.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ HOST = {"ingress": {"host": "llm.example.com"}}
 class Case:
     id: str
     spec: dict[str, Any]
-    says: str = ""  # empty: it is taken
+    message: str = ""  # empty: the spec is accepted
     name: str = "case"
     without: tuple[str, ...] = field(default=())
 
@@ -40,7 +40,7 @@ def _cache(**fields: Any) -> dict[str, Any]:
     return {"model": {"uri": "hf://Qwen/Qwen3-0.6B", "cache": fields}}
 
 
-TAKEN = (
+ACCEPTED = (
     Case("minimal", {}),
     Case("hub model", _model(uri="hf://Qwen/Qwen3-0.6B", revision="main")),
     Case("bucket", _model(uri="s3://models/llama/8b", secretRef={"name": "s3"})),
@@ -116,7 +116,7 @@ REFUSED = (
     Case("repeated flag", {"engine": {"extraArgs": ["--max-model-len=5"]}}, "use the field of the spec"),
     Case("flag of the operator", {"engine": {"extraArgs": ["--router-only"]}}, "use the field of the spec"),
     Case("repeated flag, two words", {"engine": {"extraArgs": ["--port"]}}, "use the field of the spec"),
-    Case("our variable", {"engine": {"env": [{"name": "OCTAVO_X", "value": "1"}]}}, "are the operator's"),
+    Case("the operator's variable", {"engine": {"env": [{"name": "OCTAVO_X", "value": "1"}]}}, "are the operator's"),
     Case("variable twice", {"engine": {"env": [{"name": "A"}, {"name": "A"}]}}, "env"),
     Case(
         "value in two ways",
@@ -129,7 +129,7 @@ REFUSED = (
     Case("too many", {"replicas": 1001}, "replicas"),
     Case("shared and own router", {"router": {"ref": {"name": "o"}, "replicas": 2}}, "set replicas, image"),
     Case("no routers", {"router": {"replicas": 0}}, "replicas"),
-    Case("exposed without a word on keys", {"exposure": HOST}, "needs auth"),
+    Case("exposed without auth", {"exposure": HOST}, "needs auth"),
     Case(
         "exposed on a shared router",
         {"exposure": HOST, "auth": OPEN, "router": {"ref": {"name": "o"}}},
@@ -137,7 +137,7 @@ REFUSED = (
     ),
     Case("keys on a shared router", {"auth": KEYS, "router": {"ref": {"name": "o"}}}, "set auth there"),
     Case("auth without keys", {"auth": {}}, "auth needs apiKeysSecretRef"),
-    Case("keys for nobody", {"auth": {"required": False} | KEYS}, "leave apiKeysSecretRef out"),
+    Case("keys that are not required", {"auth": {"required": False} | KEYS}, "leave apiKeysSecretRef out"),
     Case("exposed nowhere", {"exposure": {}, "auth": OPEN}, "exposure"),
     Case(
         "exposed twice",
@@ -148,7 +148,7 @@ REFUSED = (
     Case("path without a slash", {"exposure": {"ingress": {"host": "a.b", "path": "v1"}}, "auth": OPEN}, "path"),
     Case("no gateway", {"exposure": {"gateway": {"parentRefs": []}}, "auth": OPEN}, "parentRefs"),
     Case("drain at once", {"drain": {"timeoutSeconds": 0}}, "timeoutSeconds"),
-    Case("our label", {"podMetadata": {"labels": {"app.kubernetes.io/name": "x"}}}, "choose another prefix"),
+    Case("the operator's label", {"podMetadata": {"labels": {"app.kubernetes.io/name": "x"}}}, "choose another prefix"),
     Case("long name", {}, "choose a shorter one", name="a" * 41),
     Case("name that begins with a digit", {}, "begin with a letter", name="3b"),
     Case("name with a dot", {}, "begin with a letter", name="a.b"),
@@ -156,7 +156,7 @@ REFUSED = (
 
 
 def stored(case: Case, *, namespace: str = "default", generation: int = 1) -> dict[str, Any]:
-    """As the API server has it once it is created."""
+    """Return the manifest as the API server stores it."""
     manifest = case.manifest()
     manifest["metadata"] |= {
         "namespace": namespace,

@@ -1,6 +1,6 @@
-"""`LocalBucket`: a server that speaks S3, as far as reading goes, for the real client: AWS_ENDPOINT_URL tells it.
+"""`LocalBucket`: a server with the read operations of S3. The real client finds it by AWS_ENDPOINT_URL.
 
-Requests must be signed (Signature Version 4) with the one pair of keys, or not at all where `is_public`.
+Requests must be signed (Signature Version 4) with `KEY_ID` and `KEY`; unsigned ones are accepted if `is_public`.
 """
 
 import hashlib
@@ -86,7 +86,7 @@ class LocalBucket(FileServer):
 
 
 def environment(address: str) -> dict[str, str]:
-    """What makes a client talk to it."""
+    """Return the environment that makes a client use the bucket."""
     return {
         "AWS_ENDPOINT_URL": address,
         "AWS_ACCESS_KEY_ID": KEY_ID,

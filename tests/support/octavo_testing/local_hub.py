@@ -1,6 +1,7 @@
-"""`LocalHub`: a server that speaks the Hugging Face hub's API, for the real client, which is told by HF_ENDPOINT.
+"""`LocalHub`: a server with the Hugging Face hub's API. The real client finds it by HF_ENDPOINT.
 
-One repository, `org/model`, at one commit under `main`; `token` is what it asks for, `error_code` how it refuses.
+It has one repository, `org/model`, with one commit, which is `main` and `v1`. If `token` is set, a request without it
+is refused with the status `refusal` and `error_code`.
 """
 
 import json

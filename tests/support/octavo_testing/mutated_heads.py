@@ -1,8 +1,8 @@
-"""Requests with mutated heads, several to a connection, drawn from a seeded source, and what a server may make of them.
+"""Random requests with mutated heads, several per connection, and the responses that a server may give to them.
 
-Each head keeps one intact line of framing, so it is known where the request's body ends, whatever else the head says:
-a server serves it, with that body, or refuses it and closes the connection. Half the bodies are whole requests, which
-a server that loses the framing would serve: their prompts begin with `SMUGGLED`.
+Each head keeps one intact framing line, so that the end of the request's body is known: the server must either serve
+the request with that body, or refuse it and close the connection. Half the bodies are whole requests, which a server
+that loses the framing would serve; their prompts begin with `SMUGGLED`.
 """
 
 import random
@@ -33,16 +33,18 @@ LINES = (
 )
 ENDS = (*[b"\r\n"] * 24, b"\n", b"\r", b"\r\n\r\n", b"\r\n ", b"")
 UPGRADES = (b"", b"", b"", b"connection: upgrade\r\nupgrade: foo\r\n", b"".join(line + b"\r\n" for line in H2C))
-#: Of a connection whose requests have to be served; of a line whose byte is changed.
+#: Share of connections whose requests must be served, and of lines with one changed byte.
 PLAIN_SHARE, CHANGED_SHARE = 0.2, 0.08
-#: Of a connection whose bytes all arrive at once; of a body that is a request.
+#: Share of connections whose bytes all arrive at once, and of bodies that are requests.
 AT_ONCE_SHARE, SMUGGLING_SHARE = 0.6, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class MutatedConnection:
-    """`prompts`: those that may be served, each once. `needed`: those that have to be, in order.
-    `most_answers`: to all requests in the segments."""
+    """`prompts` may be served once each; `needed` must be served, in order.
+
+    `most_answers` is the largest number of responses to the requests in the segments.
+    """
 
     segments: tuple[bytes, ...]
     prompts: frozenset[str]
@@ -78,7 +80,7 @@ class HeadMutator:
         return MutatedConnection(segments, frozenset(prompts), needed, most_answers, num_heads)
 
     def _request(self, body: bytes, *, is_plain: bool) -> tuple[bytes, bytes]:
-        """Its head and the rest."""
+        """Return the head and the rest of a request."""
         is_chunked = self._dice.random() < 0.3
         framing = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(body)
         content = chunks(body, trailers=self._dice.choice((b"", b"x: y\r\n"))) if is_chunked else body
@@ -91,7 +93,7 @@ class HeadMutator:
         return start + before + framing + b"\r\n" + after + b"\r\n", content
 
     def _lines(self, count: int) -> bytes:
-        """The last one ends well, so that what follows is a line of its own."""
+        """Return random header lines. The last one ends with CRLF, so that the next line is separate."""
         return b"".join(self._line() + self._end(is_last=i == count - 1) for i in range(count))
 
     def _line(self) -> bytes:
@@ -104,7 +106,7 @@ class HeadMutator:
         return b"\r\n" if is_last else self._dice.choice(ENDS)
 
     def _cut(self, data: bytes) -> tuple[bytes, ...]:
-        """At random places, heads' ends among them."""
+        """Cut the data at random places, and at the end of the first head."""
         if self._dice.random() < AT_ONCE_SHARE:
             return (data,)
         places = {self._dice.randrange(1, len(data)) for _ in range(self._dice.randint(1, 2))}
@@ -114,6 +116,6 @@ class HeadMutator:
 
 
 def _num_heads_in(head: bytes) -> int:
-    """An empty line in a head ends it early, and what follows may be refused by an answer of its own."""
+    """Count the heads in a mutated head: an empty line ends a head, and the rest may get a response of its own."""
     lines = head.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
     return 1 + sum(not line for line in lines[:-2])

@@ -1,4 +1,4 @@
-"""Sends connections of mutated heads to a server, some at a time, and keeps what was wrong with the answers."""
+"""Sends connections of mutated heads to a server concurrently and collects the faults of its responses."""
 
 import asyncio
 from collections import Counter
@@ -9,7 +9,7 @@ from octavo_testing.mutated_heads import MutatedConnection
 from octavo_testing.raw_http import Answer, RawConnection, completion_body, request_bytes
 
 CONCURRENCY = 32
-#: Until the last answer on a connection. A request that the server waits to be continued costs this.
+#: Seconds to wait for the last response on a connection; an incomplete request takes all of them.
 PATIENCE_S = 10.0
 SEGMENT_PAUSE_S = 0.001
 LAST = "last"
@@ -45,7 +45,7 @@ async def _send_from(source: Iterator[MutatedConnection], port: int, report: Mut
 
 
 def fault_of(answers: list[Answer], sent: MutatedConnection) -> str:
-    """Empty if each answer belongs to a request of this connection."""
+    """Return the first fault of a connection's responses; an empty string if each belongs to one of its requests."""
     most = sent.most_answers + 1  # the last request's
     if len(answers) > most:
         return f"{len(answers)} answers to at most {most} requests"

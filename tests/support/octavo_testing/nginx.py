@@ -1,6 +1,6 @@
-"""A real nginx before a server, with the directives that ingress-nginx writes for the operator's annotations.
+"""A real nginx in front of a server, with the directives that ingress-nginx writes for the operator's annotations.
 
-Kept-alive connections to the server are shared by all clients, heads leave before bodies, and `Upgrade` is passed on.
+All clients share kept-alive connections to the server. nginx forwards heads before bodies, and forwards `Upgrade`.
 """
 
 import os
@@ -40,7 +40,7 @@ http {{
 
 
 def nginx_binary() -> str:
-    """Skips the test where there is none; in CI its absence is a failure."""
+    """Return the path of nginx. Without nginx, skip the test, or fail it in CI."""
     found = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
     if found is None and os.environ.get("CI"):
         pytest.fail(MISSING_NGINX)
@@ -51,7 +51,7 @@ def nginx_binary() -> str:
 
 @contextmanager
 def ingress(folder: Path, upstream_port: int) -> Iterator[int]:
-    """The port that clients connect to. Afterwards nothing of nginx is left."""
+    """Run nginx and yield the port that clients connect to."""
     binary, port = nginx_binary(), free_port()
     folder.mkdir()
     user = f"user {pwd.getpwuid(0).pw_name};" if os.geteuid() == 0 else ""
@@ -60,7 +60,7 @@ def ingress(folder: Path, upstream_port: int) -> Iterator[int]:
     with log.open("wb") as output:
         process = subprocess.Popen([binary, "-c", str(config), "-e", str(log)], stdout=output, stderr=output)
     try:
-        eventually(lambda: process.poll() is not None or _listens(port), says=log.read_text)
+        eventually(lambda: process.poll() is not None or _listens(port), describe=log.read_text)
         assert process.poll() is None, log.read_text()
         yield port
     finally:

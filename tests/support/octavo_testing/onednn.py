@@ -1,7 +1,7 @@
-"""A stand-in for oneDNN on a CPU with matrix instructions: it packs bf16 weights in a layout of its own.
+"""A stand-in for oneDNN on CPUs with matrix instructions, which pack bf16 weights in a layout of their own.
 
-`pytest --other-onednn` runs any test with it, on any CPU. The engine then keeps a bf16 weight in two layouts and sends
-many rows to the stand-in, as it does with the real oneDNN where there is AMX. Other types go to the real oneDNN.
+`pytest --other-onednn` runs any test with the stand-in, on any CPU. The engine then keeps each bf16 weight in two
+layouts and uses the stand-in for many rows, as it uses the real oneDNN on CPUs with AMX. Other dtypes use the real one.
 """
 
 from typing import Any

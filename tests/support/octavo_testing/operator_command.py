@@ -1,4 +1,4 @@
-"""`octavo-operator` as a process of its own, as its image starts it, over whatever a kubeconfig leads to."""
+"""`octavo-operator` as a process, started as in its image, for the cluster of a kubeconfig."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from octavo_testing.serve_command import free_port
 
 
 class OperatorProcess(Component):
-    """`start` may be called again after `kill` or `stop`. Flags are those of the command, `_` for `-`."""
+    """An operator that can be started again after `kill` or `stop`. Flags are the command's, with `_` for `-`."""
 
     def __init__(self, folder: Path, kubeconfig: Path, *, namespaces: tuple[str, ...] = (), **flags: object) -> None:
         self.probe_url = f"http://127.0.0.1:{free_port()}/healthz"

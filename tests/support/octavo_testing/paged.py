@@ -1,6 +1,6 @@
-"""Drives a model over a paged KV cache without scheduler or runner: feed tokens, get the logits of each of them.
+"""A driver for a model over a paged KV cache, without scheduler or runner: it takes tokens and returns their logits.
 
-Blocks are handed out in a scrambled order, so that nothing works by luck of neighbouring blocks.
+Blocks are allocated in a scrambled order, so that no test passes only because blocks are neighbours.
 """
 
 import random
@@ -27,7 +27,7 @@ class PagedDriver:
         self.lengths: dict[int, int] = {}
 
     def feed(self, tokens: Mapping[int, Sequence[int]], *, last_only: bool = False) -> dict[int, Tensor]:
-        """Sequence id -> fp32 logits [its new tokens, vocab], or [vocab] with `last_only`; all in one step."""
+        """Run one step. Return for each sequence id fp32 logits [new tokens, vocab], or [vocab] with `last_only`."""
         ids = list(tokens)
         counts = [len(tokens[seq]) for seq in ids]
         positions = torch.cat([self._extend(seq, count) for seq, count in zip(ids, counts, strict=True)])
@@ -43,7 +43,7 @@ class PagedDriver:
             return dict(zip(ids, self.model.logits(hidden).split(counts), strict=True))
 
     def model_inputs(self, tokens: Tensor) -> Tensor:
-        """What the model gets for these tokens: override to feed it embeddings."""
+        """Return the model's inputs for these tokens. A subclass may return embeddings."""
         return tokens
 
     def release(self, seq: int) -> None:

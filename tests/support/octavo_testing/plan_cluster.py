@@ -1,7 +1,7 @@
-"""`PlanCluster`: just enough of a cluster, in memory, to carry plans out: objects, Deployments' pods, routers.
+"""`PlanCluster`: an in-memory cluster that carries out plans: objects, the pods of Deployments, and routers.
 
-The API server's part is done as far as a plan can see it: fields are defaulted, pods follow their Deployment, a deleted
-object's pods end after a while. Whether a real API server takes what is applied is shown elsewhere.
+It simulates the API server as far as a plan can observe it: fields get defaults, pods follow their Deployment, and the
+pods of a deleted object end later. Tests in tests/cluster show that a real API server accepts the applied objects.
 """
 
 import copy
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from octavo_operator.names import REVISION_LABEL
-from octavo_operator.observed import EngineSet, Observed, Pod, RouterReport
+from octavo_operator.observed import EngineDeployment, Observed, Pod, RouterReport
 from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate
 
 
@@ -23,12 +23,12 @@ class LivePod:
 @dataclass(slots=True)
 class PlanCluster:
     objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    engine_sets: dict[str, EngineSet] = field(default_factory=dict)
+    engine_deployments: dict[str, EngineDeployment] = field(default_factory=dict)
     engine_manifests: dict[str, dict[str, Any]] = field(default_factory=dict)
     pods: dict[str, LivePod] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
-    silent: set[str] = field(default_factory=set)  # routers that have said nothing since they were started anew
-    shares: bool = True  # whether there is another service whose router may be shared
+    silent: set[str] = field(default_factory=set)  # routers that have sent no report since their restart
+    shares: bool = True  # whether another service's router may be shared
     num_writes: int = 0
     status: dict[str, Any] = field(default_factory=dict)
     _made: int = 0
@@ -37,7 +37,7 @@ class PlanCluster:
         return copy.deepcopy(
             Observed(
                 children=self.objects,
-                engine_sets=tuple(self.engine_sets.values()),
+                engine_deployments=tuple(self.engine_deployments.values()),
                 engine_manifests=self.engine_manifests,
                 pods=tuple(live.pod for live in self.pods.values()),
                 routers={name: None if name in self.silent else self._report(name) for name in self._routers()},
@@ -46,7 +46,7 @@ class PlanCluster:
             )
         )
 
-    def carry_out(self, action: Action) -> None:
+    def execute(self, action: Action) -> None:
         self.num_writes += 1
         match action:
             case Apply(manifest):
@@ -61,16 +61,16 @@ class PlanCluster:
                     live.pod = replace(live.pod, is_admitted=epoch is not None, admitted_epoch=epoch)
 
     def settle_pods(self, rng: random.Random | None = None) -> None:
-        """Pods follow their Deployments; with `rng` only some of what is due happens."""
-        for engine_set in self.engine_sets.values():
-            mine = [p for p in self.pods.values() if p.pod.revision == engine_set.revision and not p.pod.is_terminating]
-            for _ in range(engine_set.replicas - len(mine)):
+        """Create, start and end pods as their Deployments require; with `rng`, each change happens half the time."""
+        for deployment in self.engine_deployments.values():
+            mine = [p for p in self.pods.values() if p.pod.revision == deployment.revision and not p.pod.is_terminating]
+            for _ in range(deployment.replicas - len(mine)):
                 if _happens(rng):
-                    self._start_pod(engine_set.revision)
+                    self._start_pod(deployment.revision)
             mine.sort(key=lambda live: not live.pod.serves)
-            for live in mine[engine_set.replicas :]:
+            for live in mine[deployment.replicas :]:
                 live.pod = replace(live.pod, is_terminating=True)
-        revisions = {s.revision for s in self.engine_sets.values()}
+        revisions = {s.revision for s in self.engine_deployments.values()}
         for name, live in [*self.pods.items()]:
             if live.pod.revision not in revisions:
                 live.pod = replace(live.pod, is_terminating=True)
@@ -82,10 +82,10 @@ class PlanCluster:
                 live.pod = replace(live.pod, is_ready=True)
 
     def restart_router(self, name: str) -> None:
-        """It knows of no replica, until it has their snapshots again."""
+        """Let the router send no report until `deliver_router_reports`."""
         self.silent.add(name)
 
-    def hear_routers(self, rng: random.Random | None = None) -> None:
+    def deliver_router_reports(self, rng: random.Random | None = None) -> None:
         self.silent = {name for name in self.silent if not _happens(rng)}
 
     def restart_engine(self, name: str) -> None:
@@ -95,7 +95,7 @@ class PlanCluster:
         del self.pods[name]
 
     def edit(self, ref: tuple[str, str], rng: random.Random) -> None:
-        """Somebody changes a child, or removes it."""
+        """Change or delete a child, as a user might."""
         if rng.random() < 0.5:
             del self.objects[ref]
         else:
@@ -106,9 +106,9 @@ class PlanCluster:
     def num_serving(self) -> int:
         return sum(live.pod.serves for live in self.pods.values())
 
-    def num_kept(self) -> int:
-        """Pods that serve and will go on doing so, for all that was asked for up to now."""
-        revisions = {s.revision for s in self.engine_sets.values()}
+    def num_staying(self) -> int:
+        """Count the serving pods whose Deployment still exists."""
+        revisions = {s.revision for s in self.engine_deployments.values()}
         return sum(live.pod.serves and live.pod.revision in revisions for live in self.pods.values())
 
     def _routers(self) -> tuple[str, ...]:
@@ -124,12 +124,14 @@ class PlanCluster:
         self._made += 1
         revision = manifest["metadata"]["labels"].get(REVISION_LABEL)
         if kind == "Deployment" and revision is not None:
-            before = self.engine_sets.get(name)
-            made = EngineSet(
+            before = self.engine_deployments.get(name)
+            made = EngineDeployment(
                 name=name, uid=f"uid-{self._made}", revision=revision, replicas=0, created=f"{self._made:06}"
             )
             version = str(self._made)
-            self.engine_sets[name] = replace(before or made, replicas=manifest["spec"]["replicas"], version=version)
+            self.engine_deployments[name] = replace(
+                before or made, replicas=manifest["spec"]["replicas"], version=version
+            )
             self.engine_manifests[name] = _defaulted(manifest)
             return
         before_uid = self.objects.get((kind, name), {}).get("metadata", {}).get("uid")
@@ -138,9 +140,9 @@ class PlanCluster:
         self.objects[kind, name] = _defaulted(manifest)
 
     def _delete(self, kind: str, name: str, uid: str, version: str) -> None:
-        if name in self.engine_sets:
-            if (self.engine_sets[name].uid, self.engine_sets[name].version) == (uid, version):
-                del self.engine_sets[name], self.engine_manifests[name]
+        if name in self.engine_deployments:
+            if (self.engine_deployments[name].uid, self.engine_deployments[name].version) == (uid, version):
+                del self.engine_deployments[name], self.engine_manifests[name]
             return
         metadata = self.objects.get((kind, name), {}).get("metadata", {})
         if (metadata.get("uid"), metadata.get("resourceVersion")) == (uid, version):

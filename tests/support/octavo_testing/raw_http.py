@@ -1,6 +1,6 @@
-"""An HTTP client that sends exactly the bytes a test gives it, in the segments a test asks for, and parses all answers.
+"""An HTTP client that sends exactly the bytes and segments that a test gives, and parses all responses.
 
-Servers under attack answer more or less often than they were asked, so answers are counted and never matched by hand.
+A server under attack may send more or fewer responses than there were requests, so responses are counted.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from typing import Self
 import httptools
 
 ANSWER_TIMEOUT_S = 10.0
-#: Between two segments, so that the server reads them apart. Segments that still arrive together make a test weaker,
-#: never wrong.
+#: Seconds between two segments, so that the server reads them separately. Segments that still arrive together make a
+#: test weaker, not wrong.
 SEGMENT_PAUSE_S = 0.02
 MODEL = "tiny"
 PATH = b"/v1/completions"
@@ -30,7 +30,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The completion; empty where there is none."""
+        """Text of the completion; empty if the response has none."""
         try:
             return str(json.loads(self.body)["choices"][0]["text"])
         except (ValueError, KeyError, TypeError, IndexError):
@@ -38,7 +38,7 @@ class Answer:
 
 
 def completion_body(prompt: str) -> bytes:
-    """Both servers answer it with a text that begins with the prompt."""
+    """Return a completion request whose answer begins with the prompt, from router and engine alike."""
     return json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 1, "echo": True}).encode()
 
 
@@ -57,7 +57,7 @@ def chunks(body: bytes, *, trailers: bytes = b"") -> bytes:
 
 
 class RawConnection:
-    """One connection. Each answer is in `answers` as soon as its head is there."""
+    """One connection. Each response is in `answers` as soon as its head has arrived."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.answers: list[Answer] = []
@@ -73,7 +73,7 @@ class RawConnection:
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
     async def send(self, *segments: bytes, pause_s: float = SEGMENT_PAUSE_S) -> None:
-        """A server may refuse the rest by closing the connection: that is seen when answers are read."""
+        """Send the segments. A connection that the server closes meanwhile is noticed when responses are read."""
         with suppress(ConnectionError):
             for number, segment in enumerate(segments):
                 if number:
@@ -82,7 +82,7 @@ class RawConnection:
                 await self._writer.drain()
 
     async def read_answers(self, count: int, *, timeout_s: float = ANSWER_TIMEOUT_S) -> list[Answer]:
-        """All complete answers so far; returns at `count` of them or at the connection's end."""
+        """Return all complete responses, after `count` of them, the end of the connection or the timeout."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while len(self.complete) < count and not self.is_closed:
@@ -94,7 +94,7 @@ class RawConnection:
 
     @property
     def complete(self) -> list[Answer]:
-        """Interim answers aren't counted."""
+        """Complete responses without interim ones (1xx)."""
         return [answer for answer in self.answers if answer.is_complete and answer.status >= 200]
 
     async def close(self) -> None:
@@ -135,7 +135,7 @@ class RawConnection:
 
 
 async def ask(port: int, prompt: str, *, timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
-    """One completion over a connection of its own."""
+    """Request one completion over a new connection."""
     async with await RawConnection.open(port) as connection:
         await connection.send(request_bytes(completion_body(prompt)))
         answers = await connection.read_answers(1, timeout_s=timeout_s)

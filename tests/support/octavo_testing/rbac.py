@@ -1,4 +1,4 @@
-"""What roles allow, what an audit log shows to be used, what docs/reference/rbac.md says of it: all as `Right`s."""
+"""`Right`s that roles grant, that an audit log shows in use, and that docs/reference/rbac.md documents."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ class Right:
         return f"{self.verb} {self.resource}{f'.{self.group}' if self.group else ''}"
 
 
-def granted(rules: Iterable[Mapping[str, Any]]) -> set[Right]:
+def granted_rights(rules: Iterable[Mapping[str, Any]]) -> set[Right]:
     return {
         Right(group, resource, verb)
         for rule in rules
@@ -34,8 +34,8 @@ def granted(rules: Iterable[Mapping[str, Any]]) -> set[Right]:
     }
 
 
-def used(calls: Iterable[Call]) -> set[Right]:
-    """Of calls for resources that were allowed; an apply that made something was a create too."""
+def used_rights(calls: Iterable[Call]) -> set[Right]:
+    """Return the rights that allowed calls used. An apply that created an object used the right to create, too."""
     rights = set()
     for call in calls:
         if call.resource and call.is_allowed:
@@ -45,12 +45,12 @@ def used(calls: Iterable[Call]) -> set[Right]:
     return rights
 
 
-def refused(calls: Iterable[Call]) -> list[Call]:
+def refused_calls(calls: Iterable[Call]) -> list[Call]:
     return [call for call in calls if not call.is_allowed]
 
 
-def documented(role: str) -> dict[Right, str]:
-    """The rows under the heading `role`: each right, and the reason why no test exercises it, or an empty text."""
+def documented_rights(role: str) -> dict[Right, str]:
+    """Return each right under the heading `role`, with the reason why no test exercises it, or an empty string."""
     section = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)
     (rows,) = [part for part in section if part.startswith(f"{role}\n")]
     found: dict[Right, str] = {}

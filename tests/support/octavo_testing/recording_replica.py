@@ -1,4 +1,4 @@
-"""A fake replica that answers completions with their own prompts and keeps every request that reached it."""
+"""A fake replica that answers completions with their own prompts and records every request."""
 
 import asyncio
 import json
@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import web
-from octavo_server.kv.card import ModelCard, write_card
+from octavo_server.kv.card import KVModelCard, write_card
 
 from octavo_testing.fake_replica import FakeReplica
 from octavo_testing.raw_http import MODEL, PATH
 
-#: Larger bodies aren't parsed, as that would stop the event loop that measures the router.
+#: Larger bodies aren't parsed, because parsing would block the event loop that measures the router.
 MAX_READ_BYTES = 16 * 1024
-#: What a replica does with a request in place of answering it with 200.
+#: Handles a request; returns a response, or None for the usual one with status 200.
 Behavior = Callable[["Seen"], Awaitable[web.StreamResponse | None]]
 
 
@@ -25,7 +25,7 @@ class Seen:
 
 
 class RecordingReplica(FakeReplica):
-    """`behave` may answer, wait or kill; None from it: the usual answer."""
+    """`behave` may respond, wait or kill the replica; if it returns None, the usual response is sent."""
 
     def __init__(self, behave: Behavior | None = None, *, models: tuple[str, ...] = (MODEL,)) -> None:
         super().__init__(models=models)
@@ -36,13 +36,13 @@ class RecordingReplica(FakeReplica):
         self.answers[PATH.decode()] = self._complete
 
     def serve_by_polling(self) -> None:
-        """No KV stream, as a vLLM server: the router polls `/health`, `/v1/models` and `/metrics`."""
+        """Serve no KV stream, like a vLLM server, so that the router polls `/health`, `/v1/models` and `/metrics`."""
         self.status["/kv/events"] = 404
         self.bodies["/v1/models"] = json.dumps({"object": "list", "data": [{"id": m} for m in self.models]}).encode()
         self.set_vllm_load(0, 0)
 
-    def show_card(self, card: ModelCard) -> None:
-        """Before `start`. Routers that have read it route by blocks, and by load where none match."""
+    def show_card(self, card: KVModelCard) -> None:
+        """Serve a model card, with which routers route by blocks, and by load where none match. Call before `start`."""
         self.card = card.fingerprint
         self.bodies["/kv/model"] = write_card(card)
         self.begin()
@@ -69,13 +69,13 @@ class RecordingReplica(FakeReplica):
         return answer or web.json_response({"choices": [{"index": 0, "text": seen.prompt, "finish_reason": "length"}]})
 
     def _report(self) -> None:
-        """The load, as an engine publishes it after a step."""
+        """Publish the load, as an engine does after a step."""
         blocks = {"total_blocks": 4096, "free_blocks": 4096}
         self.step(received=self._num_received, running=self._num_running, **blocks)
 
 
 def answering(status: int) -> Behavior:
-    """Every request at once with this status."""
+    """Answer every request at once with this status."""
 
     async def behave(_: Seen) -> web.StreamResponse:
         return web.json_response(
@@ -86,7 +86,7 @@ def answering(status: int) -> Behavior:
 
 
 def taking(seconds: float) -> Behavior:
-    """The usual answer after this time, as a generation takes it."""
+    """Send the usual response after this time, which stands for the generation."""
 
     async def behave(_: Seen) -> None:
         await asyncio.sleep(seconds)

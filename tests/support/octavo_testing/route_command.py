@@ -1,4 +1,4 @@
-"""`octavo route` as a process over `octavo serve` processes with the scripted engine, all to be killed at will."""
+"""`octavo route` as a process over `octavo serve` processes with the scripted engine; tests may kill each of them."""
 
 import json
 import os
@@ -25,10 +25,10 @@ SERVE_FLAGS = ("--load-format", "dummy", "--dtype", "float32", "--max-model-len"
 
 
 class RouteProcess:
-    """`start` may be called again after `kill`: the address stays."""
+    """A router process that keeps its address when it is started again after `kill`."""
 
     def __init__(self, folder: Path, flags: Sequence[str], headers: Mapping[str, str] | None = None) -> None:
-        self.headers = headers  # of the operator
+        self.headers = headers  # of admin requests
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / "route.log"
@@ -52,7 +52,7 @@ class RouteProcess:
         return self.process.wait(60)
 
     def replicas(self) -> dict[str, Any]:
-        """URL -> what the router says of it; empty while it doesn't answer."""
+        """Return the router's report of each replica by URL; empty while the router doesn't respond."""
         try:
             answer = httpx.get(f"{self.url}/debug/index", headers=self.headers)
         except httpx.TransportError:
@@ -60,7 +60,7 @@ class RouteProcess:
         return {found["url"]: found for found in answer.json()["replicas"]}
 
     def wait_until(self, holds: Callable[[dict[str, Any]], object]) -> None:
-        """Of what `replicas` says."""
+        """Wait until `replicas` fulfils the condition."""
         deadline = time.monotonic() + LIMIT_S
         while not holds(found := self.replicas()):
             assert self.process is not None
@@ -77,7 +77,7 @@ class RouteProcess:
 
 @contextmanager
 def octavo_route(folder: Path, *flags: str, headers: Mapping[str, str] | None = None) -> Iterator[RouteProcess]:
-    """Afterwards nothing of it is left."""
+    """Run a router, and stop it afterwards."""
     route = RouteProcess(folder, flags, headers)
     route.start()
     try:
@@ -87,7 +87,7 @@ def octavo_route(folder: Path, *flags: str, headers: Mapping[str, str] | None = 
 
 
 class ServedReplica:
-    """One `octavo serve` that keeps its address. With a valve its engine does the steps that the test lets through."""
+    """An `octavo serve` that keeps its address. With a valve, its engine does only the steps that the test allows."""
 
     def __init__(self, folder: Path, *, has_valve: bool = False, flags: Sequence[str] = ()) -> None:
         folder.mkdir()
@@ -102,7 +102,7 @@ class ServedReplica:
         self.serving: ServeProcess | None = None
 
     def start(self) -> None:
-        """Again, too, when it has ended."""
+        """Start the server, or start it again after its end."""
         self._running.close()
         env = {**os.environ, **({VALVE: str(self.valve.path)} if self.valve else {})}
         flags = (self._model, *SERVE_FLAGS, *self._flags)

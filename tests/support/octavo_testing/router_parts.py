@@ -1,4 +1,4 @@
-"""Pieces of a router for tests of what looks at them: replicas in a given state, decisions, an admin app."""
+"""Replicas in the state exact, and routing decisions, for tests of reports, metrics and logs."""
 
 from octavo_server.kv.frames import Hello, Snapshot
 from octavo_server.router.balance.decision import CandidateCost, Decision, Rung
@@ -12,7 +12,7 @@ PROMPT = Prompt(num_tokens=100, affinity=7, hashes=tuple(range(6)), is_exact=Tru
 
 
 def exact_replica(name: str, index: PrefixIndex, *, epoch: int = 1, model: str = "tiny") -> Replica:
-    """One whose snapshot is there, with nothing in it."""
+    """Return a replica with an empty snapshot."""
     replica = Replica(Endpoint(f"http://{name}:8000", name))
     replica.blocks = blocks = BlockMirror(index)
     replica.hello = Hello(
@@ -27,7 +27,7 @@ def exact_replica(name: str, index: PrefixIndex, *, epoch: int = 1, model: str =
 
 
 def decision(*replicas: Replica, expected_tokens: int = 64, rung: Rung = "exact") -> Decision:
-    """For the first of them."""
+    """Return a decision for the first of these replicas."""
     terms = [
         CandidateCost(replica, Match(4 if position == 0 else 0), 0.010 * (position + 1), 0.002, 0.0, 0.001)
         for position, replica in enumerate(replicas)

@@ -1,4 +1,4 @@
-"""A real router inside the test's event loop, over replicas at given addresses, on a loopback port of its own."""
+"""A real router inside the test's event loop, over replicas at given addresses, on a free loopback port."""
 
 import asyncio
 import socket
@@ -31,7 +31,7 @@ class Routed:
 async def routing(
     *urls: str, forward: dict[str, Any] | None = None, tracer: Any = None, **settings: Any
 ) -> AsyncIterator[Routed]:
-    """`admin_port`: 0 for a free one."""
+    """Run a router. An `admin_port` of any value gives it a free admin port."""
     sockets = [socket.socket(proto=socket.IPPROTO_TCP) for _ in range(2 if "admin_port" in settings else 1)]
     for sock in sockets:
         sock.bind(("127.0.0.1", 0))
@@ -39,8 +39,8 @@ async def routing(
     if "admin_port" in settings:
         settings["admin_port"] = sockets[1].getsockname()[1]
     limits = ForwardLimits(**{"max_hold_s": 10.0, "connect_timeout_s": 5.0, **(forward or {})})
-    told = RouterSettings(**{"drain_timeout_s": 5.0, "routing_headers": True, "forward": limits, **settings})
-    router = Router(told, StaticDiscovery(urls), tracer=tracer)
+    router_settings = RouterSettings(**{"drain_timeout_s": 5.0, "routing_headers": True, "forward": limits, **settings})
+    router = Router(router_settings, StaticDiscovery(urls), tracer=tracer)
     server = RouterServer(router)
     await router.start()
     running = asyncio.create_task(server.serve(sockets=sockets))

@@ -1,9 +1,9 @@
-"""An engine without a model: an executor that plays a script, a loader for it, and a folder with a byte tokenizer.
+"""An engine without a model: an executor that plays a script, its loader, and a model folder with a byte tokenizer.
 
-A request carries its own script in `SamplingParams.extra_args`, so it works across processes too:
-`replies` (token ids; a sequence plays replies[seed % len]; without it the prompt is echoed), and the events at an
-output position: `fail_at` (the step raises), `kill_at` (the process kills itself), `wait_at` (the step waits for
-the file `gate`, see `octavo_testing.gate`). Ids 0-255 are the bytes of the text, EOS is 256.
+A request carries its script in `SamplingParams.extra_args`, so that it works across processes: `replies` (token ids;
+a sequence plays replies[seed % len]; without it the prompt is echoed) and events at an output position: `fail_at` (the
+step raises), `kill_at` (the process kills itself), `interrupt_at` (it sends itself SIGINT), `wait_at` (the step waits
+for the file `gate`, see `octavo_testing.gate`). Ids 0-255 are the bytes of the text; EOS is 256.
 """
 
 import json
@@ -27,7 +27,7 @@ EOS = 256
 VOCAB_SIZE = 259
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LOADER = "octavo_testing.scripted:load"
-VALVE = "OCTAVO_TEST_VALVE"  # in the environment: the valve that lets steps through
+VALVE = "OCTAVO_TEST_VALVE"  # environment variable with the path of the valve
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -39,13 +39,13 @@ def text_ids(text: str, *, eos: bool = False) -> list[int]:
 
 
 def scripted(*replies: str, eos: bool = True, **fields: Any) -> SamplingParams:
-    """Parameters that make the scripted engine answer `replies`; events go into `extra_args`."""
+    """Return parameters that make the scripted engine answer `replies`; `extra_args` takes events."""
     script = {"replies": [text_ids(reply, eos=eos) for reply in replies], **fields.pop("extra_args", {})}
     return SamplingParams(**{"max_tokens": 200, "seed": 0, **fields}, extra_args=script)
 
 
 class ScriptedExecutor:
-    """Keeps per sequence what a runner keeps, and checks that plans refer to sequences it knows."""
+    """Keeps the state of each sequence as a runner does; a plan that names an unknown sequence raises KeyError."""
 
     def __init__(self) -> None:
         self._valve = ValveReader(os.environ.get(VALVE))
@@ -64,14 +64,14 @@ class ScriptedExecutor:
         return future
 
     def prepare(self, grammar: str) -> Future[object]:
-        """Done at once, unless a test has put a future of its own into `preparing`."""
+        """Return a completed future, unless a test has put another one into `preparing`."""
         return self.preparing.get(grammar) or _done()
 
     def shutdown(self) -> None:
         self.is_shut_down = True
 
     def _run(self, plan: StepPlan) -> StepResult:
-        self._valve.take_step()
+        self._valve.wait_for_step()
         self.plans.append(plan)
         for seq_id in plan.dropped_seqs:
             self._seqs.pop(seq_id, None)
@@ -130,7 +130,7 @@ def _next_token(seq: NewSeq) -> int:
 
 
 def _entry(token_id: int, top: int) -> TokenLogprobs:
-    """The chosen token is always the likeliest; the others follow by id."""
+    """Return logprobs in which the chosen token is the likeliest and the next ids follow."""
     ids = [token_id, *[(token_id + k) % VOCAB_SIZE for k in range(top)]]
     return TokenLogprobs(ids, [-0.25, *[-0.25 * (k + 1) for k in range(top)]], rank=1)
 
@@ -157,7 +157,7 @@ def load(config: EngineConfig) -> tuple[ScriptedExecutor, ReadyInfo]:
 
 
 def load_refusing(config: EngineConfig) -> tuple[ScriptedExecutor, ReadyInfo]:
-    raise StartupError("model.safetensors: tensor lm_head.weight is truncated.")
+    raise StartupError("model.safetensors: tensor lm_head.weight is truncated.", code="OutOfMemory")
 
 
 def load_crashing(config: EngineConfig) -> tuple[ScriptedExecutor, ReadyInfo]:
@@ -167,11 +167,11 @@ def load_crashing(config: EngineConfig) -> tuple[ScriptedExecutor, ReadyInfo]:
 def load_never(config: EngineConfig) -> tuple[ScriptedExecutor, ReadyInfo]:
     print("loading", flush=True)
     signal.pause()
-    raise AssertionError("nothing ends the pause but the end of the process")
+    raise AssertionError("a signal ended the pause")
 
 
 def write_byte_model(folder: Path, *, more_special_tokens: Sequence[str] = ()) -> Path:
-    """A model folder without weights (for `load_format="dummy"`): config, byte tokenizer, chat template."""
+    """Write a model folder without weights (for `load_format="dummy"`): config, byte tokenizer, chat template."""
     vocab = {char: byte for byte, char in enumerate(_byte_characters())}
     added = [
         {"id": EOS + i, "content": token, "special": True, "single_word": False, "lstrip": False, "rstrip": False,
@@ -202,7 +202,7 @@ def write_byte_model(folder: Path, *, more_special_tokens: Sequence[str] = ()) -
 
 
 def _byte_characters() -> list[str]:
-    """GPT-2's printable stand-in for each byte, by byte value."""
+    """Return GPT-2's printable character for each byte, by byte value."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = (b for b in range(256) if b not in printable)
     stand_ins = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}

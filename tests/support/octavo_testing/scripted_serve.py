@@ -1,6 +1,6 @@
-"""`octavo serve` over the scripted engine in a core process of its own: a real command that compiles nothing.
+"""`octavo serve` with the scripted engine in a core process: the real command, without compiling kernels.
 
-Where the environment names a valve (`VALVE`), the engine does as many steps as it lets through.
+If the environment names a valve (`VALVE`), the engine does only the steps that it allows.
 """
 
 import sys

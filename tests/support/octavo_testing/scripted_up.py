@@ -1,6 +1,7 @@
-"""`octavo up` over scripted engines: the real command, whose replicas compile nothing. Run as a module.
+"""`octavo up` with scripted engines: the real command, without compiling kernels.
 
-`python -m octavo_testing.scripted_up up ...` is the command; with a number first it is one of its children.
+`python -m octavo_testing.scripted_up up ...` runs the command; the command starts its children with a process id before
+`serve` or `route`.
 """
 
 import sys
@@ -8,7 +9,7 @@ import sys
 from octavo_server.cli import serve
 from octavo_server.cli.main import main
 from octavo_server.up import child
-from octavo_server.up.followed import end_with_parent
+from octavo_server.up.child_main import end_with_parent
 
 from octavo_testing.scripted_serve import ScriptedLLM
 

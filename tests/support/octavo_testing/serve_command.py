@@ -1,4 +1,4 @@
-"""`octavo serve` as a process of its own, as a user starts it, on a free loopback port."""
+"""`octavo serve` as a process, started as a user does, on a free loopback port."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ def octavo_serve(
     port: int | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> Iterator[ServeProcess]:
-    """`folder` gets the log. Afterwards neither the server nor its engine core is left."""
+    """Run a server with its log in `folder`; stop it and assert that its engine core has ended, too."""
     port = port or free_port()
     log = folder / "serve.log"
     with log.open("wb") as output:

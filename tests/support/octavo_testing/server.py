@@ -1,6 +1,6 @@
-"""An engine client that plays a script inside the test's own event loop, and a real uvicorn around it.
+"""An engine client that plays a script inside the test's event loop, and a real API server around it.
 
-Prompts, limits, stop strings and text assembly are the engine's own code; only scheduling and computing are played.
+Prompts, limits, stop strings and text assembly are the engine's own code; only scheduling and computing are simulated.
 A test sets the attributes of `ScriptedClient` before it sends a request, and may hold the engine at a position.
 """
 
@@ -20,7 +20,15 @@ from octavo_engine.outputs import OutputKind, RequestOutput
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.kv_stream import KVChange
-from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, SeqOutput, Timing, TokenLogprobs
+from octavo_engine.wire.records import (
+    BlockLife,
+    EngineRequest,
+    EngineStats,
+    ErrorInfo,
+    SeqOutput,
+    Timing,
+    TokenLogprobs,
+)
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_server.api.app import build_app
 from octavo_server.api.server import ApiServer
@@ -33,9 +41,9 @@ MODEL = "scripted"
 
 
 class ScriptedClient:
-    """`replies[i % len]` is what sequence i says, as text or token ids. Events are at a position of every output.
+    """`replies[i % len]` is the output of sequence i, as text or token ids. Events apply to every output of a request.
 
-    `cuts`: the numbers of tokens after which news is told; None: after each token.
+    `yield_at` holds the numbers of tokens after which an output is yielded. None: after each token.
     """
 
     def __init__(self, folder: Path, **config: Any) -> None:
@@ -51,11 +59,11 @@ class ScriptedClient:
 
     def reset(self) -> None:
         self.replies: list[str | list[int]] = ["Hello, world!"]
-        self.cuts: frozenset[int] | None = None
+        self.yield_at: frozenset[int] | None = None
         self.num_cached_tokens = 0
         self.hold_at: int | None = None
         self.fail_at: int | None = None
-        self.failure = "the step failed: scripted"
+        self.failure = ErrorInfo("the step failed: scripted")
         self.die_at: int | None = None
         self.is_dead = False
         self.resumed = asyncio.Event()
@@ -66,7 +74,7 @@ class ScriptedClient:
         self.aborted: asyncio.Queue[str] = asyncio.Queue()
 
     def __getattr__(self, name: str) -> Any:
-        """`tokenizer`, `chat_template`, `max_model_len`, `default_sampling_params`, `resolve`."""
+        """Delegate `tokenizer`, `chat_template`, `max_model_len`, `default_sampling_params` and `resolve`."""
         return getattr(self.__dict__["_frontend"], name)
 
     async def generate(
@@ -92,7 +100,7 @@ class ScriptedClient:
                 await self._play_events(position)
                 for index in range(request.params.n):
                     assembly.push(self._step(request, index, position), time.monotonic())
-                if self.cuts is not None and position + 1 not in self.cuts and not assembly.finished:
+                if self.yield_at is not None and position + 1 not in self.yield_at and not assembly.finished:
                     continue
                 output = assembly.take(kind)
                 if output is not None:
@@ -154,7 +162,7 @@ class ScriptedClient:
 
 
 def scripted_logprobs(token: int, top: int) -> TokenLogprobs:
-    """The chosen token is the second likeliest; the last of more than one is impossible."""
+    """Return logprobs in which the chosen token is the second likeliest; the last of several others is impossible."""
     others = [(token + k) % VOCAB_SIZE for k in range(1, top + 1)]
     values = [-0.25 * k for k in range(1, top + 1)]
     if top > 1:
@@ -163,7 +171,7 @@ def scripted_logprobs(token: int, top: int) -> TokenLogprobs:
 
 
 class Served:
-    """A server at work: its address, its engine and clients for it."""
+    """A running server with its address, its engine and clients."""
 
     def __init__(self, url: str, engine: ScriptedClient, server: ApiServer, http: httpx.AsyncClient) -> None:
         self.url = url
@@ -181,7 +189,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(engine: Any, tracer: Any = None, **config: Any) -> AsyncIterator[Served]:
-    sock = socket.socket(proto=socket.IPPROTO_TCP)  # asyncio turns Nagle's algorithm off for what says it is TCP
+    sock = socket.socket(proto=socket.IPPROTO_TCP)  # asyncio turns off Nagle's algorithm only if `proto` is TCP
     sock.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     settings = ServerConfig(**{"served_model_names": (MODEL,), "drain_timeout_s": 5.0, **config})
@@ -198,7 +206,7 @@ async def serving(engine: Any, tracer: Any = None, **config: Any) -> AsyncIterat
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """`name{labels}` without the labels that every sample has -> value."""
+    """Return the value of each sample by `name{labels}`, without the labels that every sample has."""
     samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
     return {_short(name): float(value) for name, value in samples}
 
@@ -210,7 +218,7 @@ def _short(name: str) -> str:
 
 
 def events(body: str) -> list[str]:
-    """The data of each server-sent event."""
+    """Return the data of each server-sent event."""
     frames = body.split("\n\n")
     assert frames.pop() == ""
     assert all(frame.startswith("data: ") for frame in frames)

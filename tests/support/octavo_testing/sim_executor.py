@@ -1,10 +1,10 @@
-"""A model-free executor that carries plans out on a fake KV memory and proves that they were sound.
+"""A model-free executor that carries out plans on a fake KV memory and checks that they were sound.
 
 Each slot of each block holds the chain of the token written there: a number that depends on every token of the
-sequence up to it. The work is done in the documented order (out, in, copies, forward), each list as one batch, reads
-before writes. Before a sequence samples, every position of its table must hold exactly its own chain: so aliasing, a
-missing copy-on-write, a stale or misplaced swap or a wrong prefix hit cannot pass unseen. The next token is a function
-of the chain and the seed alone, so what a request gets must not depend on who else is there.
+sequence up to it. The executor works in the documented order (out, in, copies, forward), each list as one batch, reads
+before writes. Before a sequence samples, every position of its table must hold exactly its own chain, so that aliasing,
+a missing copy-on-write, a stale or misplaced swap, or a wrong prefix hit is detected. The next token depends only on
+the chain and the seed, so that the output of a request must not depend on other requests.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ EMPTY = -1
 
 
 def chains_of(token_ids: list[int], *, first: int = 0, before: int = 0) -> list[int]:
-    """Chain of each token from position `first` on, given the chain before it."""
+    """Return the chain of each token from position `first` on, given the chain before it."""
     chains, chain = [], before
     for token in token_ids[first:]:
         chain = hash((chain, token, 7))
@@ -33,7 +33,10 @@ def next_token(chain: int, seed: int) -> int:
 def expected_output(
     request: EngineRequest, *, index: int = 0, max_len: int, start_from: list[int] | None = None
 ) -> tuple[list[int], FinishReason, int | None]:
-    """What output `index` must get: tokens, finish and stop reason. `start_from`: tokens at which it was forked off."""
+    """Return the tokens, finish reason and stop reason that output `index` must get.
+
+    `start_from`: the tokens at which the output was forked. Default: the prompt.
+    """
     params = request.params
     token_ids = list(request.prompt_token_ids if start_from is None else start_from)
     first, num_prompt = len(token_ids), len(request.prompt_token_ids)
@@ -74,7 +77,7 @@ class SimExecutor:
         self.has_failed = False
 
     def fail(self) -> None:
-        """Lose all memory; what it was told to drop may come again."""
+        """Lose all memory. Later plans may drop a sequence a second time."""
         self.has_failed = True
         for memory in (self.device, self.host):
             memory[:] = [[EMPTY] * self.block_size for _ in memory]
@@ -96,7 +99,7 @@ class SimExecutor:
         return StepResult(step_id=plan.step_id, seqs=[self._result(plan, step) for step in plan.seqs])
 
     def _write(self, plan: StepPlan) -> dict[int, list[int]]:
-        """The forward pass's writes; the chains of each sequence's drafts."""
+        """Write the chains of the forward pass; return the chains of each sequence's drafts."""
         drafts: dict[int, list[int]] = {}
         for step in plan.seqs:
             seq = self.seqs[step.seq_id]
@@ -108,7 +111,7 @@ class SimExecutor:
         for step in plan.seqs:
             seq = self.seqs[step.seq_id]
             end = step.start + step.num_tokens
-            assert end <= len(seq.token_ids), "tokens that nobody has sampled yet"
+            assert end <= len(seq.token_ids), "tokens that were not sampled yet"
             chains = seq.chains[step.start : end]
             if step.draft_token_ids:
                 assert end == len(seq.token_ids)

@@ -1,7 +1,7 @@
 """A scheduler, a `SimExecutor` and requests in one loop, with the laws of scheduling asserted at each step.
 
-Results may be held back, so that several plans are in flight. What each output got is compared with what it must get
-by `expected_output`, which knows nothing of blocks, batches or preemption.
+A test may delay results, so that several plans are in flight. Each output is compared with `expected_output`, which is
+computed without blocks, batches or preemption.
 """
 
 from collections import deque
@@ -104,7 +104,7 @@ class Simulation:
         return [*self.scheduler._state.seqs.values()]
 
     def step(self) -> StepPlan:
-        """Plan, check the laws, run at once (plans run in order); the result waits for `commit`."""
+        """Plan a step, check the laws and run the plan at once; the result is queued until `commit`."""
         self.now += 1.0
         state = self.scheduler._state
         was_waiting = [*state.waiting]
@@ -131,7 +131,7 @@ class Simulation:
         return plan
 
     def drain(self, *, depth: int = 1) -> None:
-        """Run until nothing is left, `depth` plans in flight, within the number of steps that the work can take."""
+        """Run until no work is left, with `depth` plans in flight; fail after more steps than the work can take."""
         bound = self._max_steps()
         for _ in range(bound):
             if not self.scheduler.has_work():
@@ -147,7 +147,7 @@ class Simulation:
         assert not self.scheduler.has_work(), f"no end after {bound} steps"
 
     def verify(self) -> None:
-        """Everybody got what they would have got alone, and nothing is left behind."""
+        """Assert that each output is the one of a request that runs alone, and that no block is left in use."""
         for (request_id, index), received in self.received.items():
             request, last = self.requests[request_id], received.last
             assert last is not None, f"{request_id}[{index}] never ended"
@@ -196,7 +196,7 @@ class Simulation:
         planned = {step.seq_id for step in plan.seqs}
         admitted = [seq.key for seq in was_waiting if seq.status == "running"]
         overtaken = [seq.key for seq in was_waiting if seq.status != "running"]
-        assert not admitted or not overtaken or max(admitted) < min(overtaken), "somebody was overtaken"
+        assert not admitted or not overtaken or max(admitted) < min(overtaken), "a sequence was overtaken"
         preempted = [seq for seq in state.waiting if seq not in was_waiting]
         assert not preempted or not admitted, "preempting and admitting in one step"
         assert not planned & {seq.seq_id for seq in preempted}, "a preempted sequence in the plan"
@@ -206,7 +206,7 @@ class Simulation:
         assert stats.host_used_blocks <= stats.host_total_blocks
 
     def _max_steps(self) -> int:
-        """If the first of the running sequences goes on by a token or a whole chunk in each step."""
+        """Bound the number of steps: in each step the first running sequence advances by a token or a whole chunk."""
         chunk = self.config.max_num_batched_tokens
         if self.config.enable_chunked_prefill and self.config.long_prefill_token_threshold:
             chunk = min(chunk, self.config.long_prefill_token_threshold)

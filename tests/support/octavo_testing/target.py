@@ -1,4 +1,4 @@
-"""A server under test as its users see it: the official client, raw HTTP and its metrics."""
+"""`Target`: a server process under test with the official client, raw HTTP and its metrics."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ class Target:
         return parse_metrics(self.http.get("/metrics").text)
 
     def metrics_when(self, holds: Callable[[dict[str, float]], bool]) -> dict[str, float]:
-        """The first metrics for which `holds` is true: what they count happens a moment after an answer is read."""
+        """Return the first metrics that fulfil `holds`: the server counts some events shortly after a response."""
         deadline = time.monotonic() + SETTLING_TIMEOUT_S
         while not holds(metrics := self.metrics()):
             assert time.monotonic() < deadline, metrics

@@ -1,4 +1,4 @@
-"""A command at a terminal of its own: typed at, read from, interrupted with Ctrl-C as a person does."""
+"""A command at a pseudo-terminal: a test types, reads the output and presses Ctrl-C as a person does."""
 
 import asyncio
 import os
@@ -12,8 +12,8 @@ import psutil
 
 CTRL_C, CTRL_D, UP = b"\x03", b"\x04", b"\x1b[A"
 
-#: Makes the terminal the controlling one, so that Ctrl-C becomes a signal (which a background job was told to ignore),
-#: and turns into the command.
+#: Makes the terminal the controlling one, so that Ctrl-C becomes a signal, handles SIGINT again, which background jobs
+#: ignore, and executes the command.
 _LAUNCH = """
 import fcntl, os, signal, sys, termios
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -47,14 +47,14 @@ class Terminal:
         return _ESCAPES.sub("", self._output.decode(errors="replace")).replace("\r\n", "\n")
 
     async def until(self, expected: str, timeout_s: float = 30) -> str:
-        """What came since the last call, up to and with `expected`."""
+        """Wait for `expected` and return the output since the last call, up to its end."""
         try:
             async with asyncio.timeout(timeout_s):
                 while (found := self.text.find(expected, self._seen)) < 0:
                     self._arrived.clear()
                     await self._arrived.wait()
         except TimeoutError:
-            raise AssertionError(f"{expected!r} never came; the terminal shows:\n{self.text}") from None
+            raise AssertionError(f"{expected!r} did not appear; the terminal shows:\n{self.text}") from None
         start, self._seen = self._seen, found + len(expected)
         return self.text[start : self._seen]
 
@@ -65,7 +65,7 @@ class Terminal:
         os.write(self._descriptor, keys)
 
     async def interrupt(self) -> None:
-        """Ctrl-C once the command waits for keys: readline overlooks a signal that comes while it handles one."""
+        """Press Ctrl-C when the command waits for keys: readline loses a signal that arrives while it handles a key."""
         while psutil.Process(self._process.pid).status() != psutil.STATUS_SLEEPING:
             await asyncio.sleep(0.005)
         self.press(CTRL_C)

@@ -1,4 +1,4 @@
-"""One thread: these tensors are small, and threads that spin on a busy machine cost more than they compute."""
+"""A fixture that limits torch to one thread: for small tensors, spinning threads cost more than they compute."""
 
 from collections.abc import Iterator
 

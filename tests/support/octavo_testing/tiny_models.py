@@ -1,9 +1,9 @@
-"""Tiny random models of each architecture, written by transformers, on which a wrong engine can't pass.
+"""Tiny random models of each architecture, written by transformers, with which a wrong engine fails the parity tests.
 
-At transformers' own init (std 0.02) a small model attends uniformly and its logits hardly differ, so that parity holds
-with RoPE missing. Here matrices keep or raise the variance, norm weights and biases are far from neutral, sequences
-outgrow the sliding window and the original RoPE length, and `scramble` is followed by a check in the parity tests that
-the logits spread.
+With transformers' own initialization (std 0.02) a small model attends uniformly and its logits hardly differ, so that
+parity would hold even without RoPE. Here matrices keep or raise the variance, norm weights and biases are far from
+neutral, and sequences outgrow the sliding window and the original RoPE length. The parity tests check that the logits
+spread.
 """
 
 import math
@@ -16,13 +16,13 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-#: Padding, begin and end of text, and a token for each byte.
+#: Special tokens: padding, begin and end of text. The vocabulary has them and a token for each byte.
 SPECIAL = ("<pad>", "<s>", "</s>")
 VOCAB = len(SPECIAL) + 256
-#: How much a matrix raises the standard deviation of its input.
+#: Factor by which a matrix raises the standard deviation of its input.
 GAIN = 1.4
 LAYERS = 4
-#: Of the parity prompts, and the `max_model_len` that our models are built for: RoPE depends on it.
+#: Length of the parity prompts, and the default `max_model_len`, on which RoPE depends.
 LENGTH = 72
 LONGROPE = {
     "rope_type": "longrope",
@@ -46,7 +46,7 @@ _BASE: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Tiny:
-    """`model_type` and overrides of a config of transformers."""
+    """`model_type` and overrides of a transformers config."""
 
     model_type: str
     config: dict[str, Any] = field(default_factory=dict)
@@ -136,7 +136,7 @@ TINY: dict[str, Tiny] = {
 
 
 def make_tiny(name: str, folder: Path, *, seed: int = 0) -> Path:
-    """Writes `TINY[name]` under `folder`: config.json, safetensors, tokenizer.json. Returns the model's folder."""
+    """Write config.json, safetensors and tokenizer.json of `TINY[name]` under `folder`; return the model's folder."""
     path = folder / name
     if not path.exists():
         tiny_model(name, seed=seed).save_pretrained(path)

@@ -1,6 +1,6 @@
 """Tokenizers small enough to read, as the key-values of a GGUF header: byte-level BPE and SentencePiece.
 
-Both know every byte, so any text can be encoded and any text is the decoding of something.
+Both have a token for every byte, so that any text can be encoded and is the decoding of some ids.
 """
 
 import struct
@@ -19,13 +19,13 @@ def _is_byte_char(char: str) -> bool:
     return len(from_byte_level(char)) == 1 and char != "\x7f"
 
 
-#: One printable character for each byte, in order of the bytes.
+#: One character for each byte, in order of the bytes.
 _BYTE_CHARS = sorted((chr(c) for c in range(0x21, 0x144) if _is_byte_char(chr(c))), key=from_byte_level)
 _PIECES = ("▁", "a", "b", "c", "▁a", "ab", "▁ab", "abc", "é", "日", "▁▁", "\n")
 
 
 def byte_level_metadata(**changes: Any) -> dict[str, Any]:
-    """Ids: the 256 bytes in order, then merged words, then control and user-defined tokens. `changes` by short key."""
+    """Ids: the 256 bytes in order, merged words, control tokens, user-defined tokens. `changes` override short keys."""
     merges = ["Ġ a", "Ġ b", "a b", "Ġ ab", "Ġ Ġ", "1 2", "Ċ Ċ", "Ã ©"]
     tokens = [*_BYTE_CHARS, *(merge.replace(" ", "") for merge in merges), *CONTROL, *USER_DEFINED]
     types = [TokenType.NORMAL] * (len(tokens) - 3) + [TokenType.CONTROL] * 2 + [TokenType.USER_DEFINED]
@@ -43,7 +43,7 @@ def byte_level_metadata(**changes: Any) -> dict[str, Any]:
 
 
 def sentence_piece_metadata(**changes: Any) -> dict[str, Any]:
-    """Ids: unknown, start, end, the 256 bytes, then pieces, of which earlier ones merge first."""
+    """Ids: unknown, start, end, the 256 bytes, pieces; earlier pieces merge first."""
     specials = ["<unk>", "<s>", "</s>"]
     tokens = [*specials, *(f"<0x{byte:02X}>" for byte in range(256)), *_PIECES, *USER_DEFINED]
     kinds = (
@@ -84,7 +84,7 @@ def _prefixed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_gguf(path: Path, metadata: dict[str, Any]) -> Path:
-    """A GGUF file with these key-values and no tensors."""
+    """Write a GGUF file with these key-values and no tensors."""
     entries = b"".join(_string(key) + _typed(value) for key, value in metadata.items())
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(metadata)) + entries)
     return path

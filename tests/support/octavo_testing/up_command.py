@@ -1,4 +1,4 @@
-"""`octavo up` as a process of its own, over scripted engines, with everything that it starts."""
+"""`octavo up` as a process with scripted engines, and the processes that it starts."""
 
 import re
 import signal
@@ -32,15 +32,15 @@ class UpProcess:
         return self._log.read_text()
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Fails with the log if it isn't so in time, or the process has ended."""
+        """Wait for the condition, which `what` names; fail with the log on a timeout or when the process ends."""
         deadline = time.monotonic() + TIMEOUT_S
         while not condition():
             assert self.process.poll() is None, f"ended before {what}:\n{self.log}"
             assert time.monotonic() < deadline, f"not within {TIMEOUT_S} s: {what}\n{self.log}"
             time.sleep(0.02)
 
-    def until_said(self, text: str) -> None:
-        self.until(lambda: text in self.log, f"{text!r} is said")
+    def wait_for_log(self, text: str) -> None:
+        self.until(lambda: text in self.log, f"{text!r} is logged")
 
     def metric(self, name: str) -> float:
         found = re.search(rf"^{name}(?:{{.*}})? (\S+)$", httpx.get(f"{self.url}/metrics").text, re.MULTILINE)
@@ -51,7 +51,7 @@ class UpProcess:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def child(self, name: str) -> psutil.Process:
-        """`router` or `replica-N`: by its place in the order in which they were started."""
+        """Return the process of `router` or `replica-N`; N is the replica's position in the order of starts."""
         children = sorted(psutil.Process(self.process.pid).children(), key=lambda child: child.create_time())
         routers = [child for child in children if "route" in child.cmdline()]
         replicas = [child for child in children if child not in routers]
@@ -66,9 +66,10 @@ class UpProcess:
 
 @contextmanager
 def octavo_up(folder: Path, *flags: str, manifest: str | None = None) -> Iterator[UpProcess]:
-    """`folder` gets model and log. Afterwards nothing that it started is left; a failure leaves nothing either.
+    """Run `octavo up` with model and log in `folder`, and end it with its children afterwards.
 
-    `manifest` is read from standard input, with MODEL for the address of the model."""
+    `manifest` is passed on standard input; MODEL in it is replaced by the model's URI.
+    """
     model = folder / "model"
     if not model.exists():
         model.mkdir()
@@ -88,5 +89,5 @@ def octavo_up(folder: Path, *flags: str, manifest: str | None = None) -> Iterato
         process.wait(TIMEOUT_S)
 
 
-def none_left(family: list[psutil.Process]) -> bool:
+def all_exited(family: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(family, timeout=10)[1]

@@ -1,4 +1,4 @@
-"""Waiting for what another process does: until it holds, or with what was last seen in the failure."""
+"""A bounded wait for another process."""
 
 import time
 from collections.abc import Callable
@@ -6,9 +6,11 @@ from collections.abc import Callable
 PATIENCE_S = 60.0
 
 
-def eventually(holds: Callable[[], object], *, within_s: float = PATIENCE_S, says: Callable[[], object] = str) -> None:
-    """`says`: for the failure."""
+def eventually(
+    holds: Callable[[], object], *, within_s: float = PATIENCE_S, describe: Callable[[], object] = str
+) -> None:
+    """Wait until `holds` returns true; after `within_s` fail with the text of `describe`."""
     deadline = time.monotonic() + within_s
     while not holds():
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {says()}"
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {describe()}"
         time.sleep(0.05)

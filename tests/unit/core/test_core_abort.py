@@ -1,4 +1,4 @@
-"""Aborts in every state: the blocks are back at once, and each output has exactly one last record."""
+"""Aborts in every state: the blocks are freed at once, and each output gets exactly one terminal record."""
 
 from collections.abc import Callable
 
@@ -33,16 +33,16 @@ def pipelined_chunks(sim: Simulation) -> None:
     sim.step()
 
 
-def preempted(sim: Simulation) -> None:
-    """The oldest one grows until "r" has to go."""
+def preempt_request(sim: Simulation) -> None:
+    """Preempt "r": an older request grows until blocks run out."""
     sim.add("old", [2] * 18, max_tokens=22)
     sim.add("r", [1] * 10, max_tokens=20)
     while not sim.scheduler.stats().preemptions:
         sim.tick()
 
 
-def preempted_in_flight(sim: Simulation) -> None:
-    """Plans of one sequence each, alternating, two in flight."""
+def preempt_in_flight(sim: Simulation) -> None:
+    """Preempt a sequence while its plan is in flight: two plans, each with one sequence, alternate."""
     sim.add("old", [2] * 18, max_tokens=22)
     while not sim.step().seqs[0].sample:
         sim.commit()
@@ -65,14 +65,14 @@ def unborn_siblings(sim: Simulation) -> None:
 
 
 STATES = [
-    waiting, mid_chunk, running, in_flight, pipelined_chunks, preempted, preempted_in_flight, forked_siblings,
+    waiting, mid_chunk, running, in_flight, pipelined_chunks, preempt_request, preempt_in_flight, forked_siblings,
     unborn_siblings,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("reach", STATES)
 @pytest.mark.parametrize("host", [0, 2, 16])
-def test_abort(reach: Setup, host: int) -> None:
+def test_an_abort_in_every_state_frees_all_blocks(reach: Setup, host: int) -> None:
     sim = Simulation(num_blocks=10, num_host_blocks=host, max_num_batched_tokens=12, preemption_mode="swap")
     reach(sim)
     held = {block for seq in sim.live if seq.request_id != "r" for block in seq.table}
@@ -86,7 +86,7 @@ def test_abort(reach: Setup, host: int) -> None:
 
 @pytest.mark.parametrize("reach", [forked_siblings, unborn_siblings])
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_one_sibling_goes_and_the_others_stay(reach: Setup, index: int) -> None:
+def test_an_aborted_output_leaves_its_siblings_running(reach: Setup, index: int) -> None:
     sim = Simulation(num_blocks=10, max_num_batched_tokens=12)
     reach(sim)
     sim.abort("r", index)
@@ -98,7 +98,7 @@ def test_one_sibling_goes_and_the_others_stay(reach: Setup, index: int) -> None:
     assert reasons == {i: "abort" if i == index else "length" for i in range(3)}
 
 
-def test_all_siblings_one_by_one() -> None:
+def test_aborting_all_outputs_one_by_one_ends_the_request() -> None:
     sim = Simulation(num_blocks=10, max_num_batched_tokens=12)
     unborn_siblings(sim)
     for index in (1, 0, 2):
@@ -108,7 +108,7 @@ def test_all_siblings_one_by_one() -> None:
     sim.verify()
 
 
-def test_the_runner_is_told_to_forget() -> None:
+def test_the_runner_drops_an_aborted_sequence() -> None:
     sim = Simulation()
     running(sim)
     seq_id = sim.live[0].seq_id
@@ -125,7 +125,7 @@ def test_an_unknown_request_is_ignored() -> None:
     assert sim.scheduler.waiting_reason("nobody") is None
 
 
-def test_aborted_while_waiting_it_tells_how_long_it_queued() -> None:
+def test_an_abort_while_waiting_reports_the_queue_time() -> None:
     sim = Simulation()
     waiting(sim)
     sim.scheduler._state.now = 5.0

@@ -1,4 +1,4 @@
-"""Who gets in, when, with how many tokens; and what never gets in."""
+"""Admission: order, time and number of tokens; and requests that are never admitted."""
 
 import pytest
 from octavo_engine.core.scheduler import Scheduler
@@ -10,7 +10,7 @@ def shares(sim: Simulation) -> list[int]:
     return [step.num_tokens for step in sim.tick().seqs]
 
 
-def test_one_budget_for_chunks_and_decodes() -> None:
+def test_chunks_and_decodes_share_one_budget() -> None:
     sim = Simulation(max_num_batched_tokens=8)
     sim.add("a", [1] * 6)
     sim.add("b", [2] * 15)
@@ -22,7 +22,7 @@ def test_one_budget_for_chunks_and_decodes() -> None:
     sim.verify()
 
 
-def test_the_threshold_leaves_room_beside_a_long_prompt() -> None:
+def test_the_threshold_leaves_budget_beside_a_long_prompt() -> None:
     sim = Simulation(max_num_batched_tokens=8, long_prefill_token_threshold=3)
     sim.add("a", [1] * 20)
     sim.add("b", [2] * 4)
@@ -30,7 +30,7 @@ def test_the_threshold_leaves_room_beside_a_long_prompt() -> None:
     assert shares(sim) == [3, 1]
 
 
-def test_without_chunked_prefill_a_prompt_waits_for_a_step_of_its_own_size() -> None:
+def test_an_unchunked_prompt_waits_for_enough_budget() -> None:
     sim = Simulation(max_num_batched_tokens=64, enable_chunked_prefill=False, num_blocks=40)
     sim.add("a", [1] * 40)
     sim.add("b", [2] * 30)
@@ -41,11 +41,11 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_step_of_its_own_size() -> 
     sim.verify()
 
 
-def test_several_plans_in_flight_pipeline_chunks_but_never_a_decode() -> None:
+def test_plans_in_flight_pipeline_chunks_but_not_decodes() -> None:
     sim = Simulation(max_num_batched_tokens=4)
     sim.add("a", [1] * 10)
     assert [sim.step().seqs[0].num_tokens for _ in range(3)] == [4, 4, 2]
-    assert sim.step().is_empty, "its token isn't known yet"
+    assert sim.step().is_empty, "its token is not committed yet"
     for _ in range(3):
         sim.commit()
     assert sim.step().seqs[0].start == 10
@@ -53,7 +53,7 @@ def test_several_plans_in_flight_pipeline_chunks_but_never_a_decode() -> None:
     sim.verify()
 
 
-def test_admission_takes_blocks_for_all_tokens_known() -> None:
+def test_admission_allocates_blocks_for_all_known_tokens() -> None:
     sim = Simulation(num_blocks=8, block_size=4, max_num_batched_tokens=4)
     sim.add("a", [1] * 20)
     sim.add("b", [2] * 16)
@@ -68,7 +68,7 @@ def test_admission_takes_blocks_for_all_tokens_known() -> None:
     sim.verify()
 
 
-def test_the_watermark_keeps_blocks_for_those_who_run() -> None:
+def test_the_watermark_keeps_blocks_for_running_sequences() -> None:
     sim = Simulation(num_blocks=10, watermark=0.3)
     sim.add("a", [1] * 20)
     sim.add("b", [2] * 12)
@@ -76,10 +76,10 @@ def test_the_watermark_keeps_blocks_for_those_who_run() -> None:
     assert sim.scheduler.waiting_reason("b") == "capacity"
     alone = Simulation(num_blocks=10, watermark=1.0)
     alone.add("a", [1] * 30)
-    assert alone.tick().seqs, "with nothing running there is nobody to keep blocks for"
+    assert alone.tick().seqs, "while no sequence runs, no blocks are kept in reserve"
 
 
-def test_nobody_overtakes_the_head_of_the_queue() -> None:
+def test_no_request_overtakes_the_head_of_the_queue() -> None:
     sim = Simulation(num_blocks=8)
     sim.add("a", [1] * 20)
     sim.add("big", [2] * 16)
@@ -91,7 +91,7 @@ def test_nobody_overtakes_the_head_of_the_queue() -> None:
     sim.verify()
 
 
-def test_lower_priority_values_go_first_and_ties_by_arrival() -> None:
+def test_lower_priority_values_run_first_and_ties_by_arrival() -> None:
     sim = Simulation(policy="priority", max_num_seqs=1)
     sim.add("late", [1], priority=1, arrival_s=2.0, max_tokens=1)
     sim.add("early", [2], priority=1, arrival_s=1.0, max_tokens=1)
@@ -100,7 +100,7 @@ def test_lower_priority_values_go_first_and_ties_by_arrival() -> None:
     assert order == ["urgent", "early", "late"]
 
 
-def test_without_the_policy_priority_is_ignored() -> None:
+def test_priority_is_ignored_without_the_policy() -> None:
     sim = Simulation(max_num_seqs=1)
     sim.add("first", [1], priority=9, arrival_s=2.0)
     sim.add("second", [2], priority=0, arrival_s=1.0)
@@ -108,7 +108,7 @@ def test_without_the_policy_priority_is_ignored() -> None:
     assert sim.scheduler.waiting_reason("second") == "max_num_seqs"
 
 
-def test_a_group_enters_when_all_its_outputs_have_a_place() -> None:
+def test_a_request_is_admitted_when_all_outputs_have_a_place() -> None:
     sim = Simulation(max_num_seqs=4)
     sim.add("a", [1, 2])
     sim.add("b", [2, 3])
@@ -132,7 +132,7 @@ def test_a_group_enters_when_all_its_outputs_have_a_place() -> None:
         ({}, [], {}, "empty"),
     ],
 )
-def test_what_can_never_run_is_refused(config: dict, prompt: list[int], params: dict, message: str) -> None:  # type: ignore[type-arg]
+def test_a_request_that_can_never_run_is_refused(config: dict, prompt: list[int], params: dict, message: str) -> None:  # type: ignore[type-arg]
     scheduler = Scheduler(sim_config(**config))
     with pytest.raises(InvalidRequest, match=message) as caught:
         scheduler.add(sim_request("r", prompt, **params), 0.0)
@@ -152,14 +152,14 @@ def test_an_id_in_use_is_refused_and_free_again_afterwards() -> None:
 @pytest.mark.parametrize(
     "config", [{"num_blocks": 0}, {"enable_chunked_prefill": False, "max_num_batched_tokens": 8}, {"max_num_seqs": 0}]
 )
-def test_a_configuration_that_cannot_work_is_refused(config: dict[str, object]) -> None:
+def test_an_unusable_configuration_is_refused(config: dict[str, object]) -> None:
     with pytest.raises(StartupError):
         Scheduler(sim_config(**config))
 
 
 @pytest.mark.parametrize("prompt", [1, 3, 4, 5, 8, 12])
 @pytest.mark.parametrize("max_tokens", [1, 3, 4, 5])
-def test_lengths_around_block_edges(prompt: int, max_tokens: int) -> None:
+def test_lengths_around_block_edges_finish(prompt: int, max_tokens: int) -> None:
     sim = Simulation(block_size=4)
     for name in ("cold", "warm"):
         sim.add(name, [7] * prompt, max_tokens=max_tokens, logprobs=1)
@@ -175,7 +175,7 @@ def test_the_longest_sequence_that_fits_runs_to_the_last_slot() -> None:
     assert len(sim.received["r", 0].token_ids) == 1
 
 
-def test_stats_of_used_slots() -> None:
+def test_stats_count_used_slots() -> None:
     sim = Simulation()
     sim.add("a", [1] * 6, n=2)
     sim.tick()
@@ -187,7 +187,7 @@ def test_stats_of_used_slots() -> None:
     assert (stats.prompt_tokens, stats.generation_tokens, stats.steps) == (6, 4, 2)
 
 
-def test_what_a_waiting_request_will_find_is_evicted_last() -> None:
+def test_blocks_that_a_waiting_request_will_find_are_evicted_last() -> None:
     sim = Simulation(num_blocks=8, max_num_seqs=1)
     for name, first in (("older", 10), ("younger", 30)):
         sim.add(name, [*range(first, first + 8)], max_tokens=1)

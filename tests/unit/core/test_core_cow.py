@@ -31,7 +31,7 @@ def test_the_prompt_is_computed_once_and_its_partial_block_is_shared() -> None:
     assert sim.scheduler.stats().cow_copies == 3
 
 
-def test_no_copy_is_made_of_a_prompt_that_ends_on_a_block_edge() -> None:
+def test_a_prompt_that_ends_on_a_block_edge_is_not_copied() -> None:
     sim = Simulation(block_size=4)
     sim.add("r", [1] * 8, n=3)
     sim.drain()
@@ -55,7 +55,7 @@ def test_a_fully_cached_prompt_recomputes_one_token() -> None:
 
 
 def test_two_equal_prompts_in_one_step_share_all_blocks_but_the_last() -> None:
-    """The last block is written in this very step, and copies run before: it can't be copied yet."""
+    """The last block is written in the same step, and copies run before, so it cannot be copied yet."""
     sim = Simulation(block_size=4)
     sim.add("a", [1] * 8)
     sim.add("b", [1] * 8)
@@ -67,7 +67,7 @@ def test_two_equal_prompts_in_one_step_share_all_blocks_but_the_last() -> None:
 
 
 def test_the_source_of_a_copy_is_not_reused_in_its_step() -> None:
-    """Once its only user has a copy, the cached block is free for the taking; but copies run after swapping in."""
+    """Once its only user has a copy, the cached block can be evicted; but copies run after swapping in."""
     sim = Simulation(num_blocks=4, num_host_blocks=4, block_size=4)
     for name, prompt in (("on host", [2] * 4), ("fill", [9] * 15), ("on device", [1] * 4)):
         sim.add(name, prompt, max_tokens=1)
@@ -84,7 +84,7 @@ def test_the_source_of_a_copy_is_not_reused_in_its_step() -> None:
 
 @pytest.mark.parametrize("ticks", [1, 2, 3, 5, 6])
 @pytest.mark.parametrize("in_flight", [False, True])
-def test_forks_at_any_step(ticks: int, in_flight: bool) -> None:
+def test_a_fork_at_any_step_gives_the_right_tokens(ticks: int, in_flight: bool) -> None:
     sim = Simulation(block_size=4)
     sim.add("r", [1] * 6, max_tokens=10)
     for _ in range(ticks):
@@ -112,7 +112,7 @@ def test_a_fork_of_a_waiting_sequence_waits() -> None:
     sim.verify()
 
 
-def test_a_group_that_has_not_forked_its_outputs_cannot_be_forked() -> None:
+def test_a_request_cannot_fork_before_its_own_outputs_fork() -> None:
     sim = Simulation()
     sim.add("r", [1], n=2)
     with pytest.raises(ValueError, match="outputs"):
@@ -128,7 +128,7 @@ def test_a_fork_in_the_middle_of_a_prompt_computes_the_rest_itself() -> None:
     sim.verify()
 
 
-def test_drafts_that_are_rejected_leave_no_trace() -> None:
+def test_rejected_drafts_leave_no_trace() -> None:
     sim = Simulation(block_size=4)
     sim.add("r", [1] * 5, max_tokens=12)
     sim.tick()
@@ -138,7 +138,7 @@ def test_drafts_that_are_rejected_leave_no_trace() -> None:
     plan = sim.tick()
     assert plan.num_tokens == 5
     assert sim.received["r", 0].token_ids == tokens[:4]
-    assert (seq.computed, len(seq.table), seq.num_registered) == (8, 3, 2), "the extra block stays, without a hash"
+    assert (seq.computed, len(seq.table), seq.num_registered) == (8, 3, 2), "the extra block is kept, without a hash"
     sim.scheduler.propose(seq.seq_id, [99])
     sim.drain()
     sim.verify()
@@ -158,7 +158,7 @@ def test_drafts_are_cut_to_budget_and_length() -> None:
     sim.verify()
 
 
-def test_the_cached_length_in_outputs_is_that_of_the_first_admission() -> None:
+def test_outputs_report_the_cached_length_of_the_first_admission() -> None:
     sim = Simulation(num_blocks=6, block_size=4)
     sim.add("cold", [1] * 8, max_tokens=1)
     sim.drain()
@@ -172,7 +172,7 @@ def test_the_cached_length_in_outputs_is_that_of_the_first_admission() -> None:
     assert last.num_cached_tokens == 7
 
 
-def test_salts_do_not_see_each_other() -> None:
+def test_requests_with_different_salts_share_no_blocks() -> None:
     sim = Simulation(block_size=4)
     for salt in ("", "one", "two"):
         sim.add(f"r{salt}", [1] * 8, salt=salt)
@@ -199,7 +199,7 @@ def test_prompt_logprobs_do_not_read_the_cache_but_fill_it() -> None:
     assert sim.received["b", 1].prompt_logprobs is None
 
 
-def test_a_cache_that_is_off_is_never_read() -> None:
+def test_a_disabled_cache_is_never_read() -> None:
     sim = Simulation(enable_prefix_caching=False, num_host_blocks=8)
     for name in ("a", "b"):
         sim.add(name, [1] * 12)
@@ -220,7 +220,7 @@ def test_resetting_the_cache_is_refused_while_blocks_are_in_use() -> None:
     assert sim.scheduler.stats().cached_blocks == 0
 
 
-def test_resetting_forgets_what_swapped_sequences_had_saved() -> None:
+def test_a_reset_drops_the_saved_blocks_of_swapped_sequences() -> None:
     sim = Simulation(num_blocks=8, num_host_blocks=8, preemption_mode="swap")
     sim.add("old", [1] * 12, max_tokens=12)
     sim.add("swapped", [2] * 10, max_tokens=12)

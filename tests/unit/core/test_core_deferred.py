@@ -1,11 +1,11 @@
-"""What waits for its grammar is overtaken, keeps its place in the queue, and replays from a trace."""
+"""A request that waits for its grammar is overtaken, keeps its place in the queue, and replays from a trace."""
 
 import pytest
 from octavo_engine.core.replay import replay
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.wire.plan import SeqResult, StepPlan, StepResult
-from octavo_engine.wire.records import EngineRequest
+from octavo_engine.wire.records import EngineRequest, ErrorInfo
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.simulation import sim_config
 
@@ -33,7 +33,7 @@ def names(scheduler, plan):
     return [requests[step.seq_id] for step in plan.seqs]
 
 
-def test_the_deferred_one_is_overtaken_and_then_first_in_its_queue(scheduler):
+def test_a_deferred_request_is_overtaken_and_keeps_its_place(scheduler):
     scheduler.add(request("slow"), 0.0, deferred=True)
     for name in ("a", "b"):
         scheduler.add(request(name, grammar=None), 0.0)
@@ -44,7 +44,7 @@ def test_the_deferred_one_is_overtaken_and_then_first_in_its_queue(scheduler):
     assert names(scheduler, scheduler.step(3.0)) == ["slow"]
 
 
-def test_with_nothing_but_deferred_ones_there_is_no_work(scheduler):
+def test_only_deferred_requests_mean_no_work(scheduler):
     scheduler.add(request("slow"), 0.0, deferred=True)
     assert not scheduler.has_work()
     assert scheduler.step(1.0).is_empty
@@ -54,7 +54,7 @@ def test_with_nothing_but_deferred_ones_there_is_no_work(scheduler):
     assert plan.new_seqs[0].grammar == "g"
 
 
-def test_why_it_waits_and_how_many_do(scheduler):
+def test_stats_and_reasons_cover_deferred_requests(scheduler):
     scheduler.add(request("a", grammar=None), 0.0)
     scheduler.add(request("slow"), 0.0, deferred=True)
     scheduler.add(request("b", grammar=None), 0.0)
@@ -66,15 +66,16 @@ def test_why_it_waits_and_how_many_do(scheduler):
     assert [seq.status for seq in scheduler.sequences()] == ["running", "waiting", "deferred"]
 
 
-def test_a_grammar_that_never_comes_ends_every_output_once(scheduler):
+def test_a_failed_grammar_ends_every_output_once(scheduler):
     scheduler.add(request("slow", n=1), 0.0, deferred=True)
-    (ended,) = scheduler.prepared("slow", 1.0, error="too large")
-    assert (ended.finish_reason, ended.error) == ("error", "too large")
+    error = ErrorInfo("too large", "invalid_request")
+    (ended,) = scheduler.prepared("slow", 1.0, error=error)
+    assert (ended.finish_reason, ended.error) == ("error", error)
     assert scheduler.prepared("slow", 2.0) == []
     assert not scheduler.is_live("slow")
 
 
-def test_an_abort_leaves_nothing(scheduler):
+def test_an_abort_leaves_no_deferred_state(scheduler):
     scheduler.add(request("slow"), 0.0, deferred=True)
     (ended,) = scheduler.abort("slow")
     assert ended.finish_reason == "abort"
@@ -98,14 +99,14 @@ def test_a_fork_waits_with_its_parent(scheduler):
     assert scheduler.stats().deferred == 0
 
 
-def test_what_ends_it_is_left_to_the_grammar(scheduler):
-    """Neither `ignore_eos` nor `min_tokens` keeps an end token from ending it: the masks see to both."""
+def test_the_grammar_alone_decides_the_end(scheduler):
+    """Neither `ignore_eos` nor `min_tokens` prevents an end token from ending it: the masks enforce both."""
     scheduler.add(request("r", min_tokens=2, ignore_eos=True), 0.0)
     outputs = scheduler.commit(result(scheduler.step(1.0), EOS), 2.0)
     assert outputs[0].finish_reason == "stop"
 
 
-def test_a_preempted_sequence_is_announced_with_its_grammar_and_all_its_tokens():
+def test_a_preempted_sequence_is_announced_with_grammar_and_tokens():
     scheduler = Scheduler(sim_config(num_blocks=4, block_size=4, max_num_seqs=2, enable_prefix_caching=False))
     for name in ("first", "second"):
         scheduler.add(request(name, max_tokens=12), 0.0)
@@ -119,7 +120,7 @@ def test_a_preempted_sequence_is_announced_with_its_grammar_and_all_its_tokens()
     assert all(new.grammar == "g" and new.num_prompt_tokens == 3 for new in resumed)
 
 
-def test_readiness_is_an_input_that_replays():
+def test_readiness_is_an_input_of_a_replay():
     lines: list[str] = []
     scheduler = TracingScheduler(sim_config(max_num_seqs=1), lines.append)
     scheduler.add(request("slow"), 0.0, deferred=True)
@@ -128,7 +129,7 @@ def test_readiness_is_an_input_that_replays():
     for now, event in enumerate(("", "slow", "never", "", "", "")):
         plan = scheduler.step(float(now))
         if event:
-            scheduler.prepared(event, float(now), error="late" if event == "never" else None)
+            scheduler.prepared(event, float(now), error=ErrorInfo("late") if event == "never" else None)
         if not plan.is_empty:
             scheduler.commit(result(plan), float(now))
     assert not scheduler.has_work()

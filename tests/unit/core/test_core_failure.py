@@ -1,6 +1,7 @@
-"""A step that fails ends its own sequences and nobody else's, and nothing that it may have spoilt is used again."""
+"""A failed step ends only its own sequences, and no block that it may have corrupted is used again."""
 
 from octavo_engine.wire.plan import StepResult
+from octavo_engine.wire.records import ErrorInfo
 from octavo_testing.simulation import Simulation
 
 
@@ -12,9 +13,9 @@ def test_the_sequences_of_the_step_end_with_the_error() -> None:
     sim.step()
     outputs = sim.commit(error="out of memory")
     assert [(o.request_id, o.index, o.finish_reason, o.error) for o in outputs] == [
-        ("a", 0, "error", "out of memory"),
-        ("a", 1, "error", "out of memory"),
-        ("b", 0, "error", "out of memory"),
+        ("a", 0, "error", ErrorInfo("out of memory", "internal")),
+        ("a", 1, "error", ErrorInfo("out of memory", "internal")),
+        ("b", 0, "error", ErrorInfo("out of memory", "internal")),
     ]
     assert sim.scheduler.stats().in_use_blocks == 0
     assert not sim.scheduler.cached_hashes()
@@ -22,7 +23,7 @@ def test_the_sequences_of_the_step_end_with_the_error() -> None:
     sim.verify()
 
 
-def test_a_group_that_had_not_forked_fails_for_each_output() -> None:
+def test_an_unforked_request_fails_for_each_output() -> None:
     sim = Simulation(max_num_batched_tokens=4)
     sim.add("a", [1] * 8, n=3)
     sim.step()
@@ -30,7 +31,7 @@ def test_a_group_that_had_not_forked_fails_for_each_output() -> None:
     assert not sim.scheduler.has_work()
 
 
-def test_others_start_over_and_get_the_same_tokens() -> None:
+def test_other_sequences_start_over_and_get_the_same_tokens() -> None:
     sim = Simulation(max_num_batched_tokens=4)
     sim.add("first", [1] * 3, max_tokens=9)
     sim.step()
@@ -46,7 +47,7 @@ def test_others_start_over_and_get_the_same_tokens() -> None:
     assert sim.received["first", 0].last.num_preemptions == 1
 
 
-def test_plans_that_were_in_flight_behind_the_failed_one_are_void() -> None:
+def test_plans_in_flight_behind_the_failed_plan_are_discarded() -> None:
     sim = Simulation(max_num_batched_tokens=4)
     sim.add("a", [1] * 4)
     sim.step()
@@ -61,8 +62,8 @@ def test_plans_that_were_in_flight_behind_the_failed_one_are_void() -> None:
     assert last.finish_reason == "length"
 
 
-def test_the_runner_is_told_again_what_to_forget() -> None:
-    """It may have failed before it came to that."""
+def test_the_next_plan_drops_sequences_of_the_failed_plan_again() -> None:
+    """The step may have failed before it dropped them."""
     sim = Simulation()
     sim.add("a", [1] * 4, max_tokens=1)
     gone = sim.step().seqs[0].seq_id

@@ -1,4 +1,4 @@
-"""`HostTier`: what is kept in CPU memory, what is dropped first, and what a step may not touch."""
+"""`HostTier`: the entries in CPU memory, the order of drops, and the slots that a step may not reuse."""
 
 from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.host import HostTier
@@ -82,7 +82,7 @@ def test_a_delta_that_is_not_drained_cancels_out() -> None:
     assert (delta.stored, delta.removed) == ([("device", BLOCK_B)], [])
 
 
-def test_nothing_is_recorded_for_nobody() -> None:
+def test_disabled_deltas_record_nothing() -> None:
     deltas = KVDeltas(enabled=False)
     deltas.stored("device", BLOCK_A)
     assert not deltas.drain().stored

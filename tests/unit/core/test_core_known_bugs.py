@@ -1,4 +1,4 @@
-"""Bugs that users of other engines hit (research, engine §4.5): one test each that would catch it here."""
+"""Bugs that users of other engines have reported (research, engine §4.5), with one test for each."""
 
 import subprocess
 import sys
@@ -9,8 +9,8 @@ from octavo_engine.wire.errors import InvalidRequest
 from octavo_testing.simulation import Simulation, sim_config, sim_request
 
 
-def test_vllm_18115_a_preempted_long_prompt_is_not_readmitted_by_its_first_chunk() -> None:
-    """It came back as soon as one chunk fitted, was thrown out again, for ever."""
+def test_vllm_18115_preempted_long_prompt_is_not_readmitted_by_one_chunk() -> None:
+    """In vLLM it was readmitted as soon as one chunk fitted and preempted again, endlessly."""
     sim = Simulation(num_blocks=12, block_size=4, max_num_batched_tokens=6, max_model_len=48)
     sim.add("old", [1] * 4, max_tokens=30)
     sim.tick()
@@ -27,7 +27,7 @@ def test_vllm_18115_a_preempted_long_prompt_is_not_readmitted_by_its_first_chunk
     assert long.num_preemptions == 1
 
 
-def test_vllm_39734_what_exceeds_the_cache_is_refused_and_blocks_nobody() -> None:
+def test_vllm_39734_oversized_request_is_refused_and_blocks_none() -> None:
     sim = Simulation(num_blocks=4, block_size=4, max_model_len=1000)
     with pytest.raises(InvalidRequest, match="holds 16"):
         sim.add("big", [1] * 16)
@@ -38,8 +38,8 @@ def test_vllm_39734_what_exceeds_the_cache_is_refused_and_blocks_nobody() -> Non
 
 
 @pytest.mark.parametrize("prompt", [4, 15, 31])
-def test_vllm_45387_the_head_of_the_queue_gets_in_when_nothing_runs(prompt: int) -> None:
-    """Running 0, waiting N, cache 0 %, health 200: the watermark, spare tails or a full cache must not keep it out."""
+def test_vllm_45387_head_of_the_queue_is_admitted_when_idle(prompt: int) -> None:
+    """In vLLM: running 0, waiting N, cache 0 %. Watermark, spare tails or a full cache must not block the head."""
     sim = Simulation(num_blocks=8, block_size=4, watermark=1.0, max_num_batched_tokens=1, num_host_blocks=1)
     sim.add("warm", [prompt] * prompt, max_tokens=1)
     sim.drain()
@@ -50,8 +50,8 @@ def test_vllm_45387_the_head_of_the_queue_gets_in_when_nothing_runs(prompt: int)
     sim.verify()
 
 
-def test_vllm_metal_479_nobody_waits_for_capacity_in_an_empty_cache() -> None:
-    """Accounting must not drift: after much churn everything is free again and the next in line is admitted."""
+def test_vllm_metal_479_no_request_waits_for_an_empty_cache() -> None:
+    """Accounting must not drift: after many requests all blocks are free and the next request is admitted."""
     sim = Simulation(num_blocks=8, block_size=4, num_host_blocks=3, max_num_batched_tokens=9)
     for i in range(60):
         sim.add(f"r{i}", [i % 3] * (1 + i % 20), max_tokens=1 + i % 9, n=1 + i % 3)
@@ -65,24 +65,24 @@ def test_vllm_metal_479_nobody_waits_for_capacity_in_an_empty_cache() -> None:
     assert sim.scheduler.waiting_reason("last") is None
 
 
-def test_vllm_ascend_16315_nobody_is_preempted_for_nothing() -> None:
-    """Preempting somebody whose blocks all stay in use helps nobody; doing so again and again empties the batch."""
+def test_vllm_ascend_16315_preemption_always_frees_blocks() -> None:
+    """Preempting a sequence whose blocks all stay in use frees nothing; repeating it empties the batch."""
     sim = Simulation(num_blocks=6, block_size=4)
     sim.add("old", [1] * 12, max_tokens=20)
     sim.add("pair", [2] * 8, max_tokens=20)
     sim.tick()
     old, pair = sim.live
     sim.fork(pair)
-    for _ in range(4):  # old took the last block; the pair holds two blocks, both shared: neither can go on or give any
+    for _ in range(4):  # `old` has the last block; the pair shares its two blocks: neither can continue or free one
         assert [step.seq_id for step in sim.tick().seqs] == [old.seq_id]
         assert sim.scheduler.stats().preemptions == 0
     sim.tick()
-    assert sim.scheduler.stats().preemptions == 2, "both together do free something"
+    assert sim.scheduler.stats().preemptions == 2, "both together free blocks"
     sim.drain()
     sim.verify()
 
 
-def test_vllm_ascend_16315_who_shares_all_blocks_with_the_needy_is_passed_over() -> None:
+def test_vllm_ascend_16315_sharer_of_all_blocks_is_not_preempted() -> None:
     sim = Simulation(num_blocks=3, block_size=4)
     sim.add("r", [1] * 6, n=2, max_tokens=6)
     for _ in range(3):
@@ -96,8 +96,8 @@ def test_vllm_ascend_16315_who_shares_all_blocks_with_the_needy_is_passed_over()
     sim.verify()
 
 
-def test_vllm_37164_a_hit_block_is_not_taken_for_the_same_request() -> None:
-    """The hit blocks are the least recently used of all: looked up but not pinned, they would be taken first."""
+def test_vllm_37164_hit_block_is_not_evicted_for_the_same_request() -> None:
+    """The hit blocks are the least recently used: looked up but not pinned, they would be evicted first."""
     sim = Simulation(num_blocks=6, block_size=4)
     sim.add("hit", [1] * 8, max_tokens=1)
     sim.drain()
@@ -112,8 +112,8 @@ def test_vllm_37164_a_hit_block_is_not_taken_for_the_same_request() -> None:
     sim.verify()
 
 
-def test_vllm_18411_failing_to_schedule_leaks_nothing() -> None:
-    """The head of the queue is looked up in each step and doesn't fit: what the look-up pinned is let go."""
+def test_vllm_18411_failed_admission_leaks_no_blocks() -> None:
+    """The head of the queue is looked up in each step and does not fit: the pinned blocks are released."""
     sim = Simulation(num_blocks=8, block_size=4, num_host_blocks=4)
     sim.add("warm", [1] * 12, max_tokens=1)
     sim.drain()
@@ -133,8 +133,8 @@ def test_vllm_18411_failing_to_schedule_leaks_nothing() -> None:
 
 
 @pytest.mark.parametrize("caching", [True, False])
-def test_vllm_5543_first_and_later_requests_get_the_same_tokens(caching: bool) -> None:
-    """The scheduler's share of it: a hit puts the right tokens' KV at the right positions, and seeds don't move."""
+def test_vllm_5543_cached_requests_get_the_same_tokens(caching: bool) -> None:
+    """The scheduler's part: a hit maps the right blocks to the right positions, and seeds stay the same."""
     sim = Simulation(enable_prefix_caching=caching)
     for i, prompt in enumerate(([1] * 16, [1] * 16, [1] * 15, [1] * 17, [1] * 9 + [2] * 7)):
         sim.add(f"r{i}", prompt, seed=5, max_tokens=6)
@@ -145,7 +145,7 @@ def test_vllm_5543_first_and_later_requests_get_the_same_tokens(caching: bool) -
 
 @pytest.mark.parametrize("host", [1, 2, 3, 16])
 def test_vllm_546_swapping_does_not_stop_the_engine(host: int) -> None:
-    """Under aborts of swapped sequences, and with less host memory than has to be swapped."""
+    """Swapped sequences are aborted, and host memory is smaller than the swapped blocks."""
     sim = Simulation(num_blocks=8, block_size=4, num_host_blocks=host, preemption_mode="swap")
     for i in range(12):
         sim.add(f"r{i}", [i] * 8, max_tokens=12)
@@ -160,7 +160,7 @@ def test_vllm_546_swapping_does_not_stop_the_engine(host: int) -> None:
     assert sim.scheduler.stats().preemptions_swap > 0
 
 
-def test_lmcache_1969_a_preempted_request_finds_its_own_blocks_again() -> None:
+def test_lmcache_1969_preempted_request_finds_its_own_blocks() -> None:
     sim = Simulation(num_blocks=8, block_size=4)
     sim.add("old", [1] * 8, max_tokens=6)
     sim.add("new", [2] * 15, max_tokens=9)
@@ -175,8 +175,8 @@ def test_lmcache_1969_a_preempted_request_finds_its_own_blocks_again() -> None:
     sim.verify()
 
 
-def test_lmcache_2327_a_resumed_request_always_computes_at_least_one_token() -> None:
-    """All that it had, and the token that it sampled last, was cached meanwhile by somebody else."""
+def test_lmcache_2327_resumed_request_computes_at_least_one_token() -> None:
+    """Another request has cached all its blocks, including its last sampled token, meanwhile."""
     sim = Simulation(num_blocks=16, block_size=4, max_num_seqs=1, policy="priority")
     sim.add("r", [1] * 8, max_tokens=9)
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Who gives way, how (swap or recompute), and what it costs to come back."""
+"""Preemption: the choice of victims, swap or recompute, and the cost of resuming."""
 
 import pytest
 from octavo_engine.core.sequence import Sequence
@@ -6,8 +6,8 @@ from octavo_engine.wire.plan import StepCosts
 from octavo_testing.simulation import Simulation
 
 
-def pressed(*, requests: int = 3, prompt: int = 8, max_tokens: int = 12, **config: object) -> Simulation:
-    """Requests that all fit at first and no longer once they grow."""
+def add_growing_requests(*, requests: int = 3, prompt: int = 8, max_tokens: int = 12, **config: object) -> Simulation:
+    """Add requests that fit at first but exceed the blocks as they grow."""
     sim = Simulation(**({"num_blocks": 8, "block_size": 4} | config))
     for i in range(requests):
         sim.add(f"r{i}", [i] * prompt, max_tokens=max_tokens)
@@ -22,8 +22,8 @@ def until_preempted(sim: Simulation) -> None:
 @pytest.mark.parametrize("mode", ["swap", "recompute", "auto"])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("depth", [1, 3])
-def test_every_way_gives_the_same_tokens(mode: str, caching: bool, depth: int) -> None:
-    sim = pressed(preemption_mode=mode, enable_prefix_caching=caching, num_host_blocks=16)
+def test_every_mode_gives_the_same_tokens(mode: str, caching: bool, depth: int) -> None:
+    sim = add_growing_requests(preemption_mode=mode, enable_prefix_caching=caching, num_host_blocks=16)
     sim.drain(depth=depth)
     sim.verify()
     stats = sim.scheduler.stats()
@@ -31,14 +31,14 @@ def test_every_way_gives_the_same_tokens(mode: str, caching: bool, depth: int) -
     assert (stats.preemptions_recompute > 0) == (mode == "recompute")
 
 
-def test_the_latest_gives_way() -> None:
-    sim = pressed()
+def test_the_latest_sequence_is_preempted() -> None:
+    sim = add_growing_requests()
     until_preempted(sim)
     assert sim.scheduler.waiting_reason("r2")
     assert not sim.scheduler.waiting_reason("r0")
 
 
-def test_the_lowest_priority_gives_way() -> None:
+def test_the_lowest_priority_is_preempted() -> None:
     sim = Simulation(num_blocks=8, policy="priority")
     for name, priority in (("low", 5), ("high", 1), ("mid", 3)):
         sim.add(name, [priority] * 8, priority=priority, max_tokens=12)
@@ -49,8 +49,8 @@ def test_the_lowest_priority_gives_way() -> None:
     sim.verify()
 
 
-def test_a_swapped_sequence_comes_back_without_computing() -> None:
-    sim = pressed(num_host_blocks=16, preemption_mode="swap")
+def test_a_swapped_sequence_resumes_without_recomputation() -> None:
+    sim = add_growing_requests(num_host_blocks=16, preemption_mode="swap")
     sim.drain()
     sim.verify()
     stats = sim.scheduler.stats()
@@ -59,8 +59,8 @@ def test_a_swapped_sequence_comes_back_without_computing() -> None:
     assert sim.executor.tokens_computed == 3 * (8 + 12 - 1)
 
 
-def test_without_the_host_tier_only_what_is_left_on_the_device_is_not_recomputed() -> None:
-    sim = pressed()
+def test_without_host_tier_all_evicted_blocks_are_recomputed() -> None:
+    sim = add_growing_requests()
     sim.drain()
     sim.verify()
     stats = sim.scheduler.stats()
@@ -80,7 +80,7 @@ def test_without_the_host_tier_only_what_is_left_on_the_device_is_not_recomputed
     ids=["cheap", "dear", "unmeasured prefill", "unmeasured swap"],
 )
 def test_auto_decides_by_measured_costs(costs: StepCosts, swaps: bool) -> None:
-    sim = pressed(num_host_blocks=16)
+    sim = add_growing_requests(num_host_blocks=16)
     sim.costs = costs
     until_preempted(sim)
     stats = sim.scheduler.stats()
@@ -90,8 +90,8 @@ def test_auto_decides_by_measured_costs(costs: StepCosts, swaps: bool) -> None:
     sim.verify()
 
 
-def test_what_recompute_gives_up_is_not_saved() -> None:
-    sim = pressed(num_host_blocks=16, preemption_mode="recompute", max_tokens=9)
+def test_recompute_saves_no_blocks() -> None:
+    sim = add_growing_requests(num_host_blocks=16, preemption_mode="recompute", max_tokens=9)
     until_preempted(sim)
     for _ in range(3):
         sim.tick()
@@ -111,8 +111,8 @@ def test_cached_blocks_move_to_the_host_and_back() -> None:
     assert sim.executor.tokens_computed == 12 + 12 + 1
 
 
-def test_a_small_host_tier_drops_and_the_rest_is_recomputed() -> None:
-    sim = pressed(requests=5, num_host_blocks=2, preemption_mode="swap")
+def test_blocks_dropped_by_a_small_host_tier_are_recomputed() -> None:
+    sim = add_growing_requests(requests=5, num_host_blocks=2, preemption_mode="swap")
     sim.drain()
     sim.verify()
     stats = sim.scheduler.stats()
@@ -122,7 +122,7 @@ def test_a_small_host_tier_drops_and_the_rest_is_recomputed() -> None:
 
 
 def preempted_in_flight(*, drafts: list[int]) -> tuple[Simulation, Sequence]:
-    """Two sequences in alternating plans, two in flight, so that the second is preempted before its result is in."""
+    """Run two sequences in alternating plans, two in flight, so that the second is preempted before its commit."""
     sim = Simulation(num_blocks=6, num_host_blocks=8, block_size=4, preemption_mode="swap")
     sim.add("old", [1] * 8, max_tokens=14)
     sim.step()
@@ -140,7 +140,7 @@ def preempted_in_flight(*, drafts: list[int]) -> tuple[Simulation, Sequence]:
 
 
 def test_rejected_drafts_in_a_swapped_tail_are_computed_again() -> None:
-    """How much of the saved tail is right turns out only after it was saved."""
+    """The number of valid tokens in the saved tail is known only after it was saved."""
     sim, new = preempted_in_flight(drafts=[99, 99])
     assert new.saved > len(new.token_ids)
     while sim.results:
@@ -150,11 +150,11 @@ def test_rejected_drafts_in_a_swapped_tail_are_computed_again() -> None:
     sim.verify()
 
 
-def test_a_preempted_sequence_waits_for_what_it_sampled() -> None:
+def test_a_preempted_sequence_waits_for_its_sampled_token() -> None:
     sim, new = preempted_in_flight(drafts=[])
     known = len(new.token_ids)
     sim.abort("old")
-    assert sim.step().seqs == [], "room enough, but its newest token isn't known"
+    assert sim.step().seqs == [], "there are enough blocks, but its newest token is not committed"
     while sim.results:
         sim.commit()
     assert len(new.token_ids) == known + 1
@@ -164,8 +164,8 @@ def test_a_preempted_sequence_waits_for_what_it_sampled() -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 4])
-def test_siblings_give_way_together(block_size: int) -> None:
-    """Each of them holds only shared blocks: alone none frees anything, together they do."""
+def test_siblings_are_preempted_together(block_size: int) -> None:
+    """Each of them holds only shared blocks: one alone frees none, all together do."""
     sim = Simulation(num_blocks=12 // block_size, block_size=block_size, max_num_seqs=8)
     sim.add("old", [1] * 4, max_tokens=7)
     sim.tick()

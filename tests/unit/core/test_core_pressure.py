@@ -1,4 +1,4 @@
-"""KV space for a third of the load: everybody finishes with what they would have got without pressure."""
+"""KV blocks for a third of the load: all requests finish with the same tokens as without pressure."""
 
 import random
 
@@ -32,7 +32,7 @@ def load(**config: object) -> Simulation:
 
 @pytest.fixture(scope="module")
 def peak_blocks() -> int:
-    """Blocks that the load uses at once when there are enough."""
+    """Return the most blocks that the load uses at once when there are enough."""
     sim, peak = load(num_blocks=4000), 0
     while sim.scheduler.has_work():
         sim.tick()
@@ -45,7 +45,7 @@ def peak_blocks() -> int:
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("mode", ["auto", "swap", "recompute"])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_third_of_the_space(peak_blocks: int, mode: str, policy: str, depth: int) -> None:
+def test_a_third_of_the_blocks_gives_the_same_tokens(peak_blocks: int, mode: str, policy: str, depth: int) -> None:
     blocks = peak_blocks // 3
     sim = load(num_blocks=blocks, num_host_blocks=blocks // 2, preemption_mode=mode, policy=policy)
     sim.drain(depth=depth)
@@ -62,8 +62,8 @@ def test_a_third_of_the_space(peak_blocks: int, mode: str, policy: str, depth: i
     assert sim.executor.tokens_computed >= stats.recomputed_tokens + stats.generation_tokens - len(sim.received)
 
 
-def test_little_space_is_wasted() -> None:
-    """Lengths from 10 to 2000: over the whole run less than 4 % of the slots of blocks in use hold nothing."""
+def test_at_most_4_percent_of_used_slots_are_empty() -> None:
+    """Lengths range from 10 to 2000; over the whole run less than 4 % of the slots of blocks in use are empty."""
     sim = Simulation(
         block_size=16,
         num_blocks=6000,

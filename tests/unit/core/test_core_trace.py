@@ -1,4 +1,4 @@
-"""A trace replays to the same decisions without a model, and says where it doesn't."""
+"""A trace replays to the same decisions without a model, and a replay reports the first difference."""
 
 import json
 from pathlib import Path
@@ -18,8 +18,8 @@ def traced(**config: object) -> tuple[Simulation, list[str]]:
     return sim, lines
 
 
-def eventful(**config: object) -> list[str]:
-    """All there is: pressure, swaps, forks, drafts, aborts, a failed step, prompt logprobs, a reset."""
+def record_all_events(**config: object) -> list[str]:
+    """Record a trace with pressure, swaps, forks, drafts, aborts, a failed step, prompt logprobs and a reset."""
     sim, lines = traced(**({"num_blocks": 10, "num_host_blocks": 4} | config))
     for i in range(14):
         sim.add(f"r{i}", [i % 4] * (6 + i), max_tokens=8, n=1 + i % 3, prompt_logprobs=1 if i % 5 == 0 else None)
@@ -42,8 +42,8 @@ def eventful(**config: object) -> list[str]:
 @pytest.mark.parametrize(
     "config", [{}, {"policy": "priority"}, {"enable_prefix_caching": False}, {"num_host_blocks": 0}]
 )
-def test_replay_takes_every_decision_again(config: dict[str, object]) -> None:
-    lines = eventful(**config)
+def test_a_replay_repeats_every_decision(config: dict[str, object]) -> None:
+    lines = record_all_events(**config)
     report = replay(lines)
     assert report.ok, str(report)
     assert (report.num_lines, report.num_requests, report.cut_off) == (len(lines), 14, False)
@@ -53,7 +53,7 @@ def test_replay_takes_every_decision_again(config: dict[str, object]) -> None:
     assert report.stats.preemptions > 0
 
 
-def test_all_request_fields_survive() -> None:
+def test_all_request_fields_survive_a_trace() -> None:
     sim, lines = traced()
     sim.add(
         "r", [1, 2], temperature=0.0, seed=None, logit_bias={1: 2.0}, stop=["x"], stop_token_ids=[7], salt="s", eos=3
@@ -62,8 +62,8 @@ def test_all_request_fields_survive() -> None:
     assert replay(lines).ok
 
 
-def changed(lines: list[str], key: str, change: object) -> list[str]:
-    """The trace with its last entry of a kind changed."""
+def with_last_entry_changed(lines: list[str], key: str, change: object) -> list[str]:
+    """Return the trace with its last entry of a kind changed."""
     at = max(i for i, line in enumerate(lines) if key in json.loads(line))
     entry = json.loads(lines[at])
     change(entry)  # type: ignore[operator]
@@ -82,15 +82,15 @@ def changed(lines: list[str], key: str, change: object) -> list[str]:
     ],
 )
 def test_the_first_divergence_is_named(key: str, change: object, what: str) -> None:
-    lines = eventful()
-    report = replay(changed(lines, key, change))
+    lines = record_all_events()
+    report = replay(with_last_entry_changed(lines, key, change))
     assert not report.ok
     assert what in str(report)
     assert report.divergence is not None
     assert f"line {report.divergence.line}" in str(report)
 
 
-def test_other_costs_make_other_decisions() -> None:
+def test_other_costs_change_decisions() -> None:
     sim, lines = traced(num_blocks=8, num_host_blocks=8)
     for i in range(3):
         sim.add(f"r{i}", [i] * 8, max_tokens=12)
@@ -103,7 +103,7 @@ def test_other_costs_make_other_decisions() -> None:
 
 
 def test_a_cut_off_last_line_ends_the_replay(tmp_path: Path) -> None:
-    lines = eventful()
+    lines = record_all_events()
     path = tmp_path / "trace"
     path.write_text("".join(lines)[:-10])
     report = replay_file(path)
@@ -121,7 +121,7 @@ def test_a_cut_off_last_line_ends_the_replay(tmp_path: Path) -> None:
         ('{"trace":1,"config":{"nonsense":1,"hash_root":""}}\n', "nonsense"),
     ],
 )
-def test_what_is_not_a_trace_is_an_error(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_that_is_not_a_trace_is_an_error(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "trace"
     path.write_text(text)
     with pytest.raises(StartupError, match=message):
@@ -130,7 +130,7 @@ def test_what_is_not_a_trace_is_an_error(tmp_path: Path, text: str, message: str
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    path.write_text(eventful()[0] + '{"what":1}\n')
+    path.write_text(record_all_events()[0] + '{"what":1}\n')
     with pytest.raises(StartupError, match="Line 2"):
         replay_file(path)
     path.write_bytes(b"\xff\xfe\n")

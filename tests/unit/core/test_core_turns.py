@@ -1,4 +1,4 @@
-"""Waiting requests start in the order of their turns; those without, in the order of arrival."""
+"""Waiting requests start in the order of their turns; requests without turns start in the order of arrival."""
 
 import pytest
 from octavo_engine.config import SchedulerConfig
@@ -16,8 +16,8 @@ def add(core, name, **fields):
     core.add(EngineRequest(request_id=name, prompt_token_ids=[1, 2, 3], params=params, **fields), 0.0)
 
 
-def started(core):
-    """The order in which requests get the one place."""
+def start_order(core):
+    """Return the order in which requests get the only place."""
     order = []
     while core.has_work():
         core.step(0.0)
@@ -32,21 +32,21 @@ def test_turns_come_before_arrival(policy):
     core = scheduler(policy)
     for name, turn in (("a", 3.0), ("b", 2.0), ("c", 1.0), ("d", 1.0)):
         add(core, name, turn=turn)
-    assert started(core) == ["c", "d", "b", "a"]
+    assert start_order(core) == ["c", "d", "b", "a"]
 
 
-def test_without_turns_it_is_the_order_of_arrival():
+def test_requests_without_turns_start_in_the_order_of_arrival():
     core = scheduler()
     for name in "abc":
         add(core, name)
-    assert started(core) == ["a", "b", "c"]
+    assert start_order(core) == ["a", "b", "c"]
 
 
 def test_priority_comes_before_turns():
     core = scheduler("priority")
     for name, priority, turn in (("a", 1, 1.0), ("b", 0, 9.0), ("c", -1, 9.0)):
         add(core, name, priority=priority, turn=turn)
-    assert started(core) == ["c", "b", "a"]
+    assert start_order(core) == ["c", "b", "a"]
 
 
 def test_a_request_waits_until_it_is_scheduled():

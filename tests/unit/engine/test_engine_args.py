@@ -4,18 +4,18 @@ from octavo_engine.engine_args import resolve_config
 from octavo_engine.wire.errors import StartupError
 
 
-def test_without_arguments_the_defaults_stand():
+def test_no_arguments_give_the_defaults():
     assert resolve_config() == EngineConfig()
 
 
-def test_fields_are_taken_by_vllms_names():
+def test_fields_have_vllms_names():
     config = resolve_config(model="org/m", max_model_len=128, dtype="half", served_model_name="m", watermark=0)
     assert (config.model, config.max_model_len, config.dtype) == ("org/m", 128, "float16")
     assert (config.served_model_name, config.watermark) == (("m",), 0.0)
 
 
 def test_an_unknown_name_gets_its_near_matches():
-    with pytest.raises(TypeError, match=r"'max_model_length' is no engine argument\. Did you mean max_model_len"):
+    with pytest.raises(TypeError, match=r"'max_model_length' is not an engine argument\. Did you mean max_model_len"):
         resolve_config(max_model_length=128)
 
 
@@ -31,7 +31,7 @@ def test_an_unknown_name_gets_its_near_matches():
         ("trust_remote_code", True, False),
     ],
 )
-def test_a_feature_still_to_come_is_refused_but_its_default_passes(name, value, accepted):
+def test_an_unimplemented_feature_is_refused_but_its_default_passes(name, value, accepted):
     with pytest.raises(StartupError, match=f"^{name}=.* is not supported by this version.*{accepted!r}"):
         resolve_config(**{name: value})
     assert resolve_config(**{name: accepted}) == EngineConfig()

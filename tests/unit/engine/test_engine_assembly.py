@@ -2,7 +2,7 @@ import pytest
 from octavo_engine.assembly import RequestAssembly
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.tokenizer import load_tokenizer
-from octavo_engine.wire.records import EngineRequest, SeqOutput, Timing, TokenLogprobs
+from octavo_engine.wire.records import EngineRequest, ErrorInfo, SeqOutput, Timing, TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.scripted import EOS, text_ids, write_byte_model
 
@@ -27,7 +27,7 @@ def out(text="", *, tokens=None, index=0, **fields):
 
 
 def feed(assembly, text, *, finish=None, chunk=1):
-    """Token by token (or in chunks); the indices of the pushes that ask for an abort."""
+    """Push token by token (or in chunks); return the indices of the pushes that request an abort."""
     ids = text_ids(text)
     pieces = [ids[i : i + chunk] for i in range(0, len(ids), chunk)]
     asked = [i for i, piece in enumerate(pieces) if assembly.push(out(tokens=piece), 1.0)]
@@ -37,7 +37,7 @@ def feed(assembly, text, *, finish=None, chunk=1):
 
 
 def completion(assembly):
-    return assembly.take("final").outputs[0]
+    return assembly.take_output("final").outputs[0]
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 100])
@@ -94,40 +94,40 @@ def test_special_tokens_are_shown_on_request(assemble):
         assert completion(assembly).text == text
 
 
-def test_without_detokenizing_there_are_only_tokens(assemble):
+def test_detokenize_false_gives_only_tokens(assemble):
     assembly = assemble(detokenize=False)
     feed(assembly, "abc", finish="length")
     assert (completion(assembly).text, completion_tokens(assembly)) == ("", 3)
 
 
-def test_what_comes_after_the_end_is_dropped(assemble):
+def test_records_after_the_end_are_dropped(assemble):
     assembly = assemble(stop=["b"])
     feed(assembly, "abcd")
     assert not assembly.push(out("x", finish_reason="abort"), 2.0)
     assert (completion(assembly).text, completion_tokens(assembly)) == ("a", 2)
 
 
-def test_delta_shows_only_sequences_with_news(assemble):
+def test_delta_shows_only_sequences_that_advanced(assemble):
     assembly = assemble(n=2)
     assembly.push(out("a", index=1), 1.0)
-    taken = assembly.take("delta")
+    taken = assembly.take_output("delta")
     assert [(c.index, c.text) for c in taken.outputs] == [(1, "a")]
-    assert assembly.take("delta") is None
+    assert assembly.take_output("delta") is None
     assembly.push(out("b", index=1), 2.0)
-    assembly.push(out("", index=0, finish_reason="error", error="broken"), 2.0)
-    taken = assembly.take("delta")
+    assembly.push(out("", index=0, finish_reason="error", error=ErrorInfo("broken", "invalid_request")), 2.0)
+    taken = assembly.take_output("delta")
     assert [(c.index, c.text, c.finish_reason) for c in taken.outputs] == [(0, "", "error"), (1, "b", None)]
-    assert (taken.error, taken.finished) == ("broken", False)
+    assert (taken.error, taken.error_kind, taken.finished) == ("broken", "invalid_request", False)
 
 
 def test_cumulative_shows_all_and_final_waits(assemble):
     assembly = assemble(n=2)
     assembly.push(out("a", index=1), 1.0)
-    assert [c.text for c in assembly.take("cumulative").outputs] == ["", "a"]
-    assert assembly.take("final") is None
+    assert [c.text for c in assembly.take_output("cumulative").outputs] == ["", "a"]
+    assert assembly.take_output("final") is None
     assembly.push(out("b", index=1, finish_reason="length"), 2.0)
     assembly.push(out("c", index=0, finish_reason="length"), 3.0)
-    final = assembly.take("final")
+    final = assembly.take_output("final")
     assert [c.text for c in final.outputs] == ["c", "ab"]
     assert (final.finished, final.metrics.first_token_s, final.metrics.last_token_s) == (True, 1.0, 3.0)
 
@@ -149,6 +149,6 @@ def test_prompt_logprobs_of_chunks_are_joined_and_shared_by_all_sequences(assemb
     assembly.push(out("a", prompt_logprobs=[None, entry]), 1.0)
     assembly.push(out("a", index=1, prompt_logprobs=[None, entry]), 1.0)
     assembly.push(out("b", prompt_logprobs=[entry], num_cached_tokens=16), 1.0)
-    taken = assembly.take("delta")
+    taken = assembly.take_output("delta")
     assert [p and p[1].rank for p in taken.prompt_logprobs] == [None, 7, 7]
     assert taken.num_cached_tokens == 16

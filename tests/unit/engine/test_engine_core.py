@@ -12,7 +12,7 @@ from octavo_testing.scripted import EOS, ScriptedExecutor, scripted, text_ids
 
 
 class Clock:
-    """Each reading is a millisecond after the last."""
+    """A clock whose readings are a millisecond apart."""
 
     now_s = 0.0
 
@@ -62,7 +62,7 @@ def test_each_index_ends_once():
     assert sorted(ends(run(core))) == [("a", 0, "stop"), ("a", 1, "stop"), ("b", 0, "stop")]
 
 
-def test_idle_means_no_work():
+def test_an_idle_core_has_no_work():
     core = make_core()
     assert not core.has_work()
     assert core.step().outputs == []
@@ -93,10 +93,11 @@ def test_a_request_that_can_never_run_ends_with_an_error_for_each_index():
     core.add(make_request(prompt="x" * 200, params=scripted("x", n=2)))
     outputs = run(core)
     assert ends(outputs) == [("r", 0, "error"), ("r", 1, "error")]
-    assert "maximum context length is 128" in outputs[0].error
+    assert outputs[0].error.kind == "invalid_request"
+    assert "maximum context length is 128" in outputs[0].error.message
 
 
-def test_a_failed_step_ends_its_sequences_and_serving_goes_on(caplog):
+def test_a_failed_step_ends_its_sequences_and_the_core_keeps_serving(caplog):
     core = make_core()
     core.add(make_request("bad", params=scripted("abc", extra_args={"fail_at": 1})))
     assert ends(run(core)) == [("bad", 0, "error")]
@@ -106,7 +107,7 @@ def test_a_failed_step_ends_its_sequences_and_serving_goes_on(caplog):
     assert core.stats().in_use_blocks == 0
 
 
-def test_a_lost_executor_goes_up():
+def test_a_lost_executor_raises_engine_dead():
     class Lost(ScriptedExecutor):
         def submit(self, plan: StepPlan) -> Future[StepResult]:
             raise EngineDead("worker 1 is gone")
@@ -160,45 +161,45 @@ def test_shutdown_reaches_the_executor():
     assert executor.is_shut_down
 
 
-def test_what_a_step_will_change_is_told_before_it_runs():
-    """A router that hears of it afterwards sends those who come meanwhile for what is no longer there, or too late."""
-    told = []
+def test_block_changes_are_published_before_a_step_runs():
+    """A router that gets them afterwards would route requests to blocks that are overwritten, or miss new blocks."""
+    published = []
 
     class Watched(ScriptedExecutor):
         def submit(self, plan):
-            told.append("runs")
+            published.append("runs")
             return super().submit(plan)
 
-    def begins(news):
-        load = (news.stats.running, news.stats.prefill_backlog_tokens, news.stats.batched_tokens)
-        told.append((load, (len(numbers(news.kv.stored)), len(numbers(news.kv.removed)))))
+    def on_interim(outputs):
+        load = (outputs.stats.running, outputs.stats.prefill_backlog_tokens, outputs.stats.batched_tokens)
+        published.append((load, (len(numbers(outputs.kv.stored)), len(numbers(outputs.kv.removed)))))
 
     core = make_core(Watched(), num_blocks=4, block_size=4, max_model_len=16, kv_events=True)
-    core.on_begin = begins
+    core.on_interim = on_interim
     core.add(make_request("fills", "0123456789ab", params=scripted("x")))
     ended = core.step()
-    assert told == [((1, 11, 0), (3, 0)), "runs"]
+    assert published == [((1, 11, 0), (3, 0)), "runs"]
     assert (ended.kv, ended.stats.prefill_backlog_tokens, ended.stats.batched_tokens) == (None, 0, 12)
     run(core)
-    told.clear()
+    published.clear()
     core.add(make_request("evicts", "abcdefghijkl", params=scripted("x")))
     run(core)
-    assert told[:2] == [((1, 11, 1), (3, 2)), "runs"]  # one of the four blocks was free
+    assert published[:2] == [((1, 11, 1), (3, 2)), "runs"]  # one of the four blocks was free
 
 
-def test_a_reset_is_told_before_it_is_answered():
-    """Who has the answer finds none of the old blocks in a snapshot."""
-    told = []
+def test_a_reset_is_published_before_its_answer():
+    """After the answer, a snapshot contains none of the old blocks."""
+    published = []
     core = make_core(num_blocks=4, block_size=4, max_model_len=16, kv_events=True)
-    core.on_begin = lambda news: told.append(len(numbers(news.kv.removed)))
+    core.on_interim = lambda outputs: published.append(len(numbers(outputs.kv.removed)))
     core.add(make_request("fills", "0123456789ab", params=scripted("x")))
     run(core)
-    told.clear()
+    published.clear()
     assert core.call("reset_prefix_cache") is True
-    assert told == [3]
+    assert published == [3]
 
 
-def test_requests_are_counted_as_they_are_received_refused_ones_too():
+def test_received_requests_are_counted_including_refused_ones():
     core = make_core()
     core.add(make_request("fits"))
     core.add(make_request("bad", "x" * 200))
@@ -209,22 +210,22 @@ def test_requests_are_counted_as_they_are_received_refused_ones_too():
     assert core.step().stats.received == 3
 
 
-def test_a_step_of_decodes_alone_has_nothing_to_tell_before_it_runs():
-    told = []
+def test_a_step_of_decodes_publishes_no_interim_outputs():
+    published = []
     core = make_core(num_blocks=8, block_size=16, kv_events=True)
-    core.on_begin = told.append
+    core.on_interim = published.append
     core.add(make_request("r", "abc", params=scripted("four")))
     run(core)
-    assert [news.stats.prefill_backlog_tokens for news in told] == [2]
+    assert [outputs.stats.prefill_backlog_tokens for outputs in published] == [2]
 
 
-def test_blocks_of_a_step_that_fails_are_taken_back():
+def test_blocks_of_a_failed_step_are_published_as_removed():
     class Failing(ScriptedExecutor):
         def submit(self, plan):
             raise RuntimeError("out of luck")
 
-    told = []
+    published = []
     core = make_core(Failing(), num_blocks=4, block_size=4, max_model_len=16, kv_events=True)
-    core.on_begin = lambda news: told.append(news.kv.stored)
+    core.on_interim = lambda outputs: published.append(outputs.kv.stored)
     core.add(make_request("r", "0123456789ab"))
-    assert core.step().kv.removed == told[0] != b""
+    assert core.step().kv.removed == published[0] != b""

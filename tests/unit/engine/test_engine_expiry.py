@@ -51,8 +51,8 @@ def test_every_output_of_a_dropped_request_ends(core):
     assert core.ended() == {("waits", 0): "abort", ("waits", 1): "abort"}
 
 
-def test_a_place_that_is_free_at_the_deadline_comes_too_late(core):
-    """The place of `runs` and the deadline come between the same two steps."""
+def test_a_place_freed_at_the_deadline_is_too_late(core):
+    """The place of `runs` becomes free and the deadline passes between the same two steps."""
     core.request("runs", n=2)
     core.request("waits", start_by_s=1.0)
     core.request("patient", start_by_s=5.0)
@@ -62,7 +62,7 @@ def test_a_place_that_is_free_at_the_deadline_comes_too_late(core):
     assert core.ended() == {("runs", 0): "abort", ("runs", 1): "abort", ("waits", 0): "abort", ("patient", 0): "length"}
 
 
-def test_a_core_without_work_sleeps_until_the_deadline_of_a_request_that_waits_for_its_grammar():
+def test_an_idle_core_sleeps_until_the_deadline_of_a_deferred_request():
     executor = ScriptedExecutor()
     executor.preparing["slow"] = Future()
     core = Core(executor)

@@ -27,7 +27,7 @@ def build(frontend, prompt="hello", params=None, **options):
     return frontend.build(frontend.tokenize(prompt), params or SamplingParams(), request_id="r", **options)
 
 
-def test_a_request_has_every_optional_resolved(load):
+def test_a_request_has_every_optional_field_resolved(load):
     request = build(load())
     assert (request.prompt_token_ids, request.eos_token_id) == (text_ids("hello"), EOS)
     assert request.params.max_tokens == 16
@@ -36,14 +36,14 @@ def test_a_request_has_every_optional_resolved(load):
     assert request.arrival_s > 0
 
 
-def test_the_callers_parameters_stay_as_they_are(load):
+def test_the_callers_parameters_are_not_changed(load):
     params = SamplingParams(max_tokens=None, bad_words=["a"], stop_token_ids=[3])
     before = repr(params)
     build(load(), params=params)
     assert repr(params) == before
 
 
-def test_ignore_eos_leaves_the_other_eos_ids_out(load):
+def test_ignore_eos_omits_the_other_eos_ids(load):
     assert build(load(), params=SamplingParams(ignore_eos=True, stop_token_ids=[7])).params.stop_token_ids == [7]
 
 
@@ -84,7 +84,7 @@ def test_clamping_cuts_min_tokens_too(load):
         ({"n": 257}, "n=257 outputs run side by side; the limit is 256"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(load, params, words):
+def test_an_unsupported_request_is_refused_by_name(load, params, words):
     with pytest.raises(InvalidRequest, match=words) as caught:
         build(load(), params=SamplingParams(**params))
     assert caught.value.param == next(iter(params))
@@ -112,7 +112,7 @@ def test_the_whole_vocabulary_as_logprobs_where_allowed(load):
     assert (request.params.logprobs, request.params.prompt_logprobs) == (VOCAB_SIZE, VOCAB_SIZE)
 
 
-def test_seeds_come_from_the_engines_own(load):
+def test_seeds_derive_from_the_engines_seed(load):
     one, two, other = load(seed=1), load(seed=1), load(seed=2)
     seeds = [build(one).params.seed for _ in range(4)]
     assert seeds == [build(two).params.seed for _ in range(4)]
@@ -122,7 +122,7 @@ def test_seeds_come_from_the_engines_own(load):
     assert build(one, params=SamplingParams(temperature=0)).params.seed is None
 
 
-def test_bad_words_with_and_without_a_space(load):
+def test_bad_words_are_tokenised_with_and_without_a_space(load):
     params = SamplingParams(bad_words=["no", " way"])
     words = build(load(), params=params).params.bad_words_token_ids
     assert words == [text_ids(form) for form in ("no", " no", "way", " way")]
@@ -134,7 +134,7 @@ def test_priority_needs_its_policy(load):
     assert build(load(scheduling_policy="priority"), priority=3).priority == 3
 
 
-def test_prompts_in_every_form(load):
+def test_every_form_of_prompt_is_tokenised(load):
     frontend = load()
     hi = text_ids("hi")
     assert frontend.tokenize("hi") == TokenizedPrompt(text="hi", token_ids=hi)
@@ -159,14 +159,14 @@ def test_an_unusable_generation_config_is_named(load, tmp_path, content):
         load(generation_config=str(tmp_path))
 
 
-def test_a_chat_template_from_a_file(load, tmp_path):
+def test_a_chat_template_is_read_from_a_file(load, tmp_path):
     path = tmp_path / "template.jinja"
     path.write_text("{{ messages[0].content }}?")
     frontend = load(chat_template=str(path))
     assert frontend.template(None).render([{"role": "user", "content": "x"}]) == "x?"
 
 
-def test_without_any_chat_template_chatting_is_refused(load):
+def test_chat_without_a_template_is_refused(load):
     frontend = load()
     frontend.chat_template = None
     with pytest.raises(InvalidRequest, match="no chat template"):

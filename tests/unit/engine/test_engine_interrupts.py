@@ -27,7 +27,7 @@ def test_a_second_interrupt_does_not_wait():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_programs_own_handler_stays():
+def test_a_programs_own_handler_is_kept():
     seen = []
     own = signal.signal(signal.SIGINT, lambda signum, frame: seen.append(signum))
     try:
@@ -39,7 +39,7 @@ def test_a_programs_own_handler_stays():
     assert seen == [signal.SIGINT]
 
 
-def test_other_threads_have_no_say_in_signals():
+def test_other_threads_change_no_signal_handler():
     done = []
 
     def work():

@@ -33,7 +33,7 @@ def test_text_names_the_request(about_request):
     assert TextFormatter().format(record("failed"))[8:] == " WARNING [cmpl-7] failed"
 
 
-def test_what_a_client_sent_breaks_no_line_and_paints_no_terminal():
+def test_control_characters_of_a_client_are_escaped():
     line = TextFormatter().format(record("%s", "a\nb\r\x1b[31mc\td é"))
     assert line.endswith("a\\nb\\x0d\\x1b[31mc\td é")
 
@@ -42,7 +42,7 @@ def test_text_keeps_the_traceback():
     assert TextFormatter().format(record("failed", exc_info=failure())).endswith("ValueError: two\nlines")
 
 
-def test_json_is_one_object_a_line(about_request):
+def test_json_is_one_object_per_line(about_request):
     text = JsonFormatter("api").format(record("is\n%d", 3, exc_info=failure()))
     line = json.loads(text)
     assert "\n" not in text
@@ -57,8 +57,8 @@ def test_json_without_a_request_has_no_id():
 
 
 @pytest.mark.parametrize("run", ["first", "second"])
-def test_what_a_test_configures_ends_with_it(run, capsys):
-    """Else a later test writes to a stream that is closed, and captures lines of a level that it doesn't expect."""
+def test_a_tests_logging_configuration_ends_with_the_test(run, capsys):
+    """Otherwise a later test would write to a closed stream and capture lines of an unexpected level."""
     assert logging.getLogger().level == logging.WARNING
     assert not [h for h in logging.getLogger().handlers if type(h) is logging.StreamHandler]
     configure_logging("text", process="api")

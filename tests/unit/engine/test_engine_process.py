@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from octavo_engine.config import EngineConfig
 from octavo_engine.process import messages
-from octavo_engine.process.rendezvous import from_core_address, make_folder, remove_folder, to_core_address
+from octavo_engine.process.ipc_sockets import from_core_address, make_folder, remove_folder, to_core_address
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.records import (
     BlockLife,
@@ -77,7 +77,7 @@ def test_messages_to_the_core_arrive_as_sent(message):
     "message",
     [
         messages.Hello(),
-        messages.Failed("why"),
+        messages.Failed("why", "OutOfMemory"),
         messages.Ready(ready_info(EngineConfig())),
         messages.Outputs(CoreOutputs(outputs=[OUTPUT], stats=EngineStats(running=1))),
         messages.Outputs(CoreOutputs(block_lives=[BlockLife(lifetime_s=2.5, idle_s=0.5, reuse_gaps_s=[1.0])])),

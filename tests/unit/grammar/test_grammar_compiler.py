@@ -1,4 +1,4 @@
-"""Compiled grammars: one for equal texts, kept while held and, beyond that, in a bounded number."""
+"""Compiled grammars: one for equal texts, kept while referenced; a bounded number is cached beyond that."""
 
 import gc
 import threading
@@ -13,7 +13,7 @@ from octavo_testing.grammars import vocabulary
 
 
 def regex(text):
-    return GrammarSource(SchemaBounds(max_bytes=1000, max_depth=8)).of(StructuredOutputs(regex=text))
+    return GrammarSource(SchemaBounds(max_bytes=1000, max_depth=8)).grammar_for(StructuredOutputs(regex=text))
 
 
 @pytest.fixture
@@ -39,13 +39,13 @@ def test_the_vocabulary_is_built_once_and_only_for_a_grammar(compiler, loaded):
     assert len(loaded) == 1
 
 
-def test_equal_grammars_are_one(compiler):
+def test_equal_grammars_give_one_object(compiler):
     first = compiler.get(regex("a+"))
     assert compiler.submit(regex("a+")).result(timeout=0) is first
     assert compiler.get(regex("b+")) is not first
 
 
-def test_equal_grammars_in_the_making_share_the_work():
+def test_equal_grammars_are_compiled_once_concurrently():
     loading, go_on = threading.Event(), threading.Event()
 
     def load():
@@ -69,14 +69,14 @@ def test_only_the_latest_are_kept(compiler):
     assert compiler.num_cached == 2
 
 
-def test_what_is_held_is_found_though_others_came_since(compiler):
+def test_a_referenced_grammar_is_found_after_newer_grammars(compiler):
     held = compiler.get(regex("held"))
     for text in ("a", "b", "c"):
         compiler.get(regex(text))
     assert compiler.get(regex("held")) is held
 
 
-def test_what_nobody_holds_is_let_go(compiler):
+def test_an_unreferenced_grammar_is_freed(compiler):
     compiler.get(regex("gone"))
     for text in ("a", "b", "c"):
         compiler.get(regex(text))

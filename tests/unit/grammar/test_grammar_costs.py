@@ -1,8 +1,8 @@
-"""What a grammar may cost: the figures are the library's own, so that no clock is needed."""
+"""The cost limits of a grammar, by the library's own figures, so that no clock is needed."""
 
-from octavo_engine.grammar.library import limits
+from octavo_engine.grammar.library import parser_limits
 
 
 def test_a_lexer_gets_a_tenth_of_the_library_s_fuel():
-    """With all of it, `x{10000000}` takes 1 s and 80 MiB at its first mask."""
-    assert limits().initial_lexer_fuel == 100_000
+    """Using the library's full fuel, `x{10000000}` takes 1 s and 80 MiB at its first mask."""
+    assert parser_limits().initial_lexer_fuel == 100_000

@@ -1,4 +1,4 @@
-"""JSON Schema keyword by keyword: enforced, so that whatever is generated validates; describing; or refused by name."""
+"""JSON Schema by keyword: enforced, so that every output validates; an annotation; or refused by name."""
 
 import json
 from contextlib import suppress
@@ -64,11 +64,11 @@ ENFORCED = {
 
 
 def source(schema, bounds=BOUNDS, **options):
-    return GrammarSource(bounds).of(StructuredOutputs(json=schema, **options))
+    return GrammarSource(bounds).grammar_for(StructuredOutputs(json=schema, **options))
 
 
 @pytest.mark.parametrize("schema", ENFORCED.values(), ids=ENFORCED)
-def test_whatever_follows_the_grammar_validates(schema):
+def test_every_output_of_the_grammar_validates(schema):
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     kind.check_schema(schema)
     validator = kind(schema, format_checker=kind.FORMAT_CHECKER)
@@ -126,7 +126,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("schema", "place"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_enforced_is_refused_by_place(schema, place):
+def test_an_unenforceable_keyword_is_refused_by_place(schema, place):
     with pytest.raises(InvalidRequest) as caught:
         source(schema)
     assert f"{place}:" in str(caught.value)
@@ -134,7 +134,7 @@ def test_what_cannot_be_enforced_is_refused_by_place(schema, place):
 
 
 @pytest.mark.parametrize("keyword", sorted(keywords.ALL))
-def test_a_value_of_a_wrong_type_is_no_bug_of_ours(keyword):
+def test_a_value_of_a_wrong_type_is_an_invalid_request(keyword):
     for value in (None, True, -1, 1.5, "", "#", [], [1], ["a", {}], {}, {"a": 1}, {"a": {}}, 2**70, "\ud800"):
         for schema in ({keyword: value}, {"type": "object", "properties": {"a": {keyword: value}}, "required": ["a"]}):
             with suppress(InvalidRequest):
@@ -167,18 +167,18 @@ def test_annotations_have_no_effect():
         ({"const": "\ud800"}, "lone surrogate"),
     ],
 )
-def test_a_schema_beyond_the_bounds(schema, message):
+def test_a_schema_beyond_the_bounds_is_refused(schema, message):
     with pytest.raises(InvalidRequest, match=message):
         source(schema)
 
 
-def test_the_bounds_may_be_others():
+def test_the_bounds_are_configurable():
     with pytest.raises(InvalidRequest, match="2 levels deep; the limit is 1"):
         source({"items": {}}, SchemaBounds(max_bytes=100, max_depth=1))
 
 
 def test_a_key_has_one_spelling():
-    """Else a second "a", spelt with an escape, would be an additional property of any type."""
+    """Otherwise a second "a", spelt with an escape, would be an additional property of any type."""
     state = state_of(json={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
     with pytest.raises(AssertionError):
         follow(state, '{"a":1,"\\u0061":"x"}')
@@ -194,7 +194,7 @@ def test_a_key_has_one_spelling():
         ({"whitespace_pattern": "\\t?"}, '{\t"a":1}', '{ "a":1}'),
     ],
 )
-def test_space_between_tokens(options, good, bad):
+def test_whitespace_between_tokens_follows_the_options(options, good, bad):
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     follow(state_of(json=schema, **options), good)
     with pytest.raises(AssertionError):

@@ -1,4 +1,4 @@
-"""Regexes, choices and grammars: what is accepted means what it says, and what is wrong is refused in clear words."""
+"""Regexes, choices and grammars: valid shapes are enforced exactly, and invalid shapes are refused with a reason."""
 
 import pytest
 from octavo_engine.grammar.schema import SchemaBounds
@@ -22,7 +22,7 @@ AWKWARD = [
 
 
 @pytest.mark.parametrize("choice", AWKWARD)
-def test_a_choice_is_taken_letter_by_letter(choice):
+def test_a_choice_is_matched_literally(choice):
     state = state_of(choice=[choice, "zz"])
     for text in (choice, "zz"):
         assert allowed(state, text.encode()) == [{EOS}]
@@ -58,11 +58,11 @@ def test_a_regex_covers_the_whole_output(regex, good, bad):
         'root ::= "a" [0-9] ([0-9])*  # a comment',
     ],
 )
-def test_grammars_in_lark_and_in_gbnf(grammar):
+def test_lark_and_gbnf_grammars_are_accepted(grammar):
     assert EOS in allowed(state_of(grammar=grammar), b"a12")[0]
 
 
-def test_any_json_object():
+def test_json_object_accepts_any_object():
     state = state_of(json_object=True)
     assert allowed(state, b"") == [{ord("{")}]
     assert EOS in allowed(state, b'{"a": [1, {"b": null}], "c": "x"}')[0]
@@ -86,19 +86,19 @@ def test_any_json_object():
         ({"grammar": "(" * 99}, "grammar", "neither Lark nor GBNF"),
     ],
 )
-def test_what_is_wrong_is_told(shape, param, words):
+def test_an_invalid_shape_is_refused_by_param(shape, param, words):
     with pytest.raises(InvalidRequest, match=words) as caught:
-        GrammarSource(SchemaBounds(max_bytes=100, max_depth=8)).of(StructuredOutputs(**shape))
+        GrammarSource(SchemaBounds(max_bytes=100, max_depth=8)).grammar_for(StructuredOutputs(**shape))
     assert caught.value.param == f"structured_outputs.{param}"
 
 
-def test_the_order_of_properties_is_the_schema_s():
+def test_properties_keep_the_schemas_order():
     first, second = ({"type": "object", "properties": {key: {"const": 1} for key in keys}, "required": list(keys),
                       "additionalProperties": False} for keys in ("ab", "ba"))  # fmt: skip
     texts = [(random_output(state_of(json=schema, disable_any_whitespace=True), 0)) for schema in (first, second)]
     assert texts == ['{"a":1,"b":1}', '{"b":1,"a":1}']
 
 
-def test_what_was_checked_once_is_remembered():
+def test_a_checked_shape_is_cached():
     source = GrammarSource(BOUNDS)
-    assert source.of(StructuredOutputs(regex="a+")) is source.of(StructuredOutputs(regex="a+"))
+    assert source.grammar_for(StructuredOutputs(regex="a+")) is source.grammar_for(StructuredOutputs(regex="a+"))

@@ -1,4 +1,4 @@
-"""Where a sequence stands in its grammar: what may come next, what may end it, and how it gets back."""
+"""The position of a sequence in its grammar: allowed tokens, tokens that may end it, and rollback."""
 
 import numpy as np
 import pytest
@@ -7,38 +7,38 @@ from octavo_testing.grammars import EOS, OTHER_EOS, VOCAB_SIZE, WORD, allowed, s
 A, B, C = b"abc"
 
 
-def test_what_may_come_next_follows_the_output():
+def test_allowed_tokens_follow_the_output():
     state = state_of(regex="ab?c")
     assert allowed(state, b"") == [{A, WORD}]
     assert allowed(state, b"a") == [{B, C}]
     assert allowed(state, b"abc") == [{EOS}]
 
 
-def test_where_the_grammar_may_end_every_stop_id_is_allowed():
+def test_every_stop_id_is_allowed_where_the_grammar_may_end():
     state = state_of(regex="a+", stop_ids=(EOS, OTHER_EOS, B))
     assert allowed(state, b"") == [{A}]
     assert allowed(state, b"a") == [{A, B, EOS, OTHER_EOS}]
 
 
-def test_without_a_stop_id_nothing_ends_it():
+def test_no_token_ends_a_sequence_without_stop_ids():
     assert allowed(state_of(regex="a{2}", stop_ids=()), b"aa") == [set()]
 
 
 @pytest.mark.parametrize("limits", [{"min_tokens": 3}, {"ignore_eos": True}])
-def test_min_tokens_and_ignore_eos_hold_as_long_as_anything_else_is_left(limits):
+def test_min_tokens_and_ignore_eos_hold_while_other_tokens_are_allowed(limits):
     state = state_of(regex="a{1,3}", **limits)
     assert allowed(state, b"a") == [{A}]
     assert EOS not in allowed(state, b"aa")[0]
     assert allowed(state, b"aaa") == [{EOS}]
 
 
-def test_min_tokens_counts_up_to_where_it_holds():
+def test_min_tokens_ends_at_its_count():
     state = state_of(regex="a{1,9}", min_tokens=2)
     assert allowed(state, b"a") == [{A}]
     assert allowed(state, b"aa") == [{A, EOS}]
 
 
-def test_a_state_made_anew_stands_where_the_old_one_stood():
+def test_a_new_state_reaches_the_old_states_position():
     old = state_of(json={"type": "array", "items": {"type": "integer"}})
     output = b""
     for token in b"[12, 3":
@@ -47,7 +47,7 @@ def test_a_state_made_anew_stands_where_the_old_one_stood():
     assert allowed(state_of(json={"type": "array", "items": {"type": "integer"}}), output) == allowed(old, output)
 
 
-def test_it_goes_back_to_what_two_outputs_have_in_common():
+def test_a_state_rolls_back_to_the_common_prefix():
     state = state_of(regex="a(b{3}|c{3})")
     assert allowed(state, b"abb") == [{B}]
     assert allowed(state, b"acc") == [{C}]
@@ -56,30 +56,30 @@ def test_it_goes_back_to_what_two_outputs_have_in_common():
     assert allowed(state, b"accc") == [{EOS}]
 
 
-def test_drafts_get_a_mask_each_and_are_forgotten_again():
+def test_drafts_get_a_mask_each_and_are_rolled_back():
     state = state_of(regex="ab(c|a)")
     assert allowed(state, b"a", (B, C)) == [{B}, {C, A}, {EOS}]
     assert allowed(state, b"a") == [{B}]
 
 
-def test_nothing_may_follow_a_draft_that_may_not_stand_there():
+def test_no_token_may_follow_a_rejected_draft():
     state = state_of(regex="abc")
     assert allowed(state, b"", (A, A, B)) == [{A}, {B}, set(), set()]
     assert allowed(state, b"ab") == [{C}]
 
 
-def test_a_draft_may_end_it():
+def test_a_draft_may_end_the_sequence():
     state = state_of(regex="ab")
     assert allowed(state, b"a", (B, EOS))[1] == {EOS}
     assert allowed(state, b"a") == [{B}]
 
 
-def test_an_output_outside_the_grammar_is_told():
+def test_an_output_outside_the_grammar_is_an_error():
     state = state_of(regex="abc")
     rows = np.zeros((1, state.num_words), dtype=np.int32)
     error = state.fill(rows, np.array([A, A], dtype=np.int32))
     assert error is not None
-    assert "can't follow its grammar" in error
+    assert "follow its grammar" in error
 
 
 def test_special_tokens_and_ids_without_a_token_are_in_no_string():
@@ -89,7 +89,7 @@ def test_special_tokens_and_ids_without_a_token_are_in_no_string():
     assert allowed(state_of(regex="<eos>"), b"") == [{ord("<")}]
 
 
-def test_text_that_the_grammar_forces_keeps_to_its_bytes():
+def test_forced_text_keeps_its_bytes():
     state = state_of(choice=["\N{EURO SIGN}x", "\N{EURO SIGN}y"])
     euro = "\N{EURO SIGN}".encode()
     for count in range(3):

@@ -1,4 +1,4 @@
-"""Vocabularies of both alphabets: SentencePiece and byte-level, from GGUF metadata, through our own tokens' bytes."""
+"""Vocabularies of both alphabets, SentencePiece and byte-level, made from GGUF metadata by the bytes of tokens."""
 
 import numpy as np
 import pytest
@@ -14,12 +14,12 @@ MAKERS = [byte_level_tokenizer, sentence_piece_tokenizer]
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=["byte level", "SentencePiece"])
-def test_every_token_that_continues_the_text_is_allowed_by_its_bytes(make):
+def test_every_token_whose_bytes_continue_the_text_is_allowed(make):
     tokenizer = make()
     end = tokenizer.eos_token_id
     vocabulary = Vocabulary(tokenizer, vocab_size=tokenizer.vocab_size + 3, eos_token_id=end)
     compiler = GrammarCompiler(lambda: vocabulary)
-    grammar = GrammarSource(BOUNDS).of(StructuredOutputs(regex="[ a-z]*"))
+    grammar = GrammarSource(BOUNDS).grammar_for(StructuredOutputs(regex="[ a-z]*"))
     state = GrammarState(compiler.get(grammar), stop_ids=[end])
     letters = set(b" abcdefghijklmnopqrstuvwxyz")
     fitting = {
@@ -39,7 +39,9 @@ def test_forced_text_is_spelt_in_its_own_bytes(make):
     end = tokenizer.eos_token_id
     compiler = GrammarCompiler(lambda: Vocabulary(tokenizer, vocab_size=tokenizer.vocab_size, eos_token_id=end))
     text = "\N{EURO SIGN}" if make is sentence_piece_tokenizer else "ab"
-    state = GrammarState(compiler.get(GrammarSource(BOUNDS).of(StructuredOutputs(choice=[text]))), stop_ids=[end])
+    state = GrammarState(
+        compiler.get(GrammarSource(BOUNDS).grammar_for(StructuredOutputs(choice=[text]))), stop_ids=[end]
+    )
     output: list[int] = []
     while (ids := allowed(state, output)[0]) != {end}:
         output.append(min(ids))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from octavo_engine.layers.head import LogitsHead
-from octavo_engine.layers.layer import Build
+from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.ops import native_linear
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 def head_of(weight: Tensor, *, tied: bool, softcap: float | None = None) -> LogitsHead:
-    build = Build(dtype=weight.dtype, device=torch.device("cpu"), max_model_len=8)
+    build = BuildContext(dtype=weight.dtype, device=torch.device("cpu"), max_model_len=8)
     spec = LinearSpec(in_features=weight.shape[1], outs=(weight.shape[0],), names=("lm_head",), wide=True)
     linear = Linear(spec, build, tied=weight if tied else None)
-    for slot in linear.slots():
+    for slot in linear.weight_slots():
         slot.load(weight)
     linear.finish_loading()
     return LogitsHead(linear, softcap=softcap)
@@ -30,11 +30,11 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("machine")
-def test_logits_that_tie_in_bfloat16_are_told_apart() -> None:
+def test_logits_that_tie_in_bfloat16_stay_different() -> None:
     weight = torch.tensor([[16.0, 0.0625], [16.0, 0.125], [0.0, 0.0]], dtype=torch.bfloat16)
     hidden = torch.tensor([[1.0, 0.25]], dtype=torch.bfloat16)
     rounded = (hidden @ weight.T).float()
-    assert rounded[0, 0] == rounded[0, 1], "the premise: rounded to the same step"
+    assert rounded[0, 0] == rounded[0, 1], "precondition: both round to the same step"
     assert head_of(weight, tied=True)(hidden).tolist() == [[16.015625, 16.03125, 0.0]]
 
 
@@ -60,5 +60,5 @@ def test_softcap_comes_last() -> None:
 def test_an_adapter_adds_to_logits_that_were_not_rounded() -> None:
     weight = torch.tensor([[16.0, 0.0625], [16.0, 0.125]], dtype=torch.bfloat16)
     head = head_of(weight, tied=True)
-    head.linear.adapter = lambda x, parts: parts[0].add_(0.25)  # what it returns is not read
+    head.linear.adapter = lambda x, parts: parts[0].add_(0.25)  # its return value is not used
     assert head(torch.tensor([[1.0, 0.25]], dtype=torch.bfloat16)).tolist() == [[16.265625, 16.28125]]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from octavo_engine.layers.layer import Build
+from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.shard import Shard
@@ -10,17 +10,17 @@ from octavo_engine.wire.errors import StartupError
 from torch import Tensor
 from torch.nn import functional as F
 
-BUILD = Build(dtype=torch.float32, device=torch.device("cpu"), max_model_len=16)
+BUILD = BuildContext(dtype=torch.float32, device=torch.device("cpu"), max_model_len=16)
 Weights = dict[str, Tensor]
 
 
 def weights_of(linear: Linear, seed: int = 0) -> Weights:
     generator = torch.Generator().manual_seed(seed)
-    return {slot.name: torch.randn(slot.shape, generator=generator) for slot in linear.slots()}
+    return {slot.name: torch.randn(slot.shape, generator=generator) for slot in linear.weight_slots()}
 
 
 def filled(linear: Linear, weights: Weights) -> Linear:
-    for slot in linear.slots():
+    for slot in linear.weight_slots():
         slot.load(weights[slot.name])
     return linear
 
@@ -34,7 +34,7 @@ def split_result(weights: Weights, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_fused_from_separate_tensors(packed: bool) -> None:
+def test_separate_tensors_are_fused(packed: bool) -> None:
     linear, x = Linear(split_spec(), BUILD), torch.randn(3, 12)
     weights = weights_of(linear)
     filled(linear, weights)
@@ -43,8 +43,8 @@ def test_fused_from_separate_tensors(packed: bool) -> None:
     torch.testing.assert_close(linear(x), split_result(weights, x))
 
 
-def test_slots_name_the_checkpoint() -> None:
-    assert {slot.name: slot.shape for slot in Linear(split_spec(), BUILD).slots()} == {
+def test_weight_slots_have_the_checkpoints_names() -> None:
+    assert {slot.name: slot.shape for slot in Linear(split_spec(), BUILD).weight_slots()} == {
         "a.q.weight": (8, 12),
         "a.q.bias": (8,),
         "a.k.weight": (4, 12),
@@ -55,7 +55,7 @@ def test_slots_name_the_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_fused_in_the_checkpoint(transposed: bool) -> None:
+def test_a_fused_checkpoint_tensor_is_loaded(transposed: bool) -> None:
     spec = LinearSpec(in_features=12, outs=(8, 4, 4), names=("qkv",), bias=True, transposed=transposed)
     linear, x = Linear(spec, BUILD), torch.randn(3, 12)
     weights = weights_of(linear)
@@ -66,7 +66,7 @@ def test_fused_in_the_checkpoint(transposed: bool) -> None:
 
 @pytest.mark.parametrize("names", [("a.q", "a.k", "a.v"), ("qkv",)])
 def test_output_shards_are_slices_of_each_part(names: tuple[str, ...]) -> None:
-    """A rank has its share of q, of k and of v, also where the checkpoint has them as one."""
+    """A rank has its part of q, of k and of v, also if the checkpoint stores them fused."""
 
     def spec(shard: Shard) -> LinearSpec:
         return LinearSpec(in_features=12, outs=(8, 4, 4), names=names, bias=True, shard=shard)
@@ -91,8 +91,8 @@ def test_input_shards_sum_to_the_whole() -> None:
     torch.testing.assert_close(total, filled(whole, weights)(x))
 
 
-def test_indivisible_shard_is_refused() -> None:
-    with pytest.raises(StartupError, match="8 output features can't be split over 3 ranks"):
+def test_an_indivisible_shard_is_refused() -> None:
+    with pytest.raises(StartupError, match="8 output features cannot be split over 3 ranks"):
         Linear(split_spec(Shard(dim="out", rank=0, size=3)), BUILD)
 
 
@@ -104,16 +104,16 @@ def test_packing_drops_the_plain_weight_and_keeps_the_count() -> None:
     assert linear.weights_bytes() == before == 4 * (16 * 12 + 16)
 
 
-def test_tied_weight_is_not_loaded() -> None:
+def test_a_tied_weight_is_not_loaded() -> None:
     matrix = torch.randn(5, 12)
     linear = Linear(LinearSpec(in_features=12, outs=(5,), names=("lm_head",)), BUILD, tied=matrix)
-    assert list(linear.slots()) == []
+    assert list(linear.weight_slots()) == []
     linear.finish_loading()
     x = torch.randn(2, 12)
     torch.testing.assert_close(linear(x), F.linear(x, matrix))
 
 
-def test_adapter_sees_the_input_and_each_part() -> None:
+def test_an_adapter_receives_the_input_and_each_part() -> None:
     linear, x = Linear(split_spec(), BUILD), torch.randn(3, 12)
     weights = weights_of(linear)
     plain = filled(linear, weights)(x)

@@ -1,4 +1,4 @@
-"""What a model says about wrong weights and configs, and how it takes right ones."""
+"""A model's errors for wrong weights and configs, and the loading of right weights."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -53,7 +53,7 @@ def logits(model: Model, tokens: list[int]) -> Tensor:
     return PagedDriver(model).feed({0: tokens})[0]
 
 
-def test_unknown_architecture_is_one_line_that_lists_the_known() -> None:
+def test_an_unknown_architecture_error_lists_the_supported_ones() -> None:
     with pytest.raises(StartupError) as error:
         build(config_of("MambaForCausalLM"))
     assert "'MambaForCausalLM' is not supported" in str(error.value)
@@ -61,7 +61,7 @@ def test_unknown_architecture_is_one_line_that_lists_the_known() -> None:
     assert "\n" not in str(error.value)
 
 
-def test_missing_tensor_is_named_with_its_shape() -> None:
+def test_a_missing_tensor_is_named_with_its_shape() -> None:
     model = build(config_of())
     weights = weights_of(model)
     del weights["model.layers.1.mlp.up_proj.weight"]
@@ -70,18 +70,18 @@ def test_missing_tensor_is_named_with_its_shape() -> None:
 
 
 def test_several_missing_tensors_are_counted() -> None:
-    with pytest.raises(StartupError, match=r"missing tensor '.*' of shape .*, and 56 more tensors: is a file absent"):
+    with pytest.raises(StartupError, match=r"missing tensor '.*' of shape .*, and 56 more tensors:"):
         build(config_of()).load_weights([])
 
 
-def test_unexpected_tensor_is_named() -> None:
+def test_an_unexpected_tensor_is_named() -> None:
     model = build(config_of())
     weights = weights_of(model) | {"model.layers.0.self_attn.q_proj.qweight": torch.zeros(1)}
     with pytest.raises(StartupError, match=r"unexpected tensor 'model.layers.0.self_attn.q_proj.qweight': LlamaFor"):
         model.load_weights(weights.items())
 
 
-def test_wrong_shape_is_named_with_both_shapes() -> None:
+def test_a_wrong_shape_is_named_with_both_shapes() -> None:
     model = build(config_of())
     weights = weights_of(model) | {"model.norm.weight": torch.zeros(33)}
     with pytest.raises(StartupError, match=r"'model.norm.weight' has shape \(33,\), the model needs \(32,\)"):
@@ -108,7 +108,7 @@ def test_leftovers_of_old_checkpoints_are_ignored(architecture: str, name: str) 
     ("architecture", "prefix"),
     [("GPT2LMHeadModel", "transformer."), ("OPTForCausalLM", "model."), ("LlamaForCausalLM", "model.")],
 )
-def test_checkpoint_of_the_bare_model(architecture: str, prefix: str) -> None:
+def test_a_checkpoint_of_the_bare_model_is_loaded(architecture: str, prefix: str) -> None:
     config = config_of(architecture, tie_word_embeddings=True)
     weights = weights_of(build(config))
     bare = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
@@ -116,14 +116,14 @@ def test_checkpoint_of_the_bare_model(architecture: str, prefix: str) -> None:
     assert logits(ready(config, bare), [1, 2, 3]).equal(logits(ready(config, weights), [1, 2, 3]))
 
 
-def test_weights_are_taken_one_at_a_time_in_any_order() -> None:
+def test_weights_are_loaded_one_at_a_time_in_any_order() -> None:
     config = config_of()
     weights = weights_of(build(config))
     backwards = dict(reversed(weights.items()))
     assert logits(ready(config, backwards), [1, 2, 3]).equal(logits(ready(config, weights), [1, 2, 3]))
 
     def stream() -> Iterator[tuple[str, Tensor]]:
-        """Spoils each tensor once the next is asked for: the model must have copied it."""
+        """Overwrite each tensor when the next is requested: the model must have copied it."""
         for name, tensor in weights.items():
             loan = tensor.clone()
             yield name, loan
@@ -155,7 +155,7 @@ def test_bytes_are_counted_once() -> None:
     assert tied.weights_bytes() == untied.weights_bytes()  # the tied head has a packed copy of its own
 
 
-def test_nothing_is_left_unpacked() -> None:
+def test_no_weight_stays_unpacked() -> None:
     linears = [m for m in ready(config_of()).modules() if isinstance(m, Linear)]
     assert len(linears) == 6 * 4 + 1
     assert all(linear.method.weight is None for linear in linears)
@@ -188,8 +188,8 @@ def test_learned_positions_bound_max_model_len() -> None:
             build(config_of(architecture), max_model_len=65)
 
 
-def test_unknown_activation_is_named() -> None:
-    with pytest.raises(StartupError, match="activation 'maxout' is not known"):
+def test_an_unknown_activation_is_named() -> None:
+    with pytest.raises(StartupError, match="activation 'maxout' is not supported"):
         build(config_of(hidden_act="maxout"))
 
 
@@ -222,12 +222,12 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         ("Phi3ForCausalLM", {}, [None] * 6),
     ],
 )
-def test_windows_are_those_of_transformers(architecture: str, hf: dict[str, Any], windows: list[int | None]) -> None:
+def test_windows_equal_transformers(architecture: str, hf: dict[str, Any], windows: list[int | None]) -> None:
     expected = [LayerKVSpec(num_kv_heads=2, head_dim=8, window=window) for window in windows]
     assert build(config_of(architecture, **hf)).kv_specs() == expected
 
 
-def test_gemma3_ropes_in_both_spellings() -> None:
+def test_gemma3_ropes_are_read_in_both_spellings() -> None:
     old = {"rope_theta": 900.0, "rope_local_base_freq": 70.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}
     new = {
         "rope_parameters": {

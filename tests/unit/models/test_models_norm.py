@@ -1,4 +1,4 @@
-"""Norms and gated activations against the formula in fp64, in each type, at sizes that could go wrong."""
+"""Norms and gated activations against the formula in fp64, in each type, at critical sizes."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_rms_norm_of_zeros_is_zero() -> None:
     assert rms_norm(torch.zeros(2, 8), rms_weight(torch.ones(8), 1e-6)).equal(torch.zeros(2, 8))
 
 
-def test_rms_norm_with_a_weight_per_head() -> None:
+def test_rms_norm_supports_a_weight_per_head() -> None:
     x, weight = torch.randn(5, 3, 16), torch.randn(3, 16)
     result = rms_norm(x, rms_weight(weight, 1e-6)).double()
     torch.testing.assert_close(result, formula(x, weight, 1e-6), rtol=2e-6, atol=1e-6)
@@ -46,7 +46,7 @@ def test_add_rms_norm_changes_the_residual_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_are_transformers(name: str) -> None:
+def test_activations_equal_transformers(name: str) -> None:
     gate, up = torch.randn(4, 32), torch.randn(4, 32)
     torch.testing.assert_close(ACTIVATIONS[name](gate), ACT2FN[name](gate), rtol=1e-5, atol=1e-6)
     fused = torch.cat((gate, up), -1)

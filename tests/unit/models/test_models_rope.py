@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from octavo_engine.config import ModelConfig
-from octavo_engine.layers.layer import Build
+from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.rope import RotaryEmbedding
 from octavo_engine.layers.rope_frequencies import inverse_frequencies, rope_spec
 from octavo_engine.ops.rope import rotate_
@@ -90,22 +90,22 @@ def test_frequencies_equal_transformers(kind: str, length: int) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "partial"])
 def test_rotation_equals_transformers(kind: str) -> None:
-    """At the full length, where transformers, too, has decided what scaling it uses."""
+    """The lengths are full, so that transformers also uses its final scaling."""
     length = 128
     hf = hf_config(KINDS[kind])
     q, k = torch.randn(2, 1, HEADS, length, HEAD_DIM, generator=torch.Generator().manual_seed(0))
     positions = torch.arange(length)
     cos, sin = LlamaRotaryEmbedding(LlamaConfig(**hf))(q, positions[None])
     expected = torch.cat(apply_rotary_pos_emb(q, k, cos, sin), 1)[0].transpose(0, 1)
-    build = Build(dtype=torch.float32, device=torch.device("cpu"), max_model_len=length)
+    build = BuildContext(dtype=torch.float32, device=torch.device("cpu"), max_model_len=length)
     rotation = RotaryEmbedding(spec_of(hf), build)(positions)
     ours = torch.cat((q, k), 1)[0].transpose(0, 1).contiguous()
     rotate_(ours, rotation.cos, rotation.sin)
     torch.testing.assert_close(ours, expected, rtol=0, atol=2e-5)
 
 
-def test_rotation_leaves_other_dimensions() -> None:
-    build = Build(dtype=torch.float32, device=torch.device("cpu"), max_model_len=32)
+def test_rotation_leaves_other_dimensions_unchanged() -> None:
+    build = BuildContext(dtype=torch.float32, device=torch.device("cpu"), max_model_len=32)
     rotation = RotaryEmbedding(spec_of(hf_config(KINDS["partial"])), build)(torch.tensor([31, 4, 0]))
     before = torch.randn(3, 2, HEAD_DIM)
     after = before.clone()
@@ -118,7 +118,7 @@ def test_rotation_leaves_other_dimensions() -> None:
 
 def test_rotation_works_on_a_part_of_a_larger_tensor() -> None:
     """Queries and keys are rotated in place within the fused qkv output."""
-    build = Build(dtype=torch.float32, device=torch.device("cpu"), max_model_len=8)
+    build = BuildContext(dtype=torch.float32, device=torch.device("cpu"), max_model_len=8)
     rotation = RotaryEmbedding(spec_of(hf_config(KINDS["default"])), build)(torch.arange(8))
     heads = torch.randn(8, 6, HEAD_DIM)
     values, expected = heads[:, 4:].clone(), heads[:, :4].clone()
@@ -152,8 +152,8 @@ def test_both_spellings_of_config_agree(old: dict[str, Any], new: dict[str, Any]
     assert ours_old[1] == ours_new[1]
 
 
-def test_frequencies_depend_on_max_model_len_alone() -> None:
-    """Not on how long a sequence is: what was cached stays right."""
+def test_frequencies_depend_only_on_max_model_len() -> None:
+    """They do not depend on a sequence's length, so that cached keys stay valid."""
     dynamic, longrope = (spec_of(hf_config(KINDS[kind])) for kind in ("dynamic", "longrope"))
     assert not inverse_frequencies(dynamic, 96)[0].equal(inverse_frequencies(dynamic, 97)[0])
     assert inverse_frequencies(dynamic, 10)[0].equal(inverse_frequencies(dynamic, 96)[0])
@@ -161,6 +161,6 @@ def test_frequencies_depend_on_max_model_len_alone() -> None:
     assert not inverse_frequencies(longrope, 48)[0].equal(inverse_frequencies(longrope, 49)[0])
 
 
-def test_unknown_rope_type_is_named() -> None:
-    with pytest.raises(StartupError, match="rope type 'spiral' is not known: default, linear, dynamic, llama3"):
+def test_an_unknown_rope_type_is_named() -> None:
+    with pytest.raises(StartupError, match="rope type 'spiral' is not supported"):
         inverse_frequencies(spec_of(hf_config({"rope_type": "spiral"})), 16)

@@ -1,14 +1,14 @@
-"""The chart's values and their schema: one list, each setting described, nothing else taken."""
+"""The chart's values and schema have the same settings, all described; unknown settings are refused."""
 
 from typing import Any
 
 import jsonschema
 import pytest
-from octavo_testing.chart import Flip, default_values, flips, settings, values_schema
+from octavo_testing.chart import SettingChange, default_values, setting_changes, settings, values_schema
 
 
 def _paths(values: Any, known: set[tuple[str, ...]], path: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
-    """Of settings: a dictionary that the schema knows as one is not looked into."""
+    """Paths of the settings; a dictionary that is one setting in the schema is not split."""
     if path in known or not isinstance(values, dict):
         return {path}
     return {found for name, below in values.items() for found in _paths(below, known, (*path, name))}
@@ -32,7 +32,7 @@ def test_every_setting_and_group_is_described() -> None:
     assert [path for name, node in values_schema()["properties"].items() for path in silent(node, name)] == []
 
 
-def test_every_group_refuses_what_it_does_not_know() -> None:
+def test_every_group_refuses_unknown_settings() -> None:
     def open_groups(node: Any, path: str) -> list[str]:
         if not isinstance(node, dict):
             return []
@@ -42,10 +42,10 @@ def test_every_group_refuses_what_it_does_not_know() -> None:
     assert open_groups(values_schema(), "") == []
 
 
-@pytest.mark.parametrize("flip", flips(), ids=lambda flip: flip.id)
-def test_what_the_schema_offers_it_takes(flip: Flip) -> None:
-    jsonschema.validate(flip.on(default_values()), values_schema())
+@pytest.mark.parametrize("flip", setting_changes(), ids=lambda flip: flip.id)
+def test_the_schema_accepts_its_own_examples(flip: SettingChange) -> None:
+    jsonschema.validate(flip.apply_to(default_values()), values_schema())
 
 
 def test_every_setting_can_be_flipped() -> None:
-    assert {flip.path for flip in flips()} == {path for path, _ in settings(values_schema())}
+    assert {flip.path for flip in setting_changes()} == {path for path, _ in settings(values_schema())}

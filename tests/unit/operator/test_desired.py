@@ -1,4 +1,4 @@
-"""What a service is made of: which changes make a new revision, how its parts find each other, what is left out."""
+"""The children of a service: changes that make a new revision, labels and selectors, optional objects."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,8 +8,8 @@ from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import desired_engine, engine_revision, num_gpus
 from octavo_operator.desired.network import exposed_url, internal_url
 from octavo_operator.names import REVISION_LABEL
-from octavo_operator.service import Service, Settings, read_service
-from octavo_testing.infsvc_cases import HOST, KEYS, MINIMAL, OPEN, TAKEN, Case, stored
+from octavo_operator.service import InferenceService, Settings, read_service
+from octavo_testing.infsvc_cases import ACCEPTED, HOST, KEYS, MINIMAL, OPEN, Case, stored
 
 SETTINGS = Settings(
     engine_image="engine:1",
@@ -20,15 +20,15 @@ SETTINGS = Settings(
 )
 
 
-def _service(spec: dict[str, Any] | None = None, name: str = "llm") -> Service:
+def _service(spec: dict[str, Any] | None = None, name: str = "llm") -> InferenceService:
     return read_service(stored(Case("", spec or {}, name=name)))
 
 
-def _kinds(service: Service) -> list[str]:
+def _kinds(service: InferenceService) -> list[str]:
     return [f"{child['kind']}/{child['metadata']['name']}" for child in desired_children(service, SETTINGS)]
 
 
-def _find(service: Service, kind: str, name: str) -> dict[str, Any]:
+def _find(service: InferenceService, kind: str, name: str) -> dict[str, Any]:
     (found,) = [c for c in desired_children(service, SETTINGS) if (c["kind"], c["metadata"]["name"]) == (kind, name)]
     return found
 
@@ -45,7 +45,7 @@ def _find(service: Service, kind: str, name: str) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_what_engines_do_not_read_at_start_makes_no_new_revision(live: dict[str, Any]) -> None:
+def test_changes_that_engines_do_not_read_keep_the_revision(live: dict[str, Any]) -> None:
     assert engine_revision(_service(live), SETTINGS) == engine_revision(_service(), SETTINGS)
 
 
@@ -63,7 +63,7 @@ def test_what_engines_do_not_read_at_start_makes_no_new_revision(live: dict[str,
     ],
     ids=str,
 )
-def test_what_engines_read_at_start_makes_a_new_revision(read_at_start: dict[str, Any]) -> None:
+def test_changes_that_engines_read_make_a_new_revision(read_at_start: dict[str, Any]) -> None:
     assert engine_revision(_service(read_at_start), SETTINGS) != engine_revision(_service(), SETTINGS)
 
 
@@ -72,7 +72,7 @@ def test_a_new_image_of_the_installation_makes_a_new_revision() -> None:
     assert engine_revision(_service(), newer) != engine_revision(_service(), SETTINGS)
 
 
-def test_pull_secrets_of_the_installation_are_for_pods_whose_spec_names_none() -> None:
+def test_default_pull_secrets_apply_unless_the_spec_names_some() -> None:
     settings = replace(SETTINGS, image_pull_secrets=("registry",))
     for spec, expected in (({}, "registry"), ({"imagePullSecrets": [{"name": "own"}]}, "own")):
         router = next(c for c in desired_children(_service(spec), settings) if c["kind"] == "Deployment")
@@ -81,7 +81,7 @@ def test_pull_secrets_of_the_installation_are_for_pods_whose_spec_names_none() -
     assert "imagePullSecrets" not in desired_engine(_service(), SETTINGS, replicas=1)["spec"]["template"]["spec"]
 
 
-def test_prometheus_is_let_in_to_engines_only_from_where_it_is_said_to_be() -> None:
+def test_policies_admit_prometheus_of_configured_namespaces_only() -> None:
     def peers(settings: Settings, name: str) -> list[dict[str, Any]]:
         service = _service({"networkPolicy": {"ingressFrom": [{"podSelector": {}}]}})
         made = desired_children(service, settings)
@@ -95,8 +95,8 @@ def test_prometheus_is_let_in_to_engines_only_from_where_it_is_said_to_be() -> N
         assert added["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
 
 
-def test_the_operator_is_let_in_from_its_own_namespace_only() -> None:
-    """A pod of another namespace can bear the operator's label, too."""
+def test_policies_admit_the_operator_from_its_namespace_only() -> None:
+    """A pod of another namespace can have the operator's label, too."""
     service = _service({"networkPolicy": {"ingressFrom": [{"podSelector": {}}]}})
     peers = [peer for rule in _find(service, "NetworkPolicy", "llm-router")["spec"]["ingress"] for peer in rule["from"]]
     operators = [peer for peer in peers if "octavo-operator" in str(peer)]
@@ -105,7 +105,7 @@ def test_the_operator_is_let_in_from_its_own_namespace_only() -> None:
         assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "octavo-system"}}
 
 
-def test_pod_monitors_bear_the_labels_that_prometheus_selects_by_and_name_the_service() -> None:
+def test_pod_monitors_have_the_selected_labels_and_the_service_name() -> None:
     made = desired_children(_service(), replace(SETTINGS, monitor_labels={"release": "stack"}))
     monitors = [child for child in made if child["kind"] == "PodMonitor"]
     assert {monitor["metadata"]["labels"]["release"] for monitor in monitors} == {"stack"}
@@ -113,7 +113,7 @@ def test_pod_monitors_bear_the_labels_that_prometheus_selects_by_and_name_the_se
     assert relabeling["sourceLabels"] == ["__meta_kubernetes_pod_label_serving_octavo_dev_service"]
 
 
-def test_the_selector_of_a_deployment_finds_its_own_pods_only() -> None:
+def test_a_deployment_selects_its_own_pods_only() -> None:
     made = desired_engine(_service(), SETTINGS, replicas=2)
     selector, template = made["spec"]["selector"]["matchLabels"], made["spec"]["template"]
     assert selector.items() <= template["metadata"]["labels"].items()
@@ -121,15 +121,15 @@ def test_the_selector_of_a_deployment_finds_its_own_pods_only() -> None:
     assert made["spec"]["replicas"] == 2
 
 
-def test_users_labels_do_not_replace_ours() -> None:
-    """The CRD refuses those; an older one may not have."""
+def test_labels_of_users_do_not_replace_the_operators() -> None:
+    """The CRD refuses such labels, but an older CRD may have accepted them."""
     service = _service({"podMetadata": {"labels": {"team": "a"}}})
     pod_labels = desired_engine(service, SETTINGS, replicas=1)["spec"]["template"]["metadata"]["labels"]
     assert pod_labels["team"] == "a"
     assert pod_labels["serving.octavo.dev/service"] == "llm"
 
 
-def test_a_service_on_a_shared_router_brings_no_router() -> None:
+def test_a_service_on_a_shared_router_has_no_router() -> None:
     kinds = _kinds(_service({"router": {"ref": {"name": "other"}}}))
     assert kinds == [
         "ServiceAccount/llm-engine",
@@ -139,7 +139,7 @@ def test_a_service_on_a_shared_router_brings_no_router() -> None:
     ]
 
 
-def test_its_service_leads_to_the_shared_router_and_its_pods_are_behind_it() -> None:
+def test_a_service_and_its_pods_use_the_shared_router() -> None:
     service = _service({"router": {"ref": {"name": "other"}}})
     front = _find(service, "Service", "llm")["spec"]["selector"]
     behind = _find(_service(name="other"), "Service", "other-engines")["spec"]["selector"]
@@ -168,7 +168,7 @@ def test_gpu_pods_get_shared_memory_and_cpu_pods_do_not() -> None:
 
 
 @pytest.mark.parametrize(("given", "mode"), [({}, "ReadWriteOnce"), ({"accessMode": "ReadWriteMany"}, "ReadWriteMany")])
-def test_a_made_claim_asks_for_what_every_storage_class_has_unless_told(given: dict[str, Any], mode: str) -> None:
+def test_a_created_claim_has_the_given_or_default_access_mode(given: dict[str, Any], mode: str) -> None:
     cache = {"mode": "PVC", "size": "40Gi"} | given
     service = _service({"model": {"uri": "hf://Qwen/Qwen3-0.6B", "cache": cache}})
     assert _find(service, "PersistentVolumeClaim", "llm-models")["spec"]["accessModes"] == [mode]
@@ -182,7 +182,7 @@ def test_a_claim_is_mounted_and_nothing_is_fetched() -> None:
     assert "initContainers" not in pod
 
 
-def test_known_ingress_classes_get_what_streaming_needs_and_the_user_wins() -> None:
+def test_known_ingress_classes_get_annotations_for_streaming() -> None:
     wanted = {"host": "a.b", "className": "nginx", "annotations": {"nginx.ingress.kubernetes.io/proxy-body-size": "1m"}}
     annotations = _find(_service({"exposure": {"ingress": wanted}, "auth": OPEN}), "Ingress", "llm")["metadata"][
         "annotations"
@@ -192,22 +192,22 @@ def test_known_ingress_classes_get_what_streaming_needs_and_the_user_wins() -> N
 
 
 def test_pods_end_soon_enough_for_their_namespace_to_go_within_a_minute() -> None:
-    """Kubernetes looks at a namespace that goes after 5 s, 5 s later, then after half of its pods' longest grace."""
+    """Kubernetes checks a terminating namespace after 5 s, 10 s, and half of its pods' longest grace period."""
     service = _service()
     pods = (desired_engine(service, SETTINGS, replicas=1), _find(service, "Deployment", "llm-router"))
     longest_s = max(pod["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] for pod in pods)
     assert 5 + 5 + longest_s // 2 + 1 < 45
 
 
-def test_urls() -> None:
+def test_urls_follow_the_exposure() -> None:
     exposed = _service({"exposure": {"ingress": {"host": "a.b", "path": "/x/", "tlsSecret": "t"}}, "auth": OPEN})
     assert exposed_url(exposed) == "https://a.b/x"
     assert exposed_url(_service()) is None
     assert internal_url(_service(), SETTINGS) == "http://llm.default.svc.cluster.local"
 
 
-@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
-def test_every_child_is_owned_labelled_and_within_the_limits_of_names(case: Case) -> None:
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
+def test_every_child_has_owner_labels_and_a_short_name(case: Case) -> None:
     service = read_service(stored(case))
     for made in [*desired_children(service, SETTINGS), desired_engine(service, SETTINGS, replicas=1)]:
         assert made["metadata"]["ownerReferences"] == [service.owner]

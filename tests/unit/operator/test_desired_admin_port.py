@@ -1,4 +1,4 @@
-"""A router's admin port: who reaches it, that no way for clients leads there, and how the operator finds it."""
+"""A router's admin port: only the operator and Prometheus reach it, and the operator finds it in the pod's spec."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,10 +8,10 @@ from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import desired_engine
-from octavo_operator.handlers import Watching
+from octavo_operator.handlers import EventHandlers
 from octavo_operator.names import COMPONENT_LABEL, ROUTER_LABEL, SERVICE_LABEL
-from octavo_operator.service import Service, Settings, read_service
-from octavo_testing.infsvc_cases import HOST, KEYS, OPEN, TAKEN, Case, stored
+from octavo_operator.service import InferenceService, Settings, read_service
+from octavo_testing.infsvc_cases import ACCEPTED, HOST, KEYS, OPEN, Case, stored
 
 SETTINGS = Settings(
     engine_image="engine:1",
@@ -32,11 +32,11 @@ PROMETHEUS = {
 }
 
 
-def _service(**spec: Any) -> Service:
+def _service(**spec: Any) -> InferenceService:
     return read_service(stored(Case("", spec, name="llm")))
 
 
-def _made(service: Service, kind: str, settings: Settings = SETTINGS) -> dict[str, dict[str, Any]]:
+def _made(service: InferenceService, kind: str, settings: Settings = SETTINGS) -> dict[str, dict[str, Any]]:
     """Children of a kind by name."""
     return {c["metadata"]["name"]: c for c in desired_children(service, settings) if c["kind"] == kind}
 
@@ -57,8 +57,8 @@ def test_the_router_listens_on_its_admin_port() -> None:
     assert {"--port=8080", "--admin-port=8001"} <= {*router["args"]}
 
 
-@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
-def test_no_service_ingress_or_route_leads_to_an_admin_port(case: Case) -> None:
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
+def test_no_service_ingress_or_route_exposes_an_admin_port(case: Case) -> None:
     service = read_service(stored(case))
     for made in _made(service, "Service").values():
         assert [port["targetPort"] for port in made["spec"]["ports"]] == ["http"]
@@ -69,7 +69,7 @@ def test_no_service_ingress_or_route_leads_to_an_admin_port(case: Case) -> None:
         assert [rule["backendRefs"] for rule in made["spec"]["rules"]] == [[{"name": service.name, "port": 80}]]
 
 
-def test_probes_ask_the_port_that_clients_use() -> None:
+def test_probes_use_the_port_of_clients() -> None:
     router = _container(_made(_service(), "Deployment")["llm-router"])
     probes = [router[name]["httpGet"]["port"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
     assert probes == ["http"] * 3
@@ -88,13 +88,13 @@ def test_only_the_operator_and_prometheus_reach_the_admin_port(peers: tuple[dict
     assert set(by_port) == {8001, 8080}
 
 
-def test_without_a_prometheus_the_admin_port_is_the_operators() -> None:
+def test_only_the_operator_reaches_the_admin_port_without_prometheus() -> None:
     policies = _made(_service(), "NetworkPolicy", replace(SETTINGS, scraped_from=()))
     (rule,) = [r for r in policies["llm-router"]["spec"]["ingress"] if r["ports"][0]["port"] == 8001]
     assert rule["from"] == [OPERATOR]
 
 
-def test_pod_monitors_name_a_port_of_their_pods_and_that_of_routers_is_the_admin_port() -> None:
+def test_pod_monitors_use_the_admin_port_of_routers() -> None:
     service = _service()
     monitors = _made(service, "PodMonitor")
     router = _container(_made(service, "Deployment")["llm-router"])
@@ -114,7 +114,7 @@ def test_engines_require_the_routers_secret(spec: dict[str, Any]) -> None:
 
 
 class Followed:
-    """Stands for `RouterReports`."""
+    """Records the addresses that `RouterReports` would connect to."""
 
     def __init__(self) -> None:
         self.addresses: list[tuple[str, int]] = []
@@ -141,14 +141,12 @@ def _port(name: str, number: int) -> dict[str, Any]:
             8001,
         ),
     ],
-    ids=["of this version", "of a version without an admin port", "beside injected containers"],
+    ids=["current version", "version without an admin port", "with injected containers"],
 )
-async def test_the_state_stream_is_read_from_the_port_that_the_pod_has(
-    containers: list[dict[str, Any]], port: int
-) -> None:
-    """While routers roll from a version without an admin port, both kinds of pods are there."""
+async def test_the_state_stream_uses_the_port_of_the_pod(containers: list[dict[str, Any]], port: int) -> None:
+    """During an upgrade from a version without an admin port, both kinds of pods exist."""
     followed: Any = Followed()
-    watching = Watching(View(), WorkQueue(), followed, secret_of=lambda _: "s", on_listing=lambda: None)
+    watching = EventHandlers(View(), WorkQueue(), followed, secret_of=lambda _: "s", on_watch_start=lambda: None)
     labels = {SERVICE_LABEL: "llm", ROUTER_LABEL: "llm", COMPONENT_LABEL: "router"}
     pod: Any = {
         "apiVersion": "v1",

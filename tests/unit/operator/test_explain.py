@@ -1,22 +1,22 @@
-"""What an explanation says: the same cause as `Ready`, its meaning as the documentation has it, and where to look."""
+"""An explanation has the cause of `Ready`, the documented meaning and remedy, and commands for more details."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from octavo_operator.explain.explanation import Explanation, explained
+from octavo_operator.explain.explanation import Explanation, explain_service
 from octavo_operator.explain.meanings import MEANINGS
 from octavo_operator.explain.text import lines_of, table_of
-from octavo_operator.plan.conditions import REASONS, Condition, ready, written
+from octavo_operator.plan.conditions import REASONS, Condition, ready, with_transition_times
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "conditions.md"
 ROW = re.compile(r"\| `\w+` \| `\w+` \|")
 NOW = "2026-11-21T20:00:00Z"
 
 
-def test_the_documentation_says_the_same(request: pytest.FixtureRequest) -> None:
-    """--update-golden writes the page's table."""
+def test_the_documentation_has_the_same_meanings(request: pytest.FixtureRequest) -> None:
+    """`--update-golden` writes the table of the page."""
     table = [
         f"| `{condition}` | `{reason}` | {meaning.text} | {meaning.remedy}{' ' if meaning.remedy else ''}|"
         for condition, reasons in MEANINGS.items()
@@ -37,11 +37,11 @@ def test_every_reason_has_a_meaning() -> None:
 
 
 def service(*reasons: tuple[str, str], generation: int = 1, **metadata: Any) -> dict[str, Any]:
-    """As the operator writes its status: `reasons` are those that aren't the good ones."""
+    """A service with the status that the operator writes; `reasons` replace the reasons of a serving service."""
     good = {name: next(r for r, status in known.items() if status == "True") for name, known in REASONS.items()}
     chosen = good | dict(reasons)
     conditions = [Condition(n, r, f"about {n}") for n, r in chosen.items() if n not in ("Ready", "Progressing")]
-    rows = written([*conditions, ready(conditions, message="it serves")], (), generation=1, now=NOW)
+    rows = with_transition_times([*conditions, ready(conditions, message="it serves")], (), generation=1, now=NOW)
     status = {"conditions": rows, "observedGeneration": 1, "url": "http://llm", "replicas": {"summary": "1/2"}}
     about = {"name": "llm", "namespace": "team", "generation": generation, **metadata}
     return {"metadata": about, "spec": {"model": {"uri": "hf://org/m"}}, "status": status}
@@ -66,11 +66,11 @@ def text(found: Explanation) -> str:
     return "\n".join(lines_of(found))
 
 
-def test_a_service_that_serves() -> None:
-    found = explained(service())
+def test_a_serving_service_is_explained_as_ready() -> None:
+    found = explain_service(service())
     assert found.is_ready
     assert found.cause is None
-    assert "Ready: it answers at http://llm" in text(found)
+    assert "Ready: it serves requests at http://llm" in text(found)
     assert found.commands == ()
 
 
@@ -80,36 +80,36 @@ CAUSES = [(c, r) for c, known in REASONS.items() for r, status in known.items() 
 @pytest.mark.parametrize(
     ("condition", "reason"), [cause for cause in CAUSES if cause[0] not in ("Progressing", "Ready")]
 )
-def test_each_cause_is_readys_own_with_its_meaning(condition: str, reason: str) -> None:
+def test_each_cause_is_the_one_of_ready_with_its_meaning(condition: str, reason: str) -> None:
     raw = service((condition, reason))
-    found = explained(raw)
-    told = next(c for c in raw["status"]["conditions"] if c["type"] == "Ready")
-    assert found.is_ready == (told["status"] == "True")
+    found = explain_service(raw)
+    row = next(c for c in raw["status"]["conditions"] if c["type"] == "Ready")
+    assert found.is_ready == (row["status"] == "True")
     if found.cause is None:
         assert reason == "NotChecked"
         return
     assert (
-        (found.cause.reason, found.cause.message) == (told["reason"], told["message"]) == (reason, f"about {condition}")
+        (found.cause.reason, found.cause.message) == (row["reason"], row["message"]) == (reason, f"about {condition}")
     )
     assert found.cause.meaning == MEANINGS[condition][reason].text
     assert f"{condition} {reason}" in text(found)
     assert "<- here" in text(found)
 
 
-def test_what_is_false_comes_before_what_only_waits() -> None:
+def test_a_false_condition_is_the_cause_before_an_unknown_one() -> None:
     raw = service(("ModelReady", "Fetching"), ("WorkloadReady", "CrashLoop"), ("RouterReady", "RouterFailed"))
-    found = explained(raw)
+    found = explain_service(raw)
     assert found.cause is not None
     assert found.cause.reason == "CrashLoop"
     assert found.cause.reason == next(c["reason"] for c in raw["status"]["conditions"] if c["type"] == "Ready")
 
 
-def test_pods_have_their_last_words_and_commands_name_them() -> None:
+def test_explanations_have_messages_and_commands_of_pods() -> None:
     pods = [
         pod("llm-router-1", "router", conditions=[{"type": "Ready", "status": "True"}]),
         pod("llm-engine-1", containerStatuses=[CRASHED]),
     ]
-    found = explained(service(("WorkloadReady", "CrashLoop")), pods)
+    found = explain_service(service(("WorkloadReady", "CrashLoop")), pods)
     assert [(p.name, p.state, p.message, p.restarts) for p in found.pods] == [
         ("llm-engine-1", "CrashLoop", "exit code 1: octavo: bad flag", 4),
         ("llm-router-1", "serves", "", 0),
@@ -119,63 +119,63 @@ def test_pods_have_their_last_words_and_commands_name_them() -> None:
         "kubectl describe pod llm-engine-1 -n team",
         "kubectl describe infsvc llm -n team",
     )
-    assert "llm-engine-1 (engine): CrashLoop, started anew 4 times\n      exit code 1: octavo: bad flag" in text(found)
+    assert "llm-engine-1 (engine): CrashLoop, restarted 4 times\n      exit code 1: octavo: bad flag" in text(found)
 
 
-def test_a_failed_fetch_says_what_its_last_line_said() -> None:
+def test_a_failed_fetch_has_its_last_log_line_as_message() -> None:
     failed = pod("llm-engine-1", initContainerStatuses=[FAILED_FETCH])
-    found = explained(service(("ModelReady", "FetchFailed")), [failed])
+    found = explain_service(service(("ModelReady", "FetchFailed")), [failed])
     assert found.pods[0].message == "exit code 1: octavo: org/m: no such model on the hub"
-    waiting = explained(service(("ModelReady", "Fetching")), [pod("a", initContainerStatuses=[FETCHING])])
+    waiting = explain_service(service(("ModelReady", "Fetching")), [pod("a", initContainerStatuses=[FETCHING])])
     assert waiting.pods[0].state == "fetches the model"
     assert waiting.commands[0] == "kubectl logs a -c fetch -f -n team"
 
 
-def test_a_routers_trouble_is_looked_for_at_the_router() -> None:
+def test_commands_for_router_trouble_name_the_router_pod() -> None:
     unplaced = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes"}
     pods = [pod("engine"), pod("router", "router", conditions=[unplaced])]
-    found = explained(service(("RouterReady", "RouterFailed")), pods)
+    found = explain_service(service(("RouterReady", "RouterFailed")), pods)
     assert "kubectl describe pod router -n team" in found.commands
     assert found.pods[1].message == "Unschedulable: 0/3 nodes"
 
 
 def test_commands_have_the_services_name() -> None:
-    found = explained(service(("WorkloadReady", "ScaledToZero"), ("ReplicasAdmitted", "NoReplicas")))
+    found = explain_service(service(("WorkloadReady", "ScaledToZero"), ("ReplicasAdmitted", "NoReplicas")))
     assert found.cause is not None
     assert found.cause.reason == "NoReplicas"
-    quota = explained(service(("WorkloadReady", "QuotaExceeded")))
+    quota = explain_service(service(("WorkloadReady", "QuotaExceeded")))
     assert quota.commands[0] == "kubectl describe quota -n team"
 
 
-def test_nobody_has_looked() -> None:
+def test_a_spec_without_status_is_explained_as_not_seen() -> None:
     bare = {"metadata": {"name": "llm", "namespace": "team", "generation": 1}, "spec": {"model": {"uri": "hf://org/m"}}}
     for raw, message in (
-        (bare, "generation 1 of the spec is there, the operator has looked at none"),
-        (service(generation=3), "generation 3 of the spec is there, the operator has looked at 1"),
+        (bare, "the spec has generation 1, the operator has processed none"),
+        (service(generation=3), "the spec has generation 3, the operator has processed 1"),
     ):
-        found = explained(raw)
+        found = explain_service(raw)
         assert found.cause is not None
         assert (found.is_ready, found.cause.reason, found.cause.message) == (False, "NotSeen", message)
         assert found.commands[0] == "kubectl get pods -A -l app.kubernetes.io/name=octavo-operator"
         assert "Not ready: NotSeen." in text(found)
 
 
-def test_it_is_being_deleted() -> None:
-    found = explained(service(deletionTimestamp=NOW))
+def test_a_service_in_deletion_is_explained_as_such() -> None:
+    found = explain_service(service(deletionTimestamp=NOW))
     assert found.cause is not None
     assert (found.cause.reason, found.is_ready) == ("Deleted", False)
 
 
-def test_a_reason_of_another_version() -> None:
+def test_an_unknown_reason_is_explained_as_such() -> None:
     raw = service(("WorkloadReady", "CrashLoop"))
     for condition in raw["status"]["conditions"]:
         condition["reason"] = condition["reason"].replace("CrashLoop", "Eclipse")
-    found = explained(raw)
+    found = explain_service(raw)
     assert found.cause is not None
-    assert found.cause.meaning == "This version of octavo doesn't know the reason."
+    assert (found.cause.reason, found.is_ready) == ("Eclipse", False)
 
 
-def test_the_latest_events_in_order() -> None:
+def test_the_latest_events_are_shown_in_order() -> None:
     events = [
         {
             "metadata": {"creationTimestamp": NOW},
@@ -188,13 +188,13 @@ def test_the_latest_events_in_order() -> None:
         }
         for minute in (9, 3, 1, 2, 4, 5, 6, 7, 8)
     ]
-    found = explained(service(("WorkloadReady", "CrashLoop")), (), events)
+    found = explain_service(service(("WorkloadReady", "CrashLoop")), (), events)
     assert [event.count for event in found.events] == [2, 3, 4, 5, 6, 7, 8, 9]
     assert "2026-11-21T20:09:00Z  Warning  Pod/p  BackOff  again 9 (x9)" in text(found)
 
 
-def test_the_table() -> None:
-    rows = list(table_of([explained(service()), explained(service(("WorkloadReady", "OOMKilled")))]))
+def test_the_table_has_a_row_per_service() -> None:
+    rows = list(table_of([explain_service(service()), explain_service(service(("WorkloadReady", "OOMKilled")))]))
     assert rows[0].split() == ["NAMESPACE", "NAME", "MODEL", "READY", "REPLICAS", "REASON", "MESSAGE"]
     assert rows[1].split() == ["team", "llm", "hf://org/m", "True", "1/2", "Serving", "http://llm"]
     assert rows[2].split() == ["team", "llm", "hf://org/m", "False", "1/2", "OOMKilled", "about", "WorkloadReady"]

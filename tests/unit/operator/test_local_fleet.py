@@ -1,11 +1,11 @@
-"""What a manifest becomes on one machine, what is said of what has no effect there, and how faults are named."""
+"""A manifest on one machine: engines and their flags, notes on ignored fields, messages for faults."""
 
 from pathlib import Path
 
 import pytest
 import yaml
 from octavo_operator.local.fleet import read_fleet
-from octavo_testing.infsvc_cases import REFUSED, TAKEN, Case
+from octavo_testing.infsvc_cases import ACCEPTED, REFUSED, Case
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HEAD = "apiVersion: serving.octavo.dev/v1alpha1\nkind: InferenceService\n"
@@ -25,7 +25,7 @@ def faults(text: str, **options: bool) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def test_a_minimal_service() -> None:
+def test_a_minimal_service_is_read() -> None:
     fleet = read_fleet(service("llm"))
     assert fleet["keys"] is None
     assert fleet["notes"] == []
@@ -34,14 +34,14 @@ def test_a_minimal_service() -> None:
     assert (found["replicas"], found["env"]) == (1, {})
 
 
-def test_an_engine_is_told_what_its_pod_would_be() -> None:
+def test_an_engine_gets_the_flags_of_its_pod() -> None:
     spec = "engine: {maxModelLen: 64, toolCallParser: hermes, extraArgs: [--num-threads=1]}, drain: {timeoutSeconds: 9}"
     (found,) = read_fleet(service("llm", spec))["services"]
     assert {"--max-model-len=64", "--tool-call-parser=hermes", "--drain-timeout=9"} <= set(found["args"])
     assert found["args"][-1] == "--num-threads=1"
 
 
-def test_keys_and_isolation() -> None:
+def test_keys_are_read_and_imply_isolation() -> None:
     auth = "auth: {apiKeysSecretRef: {name: k}}"
     fleet = read_fleet(service("llm", auth) + secret("k") + secret("k2", "bob: c2stMg==", field="data"))
     assert fleet["keys"] == {"alice": "sk-1"}
@@ -51,7 +51,7 @@ def test_keys_and_isolation() -> None:
     assert read_fleet(service("llm", auth), brings_keys=True)["keys"] is None
 
 
-def test_environment() -> None:
+def test_the_environment_has_values_and_references() -> None:
     spec = """engine: {env: [
         {name: A, value: '1'},
         {name: B, valueFrom: {secretKeyRef: {name: s, key: k}}},
@@ -62,7 +62,7 @@ def test_environment() -> None:
     assert read_fleet(text)["services"][0]["env"] == {"HF_TOKEN": "hf_x", "A": "1", "B": "v", "C": "w"}
 
 
-def test_each_thing_without_effect_has_a_line() -> None:
+def test_each_field_without_effect_has_a_note() -> None:
     exposed = "exposure: {ingress: {host: a.b}}, auth: {required: false}"
     spec = f"resources: {{}}, nodeSelector: {{a: b}}, router: {{replicas: 3}}, {exposed}"
     other = "---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n"
@@ -76,15 +76,15 @@ def test_each_thing_without_effect_has_a_line() -> None:
     ]
 
 
-def test_services_with_routers_of_their_own_are_served_by_one() -> None:
+def test_one_router_serves_services_with_routers_of_their_own() -> None:
     fleet = read_fleet(service("a") + service("b") + service("c", "replicas: 0, router: {ref: {name: a}}"))
     assert fleet["notes"] == [
-        "a, b have a router each on Kubernetes; here one serves them all",
-        "c: spec.replicas is 0: nothing serves it",
+        "a, b have one router each on Kubernetes; here one router serves all of them",
+        "c: spec.replicas is 0: no engine serves it",
     ]
 
 
-def test_a_list_holds_documents_too() -> None:
+def test_documents_in_a_list_are_read() -> None:
     text = "apiVersion: v1\nkind: List\nitems:\n- " + service("a").removeprefix("---\n").replace("\n", "\n  ")
     assert read_fleet(text)["services"][0]["name"] == "a"
 
@@ -93,12 +93,12 @@ AUTH = "auth: {apiKeysSecretRef: {name: k}}"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("", "there is no InferenceService in it: apiVersion: serving.octavo.dev/v1alpha1"),
-        ("a: [", "is no YAML: while parsing"),
-        ("- 1", "document 1 is no Kubernetes object"),
-        (service("a") * 2, "InferenceService a: is there twice"),
+        ("", "the file has no InferenceService: apiVersion: serving.octavo.dev/v1alpha1"),
+        ("a: [", "not valid YAML: while parsing"),
+        ("- 1", "document 1 is not a Kubernetes object"),
+        (service("a") * 2, "InferenceService a: the name occurs twice"),
         (service("A"), "InferenceService A: metadata.name must begin with a letter"),
         (
             service("a").replace("v1alpha1", "v9"),
@@ -110,31 +110,31 @@ AUTH = "auth: {apiKeysSecretRef: {name: k}}"
             service("a", "engine: {blockSize: 12}"),
             "spec.engine.blockSize: Invalid value: 12: Input should",
         ),
-        (service("a", "replicas: 0"), "spec.replicas: 0 everywhere"),
+        (service("a", "replicas: 0"), "spec.replicas is 0 in every service"),
         (service("a", AUTH), "spec.auth.apiKeysSecretRef.name: no Secret 'k' with entries in this file: add it"),
-        (service("a", "router: {ref: {name: b}}"), "spec.router.ref.name: 'b' is no service with a router of its own"),
-        (service("a", AUTH) + service("b") + secret("k"), "spec.auth: other API keys than"),
-        (secret("k", "a: '%'", field="data") + service("a"), "Secret k: data.a: is no text in base64"),
-        (secret("k", "a: 1") + service("a"), "Secret k: a: a text is needed: put it into quotes"),
+        (service("a", "router: {ref: {name: b}}"), "spec.router.ref.name: 'b' is not a service with its own router"),
+        (service("a", AUTH) + service("b") + secret("k"), "spec.auth: its API keys differ"),
+        (secret("k", "a: '%'", field="data") + service("a"), "Secret k: data.a: the value is not text in base64"),
+        (secret("k", "a: 1") + service("a"), "Secret k: a: the value is not a string: put it into quotes"),
         (
             service("a", "engine: {env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: k}}}]}"),
             "InferenceService a: spec.engine.env[0].valueFrom: no Secret 's' with the entry 'k' in this file",
         ),
     ],
 )
-def test_faults_are_named(text: str, said: str) -> None:
-    assert any(said in line for line in faults(text)), faults(text)
+def test_faults_name_the_service_and_the_field(text: str, message: str) -> None:
+    assert any(message in line for line in faults(text)), faults(text)
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.id)
-def test_what_the_api_server_refuses_is_refused(case: Case) -> None:
-    assert case.says in " ".join(faults(yaml.safe_dump(case.manifest())))
+def test_specs_that_the_api_server_refuses_are_refused(case: Case) -> None:
+    assert case.message in " ".join(faults(yaml.safe_dump(case.manifest())))
 
 
-@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.id)
-def test_what_the_api_server_takes_is_read(case: Case) -> None:
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
+def test_specs_that_the_api_server_accepts_are_read(case: Case) -> None:
     manifest = case.manifest() | {"spec": case.manifest()["spec"] | {"replicas": 1}}
-    others = "" if "apiKeys" in str(manifest) else service("other")  # it would have other keys
+    others = "" if "apiKeys" in str(manifest) else service("other")  # its keys would differ
     fleet = read_fleet(yaml.safe_dump(manifest) + others + secret("keys") + secret("s", "k: v"))
     assert fleet["services"][0]["name"] == case.name
 

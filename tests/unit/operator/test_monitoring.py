@@ -1,4 +1,4 @@
-"""Dashboards and alerts: each asks for series that are there, by labels that they have; each alert says what to do."""
+"""Dashboards and alerts query exposed series by existing labels; each alert has a remedy."""
 
 import json
 import re
@@ -15,12 +15,12 @@ FILES = ROOT / "charts" / "octavo" / "files"
 GUIDE = ROOT / "docs" / "guide" / "alerts.md"
 LISTS = ("tests/api/metrics.txt", "tests/api/router_metrics.txt", "tests/unit/operator/operator_metrics.txt")
 DASHBOARDS = sorted((FILES / "dashboards").glob("*.json"))
-#: That Prometheus adds by our PodMonitors.
+#: Labels that Prometheus adds by the PodMonitors.
 OF_TARGETS = {"namespace", "pod", "container", "infsvc"}
 
 
 def _exposed() -> dict[str, set[str]]:
-    """Every series' name, and its labels."""
+    """Labels by the name of each series."""
     found = {}
     for line in "".join((ROOT / path).read_text() for path in LISTS).splitlines():
         name, kind, *more = line.split()
@@ -48,7 +48,7 @@ QUERIES = [(name, expr) for name, _, expr in _panels()] + [(rule["alert"], rule[
 
 
 @pytest.mark.parametrize(("name", "expr"), QUERIES, ids=[name for name, _ in QUERIES])
-def test_a_query_asks_for_what_is_there(name: str, expr: str) -> None:
+def test_a_query_uses_exposed_series_and_labels(name: str, expr: str) -> None:
     tree = promql_parser.parse(expr.replace("$__rate_interval", "5m"))
     asked: dict[str, set[str]] = {}
     grouped: set[str] = set()
@@ -66,15 +66,15 @@ def test_a_query_asks_for_what_is_there(name: str, expr: str) -> None:
         assert labels | grouped <= EXPOSED[series] | OF_TARGETS, series
 
 
-def test_a_wrong_name_would_be_found() -> None:
+def test_a_query_with_a_wrong_name_fails() -> None:
     with pytest.raises(AssertionError):
-        test_a_query_asks_for_what_is_there("", "sum by (model) (vllm:num_requests_runing)")
+        test_a_query_uses_exposed_series_and_labels("", "sum by (model) (vllm:num_requests_runing)")
     with pytest.raises(AssertionError):
-        test_a_query_asks_for_what_is_there("", "sum by (replica) (vllm:num_requests_running)")
+        test_a_query_uses_exposed_series_and_labels("", "sum by (replica) (vllm:num_requests_running)")
 
 
 @pytest.mark.parametrize("rule", _alerts(), ids=lambda rule: rule["alert"])
-def test_an_alert_says_what_to_do(rule: dict[str, Any]) -> None:
+def test_an_alert_has_a_remedy_in_the_guide(rule: dict[str, Any]) -> None:
     assert re.search(rf"^## {rule['alert']}$", GUIDE.read_text(), re.MULTILINE)
     assert rule["labels"]["severity"] in ("warning", "critical")
     assert rule["annotations"].keys() == {"summary", "description", "runbook"}
@@ -82,15 +82,15 @@ def test_an_alert_says_what_to_do(rule: dict[str, Any]) -> None:
     assert re.fullmatch(r"\d+m", rule["for"])
     named = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"])))
     grouped = {name for names in re.findall(r"by \(([^)]*)\)", rule["expr"]) for name in names.split(", ")}
-    assert named <= grouped, "what the expression doesn't keep is empty in the text"
+    assert named <= grouped, "a label that the expression drops is empty in the text"
 
 
-def test_the_guide_knows_no_other_alerts() -> None:
-    told = re.findall(r"^## (Octavo\w+)$", GUIDE.read_text(), re.MULTILINE)
-    assert told == [rule["alert"] for rule in _alerts()]
+def test_the_guide_has_exactly_these_alerts() -> None:
+    documented = re.findall(r"^## (Octavo\w+)$", GUIDE.read_text(), re.MULTILINE)
+    assert documented == [rule["alert"] for rule in _alerts()]
 
 
-def test_there_is_a_dashboard_for_each_part_and_every_panel_says_what_it_shows() -> None:
+def test_each_part_has_a_dashboard_with_described_panels() -> None:
     assert [path.stem for path in DASHBOARDS] == ["engine", "operator", "router"]
     assert [name for name, panel, _ in _panels() if not (panel["description"] and panel["fieldConfig"])] == []
     for path in DASHBOARDS:

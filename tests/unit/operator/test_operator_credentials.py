@@ -1,4 +1,4 @@
-"""A token that is replaced in its file is taken up, by our own client and by kopf's."""
+"""Both clients, the operator's and kopf's, send a token that was replaced in its file."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from octavo_operator.cluster.client import Cluster
-from octavo_operator.cluster.credentials import REREAD_S, account_configuration, client_of, kopf_login, session_of
+from octavo_operator.cluster.credentials import REREAD_S, account_configuration, kopf_login, make_client, make_session
 from octavo_testing.clock import Clock
 
 
@@ -20,7 +20,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 async def seen() -> AsyncIterator[tuple[str, list[str]]]:
-    """An API server's address, and the tokens that it was shown."""
+    """The URL of an API server, and the tokens that it received."""
     tokens: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -33,11 +33,11 @@ async def seen() -> AsyncIterator[tuple[str, list[str]]]:
         yield str(server.make_url("")).rstrip("/"), tokens
 
 
-async def test_our_client_shows_the_token_of_now(seen: tuple[str, list[str]], tmp_path: Path, clock: Clock) -> None:
+async def test_the_client_sends_the_current_token(seen: tuple[str, list[str]], tmp_path: Path, clock: Clock) -> None:
     url, tokens = seen
     token = tmp_path / "token"
     token.write_text("first\n")
-    async with client_of(account_configuration(url, tmp_path, clock=clock)) as api:
+    async with make_client(account_configuration(url, tmp_path, clock=clock)) as api:
         await Cluster(api).read("Pod", "a", "b")
         token.write_text("second")
         await Cluster(api).read("Pod", "a", "b")
@@ -46,7 +46,7 @@ async def test_our_client_shows_the_token_of_now(seen: tuple[str, list[str]], tm
     assert tokens == ["Bearer first", "Bearer first", "Bearer second"]
 
 
-async def test_kopf_shows_the_token_of_now(seen: tuple[str, list[str]], tmp_path: Path, clock: Clock) -> None:
+async def test_kopf_sends_the_current_token(seen: tuple[str, list[str]], tmp_path: Path, clock: Clock) -> None:
     url, tokens = seen
     token = tmp_path / "token"
     token.write_text("first")
@@ -61,7 +61,7 @@ async def test_kopf_shows_the_token_of_now(seen: tuple[str, list[str]], tmp_path
     assert tokens == ["Bearer first", "Bearer second"]
 
 
-async def test_a_request_that_hangs_ends_and_a_watch_that_has_begun_does_not(tmp_path: Path) -> None:
+async def test_a_hanging_request_times_out_but_an_open_watch_does_not(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("first")
     events, over = asyncio.Queue[bytes](), asyncio.Event()
 
@@ -79,7 +79,7 @@ async def test_a_request_that_hangs_ends_and_a_watch_that_has_begun_does_not(tmp
     app.add_routes([web.get("/watch", watch), web.get("/hang", hang)])
     async with TestServer(app) as server:
         url = str(server.make_url("")).rstrip("/")
-        async with session_of(account_configuration(url, tmp_path), answer_s=0.05) as session:
+        async with make_session(account_configuration(url, tmp_path), answer_s=0.05) as session:
             watching = await session.get(f"{url}/watch")
             with pytest.raises(TimeoutError):
                 await session.get(f"{url}/hang")

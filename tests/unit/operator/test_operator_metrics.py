@@ -1,4 +1,4 @@
-"""What the operator tells Prometheus, against `operator_metrics.txt`: a change of it is one for every dashboard."""
+"""The operator's metrics match `operator_metrics.txt`: a change of the list affects every dashboard."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Any
 
 import aiohttp
 from octavo_operator.cluster.client import ApiError
+from octavo_operator.health import Liveness, serve_health
 from octavo_operator.metrics import Telemetry
 from octavo_operator.plan.actions import Apply, CreateOnce, Delete, SetGate
-from octavo_operator.probes import Pulse, answering
 from octavo_testing.serve_command import free_port
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -26,13 +26,13 @@ SERVICES: list[dict[str, Any]] = [
 
 
 def _telemetry(*, leads: bool = True) -> Telemetry:
-    """Of an operator to which everything has happened."""
+    """Telemetry of an operator in which every kind of event has occurred."""
     telemetry = Telemetry()
-    telemetry.look(queue_depth=lambda: 3, leads=lambda: leads, services=lambda: SERVICES)
-    with telemetry.reconciling():
+    telemetry.set_sources(queue_depth=lambda: 3, leads=lambda: leads, services=lambda: SERVICES)
+    with telemetry.time_reconcile():
         pass
     for error in (ApiError(403, "Forbidden", "no"), ApiError(500, "", "odd"), TimeoutError(), ConnectionResetError()):
-        telemetry.failed(error)
+        telemetry.count_error(error)
     manifest = {"kind": "Service", "metadata": {"name": "s"}}
     gate = SetGate("pod", "uid", "1", "why")
     for action in (
@@ -41,7 +41,7 @@ def _telemetry(*, leads: bool = True) -> Telemetry:
         Delete("Ingress", "i", "uid", "1", "why"),
         gate,
     ):
-        telemetry.acted(action)
+        telemetry.count_action(action)
     return telemetry
 
 
@@ -51,7 +51,7 @@ def _samples(telemetry: Telemetry, name: str) -> dict[tuple[str, ...], float]:
     return {tuple(label for _, label in sorted(sample.labels.items())): sample.value for sample in found}
 
 
-def test_names_types_labels_and_buckets_are_the_agreed_ones(golden: Callable[[str, str], None]) -> None:
+def test_the_metrics_match_the_golden_list(golden: Callable[[str, str], None]) -> None:
     lines = []
     for family in text_string_to_metric_families(_telemetry().exposition().decode()):
         samples = [s for s in family.samples if not s.name.endswith("_created")]
@@ -62,18 +62,18 @@ def test_names_types_labels_and_buckets_are_the_agreed_ones(golden: Callable[[st
     golden("operator_metrics.txt", "\n".join(lines) + "\n")
 
 
-def test_the_guide_names_all_of_them() -> None:
+def test_the_guide_names_all_metrics() -> None:
     listed = (Path(__file__).parent / "operator_metrics.txt").read_text().splitlines()
     ours = [line.split()[0] for line in listed if line.startswith("octavo_operator_")]
     assert [name for name in ours if f"| `{name}` |" not in PAGE.read_text()] == []
 
 
-def test_failures_have_the_api_servers_reason_or_a_word_of_ours() -> None:
+def test_errors_are_counted_by_reason() -> None:
     found = _samples(_telemetry(), "reconcile_errors_total")
     assert found == {("Forbidden",): 1, ("ApiError",): 1, ("Unreachable",): 2}
 
 
-def test_services_are_counted_by_the_one_that_leads_only() -> None:
+def test_only_the_leader_counts_services() -> None:
     assert _samples(_telemetry(), "services") == {
         ("False", "OOMKilled"): 1,
         ("True", "Serving"): 2,
@@ -84,10 +84,10 @@ def test_services_are_counted_by_the_one_that_leads_only() -> None:
     assert _samples(_telemetry(leads=False), "leader") == {(): 0}
 
 
-async def test_it_is_served_beside_the_probes() -> None:
+async def test_metrics_are_served_on_the_probes_port() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     async with (
-        answering(f"{url}/healthz", Pulse(), _telemetry()),
+        serve_health(f"{url}/healthz", Liveness(), _telemetry()),
         aiohttp.ClientSession() as session,
         session.get(f"{url}/metrics") as answer,
     ):
@@ -95,6 +95,6 @@ async def test_it_is_served_beside_the_probes() -> None:
         assert "octavo_operator_queue_depth 3.0" in await answer.text()
 
 
-def test_an_operator_that_has_only_begun_says_so() -> None:
+def test_metrics_exist_before_the_sources_are_set() -> None:
     assert _samples(Telemetry(), "queue_depth") == {(): 0}
     assert _samples(Telemetry(), "leader") == {(): 0}

@@ -1,4 +1,4 @@
-"""One service that goes wrong stops no other, whatever it is; and whoever kills a worker, kills it."""
+"""A worker survives any error of one service and keeps reconciling the others."""
 
 import asyncio
 from typing import Any
@@ -11,40 +11,41 @@ from octavo_operator.metrics import Telemetry
 from octavo_operator.service import Settings
 
 
-class Troubled(Reconciler):
+class FailingReconciler(Reconciler):
     def __init__(self, queue: WorkQueue[Key]) -> None:
-        nobody: Any = Nobody()
+        unused: Any = UnusedPart()
         super().__init__(
-            nobody,
+            unused,
             View(),
             settings=Settings(engine_image="e", router_image="r", operator_namespace="o"),
-            leadership=nobody,
-            reports=nobody,
+            leadership=unused,
+            reports=unused,
             queue=queue,
             secret_of=str,
             telemetry=Telemetry(),
         )
-        self.looked: asyncio.Queue[str] = asyncio.Queue()
+        self.reconciled: asyncio.Queue[str] = asyncio.Queue()
 
     async def reconcile(self, key: Key) -> None:
-        self.looked.put_nowait(key[1])
+        self.reconciled.put_nowait(key[1])
         if key[1] == "bad":
-            raise KeyError("a field that nobody thought of")
+            raise KeyError("an unexpected field")
 
 
-class Nobody:
-    identity = "nobody"
+class UnusedPart:
+    identity = "operator-0"
 
 
-async def test_a_service_that_makes_us_stumble_is_told_and_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_with_one_service_is_logged_and_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     queue = WorkQueue[Key]()
-    reconciler = Troubled(queue)
+    reconciler = FailingReconciler(queue)
     for name in ("bad", "good"):
         queue.add(("default", name))
     working = asyncio.create_task(reconciler.work())
     async with asyncio.timeout(10):
-        assert [await reconciler.looked.get() for _ in range(3)] == ["bad", "good", "bad"]
+        assert [await reconciler.reconciled.get() for _ in range(3)] == ["bad", "good", "bad"]
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
-    assert "default/bad: a mistake of ours" in caplog.text
-    assert "a field that nobody thought of" in caplog.text
+    (logged,) = {record.message.partition(":")[0] for record in caplog.records}
+    assert logged == "default/bad"
+    assert "an unexpected field" in caplog.text

@@ -1,30 +1,33 @@
-"""The plan's parts: conditions and what they blame, gates, sameness of objects, the documented list of reasons."""
+"""Parts of the plan: conditions and their reasons, gates, comparison of objects, documentation of reasons."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from octavo_engine.config import EngineConfig
 from octavo_engine.runner.memory import MemoryInfo, size_kv
 from octavo_engine.sources.resolve import resolve_model
-from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.errors import StartupCode, StartupError
+from octavo_operator.cluster.pods import pod_of
 from octavo_operator.desired.engine import engine_revision
-from octavo_operator.observed import EngineSet, ModelSize, Observed, Pod, Refusal, RouterReport
+from octavo_operator.names import ENGINE, REVISION_LABEL
+from octavo_operator.observed import EngineDeployment, ModelSize, Observed, Pod, Refusal, RouterReport
 from octavo_operator.plan.actions import SetGate
-from octavo_operator.plan.admission import gates
-from octavo_operator.plan.assess import conditions_of, refused
-from octavo_operator.plan.conditions import REASONS, Condition, written
+from octavo_operator.plan.apply_digest import matches, with_digest
+from octavo_operator.plan.conditions import REASONS, Condition, with_transition_times
 from octavo_operator.plan.plan import plan
-from octavo_operator.plan.same import is_applied, stamped
-from octavo_operator.service import Service, Settings, read_service
+from octavo_operator.plan.readiness_gates import gate_actions
+from octavo_operator.plan.status_conditions import MODEL_NOT_FOUND, OUT_OF_MEMORY, conditions_of, refused
+from octavo_operator.service import InferenceService, Settings, read_service
+from octavo_server.cli.termination_message import termination_message
 from octavo_testing.infsvc_cases import HOST, OPEN, Case, stored
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "conditions.md"
 
 
-def _service(**spec: Any) -> Service:
+def _service(**spec: Any) -> InferenceService:
     return read_service(stored(Case("", spec, name="llm")))
 
 
@@ -39,20 +42,20 @@ def _serving(**fields: Any) -> Pod:
     return _pod(**({"is_ready": True, "is_admitted": True, "admitted_epoch": "e1"} | fields))
 
 
-def _engine_set(**fields: Any) -> EngineSet:
-    return EngineSet(**({"name": "e", "uid": "u", "revision": WANTED, "replicas": 1, "created": "1"} | fields))
+def _engine_deployment(**fields: Any) -> EngineDeployment:
+    return EngineDeployment(**({"name": "e", "uid": "u", "revision": WANTED, "replicas": 1, "created": "1"} | fields))
 
 
 def _report(**admitted: str) -> RouterReport:
     return RouterReport(pod="r", admitted={name.replace("_", "-"): epoch for name, epoch in admitted.items()})
 
 
-def _of(type_: str, service: Service, observed: Observed) -> Condition:
+def _of(type_: str, service: InferenceService, observed: Observed) -> Condition:
     wanted = engine_revision(service, SETTINGS)
     return next(c for c in conditions_of(service, observed, SETTINGS, wanted=wanted) if c.type == type_)
 
 
-def test_a_service_that_serves_is_ready() -> None:
+def test_a_serving_service_is_ready() -> None:
     seen = Observed(pods=(_serving(),), routers={"r": _report(pod_0="e1")})
     assert {c.type: c.status for c in conditions_of(_service(), seen, SETTINGS, wanted=WANTED)} == {
         "Accepted": "True",
@@ -77,13 +80,16 @@ def test_a_service_that_serves_is_ready() -> None:
         (Observed(pods=(_pod(trouble="ImagePullError", message="not found"),)), "ImagePullError"),
         (Observed(pods=(_pod(trouble="CrashLoop", message="octavo: no such file"),)), "CrashLoop"),
         (Observed(pods=(_pod(trouble="OOMKilled", message="limit 1Gi"),)), "OOMKilled"),
-        (Observed(pods=(_pod(trouble="CrashLoop", message="the KV cache does not fit: it has 8 MiB"),)), "TooLarge"),
-        (Observed(pods=(_pod(trouble="CrashLoop", message="/models/x: no such file or folder."),)), "NotFound"),
+        (Observed(pods=(_pod(trouble="CrashLoop", message="exit code 1", failure_code="OutOfMemory"),)), "TooLarge"),
+        (Observed(pods=(_pod(trouble="CrashLoop", message="exit code 1", failure_code="ModelNotFound"),)), "NotFound"),
         (Observed(pods=(_pod(trouble="ConfigError", message='secret "token" not found'),)), "ConfigError"),
         (Observed(pods=(_pod(trouble="MountFailed", message='FailedMount: secret "x" not found'),)), "MountFailed"),
         (Observed(pods=(_pod(trouble="StartFailed", message="exec: not found"),)), "StartFailed"),
-        (Observed(engine_sets=(_engine_set(failure='pods "x" is forbidden: exceeded quota: q'),)), "QuotaExceeded"),
-        (Observed(engine_sets=(_engine_set(failure="violates PodSecurity"),)), "PodRefused"),
+        (
+            Observed(engine_deployments=(_engine_deployment(failure='pods "x" is forbidden: exceeded quota: q'),)),
+            "QuotaExceeded",
+        ),
+        (Observed(engine_deployments=(_engine_deployment(failure="violates PodSecurity"),)), "PodRefused"),
         (Observed(refusals={("Service", "llm"): Refusal("NameTaken", "is there")}), "NameTaken"),
         (Observed(refusals={("Service", "llm"): Refusal("Refused", "403 Forbidden")}), "Refused"),
         (Observed(pods=(_pod(is_ready=True),)), "RouterStarting"),
@@ -92,18 +98,18 @@ def test_a_service_that_serves_is_ready() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_not_ready_has_the_reason_of_the_first_thing_in_the_way(observed: Observed, reason: str) -> None:
+def test_ready_has_the_reason_of_the_first_blocking_condition(observed: Observed, reason: str) -> None:
     found = _of("Ready", _service(), observed)
     assert (found.status, found.reason) == ("False", reason)
     assert found.message
 
 
-def test_pods_of_an_older_revision_do_not_make_it_ready() -> None:
+def test_pods_of_an_older_revision_do_not_make_a_service_ready() -> None:
     seen = Observed(pods=(_serving(revision="old"), _pod(name="pod-1")), routers={"r": _report(pod_0="e1")})
     assert _of("Ready", _service(), seen).status == "False"
 
 
-def test_a_router_that_does_not_exist_is_named_and_nothing_is_changed() -> None:
+def test_a_missing_router_is_named_and_no_object_changes() -> None:
     service = _service(router={"ref": {"name": "other"}})
     planned = plan(service, Observed(), SETTINGS, now="t", new_secret="s")
     assert planned.actions == ()
@@ -111,14 +117,14 @@ def test_a_router_that_does_not_exist_is_named_and_nothing_is_changed() -> None:
     assert "'other'" in planned.status["conditions"][0]["message"]
 
 
-def test_a_host_that_another_service_has_is_not_taken() -> None:
+def test_a_host_of_another_service_is_not_accepted() -> None:
     service = _service(exposure=HOST, auth=OPEN)
     planned = plan(service, Observed(host_owner="team-a/first"), SETTINGS, now="t", new_secret="s")
     assert planned.actions == ()
     assert "team-a/first" in planned.status["conditions"][0]["message"]
 
 
-def test_a_gateway_without_the_gateway_api_is_told_instead_of_passed_over() -> None:
+def test_a_gateway_without_the_gateway_api_is_not_accepted() -> None:
     service = _service(exposure={"gateway": {"parentRefs": [{"name": "public"}]}}, auth=OPEN)
     with_gateways = replace(SETTINGS, has_gateway_api=True)
     assert _of("Ready", service, Observed()).reason == "NoGatewayApi"
@@ -126,14 +132,33 @@ def test_a_gateway_without_the_gateway_api_is_told_instead_of_passed_over() -> N
     assert known[0].reason == "Valid"
 
 
-def test_a_spec_that_cannot_be_read_is_not_ready_for_that_reason() -> None:
+def test_an_unreadable_spec_is_not_ready() -> None:
     assert [(c.type, c.reason) for c in refused("spec.x: no")] == [
         ("Accepted", "InvalidSpec"),
         ("Ready", "InvalidSpec"),
     ]
 
 
-def test_a_router_that_does_not_come_up_beside_one_that_serves_is_told_and_holds_nothing_up() -> None:
+@pytest.mark.parametrize(
+    ("revision", "reasons"),
+    [(WANTED, ("NotFound", "CrashLoop")), ("before", ("Fetched", "Starting"))],
+)
+def test_a_failure_stays_while_a_restarted_pod_shows_no_reason(revision: str, reasons: tuple[str, str]) -> None:
+    missing = _pod(trouble="CrashLoop", message="exit code 1: no such file or folder", restarts=1)
+    rows = with_transition_times(
+        conditions_of(_service(), Observed(pods=(missing,)), SETTINGS, wanted=WANTED), (), generation=1, now="t"
+    )
+    status = {"conditions": rows, "revision": {"updated": revision}}
+    restarting = Observed(pods=(_pod(restarts=2),), status=status)
+    assert tuple(_of(type_, _service(), restarting).reason for type_ in ("ModelReady", "WorkloadReady")) == reasons
+    ready = Observed(pods=(_pod(restarts=2, is_ready=True),), status=status)
+    assert tuple(_of(type_, _service(), ready).reason for type_ in ("ModelReady", "WorkloadReady")) == (
+        "Fetched",
+        "PodsReady",
+    )
+
+
+def test_a_failing_router_beside_a_ready_one_does_not_block_ready() -> None:
     seen = Observed(pods=(_serving(),), routers={"r": _report(pod_0="e1")}, router_trouble="secret not found")
     assert (_of("RouterReady", _service(), seen).reason, _of("Ready", _service(), seen).status) == (
         "RouterDegraded",
@@ -141,60 +166,69 @@ def test_a_router_that_does_not_come_up_beside_one_that_serves_is_told_and_holds
     )
 
 
-def test_a_revision_that_was_complete_is_not_rolled_out_again_when_a_pod_dies() -> None:
+def test_a_complete_revision_stays_complete_when_a_pod_dies() -> None:
     row = {"type": "Progressing", "reason": "Complete"}
     before = {"conditions": [row], "revision": {"updated": WANTED}}
     assert _of("Progressing", _service(), Observed(status=before)).reason == "Complete"
     assert (
         _of("Progressing", _service(), Observed(status=before | {"revision": {"updated": "x"}})).reason == "RollingOut"
     )
-    assert _of("Progressing", _service(), Observed(status=before, engine_sets=(_engine_set(revision="x"),))).reason == (
-        "RollingOut"
-    )
+    assert _of(
+        "Progressing", _service(), Observed(status=before, engine_deployments=(_engine_deployment(revision="x"),))
+    ).reason == ("RollingOut")
 
 
 def test_a_transition_keeps_its_time_while_the_status_stays() -> None:
     conditions = [Condition("Ready", "Serving", "2 replicas")]
     before = [{"type": "Ready", "status": "True", "lastTransitionTime": "then"}]
-    assert written(conditions, before, generation=3, now="now")[0]["lastTransitionTime"] == "then"
+    assert with_transition_times(conditions, before, generation=3, now="now")[0]["lastTransitionTime"] == "then"
     before[0]["status"] = "False"
-    assert written(conditions, before, generation=3, now="now")[0]["lastTransitionTime"] == "now"
+    assert with_transition_times(conditions, before, generation=3, now="now")[0]["lastTransitionTime"] == "now"
 
 
 def test_the_gate_opens_once_every_router_has_the_snapshot() -> None:
     pod = _pod(is_ready=True)
     half = Observed(pods=(pod,), routers={"a": _report(pod_0="e1"), "b": _report()})
     both = Observed(pods=(pod,), routers={"a": _report(pod_0="e1"), "b": _report(pod_0="e1")})
-    assert list(gates(half)) == []
-    assert list(gates(Observed(pods=(pod,)))) == []
-    assert [(g.pod, g.epoch) for g in gates(both)] == [("pod-0", "e1")]
+    assert list(gate_actions(half)) == []
+    assert list(gate_actions(Observed(pods=(pod,)))) == []
+    assert [(g.pod, g.epoch) for g in gate_actions(both)] == [("pod-0", "e1")]
 
 
 def test_a_router_that_restarts_closes_no_gate() -> None:
     for report in (None, _report()):
-        assert list(gates(Observed(pods=(_serving(),), routers={"a": report, "b": _report(pod_0="e1")}))) == []
-    assert list(gates(Observed(pods=(_serving(),)))) == []
+        assert list(gate_actions(Observed(pods=(_serving(),), routers={"a": report, "b": _report(pod_0="e1")}))) == []
+    assert list(gate_actions(Observed(pods=(_serving(),)))) == []
 
 
-def test_an_engine_that_restarts_in_its_pod_is_admitted_anew() -> None:
+def test_a_pod_that_an_older_operator_admitted_is_never_withdrawn() -> None:
+    """An older operator stored the epoch elsewhere, so the epoch is unknown until the routers agree."""
+    old = _serving(admitted_epoch=None)
+    half = Observed(pods=(old,), routers={"a": _report(pod_0="e1"), "b": _report()})
+    both = Observed(pods=(old,), routers={"a": _report(pod_0="e1"), "b": _report(pod_0="e1")})
+    assert list(gate_actions(half)) == []
+    assert [gate.epoch for gate in gate_actions(both)] == ["e1"]
+
+
+def test_an_engine_that_restarts_in_its_pod_is_admitted_again() -> None:
     known = Observed(pods=(_serving(),), routers={"a": _report(pod_0="e2")})
     half = Observed(pods=(_serving(),), routers={"a": _report(pod_0="e2"), "b": _report(pod_0="e1")})
-    assert [g.epoch for g in gates(known)] == ["e2"]
-    assert [g.epoch for g in gates(half)] == [None]
+    assert [g.epoch for g in gate_actions(known)] == ["e2"]
+    assert [g.epoch for g in gate_actions(half)] == [None]
 
 
-def test_a_pod_on_its_way_out_is_left_alone() -> None:
+def test_the_gate_of_a_terminating_pod_is_not_changed() -> None:
     seen = Observed(pods=(_pod(is_ready=True, is_terminating=True),), routers={"a": _report(pod_0="e1")})
-    assert list(gates(seen)) == []
+    assert list(gate_actions(seen)) == []
 
 
 def test_progress_names_the_revision_that_still_serves() -> None:
-    old = EngineSet(name="llm-engine-old", uid="u", revision="old", replicas=1, created="1")
-    found = _of("Progressing", _service(), Observed(engine_sets=(old,), pods=(_serving(revision="old"),)))
+    old = EngineDeployment(name="llm-engine-old", uid="u", revision="old", replicas=1, created="1")
+    found = _of("Progressing", _service(), Observed(engine_deployments=(old,), pods=(_serving(revision="old"),)))
     assert (found.reason, "old" in found.message) == ("RollingOut", True)
 
 
-def test_a_gate_is_set_after_what_it_needs() -> None:
+def test_gates_are_set_after_all_other_actions() -> None:
     seen = Observed(pods=(_pod(is_ready=True),), routers={"a": _report(pod_0="e1")})
     assert isinstance(plan(_service(), seen, SETTINGS, now="t", new_secret="s").actions[-1], SetGate)
 
@@ -216,48 +250,68 @@ def test_a_gate_is_set_after_what_it_needs() -> None:
     ],
     ids=str,
 )
-def test_what_counts_as_the_same(wanted: dict[str, Any], live: dict[str, Any], same: bool) -> None:
-    assert is_applied(wanted, live) is same
+def test_matching_ignores_defaults_and_normalized_quantities(
+    wanted: dict[str, Any], live: dict[str, Any], same: bool
+) -> None:
+    assert matches(wanted, live) is same
 
 
-def test_what_is_no_longer_applied_shows_in_the_digest() -> None:
-    before = stamped({"metadata": {"name": "x"}, "spec": {"a": 1, "b": 2}})
-    assert is_applied(before, before)
-    assert not is_applied(stamped({"metadata": {"name": "x"}, "spec": {"a": 1}}), before)
+def test_a_removed_field_changes_the_digest() -> None:
+    before = with_digest({"metadata": {"name": "x"}, "spec": {"a": 1, "b": 2}})
+    assert matches(before, before)
+    assert not matches(with_digest({"metadata": {"name": "x"}, "spec": {"a": 1}}), before)
 
 
-def test_every_reason_is_documented_with_what_to_do() -> None:
+def test_every_reason_is_documented() -> None:
     rows = [line.split("|")[1:4] for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
     documented = {(condition.strip(" `"), reason.strip(" `")) for condition, reason, _ in rows if "`" in reason}
     assert documented == {(condition, reason) for condition, reasons in REASONS.items() for reason in reasons}
 
 
-def _memory(**fields: int) -> str:
+def _memory_error(**fields: int) -> StartupError:
     memory = MemoryInfo(total_bytes=2**30, available_bytes=2**24)
     config = EngineConfig(**fields)
-    with pytest.raises(StartupError) as refusal:
+    with pytest.raises(StartupError) as raised:
         size_kv(config, max_model_len=4096, bytes_per_block=2**16, memory=memory, default_kv_bytes=2**30)
-    return str(refusal.value)
+    return raised.value
 
 
-def test_the_engine_says_that_it_does_not_fit_in_words_that_are_known() -> None:
-    for said in (_memory(kv_cache_memory_bytes=2**20), _memory(kv_cache_memory_bytes=2**28)):
-        found = _of("FitsHardware", _service(), Observed(pods=(_pod(trouble="CrashLoop", message=said),)))
+def _crashed(error: StartupError) -> Observed:
+    """The observed state of a pod whose engine failed to start with this error."""
+    terminated = {"exitCode": 1, "message": termination_message(error)}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+    container = {"name": ENGINE, "state": waiting, "lastState": {"terminated": terminated}}
+    metadata = {"name": "pod-0", "namespace": "default", "uid": "u", "labels": {REVISION_LABEL: WANTED}}
+    return Observed(pods=(pod_of({"metadata": metadata, "status": {"containerStatuses": [container]}}),))
+
+
+def test_an_engine_without_enough_memory_is_too_large() -> None:
+    for error in (_memory_error(kv_cache_memory_bytes=2**20), _memory_error(kv_cache_memory_bytes=2**28)):
+        found = _of("FitsHardware", _service(), _crashed(error))
         assert (found.reason, "MiB" in found.message) == ("TooLarge", True)
 
 
 @pytest.mark.parametrize("model", ["file:///nowhere", "/nowhere", "pkg://octavo-nothing", "pkg://pytest"])
-def test_the_engine_says_that_there_is_no_model_in_words_that_are_known(model: str) -> None:
-    with pytest.raises(StartupError) as refusal:
+def test_an_engine_without_its_model_is_not_found(model: str) -> None:
+    with pytest.raises(StartupError) as raised:
         resolve_model(model)
-    found = _of("ModelReady", _service(), Observed(pods=(_pod(trouble="CrashLoop", message=str(refusal.value)),)))
-    assert found.reason == "NotFound"
+    assert _of("ModelReady", _service(), _crashed(raised.value)).reason == "NotFound"
+
+
+def test_the_operator_uses_codes_that_the_engine_has() -> None:
+    assert {OUT_OF_MEMORY, MODEL_NOT_FOUND} < set(get_args(StartupCode))
+
+
+def test_other_start_errors_are_a_crash_loop_with_the_message() -> None:
+    seen = _crashed(StartupError("the KV cache does not fit"))
+    found = _of("Ready", _service(), seen)
+    assert (found.reason, "the KV cache does not fit" in found.message) == ("CrashLoop", True)
 
 
 SIZE = ModelSize(max_model_len=2048, weights_bytes=270 << 20, kv_bytes=256 << 20, kv_tokens=4096)
 
 
-def test_what_a_model_takes_is_told_and_stays_known_while_its_revision_does() -> None:
+def test_the_model_size_stays_in_the_status_within_a_revision() -> None:
     service, report = _service(), RouterReport(pod="r", admitted={"pod-0": "e1"}, sizes={"pod-0": SIZE})
     seen = Observed(pods=(_serving(),), routers={"r": report})
     assert "270 MiB" in _of("FitsHardware", service, seen).message
@@ -288,7 +342,7 @@ def test_what_a_model_takes_is_told_and_stays_known_while_its_revision_does() ->
     ],
     ids=str,
 )
-def test_a_spec_that_cannot_fit_is_told_before_anything_starts(resources: dict[str, Any], reason: str) -> None:
+def test_a_spec_that_cannot_fit_is_too_large_before_the_start(resources: dict[str, Any], reason: str) -> None:
     service = _service(engine={"kvCacheMemory": "1536Mi", "swapSpace": "512Mi"}, resources=resources)
     found = _of("FitsHardware", service, Observed())
     assert found.reason == reason

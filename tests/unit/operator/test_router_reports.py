@@ -1,4 +1,4 @@
-"""What routers say reaches whoever depends on it: at once what decides, now and then what only changes."""
+"""Router reports are published at once if they affect decisions; changes of the load alone at intervals."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from octavo_operator.cluster import reports
+from octavo_operator.cluster import reports as reports_module
 from octavo_operator.cluster.reports import LOAD_EVERY_S, Key, RouterReports
 from octavo_testing.clock import Clock
 
@@ -18,18 +18,18 @@ LIMIT_S = 10.0
 
 
 class Router:
-    """Says what it is given; None ends the connection."""
+    """Sends the queued lines; None ends the connection."""
 
     def __init__(self) -> None:
         self.lines: asyncio.Queue[bytes | None] = asyncio.Queue()
 
-    def say(self, **event: Any) -> None:
+    def send(self, **event: Any) -> None:
         self.lines.put_nowait(b"data: " + json.dumps(event).encode() + b"\n\n")
 
     def change(self, *, waiting: int = 0, epoch: str | None = None) -> None:
         load = {"total_blocks": 100, "free_blocks": 100 - waiting, "cached_blocks": 0, "running": 0, "waiting": waiting}
         replica = {"name": "engine-0", "acknowledged_epoch": epoch, "models": ["llm"], "load": load}
-        self.say(type="change", replicas=[replica], gone=[])
+        self.send(type="change", replicas=[replica], gone=[])
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -39,14 +39,14 @@ class Router:
         return response
 
 
-class Told:
+class Changes:
     def __init__(self) -> None:
         self.clock = Clock()
-        self.changes: asyncio.Queue[Key] = asyncio.Queue()
+        self.queue: asyncio.Queue[Key] = asyncio.Queue()
 
-    async def once(self) -> Key:
+    async def next_key(self) -> Key:
         async with asyncio.timeout(LIMIT_S):
-            return await self.changes.get()
+            return await self.queue.get()
 
 
 @pytest.fixture
@@ -55,76 +55,78 @@ def router() -> Router:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def changes() -> Changes:
+    return Changes()
 
 
 @pytest.fixture
-async def followed(router: Router, told: Told, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RouterReports]:
-    monkeypatch.setattr(reports, "RETRY_S", 0.0)
+async def reports(router: Router, changes: Changes, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RouterReports]:
+    monkeypatch.setattr(reports_module, "RETRY_S", 0.0)
     app = web.Application()
     app.router.add_get("/state/events", router.respond)
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
-        made = RouterReports(session, told.changes.put_nowait, clock=told.clock)
-        made.follow(POD, ("127.0.0.1", server.port or 0))
+        made = RouterReports(session, changes.queue.put_nowait, clock=changes.clock)
+        made.subscribe(POD, ("127.0.0.1", server.port or 0))
         yield made
         await made.close()
         router.lines.put_nowait(None)
 
 
-def _waiting(followed: RouterReports) -> int:
-    return followed.of("default", [POD[1]])[POD[1]].waiting
+def _waiting(reports: RouterReports) -> int:
+    return reports.for_pods("default", [POD[1]])[POD[1]].waiting
 
 
-async def test_an_admission_is_told_at_once(router: Router, followed: RouterReports, told: Told) -> None:
+async def test_an_admission_is_published_at_once(router: Router, reports: RouterReports, changes: Changes) -> None:
     router.change()
-    assert await told.once() == POD
+    assert await changes.next_key() == POD
     router.change(epoch="e1")
-    await told.once()
-    assert followed.of("default", [POD[1]])[POD[1]].admitted == {"engine-0": "e1"}
+    await changes.next_key()
+    assert reports.for_pods("default", [POD[1]])[POD[1]].admitted == {"engine-0": "e1"}
 
 
-async def test_load_is_told_now_and_then_and_never_lost(router: Router, followed: RouterReports, told: Told) -> None:
+async def test_load_changes_are_published_at_intervals(
+    router: Router, reports: RouterReports, changes: Changes
+) -> None:
     router.change()
-    await told.once()
+    await changes.next_key()
     for waiting in range(1, 5):
         router.change(waiting=waiting)
     router.change(waiting=4, epoch="e1")
-    await told.once()
-    assert told.changes.empty()
+    await changes.next_key()
+    assert changes.queue.empty()
     router.change(waiting=5, epoch="e1")
     router.change(waiting=6, epoch="e1")
     async with asyncio.timeout(LIMIT_S):
-        while _waiting(followed) != 6:
+        while _waiting(reports) != 6:
             await asyncio.sleep(0)
-    assert told.changes.empty()
-    told.clock.now_s += LOAD_EVERY_S
-    router.say(type="heartbeat")
-    await told.once()
-    assert told.changes.empty()
+    assert changes.queue.empty()
+    changes.clock.now_s += LOAD_EVERY_S
+    router.send(type="heartbeat")
+    await changes.next_key()
+    assert changes.queue.empty()
 
 
 @pytest.mark.parametrize(
-    ("said", "what"),
+    ("event", "error"),
     [
         ({"strange": True}, "KeyError('state')"),
         ({"state": {"replicas": None}}, "TypeError("),
         ({"state": {"replicas": [{"name": "engine-0", "model": {"kv_bytes": 1}}]}}, "KeyError('max_model_len')"),
     ],
 )
-async def test_what_is_not_understood_is_asked_again(
-    router: Router, followed: RouterReports, told: Told, caplog: pytest.LogCaptureFixture, said: Any, what: str
+async def test_an_unknown_state_format_reconnects(
+    router: Router, reports: RouterReports, changes: Changes, caplog: pytest.LogCaptureFixture, event: Any, error: str
 ) -> None:
     caplog.set_level("INFO")
-    router.say(type="state", **said)
+    router.send(type="state", **event)
     router.lines.put_nowait(None)
     router.change(epoch="e1")
-    await told.once()
-    assert f"says what is not understood here: {what}" in caplog.text
+    await changes.next_key()
+    assert error in caplog.text
 
 
-async def test_a_state_of_many_replicas_is_read(router: Router, followed: RouterReports, told: Told) -> None:
+async def test_a_state_of_many_replicas_is_read(router: Router, reports: RouterReports, changes: Changes) -> None:
     names = [f"engine-{i}" for i in range(1000)]
-    router.say(type="state", state={"replicas": [{"name": name, "acknowledged_epoch": "x" * 300} for name in names]})
-    await told.once()
-    assert len(followed.of("default", [POD[1]])[POD[1]].admitted) == 1000
+    router.send(type="state", state={"replicas": [{"name": name, "acknowledged_epoch": "x" * 300} for name in names]})
+    await changes.next_key()
+    assert len(reports.for_pods("default", [POD[1]])[POD[1]].admitted) == 1000

@@ -1,4 +1,4 @@
-"""Tests of the kernels: they run also where OCTAVO_NATIVE=0 keeps the engine from loading the kernels."""
+"""Tests of the kernels, which also run if OCTAVO_NATIVE=0 prevents the engine from loading the kernels."""
 
 from collections.abc import Iterator
 

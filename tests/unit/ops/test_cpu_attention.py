@@ -59,7 +59,7 @@ def compare(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("window", [None, 1, 16, 24], ids=lambda w: f"window-{w}")
 @pytest.mark.parametrize("softcap", [None, 5.0], ids=["plain", "softcap"])
-def test_equals_the_reference(
+def test_attention_equals_the_reference(
     make: MakeBackend, mix: str, dtype: torch.dtype, window: int | None, softcap: float | None
 ) -> None:
     compare(make, make_spec(window=window, softcap=softcap), MIXES[mix], dtype=dtype)
@@ -67,17 +67,17 @@ def test_equals_the_reference(
 
 @pytest.mark.parametrize("heads", [(1, 1), (4, 4), (3, 1), (9, 3), (8, 1), (16, 2)], ids=str)
 @pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
-def test_head_shapes(make: MakeBackend, heads: tuple[int, int], dim: int) -> None:
+def test_every_head_shape_equals_the_reference(make: MakeBackend, heads: tuple[int, int], dim: int) -> None:
     compare(make, make_spec(heads=heads[0], kv_heads=heads[1], dim=dim), MIXES["mixed"])
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 16, 32, 64])
-def test_block_sizes(make: MakeBackend, block_size: int) -> None:
+def test_every_block_size_equals_the_reference(make: MakeBackend, block_size: int) -> None:
     compare(make, make_spec(), MIXES["mixed"] + MIXES["decode"], block_size=block_size)
 
 
 def test_a_token_without_a_slot_is_not_written(make: MakeBackend) -> None:
-    """A fully cached prompt recomputes its last token, whose KV is in a shared block already."""
+    """A fully cached prompt recomputes its last token, whose KV is already in a shared block."""
     spec, shapes = make_spec(), [SeqShape(20, 1), SeqShape(3, 2)]
     outputs = []
     for backend in (ReferenceBackend([spec.kv], 16, torch.float32), make([spec.kv], 16, torch.float32)):
@@ -102,7 +102,7 @@ def test_blocks_written_in_this_step_are_read_by_another_sequence(make: MakeBack
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0], ids=["plain", "softcap"])
-def test_what_another_sequence_left_in_a_block_is_never_seen(make: MakeBackend, softcap: float | None) -> None:
+def test_stale_contents_of_a_block_are_never_read(make: MakeBackend, softcap: float | None) -> None:
     spec = make_spec(softcap=softcap)
     shapes = [SeqShape(16, 1), SeqShape(0, 5), SeqShape(30, 3)]
     clean = make([spec.kv], 16, torch.float32)
@@ -118,8 +118,8 @@ def test_what_another_sequence_left_in_a_block_is_never_seen(make: MakeBackend, 
     torch.testing.assert_close(got, want)
 
 
-def test_a_sequence_alone_equals_itself_in_a_crowd(make: MakeBackend) -> None:
-    """The native kernel gives the same bits, whatever the neighbours, the threads and the order."""
+def test_a_sequence_gets_the_same_result_alone_and_in_a_batch(make: MakeBackend) -> None:
+    """The native kernel gives the same bits for any other sequences, number of threads and order."""
     spec = make_spec(heads=9, kv_heads=3)
     crowd = [SeqShape(n, 1) for n in range(20, 84)] + [SeqShape(0, 50), SeqShape(900, 1)]
     together = compare(make, spec, crowd)
@@ -138,7 +138,7 @@ def test_a_sequence_alone_equals_itself_in_a_crowd(make: MakeBackend) -> None:
 def test_large_groups_are_split_so_that_scratch_stays_bounded() -> None:
     spec = make_spec(heads=2, kv_heads=2, dim=64)
     backend = CpuBackend([spec.kv], 16, torch.float32)
-    backend._max_keys = 64  # two of the sequences below at a time
+    backend._max_keys = 64  # at most two of the sequences below per group
     shapes = [SeqShape(31, 1)] * 9
     got = run_history_and_step(backend, spec, shapes, 16, torch.float32)
     want = run_history_and_step(ReferenceBackend([spec.kv], 16, torch.float32), spec, shapes, 16, torch.float32)

@@ -40,7 +40,7 @@ def test_copy_moves_whole_blocks_of_all_layers(backend: CpuBackend | ReferenceBa
     assert torch.equal(after, before[[0, 0, 2, 3, 0, 2]])
 
 
-def test_swapped_out_and_in_elsewhere_is_the_same(backend: CpuBackend | ReferenceBackend) -> None:
+def test_a_block_survives_a_swap_out_and_in_to_another_block(backend: CpuBackend | ReferenceBackend) -> None:
     before = contents(backend)
     host = torch.zeros(3, backend.bytes_per_block(), dtype=torch.uint8)
     backend.swap_out([(3, 0), (1, 2)], host)
@@ -49,7 +49,7 @@ def test_swapped_out_and_in_elsewhere_is_the_same(backend: CpuBackend | Referenc
     assert torch.equal(contents(backend), before[[0, 0, 2, 0, 1, 3]])
 
 
-def test_nothing_to_move_is_fine(backend: CpuBackend | ReferenceBackend) -> None:
+def test_empty_lists_of_pairs_are_accepted(backend: CpuBackend | ReferenceBackend) -> None:
     before = contents(backend)
     backend.copy_blocks([])
     backend.swap_out([], before.clone())

@@ -9,17 +9,17 @@ from octavo_engine.ops import huge_pages as module
 from octavo_engine.ops.huge_pages import prefer_huge_pages
 
 
-def test_contents_stay() -> None:
+def test_contents_are_unchanged() -> None:
     values = torch.arange(3 << 20, dtype=torch.int32)
     prefer_huge_pages(values.data_ptr() + 4096, 10 << 20)
     assert torch.equal(values, torch.arange(3 << 20, dtype=torch.int32))
 
 
-def test_memory_that_is_not_there_is_no_error() -> None:
+def test_unmapped_memory_raises_no_error() -> None:
     prefer_huge_pages(1 << 30, 64 << 20)
 
 
-def test_whole_pages_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_pages_are_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
 
     class Libc:
@@ -30,7 +30,7 @@ def test_whole_pages_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.ctypes, "CDLL", lambda name: Libc())
     prefer_huge_pages((6 << 20) + 100, 1 << 20)
     prefer_huge_pages((6 << 20) - 1, 1 << 20)
-    prefer_huge_pages(6 << 20, 4096)  # small enough for a cache
+    prefer_huge_pages(6 << 20, 4096)  # small enough for the CPU cache
     assert asked == [(6 << 20, 2 << 20), (4 << 20, 4 << 20)]
     monkeypatch.setattr(sys, "platform", "darwin")
     prefer_huge_pages(6 << 20, 1 << 20)

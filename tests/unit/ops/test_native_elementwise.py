@@ -1,4 +1,4 @@
-"""Norm, rotation and gated activation in C++ against the torch forms beside them, on ragged sizes."""
+"""Norm, rotation and gated activation in C++ against the torch functions, on ragged sizes."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def check(got: Tensor, want: Tensor) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("rows", ROWS)
-def test_norm(dtype: torch.dtype, rows: int, size: int) -> None:
+def test_norm_equals_torch(dtype: torch.dtype, rows: int, size: int) -> None:
     weight = rms_weight(random(size, dtype=torch.float32, seed=1), 1e-5)
     wide = random(rows, size + 5, dtype=dtype)
     check(rms_norm(wide[:, :size], weight), rms_norm_reference(wide[:, :size], weight))
@@ -46,13 +46,13 @@ def test_norm(dtype: torch.dtype, rows: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("heads", [1, 3, 12])
-def test_norm_of_heads_within_a_fused_tensor(dtype: torch.dtype, heads: int) -> None:
+def test_norm_of_heads_within_a_fused_tensor_equals_torch(dtype: torch.dtype, heads: int) -> None:
     weight = rms_weight(random(heads, 40, dtype=torch.float32, seed=1), 1e-5)
     x = random(5, heads + 2, 40, dtype=dtype)[:, :heads]
     check(rms_norm(x, weight), rms_norm_reference(x, weight))
 
 
-def test_norm_of_a_transposed_tensor(dtype: torch.dtype) -> None:
+def test_norm_of_a_transposed_tensor_equals_torch(dtype: torch.dtype) -> None:
     weight, x = rms_weight(random(8, dtype=torch.float32), 1e-5), random(8, 6, dtype=dtype).t()
     check(rms_norm(x, weight), rms_norm_reference(x, weight))
     residual, total = random(8, 6, dtype=dtype, seed=1).t(), random(8, 6, dtype=dtype, seed=1).t() + x
@@ -61,7 +61,7 @@ def test_norm_of_a_transposed_tensor(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (80, 80), (80, 20), (256, 256), (6, 2)])
 @pytest.mark.parametrize("rows", ROWS)
-def test_rotation(dtype: torch.dtype, rows: int, head_dim: int, rotary_dim: int) -> None:
+def test_rotation_equals_torch(dtype: torch.dtype, rows: int, head_dim: int, rotary_dim: int) -> None:
     fused = random(rows, 7, head_dim, dtype=dtype)
     cos, sin = random(rows, 2, 1, rotary_dim, dtype=dtype, seed=1).unbind(1)
     want = fused.clone().float()
@@ -74,14 +74,14 @@ def test_rotation(dtype: torch.dtype, rows: int, head_dim: int, rotary_dim: int)
 @pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("rows", ROWS)
-def test_gate(dtype: torch.dtype, rows: int, size: int, name: str) -> None:
+def test_gate_equals_torch(dtype: torch.dtype, rows: int, size: int, name: str) -> None:
     x = random(rows, 2 * size + 3, dtype=dtype)[:, : 2 * size] * 3
     assert ACTIVATIONS[name].native is not None
     check(act_mul(x, ACTIVATIONS[name]), act_mul_reference(x.double(), ACTIVATIONS[name]).to(dtype))
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh"])
-def test_gate_far_from_zero(dtype: torch.dtype, name: str) -> None:
+def test_gate_far_from_zero_is_exact(dtype: torch.dtype, name: str) -> None:
     gate = torch.tensor(
         [-1e30, -1e4, -200.0, -90.0, -0.0, 0.0, 90.0, 200.0, 1e4, float("nan"), float("inf")], dtype=dtype
     )
@@ -90,7 +90,7 @@ def test_gate_far_from_zero(dtype: torch.dtype, name: str) -> None:
     torch.testing.assert_close(got, want, equal_nan=True)
 
 
-def test_without_the_library_torch_computes(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_torch_computes_without_the_library(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     for module in (activation, norm, rope):
         monkeypatch.setattr(module, "kernels_for", lambda x: None)
     weight, x = rms_weight(random(8, dtype=torch.float32), 1e-5), random(3, 8, dtype=dtype)

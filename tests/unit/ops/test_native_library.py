@@ -1,4 +1,4 @@
-"""Building the native kernels: once, in the cache folder, by whoever comes first; without a compiler there are none."""
+"""Building the native kernels: once, in the cache folder, by the first process; not without a compiler."""
 
 import os
 import platform
@@ -27,8 +27,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _afresh() -> Iterator[None]:
-    """The library of this process is looked up again, before and after."""
+def _clear_cached_library() -> Iterator[None]:
+    """Clear the process's cached library before and after each test."""
     native_library.cache_clear()
     yield
     native_library.cache_clear()
@@ -41,12 +41,12 @@ def compiler(folder: Path, script: str) -> str:
     return str(path)
 
 
-def test_compiled_once_and_found_again(cache: Path, tmp_path: Path) -> None:
+def test_the_library_is_compiled_once_and_cached(cache: Path, tmp_path: Path) -> None:
     counting = compiler(tmp_path, f'[ "$1" = --version ] || echo run >> {tmp_path}/runs\nexec g++ "$@"')
     for _ in range(2):
         assert load_library(counting).octavo_lanes() in (4, 8, 16)
     assert (tmp_path / "runs").read_text() == "run\n"
-    assert [p.suffix for p in cache.iterdir()] == [".so"], "nothing half-made is left"
+    assert [p.suffix for p in cache.iterdir()] == [".so"], "no temporary file is left"
 
 
 def test_other_flags_make_another_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_no_compiler_leaves_torch(cache: Path, monkeypatch: pytest.MonkeyPatch) 
     assert native_library() is None
 
 
-def test_turned_off_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_disables_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_NATIVE", "0")
     assert isinstance(cpu_backend(SPECS, 16, torch.float32), CpuBackend)
 
@@ -86,7 +86,7 @@ def test_a_broken_file_in_the_cache_leaves_torch(cache: Path) -> None:
     assert load_library("g++").octavo_lanes() > 0
 
 
-def test_a_home_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unwritable_home_compiles_for_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert load_library("g++").octavo_lanes() > 0
@@ -102,14 +102,14 @@ def test_a_home_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path
         (256, torch.float32, CpuBackend),
     ],
 )
-def test_what_the_kernel_cannot_do_is_left_to_torch(block_size: int, dtype: torch.dtype, kind: type) -> None:
+def test_torch_serves_what_the_kernel_does_not_support(block_size: int, dtype: torch.dtype, kind: type) -> None:
     assert isinstance(cpu_backend(SPECS, block_size, dtype), kind)
     assert "CXX" not in os.environ
 
 
 @pytest.mark.parametrize(("machine", "lanes"), [((), 4), (("-mavx2", "-mfma"), 8)], ids=["plain", "avx2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_machines_with_narrower_vectors(
+def test_kernels_for_narrower_vectors_equal_the_reference(
     cache: Path, monkeypatch: pytest.MonkeyPatch, machine: tuple[str, ...], lanes: int, dtype: torch.dtype
 ) -> None:
     if machine and platform.machine() != "x86_64":

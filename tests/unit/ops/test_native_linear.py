@@ -37,7 +37,7 @@ NARROWER = {"avx2": ("-mavx2", "-mfma"), "plain": ()}
 
 @pytest.fixture(scope="module")
 def narrower(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
-    """The kernels as CPUs with narrower vectors get them."""
+    """The kernels compiled for CPUs with narrower vectors."""
     if platform.machine() != "x86_64":
         pytest.skip("flags of x86")
     libraries = {}
@@ -52,13 +52,13 @@ def narrower(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["to-bf16", "to-fp32"])
-def test_equals_fp64(threads: int, shape: tuple[int, int], bias: bool, dtype: torch.dtype) -> None:
+def test_outputs_equal_fp64(threads: int, shape: tuple[int, int], bias: bool, dtype: torch.dtype) -> None:
     compare(shape, bias, dtype)
 
 
 @pytest.mark.parametrize("machine", NARROWER)
 @pytest.mark.parametrize("shape", [(97, 35), (130, 62)], ids=str)
-def test_machines_with_narrower_vectors(
+def test_kernels_for_narrower_vectors_equal_fp64(
     narrower: dict[str, ctypes.CDLL], monkeypatch: pytest.MonkeyPatch, machine: str, shape: tuple[int, int]
 ) -> None:
     monkeypatch.setattr(module, "native_library", lambda: narrower[machine])
@@ -81,8 +81,8 @@ def compare(shape: tuple[int, int], bias: bool, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("size", [16, 48, 64, 80, 1536])
 @pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh"])
-def test_gated_has_the_bits_of_the_two_steps(threads: int, size: int, name: str) -> None:
-    """So that a step may take either way, whatever its number of rows."""
+def test_gated_outputs_have_the_bits_of_two_separate_steps(threads: int, size: int, name: str) -> None:
+    """So a step may use either way, for any number of rows."""
     made = native(random(2 * size, 70, seed=0, scale=0.3), random(2 * size, seed=1))
     assert made.gates
     activation = ACTIVATIONS[name]
@@ -94,7 +94,7 @@ def test_gated_has_the_bits_of_the_two_steps(threads: int, size: int, name: str)
 
 
 @pytest.mark.parametrize("shape", [(960, 576), (97, 1537)], ids=str)
-def test_a_row_alone_has_the_bits_it_has_in_a_crowd(shape: tuple[int, int]) -> None:
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(shape: tuple[int, int]) -> None:
     made = native(random(*shape, seed=0), None)
     x = random(70, shape[1], seed=1)
     together = native_linear(x, made, torch.float32)
@@ -104,7 +104,7 @@ def test_a_row_alone_has_the_bits_it_has_in_a_crowd(shape: tuple[int, int]) -> N
         assert torch.equal(native_linear(x[first:last], made, torch.float32), together[first:last])
 
 
-def test_rows_that_are_not_contiguous() -> None:
+def test_strided_rows_are_supported() -> None:
     made = native(random(48, 40, seed=0))
     wide = random(5, 100, seed=1)
     want = native_linear(wide[:, 7:47].contiguous(), made, torch.float32)
@@ -115,7 +115,7 @@ def test_rows_that_are_not_contiguous() -> None:
     )
 
 
-def test_leading_dimensions_and_no_rows() -> None:
+def test_leading_dimensions_and_zero_rows_are_supported() -> None:
     made = native(random(48, 40, seed=0))
     assert native_linear(random(2, 3, 40, seed=1), made, torch.bfloat16).shape == (2, 3, 48)
     assert native_linear(random(0, 40, seed=1), made, torch.bfloat16).shape == (0, 48)
@@ -136,13 +136,13 @@ def test_the_layout_is_blocks_of_64_outputs_by_pairs_of_inputs() -> None:
         assert torch.equal(blocks[out // 64, pair, out % 64], padded[out, 2 * pair : 2 * pair + 2])
 
 
-def test_the_kernel_takes_bf16_on_a_cpu_only() -> None:
+def test_the_kernel_supports_only_bf16_on_a_cpu() -> None:
     assert native_weight(torch.zeros(64, 32), None) is None
     assert native_weight(torch.zeros(64, 32, dtype=torch.bfloat16, device="meta"), None) is None
 
 
-def test_a_weight_that_is_changed_after_packing_changes_nothing() -> None:
-    """Also one whose shape needs no padding: the packed weight is a copy."""
+def test_changing_a_weight_after_packing_has_no_effect() -> None:
+    """The packed weight is a copy, also if its shape needs no padding."""
     weight, x = random(64, 32, seed=0), random(3, 32, seed=1)
     made = native(weight)
     want = native_linear(x, made, torch.float32)
@@ -150,7 +150,7 @@ def test_a_weight_that_is_changed_after_packing_changes_nothing() -> None:
     assert torch.equal(native_linear(x, made, torch.float32), want)
 
 
-def test_without_the_library_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_no_weight_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "native_library", lambda: None)
     assert pack(random(64, 32, seed=0)).native is None
     weight, x = random(64, 32, seed=0, scale=0.2), random(3, 32, seed=1)

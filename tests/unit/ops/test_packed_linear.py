@@ -1,4 +1,4 @@
-"""Packed linears equal plain ones, and fall back to them where torch's private operators are missing or refuse."""
+"""Packed linears equal plain linears, and are plain if torch's private operators are missing or raise."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +41,7 @@ BROKEN = {
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])
 @pytest.mark.parametrize("rows", [(1,), (3,), (65,), (2, 5)], ids=str)
-def test_equals_a_plain_linear(dtype: torch.dtype, bias: bool, rows: tuple[int, ...]) -> None:
+def test_packed_equals_plain(dtype: torch.dtype, bias: bool, rows: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(40, 72, generator=generator).to(dtype) / 8
     x = torch.randn(*rows, 72, generator=generator).to(dtype)
@@ -55,18 +55,20 @@ def test_equals_a_plain_linear(dtype: torch.dtype, bias: bool, rows: tuple[int, 
 
 
 def test_this_torch_has_the_private_operators() -> None:
-    """If this fails after an upgrade of torch, `packed_linear.py` needs a look: everything still works, but slower."""
+    """If this fails after an upgrade of torch, check `packed_linear.py`: results are right, but slower."""
     assert pack(torch.randn(8, 8)).packed is not None
 
 
-def test_a_transposed_weight_and_strided_rows() -> None:
+def test_a_transposed_weight_and_strided_rows_are_supported() -> None:
     weight, x = torch.randn(24, 16).t(), torch.randn(5, 48)[:, 8:32]
     torch.testing.assert_close(packed_linear(x, pack(weight)), F.linear(x, weight), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("fault", BROKEN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_falls_back_to_the_plain_weight(monkeypatch: pytest.MonkeyPatch, fault: str, dtype: torch.dtype) -> None:
+def test_packing_falls_back_to_the_plain_weight(
+    monkeypatch: pytest.MonkeyPatch, fault: str, dtype: torch.dtype
+) -> None:
     monkeypatch.setattr(module, "_mkldnn", lambda: BROKEN[fault])
     monkeypatch.setattr(native_module, "native_library", lambda: None)
     weight, x = torch.randn(6, 4).to(dtype), torch.randn(3, 4).to(dtype)
@@ -93,7 +95,7 @@ def test_a_weight_is_kept_once_without_matrix_instructions(monkeypatch: pytest.M
 
 @pytest.fixture
 def both(monkeypatch: pytest.MonkeyPatch) -> PackedWeight:
-    """A weight in our layout, and in that of an oneDNN whose every product is zero."""
+    """Make a weight in our layout and in that of a fake oneDNN, whose products are all zero."""
     monkeypatch.setattr(install_other_onednn(monkeypatch), "_linear_pointwise", zero_product, raising=False)
     packed = pack(torch.randn(64, 32).bfloat16())
     assert packed.num_layouts == num_layouts(torch.bfloat16) == 2
@@ -104,7 +106,7 @@ def zero_product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | Non
     return x.new_zeros(len(x), packed.shape[1])
 
 
-def test_matrix_instructions_get_the_many_rows(both: PackedWeight) -> None:
+def test_matrix_instructions_multiply_many_rows(both: PackedWeight) -> None:
     x = torch.randn(module.MOST_ROWS + 1, 32).bfloat16()
     assert packed_linear(x, both).count_nonzero() == 0
     assert gated_linear(x, both, ACTIVATIONS["silu"]).count_nonzero() == 0
@@ -136,7 +138,7 @@ def test_a_wide_product_is_as_exact_as_fp32(
 
 
 def test_a_wide_weight_of_16_bits_stays_plain_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tied head is then no copy of the embedding."""
+    """A tied head then shares the embedding's memory."""
     monkeypatch.setattr(native_module, "native_library", lambda: None)
     for dtype in (torch.bfloat16, torch.float16):
         weight = torch.randn(8, 8).to(dtype)

@@ -1,4 +1,4 @@
-"""Kernels that were compiled ahead: the best that the CPU can run is taken, and it computes what the others do."""
+"""Prebuilt kernels: the highest level that the CPU supports is used, and it gives the same results."""
 
 import platform
 from pathlib import Path
@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("level", HERE, ids=lambda level: level.name)
-def test_the_highest_level_that_the_cpu_has_all_of(folder: Path, level: Level) -> None:
+def test_the_highest_supported_level_is_selected(folder: Path, level: Level) -> None:
     assert prebuilt_library(frozenset(level.needs)) == path_of(folder, level)
     lower = HERE[HERE.index(level) + 1 :]
     if level.needs:
@@ -32,18 +32,18 @@ def test_the_highest_level_that_the_cpu_has_all_of(folder: Path, level: Level) -
         assert prebuilt_library(lacking) == expected
 
 
-def test_a_level_that_was_not_built_is_passed_over(folder: Path) -> None:
+def test_a_level_that_was_not_built_is_skipped(folder: Path) -> None:
     best, *others = [level for level in HERE if cpu_features().issuperset(level.needs)]
     path_of(folder, best).unlink()
     assert prebuilt_library() == (path_of(folder, others[0]) if others else None)
 
 
-def test_nothing_is_taken_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_prebuilt_library_is_used_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OCTAVO_PREBUILT", raising=False)
     assert prebuilt_library() is None
 
 
-def test_what_was_built_computes_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prebuilt_library_computes_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     best = next(level for level in HERE if cpu_features().issuperset(level.needs))
     monkeypatch.setattr(module, "LEVELS", (best,))
     assert build(tmp_path / "made", "g++") == [path_of(tmp_path / "made", best)]

@@ -1,4 +1,4 @@
-"""The persistent batch: slots, tables, and a step's tensors, equal to what a loop over sequences would give."""
+"""The persistent batch: slots, tables, and a step's tensors, which equal those of a loop over sequences."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def inputs(batch: PersistentBatch, *steps: SeqStep) -> StepInputs:
     return made
 
 
-def test_inputs_of_a_mixed_step(batch: PersistentBatch) -> None:
+def test_inputs_of_a_mixed_step_equal_a_loop(batch: PersistentBatch) -> None:
     made = inputs(batch, step(12, 2, 4, [5, 6]), step(10, 8, 1, [7, 8, 9]), step(11, 0, 3, [2]))
     assert made.input_ids.tolist() == [25, 26, 27, 28, 11, 13, 14, 15]
     assert made.positions.tolist() == [2, 3, 4, 5, 8, 0, 1, 2]

@@ -1,4 +1,4 @@
-"""A dry run says what the start then reports, for every architecture and whatever the flags."""
+"""A dry run reports the same numbers as a start, for every architecture and for many flags."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from octavo_engine.config import EngineConfig
 from octavo_engine.runner.capacity import plan_capacity
-from octavo_engine.runner.load import load_executor
+from octavo_engine.runner.model_loading import load_executor
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.tiny_models import TINY, make_tiny
 
@@ -22,7 +22,7 @@ REPORTED = (
 )
 
 
-def same(config: EngineConfig) -> None:
+def assert_same_report(config: EngineConfig) -> None:
     planned = plan_capacity(config)
     executor, ready = load_executor(config)
     executor.shutdown()
@@ -31,9 +31,11 @@ def same(config: EngineConfig) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", TINY)
-def test_every_architecture(name: str, dtype: Any, tmp_path: Path) -> None:
+def test_a_dry_run_reports_what_a_start_reports(name: str, dtype: Any, tmp_path: Path) -> None:
     folder = make_tiny(name, tmp_path)
-    same(EngineConfig(model=str(folder), dtype=dtype, num_threads=1, num_gpu_blocks_override=50, max_model_len=24))
+    assert_same_report(
+        EngineConfig(model=str(folder), dtype=dtype, num_threads=1, num_gpu_blocks_override=50, max_model_len=24)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -52,21 +54,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=str,
 )
-def test_flags(folder: Path, flags: dict[str, Any]) -> None:
-    same(EngineConfig(**{"model": str(folder), "dtype": "float32", "num_threads": 1, **flags}))
+def test_flags_affect_the_dry_run_as_the_start(folder: Path, flags: dict[str, Any]) -> None:
+    assert_same_report(EngineConfig(**{"model": str(folder), "dtype": "float32", "num_threads": 1, **flags}))
 
 
-def test_what_would_not_start_is_refused_in_the_same_words(folder: Path) -> None:
+def test_a_dry_run_fails_as_the_start_fails(folder: Path) -> None:
     config = EngineConfig(model=str(folder), dtype="float32", num_threads=1, num_gpu_blocks_override=2)
-    told = []
+    errors = []
     for start in (plan_capacity, load_executor):
         with pytest.raises(StartupError) as refused:
             start(config)
-        told.append(str(refused.value).split("; ")[0])
-    assert told[0] == told[1]
+        errors.append(str(refused.value).split("; ")[0])
+    assert errors[0] == errors[1]
 
 
-def test_derived_numbers(folder: Path) -> None:
+def test_derived_numbers_are_right(folder: Path) -> None:
     config = EngineConfig(
         model=str(folder), dtype="float32", num_threads=1, num_gpu_blocks_override=20, max_model_len=128
     )

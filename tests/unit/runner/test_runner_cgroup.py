@@ -1,4 +1,4 @@
-"""Limits of containers, from trees of fake files: both cgroup versions, nested groups, the host's path inside."""
+"""Container limits from trees of fake files: both cgroup versions, nested groups, the host's path in a container."""
 
 from pathlib import Path
 
@@ -82,11 +82,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_limits(case: str, tmp_path: Path) -> None:
+def test_limits_are_read_from_every_layout(case: str, tmp_path: Path) -> None:
     files, want = CASES[case]
     assert read_limits(tree(tmp_path, files)) == want
 
 
-def test_this_machine_can_be_read() -> None:
+def test_this_machines_limits_can_be_read() -> None:
     limits = read_limits()
     assert limits.cpus is None or limits.cpus > 0

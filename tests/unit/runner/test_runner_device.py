@@ -31,7 +31,7 @@ THREADS = {
 
 
 @pytest.mark.parametrize("case", THREADS)
-def test_threads(case: str, tmp_path: Path) -> None:
+def test_threads_follow_flags_affinity_and_quota(case: str, tmp_path: Path) -> None:
     env, wanted, limits, plan = THREADS[case]
     assert plan_threads(wanted, env=env, affinity={0, 1, 2, 3}, limits=limits, root=tmp_path) == plan
 
@@ -42,7 +42,7 @@ def test_a_bad_binding_is_refused_by_name(value: str) -> None:
         plan_threads(None, env={BIND: value}, affinity={0, 1}, limits=CgroupLimits())
 
 
-def test_one_thread_per_physical_core(tmp_path: Path) -> None:
+def test_each_physical_core_gets_one_thread(tmp_path: Path) -> None:
     for cpu, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
         folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
         folder.mkdir(parents=True)
@@ -80,7 +80,9 @@ def test_memory_is_the_lesser_of_machine_and_container(
         ({"OCTAVO_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_KVCACHE_SPACE": "40"}, 100 * GIB, 2 * GIB),
     ],
 )
-def test_default_kv_space(monkeypatch: pytest.MonkeyPatch, env: dict[str, str], available: int, want: int) -> None:
+def test_the_default_kv_space_follows_the_variables(
+    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], available: int, want: int
+) -> None:
     for name in ("OCTAVO_CPU_KVCACHE_SPACE", "VLLM_CPU_KVCACHE_SPACE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
@@ -89,13 +91,13 @@ def test_default_kv_space(monkeypatch: pytest.MonkeyPatch, env: dict[str, str], 
     assert CpuDevice().default_kv_bytes(memory, EngineConfig()) == want
 
 
-def test_a_kv_space_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kv_space_that_is_not_a_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "lots")
     with pytest.raises(StartupError, match="VLLM_CPU_KVCACHE_SPACE=lots"):
         CpuDevice().default_kv_bytes(MemoryInfo(total_bytes=1, available_bytes=1), EngineConfig())
 
 
-def test_the_cpu_device() -> None:
+def test_the_cpu_device_has_every_member() -> None:
     device = open_device("auto")
     assert device.name == "cpu"
     assert device.host_blocks(3, 10).shape == (3, 10)

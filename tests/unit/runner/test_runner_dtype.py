@@ -1,4 +1,4 @@
-"""`dtype auto`: the rule, the cache of its measurement, the shapes that it measures."""
+"""`dtype auto`: the rule, the cached measurement, and the measured shapes."""
 
 from pathlib import Path
 
@@ -33,11 +33,11 @@ def model(**hf: int) -> ModelConfig:
         ([1.0, 1.0, 1.0], [0.5, 1.0, 1.0], "float32"),
     ],
 )
-def test_the_faster_type_wins(bf16: list[float], fp32: list[float], want: str) -> None:
+def test_the_faster_type_is_chosen(bf16: list[float], fp32: list[float], want: str) -> None:
     assert faster_type({"bfloat16": bf16, "float32": fp32}) == want
 
 
-def test_shapes_of_a_layer() -> None:
+def test_layer_shapes_are_those_of_the_fused_projections() -> None:
     assert layer_shapes(model(intermediate_size=48))[2:] == [
         GemmShape(in_features=32, out_features=96),
         GemmShape(in_features=48, out_features=32),
@@ -50,7 +50,7 @@ def test_shapes_of_a_layer() -> None:
     ]
 
 
-def test_measured_once_then_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_measured_once_and_then_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(dtype, "_BUDGET_S", 0.001)
     monkeypatch.setattr(dtype, "_BEYOND_CACHE_BYTES", 1 << 12)
@@ -75,14 +75,14 @@ def test_a_broken_cache_file_is_measured_again(tmp_path: Path, monkeypatch: pyte
     assert kept.read_text().startswith('{"bfloat16": [')
 
 
-def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_folder_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     monkeypatch.setattr(dtype, "_BUDGET_S", 0.001)
     monkeypatch.setattr(dtype, "_BEYOND_CACHE_BYTES", 1 << 12)
     assert choose_cpu_dtype(model()) in (torch.bfloat16, torch.float32)
 
 
-def test_without_our_kernels_it_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_measured_again_without_our_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(dtype, "_measure", lambda shapes, kind: [1.0, 1.0, 1.0])
     for library in (object(), None, object()):

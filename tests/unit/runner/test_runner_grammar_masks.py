@@ -1,4 +1,4 @@
-"""Masks that are begun a step ahead are those that the step would have worked out itself, or are left aside."""
+"""Masks that are started a step ahead equal those that the step would compute itself, or are discarded."""
 
 from concurrent.futures import Future
 from typing import Any
@@ -17,7 +17,7 @@ A, B, C = b"abc"
 
 
 class Counted:
-    """Stands before the worker, and counts the rows that it fills."""
+    """A wrapper of the worker that counts the rows that it fills."""
 
     def __init__(self, masks: GrammarMasks) -> None:
         self._worker, self.num_rows = masks._worker, 0
@@ -34,7 +34,7 @@ def masks() -> GrammarMasks:
 
 
 def new(seq_id: int, regex: str | None, **params: Any) -> NewSeq:
-    grammar = None if regex is None else GrammarSource(BOUNDS).of(StructuredOutputs(regex=regex))
+    grammar = None if regex is None else GrammarSource(BOUNDS).grammar_for(StructuredOutputs(regex=regex))
     return NewSeq(
         seq_id=seq_id, token_ids=[1], num_prompt_tokens=1, params=SamplingParams(**params), seed=0, grammar=grammar,
         eos_token_id=EOS,
@@ -46,7 +46,7 @@ def outputs(**texts: str) -> dict[int, np.ndarray]:
 
 
 def allowed(masks: GrammarMasks, *seq_ids: int) -> list[set[int] | str | None]:
-    """For logits with a row for each of the sequences: what may be chosen, or the error; None: anything."""
+    """Return, per sequence, the tokens that may be chosen, or the error; None: any token."""
     rows = masks.rows([SeqStep(seq_id=i, start=0, num_tokens=1, sample=True) for i in seq_ids])
     found: list[set[int] | str | None] = [None] * len(seq_ids)
     if rows is not None:
@@ -57,7 +57,7 @@ def allowed(masks: GrammarMasks, *seq_ids: int) -> list[set[int] | str | None]:
     return found
 
 
-def test_what_the_next_step_samples_finds_its_masks(masks: GrammarMasks) -> None:
+def test_the_next_step_uses_masks_that_were_started_ahead(masks: GrammarMasks) -> None:
     worker = Counted(masks)
     masks.add(new(1, "abc"))
     masks.add(new(2, None))
@@ -71,7 +71,7 @@ def test_what_the_next_step_samples_finds_its_masks(masks: GrammarMasks) -> None
     assert worker.num_rows == 4
 
 
-def test_what_was_not_foreseen_is_worked_out_with_the_step(masks: GrammarMasks) -> None:
+def test_unforeseen_masks_are_computed_with_the_step(masks: GrammarMasks) -> None:
     worker = Counted(masks)
     for seq_id in (1, 2):
         masks.add(new(seq_id, "[ab]{4}c"))
@@ -86,7 +86,7 @@ def test_what_was_not_foreseen_is_worked_out_with_the_step(masks: GrammarMasks) 
 
 
 @pytest.mark.parametrize("actual", ["a", "abb", "ac", ""])
-def test_an_output_that_turned_out_otherwise_is_followed_anew(masks: GrammarMasks, actual: str) -> None:
+def test_a_changed_output_gets_new_masks(masks: GrammarMasks, actual: str) -> None:
     masks.add(new(1, "a(b{3}|c{3})?"))
     masks.begin(outputs(s1=""))
     masks.begin_next(outputs(s1="ab"))
@@ -95,7 +95,7 @@ def test_an_output_that_turned_out_otherwise_is_followed_anew(masks: GrammarMask
     assert allowed(masks, 1) == [expected[actual]]
 
 
-def test_a_sequence_that_came_back_has_a_state_of_its_own(masks: GrammarMasks) -> None:
+def test_a_readmitted_sequence_has_its_own_state(masks: GrammarMasks) -> None:
     masks.add(new(1, "ab"))
     masks.begin(outputs(s1=""))
     masks.begin_next(outputs(s1="a"))
@@ -105,7 +105,7 @@ def test_a_sequence_that_came_back_has_a_state_of_its_own(masks: GrammarMasks) -
     assert allowed(masks, 1) == [{C}]
 
 
-def test_nothing_is_begun_for_a_sequence_that_has_ended(masks: GrammarMasks) -> None:
+def test_no_mask_is_started_for_an_ended_sequence(masks: GrammarMasks) -> None:
     worker = Counted(masks)
     masks.add(new(1, "a"))
     masks.begin(outputs(s1="a"))
@@ -114,7 +114,7 @@ def test_nothing_is_begun_for_a_sequence_that_has_ended(masks: GrammarMasks) -> 
     assert worker.num_rows == 1
 
 
-def test_an_error_is_that_sequence_s_and_stays(masks: GrammarMasks) -> None:
+def test_an_error_affects_one_sequence_and_persists(masks: GrammarMasks) -> None:
     masks.add(new(1, "abc"))
     masks.add(new(2, "abc"))
     masks.begin(outputs(s1="", s2=""))
@@ -122,11 +122,11 @@ def test_an_error_is_that_sequence_s_and_stays(masks: GrammarMasks) -> None:
     for _ in range(2):
         masks.begin(outputs(s1="c", s2="a"))
         wrong, right = allowed(masks, 1, 2)
-        assert "can't follow its grammar" in str(wrong)
+        assert "follow its grammar" in str(wrong)
         assert right == {B}
 
 
-def test_reasoning_is_free_and_then_the_grammar_holds(masks: GrammarMasks) -> None:
+def test_reasoning_is_free_and_then_the_grammar_applies(masks: GrammarMasks) -> None:
     masks.add(new(1, "ab", reasoning_end_token_id=C))
     masks.begin(outputs(s1=""))
     assert len(allowed(masks, 1)[0] or ()) == VOCAB_SIZE - 1
@@ -136,8 +136,8 @@ def test_reasoning_is_free_and_then_the_grammar_holds(masks: GrammarMasks) -> No
         assert allowed(masks, 1) == [expected]
 
 
-def test_no_state_is_moved_while_the_worker_has_it(masks: GrammarMasks) -> None:
-    """A step that failed before its masks were asked for leaves them behind."""
+def test_no_state_is_moved_while_the_worker_uses_it(masks: GrammarMasks) -> None:
+    """A step that failed before it requested its masks leaves them in progress."""
     masks.add(new(1, "abc"))
     masks.begin(outputs(s1=""))
     late: Future[None] = Future()

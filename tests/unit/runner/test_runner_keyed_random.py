@@ -1,4 +1,4 @@
-"""The generator behind sampling: its definition is part of what lets a stream continue on another machine."""
+"""The random generator of sampling, whose fixed definition lets a stream continue on another machine."""
 
 import numpy as np
 from octavo_engine.runner.keyed_random import uniforms

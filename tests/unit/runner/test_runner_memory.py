@@ -1,4 +1,4 @@
-"""Sizing of the KV cache: flags, defaults, and refusals that say what to do."""
+"""Sizing of the KV cache: flags, defaults, and errors with a remedy."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def size(*, max_model_len: int = 1000, available: int = 8 * GIB, default: int = 
     ],
     ids=str,
 )
-def test_sizes(config: dict[str, Any], blocks: int, host_blocks: int) -> None:
+def test_the_cache_is_sized_by_flags_and_memory(config: dict[str, Any], blocks: int, host_blocks: int) -> None:
     assert size(**config) == KVSize(num_blocks=blocks, num_host_blocks=host_blocks, kv_bytes=blocks * MIB)
 
 
@@ -57,7 +57,7 @@ def test_exactly_one_full_sequence_is_enough() -> None:
     ],
     ids=str,
 )
-def test_too_small_for_one_sequence(config: dict[str, Any], parts: list[str]) -> None:
+def test_a_cache_too_small_for_one_sequence_is_refused(config: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(StartupError) as failure:
         size(**config)
     for part in parts:
@@ -66,12 +66,12 @@ def test_too_small_for_one_sequence(config: dict[str, Any], parts: list[str]) ->
 
 
 @pytest.mark.parametrize("config", [{"kv_cache_memory_bytes": 9 * GIB}, {"swap_space": 7.5}], ids=str)
-def test_more_than_there_is(config: dict[str, Any]) -> None:
+def test_more_than_the_available_memory_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(StartupError, match=r"8\.00 GiB of memory are available: lower"):
         size(**config)
 
 
-def test_a_tiny_model_gets_no_absurd_number_of_blocks() -> None:
+def test_a_tiny_model_gets_a_bounded_number_of_blocks() -> None:
     kv = size_kv(
         EngineConfig(max_num_seqs=4),
         max_model_len=64,

@@ -1,4 +1,4 @@
-"""`--dtype auto` takes bf16 where float32 doesn't fit into the memory of the machine or container."""
+"""`--dtype auto` chooses bf16 if float32 does not fit into the memory of the machine or container."""
 
 from pathlib import Path
 from typing import Any
@@ -7,9 +7,9 @@ import pytest
 import torch
 from octavo_engine.config import EngineConfig
 from octavo_engine.runner.device import CpuDevice
-from octavo_engine.runner.load import choose_dtype
 from octavo_engine.runner.memory import GIB, MemoryInfo
 from octavo_engine.runner.memory_fit import PROCESS_BYTES
+from octavo_engine.runner.model_loading import choose_dtype
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_testing.tiny_models import make_tiny
@@ -18,7 +18,7 @@ KV_BYTES = 1 << 20
 
 
 class LimitedDevice(CpuDevice):
-    """A CPU that multiplies float32 faster, in a container."""
+    """A CPU in a container that multiplies float32 faster."""
 
     def __init__(self, total_bytes: int) -> None:
         super().__init__()
@@ -56,5 +56,5 @@ def test_cache_and_swap_space_count(folder: Path, flags: dict[str, Any]) -> None
     assert chosen(folder, GIB, **flags) == torch.bfloat16
 
 
-def test_a_type_that_was_asked_for_is_taken(folder: Path) -> None:
+def test_a_requested_type_is_used(folder: Path) -> None:
     assert chosen(folder, PROCESS_BYTES, dtype="float32") == torch.float32

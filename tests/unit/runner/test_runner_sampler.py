@@ -1,4 +1,4 @@
-"""Each sampling field against a naive reference written here, alone and in a crowd."""
+"""Each sampling field against a naive reference in this file, alone and in a batch."""
 
 from typing import Any
 
@@ -19,14 +19,14 @@ EOS = 2
 
 
 def sample(logits: Tensor, *requests: SamplingParams, seeds: list[int] | None = None) -> list[SeqResult]:
-    """One row per request, each with the same prompt and output tokens."""
+    """Sample one row per request, each with the same prompt and output tokens."""
     tokens = PROMPT + OUTPUT
     columns = SamplingColumns(len(requests))
     seqs = []
     for slot, params in enumerate(requests):
         new = NewSeq(seq_id=slot, token_ids=tokens, num_prompt_tokens=len(PROMPT), params=params, eos_token_id=EOS)
         row = np.array([*tokens, 0], dtype=np.int32)
-        seqs.append(SeqState.of(new, slot, row, vocab_size=logits.shape[1], device=torch.device("cpu")))
+        seqs.append(SeqState.from_new_seq(new, slot, row, vocab_size=logits.shape[1], device=torch.device("cpu")))
         columns.set(seqs[-1], slot if seeds is None else seeds[slot])
     rows = SampleRows(
         seqs=seqs,
@@ -45,7 +45,7 @@ def tokens_of(results: list[SeqResult]) -> list[int]:
 
 
 def flat(**values: float) -> Tensor:
-    """Zero logits except where named: `t7=3.0`."""
+    """Return logits that are zero except for named tokens: `t7=3.0`."""
     logits = torch.zeros(1, VOCAB)
     for name, value in values.items():
         logits[0, int(name[1:])] = value
@@ -57,7 +57,7 @@ def test_greedy_takes_the_lowest_of_equal_logits() -> None:
     assert tokens_of(sample(logits, greedy(), greedy(), SamplingParams(temperature=1e-9))) == [8, 8, 8]
 
 
-def test_allowed_token_ids_keep_only_those() -> None:
+def test_allowed_token_ids_exclude_all_others() -> None:
     assert tokens_of(sample(flat(t8=4.0, t6=1.0), greedy(allowed_token_ids=[30, 6]))) == [6]
 
 
@@ -66,7 +66,7 @@ def test_bad_words_ban_the_last_token_after_the_others() -> None:
     assert tokens_of(sample(logits, greedy(bad_words_token_ids=[[8]]))) == [6]
     assert tokens_of(sample(logits, greedy(bad_words_token_ids=[[9, 11, 8]]))) == [6]
     assert tokens_of(sample(logits, greedy(bad_words_token_ids=[[11, 9, 8]]))) == [8]
-    assert tokens_of(sample(logits, greedy(bad_words_token_ids=[[7, *OUTPUT, 8]]))) == [8], "the prompt counts not"
+    assert tokens_of(sample(logits, greedy(bad_words_token_ids=[[7, *OUTPUT, 8]]))) == [8], "prompt tokens do not count"
 
 
 @pytest.mark.parametrize("ignore_eos", [True, False])
@@ -114,7 +114,7 @@ def test_penalties_touch_only_their_own_rows() -> None:
     assert tokens_of(sample(logits, greedy(), greedy(presence_penalty=0.5), greedy())) == [5, 6, 5]
 
 
-def test_counts_follow_tokens_that_were_taken_back() -> None:
+def test_counts_follow_rolled_back_tokens() -> None:
     counts = TokenCounts(greedy(presence_penalty=1.0), 2)
     counts.update(np.array([1, 2, 3, 3, 4], dtype=np.int32), 5)
     counts.update(np.array([1, 2, 3, 6, 0], dtype=np.int32), 4)
@@ -132,7 +132,7 @@ def frequencies(logits: Tensor, draws: int = 4000, **fields: Any) -> Tensor:
 
 
 def chi_square(counts: Tensor, probabilities: Tensor) -> tuple[float, int]:
-    """The statistic, and the degrees of freedom; impossible tokens must not have been drawn."""
+    """Return the statistic and the degrees of freedom; assert that no impossible token was drawn."""
     possible = probabilities > 0
     assert counts[~possible].sum() == 0
     expected = probabilities[possible].double() * counts.sum()
@@ -142,7 +142,7 @@ def chi_square(counts: Tensor, probabilities: Tensor) -> tuple[float, int]:
 def naive_probabilities(
     logits: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Tensor:
-    """By sorting everything, one row, float64."""
+    """Compute one row's probabilities by sorting all tokens, in float64."""
     x = logits[0].double() / temperature
     p = x.softmax(-1)
     x = x.masked_fill(p < min_p * p.max(), float("-inf"))
@@ -180,8 +180,8 @@ def test_tokens_follow_the_distribution(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("spread", [0.0, 0.01, 3.0])
 @pytest.mark.parametrize("fields", [{"top_p": 0.9}, {"top_k": 2000}, {"top_k": 50, "top_p": 0.99}, {}], ids=str)
-def test_a_nucleus_larger_than_the_first_guess(fields: dict[str, Any], spread: float) -> None:
-    """Flat distributions need more than the 64 or 1024 tokens that are looked at first; equal logits go by id."""
+def test_a_nucleus_may_exceed_the_first_candidates(fields: dict[str, Any], spread: float) -> None:
+    """Flat distributions need more than the 64 tokens that are examined first; equal logits are ordered by id."""
     logits = torch.randn(1, 3000, generator=torch.Generator().manual_seed(1)) * spread
     possible = naive_probabilities(logits, **fields) > 0
     counts = frequencies(logits, 300, **fields)
@@ -189,9 +189,9 @@ def test_a_nucleus_larger_than_the_first_guess(fields: dict[str, Any], spread: f
     assert (counts[possible] > 0).sum() > 40
 
 
-def test_a_vocabulary_that_is_no_multiple_of_a_chunk() -> None:
+def test_a_vocabulary_need_not_be_a_multiple_of_a_chunk() -> None:
     logits = torch.zeros(1, 1001)
-    statistic, freedom = chi_square(frequencies(logits, 20000), torch.full((1001,), 1 / 1001))
+    statistic, freedom = chi_square(frequencies(logits, 6000), torch.full((1001,), 1 / 1001))
     assert statistic <= freedom + 4 * (2 * freedom) ** 0.5
 
 
@@ -206,7 +206,7 @@ MIXED = [
 
 
 @pytest.mark.parametrize("index", range(len(MIXED)))
-def test_a_seeded_row_is_the_same_alone_and_in_a_crowd(index: int) -> None:
+def test_a_seeded_row_is_the_same_alone_and_in_a_batch(index: int) -> None:
     logits = torch.randn(len(MIXED), VOCAB, generator=torch.Generator().manual_seed(5)) * 2
     requests = [SamplingParams(**fields) for fields in MIXED]
     for seed in range(40):
@@ -229,6 +229,7 @@ def test_logits_that_are_not_finite_fail_their_row_alone(bad: float, temperature
     results = sample(logits, *[SamplingParams(temperature=temperature, top_k=1, logprobs=1)] * 3)
     assert [r.token_ids for r in results] == [[8], [], [8]]
     assert [r.error for r in results] == [None, NOT_FINITE, None]
+    assert NOT_FINITE.kind == "internal"
     assert results[1].logprobs is None
 
 
@@ -236,10 +237,11 @@ def test_a_model_may_mask_tokens_itself() -> None:
     assert tokens_of(sample(flat(t8=4.0, t9=float("-inf")), greedy())) == [8]
 
 
-def test_masks_that_leave_nothing_fail_their_row_alone() -> None:
+def test_masks_that_leave_no_token_fail_their_row_alone() -> None:
     nothing = greedy(allowed_token_ids=[8], bad_words_token_ids=[[8]])
     results = sample(flat(t8=4.0).repeat(2, 1), nothing, greedy())
     assert [r.error for r in results] == [NO_TOKEN_LEFT, None]
+    assert NO_TOKEN_LEFT.kind == "invalid_request"
     assert [r.token_ids for r in results] == [[], [8]]
 
 
@@ -263,14 +265,14 @@ def test_logprobs_are_raw_and_the_chosen_token_comes_first() -> None:
     assert results[1].logprobs is None
 
 
-def test_logprobs_of_the_whole_vocabulary() -> None:
+def test_logprobs_minus_one_reports_the_whole_vocabulary() -> None:
     (result,) = sample(flat(t8=4.0), greedy(logprobs=-1))
     (entry,) = result.logprobs or []
-    assert entry.token_ids == [8, 8, *[t for t in range(VOCAB) if t != 8]], "equal ones by id"
+    assert entry.token_ids == [8, 8, *[t for t in range(VOCAB) if t != 8]], "equal logits are ordered by id"
     assert entry.rank == 1
 
 
-def test_logprobs_of_the_chosen_token_only() -> None:
+def test_logprobs_zero_reports_only_the_chosen_token() -> None:
     (result,) = sample(flat(t8=4.0), greedy(logprobs=0))
     (entry,) = result.logprobs or []
     assert entry.token_ids == [8]

@@ -20,7 +20,7 @@ VOCAB = 50
 
 
 class Counting:
-    """A model that says `id + 1` next; `fail_on` raises for an input id, `poison` makes its logits NaN."""
+    """A model that predicts `id + 1`; `fail_on` raises for an input id, `poison` makes its logits NaN."""
 
     def __init__(self) -> None:
         self.fail_on = -1
@@ -41,7 +41,7 @@ class Counting:
 
 
 class Journal:
-    """A backend that notes the order of what it is told."""
+    """A backend that records the order of its calls."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -102,7 +102,7 @@ def tokens(result: StepResult) -> dict[int, list[int]]:
     return {seq.seq_id: seq.token_ids for seq in result.seqs}
 
 
-def test_prefill_in_chunks_then_decode(rig: Rig) -> None:
+def test_a_chunked_prefill_and_decodes_give_the_right_tokens(rig: Rig) -> None:
     assert tokens(rig.run(step(1, 0, 2, sample=False), new_seqs=[new(1, 5, 6, 7)])) == {}
     assert tokens(rig.run(step(1, 2, 1))) == {1: [8]}
     assert tokens(rig.run(step(1, 3, 1))) == {1: [9]}
@@ -126,8 +126,8 @@ def test_forks_sample_from_the_last_row_of_another(rig: Rig) -> None:
     assert all(rig.batch.seqs[i].token_ids[2] == drawn[i][0] for i in (1, 2, 3))
 
 
-def test_a_stream_continues_elsewhere(rig: Rig) -> None:
-    """Sampling is keyed by (seed, position): a preempted sequence resumed from its tokens draws the same ones."""
+def test_a_stream_continues_after_preemption(rig: Rig) -> None:
+    """Sampling is keyed by (seed, position): a preempted sequence resumed from its tokens draws equal tokens."""
     hot = {"temperature": 2.0, "max_tokens": 99}
     first = new(1, 5, 6, **hot)
     drawn = [tokens(rig.run(step(1, 0, 2), new_seqs=[first]))[1][0]]
@@ -138,7 +138,7 @@ def test_a_stream_continues_elsewhere(rig: Rig) -> None:
     assert after == drawn[3:]
 
 
-def test_order_within_a_step(rig: Rig) -> None:
+def test_a_step_runs_its_work_in_order(rig: Rig) -> None:
     rig.run(
         step(1, 0, 1),
         new_seqs=[new(1, 5)],
@@ -157,11 +157,11 @@ def test_dropped_sequences_make_room_for_new_ones(rig: Rig) -> None:
     assert tokens(result) == {i: [10] for i in range(4, 8)}
 
 
-def test_a_plan_without_sequences(rig: Rig) -> None:
+def test_a_plan_without_sequences_gives_no_results(rig: Rig) -> None:
     assert tokens(rig.run(swap_out=[(0, 1)])) == {}
 
 
-def test_prompt_logprobs_row_by_row(rig: Rig) -> None:
+def test_prompt_logprobs_are_returned_row_by_row(rig: Rig) -> None:
     asking = new(1, 5, 6, 8, 9, prompt_logprobs=1, logprobs=0)
     first = rig.run(step(1, 0, 2, sample=False, num_prompt_logprobs=2), new_seqs=[asking])
     second = rig.run(step(1, 2, 2, num_prompt_logprobs=1))
@@ -176,13 +176,13 @@ def test_prompt_logprobs_row_by_row(rig: Rig) -> None:
 
 def test_many_rows_are_sampled_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo_engine.runner.runner._MAX_LOGITS", 2 * VOCAB)
-    news = [new(i, 10 * i, 10 * i + 1, 10 * i + 2, prompt_logprobs=0) for i in (1, 2, 3)]
-    result = rig.run(*(step(i, 0, 3, num_prompt_logprobs=2) for i in (1, 2, 3)), new_seqs=news)
+    added = [new(i, 10 * i, 10 * i + 1, 10 * i + 2, prompt_logprobs=0) for i in (1, 2, 3)]
+    result = rig.run(*(step(i, 0, 3, num_prompt_logprobs=2) for i in (1, 2, 3)), new_seqs=added)
     assert tokens(result) == {1: [13], 2: [23], 3: [33]}
     assert max(rig.model.head_rows) == 2
 
 
-def test_a_failed_step_answers_with_an_error_and_the_next_one_works(rig: Rig) -> None:
+def test_a_failed_step_returns_an_error_and_the_next_step_works(rig: Rig) -> None:
     rig.model.fail_on = 30
     failed = rig.run(step(1, 0, 1), step(2, 0, 1), new_seqs=[new(1, 5), new(2, 30)])
     assert failed.error == "RuntimeError: the kernel broke"
@@ -210,7 +210,7 @@ def test_costs_are_measured_from_large_chunks_and_swaps(rig: Rig) -> None:
     assert large.costs.swap_block_s > 0
 
 
-def test_the_local_executor(rig: Rig) -> None:
+def test_the_local_executor_runs_plans_until_shutdown(rig: Rig) -> None:
     executor = LocalExecutor(rig.runner, rig.compiler)
     plan = StepPlan(step_id=3, seqs=[step(1, 0, 1)], new_seqs=[new(1, 5)])
     assert tokens(executor.submit(plan).result(timeout=0)) == {1: [6]}

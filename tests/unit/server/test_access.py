@@ -1,4 +1,4 @@
-"""The policy of both servers: who may call which kind of route. docs/reference/access.md lists every route."""
+"""The access policy of both servers by caller and kind of route. docs/reference/access.md lists every route."""
 
 import pytest
 from octavo_server.api_keys import ApiKeys
@@ -42,7 +42,7 @@ def identify(policy, path, headers=(), *, method="GET", port=8000):
         ("/kv/events", "router"),
     ],
 )
-def test_the_table_knows_parameters_and_nothing_else(path, kind):
+def test_the_table_matches_parameters_and_no_other_paths(path, kind):
     assert kind_of(path) == kind
 
 
@@ -61,7 +61,7 @@ def test_the_table_knows_parameters_and_nothing_else(path, kind):
         ([*secret(b"wrong"), *bearer(b"boss")], 401, 401, 401),
     ],
 )
-def test_with_keys_and_a_secret(keys, headers, client, admin, unknown):
+def test_each_caller_of_a_server_with_keys_and_a_secret_gets_its_routes(keys, headers, client, admin, unknown):
     policy = AccessPolicy(keys=keys, secrets=ApiKeys(["s1", "s2"]))
     assert identify(policy, "/v1/models", headers) == client
     for path in ("/drain", "/kv/events"):
@@ -70,24 +70,24 @@ def test_with_keys_and_a_secret(keys, headers, client, admin, unknown):
     assert identify(policy, "/health", headers) == Identity()
 
 
-def test_the_only_key_is_not_the_administrators():
+def test_a_single_key_is_not_the_admin_key():
     policy = AccessPolicy(keys=ApiKeys(["only"]))
     assert isinstance(identify(policy, "/v1/models", bearer(b"only")), Identity)
     assert identify(policy, "/drain", bearer(b"only")) == 403
 
 
-def test_without_keys_and_secret_everything_is_open():
+def test_a_server_without_keys_and_secret_is_open():
     for path in ("/v1/models", "/drain", "/kv/events", "/nowhere"):
         assert identify(AccessPolicy(), path, secret(b"x")) == Identity()
 
 
-def test_a_secret_alone_closes_all_but_the_routes_of_clients():
+def test_a_secret_alone_closes_all_but_client_routes():
     policy = AccessPolicy(secrets=ApiKeys(["s"]))
     assert identify(policy, "/v1/models") == Identity()
     assert [identify(policy, path) for path in ("/drain", "/kv/events", "/nowhere")] == [401, 401, 404]
 
 
-def test_a_foreign_page_does_not_administer_an_open_server():
+def test_a_foreign_page_may_not_administer_an_open_server():
     policy = AccessPolicy(cors=CorsPolicy())
     foreign = [(b"host", b"localhost:8000"), (b"origin", b"https://evil.test")]
     same = [(b"host", b"localhost:8000"), (b"origin", b"http://localhost:8000")]
@@ -106,13 +106,13 @@ def test_a_foreign_page_does_not_administer_an_open_server():
         ("/load", 200, 404),
     ],
 )
-def test_an_admin_port_divides_the_routes(path, main, admin):
+def test_an_admin_port_splits_the_routes(path, main, admin):
     policy = AccessPolicy(admin_port=ADMIN_PORT)
     found = [identify(policy, path, port=port) for port in (8000, ADMIN_PORT)]
     assert [code if isinstance(code, int) else 200 for code in found] == [main, admin]
 
 
-def test_internals_are_for_routers_and_administrators(keys):
+def test_internal_headers_are_for_routers_and_administrators(keys):
     policy = AccessPolicy(keys=keys)
     identities = (Identity("alice"), Identity("admin", is_admin=True), Identity(is_router=True))
     assert [policy.shows_internals(identity) for identity in identities] == [False, True, True]
@@ -129,6 +129,6 @@ def test_internals_are_for_routers_and_administrators(keys):
         (("*",), None, {}),
     ],
 )
-def test_the_headers_for_pages(allowed, origin, expected):
+def test_cors_headers_follow_the_allowed_origins(allowed, origin, expected):
     headers = [] if origin is None else [(b"origin", origin)]
-    assert dict(CorsPolicy(allowed).answer_headers(headers)) == expected
+    assert dict(CorsPolicy(allowed).response_headers(headers)) == expected

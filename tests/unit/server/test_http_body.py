@@ -31,7 +31,7 @@ async def read(*chunks, budget=None, limits=LIMITS, **how):
 
 
 @pytest.mark.parametrize("chunks", [[b"0123456789"], [b"01234", b"56789"], [b"01234", b"", b"56789"]])
-async def test_a_body_of_the_limit_is_read(chunks):
+async def test_a_body_of_exactly_the_limit_is_read(chunks):
     assert await read(*chunks, length=10) == b"0123456789"
 
 
@@ -52,7 +52,7 @@ async def test_a_body_that_never_ends_is_timed_out():
         await read_body(scope, lambda: messages.pop(0)(), limits, reservation)
 
 
-async def test_a_client_that_leaves_is_named():
+async def test_a_disconnect_within_the_body_raises():
     with pytest.raises(ClientDisconnected):
         await read(b"a", leaves=True)
 

@@ -1,9 +1,9 @@
 import struct
 
 import pytest
-from octavo_server.kv.frames import Bye, FrameError, FrameReader, Hello, Load, Part, Snapshot, Step, write
+from octavo_server.kv.frames import Bye, FrameError, FrameReader, Hello, Part, ReplicaLoad, Snapshot, Step, write
 
-LOAD = Load(running=3, waiting=1, free_blocks=10, total_blocks=64, prefill_backlog_tokens=500, step_ms=12.5)
+LOAD = ReplicaLoad(running=3, waiting=1, free_blocks=10, total_blocks=64, prefill_backlog_tokens=500, step_ms=12.5)
 FRAMES = [
     Hello(version=1, epoch=2**64 - 1, block_size=16, root=b"r" * 32, max_model_len=8192, models=["m"], heartbeat_s=1.0),
     Part(device=b"12345678" * 3),
@@ -13,20 +13,20 @@ FRAMES = [
 ]
 
 
-def test_frames_split_at_every_byte():
+def test_frames_split_at_any_byte_are_read():
     data = b"".join(write(frame) for frame in FRAMES)
     for cut in range(len(data) + 1):
         reader = FrameReader()
         assert [*reader.feed(data[:cut]), *reader.feed(data[cut:])] == FRAMES
 
 
-def test_one_byte_at_a_time():
+def test_frames_are_read_from_single_bytes():
     reader = FrameReader()
     data = b"".join(write(frame) for frame in FRAMES)
     assert [frame for byte in data for frame in reader.feed(bytes([byte]))] == FRAMES
 
 
-def test_a_field_that_the_reader_does_not_know_is_skipped():
+def test_unknown_fields_are_ignored():
     body = b"\x83" + b"\xa4type" + b"\xa3bye" + b"\xa6reason" + b"\xa1x" + b"\xa3new" + b"\x01"
     assert [*FrameReader().feed(struct.pack("<I", len(body)) + body)] == [Bye("x")]
 
@@ -39,6 +39,6 @@ def test_a_field_that_the_reader_does_not_know_is_skipped():
         (b"HTTP/1.1 200 OK\r\n\r\n", "the limit is"),
     ],
 )
-def test_what_is_no_kv_stream_is_refused(data, message):
+def test_bytes_that_are_no_kv_stream_are_refused(data, message):
     with pytest.raises(FrameError, match=message):
         [*FrameReader().feed(data)]

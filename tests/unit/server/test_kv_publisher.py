@@ -1,4 +1,4 @@
-"""The publisher alone: no engine, no HTTP. What a listener pieces together must be what the publisher keeps."""
+"""The publisher without engine and HTTP: the set that a listener rebuilds must equal the publisher's."""
 
 import asyncio
 from contextlib import aclosing
@@ -9,16 +9,16 @@ from octavo_engine.wire.kv_stream import KVChange, KVSet, numbers, roll, run_tog
 from octavo_engine.wire.records import EngineRequest, EngineStats
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_server.kv import publisher as publishing
-from octavo_server.kv.arrivals import full_blocks
 from octavo_server.kv.frames import Bye, FrameReader, Hello, Part, Snapshot, Step
+from octavo_server.kv.pending_prompts import full_blocks
 from octavo_server.kv.publisher import KVPublisher
 from octavo_testing.scripted import ready_info
 
 READY = ready_info(EngineConfig())
 
 
-class Told:
-    """What a listener has understood so far."""
+class StreamReader:
+    """The set that a listener has rebuilt so far."""
 
     def __init__(self):
         self.reader, self.set, self.frames = FrameReader(), KVSet(), []
@@ -42,7 +42,7 @@ class Told:
 
 
 class Engine:
-    """Stores and removes blocks as a core would tell it."""
+    """Stores and removes blocks, and publishes the changes as a core does."""
 
     def __init__(self, publisher):
         self.publisher, self.digest = publisher, 0
@@ -62,89 +62,89 @@ def made(**settings):
     return publisher, Engine(publisher)
 
 
-async def take(frames, told, until):
-    while not until(told):
-        told.feed(await anext(frames))
+async def read_until(frames, reader, until):
+    while not until(reader):
+        reader.feed(await anext(frames))
 
 
-async def test_a_listener_that_comes_late_gets_a_snapshot_and_then_each_change():
+async def test_a_late_listener_gets_a_snapshot_and_then_each_change():
     publisher, engine = made()
     engine.step(stored=range(1, 4), host_stored=[9])
-    told = Told()
+    reader = StreamReader()
     async with aclosing(publisher.frames()) as frames:
-        await take(frames, told, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
-        hello, end = told.frames[0], told.frames[-1]
+        await read_until(frames, reader, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
+        hello, end = reader.frames[0], reader.frames[-1]
         assert isinstance(hello, Hello)
         assert (hello.root, hello.block_size, hello.models) == (READY.hash_root, READY.block_size, ["m"])
-        assert (told.set.device, told.set.host, told.set.is_exact) == ({1, 2, 3}, {9}, True)
+        assert (reader.set.device, reader.set.host, reader.set.is_exact) == ({1, 2, 3}, {9}, True)
         engine.step(stored=[5], removed=[1])
         engine.step(running=2, prefill_backlog_tokens=70)
-        await take(frames, told, lambda t: isinstance(t.frames[-1], Step) and t.frames[-1].seq == end.seq + 2)
-    assert [f.seq for f in told.frames[-2:]] == [end.seq + 1, end.seq + 2]
-    assert {f.epoch for f in told.frames if not isinstance(f, Part)} == {hello.epoch}
-    assert told.frames[-1].load.prefill_backlog_tokens == 70
-    assert (told.set.device, told.set.is_exact) == ({2, 3, 5}, True)
+        await read_until(frames, reader, lambda t: isinstance(t.frames[-1], Step) and t.frames[-1].seq == end.seq + 2)
+    assert [f.seq for f in reader.frames[-2:]] == [end.seq + 1, end.seq + 2]
+    assert {f.epoch for f in reader.frames if not isinstance(f, Part)} == {hello.epoch}
+    assert reader.frames[-1].load.prefill_backlog_tokens == 70
+    assert (reader.set.device, reader.set.is_exact) == ({2, 3, 5}, True)
     assert publisher.num_listeners == 0
 
 
-async def test_changes_while_a_long_snapshot_is_read_come_after_it(monkeypatch):
+async def test_changes_during_a_snapshot_follow_it(monkeypatch):
     monkeypatch.setattr(publishing, "PART_HASHES", 2)
     publisher, engine = made()
     engine.step(stored=range(1, 8))
-    told = Told()
+    reader = StreamReader()
     async with aclosing(publisher.frames()) as frames:
-        told.feed(await anext(frames)).feed(await anext(frames))
+        reader.feed(await anext(frames)).feed(await anext(frames))
         engine.step(stored=[100], removed=[1, 7])
-        await take(frames, told, lambda t: isinstance(t.frames[-1], Step))
-    assert sum(isinstance(frame, Part) for frame in told.frames) == 4
-    assert (told.set.device, told.set.is_exact) == ({2, 3, 4, 5, 6, 100}, True)
+        await read_until(frames, reader, lambda t: isinstance(t.frames[-1], Step))
+    assert sum(isinstance(frame, Part) for frame in reader.frames) == 4
+    assert (reader.set.device, reader.set.is_exact) == ({2, 3, 4, 5, 6, 100}, True)
 
 
-async def test_a_step_that_changed_nothing_is_not_told_but_heartbeats_are():
+async def test_a_step_without_changes_is_not_sent_but_heartbeats_are():
     publisher, engine = made(heartbeat_s=0.01)
     engine.step(running=1)
-    told = Told()
+    reader = StreamReader()
     async with aclosing(publisher.frames()) as frames:
-        await take(frames, told, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
+        await read_until(frames, reader, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
         engine.step(running=1, batched_tokens=1)
-        await take(frames, told, lambda t: isinstance(t.frames[-1], Step))
-    assert told.frames[-1].seq == told.frames[-2].seq
-    assert told.frames[-1].load.step_tokens == 1
-    assert told.set.is_exact
+        await read_until(frames, reader, lambda t: isinstance(t.frames[-1], Step))
+    assert reader.frames[-1].seq == reader.frames[-2].seq
+    assert reader.frames[-1].load.step_tokens == 1
+    assert reader.set.is_exact
 
 
-async def test_a_slow_reader_is_dropped_with_a_reason_and_nobody_else_is():
+async def test_only_a_slow_reader_is_dropped_with_a_reason():
     publisher, engine = made()
     publisher.max_backlog_bytes = 2000
-    slow, quick = Told(), Told()
+    slow, quick = StreamReader(), StreamReader()
     async with aclosing(publisher.frames()) as slow_frames, aclosing(publisher.frames()) as quick_frames:
-        for told, frames in ((slow, slow_frames), (quick, quick_frames)):
-            await take(frames, told, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
+        for reader, frames in ((slow, slow_frames), (quick, quick_frames)):
+            await read_until(frames, reader, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
         for block in range(1, 51):
             engine.step(stored=[block])
-            await take(quick_frames, quick, lambda t, seq=block: getattr(t.frames[-1], "seq", 0) == seq)
-        await take(slow_frames, slow, lambda t: isinstance(t.frames[-1], Bye))
+            await read_until(quick_frames, quick, lambda t, seq=block: getattr(t.frames[-1], "seq", 0) == seq)
+        await read_until(slow_frames, slow, lambda t: isinstance(t.frames[-1], Bye))
         assert await anext(slow_frames, None) is None
         assert publisher.num_listeners == 1
     assert slow.frames[-1].reason == "slow reader: more than 2000 bytes behind; connect again"
     assert (quick.set.device, quick.set.is_exact) == (set(range(1, 51)), True)
 
 
-async def test_a_copy_in_the_api_process_that_went_wrong_shows():
+async def test_a_wrong_copy_in_the_api_process_fails_the_digest():
     publisher, engine = made()
     engine.step(stored=[1, 2])
-    publisher.kept.device.discard(2)
-    told = Told()
+    publisher.kv_set.device.discard(2)
+    reader = StreamReader()
     for frame in publisher.snapshot():
-        told.feed(frame)
-    assert not told.set.is_exact
+        reader.feed(frame)
+    assert not reader.set.is_exact
 
 
-async def test_a_listener_that_leaves_as_news_comes_leaves():
+async def test_a_cancelled_listener_leaves_while_a_frame_arrives():
     publisher, engine = made()
     frames = publisher.frames()
-    told = Told()
-    await take(frames, told, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
+    reader = StreamReader()
+    await read_until(frames, reader, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
     waiting = asyncio.create_task(anext(frames))
     await asyncio.sleep(0)
     engine.step(stored=[1])
@@ -154,20 +154,20 @@ async def test_a_listener_that_leaves_as_news_comes_leaves():
     assert publisher.num_listeners == 0
 
 
-async def test_a_large_change_is_told_in_small_frames(monkeypatch):
+async def test_a_large_change_is_split_into_small_frames(monkeypatch):
     monkeypatch.setattr(publishing, "PART_HASHES", 3)
     for count in (1, 3, 4, 6, 7):
         publisher, engine = made()
-        told = Told()
+        reader = StreamReader()
         async with aclosing(publisher.frames()) as frames:
-            while not told.set.is_exact or not any(isinstance(f, Snapshot) for f in told.frames):
-                told.feed(await anext(frames))
+            while not reader.set.is_exact or not any(isinstance(f, Snapshot) for f in reader.frames):
+                reader.feed(await anext(frames))
             engine.step(stored=range(1, count + 1), host_stored=range(100, 102))
             engine.step(removed=range(1, count + 1))
-            while not told.set.host or told.set.device:
-                told.feed(await anext(frames))
-                assert told.set.is_exact
-        steps = [f for f in told.frames if isinstance(f, Step)]
+            while not reader.set.host or reader.set.device:
+                reader.feed(await anext(frames))
+                assert reader.set.is_exact
+        steps = [f for f in reader.frames if isinstance(f, Step)]
         assert [f.seq for f in steps] == [*range(1, 2 * -(-count // 3) + 1)]
 
 
@@ -180,64 +180,64 @@ def request(num_tokens, **fields):
     return EngineRequest(request_id="r", prompt_token_ids=[*range(num_tokens)], params=SamplingParams(), **fields)
 
 
-async def test_a_request_is_told_of_at_once_and_counted_once():
-    """The core hears of it after the step that it is making, and tells then what it has of it."""
+async def test_a_request_is_announced_at_once_and_counted_once():
+    """The core receives the request after its current step, and its load includes it then."""
     publisher, engine = made()
-    told = Told()
+    reader = StreamReader()
     async with aclosing(publisher.frames()) as frames:
-        await take(frames, told, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
+        await read_until(frames, reader, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
         for tokens in (30, 100):
-            publisher.added(request(tokens))
-        engine.step(stored=[1])  # the end of a step in which they came
+            publisher.announce_request(request(tokens))
+        engine.step(stored=[1])  # the end of a step during which they arrived
         engine.step(running=1, received=1, prefill_backlog_tokens=30, stored=[2])
-        publisher.added(request(1000))
+        publisher.announce_request(request(1000))
         engine.step(running=1, waiting=2, received=3, prefill_backlog_tokens=1100)
         engine.step(running=4, received=3)
-        await take(frames, told, lambda t: t.frames[-1].load.running == 4)
-    steps = [figures(frame) for frame in told.frames if isinstance(frame, Step)]
+        await read_until(frames, reader, lambda t: t.frames[-1].load.running == 4)
+    steps = [figures(frame) for frame in reader.frames if isinstance(frame, Step)]
     assert steps == [
         *[(1, 1, 30, 0), (2, 2, 130, 16), (2, 2, 130, 16)],
         *[(2, 1, 130, 16), (3, 2, 1130, 16 + 96), (3, 2, 1100, 16 + 96), (3, 0, 0, 0)],
     ]
 
 
-async def test_what_a_request_will_have_stored_is_told_with_it_and_once():
+async def test_coming_blocks_are_announced_once_with_the_request():
     publisher, engine = made()
     asked = request(70, cache_salt="s")
     blocks = full_blocks(asked, READY.hash_root, READY.block_size)
-    publisher.added(asked)
+    publisher.announce_request(asked)
     engine.step(stored=blocks[:1], host_stored=blocks[1:2], received=1)
-    told = Told()
+    reader = StreamReader()
     async with aclosing(publisher.frames()) as frames:
-        await take(frames, told, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
-        publisher.added(asked)
+        await read_until(frames, reader, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
+        publisher.announce_request(asked)
         engine.step(received=1, running=1, waiting=1)
-        await take(frames, told, lambda t: t.frames[-1].load.running == 1)
-        assert told.set.is_exact
-    steps = [frame for frame in told.frames if isinstance(frame, Step)]
+        await read_until(frames, reader, lambda t: t.frames[-1].load.running == 1)
+        assert reader.set.is_exact
+    steps = [frame for frame in reader.frames if isinstance(frame, Step)]
     assert [numbers(frame.coming) for frame in steps] == [blocks[2:], ()]
     assert [frame.load.waiting_cached_tokens for frame in steps] == [32, 32]
 
 
 @pytest.mark.parametrize(("caches", "listens"), [(False, True), (True, False)])
-async def test_no_prompt_is_hashed_where_nothing_is_cached_or_nobody_listens(monkeypatch, caches, listens):
+async def test_no_prompt_is_hashed_without_a_cache_or_a_listener(monkeypatch, caches, listens):
     monkeypatch.setattr(publishing, "full_blocks", lambda *_: pytest.fail("it was"))
-    publisher, _ = made(caches=caches)
+    publisher, _ = made(has_prefix_cache=caches)
     async with aclosing(publisher.frames()) as frames:
         if listens:
             await anext(frames)
         assert publisher.num_listeners == listens
-        publisher.added(request(100))
+        publisher.announce_request(request(100))
 
 
-async def test_a_drain_is_told_at_once_and_stays_told():
+async def test_a_drain_is_published_at_once_and_persists():
     publisher, engine = made()
-    told = Told()
+    reader = StreamReader()
     async with aclosing(publisher.frames()) as frames:
-        told.feed(await anext(frames))
+        reader.feed(await anext(frames))
         publisher.set_accepts(False)
         publisher.set_accepts(False)
         engine.step(stored=[1])
-        while not told.set.device:
-            told.feed(await anext(frames))
-    assert [f.load.accepts for f in told.frames if isinstance(f, Step)] == [False, False]
+        while not reader.set.device:
+            reader.feed(await anext(frames))
+    assert [f.load.accepts for f in reader.frames if isinstance(f, Step)] == [False, False]

@@ -3,7 +3,7 @@ from octavo_server.http.request_id import request_id_of
 
 
 @pytest.mark.parametrize("given", [b"trace-7", b"00-4bf92f35:1/2+3=", b"a" * 256])
-def test_a_clients_id_is_used(given):
+def test_a_usable_client_id_is_used(given):
     assert request_id_of([(b"host", b"x"), (b"x-request-id", given)]) == given.decode()
 
 
@@ -31,5 +31,5 @@ def test_an_id_that_could_forge_a_log_line_is_replaced(given):
     assert found.isalnum()
 
 
-def test_without_an_id_each_request_gets_one():
+def test_a_request_without_an_id_gets_one():
     assert request_id_of([]) != request_id_of([])

@@ -1,4 +1,4 @@
-"""Circuit breakers by a clock that the test turns."""
+"""Circuit breakers with a clock that the test sets."""
 
 import pytest
 from octavo_server.router.balance.breaker import MOST_OPEN_S, PROBE_S, Breakers
@@ -17,19 +17,19 @@ def breakers(clock):
 
 def fail(breakers, times):
     for _ in range(times):
-        breakers.failed("a")
+        breakers.record_failure("a")
 
 
-def test_nothing_is_kept_of_replicas_that_never_fail(breakers):
-    breakers.sent("a")
-    breakers.succeeded("a")
+def test_replicas_that_never_fail_have_no_breaker(breakers):
+    breakers.record_dispatch("a")
+    breakers.record_success("a")
     assert not breakers
     assert breakers.allows("a")
 
 
-def test_it_opens_after_so_many_failures_in_a_row(breakers):
+def test_a_breaker_opens_after_several_failures_in_a_row(breakers):
     fail(breakers, 2)
-    breakers.succeeded("a")
+    breakers.record_success("a")
     fail(breakers, 2)
     assert breakers.allows("a")
     fail(breakers, 1)
@@ -37,13 +37,13 @@ def test_it_opens_after_so_many_failures_in_a_row(breakers):
     assert breakers.allows("b")
 
 
-def test_when_its_time_has_come_one_request_is_sent_to_see(breakers, clock):
+def test_a_half_open_breaker_allows_one_probe(breakers, clock):
     fail(breakers, 3)
     clock.now_s += 1.0
     assert (breakers.allows("a"), breakers.state("a")) == (True, "half-open")
-    breakers.sent("a")
+    breakers.record_dispatch("a")
     assert not breakers.allows("a")
-    breakers.succeeded("a")
+    breakers.record_success("a")
     assert (breakers.allows("a"), breakers.state("a")) == (True, "closed")
 
 
@@ -54,21 +54,21 @@ def test_each_failed_probe_doubles_the_time_up_to_a_limit(breakers, clock):
         assert not breakers.allows("a")
         clock.now_s += 0.02
         assert breakers.allows("a")
-        breakers.sent("a")
+        breakers.record_dispatch("a")
         fail(breakers, 1)
 
 
-def test_a_probe_that_told_nothing_lets_the_next_one_go(breakers, clock):
+def test_a_probe_without_evidence_allows_the_next(breakers, clock):
     fail(breakers, 3)
     clock.now_s += 1.0
-    breakers.sent("a")
+    breakers.record_dispatch("a")
     breakers.release_probe("a")
     assert breakers.allows("a")
 
 
-def test_a_probe_whose_end_nobody_tells_does_not_close_it_for_ever(breakers, clock):
+def test_a_probe_without_an_outcome_expires(breakers, clock):
     fail(breakers, 3)
     clock.now_s += 1.0
-    breakers.sent("a")
+    breakers.record_dispatch("a")
     clock.now_s += PROBE_S
     assert breakers.allows("a")

@@ -1,4 +1,4 @@
-"""Caches of the router hold no more than they count, whatever clients send: salts, wide texts, models."""
+"""The router's caches hold no more memory than they count, whatever clients send: salts, wide texts, messages."""
 
 import tracemalloc
 
@@ -12,28 +12,28 @@ MIB = 2**20
 
 @pytest.fixture
 def held():
-    """Bytes allocated since the test began."""
+    """Bytes allocated since the start of the test."""
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     yield lambda: tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
 
 
-def test_long_salts_are_not_kept(held):
+def test_long_salts_are_not_stored(held):
     estimate_module._drawn.cache_clear()
     for i in range(8):
         estimate("chat", {"cache_salt": f"{i}" * MIB, "messages": [{"role": "user", "content": "hi"}]})
     assert held() < MIB
 
 
-def test_salts_keep_conversations_apart():
+def test_salts_separate_conversations():
     ask = {"messages": [{"role": "user", "content": "hi"}]}
     salts = ["", "a", "b", "s" * 1000, "s" * 999 + "t", "\ud800" * 1000]
     assert len({estimate("chat", {**ask, "cache_salt": salt}).affinity for salt in salts}) == len(salts)
 
 
 @pytest.mark.parametrize("part", [{}, "👩" + "a" * 100, [[]] * 10], ids=["objects", "wide texts", "lists"])
-def test_messages_count_what_they_hold(held, part):
+def test_cached_messages_count_their_real_size(held, part):
     fields = ChatFields(max_bytes=4 * MIB)
     for i in range(64):
         fields.conversation([{"role": "user", "content": "a", "tool_calls": [{"x": part}] * 500, "name": str(i)}])

@@ -1,4 +1,4 @@
-"""A connection to a replica: framing, surplus bytes, trailers, stale connections; and headers that stay behind."""
+"""A connection to a replica: framing, surplus bytes, trailers, stale connections, and dropped headers."""
 
 import asyncio
 
@@ -48,7 +48,7 @@ class Peer:
         return response
 
 
-async def test_a_connection_carries_one_response_after_the_other():
+async def test_a_connection_carries_several_responses_in_turn():
     peer = Peer()
     assert peer.answer(OK).take_chunks() == b"real"
     assert peer.answer(OK[:20], OK[20:]).take_chunks() == b"real"
@@ -63,7 +63,7 @@ async def test_bytes_behind_a_complete_response_end_the_connection(surplus):
     assert peer.transport.state != "open"
 
 
-async def test_bytes_that_no_request_asked_for_end_the_connection():
+async def test_bytes_without_a_request_end_the_connection():
     peer = Peer()
     peer.answer(OK)
     peer.connection.data_received(b"HTTP")
@@ -86,7 +86,7 @@ async def test_endless_headers_and_trailers_end_the_connection(start):
 
 
 @pytest.mark.parametrize(("idle_s", "is_stale"), [(0.0, False), (STALE_AFTER_IDLE_S + 1, True)])
-async def test_only_a_connection_that_was_idle_for_long_can_be_stale(idle_s, is_stale):
+async def test_only_a_long_idle_connection_can_be_stale(idle_s, is_stale):
     peer = Peer()
     peer.answer(OK)
     peer.connection.idle_since_s = asyncio.get_running_loop().time() - idle_s
@@ -108,7 +108,7 @@ async def test_a_loss_after_the_first_byte_is_not_stale():
 HOPS = [(b"connection", b"keep-alive"), (b"connection", b"X-Hop, close"), (b"x-hop", b"1"), (b"x-kept", b"1")]
 
 
-def test_every_connection_header_names_headers_that_stay_behind():
+def test_headers_named_by_any_connection_header_are_dropped():
     sent = request_head(b"/", HOPS, b"replica", 0, without=NOT_FORWARDED, extra=b"")
     assert (b"x-hop" in sent, b"x-kept" in sent) == (False, True)
     assert response_headers(200, HOPS, whole_bytes=None, keeps_own=True) == [(b"x-kept", b"1")]
@@ -119,7 +119,7 @@ def test_a_response_without_content_has_no_length():
     assert response_headers(200, [], whole_bytes=0, keeps_own=True) == [(b"content-length", b"0")]
 
 
-def test_own_headers_reach_clients_only_where_asked_for():
+def test_replica_headers_reach_clients_only_if_enabled():
     headers = [(b"x-octavo-cached-tokens", b"48"), (b"x-other", b"1")]
     assert response_headers(200, headers, whole_bytes=None, keeps_own=False) == [(b"x-other", b"1")]
     assert response_headers(200, headers, whole_bytes=None, keeps_own=True) == headers

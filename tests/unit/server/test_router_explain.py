@@ -7,7 +7,7 @@ import pytest
 from octavo_server.cli import explain
 from octavo_server.cli.main import build_parser
 from octavo_server.client import api
-from octavo_server.client.api import Api, ApiFailure, Unreachable
+from octavo_server.client.api import ApiClient, ApiFailure, Unreachable
 from octavo_server.router.fleet.prefix_index import Match, PrefixIndex
 from octavo_server.router.observe.debug import decision_info
 from octavo_server.router.observe.decision_log import KEPT, DecisionLog
@@ -24,10 +24,10 @@ def infos(monkeypatch):
     for number in range(2):
         observer = telemetry.observe(f"r-{number}")
         observer.model = "tiny"
-        observer.decided(PROMPT, decision(*replicas), 0.00002)
+        observer.record_decision(PROMPT, decision(*replicas), 0.00002)
         if number == 0:
-            observer.first_byte(48)
-            observer.ended(200, "finished")
+            observer.record_first_byte(48)
+            observer.record_end(200, "finished")
     return [decision_info(entry, 1e9, "w") for entry in telemetry.decisions.latest(10)][::-1]
 
 
@@ -35,7 +35,7 @@ def cells(line):
     return [cell for cell in line.split("  ") if cell.strip()]
 
 
-def test_a_row_for_the_choice_and_one_for_each_that_was_looked_at(infos):
+def test_a_decision_has_a_row_and_one_for_each_candidate(infos):
     head, first, other, third, *_ = explain.Table(4).lines(infos)
     assert head.split()[:6] == ["time", "request", "model", "prompt", "rung", "replica"]
     row = dict(zip(explain.HEAD, (cell.strip() for cell in cells(first)), strict=True))
@@ -48,13 +48,13 @@ def test_a_row_for_the_choice_and_one_for_each_that_was_looked_at(infos):
 
 
 @pytest.mark.parametrize(("most", "rows"), [(1, 1), (2, 3), (3, 3)])
-def test_of_many_candidates_the_cheapest_are_shown(infos, most, rows):
+def test_only_the_cheapest_of_many_candidates_are_shown(infos, most, rows):
     _, *lines = explain.Table(most).lines(infos[:1])
     assert len(lines) == rows
     assert ("(and 1 more)" in lines[-1]) == (most == 2)
 
 
-def test_rows_that_follow_stand_below_without_another_head(infos):
+def test_followed_rows_have_no_second_header(infos):
     table = explain.Table(1)
     head, _ = table.lines(infos[:1])
     (second,) = table.lines(infos[1:])
@@ -62,7 +62,7 @@ def test_rows_that_follow_stand_below_without_another_head(infos):
     assert list(table.lines([])) == []
 
 
-def test_blocks_tell_where_they_are(infos):
+def test_blocks_show_their_tier(infos):
     candidate = infos[0].candidates[0]
     candidate.matched_blocks, candidate.host_blocks, candidate.predicted_blocks = 9, 2, 3
     assert explain._blocks(candidate) == "4+2 host+3 predicted"
@@ -70,58 +70,58 @@ def test_blocks_tell_where_they_are(infos):
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "expected"),
     [
         ("http://127.0.0.1:9/v1", "no server answers at http://127.0.0.1:9/v1 (Connection refused)"),
         ("http://nobody.invalid", "no server answers at http://nobody.invalid (Name or service not known)"),
     ],
 )
-def test_no_router_there_is_said_with_the_remedy(url, told, capsys):
+def test_an_unreachable_router_is_reported_with_the_remedy(url, expected, capsys):
     args = Namespace(url=url, api_key=None, n=3, candidates=4, json=False, follow=False)
     assert explain.explain_decisions(args) == 1
     answer = capsys.readouterr().err
-    assert told in answer
+    assert expected in answer
     assert "octavo route" in answer
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_that_nothing_was_decided_yet_is_said(as_json, monkeypatch, capsys):
+def test_an_empty_decision_list_is_reported(as_json, monkeypatch, capsys):
     async def decisions(*_):
         return []
 
     monkeypatch.setattr(explain, "_decisions", decisions)
     args = Namespace(url="http://router:1/v1", api_key=None, n=3, candidates=4, json=as_json, follow=False)
     assert explain.explain_decisions(args) == 0
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err == "octavo: the router at http://router:1/v1 has sent no request to a replica yet.\n"
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "octavo: the router at http://router:1/v1 has sent no request to a replica yet.\n"
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
-        (["-n", "0"], "argument -n: '0': from 1 to 1000"),
-        (["-n", "-3"], "argument -n: '-3': from 1 to 1000"),
-        (["-n", "1001"], "argument -n: '1001': from 1 to 1000"),
-        (["--candidates", "0"], "argument --candidates: '0' is too few: 1 at least"),
+        (["-n", "0"], "argument -n: '0' must be from 1 to 1000"),
+        (["-n", "-3"], "argument -n: '-3' must be from 1 to 1000"),
+        (["-n", "1001"], "argument -n: '1001' must be from 1 to 1000"),
+        (["--candidates", "0"], "argument --candidates: '0' is too small"),
     ],
 )
-def test_numbers_that_a_router_would_refuse_are_refused_at_once(flags, told, capsys):
+def test_numbers_that_a_router_refuses_are_refused_locally(flags, expected, capsys):
     with pytest.raises(SystemExit):
         build_parser().parse_args(["explain", "decisions", *flags])
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
-async def test_a_router_that_hangs_is_not_waited_for_for_ever(monkeypatch):
+async def test_a_hanging_router_times_out(monkeypatch):
     monkeypatch.setattr(api, "GET_LIMIT_S", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as sock:  # nobody takes what comes in
+    with socket.create_server(("127.0.0.1", 0)) as sock:  # no task accepts connections
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        async with Api(url) as asked:
+        async with ApiClient(url) as asked:
             with pytest.raises(Unreachable, match=r"no server answers at .* \(timed out\)"):
                 await asked.get(f"{url}/debug/decisions")
 
 
-def test_what_is_no_router_is_said_in_sentences(monkeypatch, capsys):
+def test_a_server_that_is_no_router_is_reported_in_sentences(monkeypatch, capsys):
     async def decisions(*_):
         raise ApiFailure("HTTP 404: Not Found", 404)
 
@@ -133,7 +133,7 @@ def test_what_is_no_router_is_said_in_sentences(monkeypatch, capsys):
     )
 
 
-def test_json_is_a_line_for_each_decision(infos, capsys):
+def test_json_output_has_a_line_per_decision(infos, capsys):
     explain._print(infos, explain.Table(4), as_json=True)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["request_id"] for line in lines] == ["r-0", "r-1"]
@@ -143,17 +143,17 @@ def test_json_is_a_line_for_each_decision(infos, capsys):
 def ended(telemetry, *numbers):
     for number in numbers:
         observer = telemetry.observe(f"r-{number}")
-        observer.decided(PROMPT, decision(exact_replica("a", PrefixIndex(max_entries=100))), 0.0)
-        observer.ended(200, "finished")
+        observer.record_decision(PROMPT, decision(exact_replica("a", PrefixIndex(max_entries=100))), 0.0)
+        observer.record_end(200, "finished")
 
 
-def told_by(telemetry, after=0):
+def ended_decisions(telemetry, after=0):
     log = telemetry.decisions
     return [decision_info(e, telemetry.time_of(e.decided_s), log.worker) for e in log.ended_after(after)]
 
 
-async def test_each_decision_is_followed_once(monkeypatch, capsys):
-    """Of some that were asked before the router tells nothing new; it tells them again where a worker hangs."""
+async def test_each_decision_is_shown_once(monkeypatch, capsys):
+    """The router returns old decisions again: with nothing new, or when one of its workers hangs."""
     monkeypatch.setattr(explain, "FOLLOW_EVERY_S", 0.0)
     telemetry, asked = RouterTelemetry(), []
 
@@ -162,23 +162,23 @@ async def test_each_decision_is_followed_once(monkeypatch, capsys):
         if len(asked) > 4:
             raise asyncio.CancelledError
         ended(telemetry, len(asked))
-        return told_by(telemetry)
+        return ended_decisions(telemetry)
 
     monkeypatch.setattr(explain, "_decisions", decisions)
     args = Namespace(url="http://x", api_key=None, n=9, candidates=4, json=True, follow=True)
     with pytest.raises(asyncio.CancelledError):
         await explain._show(args)
-    told = capsys.readouterr()
-    assert [json.loads(line)["request_id"] for line in told.out.splitlines()] == ["r-1", "r-2", "r-3", "r-4"]
-    assert told.err == ""
+    captured = capsys.readouterr()
+    assert [json.loads(line)["request_id"] for line in captured.out.splitlines()] == ["r-1", "r-2", "r-3", "r-4"]
+    assert captured.err == ""
     assert asked[0] == "http://x/debug/decisions/ended"
     assert asked[1] == f"http://x/debug/decisions/ended?after={telemetry.decisions.worker}%3A1"
 
 
-async def test_a_first_look_shows_the_latest_only(monkeypatch, capsys):
+async def test_following_starts_with_the_latest_decisions(monkeypatch, capsys):
     telemetry = RouterTelemetry()
     ended(telemetry, 1, 2, 3)
-    answers = iter([told_by(telemetry)])
+    answers = iter([ended_decisions(telemetry)])
 
     async def decisions(*_):
         try:
@@ -193,19 +193,19 @@ async def test_a_first_look_shows_the_latest_only(monkeypatch, capsys):
     assert [json.loads(line)["request_id"] for line in capsys.readouterr().out.splitlines()] == ["r-2", "r-3"]
 
 
-def test_what_the_router_no_longer_keeps_is_counted():
+def test_decisions_that_the_router_dropped_are_counted():
     workers = [RouterTelemetry(decisions=DecisionLog(3)) for _ in range(2)]
-    heard = explain.Heard()
+    position = explain.FollowPosition()
     for telemetry in workers:
         ended(telemetry, *range(5))
-    news, num_lost = heard.take([info for telemetry in workers for info in told_by(telemetry)])
-    assert (len(news), num_lost) == (6, 0)  # what was before is nobody's loss
+    new, num_lost = position.take([info for telemetry in workers for info in ended_decisions(telemetry)])
+    assert (len(new), num_lost) == (6, 0)  # earlier decisions don't count as lost
     ended(workers[0], *range(5, 13))
-    news, num_lost = heard.take([info for telemetry in workers for info in told_by(telemetry, after=5)])
-    assert ([info.request_id for info in news], num_lost) == (["r-10", "r-11", "r-12"], 5)
+    new, num_lost = position.take([info for telemetry in workers for info in ended_decisions(telemetry, after=5)])
+    assert ([info.request_id for info in new], num_lost) == (["r-10", "r-11", "r-12"], 5)
 
 
-async def test_losses_are_said_beside_the_decisions(monkeypatch, capsys):
+async def test_dropped_decisions_are_reported_beside_the_rows(monkeypatch, capsys):
     monkeypatch.setattr(explain, "FOLLOW_EVERY_S", 0.0)
     telemetry, rounds = RouterTelemetry(decisions=DecisionLog(3)), iter([range(1), range(1, 9)])
 
@@ -214,23 +214,24 @@ async def test_losses_are_said_beside_the_decisions(monkeypatch, capsys):
         if numbers is None:
             raise asyncio.CancelledError
         ended(telemetry, *numbers)
-        return told_by(telemetry)
+        return ended_decisions(telemetry)
 
     monkeypatch.setattr(explain, "_decisions", decisions)
     args = Namespace(url="http://x", api_key=None, n=9, candidates=4, json=True, follow=True)
     with pytest.raises(asyncio.CancelledError):
         await explain._show(args)
-    told = capsys.readouterr()
-    assert len(told.out.splitlines()) == 4
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 4
     assert (
-        told.err == "octavo: 5 decisions are missing here: more came than the router keeps until it is asked again.\n"
+        captured.err
+        == "octavo: 5 decisions are missing here: more came than the router keeps until it is asked again.\n"
     )
 
 
-def test_the_more_there_is_to_hear_the_sooner_it_is_asked_for():
+def test_many_new_decisions_shorten_the_polling_interval():
     most_s = explain.FOLLOW_EVERY_S
     assert explain.next_wait_s(most_s, 0) == explain.next_wait_s(most_s, 10) == most_s
-    assert explain.next_wait_s(most_s, 4 * explain.WANTED) == most_s / 4
-    assert explain.next_wait_s(most_s / 4, explain.WANTED) == most_s / 4
+    assert explain.next_wait_s(most_s, 4 * explain.TARGET_BATCH) == most_s / 4
+    assert explain.next_wait_s(most_s / 4, explain.TARGET_BATCH) == most_s / 4
     assert explain.next_wait_s(most_s / 4, 0) == most_s
-    assert explain.WANTED < KEPT / 2
+    assert explain.TARGET_BATCH < KEPT / 2

@@ -1,4 +1,4 @@
-"""Flags of `octavo route`: what they take, and that a value with which nothing could work is refused at the start."""
+"""Flags of `octavo route`: accepted values, and values that are refused at the start."""
 
 import pytest
 from octavo_server.cli.main import build_parser
@@ -20,11 +20,11 @@ def parsed(*flags):
     ],
     ids=["once for each", "one after the other", "both"],
 )
-def test_replicas_may_be_named_in_either_way(flags):
+def test_replicas_may_be_given_in_either_form(flags):
     assert parsed(*flags).replica == ["http://a:1", "http://b:1", "http://c:1"]
 
 
-def test_a_file_names_several_replicas(tmp_path):
+def test_a_config_file_may_list_several_replicas(tmp_path):
     file = tmp_path / "route.yaml"
     file.write_text("replica:\n  - http://a:1\n  - http://b:1\nmax-retries: 5\n")
     args = parsed("--config", str(file))
@@ -34,24 +34,24 @@ def test_a_file_names_several_replicas(tmp_path):
 @pytest.mark.parametrize(
     "flag", ["--workers", "--max-index-entries", "--max-requests-per-replica", "--breaker-failures"]
 )
-def test_a_number_that_leaves_nothing_to_work_with_is_refused(flag, capsys):
+def test_numbers_below_the_minimum_are_refused(flag, capsys):
     with pytest.raises(SystemExit) as caught:
         parsed(*URL, flag, "0")
     assert caught.value.code == 2
-    assert f"argument {flag}: '0' is too few: 1 at least" in capsys.readouterr().err
+    assert f"argument {flag}: '0' is too small" in capsys.readouterr().err
     assert getattr(parsed(*URL, flag, "1"), flag.removeprefix("--").replace("-", "_")) == 1
 
 
 @pytest.mark.parametrize("flag", ["--connect-timeout", "--first-byte-timeout", "--idle-timeout", "--service-interval"])
-def test_a_time_in_which_nothing_can_happen_is_refused(flag, capsys):
+def test_times_of_zero_are_refused(flag, capsys):
     with pytest.raises(SystemExit) as caught:
         parsed(*URL, flag, "0")
     assert caught.value.code == 2
     assert f"argument {flag}: '0': more than 0 seconds" in capsys.readouterr().err
 
 
-def test_what_may_be_nothing():
-    """No retry, no queue, no waiting."""
+def test_retries_queue_and_hold_time_may_be_zero():
+
     flags = ("--max-retries", "0", "--max-queued-reqs", "0", "--max-hold-time", "0")
     forward = settings_of(parsed(*URL, *flags)).forward
     assert (forward.max_retries, forward.max_queued_requests, forward.max_hold_s) == (0, 0, 0.0)

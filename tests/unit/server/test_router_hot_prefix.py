@@ -1,9 +1,9 @@
-"""Hot prefixes at low load: whoever has one is the cheapest for it, so only a rule of its own takes it to others."""
+"""Hot prefixes at low load: the replica that holds one is the cheapest, so only replication spreads it."""
 
 from collections import Counter
 
 import pytest
-from octavo_server.kv.frames import Load
+from octavo_server.kv.frames import ReplicaLoad
 from octavo_server.router.balance.decision import CandidateCost, Decision
 from octavo_server.router.balance.hot_prefix import EARNED, MAX_PREFIXES, MOST_TOKENS, WHY, HotPrefixReplicator
 from octavo_server.router.balance.picker import Picker
@@ -21,7 +21,7 @@ class Clock:
 
 
 class Fleet:
-    """Each request has ended, and what it computed is told, before the next one comes."""
+    """Each request ends, and its computed blocks are reported, before the next one arrives."""
 
     def __init__(self, *, replicas=4):
         self.clock = Clock()
@@ -35,7 +35,7 @@ class Fleet:
         decision = self.picker.pick(prompt, [fed.replica for fed in self.fed.values()])
         ticket = self.picker.lease(decision, prompt)
         fed = self.fed[decision.chosen.name]
-        fed.tell(stored=hashes[decision.terms.match.device :])
+        fed.publish_step(stored=hashes[decision.chosen_cost.match.device :])
         ticket.record_first_byte()
         ticket.release("ok")
         self.clock.now += 0.5
@@ -47,7 +47,7 @@ class Fleet:
         return max(counts.values()) * len(self.fed) / counts.total()
 
 
-def test_a_hot_prefix_gets_to_all_replicas_while_they_have_little_to_do():
+def test_a_hot_prefix_spreads_to_all_idle_replicas():
     fleet = Fleet()
     for number in range(100):
         fleet.ask([*HOT, 1000 + number])
@@ -58,15 +58,15 @@ def test_a_hot_prefix_gets_to_all_replicas_while_they_have_little_to_do():
     assert found >= 0.95 * 99 * 480
 
 
-def test_a_few_that_are_alike_stay_together():
+def test_a_few_similar_requests_stay_on_one_replica():
     fleet = Fleet()
     for number in range(5):
         fleet.ask([*HOT, 1000 + number])
     assert len({d.chosen.name for d in fleet.decisions}) == 1
 
 
-def test_what_it_costs_is_bounded():
-    """Prefixes that would cost more than was saved up stay where they are, but for what their hits earn."""
+def test_the_cost_of_replication_is_bounded():
+    """Prefixes that would cost more than the budget stay where they are, until their hits have earned enough."""
     fleet = Fleet(replicas=8)
     long = [*range(1, 2 + MOST_TOKENS // 16)]
     for number in range(30):
@@ -82,7 +82,7 @@ def test_what_it_costs_is_bounded():
 
 
 def test_a_conversation_stays_where_it_is():
-    """Nobody else would find what was computed again for it; and it alone isn't too much for one replica."""
+    """No other request would use the copy, and one conversation doesn't overload a replica."""
     fleet = Fleet()
     said = [*HOT]
     for number in range(40):
@@ -91,31 +91,33 @@ def test_a_conversation_stays_where_it_is():
     assert len({d.chosen.name for d in fleet.decisions}) == 1
 
 
-def test_prefixes_that_are_each_less_than_a_replicas_share_stay_where_they_are():
-    """Two prefixes that happen to be in one place make it busier, but to compute one again pays for nobody."""
+def test_prefixes_below_a_replicas_share_stay_on_it():
+    """Two prefixes on one replica make it busier, but computing one again gains nothing."""
     fleet = Fleet()
     prefixes = [range(100 * n, 100 * n + 30) for n in range(1, 9)]
     for prefix in prefixes:
-        fleet.fed["a"].tell(stored=prefix)
+        fleet.fed["a"].publish(stored=prefix)
     for number in range(160):
         fleet.ask([*prefixes[number % 8], 5000 + number])
     assert {d.why for d in fleet.decisions} == {"least cost"}
     assert {d.expected_tokens for d in fleet.decisions} == {480}
 
 
-def test_only_so_many_prefixes_are_counted():
-    evening_out, replica = HotPrefixReplicator(), FedReplica(PrefixIndex(max_entries=10), "a").replica
+def test_the_number_of_counted_prefixes_is_bounded():
+    replicator, replica = HotPrefixReplicator(), FedReplica(PrefixIndex(max_entries=10), "a").replica
     terms = CandidateCost(replica, Match(1), 0.0, 0.0, 0.0, 0.0)
     for number in range(MAX_PREFIXES + 10):
-        evening_out.sent(Decision(replica, "exact", "least cost", (terms,), 16), prompt_of([number]), float(number))
-    assert evening_out.num_prefixes == MAX_PREFIXES
+        replicator.record_dispatch(
+            Decision(replica, "exact", "least cost", (terms,), 16), prompt_of([number]), float(number)
+        )
+    assert replicator.num_prefixes == MAX_PREFIXES
 
 
 @pytest.mark.parametrize("running", [0, 1])
 def test_only_idle_replicas_take_part(running):
     fleet = Fleet(replicas=2)
     for fed in fleet.fed.values():
-        fed.tell(Load(running=running, free_blocks=1000, total_blocks=1000))
+        fed.publish_step(ReplicaLoad(running=running, free_blocks=1000, total_blocks=1000))
     for number in range(20):
         fleet.ask([*HOT, 1000 + number])
     assert any(d.why == WHY for d in fleet.decisions) == (running == 0)

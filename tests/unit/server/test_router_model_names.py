@@ -1,4 +1,4 @@
-"""Which model a request means, by what replicas have reported and for how long others have been away."""
+"""The model of a request, by the models that replicas reported and the time that others have been away."""
 
 import pytest
 from octavo_server.router.fleet.endpoint import Endpoint
@@ -44,11 +44,11 @@ SERVING, SERVING_OTHER, SERVING_AWAY = replica("a"), replica("b"), replica("a", 
         (None, [replica("b", "a")], Known("a")),
     ],
 )
-def test_a_model_is_resolved_by_what_replicas_reported(model, replicas, expected):
+def test_a_model_is_resolved_by_the_reported_names(model, replicas, expected):
     assert resolve_model(model, replicas, now_s=NOW_S) == expected
 
 
-def test_a_pending_name_is_unknown_when_its_time_has_come():
+def test_a_pending_name_becomes_unknown_after_its_deadline():
     replicas = [SERVING, replica(away_s=1), replica(away_s=2)]
     pending = resolve_model("x", replicas, now_s=NOW_S)
     later = resolve_model("x", replicas, now_s=pending.again_at_s)

@@ -29,7 +29,7 @@ def fail(detector, name, times=3, peers=PEERS):
         detector.record_error(name, peers)
 
 
-def test_a_replica_that_alone_fails_is_ejected_and_comes_back(detector, clock):
+def test_a_replica_that_fails_alone_is_ejected_for_a_while(detector, clock):
     for name in "bcd":
         detector.record_success(name)
     fail(detector, "a", 2)
@@ -55,7 +55,7 @@ def test_a_request_that_fails_everywhere_ejects_no_replica(detector):
     for _ in range(20):
         for name in PEERS:
             detector.record_error(name, PEERS)
-    assert sum(map(detector.is_ejected, PEERS)) <= 1  # the first errors have nothing to be compared with
+    assert sum(map(detector.is_ejected, PEERS)) <= 1  # the first errors can't be compared with those of peers
 
 
 def test_a_few_errors_among_many_successes_eject_no_replica(detector):
@@ -73,14 +73,14 @@ def test_never_more_than_half_of_the_replicas_are_ejected(detector, count):
     assert sum(map(detector.is_ejected, names)) <= count // 2
 
 
-def test_a_replica_that_is_forgotten_starts_afresh(detector):
+def test_a_forgotten_replica_starts_without_records(detector):
     fail(detector, "a")
     detector.forget("a")
     assert not detector.is_ejected("a")
     assert not detector
 
 
-def test_retries_are_a_share_of_requests_once_the_budget_is_spent():
+def test_retries_are_a_share_of_requests_once_the_budget_is_empty():
     budget = RetryBudget()
     assert sum(budget.withdraw() for _ in range(5000)) == MAX_RETRIES
     for _ in range(50):

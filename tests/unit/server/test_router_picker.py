@@ -1,5 +1,5 @@
 import pytest
-from octavo_server.kv.frames import Load
+from octavo_server.kv.frames import ReplicaLoad
 from octavo_server.router.balance import score
 from octavo_server.router.balance.lease import MIN_PREDICTED_S, POLLED_S
 from octavo_server.router.balance.picker import Picker
@@ -24,10 +24,10 @@ def picker(index, clock):
 
 
 def load(**fields):
-    return Load(free_blocks=1000, total_blocks=1000, **fields)
+    return ReplicaLoad(free_blocks=1000, total_blocks=1000, **fields)
 
 
-def test_the_replica_that_has_the_longest_prefix(index, picker):
+def test_the_replica_with_the_longest_prefix_is_chosen(index, picker):
     fed = [FedReplica(index, name, device=range(1, 1 + n)) for name, n in [("a", 3), ("b", 20), ("c", 10)]]
     replicas = [f.replica for f in fed]
     decision = picker.pick(prompt_of(range(1, 31)), replicas)
@@ -37,65 +37,65 @@ def test_the_replica_that_has_the_longest_prefix(index, picker):
     assert picker.pick(prompt_of(range(1, 31)), replicas, exclude=[replicas[1]]).chosen is replicas[2]
 
 
-def test_a_queue_that_costs_more_than_the_prefix_sends_it_elsewhere(index, picker):
+def test_a_long_queue_outweighs_a_prefix(index, picker):
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold")
     replicas = [warm.replica, cold.replica]
-    warm.tell(load(prefill_backlog_tokens=300))
+    warm.publish(load(prefill_backlog_tokens=300))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is warm.replica
-    warm.tell(load(prefill_backlog_tokens=600))
+    warm.publish(load(prefill_backlog_tokens=600))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
 
 
-def test_a_prefix_is_worth_more_where_computing_it_holds_others_up(index, picker):
+def test_a_prefix_is_worth_more_where_others_would_be_delayed(index, picker):
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold")
     replicas = [warm.replica, cold.replica]
-    warm.tell(load(prefill_backlog_tokens=600, running=8))
+    warm.publish(load(prefill_backlog_tokens=600, running=8))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
-    cold.tell(load(running=8))
+    cold.publish(load(running=8))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is warm.replica
-    warm.tell(load(prefill_backlog_tokens=9000, running=8))
+    warm.publish(load(prefill_backlog_tokens=9000, running=8))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
 
 
-def test_of_equals_the_one_with_the_fewest_requests(index, picker):
+def test_a_tie_goes_to_the_replica_with_the_fewest_requests(index, picker):
     fed = [FedReplica(index, name) for name in "ab"]
     for replica, running in zip(fed, (2, 1), strict=True):
-        replica.tell(load(running=running, prefill_backlog_tokens=5000))
+        replica.publish(load(running=running, prefill_backlog_tokens=5000))
     decision = picker.pick(prompt_of(range(1, 11)), [f.replica for f in fed])
     assert (decision.chosen, decision.why) == (fed[1].replica, "tie: least load")
 
 
 @pytest.mark.parametrize("other", [0, 20])
-def test_of_equals_one_that_finds_as_much_as_any(index, picker, other):
-    """To wait for a queue may cost what computing elsewhere does; but whoever computes holds up those who come next."""
+def test_a_tie_goes_to_the_longest_match(index, picker, other):
+    """Waiting in a queue may cost as much as computing elsewhere, but computing delays the next requests."""
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold", device=range(1, 1 + other))
-    warm.tell(load(prefill_backlog_tokens=16 * (30 - other), waiting=1))
+    warm.publish(load(prefill_backlog_tokens=16 * (30 - other), waiting=1))
     decision = picker.pick(prompt_of(range(1, 31), extra_tokens=200), [warm.replica, cold.replica])
     costs = [terms.cost_s for terms in decision.candidates]
     assert max(costs) <= min(costs) * 1.05
     assert decision.chosen is warm.replica
 
 
-def test_of_equals_that_find_nearly_as_much_the_one_with_the_fewest_requests(index, picker):
+def test_a_tie_of_similar_matches_goes_to_the_fewest_requests(index, picker):
     busy, idle = FedReplica(index, "busy", device=range(1, 31)), FedReplica(index, "idle", device=range(1, 30))
-    busy.tell(load(waiting=1, prefill_backlog_tokens=1))
+    busy.publish(load(waiting=1, prefill_backlog_tokens=1))
     prompt = prompt_of(range(1, 31), extra_tokens=600)
     assert picker.pick(prompt, [busy.replica, idle.replica]).chosen is idle.replica
 
 
 def hear(picker, fed, **fields):
-    fed.tell(load(**fields))
-    picker.heard(fed.replica)
+    fed.publish_step(load(**fields))
+    picker.record_load(fed.replica)
 
 
-def test_what_was_just_sent_counts_until_the_second_load_told(index, picker):
+def test_a_sent_request_counts_until_the_second_reported_load(index, picker):
     fed = FedReplica(index, "a")
     prompt = prompt_of(range(1, 11))
     hear(picker, fed)
     ticket = picker.lease(picker.pick(prompt, [fed.replica]), prompt)
-    activity = fed.replica.activity
+    activity = fed.replica.local_load
     assert (activity.pending_tokens, activity.num_in_flight) == (165, 1)
-    for _ in range(5):  # heartbeats, or blocks that are given up: the engine hasn't taken it in yet
+    for _ in range(5):  # heartbeats or evictions: the engine hasn't received the request yet
         hear(picker, fed)
     hear(picker, fed, running=1)
     assert activity.pending_tokens == 165
@@ -105,30 +105,30 @@ def test_what_was_just_sent_counts_until_the_second_load_told(index, picker):
     assert (activity.pending_tokens, activity.num_pending, activity.num_in_flight) == (0, 0, 0)
 
 
-def test_who_says_how_many_it_received_is_believed(index, picker):
-    """A load that has a request in it needn't be counted with it; one that hasn't, however different, has to be."""
+def test_the_reported_number_of_received_requests_ends_pending(index, picker):
+    """A request counts beside a load that doesn't include it, however different, and not beside one that does."""
     fed = FedReplica(index, "a")
     hear(picker, fed, received=7)
-    activity = fed.replica.activity
+    activity = fed.replica.local_load
     tickets = []
     for number in range(3):
         prompt = prompt_of([100 + number], extra_tokens=number)
         tickets.append(picker.lease(picker.pick(prompt, [fed.replica]), prompt))
-    for running in range(4):  # steps of others end
+    for running in range(4):  # steps of other requests end
         hear(picker, fed, received=7, running=running)
     assert (activity.num_pending, activity.pending_tokens) == (3, 16 + 17 + 18)
     hear(picker, fed, received=8, running=1)
     assert (activity.num_pending, activity.pending_tokens) == (2, 17 + 18)
     tickets[0].release("ok")
-    tickets[2].record_first_byte()  # heard of before its replica's load: another connection
+    tickets[2].record_first_byte()  # the response arrives before the load, on another connection
     assert (activity.num_pending, activity.pending_tokens) == (1, 17)
-    hear(picker, fed, received=1, running=1)  # it was started anew
+    hear(picker, fed, received=1, running=1)  # the replica was restarted
     assert (activity.num_pending, activity.pending_tokens) == (0, 0)
 
 
 @pytest.mark.parametrize(("waiting", "found", "queued"), [(0, 0, 5000), (2, 960, 4040), (3, 4999, 3)])
-def test_those_who_wait_are_no_more_work_than_what_they_will_not_find(index, picker, waiting, found, queued):
-    """Whoever sent them; and each computes its last token."""
+def test_waiting_requests_count_without_their_cached_tokens(index, picker, waiting, found, queued):
+    """This holds for requests of all routers; each computes at least its last token."""
     fed = FedReplica(index, "a")
     hear(picker, fed, waiting=waiting, prefill_backlog_tokens=5000, waiting_cached_tokens=found)
     assert score.queued_tokens(fed.replica) == queued
@@ -136,7 +136,7 @@ def test_those_who_wait_are_no_more_work_than_what_they_will_not_find(index, pic
 
 @pytest.mark.parametrize("frames", [0, 1, 2, 3])
 @pytest.mark.parametrize("begins", [True, False])
-def test_the_first_byte_or_the_end_settles_it_once(index, picker, frames, begins):
+def test_the_first_byte_or_the_end_ends_pending_once(index, picker, frames, begins):
     fed = FedReplica(index, "a")
     prompt = prompt_of(range(1, 11))
     ticket = picker.lease(picker.pick(prompt, [fed.replica]), prompt)
@@ -147,12 +147,12 @@ def test_the_first_byte_or_the_end_settles_it_once(index, picker, frames, begins
         ticket.record_first_byte()
     ticket.release("unknown")
     ticket.release("ok")
-    activity = fed.replica.activity
+    activity = fed.replica.local_load
     assert (activity.pending_tokens, activity.num_pending) == (0, 0)
     assert (activity.num_in_flight, activity.num_unanswered) == (0, 0)
 
 
-def test_siblings_follow_what_was_predicted_until_it_expires(index, picker, clock):
+def test_siblings_follow_a_prediction_until_it_expires(index, picker, clock):
     replicas = [FedReplica(index, name).replica for name in "abcd"]
     prompt = prompt_of(range(1, 31))
     first = picker.pick(prompt, replicas)
@@ -162,10 +162,10 @@ def test_siblings_follow_what_was_predicted_until_it_expires(index, picker, cloc
     assert second.chosen is first.chosen
     assert (second.rung, second.expected_tokens) == ("predicted", 480)
     clock.now_s += MIN_PREDICTED_S
-    assert picker.pick(prompt, replicas).chosen is not first.chosen  # it was sent one
+    assert picker.pick(prompt, replicas).chosen is not first.chosen  # it got one request
 
 
-def test_a_failed_request_takes_its_prediction_back_but_not_that_of_another(index, picker):
+def test_a_failed_request_removes_only_its_own_prediction(index, picker):
     fed = FedReplica(index, "a")
     prompt = prompt_of([1, 2, 3])
     tickets = [picker.lease(picker.pick(prompt, [fed.replica]), prompt) for _ in range(2)]
@@ -175,18 +175,18 @@ def test_a_failed_request_takes_its_prediction_back_but_not_that_of_another(inde
     assert picker.pick(prompt, [fed.replica]).expected_tokens == 0
 
 
-def test_a_frame_confirms_what_was_predicted(index, picker, clock):
+def test_a_frame_confirms_a_prediction(index, picker, clock):
     fed = FedReplica(index, "a")
     prompt = prompt_of([1, 2, 3])
     picker.lease(picker.pick(prompt, [fed.replica]), prompt)
-    fed.tell(stored=[1, 2])
+    fed.publish_step(stored=[1, 2])
     clock.now_s += MIN_PREDICTED_S
     decision = picker.pick(prompt, [fed.replica])
     assert decision.candidates[0].match == Match(2)
     assert decision.rung == "exact"
 
 
-def test_nothing_predicted_of_a_broken_stream_reaches_who_has_its_slot_next(index, picker, clock):
+def test_a_reused_slot_has_no_predictions_of_a_broken_stream(index, picker, clock):
     fed = FedReplica(index, "a")
     prompt = prompt_of([1, 2, 3])
     picker.lease(picker.pick(prompt, [fed.replica]), prompt)
@@ -205,7 +205,7 @@ def test_nothing_predicted_of_a_broken_stream_reaches_who_has_its_slot_next(inde
     assert picker.pick(prompt, [other.replica]).expected_tokens == 0
 
 
-def test_a_blind_replica_is_believed_to_have_what_it_was_sent(index, picker, clock):
+def test_a_blind_replica_is_predicted_to_hold_sent_prompts(index, picker, clock):
     replicas = [blind_replica(name) for name in "abcd"]
     prompt = prompt_of(range(1, 31))
     first = picker.pick(prompt, replicas)
@@ -218,7 +218,7 @@ def test_a_blind_replica_is_believed_to_have_what_it_was_sent(index, picker, clo
     assert picker.pick(prompt, replicas).rung == "hash"
 
 
-def test_a_prompt_that_could_not_be_read_goes_by_its_beginning_within_bounds(index, picker):
+def test_an_unhashed_prompt_is_routed_by_its_beginning_within_bounds(index, picker):
     replicas = [FedReplica(index, name).replica for name in "abcd"]
     prompt = prompt_of([], extra_tokens=500, affinity=17)
     decisions = [picker.pick(prompt, replicas)]
@@ -229,10 +229,10 @@ def test_a_prompt_that_could_not_be_read_goes_by_its_beginning_within_bounds(ind
     assert decisions[1].chosen is decisions[0].chosen
     counts = sorted(r.num_in_flight for r in replicas)
     assert sum(counts) == 12
-    assert counts[-1] - 1 <= 1.25 * 11 / 4 + 1  # when it was sent the last
+    assert counts[-1] - 1 <= 1.25 * 11 / 4 + 1  # when it got the last request
 
 
-def test_without_any_knowledge_the_least_load(index, picker):
+def test_without_any_knowledge_the_least_load_is_chosen(index, picker):
     replicas = [blind_replica(name) for name in "abc"]
     prompt = prompt_of([], affinity=0)
     for _ in range(6):
@@ -242,7 +242,7 @@ def test_without_any_knowledge_the_least_load(index, picker):
     assert [r.num_in_flight for r in replicas] == [2, 2, 2]
 
 
-def test_what_a_blind_replica_says_of_its_load_counts(index, picker):
+def test_the_reported_load_of_a_blind_replica_counts(index, picker):
     busy, idle = blind_replica("a"), blind_replica("b")
     busy.load = load(running=3, waiting=1)
     prompt = prompt_of([], affinity=0)
@@ -253,34 +253,34 @@ def test_what_a_blind_replica_says_of_its_load_counts(index, picker):
     assert picker.pick(prompt, [busy, idle]).chosen is busy
 
 
-def test_tokens_that_only_this_replica_could_save_are_its_worth(index, picker, clock):
+def test_worth_is_the_tokens_that_only_this_replica_could_save(index, picker, clock):
     a, b = FedReplica(index, "a", device=range(1, 31)), FedReplica(index, "b", device=range(1, 11))
     prompt = prompt_of(range(1, 31))
     picker.lease(picker.pick(prompt, [a.replica, b.replica]), prompt)
-    assert a.replica.activity.worth_tokens.at(clock.now_s) == 20 * 16
-    assert b.replica.activity.worth_tokens.at(clock.now_s) == 0
-    assert a.replica.activity.worth_tokens.at(clock.now_s + 600) == pytest.approx(160)
+    assert a.replica.local_load.worth_tokens.at(clock.now_s) == 20 * 16
+    assert b.replica.local_load.worth_tokens.at(clock.now_s) == 0
+    assert a.replica.local_load.worth_tokens.at(clock.now_s + 600) == pytest.approx(160)
 
 
-def test_a_blind_replica_is_taken_to_be_as_fast_as_one_that_tells(index, picker):
+def test_a_blind_replica_counts_as_fast_as_a_streaming_one(index, picker):
     fed, blind = FedReplica(index, "a"), blind_replica("b")
     for tokens in [1, 500] * 20:
-        fed.tell(load(step_tokens=tokens, step_ms=tokens * 1.0))
-        picker.heard(fed.replica)
-    told, unknown = picker.pick(prompt_of(range(1, 11)), [fed.replica, blind]).candidates
-    assert told.prefill_s == pytest.approx(165 * 0.001, rel=0.05)
-    assert unknown.prefill_s == pytest.approx(told.prefill_s, rel=0.01)
+        fed.publish_step(load(step_tokens=tokens, step_ms=tokens * 1.0))
+        picker.record_load(fed.replica)
+    streaming, unknown = picker.pick(prompt_of(range(1, 11)), [fed.replica, blind]).candidates
+    assert streaming.prefill_s == pytest.approx(165 * 0.001, rel=0.05)
+    assert unknown.prefill_s == pytest.approx(streaming.prefill_s, rel=0.01)
 
 
 @pytest.mark.parametrize("step_ms", [float("nan"), float("inf"), -1.0, 0.0, 1e300])
-def test_a_step_that_cannot_be_teaches_nothing(index, picker, step_ms):
+def test_an_impossible_step_is_ignored(index, picker, step_ms):
     fed = FedReplica(index, "a")
-    fed.tell(load(step_tokens=100, step_ms=step_ms))
-    picker.heard(fed.replica)
-    assert fed.replica.activity.rates.num_steps == 0
+    fed.publish_step(load(step_tokens=100, step_ms=step_ms))
+    picker.record_load(fed.replica)
+    assert fed.replica.local_load.rates.num_steps == 0
 
 
-def test_tokens_that_those_who_wait_will_find_cached_are_no_queue(index, picker):
+def test_cached_tokens_of_waiting_requests_are_no_queue(index, picker):
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold")
     prompt = prompt_of(range(1, 31))
     for _ in range(4):
@@ -289,24 +289,24 @@ def test_tokens_that_those_who_wait_will_find_cached_are_no_queue(index, picker)
         hear(picker, warm, waiting=waiting, prefill_backlog_tokens=waiting * 484, waiting_cached_tokens=waiting * 480)
     decision = picker.pick(prompt, [warm.replica, cold.replica])
     assert decision.chosen is warm.replica
-    assert decision.terms.queue_s == pytest.approx(4 * 4 * warm.replica.activity.rates.token_s)
+    assert decision.chosen_cost.queue_s == pytest.approx(4 * 4 * warm.replica.local_load.rates.token_s)
 
 
-def test_without_free_blocks_it_takes_until_others_give_theirs_back(index, picker, clock):
+def test_without_free_blocks_the_cost_includes_their_release(index, picker, clock):
     full, free = FedReplica(index, "full"), FedReplica(index, "free")
     prompt = prompt_of(range(1, 31), max_tokens=16)
     ticket = picker.lease(picker.pick(prompt, [full.replica]), prompt)
     clock.now_s += 10
     ticket.release("ok")
-    full.tell(Load(running=4, free_blocks=0, cached_blocks=12, total_blocks=112))
-    free.tell(load(running=4))
+    full.publish(ReplicaLoad(running=4, free_blocks=0, cached_blocks=12, total_blocks=112))
+    free.publish(load(running=4))
     decision = picker.pick(prompt, [full.replica, free.replica])
     assert decision.chosen is free.replica
     assert decision.candidates[0].evict_s == pytest.approx(20 / 100 * 10, rel=0.02)
     assert decision.candidates[1].evict_s == 0
 
 
-def test_what_is_predicted_has_a_limit(index, picker, clock, monkeypatch):
+def test_the_number_of_predicted_blocks_is_bounded(index, picker, clock, monkeypatch):
     monkeypatch.setattr("octavo_server.router.balance.predictions.MAX_BLOCKS", 25)
     replica = blind_replica("a")
     for first in (100, 200, 300):

@@ -1,9 +1,9 @@
-"""What is predicted: what a long prompt predicts goes into the index when its request is out, and what replicas tell of
-others' requests is predicted as our own is.
+"""Predictions of long prompts enter the index after the request was sent. Requests that replicas report from other
+routers are predicted like the router's own.
 """
 
 import pytest
-from octavo_server.kv.frames import Load
+from octavo_server.kv.frames import ReplicaLoad
 from octavo_server.router.balance.lease import FAILED_LOAD_S, MIN_PREDICTED_S
 from octavo_server.router.balance.picker import Picker
 from octavo_server.router.fleet.prefix_index import Match, PrefixIndex
@@ -28,14 +28,14 @@ def clock():
 
 @pytest.fixture
 def picker(index, put_off, clock):
-    return Picker(index, clock=clock, soon=put_off.append)
+    return Picker(index, clock=clock, call_soon=put_off.append)
 
 
 def send(picker, fed, prompt):
     return picker.lease(picker.pick(prompt, [fed.replica]), prompt)
 
 
-def test_a_long_prompt_asks_for_it_and_a_short_one_leaves_it_to_the_next(index, picker, put_off):
+def test_a_long_prompt_schedules_the_index_update(index, picker, put_off):
     fed, short, long = FedReplica(index, "a"), prompt_of([1, 2]), prompt_of(range(100, 200))
     send(picker, fed, short)
     assert not put_off
@@ -46,7 +46,7 @@ def test_a_long_prompt_asks_for_it_and_a_short_one_leaves_it_to_the_next(index, 
     assert index.match(short.hashes, [fed.blocks.slot]) == {fed.blocks.slot: Match(2, predicted=2)}
 
 
-def test_a_sibling_in_the_same_turn_need_not_wait_for_it(index, picker, put_off):
+def test_a_sibling_in_the_same_turn_sees_the_prediction(index, picker, put_off):
     fed, prompt = FedReplica(index, "a"), prompt_of(range(100, 200))
     send(picker, fed, prompt)
     assert picker.pick(prompt, [fed.replica]).expected_tokens == 1600
@@ -54,21 +54,21 @@ def test_a_sibling_in_the_same_turn_need_not_wait_for_it(index, picker, put_off)
     assert picker.pick(prompt, [fed.replica]).expected_tokens == 1600
 
 
-def test_one_that_failed_before_takes_nothing_of_another_back(index, picker, put_off):
+def test_a_failure_before_the_update_keeps_other_predictions(index, picker, put_off):
     fed, prompt = FedReplica(index, "a"), prompt_of(range(100, 200))
     send(picker, fed, prompt)
     send(picker, fed, prompt).release("unknown")
     assert picker.pick(prompt, [fed.replica]).expected_tokens == 1600
 
 
-def test_one_that_failed_before_is_not_predicted(index, picker, put_off):
+def test_a_failure_before_the_update_leaves_no_prediction(index, picker, put_off):
     fed, prompt = FedReplica(index, "a"), prompt_of(range(100, 200))
     send(picker, fed, prompt).release("unknown")
     put_off.pop()()
     assert picker.pick(prompt, [fed.replica]).expected_tokens == 0
 
 
-def test_a_stream_that_broke_before_leaves_nothing_to_who_has_its_slot_next(index, picker, put_off):
+def test_a_stream_broken_before_the_update_leaves_a_clean_slot(index, picker, put_off):
     fed, prompt = FedReplica(index, "a"), prompt_of(range(100, 200))
     send(picker, fed, prompt)
     fed.lose()
@@ -79,24 +79,24 @@ def test_a_stream_that_broke_before_leaves_nothing_to_who_has_its_slot_next(inde
     assert picker.pick(prompt, [other.replica]).expected_tokens == 0
 
 
-def test_what_a_frame_named_before_is_not_predicted(index, picker, put_off):
+def test_blocks_reported_before_the_update_are_not_predicted(index, picker, put_off):
     fed, prompt = FedReplica(index, "a"), prompt_of(range(100, 200))
     send(picker, fed, prompt)
-    fed.tell(stored=range(100, 150))
+    fed.publish_step(stored=range(100, 150))
     put_off.pop()()
     assert picker.pick(prompt, [fed.replica]).candidates[0].match == Match(100, predicted=50)
 
 
 def come(picker, fed, hashes, **load):
-    fed.tell(Load(free_blocks=1000, total_blocks=1000, **load), coming=hashes)
-    picker.heard(fed.replica)
+    fed.publish_step(ReplicaLoad(free_blocks=1000, total_blocks=1000, **load), coming=hashes)
+    picker.record_load(fed.replica)
 
 
 def found(picker, fed, hashes):
     return picker.pick(prompt_of(hashes), [fed.replica]).candidates[0].match
 
 
-def test_what_comes_for_another_routers_request_is_predicted_until_it_expires(index, picker, clock):
+def test_coming_blocks_of_another_router_are_predicted_until_expiry(index, picker, clock):
     fed = FedReplica(index, "a", device=[1])
     come(picker, fed, [2, 3], received=1)
     assert found(picker, fed, [1, 2, 3]) == Match(3, predicted=2)
@@ -104,25 +104,25 @@ def test_what_comes_for_another_routers_request_is_predicted_until_it_expires(in
     assert found(picker, fed, [1, 2, 3]) == Match(1)
 
 
-def test_it_is_predicted_for_as_long_as_what_is_before_it_takes(index, picker, clock):
+def test_coming_blocks_are_predicted_for_the_time_of_the_queue(index, picker, clock):
     fed = FedReplica(index, "a")
     come(picker, fed, [2, 3], received=1, waiting=1, prefill_backlog_tokens=50_000)
-    clock.now_s += 2 * 50_000 * fed.replica.activity.rates.token_s - 0.1
+    clock.now_s += 2 * 50_000 * fed.replica.local_load.rates.token_s - 0.1
     assert found(picker, fed, [2, 3]) == Match(2, predicted=2)
     clock.now_s += 0.1
     assert found(picker, fed, [2, 3]) == Match(0)
 
 
-def test_what_comes_and_is_stored_is_there(index, picker, clock):
+def test_stored_coming_blocks_are_no_longer_predicted(index, picker, clock):
     fed = FedReplica(index, "a")
     come(picker, fed, [2, 3])
-    fed.tell(stored=[2])
+    fed.publish_step(stored=[2])
     clock.now_s += MIN_PREDICTED_S
     assert found(picker, fed, [2, 3]) == Match(1)
 
 
-def test_our_own_request_is_not_predicted_twice(index, picker):
-    """The replica tells of it, too; what failed takes all back that it alone predicted."""
+def test_the_routers_own_request_is_not_predicted_twice(index, picker):
+    """The replica reports the request too. A failed request removes all blocks that it alone predicted."""
     fed = FedReplica(index, "a")
     ticket = send(picker, fed, prompt_of([1, 2, 3]))
     come(picker, fed, [1, 2, 3], received=1)
@@ -131,23 +131,23 @@ def test_our_own_request_is_not_predicted_twice(index, picker):
     assert found(picker, fed, [1, 2, 3]) == Match(0)
 
 
-def test_ours_that_fails_leaves_what_comes_for_another(index, picker):
+def test_a_failed_own_request_keeps_coming_blocks_of_another(index, picker):
     fed = FedReplica(index, "a")
     come(picker, fed, [1, 2])
     send(picker, fed, prompt_of([1, 2, 3])).release("unknown")
     assert found(picker, fed, [1, 2, 3]) == Match(2, predicted=2)
 
 
-def test_what_comes_ends_nothing_of_ours_that_lasts_longer(index, picker, clock):
+def test_expired_coming_blocks_keep_a_longer_own_prediction(index, picker, clock):
     fed, prompt = FedReplica(index, "a"), prompt_of([1, 2])
-    fed.tell(Load(free_blocks=1000, total_blocks=1000, prefill_backlog_tokens=50_000))
+    fed.publish_step(ReplicaLoad(free_blocks=1000, total_blocks=1000, prefill_backlog_tokens=50_000))
     send(picker, fed, prompt)
     come(picker, fed, [1, 2, 3], received=1)
     clock.now_s += MIN_PREDICTED_S
     assert found(picker, fed, [1, 2, 3]) == Match(2, predicted=2)
 
 
-def test_what_comes_has_the_limit_of_all_that_is_predicted(index, picker, clock, monkeypatch):
+def test_coming_blocks_count_towards_the_limit(index, picker, clock, monkeypatch):
     monkeypatch.setattr("octavo_server.router.balance.predictions.MAX_BLOCKS", 25)
     fed = FedReplica(index, "a")
     for first in (100, 200, 300):
@@ -167,7 +167,7 @@ def test_an_error_leaves_no_predicted_blocks(index, picker, put_off):
 def test_a_failed_request_counts_as_load_for_some_seconds(index, picker, clock):
     failing, other, prompt = FedReplica(index, "a"), FedReplica(index, "b"), prompt_of(range(100, 110))
     send(picker, failing, prompt).release("failed")
-    load = failing.replica.activity
+    load = failing.replica.local_load
     assert (load.num_in_flight, load.num_failed, load.failed_tokens) == (0, 1, prompt.num_tokens)
     assert picker.pick(prompt, [failing.replica, other.replica]).chosen is other.replica
     clock.now_s += FAILED_LOAD_S

@@ -4,7 +4,7 @@ from octavo_server.router.fleet.prefix_index import HOST, PREDICTED, Match, Pref
 
 def test_a_prefix_counts_up_to_the_first_gap():
     index = PrefixIndex(max_entries=100)
-    a, b = index.take_slot(), index.take_slot()
+    a, b = index.acquire_slot(), index.acquire_slot()
     index.store(a, [1, 2, 4])
     index.store(b, [1], HOST)
     index.store(b, [2], PREDICTED)
@@ -14,51 +14,51 @@ def test_a_prefix_counts_up_to_the_first_gap():
     assert index.match([1], []) == {}
 
 
-def test_confirmed_is_no_longer_predicted():
+def test_a_confirmed_block_is_no_longer_predicted():
     index = PrefixIndex(max_entries=100)
-    slot = index.take_slot()
+    slot = index.acquire_slot()
     index.store(slot, [1, 2], PREDICTED)
     index.store(slot, [1])
     index.remove(slot, [1, 2], PREDICTED)
     assert index.match([1, 2], [slot]) == {slot: Match(1)}
 
 
-def test_what_was_predicted_already_is_told():
+def test_repeated_predictions_are_returned():
     index = PrefixIndex(max_entries=20)
-    a, b = index.take_slot(), index.take_slot()
+    a, b = index.acquire_slot(), index.acquire_slot()
     assert index.store(a, [1, 2], PREDICTED) == []
     assert index.store(b, [2, 3], PREDICTED) == []
     index.store(a, [1])
     assert index.store(a, [1, 2, 3], PREDICTED) == [2]
-    index.store(b, range(10, 18))  # so that the others are of the older generation
+    index.store(b, range(10, 18))  # so that the other entries are in the older generation
     assert index.store(a, [2, 3, 4], PREDICTED) == [2, 3]
     assert index.match([1, 2, 3, 4], [a]) == {a: Match(4, predicted=3)}
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_a_slot_is_given_to_another_only_when_nothing_is_left_of_it(chunk):
+def test_a_slot_is_reused_only_after_its_entries_are_swept(chunk):
     index = PrefixIndex(max_entries=1000)
-    gone, stays = index.take_slot(), index.take_slot()
+    gone, stays = index.acquire_slot(), index.acquire_slot()
     index.store(gone, range(1, 21))
     index.store(stays, range(11, 31))
-    index.give_up_slot(gone)
-    other = index.take_slot()
+    index.release_slot(gone)
+    other = index.acquire_slot()
     assert other not in (gone, stays)
     while index.sweep(chunk):
         assert index.match([15], [stays, other]) == {stays: Match(1)}
     assert len(index) == 20
-    assert index.take_slot() == gone
+    assert index.acquire_slot() == gone
     assert index.match(range(1, 31), [gone]) == {}
 
 
-def test_the_cap_holds_and_what_is_used_stays():
+def test_the_cap_holds_and_used_entries_stay():
     index = PrefixIndex(max_entries=100)
-    slot = index.take_slot()
+    slot = index.acquire_slot()
     for first in range(1, 10_000, 10):
         index.store(slot, [-1])
         index.store(slot, range(first, first + 10))
         assert len(index) <= 100
-    assert index.num_forgotten > 9000
+    assert index.num_dropped > 9000
     assert index.match([9_999 - k for k in range(40)], [slot]) == {slot: Match(40)}
     assert index.match([-1], [slot]) == {slot: Match(1)}
     assert index.match([1], [slot]) == {}
@@ -66,7 +66,7 @@ def test_the_cap_holds_and_what_is_used_stays():
 
 def test_a_look_up_keeps_an_entry():
     index = PrefixIndex(max_entries=100)
-    slot = index.take_slot()
+    slot = index.acquire_slot()
     index.store(slot, [-1])
     for block in range(1, 1000):
         index.store(slot, [block])

@@ -1,4 +1,4 @@
-"""The queue: the order in which requests proceed, and the errors of those that cannot."""
+"""The queue: the order of requests, and the errors of refused and expired ones."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ async def turns():
         await asyncio.sleep(0)
 
 
-async def test_they_go_on_in_the_order_in_which_they_came():
+async def test_requests_proceed_in_order_of_arrival():
     places = Places()
     tasks = [asyncio.create_task(places.ask(i)) for i in range(5)]
     await turns()
@@ -38,7 +38,7 @@ async def test_they_go_on_in_the_order_in_which_they_came():
     places.queue.wake()
     await asyncio.gather(*tasks)
     assert places.gone_on == [0, 1, 2, 3, 4]
-    assert not places.queue.has_line("m")
+    assert not places.queue.has_waiting("m")
     assert places.outcomes == ["sent"] * 5
 
 
@@ -50,13 +50,13 @@ async def test_one_model_does_not_wait_for_another():
     places.queue.wake()
     await turns()
     assert places.gone_on == ["b"]
-    assert (places.queue.has_line("m"), places.queue.has_line("n")) == (True, False)
+    assert (places.queue.has_waiting("m"), places.queue.has_waiting("n")) == (True, False)
     tasks[0].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert len(places.queue) == 0
 
 
-async def test_what_is_full_refuses_at_once():
+async def test_a_full_queue_refuses_at_once():
     places = Places(max_waiting=1)
     task = asyncio.create_task(places.ask("a"))
     await turns()
@@ -68,7 +68,7 @@ async def test_what_is_full_refuses_at_once():
     assert places.outcomes == ["refused", "left"]
 
 
-async def test_nobody_waits_for_ever():
+async def test_a_wait_expires():
     places = Places()
     with pytest.raises(Unavailable, match="it is full"):
         await places.ask("a", hold_s=0.0)

@@ -19,26 +19,26 @@ def shown(*metrics, gauges=None):
     return {name.removeprefix("octavo_router_"): value for name, value in found.items() if value}
 
 
-def test_the_time_of_a_moment_stays_what_it_was(monkeypatch):
-    """Else who asks again for decisions can't tell which are new."""
+def test_the_wall_time_of_a_moment_is_constant(monkeypatch):
+    """Otherwise a client that polls decisions could not detect the new ones."""
     wall = iter((1000.1, 1000.2, 1000.7))
     monkeypatch.setattr("octavo_server.router.observe.request_observer.time.time", lambda: next(wall))
     telemetry = RouterTelemetry(clock=lambda: 10.0)
     assert telemetry.time_of(12.0) == telemetry.time_of(12.0) == pytest.approx(1002.1)
 
 
-def test_a_request_that_is_sent_anew_has_two_decisions_and_one_end(replicas):
+def test_a_retried_request_has_two_decisions_and_one_end(replicas):
     now = [10.0]
     telemetry = RouterTelemetry(clock=lambda: now[0])
     observer = telemetry.observe("r-1")
     observer.model = "tiny"
-    observer.decided(PROMPT, decision(*replicas), 0.00002)
-    observer.retried("connect")
-    observer.decided(PROMPT, decision(replicas[1], expected_tokens=0), 0.00002)
+    observer.record_decision(PROMPT, decision(*replicas), 0.00002)
+    observer.record_retry("connect")
+    observer.record_decision(PROMPT, decision(replicas[1], expected_tokens=0), 0.00002)
     now[0] = 10.5
-    observer.first_byte(16)
+    observer.record_first_byte(16)
     now[0] = 12.0
-    observer.ended(200, "finished")
+    observer.record_end(200, "finished")
     second, first = telemetry.decisions.latest(10)
     assert (first.attempt, first.reason, first.code, first.cached_tokens) == (1, "connect", None, None)
     assert (second.attempt, second.reason, second.code, second.cached_tokens) == (2, "finished", 200, 16)
@@ -52,44 +52,44 @@ def test_a_request_that_is_sent_anew_has_two_decisions_and_one_end(replicas):
     assert found['request_duration_seconds_sum{model="tiny"}'] == 2.0
 
 
-def test_the_log_keeps_the_latest_and_tells_the_newest_first(replicas):
+def test_the_log_keeps_the_latest_and_lists_the_newest_first(replicas):
     log = DecisionLog(2)
     telemetry = RouterTelemetry(decisions=log)
     for number in range(4):
-        telemetry.observe(f"r-{number}").decided(PROMPT, decision(*replicas), 0.0)
+        telemetry.observe(f"r-{number}").record_decision(PROMPT, decision(*replicas), 0.0)
     assert [entry.request_id for entry in log.latest(10)] == ["r-3", "r-2"]
     assert [entry.request_id for entry in log.latest(1)] == ["r-3"]
 
 
-def test_the_log_tells_what_ended_in_the_order_of_the_ends_however_long_ago_it_was_decided(replicas):
+def test_ended_decisions_are_listed_in_the_order_of_their_ends(replicas):
     log = DecisionLog(2)
     telemetry = RouterTelemetry(decisions=log)
     observers = [telemetry.observe(f"r-{number}") for number in range(5)]
     for observer in observers:
-        observer.decided(PROMPT, decision(*replicas), 0.0)
+        observer.record_decision(PROMPT, decision(*replicas), 0.0)
     for number in (1, 0, 4):
-        observers[number].ended(200, "finished")
+        observers[number].record_end(200, "finished")
     assert [(entry.request_id, entry.number) for entry in log.ended_after(0)] == [("r-0", 2), ("r-4", 3)]
     assert [entry.request_id for entry in log.ended_after(2)] == ["r-4"]
     assert [*log.ended_after(3)] == []
     assert log.worker != DecisionLog(2).worker
 
 
-def test_an_attempt_that_failed_has_ended_once(replicas):
+def test_a_failed_attempt_ends_once(replicas):
     telemetry = RouterTelemetry()
     observer = telemetry.observe("r")
-    observer.decided(PROMPT, decision(*replicas), 0.0)
-    observer.retried("status 503")
+    observer.record_decision(PROMPT, decision(*replicas), 0.0)
+    observer.record_retry("status 503")
     assert [entry.reason for entry in telemetry.decisions.ended_after(0)] == ["status 503"]
-    observer.ended(503, "unavailable")
+    observer.record_end(503, "unavailable")
     assert [entry.reason for entry in telemetry.decisions.ended_after(0)] == ["unavailable"]
 
 
-def test_what_workers_counted_adds_up():
+def test_counts_of_workers_are_summed():
     parts = [RouterMetrics(), RouterMetrics()]
     for duration_s, metrics in zip((0.02, 3.0), parts, strict=True):
-        metrics.ended(model="tiny", code=200, reason="finished", duration_s=duration_s)
-        metrics.waited("sent", duration_s)
+        metrics.record_end(model="tiny", code=200, reason="finished", duration_s=duration_s)
+        metrics.record_wait("sent", duration_s)
     found = shown(*parts)
     assert found['requests_total{model="tiny",code="200",reason="finished"}'] == 2
     assert found['request_duration_seconds_sum{model="tiny"}'] == 3.02
@@ -97,16 +97,16 @@ def test_what_workers_counted_adds_up():
     assert found['queue_seconds_count{outcome="sent"}'] == 2
 
 
-def test_names_of_models_are_bounded():
+def test_the_number_of_model_labels_is_bounded():
     metrics = RouterMetrics()
     for number in range(MAX_VALUES + 50):
-        metrics.ended(model=f"m{number}", code=404, reason="refused", duration_s=0.001)
+        metrics.record_end(model=f"m{number}", code=404, reason="refused", duration_s=0.001)
     requests = [name for name in shown(metrics) if name.startswith("requests_total")]
     assert len(requests) == MAX_VALUES + 1
     assert shown(metrics)['requests_total{model="other",code="404",reason="refused"}'] == 50
 
 
-def test_gauges_come_from_whoever_asks():
+def test_gauges_are_given_at_the_scrape():
     assert shown(RouterMetrics(), gauges={"endpoints": {("exact",): 3}, "queue_size": {(): 2}}) == {
         'endpoints{state="exact"}': 3,
         "queue_size": 2,

@@ -1,4 +1,4 @@
-"""The router's simulator, small: its laws hold under every policy, runs repeat, and our policy finds what there is."""
+"""The router's simulator: its laws hold under every policy, runs repeat exactly, and Octavo's policy finds blocks."""
 
 import importlib
 import json
@@ -35,10 +35,12 @@ def policies() -> list[str]:
     return [*names, "loadaware", "dynamo", "aware"]
 
 
+@pytest.mark.nightly
 def test_every_policy_is_tested(load: Any) -> None:
     assert policies() == [*load("router_sim.policies").POLICIES]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("policy", policies())
 def test_every_request_ends_once_and_frees_its_blocks(load: Any, policy: str) -> None:
     found = load("router_sim.study").run(case(load, policy, "chat"))  # checks the laws itself
@@ -47,7 +49,7 @@ def test_every_request_ends_once_and_frees_its_blocks(load: Any, policy: str) ->
 
 
 @pytest.mark.parametrize("workload", ["shared", "chat", "agents", "unshared", "hot", "siblings"])
-def test_our_policy_finds_no_less_than_round_robin(load: Any, workload: str) -> None:
+def test_octavos_policy_hits_no_less_than_round_robin(load: Any, workload: str) -> None:
     run = load("router_sim.study").run
     ours, other = run(case(load, "octavo", workload)), run(case(load, "round-robin", workload))
     assert ours.requests == other.requests
@@ -56,21 +58,21 @@ def test_our_policy_finds_no_less_than_round_robin(load: Any, workload: str) -> 
         assert ours.hits_of_oracle >= 0.9
 
 
-def test_what_the_router_expects_is_found_while_blocks_are_evicted(load: Any) -> None:
+def test_expected_hits_are_found_while_blocks_are_evicted(load: Any) -> None:
     found = load("router_sim.study").run(case(load, "octavo", "chat", rate=6.0, blocks=400))
-    assert found.hits_of_oracle < 0.5  # the rest was evicted
+    assert found.hits_of_oracle < 0.5  # the other blocks were evicted
     assert found.expected_error is not None
     assert found.expected_error <= 0.01
 
 
-def test_two_routers_that_know_nothing_of_each_other_find_as_much_as_one(load: Any) -> None:
+def test_two_independent_routers_hit_as_much_as_one(load: Any) -> None:
     run = load("router_sim.study").run
     one, two = (run(case(load, "octavo", "shared", rate=16.0, requests=400, routers=routers)) for routers in (1, 2))
     assert one.hits_of_oracle >= 0.95
     assert two.hit_rate >= 0.99 * one.hit_rate
 
 
-def test_medians_over_seeds(load: Any) -> None:
+def test_results_are_medians_over_seeds(load: Any) -> None:
     figures = load("router_sim.figures")
     run = load("router_sim.study").run
     runs = [run(case(load, "random", "unshared", seed=seed)) for seed in range(3)]
@@ -78,18 +80,21 @@ def test_medians_over_seeds(load: Any) -> None:
     assert figures.medians(runs).expected_error is None
 
 
+@pytest.mark.nightly
 def test_equal_seeds_give_equal_runs(load: Any) -> None:
     run = load("router_sim.study").run
     assert run(case(load, "octavo", "agents")) == run(case(load, "octavo", "agents"))
     assert run(case(load, "octavo", "agents")) != run(case(load, "octavo", "agents", seed=1))
 
 
+@pytest.mark.nightly
 def test_full_replicas_refuse_and_every_request_still_ends(load: Any) -> None:
     found = load("router_sim.study").run(case(load, "random", "unshared", rate=3000.0, replicas=1))
     assert found.errors == found.requests - 128
     assert found.goodput < found.offered_rate
 
 
+@pytest.mark.nightly
 def test_the_oracle_counts_answers_only_once_they_have_ended(load: Any) -> None:
     oracle_of, world = load("router_sim.oracle"), load("router_sim.world")
     request_of = load("router_sim.workloads").Request
@@ -99,14 +104,16 @@ def test_the_oracle_counts_answers_only_once_they_have_ended(load: Any) -> None:
 
     oracle = oracle_of.Oracle()
     first, second = request(0, bytes(range(40)), bytes(24)), request(1, bytes(range(40)) + bytes(40))
-    assert oracle.ask(world.asked_of(first)) == 0
-    assert oracle.ask(world.asked_of(second)) == 32
-    oracle.answered(first)
-    assert oracle.ask(world.asked_of(request(2, bytes(range(40)) + bytes(23) + b"x" * 40))) == 48
-    assert oracle.ask(world.asked_of(request(3, bytes(range(32))))) == 31  # the last token is always computed
+    assert oracle.count_findable(world.policy_request(first)) == 0
+    assert oracle.count_findable(world.policy_request(second)) == 32
+    oracle.add_answer(first)
+    assert oracle.count_findable(world.policy_request(request(2, bytes(range(40)) + bytes(23) + b"x" * 40))) == 48
+    assert (
+        oracle.count_findable(world.policy_request(request(3, bytes(range(32))))) == 31
+    )  # the last token is always computed
 
 
-def test_the_command_tells_and_saves_what_it_found(
+def test_the_command_prints_and_saves_its_results(
     load: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = "--workload siblings --policy octavo random --load 0.5 --replicas 2 --requests 64 --quiet"

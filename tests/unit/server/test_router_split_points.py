@@ -1,4 +1,4 @@
-"""Pieces have the tokens of the whole, and there are pieces wherever that can be known."""
+"""Pieces have the tokens of the whole text, and texts are cut wherever that is provable."""
 
 import functools
 import os
@@ -26,7 +26,7 @@ FRAGMENTS = (
 @functools.cache
 def known(name):
     tokenizer = TOKENIZERS[name]()
-    return tokenizer, SafeSplitter.of(tokenizer.to_json(), NEAR)
+    return tokenizer, SafeSplitter.from_tokenizer(tokenizer.to_json(), NEAR)
 
 
 def joined_ids(tokenizer, pieces):
@@ -59,18 +59,18 @@ FOUND = {
 
 
 @pytest.mark.parametrize(("name", "expected"), FOUND.items(), ids=FOUND.keys())
-def test_what_each_tokenizer_allows(name, expected):
+def test_each_tokenizer_has_its_safe_cuts(name, expected):
     _, cuts = known(name)
     assert (cuts.special.search("<|im_start|>") is not None, cuts.cuts_words) == expected
 
 
-def test_digits_are_cut_off_where_the_tokenizer_sets_them_apart():
+def test_digits_are_cut_where_the_tokenizer_isolates_them():
     (_, known_digits), (_, other) = known("byte level, digits"), known("byte level")
     assert known_digits.parts("in 1999 it") == ["in ", "1", "9", "9", "9", " it"]
     assert other.parts("in 1999 it") == ["in 1999 it"]
 
 
-def test_a_token_that_another_may_cover_is_no_place_to_cut():
+def test_no_cut_is_made_at_a_token_that_another_may_cover():
     tokenizer, cuts = known("overlapping")
     assert cuts.special.search("<|im_start|> <|im_end|> </s>") is None
     assert cuts.special.search("[INST]") is not None
@@ -88,9 +88,9 @@ def test_long_stretches_are_cut_between_words():
     assert all(piece.startswith(" ") for piece in pieces[1:])
 
 
-def test_special_tokens_that_no_prompt_has_are_not_looked_for():
+def test_special_tokens_absent_from_prompts_are_not_searched():
     tokenizer, _ = known("byte level")
-    assert SafeSplitter.of(tokenizer.to_json(), "no tokens").special.search(NEAR) is None
+    assert SafeSplitter.from_tokenizer(tokenizer.to_json(), "no tokens").special.search(NEAR) is None
 
 
 FOLDER = Path(os.environ.get("OCTAVO_LLAMA_VOCABS", "/nonexistent"))
@@ -99,7 +99,7 @@ VOCABS = [path for path in sorted(FOLDER.glob("ggml-vocab-*.gguf")) if path.with
 
 @pytest.mark.skipif(not VOCABS, reason="OCTAVO_LLAMA_VOCABS names no folder with llama.cpp's vocabularies")
 @pytest.mark.parametrize("path", VOCABS, ids=[path.stem for path in VOCABS])
-def test_real_vocabularies(path):
+def test_pieces_of_real_vocabularies_have_the_tokens_of_the_whole(path):
     vocab = read_vocab(read_gguf(path).metadata, path)
     try:
         backend = build_gguf_backend(vocab)
@@ -107,7 +107,7 @@ def test_real_vocabularies(path):
         return
     tokenizer = Tokenizer(backend, bos_token_id=vocab.id_of("bos"), eos_token_id=vocab.id_of("eos"), origin=str(path))
     tokens = [vocab.tokens[i] for i, kind in enumerate(vocab.types) if kind == 3][:200]
-    cuts = SafeSplitter.of(tokenizer.to_json(), " ".join(tokens))
+    cuts = SafeSplitter.from_tokenizer(tokenizer.to_json(), " ".join(tokens))
     texts = [
         *path.with_suffix(".gguf.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n"),
         *(file.read_text(encoding="utf-8") for file in sorted((FOLDER / "templates").glob("*.jinja"))[:8]),

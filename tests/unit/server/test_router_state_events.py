@@ -29,7 +29,7 @@ def parsed(frame):
     return json.loads(event)
 
 
-async def test_the_whole_state_comes_first_then_what_changed():
+async def test_the_whole_state_precedes_the_changes():
     router = Router()
     feed = StateFeed(router.source, period_s=0.001, heartbeat_s=60)
     frames = feed.frames()
@@ -39,7 +39,7 @@ async def test_the_whole_state_comes_first_then_what_changed():
         ("a", True, "0000000000000001"),
         ("b", True, "0000000000000001"),
     ]
-    router.replicas[0].activity.num_in_flight, router.queue = 3, 5
+    router.replicas[0].local_load.num_in_flight, router.queue = 3, 5
     change = parsed(await anext(frames))
     assert change.keys() == {"type", "replicas", "queue"}
     assert [(r["name"], r["in_flight"]) for r in change["replicas"]] == [("a", 3)]
@@ -49,7 +49,7 @@ async def test_the_whole_state_comes_first_then_what_changed():
     assert feed.num_readers == 0
 
 
-async def test_changes_run_together_for_a_reader_that_is_slow():
+async def test_a_slow_reader_gets_merged_changes():
     router = Router()
     frames = StateFeed(router.source, period_s=0.001).frames()
     await anext(frames)
@@ -59,20 +59,20 @@ async def test_changes_run_together_for_a_reader_that_is_slow():
     await frames.aclose()
 
 
-async def test_a_poke_is_told_at_once_and_silence_has_a_heartbeat():
+async def test_notify_sends_at_once_and_silence_has_a_heartbeat():
     router = Router()
     feed = StateFeed(router.source, period_s=60, heartbeat_s=0)
     frames = feed.frames()
     await anext(frames)
     router.queue = 1
-    feed.poke()
+    feed.notify()
     assert parsed(await anext(frames)) == {"type": "change", "queue": 1}
-    feed.poke()
+    feed.notify()
     assert parsed(await anext(frames)) == {"type": "heartbeat"}
     await frames.aclose()
 
 
-async def test_a_feed_that_is_closed_says_why():
+async def test_a_closed_feed_sends_its_reason():
     feed = StateFeed(Router().source, period_s=60)
     frames = feed.frames()
     await anext(frames)
@@ -83,9 +83,9 @@ async def test_a_feed_that_is_closed_says_why():
     assert [frame async for frame in frames] == []
 
 
-async def test_a_replica_counts_as_admitted_when_every_worker_sends_to_it():
+async def test_a_replica_is_admitted_when_every_worker_may_send_to_it():
     one, other = Router(), Router()
-    one.replicas[0].activity.num_in_flight = other.replicas[0].activity.num_in_flight = 2
+    one.replicas[0].local_load.num_in_flight = other.replicas[0].local_load.num_in_flight = 2
     other.replicas[1].state, other.replicas[1].admitted_epoch = "loading", None
     a, b = merged([one.state(), other.state()]).replicas
     assert (a.admitted, a.withdrawn, a.acknowledged_epoch, a.in_flight) == (True, False, "0000000000000001", 4)
@@ -101,5 +101,5 @@ async def test_waiting_requests_of_all_workers_add_up():
 
 
 @pytest.mark.parametrize("accepts", [(True, True), (True, False), (False, False)])
-async def test_a_router_takes_requests_when_every_worker_does(accepts):
+async def test_a_router_accepts_requests_when_every_worker_does(accepts):
     assert merged([router_state((), accepts=one) for one in accepts]).accepts is all(accepts)

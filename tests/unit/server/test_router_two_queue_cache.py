@@ -1,4 +1,4 @@
-"""A bounded dict that a flood doesn't empty."""
+"""A bounded cache that a flood doesn't empty."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,14 +9,14 @@ def full_of(count):
     return TwoQueueCache(count * ENTRY_BYTES)
 
 
-def test_the_oldest_that_nobody_asked_for_goes_first():
-    cache = full_of(8)  # of which two are on trial
+def test_the_oldest_unread_entry_is_evicted_first():
+    cache = full_of(8)  # two of them are on trial
     for key in "abc":
         cache.put(key, key, 0)
     assert [cache.get(key) for key in "abc"] == [None, "b", "c"]
 
 
-def test_a_flood_leaves_what_was_asked_for():
+def test_a_flood_keeps_entries_that_were_read():
     cache = full_of(16)
     for key in "abc":
         cache.put(key, key.upper(), 0)
@@ -26,7 +26,7 @@ def test_a_flood_leaves_what_was_asked_for():
     assert [cache.get(key) for key in "abc"] == ["A", "B", "C"]
 
 
-def test_of_what_was_asked_for_the_least_recent_goes():
+def test_the_least_recently_read_entry_is_evicted():
     cache = full_of(4)
     for key in "abcd":
         cache.put(key, key, 0)
@@ -34,14 +34,14 @@ def test_of_what_was_asked_for_the_least_recent_goes():
     assert [cache.get(key) for key in "abcd"] == [None, "b", "c", "d"]
 
 
-def test_what_is_larger_than_the_trial_is_not_kept():
+def test_an_entry_larger_than_the_trial_queue_is_dropped():
     cache = full_of(8)
     cache.put("a", "a", 3 * ENTRY_BYTES)
     assert (cache.get("a"), len(cache), cache.num_bytes) == (None, 0, 0)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 20), st.integers(0, 3 * ENTRY_BYTES))))
-def test_it_is_never_larger_than_allowed_and_counts_right(events):
+def test_the_size_stays_within_the_limit_and_is_counted_right(events):
     cache, room = full_of(12), 12 * ENTRY_BYTES
     for is_put, key, size in events:
         if is_put:

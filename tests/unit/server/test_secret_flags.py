@@ -1,4 +1,4 @@
-"""An empty key or secret would let everybody in: it is refused at the start, by the name of its flag or variable."""
+"""An empty key or secret would give everyone access: it is rejected with the name of its flag or variable."""
 
 import argparse
 
@@ -22,37 +22,37 @@ def settings(*given):
 
 @pytest.mark.parametrize("value", ["", " ", "\n"])
 @pytest.mark.parametrize("flag", ["--api-key", "--router-secret", "--replica-key"])
-def test_an_empty_flag(flag, value):
+def test_empty_flag_is_rejected(flag, value):
     with pytest.raises(StartupError, match=f"{flag} is empty"):
         settings(flag, value)
 
 
 @pytest.mark.parametrize("flag", ["--api-key", "--router-secret"])
-def test_an_empty_one_among_several(flag):
+def test_empty_value_among_several_is_rejected(flag):
     with pytest.raises(StartupError, match=flag):
         settings(flag, "good", "")
 
 
 @pytest.mark.parametrize("name", ["OCTAVO_API_KEY", "VLLM_API_KEY", "OCTAVO_ROUTER_SECRET"])
-def test_an_empty_variable(monkeypatch, name):
+def test_empty_variable_is_rejected(monkeypatch, name):
     monkeypatch.setenv(name, "")
     with pytest.raises(StartupError, match=f"{name} is empty"):
         settings()
 
 
-def test_an_empty_key_never_gets_into_a_ring():
+def test_empty_key_is_never_accepted():
     with pytest.raises(StartupError, match="empty"):
         ApiKeys([""])
 
 
-def test_values_of_flags_come_before_those_of_variables(monkeypatch):
+def test_flags_take_precedence_over_variables(monkeypatch):
     monkeypatch.setenv("OCTAVO_API_KEY", "of-the-variable")
     assert settings().api_keys == ("of-the-variable",)
     assert settings("--api-key", "a", "b", "a").api_keys == ("a", "b")
     assert settings("--replica-key", "r").replica_key == "r"
 
 
-def test_two_ports_differ():
+def test_admin_port_must_differ_from_port():
     with pytest.raises(StartupError, match="--admin-port"):
         settings("--port", "8000", "--admin-port", "8000")
     assert settings("--port", "0", "--admin-port", "0").admin_port == 0

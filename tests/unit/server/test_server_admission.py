@@ -1,4 +1,4 @@
-"""The bounded queue and the turns in it, by a clock of its own."""
+"""The bounded queue and the order of tenants in it, with a test clock."""
 
 import pytest
 from octavo_engine.wire.errors import InvalidRequest, Overloaded
@@ -28,24 +28,24 @@ def admission(clock, refusals):
 
 def enter(admission, tenant="", num_seqs=1, num_tokens=1):
     admission.check(tenant)
-    return admission.enter(tenant, num_seqs=num_seqs, num_tokens=num_tokens).__enter__()
+    return admission.admit(tenant, num_seqs=num_seqs, num_tokens=num_tokens).__enter__()
 
 
-def leave(ticket):
-    ticket.__exit__(None, None, None)
+def leave(admitted):
+    admitted.__exit__(None, None, None)
 
 
-def test_a_full_queue_refuses_until_somebody_leaves(admission, refusals):
+def test_full_queue_rejects_until_a_request_ends(admission, refusals):
     queue = admission(max_num_queued_reqs=3)
     one, _ = enter(queue), enter(queue, num_seqs=2)
-    with pytest.raises(Overloaded, match=r"3 requests are at work, the limit is 3 \(--max-num-queued-reqs\)"):
+    with pytest.raises(Overloaded, match=r"3 requests are in progress, the limit is 3 \(--max-num-queued-reqs\)"):
         queue.check("")
     leave(one)
     queue.check("")
     assert refusals == [1]
 
 
-def test_a_large_request_is_not_starved_by_small_ones(admission):
+def test_large_request_is_not_starved_by_small_ones(admission):
     queue = admission(max_num_queued_reqs=3)
     enter(queue)
     enter(queue, num_seqs=5)
@@ -53,29 +53,29 @@ def test_a_large_request_is_not_starved_by_small_ones(admission):
         queue.check("")
 
 
-def test_a_request_of_more_sequences_than_places_waits_for_its_places(admission):
+def test_request_with_many_sequences_needs_room_for_all(admission):
     queue = admission(max_num_queued_reqs=8)
     one = enter(queue, num_seqs=3)
     queue.check("", num_seqs=5)
-    with pytest.raises(Overloaded, match=r"3 requests are at work, this request has 6, the limit is 8"):
+    with pytest.raises(Overloaded, match=r"3 requests are in progress, this request has 6, the limit is 8"):
         queue.check("", num_seqs=6)
     leave(one)
     queue.check("", num_seqs=8)
 
 
-def test_a_request_that_never_fits_is_refused_for_good(admission):
+def test_request_larger_than_the_queue_is_invalid(admission):
     queue = admission(max_num_queued_reqs=8)
     with pytest.raises(InvalidRequest, match=r"9 sequences .* at most 8: .*--max-num-queued-reqs"):
         queue.check("", num_seqs=9)
     admission().check("", num_seqs=2**18)
 
 
-def test_a_bound_of_zero_takes_nothing(admission):
+def test_limit_of_zero_admits_nothing(admission):
     with pytest.raises(Overloaded):
         admission(max_num_queued_reqs=0).check("")
 
 
-def test_tokens_wait_only_until_their_request_starts(admission):
+def test_tokens_count_only_until_their_request_starts(admission):
     queue = admission(max_num_queued_tokens=10)
     long = enter(queue, num_tokens=10)
     with pytest.raises(Overloaded, match=r"10 prompt tokens are waiting.*max-num-queued-tokens"):
@@ -86,7 +86,7 @@ def test_tokens_wait_only_until_their_request_starts(admission):
     assert (queue.num_seqs, queue.num_waiting_tokens) == (0, 0)
 
 
-def test_one_key_may_be_full_while_another_is_not(admission):
+def test_limit_per_key_does_not_affect_other_keys(admission):
     queue = admission(max_requests_per_key=2)
     tickets = [enter(queue, "heavy"), enter(queue, "heavy")]
     with pytest.raises(Overloaded, match=r"of this API key.*max-requests-per-key"):
@@ -98,35 +98,35 @@ def test_one_key_may_be_full_while_another_is_not(admission):
     queue.check("heavy")
 
 
-def test_one_tenant_s_requests_come_in_the_order_of_arrival(admission):
+def test_requests_of_one_tenant_keep_their_order(admission):
     queue = admission()
     turns = [enter(queue, num_seqs=n).turn for n in (1, 3, 1)]
     assert turns == sorted(turns)
     assert len(set(turns)) == 3
 
 
-def test_a_light_tenant_stands_behind_one_request_of_a_heavy_one_not_behind_all(admission):
+def test_light_tenant_waits_behind_one_request_of_a_heavy_tenant(admission):
     queue = admission()
     heavy = [enter(queue, "heavy") for _ in range(100)]
-    for ticket in heavy[:10]:
-        ticket.start()
+    for admitted in heavy[:10]:
+        admitted.start()
     light = [enter(queue, "light") for _ in range(3)]
-    waiting = sorted([*heavy[10:], *light], key=lambda ticket: ticket.turn)
-    assert [ticket.tenant for ticket in waiting[:6]].count("light") == 3
+    waiting = sorted([*heavy[10:], *light], key=lambda admitted: admitted.turn)
+    assert [admitted.tenant for admitted in waiting[:6]].count("light") == 3
 
 
-def test_who_was_away_gets_no_credit(admission):
+def test_idle_tenant_gets_no_credit(admission):
     queue = admission()
     leave(enter(queue, "sometimes"))
     enter(queue, "another")
     for _ in range(100):
         leave(enter(queue, "often"))
     often, back = [enter(queue, "often") for _ in range(3)], [enter(queue, "sometimes") for _ in range(3)]
-    order = sorted([*often, *back], key=lambda ticket: ticket.turn)
-    assert [ticket.tenant for ticket in order[:4]].count("sometimes") == 2
+    order = sorted([*often, *back], key=lambda admitted: admitted.turn)
+    assert [admitted.tenant for admitted in order[:4]].count("sometimes") == 2
 
 
-def test_tenants_that_left_are_forgotten(admission):
+def test_tenants_without_requests_are_removed(admission):
     queue = admission()
     for number in range(50):
         leave(enter(queue, f"tenant {number}"))
@@ -134,13 +134,13 @@ def test_tenants_that_left_are_forgotten(admission):
     assert not queue._of_tenant
 
 
-def test_when_to_come_back_follows_the_rate_of_ends(admission, clock):
+def test_retry_after_follows_the_rate_of_ends(admission, clock):
     queue = admission(max_running=2)
     assert queue.retry_after_s() == 1.0
     done = [enter(queue) for _ in range(10)]
-    for ticket in done:
+    for admitted in done:
         clock.now_s += 3.0
-        leave(ticket)
+        leave(admitted)
     assert queue.retry_after_s() == pytest.approx(2.7)
     for _ in range(7):
         enter(queue)

@@ -1,4 +1,4 @@
-"""The command line: vLLM's names and defaults, sizes, refusals, and a help that comes at once."""
+"""The command line: vLLM's names and defaults, sizes, errors, and a quick help."""
 
 import argparse
 import json
@@ -15,10 +15,10 @@ from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import SeqResult, StepResult
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
+from octavo_server.cli.arg_types import size, size_or_auto
 from octavo_server.cli.flags import ENGINE_HELP
 from octavo_server.cli.main import build_parser, main
 from octavo_server.cli.serve import engine_config_of, server_config_of
-from octavo_server.cli.sizes import size, size_or_auto
 from octavo_server.http.listener import bind
 
 
@@ -36,7 +36,7 @@ def help_of_serve():
     return commands.choices["serve"].format_help()
 
 
-def test_without_flags_the_config_is_the_default():
+def test_config_has_the_defaults_without_flags():
     config = engine_config_of(parse())
     assert config == EngineConfig(served_model_name=(config.model,))
     assert settings().served_model_names == (config.model,)
@@ -64,7 +64,7 @@ def test_without_flags_the_config_is_the_default():
         (["--trace", "t.msgpack"], "trace", "t.msgpack"),
     ],
 )
-def test_a_flag_sets_its_field(argv, field, value):
+def test_flag_sets_its_field(argv, field, value):
     assert getattr(engine_config_of(parse(*argv)), field) == value
 
 
@@ -82,7 +82,7 @@ def test_a_flag_sets_its_field(argv, field, value):
     ],
     ids=" ".join,
 )
-def test_what_cannot_be_honoured_is_refused(argv, capsys):
+def test_unsupported_flags_are_rejected(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         parse(*argv)
     assert caught.value.code == 2
@@ -90,7 +90,7 @@ def test_what_cannot_be_honoured_is_refused(argv, capsys):
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["serve", "--prot", "80"], "octavo serve: error: unrecognized arguments: --prot. Did you mean --port or "),
         (["serve", "m", "--max_model_len=9"], "--max_model_len=9. Did you mean --max-model-len or "),
@@ -105,15 +105,15 @@ def test_what_cannot_be_honoured_is_refused(argv, capsys):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_flag_that_is_none_is_refused_by_its_command_with_one_that_is_near(argv, told, capsys):
+def test_unknown_flag_is_rejected_with_a_suggestion(argv, message, capsys):
     with pytest.raises(SystemExit) as caught:
         build_parser().parse_args(argv)
     assert caught.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["--tensor-parallel-size", "2"], "tensor_parallel_size=2 is not supported"),
         (["-pp", "2"], "pipeline_parallel_size=2 is not supported"),
@@ -126,14 +126,14 @@ def test_a_flag_that_is_none_is_refused_by_its_command_with_one_that_is_near(arg
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_the_engine_refuses_is_one_line(argv, told, capsys):
+def test_values_that_the_engine_rejects_are_one_line(argv, message, capsys):
     assert main(["serve", *argv]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("octavo: ")
-    assert told in line
+    assert message in line
 
 
-def test_flags_that_ask_for_what_is_there_are_accepted():
+def test_flags_of_features_that_are_always_on_are_accepted():
     flags = (
         "--no-enforce-eager",
         "--no-enable-lora",
@@ -149,7 +149,7 @@ def test_flags_that_ask_for_what_is_there_are_accepted():
 
 
 @pytest.mark.parametrize("dtype", ["half", "float16"])
-def test_dtypes_have_their_old_names(dtype):
+def test_dtypes_accept_their_old_names(dtype):
     assert engine_config_of(parse("--dtype", dtype)).dtype == "float16"
 
 
@@ -158,13 +158,13 @@ def test_every_field_of_the_engine_has_a_flag_with_help():
     assert described == {f.name for f in fields(EngineConfig)} - {"model"}
 
 
-def test_the_help_shows_every_default():
+def test_help_shows_every_default():
     text = " ".join(help_of_serve().split())
-    for expected in ("(default: 16)", "(default: 2048)", "(default: 256)", "(default: 0.92)", "(default: fcfs)"):
+    for expected in ("Default: 16.", "Default: 2048.", "Default: 256.", "Default: 0.92.", "Default: fcfs."):
         assert expected in text
 
 
-def test_keys_come_from_the_flag_or_the_environment(monkeypatch):
+def test_api_keys_come_from_the_flag_or_the_environment(monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "from-vllm")
     assert settings().api_keys == ("from-vllm",)
     monkeypatch.setenv("OCTAVO_API_KEY", "ours")
@@ -175,22 +175,22 @@ def test_keys_come_from_the_flag_or_the_environment(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "value"), [("1024", 1024), ("1k", 1000), ("1K", 1024), ("2M", 2**21), ("25.6k", 25600)]
 )
-def test_sizes(text, value):
+def test_sizes_accept_suffixes(text, value):
     assert size(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "k", "1.5", "1e3", "-1", "nan", "infG", "1.0001k", "1KB"])
-def test_no_sizes(text):
+def test_invalid_sizes_are_rejected(text):
     with pytest.raises(argparse.ArgumentTypeError):
         size(text)
 
 
-def test_auto_is_no_size():
+def test_auto_is_not_a_size():
     assert size_or_auto("auto") is None
     assert size_or_auto("-1") is None
 
 
-def test_a_busy_port_is_one_line_that_names_it(capsys):
+def test_port_in_use_is_one_line_that_names_it(capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -201,12 +201,12 @@ def test_a_busy_port_is_one_line_that_names_it(capsys):
     assert capsys.readouterr().err.strip().count("\n") == 0
 
 
-def test_a_port_that_is_none():
+def test_invalid_port_is_rejected():
     with pytest.raises(StartupError, match="cannot listen"):
         bind("127.0.0.1", 99999)
 
 
-def test_the_help_comes_at_once_and_loads_nothing_heavy():
+def test_help_is_quick_and_imports_no_heavy_module():
     code = (
         "import sys, octavo_server.cli.main as m\n"
         "try: m.main(['serve', '--help'])\n"
@@ -220,7 +220,7 @@ def test_the_help_comes_at_once_and_loads_nothing_heavy():
     assert time.monotonic() - started < 3  # 0.1 s on an idle machine
 
 
-def test_the_api_process_needs_neither_torch_nor_transformers():
+def test_api_process_imports_neither_torch_nor_transformers():
     code = (
         "import sys, octavo_server.cli.serve, octavo_server.openai.api_server\n"
         "heavy = {'torch', 'transformers', 'triton', 'numpy', 'kubernetes'} & set(sys.modules)\n"
@@ -247,7 +247,7 @@ def trace(tmp_path):
     return path
 
 
-def test_replay_says_that_every_decision_is_the_same(trace, capsys):
+def test_replay_reports_that_every_decision_is_the_same(trace, capsys):
     assert main(["replay", str(trace)]) == 0
     assert "every decision is the same" in capsys.readouterr().out
 
@@ -262,7 +262,7 @@ def test_replay_of_a_changed_trace_fails_and_names_the_decision(trace, capsys):
 
 
 @pytest.mark.parametrize("content", [None, "", "{}\n", "not json\n"], ids=["absent", "empty", "other json", "text"])
-def test_what_is_no_trace_is_refused_in_one_line(content, tmp_path, capsys):
+def test_invalid_trace_is_one_line(content, tmp_path, capsys):
     path = tmp_path / "trace.jsonl"
     if content is not None:
         path.write_text(content)

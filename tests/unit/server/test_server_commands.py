@@ -1,4 +1,4 @@
-"""The command line as a whole: its help, version, shell completion; and a chat's conversation as data."""
+"""The whole command line: help, version, shell completion; and the conversation of `octavo chat`."""
 
 import json
 import shutil
@@ -18,20 +18,20 @@ def exits(argv, capsys):
     return capsys.readouterr().out
 
 
-def test_the_help_has_a_sentence_for_each_command(capsys):
+def test_help_describes_each_command(capsys):
     text = " ".join(exits(["--help"], capsys).split())
     for name, spec in COMMANDS.items():
         assert f"{name} {spec.help}" in text
 
 
-def test_the_version(capsys):
+def test_version_is_printed(capsys):
     assert exits(["--version"], capsys).startswith("octavo 0.")
 
 
 @pytest.mark.parametrize(
     "argv", [["bench", "serve"], ["bench", "throughput"], ["bench", "latency"], ["chat"], ["explain", "decisions"]]
 )
-def test_every_flag_has_a_help(argv):
+def test_every_flag_has_help(argv):
     parser = build_parser()
     for word in argv:
         (commands,) = [a for a in parser._actions if a.dest in ("command", "bench", "subject")]
@@ -40,7 +40,7 @@ def test_every_flag_has_a_help(argv):
     assert undescribed == []
 
 
-def test_help_loads_nothing_that_only_a_command_needs():
+def test_help_imports_no_module_that_only_a_command_needs():
     code = (
         "import sys, octavo_server.cli.main as m\n"
         "try: m.main(['bench', 'serve', '--help'])\n"
@@ -54,13 +54,13 @@ def test_help_loads_nothing_that_only_a_command_needs():
 
 @pytest.fixture(scope="module")
 def bash_completes(tmp_path_factory):
-    """What bash offers for the last of the words."""
+    """Completions that bash offers for the last of the words."""
     folder = tmp_path_factory.mktemp("bash")
     (folder / "manifest.yaml").touch()
     (folder / "models").mkdir()
 
-    def complete(*words, argv=("completion", "bash")):
-        command = [sys.executable, "-m", "octavo_server.cli.main", *argv]
+    def complete(*words):
+        command = [sys.executable, "-m", "octavo_server.cli.main", "completion", "bash"]
         written = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         typed = f"COMP_WORDS=(octavo {' '.join(words)})\nCOMP_CWORD={len(words)}\n"
         script = f'{written}{typed}_shtab_octavo\necho "${{COMPREPLY[@]}}"\n'
@@ -72,9 +72,8 @@ def bash_completes(tmp_path_factory):
     return complete
 
 
-@pytest.mark.parametrize("argv", [["completion", "bash"], ["--print-completion", "bash"]], ids=" ".join)
-def test_bash_completes_commands_and_flags(argv, bash_completes):
-    assert bash_completes("bench", "serve", "--request-r", argv=argv) == ["--request-rate"]
+def test_bash_completes_commands_and_flags(bash_completes):
+    assert bash_completes("bench", "serve", "--request-r") == ["--request-rate"]
 
 
 @pytest.mark.parametrize(
@@ -90,32 +89,32 @@ def test_bash_completes_commands_and_flags(argv, bash_completes):
     ],
     ids=lambda words: " ".join(words),
 )
-def test_bash_completes_what_newer_commands_take(words, offered, bash_completes):
+def test_bash_completes_arguments_of_each_command(words, offered, bash_completes):
     assert [word.rstrip("/") for word in bash_completes(*words)] == offered
 
 
-def test_zsh_gets_a_script(capsys):
+def test_zsh_script_is_printed(capsys):
     assert main(["completion", "zsh"]) == 0
     script = capsys.readouterr().out
     assert script.startswith("#compdef octavo")
     assert "--kv-cache-memory-bytes" in script
 
 
-def test_a_question_without_an_answer_gives_way_to_the_next():
+def test_unanswered_question_is_replaced_by_the_next():
     conversation = Conversation("S")
     conversation.ask("one")
     conversation.answer("")
     conversation.ask("two")
     conversation.answer("2")
     assert [m["content"] for m in conversation.messages] == ["S", "two", "2"]
-    assert conversation.take_back_answer()
+    assert conversation.remove_last_answer()
     assert conversation.awaits_answer
     conversation.clear()
-    assert not conversation.take_back_answer()
+    assert not conversation.remove_last_answer()
     assert conversation.messages == [{"role": "system", "content": "S"}]
 
 
-def test_saved_and_loaded(tmp_path):
+def test_conversation_survives_saving_and_loading(tmp_path):
     conversation = Conversation("S", [{"role": "user", "content": "täg"}])
     conversation.save(tmp_path / "c.json")
     assert Conversation.load(tmp_path / "c.json") == conversation
@@ -124,7 +123,7 @@ def test_saved_and_loaded(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["nonsense", "{}", '[{"role": "user"}]', '[{"role": "user", "content": [1]}]'])
-def test_what_is_no_conversation(content, tmp_path):
+def test_invalid_conversation_file_is_rejected(content, tmp_path):
     path = tmp_path / "c.json"
     path.write_text(content)
     with pytest.raises(NotAConversation, match=str(path)):
@@ -152,9 +151,9 @@ class ScriptedEditor:
     ],
     ids=["texts", "interrupts", "exit", "commands"],
 )
-def test_the_shell(events, texts):
-    taken, said = [], []
+def test_shell_runs_commands_and_passes_text_on(events, texts):
+    taken, printed = [], []
     do = Command("do", "[WHAT]", "do it", lambda argument: taken.append(f"did {argument}"))
     take = Command("take", "", "take nothing", lambda argument: taken.append("took"))
-    Shell(ScriptedEditor(*events), [do, take], taken.append, said.append).run()
+    Shell(ScriptedEditor(*events), [do, take], taken.append, printed.append).run()
     assert taken == texts

@@ -1,4 +1,4 @@
-"""`octavo serve --config FILE`: what the file says is what would have been typed, and the command line wins."""
+"""`octavo serve --config FILE`: entries of the file count like typed flags, and the command line takes precedence."""
 
 import pytest
 from octavo_server.cli.main import build_parser
@@ -35,7 +35,7 @@ chat-template: null
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_every_kind_of_value(parse, joined):
+def test_every_type_of_value_is_read(parse, joined):
     args = parse(EVERYTHING, joined=joined)
     engine = engine_config_of(args)
     server = server_config_of(args, engine)
@@ -46,7 +46,7 @@ def test_every_kind_of_value(parse, joined):
     assert server.allowed_origins == ("https://x",)
 
 
-def test_the_command_line_wins(parse):
+def test_command_line_takes_precedence(parse):
     text = "model: /models/a\nport: 1\napi-key: [from, file]\nenable-prefix-caching: true\nmax_num_seqs: 3\n"
     argv = ("/models/b", "--port=2", "--api-key", "typed", "--no-enable-prefix-caching", "--max-num-seqs", "9")
     args = parse(text, *argv)
@@ -55,35 +55,35 @@ def test_the_command_line_wins(parse):
     assert (engine.enable_prefix_caching, engine.max_num_seqs) == (False, 9)
 
 
-def test_a_list_in_the_file_does_not_swallow_the_model(parse):
+def test_list_in_the_file_does_not_include_the_model(parse):
     args = parse("api-key: [a, b]\n", "/models/b")
     assert (args.model_tag, args.api_key) == ("/models/b", ["a", "b"])
 
 
-def test_an_empty_file_says_nothing(parse):
+def test_empty_file_changes_nothing(parse):
     assert engine_config_of(parse("# nothing\n")) == engine_config_of(build_parser().parse_args(["serve"]))
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        ("max-modle-len: 5", "'max-modle-len' is no flag of this command. Did you mean max-model-len"),
-        ("config: other.yaml", "'config' is no flag"),
+        ("max-modle-len: 5", "'max-modle-len' is not a flag of this command. Did you mean max-model-len"),
+        ("config: other.yaml", "'config'"),
         ("max-model-len: long", "--max-model-len"),
         ("port: true", "--port"),
-        ("- a\n- b", "must hold `flag: value` lines"),
-        ("a: [", "is no YAML"),
+        ("- a\n- b", "`flag: value`"),
+        ("a: [", "is not YAML"),
         ("dtype: int3", "invalid choice: 'int3'"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(parse, capsys, text, told):
+def test_error_names_an_invalid_entry(parse, capsys, text, message):
     with pytest.raises(SystemExit) as caught:
         parse(text)
     assert caught.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_a_file_that_is_not_there(capsys):
+def test_missing_file_is_reported(capsys):
     with pytest.raises(SystemExit):
         build_parser().parse_args(["serve", "--config", "/nowhere.yaml"])
     assert "/nowhere.yaml: cannot be read: No such file" in capsys.readouterr().err

@@ -1,5 +1,4 @@
-"""`octavo serve --dry-run`: capacity as a text for people and as JSON for scripts; the numbers' truth is tested with
-the runner (`test_runner_capacity.py`)."""
+"""`octavo serve --dry-run`: capacity as text and as JSON; `test_runner_capacity.py` tests the numbers themselves."""
 
 import json
 
@@ -29,40 +28,40 @@ CAPACITY = Capacity(
 )
 
 
-def test_what_people_read():
-    told = describe(EngineConfig(model="m"), CAPACITY).splitlines()
-    assert told[:6] == [
+def test_report_lists_model_memory_and_flags():
+    report = describe(EngineConfig(model="m"), CAPACITY).splitlines()
+    assert report[:6] == [
         "model       m (LlamaForCausalLM), bfloat16 on cpu",
         "weights     300.0 MiB in memory (100.0 MiB on disk)",
         "KV cache    1.00 GiB: 1,024 blocks of 16 tokens = 16,384 tokens, 64.0 KiB each",
         "swap space  512.0 MiB: 512 blocks",
         "at once     4.0 requests of 4,096 tokens, or 8.0 requests of 2,048 tokens; at most 64 (--max-num-seqs)",
-        "memory      4.00 GiB of 8.00 GiB available; 2.21 GiB stay free",
+        "memory      4.00 GiB of 8.00 GiB available; 2.21 GiB remain free",
     ]
-    assert "each GiB holds 16,384 tokens" in "\n".join(told)
-    assert "--dtype float32" in "\n".join(told)
+    assert "each GiB holds 16,384 tokens" in "\n".join(report)
+    assert "--dtype float32" in "\n".join(report)
 
 
-def test_through_the_command(tmp_path, capsys):
+def test_dry_run_works_as_a_command(tmp_path, capsys):
     folder = str(write_byte_model(tmp_path))
     flags = ["--load-format", "dummy", "--dtype", "float32", "--num-gpu-blocks-override", "40", "--num-threads", "1"]
     assert main(["serve", folder, *flags, "--dry-run", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["num_blocks"], told["kv_tokens"], told["full_length_requests"]) == (40, 640, 1.25)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["num_blocks"], report["kv_tokens"], report["full_length_requests"]) == (40, 640, 1.25)
     assert main(["serve", folder, *flags, "--dry-run"]) == 0
     assert "40 blocks of 16 tokens = 640 tokens" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "report"),
     [(["--num-gpu-blocks-override", "3", "--dry-run"], "--max-model-len to at most 48"), (["--json"], "add --dry-run")],
     ids=["too small", "json alone"],
 )
-def test_what_does_not_fit_is_one_line(flags, told, tmp_path, capsys):
+def test_model_that_does_not_fit_is_one_line(flags, report, tmp_path, capsys):
     folder = str(write_byte_model(tmp_path))
     assert main(["serve", folder, "--load-format", "dummy", "--dtype", "float32", "--num-threads", "1", *flags]) == 1
-    assert told in capsys.readouterr().err
+    assert report in capsys.readouterr().err
 
 
-def test_sizes_for_people():
+def test_sizes_are_shown_with_units():
     assert [size(n) for n in (512, 3 << 20, 5 << 30)] == ["0.5 KiB", "3.0 MiB", "5.00 GiB"]

@@ -1,4 +1,4 @@
-"""From errors to HTTP: one table."""
+"""The table from exceptions to HTTP errors."""
 
 import pytest
 from octavo_engine.wire.errors import (
@@ -48,7 +48,7 @@ def test_each_error_has_its_status_type_and_param(error, status, kind, param):
     assert described.envelope()["error"]["code"] == status
 
 
-def test_what_is_not_in_the_table_tells_nothing_about_itself():
+def test_unknown_error_reveals_no_details():
     described = describe(KeyError("secret"))
     assert (described.status, described.type) == (500, "InternalServerError")
     assert "secret" not in described.message
@@ -56,13 +56,13 @@ def test_what_is_not_in_the_table_tells_nothing_about_itself():
     assert not is_known(OctavoError("secret"))
 
 
-def test_overload_says_when_to_come_back():
+def test_overload_has_retry_after():
     assert describe(Overloaded("x", retry_after_s=3.2)).headers == {"Retry-After": "3"}
     assert describe(Overloaded("x", retry_after_s=0.1)).headers == {"Retry-After": "1"}
     assert describe(Unavailable("x", retry_after_s=5)).headers == {"Retry-After": "5"}
 
 
-def test_the_context_error_in_vllm_s_words():
+def test_context_length_error_has_vllm_s_text():
     error = ContextLengthExceeded(max_model_len=2048, num_requested=100, num_input=2000)
     assert describe(error).message == (
         "This model's maximum context length is 2048 tokens. However, you requested 100 output tokens and your prompt "
@@ -71,7 +71,7 @@ def test_the_context_error_in_vllm_s_words():
     )
 
 
-def test_an_error_as_a_stream_event():
+def test_error_frame_has_the_error_body():
     assert sse.error_frame(EngineDead("gone")) == (
         b'data: {"error":{"message":"gone","type":"ServiceUnavailableError","param":null,"code":503}}\n\n'
     )

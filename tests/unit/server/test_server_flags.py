@@ -23,7 +23,7 @@ def described(parser, command):
             yield " ".join((*command, names, f"= {action.default!r}")) + choices
 
 
-#: They say what to do, once; nothing sets them that a --no- form would have to take back.
+#: Flags that select an action of one command line; a --no- form would have no use.
 ORDERS = {"--dry-run", "--json"}
 
 

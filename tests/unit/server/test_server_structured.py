@@ -1,4 +1,4 @@
-"""One shape of the output, in all the spellings that clients use."""
+"""Every field that requests a structured output gives the same result."""
 
 import pytest
 from octavo_engine.wire.errors import InvalidRequest
@@ -35,7 +35,7 @@ def request(**fields):
         ({"guided_json": SCHEMA, "guided_whitespace_pattern": " ?"}, {"json": SCHEMA, "whitespace_pattern": " ?"}),
     ],
 )
-def test_each_spelling(fields, expected):
+def test_each_field_gives_the_structured_output(fields, expected):
     expected = expected or {"json": "{}", "disable_any_whitespace": True}
     params = request(**fields).sampling_params({}, max_tokens=8, logprobs=None)
     assert params.structured_outputs == StructuredOutputs(**expected)
@@ -44,7 +44,7 @@ def test_each_spelling(fields, expected):
 @pytest.mark.parametrize(
     "fields", [{}, {"response_format": None}, {"response_format": {"type": "text"}}, {"guided_json_object": False}]
 )
-def test_no_shape_asked_for(fields):
+def test_body_without_a_request_gives_none(fields):
     assert request(**fields).shape() is None
 
 
@@ -59,7 +59,7 @@ def test_no_shape_asked_for(fields):
         ({"guided_choice": []}, "structured_outputs.choice"),
     ],
 )
-def test_a_wrong_shape_is_named(fields, param):
+def test_error_names_a_wrong_field(fields, param):
     with pytest.raises(InvalidRequest) as caught:
         request(**fields).shape()
     assert caught.value.param == param
@@ -74,6 +74,6 @@ def test_a_wrong_shape_is_named(fields, param):
         {"guided_choice": "a"},
     ],
 )
-def test_what_the_document_does_not_allow(fields):
+def test_unknown_types_are_rejected(fields):
     with pytest.raises(ValidationError):
         request(**fields)

@@ -1,4 +1,4 @@
-"""What people read: the banner and the line about load."""
+"""Texts for users: the banner and the log line about load."""
 
 from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.wire.records import EngineStats
@@ -15,7 +15,7 @@ class Engine:
     )  # fmt: skip
 
 
-def test_the_banner_says_what_fits_where_and_how_to_try_it():
+def test_banner_shows_capacity_address_and_example():
     model, cache, url, example = banner(Engine(), ServerConfig(served_model_names=("a",)), 8000, 4.25)
     assert model == "model /models/a as a: bfloat16 on cpu, 0.50 GiB"
     assert cache == "KV cache 8,192 tokens (0.25 GiB, bfloat16): 4.0 requests of the full 2,048 tokens at once"
@@ -24,7 +24,7 @@ def test_the_banner_says_what_fits_where_and_how_to_try_it():
     assert "Authorization" not in example
 
 
-def test_the_example_mentions_the_key_but_never_shows_it():
+def test_example_command_never_shows_the_key():
     config = ServerConfig(served_model_names=("/models/a",), host="::1", api_keys=("secret",))
     text = "\n".join(banner(Engine(), config, 1, 1.0))
     assert "http://[::1]:1/v1" in text
@@ -33,7 +33,7 @@ def test_the_example_mentions_the_key_but_never_shows_it():
     assert " as " not in text
 
 
-def test_the_load_line():
+def test_load_line_shows_rates_and_cache_use():
     before = EngineStats(prompt_tokens=100, generation_tokens=50, prefix_cache_queries=100, prefix_cache_hits=10)
     after = EngineStats(
         prompt_tokens=300, generation_tokens=150, prefix_cache_queries=300, prefix_cache_hits=110, running=2, waiting=1,

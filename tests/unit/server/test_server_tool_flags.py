@@ -1,4 +1,4 @@
-"""The flags about tools and reasoning: what they come to, and refusals that list the names."""
+"""Flags for tools and reasoning: the settings that they give, and errors that list the valid names."""
 
 import pytest
 from octavo_engine.config import EngineConfig
@@ -7,7 +7,7 @@ from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.main import build_parser
 from octavo_server.cli.serve import server_config_of
 from octavo_server.cli.tool_flags import template_warning
-from octavo_server.tools.use import ToolSettings
+from octavo_server.output_parsing.tool_use import ToolSettings
 
 HERMES = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
 
@@ -26,7 +26,7 @@ def config(*argv):
         (["--reasoning-parser", ""], ToolSettings(), None),
     ],
 )
-def test_what_the_flags_come_to(argv, tools, reasoning):
+def test_flags_set_the_tool_settings(argv, tools, reasoning):
     found = config(*argv)
     assert (found.tools, found.reasoning_parser) == (tools, reasoning)
 
@@ -39,7 +39,7 @@ def test_what_the_flags_come_to(argv, tools, reasoning):
         (["--reasoning-parser", "r1"], "deepseek_r1, qwen3"),
     ],
 )
-def test_a_refusal_lists_the_names(argv, says):
+def test_error_lists_the_valid_names(argv, says):
     with pytest.raises(StartupError, match=says):
         config(*argv)
 
@@ -53,6 +53,6 @@ def test_a_refusal_lists_the_names(argv, says):
         (None, None, False),
     ],
 )
-def test_a_template_that_knows_no_tools_is_told(parser, template, warns):
+def test_template_without_tools_gives_a_warning(parser, template, warns):
     found = template_warning(parser, None if template is None else ChatTemplate(template))
     assert (found is not None) == warns

@@ -29,7 +29,7 @@ async def test_each_failure_is_reported_to_the_backoff() -> None:
     lasted: list[float] = []
 
     class Recorded(Backoff):
-        def ended(self, *, lasted_s: float) -> float:
+        def next_wait_s(self, *, lasted_s: float) -> float:
             lasted.append(lasted_s)
             return 0.0
 

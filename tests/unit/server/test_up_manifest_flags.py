@@ -1,10 +1,10 @@
-"""`octavo up -f`: which flags go with it, and what is said of a manifest that can't be read."""
+"""`octavo up -f`: flags that it accepts, and errors about a manifest."""
 
 import pytest
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli import plugins
 from octavo_server.cli.main import build_parser, main
-from octavo_server.cli.up_manifest import parsed_service, read_manifest
+from octavo_server.cli.up_manifest import parse_service, read_manifest
 
 MANIFEST = """
 apiVersion: serving.octavo.dev/v1alpha1
@@ -30,21 +30,21 @@ def read(*argv):
     return read_manifest(build_parser().parse_args(["up", *argv]))
 
 
-def test_it_is_read_by_the_operators_package(manifest):
+def test_operators_package_parses_the_manifest(manifest):
     fleet = read("-f", manifest(), "--port", "9", "--host", "::", "--log-format", "json", "--router-args=--workers 2")
     (service,) = fleet.services
     assert (service.name, service.served_names, fleet.num_engines) == ("llm", ("llm",), 1)
-    parsed = parsed_service(service)
+    parsed = parse_service(service)
     assert (parsed.max_model_len, parsed.kv_cache_memory_bytes, parsed.num_threads) == (64, 2**20, 1)
 
 
 @pytest.mark.parametrize("argv", [["m"], ["--replicas", "3"], ["--max-model-len", "64"], ["--api-key", "k"]])
-def test_what_the_manifest_says_is_no_flag(manifest, argv):
-    with pytest.raises(StartupError, match="with -f the manifest says what engines are told"):
+def test_engine_flags_are_rejected_beside_a_manifest(manifest, argv):
+    with pytest.raises(StartupError, match="-f"):
         read("-f", manifest(), *argv)
 
 
-def test_faults_name_the_file(tmp_path, manifest, capsys):
+def test_errors_name_the_file(tmp_path, manifest, capsys):
     absent = str(tmp_path / "absent.yaml")
     assert main(["up", "-f", absent]) == 1
     assert capsys.readouterr().err == f"octavo: {absent}: can't be read: No such file or directory.\n"
@@ -63,12 +63,12 @@ def test_faults_name_the_file(tmp_path, manifest, capsys):
         ("--quantization=awq", "InferenceService llm: "),
     ],
 )
-def test_what_engines_would_refuse_is_said_at_once(manifest, argument, message, capsys):
+def test_arguments_that_engines_would_reject_are_rejected_at_once(manifest, argument, message, capsys):
     assert main(["up", "-f", manifest(argument)]) == 1
     assert f"octavo: {message}" in capsys.readouterr().err
 
 
-def test_without_the_operators_package(manifest, monkeypatch):
+def test_missing_operator_package_is_reported(manifest, monkeypatch):
     monkeypatch.setattr(plugins, "GROUP", "nobody.there")
     with pytest.raises(StartupError, match=r"octavo up -f needs the package octavo-operator\. Install it with"):
         read("-f", manifest())

@@ -1,4 +1,4 @@
-"""What `octavo up` decides before it starts anything: shares, arguments, pauses, and how its lines look."""
+"""Pure parts of `octavo up`: split of resources, arguments, restart delays, and lines of the console."""
 
 import io
 import socket
@@ -10,54 +10,61 @@ from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.main import build_parser
 from octavo_server.cli.up import check, route_args, serve_args
 from octavo_server.config import ServerConfig
-from octavo_server.up.console import MAX_LINE_BYTES, Console, Lines
+from octavo_server.up.console import MAX_LINE_BYTES, Console, LineSplitter
 from octavo_server.up.plan import EngineOptions, UpOptions, plan_children
-from octavo_server.up.ports import KeptPorts
-from octavo_server.up.restarts import MAX_IN_A_ROW, STABLE_S, Restarts
-from octavo_server.up.shares import Given, Machine, Share, share_out
+from octavo_server.up.ports import ReservedPorts
+from octavo_server.up.resource_split import MachineResources, ResourceSettings, ResourceShare, split_resources
+from octavo_server.up.restart_policy import MAX_IN_A_ROW, STABLE_S, RestartPolicy
 
 
 def machine(env=None, *, cpus=8, available_gib=64.0, limits=None):
     memory = MemoryInfo(total_bytes=128 * GIB, available_bytes=int(available_gib * GIB))
-    return Machine(env=env or {}, affinity=frozenset(range(cpus)), limits=limits or CgroupLimits(), memory=memory)
+    return MachineResources(
+        env=env or {}, affinity=frozenset(range(cpus)), limits=limits or CgroupLimits(), memory=memory
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "around", "num", "expected"),
     [
-        (Given(), machine(), 2, Share(num_threads=4, kv_bytes=4 * GIB)),
-        (Given(), machine(available_gib=8), 4, Share(num_threads=2, kv_bytes=GIB)),
-        (Given(), machine(cpus=2), 4, Share(num_threads=1, kv_bytes=4 * GIB)),
-        (Given(), machine(limits=CgroupLimits(cpus=4.0)), 2, Share(num_threads=2, kv_bytes=4 * GIB)),
-        (Given(num_threads=3), machine(), 2, Share(num_threads=None, kv_bytes=4 * GIB)),
-        (Given(), machine({"OMP_NUM_THREADS": "3"}), 2, Share(num_threads=None, kv_bytes=4 * GIB)),
-        (Given(kv_cache_memory_bytes=1), machine(), 2, Share(num_threads=4, kv_bytes=None)),
-        (Given(num_gpu_blocks_override=9), machine(), 2, Share(num_threads=4, kv_bytes=None)),
-        (Given(), machine({"VLLM_CPU_KVCACHE_SPACE": "2"}), 2, Share(num_threads=4, kv_bytes=None)),
+        (ResourceSettings(), machine(), 2, ResourceShare(num_threads=4, kv_bytes=4 * GIB)),
+        (ResourceSettings(), machine(available_gib=8), 4, ResourceShare(num_threads=2, kv_bytes=GIB)),
+        (ResourceSettings(), machine(cpus=2), 4, ResourceShare(num_threads=1, kv_bytes=4 * GIB)),
+        (ResourceSettings(), machine(limits=CgroupLimits(cpus=4.0)), 2, ResourceShare(num_threads=2, kv_bytes=4 * GIB)),
+        (ResourceSettings(num_threads=3), machine(), 2, ResourceShare(num_threads=None, kv_bytes=4 * GIB)),
+        (ResourceSettings(), machine({"OMP_NUM_THREADS": "3"}), 2, ResourceShare(num_threads=None, kv_bytes=4 * GIB)),
+        (ResourceSettings(kv_cache_memory_bytes=1), machine(), 2, ResourceShare(num_threads=4, kv_bytes=None)),
+        (ResourceSettings(num_gpu_blocks_override=9), machine(), 2, ResourceShare(num_threads=4, kv_bytes=None)),
+        (ResourceSettings(), machine({"VLLM_CPU_KVCACHE_SPACE": "2"}), 2, ResourceShare(num_threads=4, kv_bytes=None)),
         (
-            Given(),
+            ResourceSettings(),
             machine({"VLLM_CPU_OMP_THREADS_BIND": "0-3|4-7"}),
             2,
-            Share(num_threads=None, kv_bytes=4 * GIB, bind=("0-3", "4-7")),
+            ResourceShare(num_threads=None, kv_bytes=4 * GIB, bind=("0-3", "4-7")),
         ),
-        (Given(), machine({"OCTAVO_CPU_OMP_THREADS_BIND": "0-3"}), 2, Share(num_threads=None, kv_bytes=4 * GIB)),
+        (
+            ResourceSettings(),
+            machine({"OCTAVO_CPU_OMP_THREADS_BIND": "0-3"}),
+            2,
+            ResourceShare(num_threads=None, kv_bytes=4 * GIB),
+        ),
     ],
 )
-def test_each_engine_gets_its_part_unless_the_user_said_how_much(given, around, num, expected):
-    assert share_out(given, around, num) == expected
+def test_each_engine_gets_its_part_unless_the_user_set_it(given, around, num, expected):
+    assert split_resources(given, around, num) == expected
 
 
-def test_the_parts_together_are_at_most_what_one_engine_would_take():
-    share = share_out(Given(), machine(available_gib=20), 5)
+def test_parts_add_up_to_at_most_one_engine():
+    share = split_resources(ResourceSettings(), machine(available_gib=20), 5)
     assert 5 * share.kv_bytes <= 10 * GIB
 
 
-def test_a_share_reaches_the_engine_as_variables():
-    share = Share(num_threads=1, kv_bytes=GIB // 2, bind=("0", "1"))
+def test_share_becomes_environment_variables():
+    share = ResourceShare(num_threads=1, kv_bytes=GIB // 2, bind=("0", "1"))
     assert share.env(1) == {"OCTAVO_CPU_KVCACHE_SPACE": "0.500000", "OCTAVO_CPU_OMP_THREADS_BIND": "1"}
 
 
-SHARE = Share(num_threads=3, kv_bytes=None)
+SHARE = ResourceShare(num_threads=3, kv_bytes=None)
 ENGINES = tuple(
     EngineOptions(name=f"replica-{i}", args=("m", "--num-threads", "7"), port=i + 1, position=i, share=SHARE)
     for i in range(2)
@@ -65,7 +72,7 @@ ENGINES = tuple(
 OPTIONS = UpOptions(engines=ENGINES, route_args=("--workers", "2"), port=80, secret="s3cret")
 
 
-def test_the_plan_has_a_router_over_all_replicas():
+def test_plan_has_a_router_for_all_replicas():
     plan = plan_children(OPTIONS)
     assert plan.names == ["router", "replica-0", "replica-1"]
     urls = ["--replica", "http://127.0.0.1:1", "--replica", "http://127.0.0.1:2"]
@@ -73,10 +80,10 @@ def test_the_plan_has_a_router_over_all_replicas():
     assert plan.router.url == "http://localhost:80"
     first = plan.replicas[0]
     assert first.args[:5] == ("serve", "--host", "127.0.0.1", "--port", "1")
-    assert first.args[-5:] == ("--num-threads", "3", "m", "--num-threads", "7")  # what was typed wins
+    assert first.args[-5:] == ("--num-threads", "3", "m", "--num-threads", "7")  # typed flags take precedence
 
 
-def test_the_secret_is_in_the_environment_only():
+def test_secret_is_only_in_the_environment():
     plan = plan_children(OPTIONS)
     for child in (plan.router, *plan.replicas):
         assert child.env["OCTAVO_ROUTER_SECRET"] == "s3cret"
@@ -88,7 +95,7 @@ def parsed(*argv):
     return build_parser().parse_args(["up", *argv])
 
 
-def test_engines_get_what_is_not_the_platforms_own():
+def test_engines_get_all_flags_except_those_of_up():
     args = parsed(
         *("m", "--replicas", "3", "--dtype", "float32", "--port=9", "--router-args=--workers 2", "--host", "::"),
         *("--served-model-name", "a", "b", "--no-kv-stream"),
@@ -98,7 +105,7 @@ def test_engines_get_what_is_not_the_platforms_own():
     assert args.router_args == ["--workers", "2"]
 
 
-def test_a_config_file_may_say_all_of_it(tmp_path):
+def test_config_file_may_set_all_flags(tmp_path):
     file = tmp_path / "up.yaml"
     file.write_text("model: m\nreplicas: 3\nport: 9\nmax-model-len: 64\n")
     args = parsed("--config", str(file), "--max-model-len", "32")
@@ -106,7 +113,7 @@ def test_a_config_file_may_say_all_of_it(tmp_path):
     assert serve_args(args.typed) == ("--max-model-len", "32", "--model=m")
 
 
-def test_the_router_gets_keys_where_traces_go_and_how_to_end():
+def test_router_gets_flags_for_keys_traces_and_shutdown():
     args = parsed("--api-key", "k1", "k2", "--drain-timeout", "5", "--otlp-traces-endpoint", "http://c")
     found = route_args(args)
     assert found[:2] == ["--drain-timeout", "5.0"]
@@ -115,14 +122,14 @@ def test_the_router_gets_keys_where_traces_go_and_how_to_end():
 
 
 @pytest.mark.parametrize("argv", [["--replicas", "0"], ["--replicas", "65"], ["--replicas", "many"], ["--dry-run"]])
-def test_what_makes_no_sense_is_refused_by_the_parser(argv, capsys):
+def test_invalid_values_are_rejected_by_the_parser(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         parsed(*argv)
     assert caught.value.code == 2
     assert argv[0] in capsys.readouterr().err
 
 
-def test_what_several_engines_cannot_share_is_refused():
+def test_arguments_that_engines_cannot_share_are_rejected():
     config = ServerConfig(served_model_names=("m",))
     with pytest.raises(StartupError, match="--trace"):
         check(parsed("--trace", "file"), config)
@@ -131,29 +138,29 @@ def test_what_several_engines_cannot_share_is_refused():
         check(parsed(), ServerConfig(served_model_names=("m",), router_secrets=("s",)))
 
 
-def test_pauses_double_up_to_a_limit():
-    restarts = Restarts()
-    pauses = [restarts.ended(served_s=2.0) for _ in range(MAX_IN_A_ROW + 1)]
+def test_restart_delays_double_up_to_a_limit():
+    restart_policy = RestartPolicy()
+    pauses = [restart_policy.record_exit(served_s=2.0) for _ in range(MAX_IN_A_ROW + 1)]
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, None]
 
 
-def test_who_never_served_is_not_started_again():
-    assert Restarts().ended(served_s=0.0) is None
+def test_process_that_never_served_is_not_restarted():
+    assert RestartPolicy().ended(served_s=0.0) is None
 
 
-def test_who_served_once_may_fail_to_start_a_few_times():
-    restarts = Restarts()
-    assert restarts.ended(served_s=3.0) == 1.0
-    assert restarts.ended(served_s=0.0) == 2.0
+def test_process_that_served_may_fail_to_start_a_few_times():
+    restart_policy = RestartPolicy()
+    assert restart_policy.record_exit(served_s=3.0) == 1.0
+    assert restart_policy.record_exit(served_s=0.0) == 2.0
 
 
-def test_who_served_for_long_begins_anew():
-    restarts = Restarts()
+def test_delay_is_reset_after_a_minute_of_serving():
+    restart_policy = RestartPolicy()
     for _ in range(3 * MAX_IN_A_ROW):
-        assert restarts.ended(served_s=STABLE_S) == 1.0
+        assert restart_policy.record_exit(served_s=STABLE_S) == 1.0
 
 
-def test_lines_have_the_name_of_who_said_them():
+def test_lines_have_the_name_of_their_process():
     out = io.StringIO()
     console = Console(out, ["router", "up"], has_colour=False)
     console.show("up", "one")
@@ -167,8 +174,8 @@ def test_names_are_coloured_on_a_terminal():
     assert out.getvalue() == "\x1b[33mb |\x1b[0m text\n"
 
 
-def test_lines_are_put_together_from_pieces_of_any_size():
-    lines = Lines()
+def test_lines_are_assembled_from_chunks_of_any_size():
+    lines = LineSplitter()
     whole = "a\r\nbé\n\nc".encode()
     assert [line for i in range(len(whole)) for line in lines.feed(whole[i : i + 1])] == ["a", "bé", ""]
     assert list(lines.rest()) == ["c"]
@@ -176,12 +183,12 @@ def test_lines_are_put_together_from_pieces_of_any_size():
     assert [len(line) for line in lines.feed(b"x" * (MAX_LINE_BYTES + 1))] == [MAX_LINE_BYTES + 1]
 
 
-def test_a_kept_port_is_for_those_who_know_it():
-    with KeptPorts() as ports:
-        port = ports.keep("127.0.0.1", 0)
+def test_reserved_port_is_given_to_no_other_process():
+    with ReservedPorts() as ports:
+        port = ports.reserve("127.0.0.1", 0)
         with socket.socket() as ours:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             ours.bind(("127.0.0.1", port))
             ours.listen()
-            with pytest.raises(StartupError, match=f"{port}.*--port"), KeptPorts() as others:
-                others.keep("127.0.0.1", port)
+            with pytest.raises(StartupError, match=f"{port}.*--port"), ReservedPorts() as others:
+                others.reserve("127.0.0.1", port)

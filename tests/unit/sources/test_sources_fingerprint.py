@@ -1,4 +1,4 @@
-"""The fingerprint sees content only: the same wherever it lies, another for any real change, and quick."""
+"""The fingerprint covers only content: it is independent of paths, changes with any real change, and is fast."""
 
 import json
 import time
@@ -32,13 +32,13 @@ def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprint, "SAMPLE_BYTES", 16)
 
 
-def test_independent_of_path_and_file_name(tmp_path: Path) -> None:
+def test_the_fingerprint_ignores_path_and_file_name(tmp_path: Path) -> None:
     first = of(make(tmp_path / "a"))
     assert first == of(make(tmp_path / "deep" / "b", name="renamed.safetensors"))
     assert len(bytes.fromhex(first)) == 32
 
 
-def test_independent_of_who_wrote_the_config(tmp_path: Path) -> None:
+def test_the_fingerprint_ignores_unrelated_config_keys(tmp_path: Path) -> None:
     written = {"transformers_version": "9", "_name_or_path": "/x", **dict(reversed(CONFIG.items()))}
     assert of(make(tmp_path / "a")) == of(make(tmp_path / "b", config=written))
 
@@ -54,11 +54,11 @@ def test_independent_of_who_wrote_the_config(tmp_path: Path) -> None:
         (BYTES, {**CONFIG, "hidden_size": 16}),
     ],
 )
-def test_each_change_shows(tmp_path: Path, data: bytes, config: dict[str, Any]) -> None:
+def test_every_change_changes_the_fingerprint(tmp_path: Path, data: bytes, config: dict[str, Any]) -> None:
     assert of(make(tmp_path / "a")) != of(make(tmp_path / "b", data, config))
 
 
-def test_shards_are_a_set(tmp_path: Path) -> None:
+def test_the_order_of_shards_does_not_matter(tmp_path: Path) -> None:
     for folder, names in (("a", "12"), ("b", "21")):
         path = make(tmp_path / folder)
         (path / "model.safetensors").unlink()
@@ -81,13 +81,13 @@ def test_samples_reach_from_the_head_to_the_last_byte(tmp_path: Path) -> None:
     assert of(make(tmp_path / "a")) != of(make(tmp_path / "b", finetuned))
 
 
-def test_dummy_weights_follow_from_the_config(tmp_path: Path) -> None:
+def test_a_dummy_fingerprint_depends_only_on_the_config(tmp_path: Path) -> None:
     first, second = make(tmp_path / "a"), make(tmp_path / "b", b"other")
     assert of(first, "dummy") == of(second, "dummy") != of(first)
 
 
 def test_a_huge_checkpoint_takes_less_than_a_second(tmp_path: Path) -> None:
-    """Twenty sparse files of 5 GB."""
+    """The checkpoint has twenty sparse files of 5 GB."""
     folder = make(tmp_path / "m")
     (folder / "model.safetensors").unlink()
     for number in range(1, 21):

@@ -1,4 +1,4 @@
-"""GGUF metadata that a tiny model doesn't show: RoPE scaling, layer patterns, ends of turn, and what is refused."""
+"""GGUF metadata that no tiny model covers: RoPE scaling, layer patterns, ends of turn, and unsupported files."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def config_of(architecture: str, keys: dict[str, Any], *tensors: GGUFTensor, **o
         ),
     ],
 )
-def test_rope_scaling(keys: dict[str, Any], expected: dict[str, Any] | None) -> None:
+def test_rope_scaling_is_converted(keys: dict[str, Any], expected: dict[str, Any] | None) -> None:
     assert config_of("llama", keys).get("rope_scaling") == expected
 
 
@@ -62,12 +62,12 @@ def test_quantised_files_compute_in_half_precision() -> None:
     assert config_of("gemma2", gemma)["torch_dtype"] == "bfloat16"
 
 
-def test_tied_only_without_an_output_matrix() -> None:
+def test_embeddings_are_tied_only_without_an_output_matrix() -> None:
     assert config_of("llama", {})["tie_word_embeddings"] is True
     assert config_of("llama", {}, make_tensor("output.weight", (100, 64)))["tie_word_embeddings"] is False
 
 
-def test_mistral_is_told_by_its_window() -> None:
+def test_mistral_is_recognised_by_its_window() -> None:
     assert config_of("llama", {"attention.sliding_window": 1024})["architectures"] == ["MistralForCausalLM"]
     assert config_of("llama", {})["architectures"] == ["LlamaForCausalLM"]
 
@@ -95,7 +95,7 @@ GEMMA = {"attention.key_length": 16, "attention.sliding_window": 8, "block_count
         ("gemma3", {"attention.sliding_window_pattern": 3}, "SSFSSFS"),
     ],
 )
-def test_layer_pattern(architecture: str, keys: dict[str, Any], expected: str) -> None:
+def test_layer_patterns_are_converted(architecture: str, keys: dict[str, Any], expected: str) -> None:
     types = config_of(architecture, {**GEMMA, **keys})["layer_types"]
     assert "".join(kind[0].upper() for kind in types) == expected
 
@@ -117,12 +117,12 @@ def test_only_the_27b_models_scale_queries_by_the_hidden_size(architecture: str,
         ("llama", {"attention.head_count_kv": [4, 2]}, "num_key_value_heads differs between layers"),
     ],
 )
-def test_refused(architecture: str, keys: dict[str, Any], message: str) -> None:
+def test_an_unsupported_file_is_refused(architecture: str, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(StartupError, match=message):
         config_of(architecture, keys)
 
 
-def test_a_vocabulary_alone_is_no_model() -> None:
+def test_a_vocabulary_without_weights_is_refused() -> None:
     found = header("llama", {})
     found.tensors.clear()
     with pytest.raises(StartupError, match=r"m\.gguf: has no tensor 'token_embd\.weight'"):

@@ -41,7 +41,7 @@ def test_null_means_default() -> None:
     assert (config.num_kv_heads, config.head_dim) == (4, 16)
 
 
-def test_gpt2_spelling() -> None:
+def test_gpt2_keys_are_read() -> None:
     config = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 9, "n_embd": 8, "n_layer": 1, "n_head": 2}
     found = load_model_config(files({**config, "n_positions": 64}))
     assert (found.hidden_size, found.num_layers, found.num_heads, found.max_position_embeddings) == (8, 1, 2, 64)
@@ -49,11 +49,11 @@ def test_gpt2_spelling() -> None:
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 @pytest.mark.parametrize(("value", "expected"), [("bfloat16", "bfloat16"), ("torch.float16", "float16")])
-def test_dtype_in_both_spellings(key: str, value: str, expected: str) -> None:
+def test_dtype_is_read_in_both_spellings(key: str, value: str, expected: str) -> None:
     assert load_model_config(files({**LLAMA, key: value})).dtype == expected
 
 
-def test_dtype_of_the_file_where_the_config_is_silent(tmp_path: Path) -> None:
+def test_dtype_defaults_to_the_files_dtype(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"norm": torch.ones(4), "w": torch.ones(8, 8, dtype=torch.bfloat16)}, path)
     assert load_model_config(files(LLAMA, weight_files=(path,))).dtype == "bfloat16"
@@ -80,21 +80,21 @@ def test_bos_prefers_the_generation_config() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_size": None}, "needs hidden_size as a positive number, it has None"),
-        ({"vocab_size": 0}, "needs vocab_size as a positive number, it has 0"),
+        ({"hidden_size": None}, "hidden_size in config.json must be a positive number, got None"),
+        ({"vocab_size": 0}, "vocab_size in config.json must be a positive number, got 0"),
         ({"num_hidden_layers": "2"}, "needs num_hidden_layers"),
-        ({"num_key_value_heads": 3}, "4 attention heads can't share 3 KV heads"),
-        ({"architectures": []}, "names no architecture"),
-        ({"architectures": None}, "names no architecture"),
+        ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 KV heads"),
+        ({"architectures": []}, "architectures"),
+        ({"architectures": None}, "architectures"),
     ],
 )
-def test_unusable_config(change: dict[str, Any], message: str) -> None:
+def test_an_unusable_config_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(StartupError, match=message):
         load_model_config(files({**LLAMA, **change}))
 
 
-def test_nested_text_config_of_gemma3() -> None:
-    """gemma-3-4b's config.json names in text_config only what differs from the defaults."""
+def test_gemma3_nested_text_config_is_flattened() -> None:
+    """The text_config in gemma-3-4b's config.json has only keys that differ from the defaults."""
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024}
     outer = {
         "architectures": ["Gemma3ForConditionalGeneration"],
@@ -111,7 +111,7 @@ def test_nested_text_config_of_gemma3() -> None:
     assert config.hf["rope_local_base_freq"] == 10_000.0
 
 
-def test_rope_of_transformers_4_and_5_is_one() -> None:
+def test_rope_of_transformers_4_and_5_is_equal() -> None:
     old = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
     new = {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}}
     assert rope_parameters(old) == rope_parameters(new) == {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}
@@ -119,13 +119,13 @@ def test_rope_of_transformers_4_and_5_is_one() -> None:
     assert rope_parameters({"rope_scaling": None, "rope_theta": 7.0}) == {"rope_theta": 7.0, "rope_type": "default"}
 
 
-def test_rope_takes_in_the_keys_that_phi3_keeps_outside() -> None:
+def test_rope_includes_the_keys_that_phi3_keeps_outside() -> None:
     hf = {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75}
     rope = rope_parameters(hf)
     assert (rope["original_max_position_embeddings"], rope["partial_rotary_factor"]) == (4096, 0.75)
 
 
-def test_rope_per_layer_type() -> None:
+def test_rope_may_differ_per_layer_type() -> None:
     kinds = {"full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0}, "sliding_attention": None}
     rope = rope_parameters({"rope_parameters": kinds, "rope_theta": 1e4})
     assert rope["full_attention"]["factor"] == 8.0
@@ -144,12 +144,12 @@ def test_rope_per_layer_type() -> None:
         ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 512),
     ],
 )
-def test_context_length(change: dict[str, Any], expected: int) -> None:
+def test_rope_scaling_extends_the_context_length(change: dict[str, Any], expected: int) -> None:
     assert context_length(load_model_config(files({**LLAMA, **change}))) == expected
 
 
 @pytest.mark.parametrize("architecture", sorted(TINY_CONFIGS))
-def test_reads_what_transformers_writes(tmp_path: Path, architecture: str) -> None:
+def test_configs_written_by_transformers_are_read(tmp_path: Path, architecture: str) -> None:
     from transformers import AutoConfig
 
     model_type, options = TINY_CONFIGS[architecture]
@@ -165,5 +165,5 @@ def test_reads_what_transformers_writes(tmp_path: Path, architecture: str) -> No
 
 
 @pytest.mark.parametrize("value", [1e-5, 1e-6, 1e6, 0.1, 30.0, 0.0, -2.5, 0.33333334])
-def test_floats_come_back_as_written(value: float) -> None:
+def test_floats_are_returned_as_written(value: float) -> None:
     assert shortest_float(torch.tensor(value, dtype=torch.float32).item()) == value

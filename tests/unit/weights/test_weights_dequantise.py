@@ -1,4 +1,4 @@
-"""Blocks that llama.cpp itself made and decoded, and the types that can't be decoded."""
+"""Blocks that llama.cpp itself encoded and decoded, and types that cannot be decoded."""
 
 import json
 from pathlib import Path
@@ -43,18 +43,18 @@ def case(qtype: str) -> tuple[bytes, torch.Tensor]:
 
 
 @pytest.mark.parametrize("qtype", TYPES)
-def test_equals_llama_cpp(tmp_path: Path, qtype: str) -> None:
+def test_dequantised_values_equal_llama_cpp(tmp_path: Path, qtype: str) -> None:
     blocks, expected = case(qtype)
     write_rows(tmp_path / "m.gguf", qtype, blocks * 3)
     assert torch.equal(read_rows(tmp_path / "m.gguf"), expected.expand(3, COLUMNS))
 
 
-def test_the_table_covers_what_the_issue_names() -> None:
+def test_the_table_covers_the_required_types() -> None:
     assert {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K"} <= set(TYPES)
 
 
 @pytest.mark.parametrize("slice_bytes", [1, COLUMNS * 4 * 2, 1 << 20])
-def test_slices_and_scattered_rows_change_nothing(
+def test_slices_and_scattered_rows_give_the_same_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slice_bytes: int
 ) -> None:
     blocks, _ = case("Q8_0")
@@ -70,8 +70,8 @@ def test_slices_and_scattered_rows_change_nothing(
     assert len(done) == {1: 8, COLUMNS * 4 * 2: 4, 1 << 20: 1}[slice_bytes]
 
 
-def test_interleaved_rows_by_hand() -> None:
-    """Two heads of six rows: stored a0 b0 a1 b1 a2 b2, wanted a0 a1 a2 b0 b1 b2."""
+def test_interleaved_rows_match_a_manual_example() -> None:
+    """Two heads of six rows are stored as a0 b0 a1 b1 a2 b2 and expected as a0 a1 a2 b0 b1 b2."""
     assert interleaved_rows(12, heads=2).tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
 
 
@@ -82,7 +82,7 @@ def test_a_type_without_decoder_is_named(tmp_path: Path, qtype: str, row_bytes: 
         read_rows(tmp_path / "m.gguf")
 
 
-def test_bfloat16_and_float16_keep_their_dtype_unless_asked(tmp_path: Path) -> None:
+def test_bfloat16_and_float16_keep_their_dtype_by_default(tmp_path: Path) -> None:
     values = torch.randn(2, COLUMNS)
     for qtype, dtype in (("BF16", torch.bfloat16), ("F16", torch.float16)):
         path = tmp_path / f"{qtype}.gguf"

@@ -1,4 +1,4 @@
-"""Dummy weights: the same for the same name, of a spread that makes logits lively, and quick."""
+"""Dummy weights: equal for equal names, with a spread that gives varied logits, and fast."""
 
 import torch
 from octavo_engine.weights.dummy import POOL_SIZE, dummy_weights
@@ -6,7 +6,7 @@ from octavo_engine.weights.dummy import POOL_SIZE, dummy_weights
 SHAPES = [("model.embed_tokens.weight", (1000, 64)), ("model.norm.weight", (64,)), ("q.bias", (32,)), ("x", (7, 3))]
 
 
-def test_deterministic_whatever_else_is_asked_for() -> None:
+def test_values_do_not_depend_on_other_weights() -> None:
     all_at_once = dict(dummy_weights(SHAPES))
     for name, shape in SHAPES:
         [(_, alone)] = dummy_weights([(name, shape)])
@@ -21,7 +21,7 @@ def test_seeds_and_names_give_different_values() -> None:
     assert not torch.equal(a, c)
 
 
-def test_a_normed_state_gives_lively_logits() -> None:
+def test_a_normalised_state_gives_spread_logits() -> None:
     weights = dict(dummy_weights([("lm_head.weight", (5000, 256))]))
     state = torch.randn(4, 256, generator=torch.Generator().manual_seed(3))
     logits = (state / state.pow(2).mean(-1, keepdim=True).sqrt()) @ weights["lm_head.weight"].t()
@@ -34,7 +34,7 @@ def test_norms_are_near_one_and_dtype_is_kept() -> None:
     assert abs(norm.float().mean() - 1) < 0.02
 
 
-def test_tensor_larger_than_the_pool_wraps_around() -> None:
+def test_a_tensor_larger_than_the_pool_wraps_around() -> None:
     [(_, big)] = dummy_weights([("w", (3, POOL_SIZE))])
     assert torch.equal(big[0], big[2])
     assert big[0].std() > 0

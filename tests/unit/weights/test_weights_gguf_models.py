@@ -1,4 +1,4 @@
-"""A transformers model, converted to GGUF as llama.cpp does, comes back with the same config and weights."""
+"""A transformers model converted to GGUF as llama.cpp does is read with the same config and weights."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return model, resolve_model(str(path))
 
 
-def test_weights_come_back_exactly(converted) -> None:
+def test_weights_equal_their_source_exactly(converted) -> None:
     model, files = converted
     expected = dict(model.state_dict())
     if model.config.tie_word_embeddings:
@@ -32,7 +32,7 @@ def test_weights_come_back_exactly(converted) -> None:
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-6 if "norm" in name else 0, msg=name)
 
 
-def test_config_says_what_transformers_says(converted) -> None:
+def test_the_config_equals_transformers(converted) -> None:
     model, files = converted
     config, theirs = load_model_config(files), model.config
     assert config.architecture == type(model).__name__
@@ -87,7 +87,7 @@ def test_rope_agrees_with_transformers(converted) -> None:
 
 
 def test_llama3_rope_becomes_longrope_with_the_same_frequencies(tmp_path: Path) -> None:
-    """Compared with transformers' own two functions."""
+    """The frequencies are compared with those of transformers' two functions."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -105,8 +105,8 @@ def test_llama3_rope_becomes_longrope_with_the_same_frequencies(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("qtype", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_quantised_model_is_close_to_its_source(tmp_path: Path, qtype: str) -> None:
-    """Interleaving and quantising commute only if rows are put back where they belong."""
+def test_a_quantised_model_is_close_to_its_source(tmp_path: Path, qtype: str) -> None:
+    """Interleaving and quantising commute only if rows are restored to their positions."""
     model = tiny_model("llama")
     path = tmp_path / "m.gguf"
     write_tiny_gguf(path, "llama", model, qtype=qtype)
@@ -125,7 +125,7 @@ def test_shards_make_one_model(tmp_path: Path) -> None:
     assert {name for name, _ in iter_weights(files)} == expected
 
 
-def test_unknown_tensor_is_named(tmp_path: Path) -> None:
+def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_tiny_gguf(path, "qwen2", tiny_model("qwen2"), extra={"blk.0.attn_sinks.weight": torch.ones(4)})
     with pytest.raises(StartupError, match=r"m\.gguf: tensor 'blk\.0\.attn_sinks\.weight' is unknown to .* 'qwen2'"):
@@ -154,7 +154,7 @@ def test_longrope_factors_of_phi3_reach_the_config(tmp_path: Path) -> None:
     assert extra.keys().isdisjoint(name for name, _ in iter_weights(files))
 
 
-def test_quantised_weights_can_be_asked_for_in_the_final_dtype(tmp_path: Path) -> None:
+def test_quantised_weights_are_read_in_the_final_dtype(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_tiny_gguf(path, "llama", tiny_model("llama"), qtype="Q8_0")
     files = resolve_model(str(path))

@@ -1,4 +1,4 @@
-"""safetensors and `.bin` checkpoints: single, sharded, missing, truncated, and what the errors name."""
+"""safetensors and `.bin` checkpoints: single, sharded, missing, truncated, and the contents of errors."""
 
 import json
 import struct
@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from octavo_engine.sources.resolve import resolve_model
-from octavo_engine.weights.loader import iter_weights
-from octavo_engine.weights.progress import loading_bar
+from octavo_engine.weights.loader import iter_weights, loading_bar
 from octavo_engine.wire.errors import StartupError
 from safetensors.torch import save_file
 
@@ -52,52 +51,52 @@ def assert_loads(path: Path, expected: dict[str, torch.Tensor], load_format: str
         assert torch.equal(tensor, expected[name]), name
 
 
-def test_single_safetensors(tmp_path: Path) -> None:
+def test_a_single_safetensors_file_is_read(tmp_path: Path) -> None:
     save_file(tensors(), folder(tmp_path) / "model.safetensors")
     assert_loads(tmp_path, tensors())
 
 
-def test_single_safetensors_named_as_a_file(tmp_path: Path) -> None:
+def test_a_safetensors_file_is_read_by_its_path(tmp_path: Path) -> None:
     save_file(tensors(), folder(tmp_path) / "model.safetensors")
     assert_loads(tmp_path / "model.safetensors", tensors())
 
 
-def test_sharded_safetensors(tmp_path: Path) -> None:
+def test_sharded_safetensors_are_read(tmp_path: Path) -> None:
     assert_loads(tmp_path, write_shards(folder(tmp_path), save_file, "model", "safetensors"))
 
 
-def test_sharded_bin(tmp_path: Path) -> None:
+def test_sharded_bin_files_are_read(tmp_path: Path) -> None:
     assert_loads(tmp_path, write_shards(folder(tmp_path), torch.save, "pytorch_model", "bin"))
 
 
-def test_bin_of_the_old_format_that_cannot_be_mapped(tmp_path: Path) -> None:
+def test_a_bin_file_of_the_old_format_is_read(tmp_path: Path) -> None:
     state = tensors()
     torch.save(state, folder(tmp_path) / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     assert_loads(tmp_path, state)
 
 
-def test_safetensors_win_unless_the_format_is_forced(tmp_path: Path) -> None:
+def test_safetensors_have_precedence_unless_the_format_is_given(tmp_path: Path) -> None:
     save_file(tensors(), folder(tmp_path) / "model.safetensors")
     torch.save({"only": torch.ones(2)}, tmp_path / "pytorch_model.bin")
     assert_loads(tmp_path, tensors())
     assert_loads(tmp_path, {"only": torch.ones(2)}, load_format="pt")
 
 
-def test_missing_shard_is_named(tmp_path: Path) -> None:
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     write_shards(folder(tmp_path), save_file, "model", "safetensors")
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(StartupError, match=r"model-00002-of-00002\.safetensors: missing weight file"):
         resolve_model(str(tmp_path))
 
 
-def test_tensor_that_the_index_promises_in_vain_is_named(tmp_path: Path) -> None:
+def test_a_tensor_that_only_the_index_lists_is_named(tmp_path: Path) -> None:
     state = write_shards(folder(tmp_path), save_file, "model", "safetensors")
     save_file({"model.norm.weight": state["model.norm.weight"]}, tmp_path / "model-00001-of-00002.safetensors")
     with pytest.raises(StartupError, match=r"model-00001-of-00002\.safetensors: tensor 'model.embed_tokens.weight'"):
         list(iter_weights(resolve_model(str(tmp_path))))
 
 
-def test_truncated_safetensors_names_file_and_tensor(tmp_path: Path) -> None:
+def test_a_truncated_safetensors_error_has_file_and_tensor(tmp_path: Path) -> None:
     path = folder(tmp_path) / "model.safetensors"
     save_file({"a": torch.ones(4), "b": torch.ones(400)}, path)
     path.write_bytes(path.read_bytes()[:-10])
@@ -108,17 +107,17 @@ def test_truncated_safetensors_names_file_and_tensor(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "header is not whole"),
-        (b"\x10\x00", "header is not whole"),
-        (struct.pack("<Q", 2**62) + b"{}", "header is not whole"),
-        (struct.pack("<Q", 50) + b"{}", "header is not whole"),
+        (b"", "header is incomplete"),
+        (b"\x10\x00", "header is incomplete"),
+        (struct.pack("<Q", 2**62) + b"{}", "header is incomplete"),
+        (struct.pack("<Q", 50) + b"{}", "header is incomplete"),
         (struct.pack("<Q", 4) + b"{{{{", "not JSON"),
-        (struct.pack("<Q", 2) + b"[]", "no JSON object"),
+        (struct.pack("<Q", 2) + b"[]", "not a JSON object"),
         (struct.pack("<Q", 10) + b'{"a": 123}', "'a': its header entry is corrupt"),
         (struct.pack("<Q", 58) + b'{"a": {"dtype": "F9", "shape": [], "data_offsets": [0, 4]}}'[:58], "."),
     ],
 )
-def test_corrupt_safetensors_gives_one_line_with_the_file(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_corrupt_safetensors_error_is_one_line_with_the_file(tmp_path: Path, content: bytes, message: str) -> None:
     (folder(tmp_path) / "model.safetensors").write_bytes(content)
     with pytest.raises(StartupError, match=message) as caught:
         list(iter_weights(resolve_model(str(tmp_path))))
@@ -130,14 +129,14 @@ def test_corrupt_safetensors_gives_one_line_with_the_file(tmp_path: Path, conten
     ("entry", "message"),
     [
         ({"dtype": "F9", "shape": [1], "data_offsets": [0, 4]}, "unsupported dtype 'F9'"),
-        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, "4 bytes don't hold F32"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, "4 bytes do not hold F32"),
         ({"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}, "corrupt"),
-        ({"dtype": "F32", "shape": [1], "data_offsets": [8, 4]}, "don't hold"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [8, 4]}, "do not hold"),
         ({"dtype": "F32", "shape": [1], "data_offsets": ["0", 4]}, "corrupt"),
         ({"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}, "corrupt"),
     ],
 )
-def test_corrupt_safetensors_entry_names_the_tensor(tmp_path: Path, entry: dict[str, Any], message: str) -> None:
+def test_a_corrupt_safetensors_entry_error_has_the_tensor(tmp_path: Path, entry: dict[str, Any], message: str) -> None:
     header = json.dumps({"bad": entry}).encode()
     (folder(tmp_path) / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
     with pytest.raises(StartupError, match=message) as caught:
@@ -151,7 +150,9 @@ class Evil:
 
 
 @pytest.mark.parametrize("content", ["truncated", "garbage", "code", "list", "not_tensor"])
-def test_bad_bin_gives_one_line_with_the_file(tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_bin_error_is_one_line_with_the_file(
+    tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = folder(tmp_path) / "pytorch_model.bin"
     values = {"code": {"w": Evil()}, "list": [1], "not_tensor": {"epoch": 3}}
     torch.save(values.get(content, tensors()), path)
@@ -166,7 +167,7 @@ def test_bad_bin_gives_one_line_with_the_file(tmp_path: Path, content: str, caps
     assert "code ran" not in capsys.readouterr().out
 
 
-def test_text_part_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
+def test_the_text_part_of_a_multimodal_checkpoint_is_read(tmp_path: Path) -> None:
     config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"model_type": "gemma3_text"}}
     state = {
         "language_model.model.norm.weight": torch.ones(2),
@@ -181,16 +182,16 @@ def test_text_part_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-def test_file_that_went_away_after_it_was_found(tmp_path: Path, name: str) -> None:
+def test_a_file_that_has_vanished_is_a_startup_error(tmp_path: Path, name: str) -> None:
     path = folder(tmp_path) / name
     path.touch()
     files = resolve_model(str(tmp_path))
     path.unlink()
-    with pytest.raises(StartupError, match=rf"{name}: can't be read: No such file"):
+    with pytest.raises(StartupError, match=rf"{name}: cannot be read: No such file"):
         list(iter_weights(files))
 
 
-def test_bar_shows_bytes_on_request_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bar_is_hidden_without_a_terminal_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_file(tensors(), folder(tmp_path) / "model.safetensors")
     files = resolve_model(str(tmp_path))
     with loading_bar() as progress:
@@ -201,7 +202,7 @@ def test_bar_shows_bytes_on_request_only(tmp_path: Path, capsys: pytest.CaptureF
     assert "Loading weights: " in capsys.readouterr().err
 
 
-def test_progress_rises_to_the_whole(tmp_path: Path) -> None:
+def test_progress_rises_to_the_total(tmp_path: Path) -> None:
     write_shards(folder(tmp_path), save_file, "model", "safetensors")
     files = resolve_model(str(tmp_path))
     seen: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Loading takes what is kept plus one tensor: measured as the peak resident size of a process of its own."""
+"""Loading takes the memory of the model plus one tensor, measured as the peak resident size of a separate process."""
 
 import json
 import subprocess
@@ -18,8 +18,8 @@ ROWS, COLUMNS = 4096, 1024
 LARGEST = 16384 * COLUMNS * 2  # the embedding, in bfloat16: 32 MiB
 FINAL = LARGEST + NUM_LAYERS * ROWS * COLUMNS * 2
 
-#: Stands for a model: bfloat16 parameters, "filled" one by one after all were allocated, or "grown" as tensors come,
-#: which shows holes that the allocator keeps. A pass that keeps nothing pays for imports and buffers beforehand.
+#: Simulates a model: bfloat16 parameters, "filled" one by one after all were allocated, or "grown" as tensors arrive,
+#: which shows holes that the allocator keeps. A first pass that keeps nothing loads imports and buffers.
 #: Not `ru_maxrss`: a child inherits its parent's.
 CONSUMER = """
 import sys, torch
@@ -75,12 +75,12 @@ def write_quantised(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("write", "mode"), [(write_safetensors, "filled"), (write_safetensors, "grown"), (write_quantised, "filled")]
 )
-def test_peak_is_final_plus_the_largest_layer(tmp_path: Path, write, mode: str) -> None:
-    """A float32 copy of the embedding (64 MiB), a second copy of it, or a whole file in memory breaks the limit."""
+def test_peak_memory_is_the_model_plus_its_largest_layer(tmp_path: Path, write, mode: str) -> None:
+    """A float32 copy of the embedding (64 MiB), a second copy of it, or a whole file in memory exceeds the limit."""
     command = [sys.executable, "-c", CONSUMER, str(write(tmp_path / "model")), mode]
     result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
     final, peak = map(int, result.stdout.split())
     assert final == FINAL
     slack = 6 * MIB  # of the allocator: less than one layer, so that a tensor kept too long shows
     assert peak <= FINAL + LARGEST + slack, f"peak {peak / MIB:.0f} MiB, final {FINAL / MIB:.0f} MiB"
-    assert peak > FINAL / 2, "the measurement sees no load at all"
+    assert peak > FINAL / 2, "the measurement does not detect the load"

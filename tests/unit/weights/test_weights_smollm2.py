@@ -1,4 +1,4 @@
-"""The real SmolLM2 file against a decoding written from the format's description, and its loading time."""
+"""The real SmolLM2 file against a decoder written from the format's specification, and its loading time."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,10 @@ def stored(files: ModelFiles) -> Callable[[str], torch.Tensor]:
 
 
 def decode_by_the_book(info: GGUFTensor, data: bytes) -> torch.Tensor:
-    """Q4_1: f16 scale, f16 minimum, 16 bytes with elements 0-15 low and 16-31 high. Q8_0: f16 scale, 32 x i8."""
+    """Decode by the specification.
+
+    Q4_1: f16 scale, f16 minimum, 16 bytes with elements 0-15 low and 16-31 high. Q8_0: f16 scale, 32 x i8.
+    """
     raw = data[info.offset : info.offset + info.num_bytes]
     if info.type.name == "F32":
         return torch.from_numpy(np.frombuffer(raw, "<f4").reshape(info.shape).copy())
@@ -45,7 +48,9 @@ def decode_by_the_book(info: GGUFTensor, data: bytes) -> torch.Tensor:
     return torch.from_numpy(values.reshape(info.shape))
 
 
-def test_every_kind_of_tensor_equals_the_book(files: ModelFiles, stored: Callable[[str], torch.Tensor]) -> None:
+def test_every_kind_of_tensor_equals_the_specification(
+    files: ModelFiles, stored: Callable[[str], torch.Tensor]
+) -> None:
     wanted = {
         "model.embed_tokens.weight": "token_embd.weight",
         "model.norm.weight": "output_norm.weight",

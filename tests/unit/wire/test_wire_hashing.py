@@ -1,4 +1,4 @@
-"""The block hash against published vectors, an independent reading of its definition, and its laws."""
+"""The block hash against published vectors and an independent implementation, and its laws."""
 
 import hashlib
 import re
@@ -56,16 +56,16 @@ def _digest(*fields: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_vector(name: str) -> None:
+def test_published_vectors_match(name: str) -> None:
     assert COMPUTED[name].hex() == VECTORS[name]
 
 
-def test_the_page_publishes_these_vectors() -> None:
+def test_the_documentation_publishes_these_vectors() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reference" / "block-hash.md").read_text()
     assert dict(re.findall(r"^\| (\S+) \|.*\| `([0-9a-f]{64})` \|$", page, re.MULTILINE)) == VECTORS
 
 
-def test_the_definition_read_independently() -> None:
+def test_an_independent_implementation_agrees() -> None:
     base = _digest(b"octavo-kv1", "gewichte-ü".encode(), b"float16", struct.pack("<I", 2))
     root = _digest(b"octavo-kv1-scope", base, b"adapter", b"salt")
     first = _digest(root, struct.pack("<2I", 7, 8), b"")
@@ -82,7 +82,7 @@ def test_scope_composes(adapter: str, salt: str) -> None:
     assert scoped_root(root_hash("w", "d", 16), adapter, salt) == root_hash("w", "d", 16, adapter, salt)
 
 
-def test_no_two_inputs_run_together() -> None:
+def test_different_inputs_never_give_equal_hashes() -> None:
     roots = [
         root_hash("ab", "c", 16),
         root_hash("a", "bc", 16),
@@ -123,17 +123,17 @@ def test_no_tenant_and_no_salt_share_the_cache() -> None:
 
 
 def test_a_tenant_reaches_only_its_own_part() -> None:
-    """Not even by sending what another tenant's salt is."""
+    """A tenant cannot reach another part even by sending another tenant's salt."""
     theirs = {tenant_salt("alice"), tenant_salt("alice", "session")}
     sent = ["", "alice", "session", *theirs]
     assert not theirs & {tenant_salt(tenant, salt) for tenant in ("bob", "") for salt in sent}
 
 
-def test_the_name_of_a_key_without_one() -> None:
+def test_an_unnamed_key_gets_a_stable_name() -> None:
     name = unnamed_tenant("sk-alice")
     assert name == "key-" + _digest(b"octavo-tenant1", b"sk-alice").hex()[:16]
     assert f"`{name}`" in (Path(__file__).parents[3] / "docs" / "reference" / "block-hash.md").read_text()
 
 
-def test_short_hash() -> None:
+def test_a_short_hash_has_eight_bytes() -> None:
     assert short_hash(BLOCK_0) == BLOCK_0[:8]

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 BY_NAME = {metric.name: metric for metric in METRICS}
 
 
-def test_names_are_unique_old_ones_included() -> None:
+def test_names_are_unique_including_old_names() -> None:
     names = [n for m in METRICS for n in (m.full_name(), *m.old_names)]
     assert len(names) == len(set(names))
 
@@ -31,12 +31,12 @@ def test_names_are_unique_old_ones_included() -> None:
         ("e2e_request_latency_seconds", "histogram", ()),
     ],
 )
-def test_what_others_read_is_there(name: str, kind: str, old: tuple[str, ...]) -> None:
+def test_metrics_that_other_tools_read_exist(name: str, kind: str, old: tuple[str, ...]) -> None:
     metric = BY_NAME[name]
     assert (metric.kind, metric.old_names, metric.full_name()) == (kind, old, f"vllm:{name}")
 
 
-#: vLLM's own page of its metrics (docs: generated/metrics/general), without what only some of its replicas have.
+#: The metrics on vLLM's own page (docs: generated/metrics/general), without those that only some replicas have.
 VLLM_COUNTERS = """external_prefix_cache_hits external_prefix_cache_queries generation_tokens mm_cache_hits
     mm_cache_queries num_preemptions prefix_cache_hits prefix_cache_queries prompt_tokens request_success"""
 VLLM_GAUGES = "engine_sleep_state kv_cache_usage_perc num_requests_running num_requests_waiting cache_config_info"
@@ -50,13 +50,13 @@ BY_FEATURE = """lora_requests_info corrupted_requests spec_decode_num_drafts spe
     spec_decode_num_accepted_tokens spec_decode_num_accepted_tokens_per_pos"""
 
 
-def test_each_of_vllm_s_documented_metrics_is_shown_by_every_replica() -> None:
+def test_every_documented_vllm_metric_is_exposed() -> None:
     shown = {name: m.kind for m in active_metrics() for name in m.exposed_names("")}
     for kind, names in (("counter", VLLM_COUNTERS), ("gauge", VLLM_GAUGES), ("histogram", VLLM_HISTOGRAMS)):
         assert {name: shown.get(name) for name in names.split()} == dict.fromkeys(names.split(), kind)
 
 
-def test_what_needs_a_feature_is_on_the_list_and_left_out_without_it() -> None:
+def test_metrics_of_a_feature_are_exposed_only_with_the_feature() -> None:
     shown = {m.name for m in active_metrics()}
     assert not shown & {*KV_CACHE_METRICS.split(), *BY_FEATURE.split()}
     assert {*KV_CACHE_METRICS.split(), *BY_FEATURE.split()} == {m.name for m in METRICS} - shown
@@ -93,7 +93,7 @@ def test_features_add_metrics() -> None:
     assert {m.name for m in active_metrics(frozenset({"lora"}))} - {m.name for m in plain} == {"lora_requests_info"}
 
 
-def test_own_metrics_stand_under_their_own_prefix() -> None:
+def test_own_metrics_have_their_own_prefix() -> None:
     assert {m.full_name("any:").split(":")[0] for m in OWN_METRICS} == {"octavo"}
     assert {m.full_name("any:").split(":")[0] for m in VLLM_METRICS} == {"any"}
 

@@ -1,9 +1,19 @@
-"""What the plain records compute, and the wording that clients parse."""
+"""The computed values of the records, and the wording that clients parse."""
 
 import pytest
+from octavo_engine.process import messages
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, Overloaded
 from octavo_engine.wire.plan import SeqStep, StepPlan
-from octavo_engine.wire.records import EngineStats
+from octavo_engine.wire.records import CoreOutputs, EngineStats, ErrorInfo, ErrorKind, SeqOutput
+
+
+@pytest.mark.parametrize("kind", ["invalid_request", "internal"])
+def test_the_kind_of_an_error_crosses_the_process_border(kind: ErrorKind) -> None:
+    output = SeqOutput(request_id="r", finish_reason="error", error=ErrorInfo("no token left", kind))
+    sent = messages.encode(messages.Outputs(CoreOutputs(outputs=[output])))
+    received = messages.decode_from_core(sent)
+    assert isinstance(received, messages.Outputs)
+    assert received.core.outputs == [output]
 
 
 def test_kv_usage_counts_referenced_blocks_only() -> None:
@@ -11,7 +21,7 @@ def test_kv_usage_counts_referenced_blocks_only() -> None:
     assert EngineStats().kv_usage == 0.0
 
 
-def test_a_plan_counts_its_tokens_drafts_included() -> None:
+def test_a_plan_counts_its_tokens_including_drafts() -> None:
     steps = [
         SeqStep(seq_id=1, start=0, num_tokens=5, sample=False),
         SeqStep(seq_id=2, start=9, num_tokens=1, sample=True, draft_token_ids=[7, 8]),
@@ -45,6 +55,6 @@ def test_context_length_is_refused_in_the_words_that_clients_parse() -> None:
     )
 
 
-def test_other_errors_say_what_they_must() -> None:
+def test_other_errors_have_their_documented_contents() -> None:
     assert str(ModelNotFound("gpt-9")) == "The model `gpt-9` does not exist."
     assert Overloaded("full", retry_after_s=2.5).retry_after_s == 2.5

@@ -1,4 +1,4 @@
-"""`SamplingParams`: vLLM's defaults, what is normalised, and every refusal, which names its field."""
+"""`SamplingParams`: vLLM's defaults, normalised values, and errors that name the field."""
 
 import math
 from typing import Any
@@ -39,11 +39,11 @@ def test_defaults_are_vllms() -> None:
         ("logprobs", 0, 0),
     ],
 )
-def test_normalised(field: str, given: Any, kept: Any) -> None:
+def test_values_are_normalised(field: str, given: Any, kept: Any) -> None:
     assert getattr(SamplingParams(**{field: given}), field) == kept
 
 
-def test_greedy_turns_the_other_knobs_off() -> None:
+def test_greedy_disables_the_other_settings() -> None:
     params = SamplingParams(temperature=0.0, top_p=0.5, top_k=7, min_p=0.1)
     assert params.is_greedy
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.0, 1.0, 0, 0.0)
@@ -90,7 +90,7 @@ def test_greedy_turns_the_other_knobs_off() -> None:
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ],
 )
-def test_refused_naming_the_field(fields: dict[str, Any], param: str) -> None:
+def test_an_invalid_value_is_refused_by_field(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest, match=param) as caught:
         SamplingParams(**fields)
     assert caught.value.param == param
@@ -100,5 +100,5 @@ def test_refused_naming_the_field(fields: dict[str, Any], param: str) -> None:
     ("fields", "reads"),
     [({}, True), ({"prompt_logprobs": 0}, False), ({"skip_reading_prefix_cache": True}, False)],
 )
-def test_what_keeps_a_request_from_reading_the_prefix_cache(fields: dict[str, Any], reads: bool) -> None:
+def test_prompt_logprobs_and_the_flag_disable_cache_reads(fields: dict[str, Any], reads: bool) -> None:
     assert SamplingParams(**fields).reads_prefix_cache is reads

@@ -1,4 +1,4 @@
-"""The record of a shape: exactly one, of the right types, and through msgpack and a trace unchanged."""
+"""`StructuredOutputs`: exactly one shape of the right type, which survives msgpack and a trace."""
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("fields", SHAPES)
-def test_a_shape_crosses_processes_and_traces(fields):
+def test_a_shape_survives_msgpack(fields):
     request = EngineRequest(
         request_id="r", prompt_token_ids=[1], params=SamplingParams(structured_outputs=StructuredOutputs(**fields))
     )
@@ -30,7 +30,7 @@ def test_a_shape_crosses_processes_and_traces(fields):
 
 
 @pytest.mark.parametrize("fields", SHAPES)
-def test_a_trace_gives_the_shape_back(fields):
+def test_a_shape_survives_a_trace(fields):
     entry = {"request_id": "r", "prompt_token_ids": [1], "params": {"structured_outputs": fields}}
     assert decode_request(entry).params.structured_outputs == StructuredOutputs(**fields)
 
@@ -54,7 +54,7 @@ def test_a_trace_gives_the_shape_back(fields):
         ),
     ],
 )
-def test_refused_naming_the_field(fields, param):
+def test_an_invalid_shape_is_refused_by_field(fields, param):
     with pytest.raises(InvalidRequest) as caught:
         StructuredOutputs(**fields)
     assert caught.value.param == param

@@ -1,13 +1,13 @@
 """`BlockPool`: the only owner of device blocks and of their reference counts.
 
-A block is in use (refs > 0), cached (refs == 0, it still holds a full block that `find` answers with) or free. Law:
-free + cached + in_use == total. Legal moves: free or cached -take-> in use; cached -share-> in use; in use -release->
-cached if it has a hash, else free. A hash is given to a block in use (`register`) and lost when the block is taken for
-something else: eviction is lazy and costs nothing while nobody needs the room.
+A block is in use (refs > 0), cached (refs == 0, but `find` still returns it by its hash) or free. Law: free + cached +
+in_use == total. Transitions: free or cached -allocate-> in use; cached -share-> in use; in use -release-> cached if the
+block has a hash, else free. `register` gives a hash to a block in use; the block loses it when it is allocated again:
+eviction is lazy and costs nothing while blocks suffice.
 
-Free and cached blocks stand in one list, least recently used first, linked through two arrays of ints (position
-`num_blocks` is its head and tail), so that a cached block leaves its middle in O(1). Blocks without a hash go to the
-front: no cached block is evicted while an empty one is there.
+Free and cached blocks form one list, least recently used first, linked through two arrays of ints (position
+`num_blocks` is its head and tail), so that a cached block is removed from the middle in O(1). Blocks without a hash are
+put at the front: no cached block is evicted while there is a free one.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ Evicted = Callable[[BlockId, bytes], None]
 
 
 class BlockPool:
-    """`evicted(block, hash)` is called before a cached block that was released with `spill` loses its content."""
+    """`evicted(block, hash)` is called before the eviction of a cached block that was released with `spill`."""
 
     def __init__(self, num_blocks: int, *, evicted: Evicted | None = None, deltas: KVDeltas | None = None) -> None:
         self.num_blocks = num_blocks
@@ -48,12 +48,15 @@ class BlockPool:
         return self._by_hash.get(block_hash)
 
     def cached_hashes(self) -> Iterator[bytes]:
-        """Each hash that `find` knows, once, in use or not."""
+        """Iterate over the hashes that `find` knows, each once, whether or not the block is in use."""
         return iter(self._by_hash)
 
-    def take(self, count: int) -> list[BlockId]:
-        """`count` blocks of one reference each, evicting the least recently used; the caller has checked the room."""
-        assert count <= self.num_available, f"take({count}) of {self.num_available}"
+    def allocate(self, count: int) -> list[BlockId]:
+        """Return `count` blocks with one reference each, evicting the least recently used.
+
+        The caller checks `num_available` before.
+        """
+        assert count <= self.num_available, f"allocate({count}) of {self.num_available}"
         taken = []
         for _ in range(count):
             block = self._next[self.num_blocks]
@@ -65,7 +68,7 @@ class BlockPool:
         return taken
 
     def share(self, blocks: Iterable[BlockId]) -> None:
-        """One more reference each; a cached block thereby comes back into use."""
+        """Add one reference to each block; a cached block is then in use again."""
         refs = self.refs
         for block in blocks:
             if refs[block] == 0:
@@ -75,7 +78,7 @@ class BlockPool:
             refs[block] += 1
 
     def share_prefix(self, hashes: list[bytes]) -> list[BlockId]:
-        """The blocks of the first hashes that are all known, with one more reference each."""
+        """Add a reference to the blocks of the longest known prefix of `hashes`; return these blocks."""
         blocks = []
         for block_hash in hashes:
             block = self._by_hash.get(block_hash)
@@ -86,9 +89,9 @@ class BlockPool:
         return blocks
 
     def release(self, blocks: list[BlockId], *, spill: bool | None = True) -> None:
-        """One reference less each, the last block first, so that the head of a prefix is evicted last.
+        """Remove one reference from each block, the last block first, so that the head of a prefix is evicted last.
 
-        `spill`: whether the content is worth a place in the lower tier once it is evicted; None leaves that as it was.
+        `spill`: whether eviction saves the content in the lower tier; None keeps the block's earlier value.
         """
         refs = self.refs
         for block in reversed(blocks):
@@ -103,7 +106,7 @@ class BlockPool:
                     self._link(self._prev[self.num_blocks], block)
 
     def register(self, block: BlockId, block_hash: bytes) -> None:
-        """From now on `find(block_hash)` may answer with this block, which is in use."""
+        """Give a hash to a block in use: from now on `find(block_hash)` may return it."""
         assert self.refs[block] > 0, f"block {block} is not in use"
         assert self.hashes[block] is None, f"block {block} has a hash"
         self.hashes[block] = block_hash
@@ -113,7 +116,7 @@ class BlockPool:
             self._deltas.stored("device", block_hash)
 
     def unregister(self, block: BlockId) -> None:
-        """A block in use, whose content turned out to be wrong, can't be found any more."""
+        """Remove the hash of a block in use, because its content is wrong."""
         block_hash = self.hashes[block]
         assert block_hash is not None, f"block {block} has no hash"
         assert self.refs[block] > 0, f"block {block} is not in use"
@@ -121,7 +124,7 @@ class BlockPool:
         self._remove_hash(block, block_hash)
 
     def forget_hashes(self) -> None:
-        """No content can be found again; blocks in use stay in use."""
+        """Remove all hashes; blocks in use stay in use."""
         for block_hash in self._by_hash:
             self._deltas.removed("device", block_hash)
         self._by_hash.clear()

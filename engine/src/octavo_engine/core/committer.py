@@ -1,23 +1,23 @@
-"""`Committer`: takes the result of a step into the state and says what each request gets.
+"""`Committer`: applies the result of a step to the state and returns each sequence's output.
 
-Results come in the order of their plans. A sequence may have ended meanwhile (an abort): its result is ignored. One
-that was preempted meanwhile keeps the token: it was sampled from the right logits, whatever became of the blocks.
+Results arrive in the order of their plans. If a sequence was aborted meanwhile, its result is ignored. A sequence that
+was preempted meanwhile keeps its token: the token was sampled from correct logits, whatever happened to the blocks.
 """
 
 from octavo_engine.core.sequence import Sequence
-from octavo_engine.core.state import State
-from octavo_engine.core.stops import Stop, take_tokens
+from octavo_engine.core.state import SchedulerState
+from octavo_engine.core.stop_conditions import Stop, append_tokens
 from octavo_engine.wire.plan import SeqResult, SeqStep, StepPlan, StepResult
-from octavo_engine.wire.records import SeqOutput
+from octavo_engine.wire.records import ErrorInfo, SeqOutput
 
 
 class Committer:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self._state = state
 
     def commit(self, result: StepResult) -> list[SeqOutput]:
         plan = self._state.in_flight.pop(result.step_id, None)
-        if plan is None:  # void since an earlier step failed
+        if plan is None:  # discarded because an earlier step failed
             return []
         if result.error is not None:
             return self._fail(plan, result.error)
@@ -33,18 +33,18 @@ class Committer:
             if seq.prompt_logprobs is not None and sampled is not None and sampled.prompt_logprobs:
                 self._collect_prompt_logprobs(seq, step, sampled)
             if step.sample:
-                self._take(seq, step, sampled, outputs)
+                self._commit_seq(seq, step, sampled, outputs)
         return outputs
 
-    def _take(self, seq: Sequence, step: SeqStep, sampled: SeqResult | None, outputs: list[SeqOutput]) -> None:
+    def _commit_seq(self, seq: Sequence, step: SeqStep, sampled: SeqResult | None, outputs: list[SeqOutput]) -> None:
         if sampled is not None and sampled.error is not None:
             outputs += self._state.end_outputs(seq, seq.indices, "error", sampled.error)
-            self._state.kv.distrust(seq)
+            self._state.kv.unregister_exclusive_blocks(seq)
             self._state.finish(seq)
             return
         tokens = [] if sampled is None else sampled.token_ids
         is_first = seq.num_output == 0
-        count, stop = take_tokens(seq, tokens)
+        count, stop = append_tokens(seq, tokens)
         if seq.status == "preempted":
             self._state.num_waiting_tokens += count
         if count != 1 or step.draft_token_ids:
@@ -70,7 +70,7 @@ class Committer:
             self._end(seq, output, stop)
 
     def _rewind(self, seq: Sequence) -> None:
-        """KV exists up to the last accepted draft; the newest token's own is always still to compute."""
+        """Reset `computed` to the last accepted draft; the KV of the newest token is always still to be computed."""
         if seq.status == "running":
             seq.computed = len(seq.token_ids) - 1
             self._state.kv.register_full(seq, seq.computed)
@@ -88,23 +88,26 @@ class Committer:
         self._state.finish(seq)
 
     def _collect_prompt_logprobs(self, seq: Sequence, step: SeqStep, sampled: SeqResult) -> None:
-        """Row i tells about the token at start + i + 1; what was recomputed after a preemption is known already."""
+        """Append new prompt log-probabilities. Row i is about the token at start + i + 1; rows that were recomputed
+        after a preemption are skipped.
+        """
         collected = seq.prompt_logprobs
         assert collected is not None
         assert sampled.prompt_logprobs is not None
         collected += sampled.prompt_logprobs[max(len(collected) - step.start - 1, 0) :]
 
     def _fail(self, plan: StepPlan, error: str) -> list[SeqOutput]:
-        """End the sequences of the step. What device and host memory hold is unknown: the others start over.
+        """End the sequences of the failed step; all other sequences are recomputed, as the KV memory may be corrupt.
 
-        Whether the runner got as far as forgetting what it was told to forget is unknown, too: it is told again.
+        The runner may not have dropped the sequences that this plan and the plans in flight listed: they are listed
+        again in the next plan.
         """
         state = self._state
         for failed in [plan, *state.in_flight.values()]:
             state.dropped += failed.dropped_seqs
         outputs: list[SeqOutput] = []
         for seq in [state.seqs[s.seq_id] for s in plan.seqs if s.seq_id in state.seqs]:
-            outputs += state.end_outputs(seq, seq.indices, "error", error)
+            outputs += state.end_outputs(seq, seq.indices, "error", ErrorInfo(error))
             state.finish(seq)
         for seq in [*state.running]:
             state.preempt(seq, swap=False)

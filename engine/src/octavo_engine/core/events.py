@@ -1,7 +1,7 @@
-"""What changed in the KV cache since somebody last asked: the seam of the KV stream.
+"""Net changes of the KV cache since the last `drain`: the source of the KV stream.
 
-The pools report a hash when its first copy in a tier appears and when its last one goes. Only the net change is kept
-(stored and removed again cancel out), so an undrained record never grows beyond the blocks there are, before and now.
+The pools report a hash when its first copy in a tier appears and when its last copy is removed. Only the net change is
+kept (a store and a removal cancel out), so the record never holds more hashes than the cache held before and holds now.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from octavo_engine.wire.kv_stream import KVChange, StoredBlock, Tier, numbers, r
 
 @dataclass(frozen=True, slots=True)
 class KVDelta:
-    """`digest`: of everything stored, after this change (see `wire.kv_stream`)."""
+    """One change. `digest` covers all stored hashes after this change (see `wire.kv_stream`)."""
 
     stored: list[tuple[Tier, bytes]] = field(default_factory=list)
     removed: list[tuple[Tier, bytes]] = field(default_factory=list)
@@ -20,7 +20,7 @@ class KVDelta:
     blocks: list[StoredBlock] = field(default_factory=list)
 
     def change(self) -> KVChange | None:
-        """As it goes over the wire; None if nothing changed."""
+        """Convert to the form that is sent over the wire; None if nothing changed."""
         if not (self.stored or self.removed):
             return None
         return KVChange(
@@ -34,13 +34,13 @@ class KVDelta:
 
 
 class KVDeltas:
-    """`tells_tokens`: also what is in the blocks, for whom `describe` is called before they are stored."""
+    """`with_tokens`: also record the blocks' tokens; `describe` is then called before a block is stored."""
 
-    __slots__ = ("_blocks", "_digest", "_net", "enabled", "tells_tokens")
+    __slots__ = ("_blocks", "_digest", "_net", "enabled", "with_tokens")
 
-    def __init__(self, *, enabled: bool, tells_tokens: bool = False) -> None:
+    def __init__(self, *, enabled: bool, with_tokens: bool = False) -> None:
         self.enabled = enabled
-        self.tells_tokens = tells_tokens
+        self.with_tokens = with_tokens
         self._blocks: dict[bytes, StoredBlock] = {}
         self._net: dict[tuple[Tier, bytes], bool] = {}
         self._digest = 0

@@ -1,12 +1,12 @@
-"""`HostTier`: blocks saved in CPU memory, the stage between the device and recomputing.
+"""`HostTier`: blocks saved in CPU memory, the tier between the device and recomputation.
 
-An entry is keyed by its block hash, or, where it belongs to one swapped sequence only (a partly filled tail; every
-block, when prefix caching is off), by (sequence, position). Entries stand in order of last use; a full tier drops the
-least recently used. Law: free + used + retiring == total.
+An entry is keyed by its block hash or, if it belongs to one swapped sequence only (a partly filled tail; every block,
+when prefix caching is off), by (sequence, position). Entries are ordered by last use; a full tier drops the least
+recently used. Law: free + used + retiring == total.
 
-The unobvious idea: copies of one step run out first, then in, and pairs within a list in no promised order. So a slot
-that this step reads or writes is neither dropped nor given to another entry before the next step: `touched` holds the
-step of the last copy, and a private entry read in this step retires, its slot returning when the next one begins.
+The unobvious part: a step first copies blocks out, then in, and the pairs of a list have no defined order. So a slot
+that this step reads or writes is neither dropped nor reused before the next step: `_touched` holds the step of the last
+copy, and the slot of a private entry that this step reads is retired until the next step begins.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ class HostTier:
         self._retiring = []
 
     def find(self, key: HostKey) -> HostSlot | None:
-        """Its slot, which from here to the end of the step stays as it is."""
+        """Return the slot of `key`, which keeps its content until the end of the step; None if there is none."""
         slot = self._slots.pop(key, None)
         if slot is not None:
             self._slots[key] = slot
@@ -48,7 +48,7 @@ class HostTier:
         return slot
 
     def put(self, key: HostKey) -> HostSlot | None:
-        """A slot to copy the block into, or None if this step uses every slot already."""
+        """Return a slot to copy the block into, or None if this step already uses every slot."""
         assert key not in self._slots, f"{key!r} is saved already"
         if not self._free and not self._drop_oldest():
             self.num_dropped += 1
@@ -61,7 +61,7 @@ class HostTier:
         return slot
 
     def discard(self, key: PrivateKey) -> None:
-        """Its sequence needs it no more."""
+        """Remove a private entry that its sequence no longer needs."""
         slot = self._slots.pop(key, None)
         if slot is None:
             return

@@ -1,4 +1,4 @@
-"""Describes the unfinished sequences, running ones first, each in the order in which they are served."""
+"""Describes the unfinished sequences: the running ones, then the waiting ones, each in order of service."""
 
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.sequence import Sequence

@@ -1,19 +1,19 @@
-"""`KVCache`: which blocks each sequence has, and what must be copied where before the forward pass may run.
+"""`KVCache`: assigns blocks to sequences and lists the copies that must run before the forward pass.
 
-Three stages of eviction: a block that loses its place on the device moves to the host tier (if there is one), the
-host tier drops its least recently used, and what was dropped is computed again. On admission a sequence takes the
-longest contiguous prefix of device hash, host hash and its own saved blocks; the rest is fresh.
+Eviction has three stages: a block evicted from the device moves to the host tier (if there is one), the host tier drops
+its least recently used block, and dropped blocks are computed again. On admission a sequence reuses the longest
+contiguous prefix found by device hash, by host hash and among its own saved blocks; the rest gets fresh blocks.
 
-Rules that keep a step's order (out, in, copy, forward) sound:
-- A block is written only by its one holder and never while `find` may answer with it: else the writer copies it first.
-- The source of such a copy keeps the writer's reference to the end of the step (`_held`), so nothing can be put there.
-- A block that this step's forward pass fills (`_filled`) may be read by it but not copied: copies run before.
+Rules that make a step's order (swap out, swap in, copy, forward) correct:
+- A block is written only by its only holder and never while `find` may return it: otherwise the writer copies it first.
+- The source of such a copy keeps the writer's reference until the end of the step (`_held`), so it is not overwritten.
+- A block that this step's forward pass fills (`_filled`) may be read by that pass but not copied: copies run before it.
 """
 
 from dataclasses import dataclass, field
 
 from octavo_engine.config import SchedulerConfig
-from octavo_engine.core.block_lives import BlockLives, FollowedBlockPool
+from octavo_engine.core.block_metrics import BlockLifeSampler, InstrumentedBlockPool
 from octavo_engine.core.blocks import BlockPool
 from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.host import HostSlot, HostTier
@@ -24,13 +24,13 @@ from octavo_engine.wire.plan import BlockId, StepPlan
 
 @dataclass(slots=True)
 class Hit:
-    """A prefix found by `lookup`, pinned. Position i of the table is on the device or, in `loads`, on the host."""
+    """A prefix that `lookup` found and pinned. Position i of the table is on the device or, in `loads`, on the host."""
 
     blocks: list[BlockId | None] = field(default_factory=list)
     loads: list[tuple[int, HostSlot]] = field(default_factory=list)
-    num_hashed: int = 0  # leading positions found by hash; the ones after are the sequence's own
+    num_hashed: int = 0  # leading positions found by hash; later positions are the sequence's own saved blocks
     tokens: int = 0
-    rewrites_last: bool = False  # the last token of the last block is computed again, so that there are logits
+    rewrites_last: bool = False  # the last token of the last block is computed again to get its logits
 
     @property
     def on_device(self) -> list[BlockId]:
@@ -38,7 +38,7 @@ class Hit:
 
 
 class KVCache:
-    def __init__(self, config: SchedulerConfig, deltas: KVDeltas, lives: BlockLives | None = None) -> None:
+    def __init__(self, config: SchedulerConfig, deltas: KVDeltas, lives: BlockLifeSampler | None = None) -> None:
         self.block_size = config.block_size
         self.caching = config.enable_prefix_caching
         self.host = HostTier(config.num_host_blocks, deltas=deltas) if config.num_host_blocks else None
@@ -48,7 +48,7 @@ class KVCache:
         self.pool = (
             BlockPool(config.num_blocks, evicted=spill, deltas=deltas)
             if lives is None
-            else FollowedBlockPool(config.num_blocks, evicted=spill, deltas=deltas, lives=lives)
+            else InstrumentedBlockPool(config.num_blocks, evicted=spill, deltas=deltas, lives=lives)
         )
         self.num_swapped_out = self.num_swapped_in = self.num_copies = 0
         self._watermark = int(config.watermark * config.num_blocks)
@@ -71,7 +71,7 @@ class KVCache:
         self._held.clear()
 
     def lookup(self, seq: Sequence) -> Hit:
-        """The longest prefix of `seq` that needn't be computed, pinned until `admit` or `cancel`."""
+        """Return the longest prefix of `seq` that need not be computed, pinned until `admit` or `cancel`."""
         hit, size, limit = Hit(), self.block_size, self._readable_tokens(seq)
         self._hash_full_blocks(seq, len(seq.token_ids) // size)
         hit.blocks += self.pool.share_prefix(seq.hashes[: limit // size])
@@ -84,7 +84,7 @@ class KVCache:
         return hit
 
     def touch(self, seq: Sequence) -> None:
-        """What a request that begins to wait would find now is evicted after all that nobody has asked for since."""
+        """Mark the cached blocks of a newly queued request as recently used, so that they are evicted later."""
         limit = self._readable_tokens(seq) // self.block_size
         if self.pool.num_cached and limit:
             self._hash_full_blocks(seq, limit)
@@ -94,19 +94,22 @@ class KVCache:
         self.pool.release(hit.on_device, spill=None)
 
     def admit(self, seq: Sequence, hit: Hit, *, alone: bool) -> bool:
-        """Give `seq` blocks for all its tokens, or nothing and False; `hit` is used up in either case."""
+        """Allocate blocks for all tokens of `seq`; return False and allocate none if they do not fit.
+
+        `hit` must not be used afterwards. `alone`: no other sequence runs, so no blocks need to be kept in reserve.
+        """
         on_device = hit.on_device
         num_blocks = -(-len(seq.token_ids) // self.block_size)
         copies_last = hit.rewrites_last and hit.blocks[-1] is not None
         num_fresh = num_blocks - len(on_device) + copies_last
-        # Forked siblings will each want a tail of their own at once.
+        # Forked siblings each need a tail block of their own in the next step.
         spare = 0 if alone else self._watermark + len(seq.indices) - 1
         if num_fresh + spare > self.pool.num_available:
             self.cancel(hit)
             return False
         if self.lives is not None:
-            self.lives.used(on_device)
-        fresh = self.pool.take(num_fresh)
+            self.lives.record_use(on_device)
+        fresh = self.pool.allocate(num_fresh)
         seq.table = [fresh.pop() if block is None else block for block in hit.blocks]
         for position, slot in hit.loads:
             self._plan.swap_in.append((slot, seq.table[position]))
@@ -123,12 +126,12 @@ class KVCache:
         return True
 
     def blocks_needed(self, seq: Sequence, end: int) -> int:
-        """Fresh blocks that it takes to write tokens [seq.computed, end)."""
+        """Return how many fresh blocks are needed to write tokens [seq.computed, end)."""
         fresh = -(-end // self.block_size) - len(seq.table)
         return max(fresh, 0) + (self.shared_write_block(seq) is not None)
 
     def shared_write_block(self, seq: Sequence) -> BlockId | None:
-        """The block that the next token goes to, if it has to be copied first."""
+        """Return the block that the next token is written to, if it must be copied first; otherwise None."""
         position = seq.computed // self.block_size
         if position >= len(seq.table):
             return None
@@ -140,15 +143,15 @@ class KVCache:
         return self.pool.refs[block] - self._held.get(block, 0)
 
     def grow(self, seq: Sequence, end: int) -> None:
-        """Make tokens [seq.computed, end) writable; the caller has checked `blocks_needed`."""
+        """Make tokens [seq.computed, end) writable; the caller checks `blocks_needed` before."""
         if self.shared_write_block(seq) is not None:
-            self._replace(seq, seq.computed // self.block_size, self.pool.take(1)[0])
+            self._replace(seq, seq.computed // self.block_size, self.pool.allocate(1)[0])
         missing = -(-end // self.block_size) - len(seq.table)
         if missing > 0:
-            seq.table += self.pool.take(missing)
+            seq.table += self.pool.allocate(missing)
 
     def register_full(self, seq: Sequence, num_tokens: int) -> None:
-        """Tokens [0, num_tokens) are committed and computed by the end of this step: their full blocks can be found."""
+        """Register the full blocks of tokens [0, num_tokens), which are computed by the end of this step."""
         num_full = num_tokens // self.block_size
         if not self.caching or num_full <= seq.num_registered:
             return
@@ -159,7 +162,7 @@ class KVCache:
         seq.num_registered = num_full
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """The child shares the blocks of its computed tokens, the partly filled last one included."""
+        """Share the parent's blocks of the child's computed tokens, including a partly filled last block."""
         child.table = parent.table[: -(-child.computed // self.block_size)]
         child.num_registered = min(parent.num_registered, len(child.table))
         self.pool.share(child.table)
@@ -169,14 +172,14 @@ class KVCache:
         self._clear_table(seq)
         self.forget_private(seq)
 
-    def distrust(self, seq: Sequence) -> None:
-        """What this sequence alone has computed may be wrong: nobody else is to find it."""
+    def unregister_exclusive_blocks(self, seq: Sequence) -> None:
+        """Unregister the blocks that only this sequence holds, because their content may be wrong."""
         for block in seq.table[: seq.num_registered]:
             if self.pool.refs[block] == 1:
                 self.pool.unregister(block)
 
     def swap_out(self, seq: Sequence) -> None:
-        """Give up the blocks, keeping their content: by hash when it is evicted, now where there is no hash."""
+        """Release the blocks but keep their content: blocks with a hash are saved on eviction, the others now."""
         assert self.host is not None
         first, last = seq.num_registered, -(-seq.computed // self.block_size)
         seq.private_blocks = range(first, last)
@@ -195,7 +198,7 @@ class KVCache:
         seq.private_blocks = range(0)
 
     def forget_contents(self) -> None:
-        """Nothing in device or host memory can be trusted or wanted any more."""
+        """Drop all hashes and host entries, because their content may be wrong or must not be reused."""
         self.pool.forget_hashes()
         if self.host:
             self.host.forget_all()
@@ -209,7 +212,7 @@ class KVCache:
                 known = self.pool.hashes[block]
                 if position < seq.num_registered:
                     assert known == seq.hashes[position], f"block {block} holds something else"
-                else:  # a block that others can find is copied before it is written
+                else:  # a block with a hash is copied before it is written
                     assert known is None or position == seq.computed // self.block_size, f"block {block}"
         assert expected == self.pool.refs, "references and tables differ"
         if self.host:
@@ -218,7 +221,10 @@ class KVCache:
             assert owned.issuperset(self.host.private_keys()), "a saved block without a sequence"
 
     def _readable_tokens(self, seq: Sequence) -> int:
-        """A request that doesn't read the cache may still read back what it had computed before a preemption."""
+        """Return how many leading tokens `seq` may read from the cache.
+
+        A request that does not read the prefix cache may still read what it had computed before a preemption.
+        """
         if seq.params.reads_prefix_cache:
             return len(seq.token_ids)
         if seq.prompt_logprobs is not None:
@@ -226,9 +232,9 @@ class KVCache:
         return seq.saved
 
     def _find_next(self, seq: Sequence, hit: Hit, limit: int) -> bool:
-        """Extend `hit`, to which the device has no more to add, by one block: the place for tiers further down.
+        """Extend `hit` by one block of the host tier, after the device's blocks; return False if there is none.
 
-        Nothing behind a block that the device has lost is still there: it loses tails before heads.
+        The device holds no later block of the prefix, as it evicts tails before heads.
         """
         if self.host is None:
             return False
@@ -248,7 +254,7 @@ class KVCache:
         return True
 
     def _leave_one_token(self, hit: Hit) -> None:
-        """Logits come from computing, so the last token is always computed, over a copy of its block."""
+        """Shorten a hit on all tokens: the last token is computed, over a copy of its block, to get its logits."""
         last = hit.blocks[-1]
         if last is None or self._filled[last] != self._plan.step_id:
             hit.tokens -= 1
@@ -261,7 +267,7 @@ class KVCache:
 
     def _register(self, seq: Sequence, position: int) -> None:
         block_hash, size = seq.hashes[position], self.block_size
-        if self._deltas.tells_tokens:
+        if self._deltas.with_tokens:
             parent = seq.hashes[position - 1] if position else None
             token_ids = seq.token_ids[position * size : (position + 1) * size]
             self._deltas.describe(block_hash, parent, token_ids, seq.group.request.cache_salt)

@@ -1,7 +1,7 @@
-"""What can never run is refused at once: a request that waits for what cannot come blocks everyone behind it.
+"""Rejects requests that could never run: such a request at the head of the queue would block all later ones.
 
-`max_len` is the one formula: no sequence ever has more tokens than the model takes and the whole KV cache holds, so
-whatever is admitted can run to its end once it is alone.
+`max_len` is the only formula: no sequence has more tokens than the model accepts and the whole KV cache holds, so every
+admitted sequence can run to its end once it is alone.
 """
 
 from octavo_engine.config import SchedulerConfig

@@ -1,18 +1,19 @@
-"""`Planner`: makes one `StepPlan` out of the state.
+"""`Planner`: makes one `StepPlan` from the state.
 
-First the running sequences in order, prefill chunks and decodes alike, out of one token budget; where blocks run out
-the latest give way. Then, if nobody had to, the waiting ones in order: the head of the queue is admitted with blocks
-for all its tokens or not at all, and nobody overtakes it. If nothing runs it always fits: `add` has seen to that.
+It first schedules the running sequences in order, prefill chunks and decodes alike, from one token budget; if blocks
+run out, the latest sequences are preempted. If none was preempted, it then admits waiting sequences in order: the head
+of the queue gets blocks for all its tokens or is not admitted, and no later sequence overtakes it. While no sequence
+runs the head always fits, because `Scheduler.add` rejects larger requests.
 """
 
 from octavo_engine.core.preemption import prefers_swap, victims_for
 from octavo_engine.core.sequence import Sequence, forked_sequence
-from octavo_engine.core.state import State
+from octavo_engine.core.state import SchedulerState
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepCosts, StepPlan
 
 
 class Planner:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._kv = state.kv
         self._config = state.config
@@ -33,7 +34,7 @@ class Planner:
             left = self._admit_waiting(left)
         self._kv.end_step()
         for child in self._born:
-            state.num_places -= 1  # the parent held it
+            state.num_places -= 1  # counted for the parent until now
             state.enter_running(child)
         self._born.clear()
         plan.dropped_seqs, state.dropped = state.dropped, []
@@ -44,7 +45,7 @@ class Planner:
         return plan
 
     def _schedule_running(self, budget: int) -> int:
-        """The loop over decodes: the common case, one token into a block that is the sequence's own, is inline."""
+        """Schedule running sequences; return the budget left. The common case, one token into its block, is inline."""
         running, size = self._state.running, self._config.block_size
         refs, steps = self._kv.pool.refs, self._plan.seqs
         position = 0
@@ -73,9 +74,9 @@ class Planner:
         return budget
 
     def _share_of(self, seq: Sequence, start: int, budget: int) -> int:
-        """Tokens from `start` on that this step computes, the drafts cut to what fits.
+        """Return how many tokens from `start` on this step computes, and cut the drafts to what fits.
 
-        0 only for a whole prompt, without chunked prefill.
+        The result is 0 only without chunked prefill, for a prompt that exceeds the budget.
         """
         todo = len(seq.token_ids) - start
         seq.drafts = seq.drafts[: max(seq.limit - len(seq.token_ids) - 1, 0)]
@@ -88,8 +89,9 @@ class Planner:
         return want
 
     def _make_room(self, seq: Sequence, position: int, end: int) -> bool:
-        """Preempt the latest until tokens up to `end` fit. If that can't be, `seq` itself gives way, unless that too
-        would free nothing: then it sits this step out.
+        """Preempt the latest sequences until tokens up to `end` fit; return False if `seq` cannot run in this step.
+
+        If preempting all later sequences does not suffice, `seq` itself is preempted, unless that would free no block.
         """
         shortfall = self._kv.blocks_needed(seq, end) - self._kv.pool.num_available
         if shortfall <= 0:
@@ -110,7 +112,7 @@ class Planner:
             if state.num_places + len(seq.indices) > config.max_num_seqs:
                 state.blocked_by = "max_num_seqs"
                 return budget
-            if seq.in_flight:  # what it sampled before it was preempted isn't known yet
+            if seq.in_flight:  # its token sampled before the preemption is not committed yet
                 return budget
             want = self._admit(seq, budget)
             if want == 0:
@@ -122,7 +124,7 @@ class Planner:
         return budget
 
     def _admit(self, seq: Sequence, budget: int) -> int:
-        """Move the head of the queue to the running ones; its share of the step, or 0 if it has to wait."""
+        """Move the head of the queue to the running sequences; return its tokens in this step, or 0 if it must wait."""
         state = self._state
         hit = self._kv.lookup(seq)
         want = self._share_of(seq, hit.tokens, budget)
@@ -148,7 +150,7 @@ class Planner:
             self._state.counters.prefix_cache_hits += num_cached
 
     def _schedule(self, seq: Sequence, want: int) -> int:
-        """Put `want` tokens of `seq`, which has the blocks, into the plan."""
+        """Add `want` tokens of `seq`, whose blocks are allocated, to the plan."""
         start, num_tokens = seq.computed, min(want, len(seq.token_ids) - seq.computed)
         samples = start + num_tokens == len(seq.token_ids)
         self._announce(seq)
@@ -168,7 +170,7 @@ class Planner:
         return want
 
     def _fork_outputs(self, parent: Sequence) -> None:
-        """The last prompt token is computed in this step: each further output samples from the parent's logits."""
+        """Fork the further outputs in the step of the last prompt token: each samples from the parent's logits."""
         for index in parent.indices[1:]:
             child = forked_sequence(
                 parent, seq_id=self._state.new_seq_id(), index=index, computed=len(parent.token_ids)

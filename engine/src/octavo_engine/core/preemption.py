@@ -1,7 +1,8 @@
-"""Who gives way when blocks run out, and whether it is swapped or recomputed.
+"""Selects the sequences to preempt when blocks run out, and decides between swapping and recomputing.
 
-Only later sequences give way, the latest first, and only those that thereby help *now*: forked siblings share their
-blocks, so one alone may free nothing while all of them together do. The walk therefore counts down references.
+Only later sequences are preempted, the latest first, and only those whose preemption frees blocks now: forked siblings
+share blocks, so one of them alone may free none while all of them together do. The walk therefore counts down
+references.
 """
 
 from octavo_engine.config import PreemptionMode
@@ -11,7 +12,7 @@ from octavo_engine.wire.plan import BlockId, StepCosts
 
 
 def victims_for(seq: Sequence, later: list[Sequence], *, shortfall: int, kv: KVCache) -> list[Sequence] | None:
-    """The fewest of the latest sequences that make up for `shortfall` blocks; None if all of `later` would not."""
+    """Return the fewest of the latest sequences that free `shortfall` blocks; None if all of `later` do not suffice."""
     refs, written = kv.pool.refs, kv.shared_write_block(seq)
     copies_hashed = written is not None and kv.pool.hashes[written] is not None
     left: dict[BlockId, int] = {}
@@ -28,7 +29,9 @@ def victims_for(seq: Sequence, later: list[Sequence], *, shortfall: int, kv: KVC
 
 
 def prefers_swap(seq: Sequence, *, mode: PreemptionMode, costs: StepCosts, kv: KVCache) -> bool:
-    """Both ways count only what is the victim's own; an unmeasured cost tips towards swapping, which measures it."""
+    """Compare the costs of both ways over the victim's own blocks. While a cost is unmeasured, swapping is preferred,
+    which measures it.
+    """
     if kv.host is None or mode == "recompute" or not seq.computed:
         return False
     if mode == "swap" or not costs.swap_block_s or not costs.prefill_token_s:

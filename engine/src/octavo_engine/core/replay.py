@@ -1,7 +1,7 @@
-"""Replays a trace: the recorded inputs go into a fresh scheduler, whose decisions must equal the recorded ones.
+"""Replays a trace: feeds the recorded inputs to a fresh scheduler, whose decisions must equal the recorded ones.
 
-It needs no model and stops at the first decision that differs. A last line that was cut off, by a crash or a full disk,
-ends the replay; anything else that can't be read is an error that names the line.
+A replay needs no model and stops at the first decision that differs. An incomplete last line, left by a crash or a full
+disk, ends the replay; any other unreadable line is an error that states the line's number.
 """
 
 import json
@@ -14,7 +14,7 @@ from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TRACE_VERSION, decode_config, decode_request, encode_ended, encode_plan
 from octavo_engine.wire.errors import OctavoError, StartupError
 from octavo_engine.wire.plan import SeqResult, StepCosts, StepResult
-from octavo_engine.wire.records import EngineStats, TokenLogprobs
+from octavo_engine.wire.records import EngineStats, ErrorInfo, TokenLogprobs
 
 Entry = dict[str, Any]
 
@@ -29,7 +29,7 @@ class Divergence:
 
 @dataclass(slots=True, kw_only=True)
 class ReplayReport:
-    """`num_lines` were replayed; `divergence` is the first decision that came out differently, if any."""
+    """`num_lines`: lines replayed. `divergence`: the first decision that differs, if any."""
 
     num_lines: int = 0
     num_steps: int = 0
@@ -52,7 +52,7 @@ class ReplayReport:
 
 
 def replay_file(path: Path) -> ReplayReport:
-    """Raises StartupError, naming the line, if the file isn't a trace."""
+    """Replay a file. Raises StartupError, which states the line, if the file is not a trace."""
     try:
         with path.open(encoding="utf-8") as lines:
             return replay(lines)
@@ -107,7 +107,7 @@ def _replay_entry(scheduler: Scheduler, entry: Entry, line: int, report: ReplayR
 
 
 def _decide(scheduler: Scheduler, entry: Entry, report: ReplayReport) -> tuple[str, object, object]:
-    """An entry with a decision: what it is, as recorded, as replayed."""
+    """Replay an entry that holds a decision; return the decision's name, its recorded and its replayed value."""
     if "step" in entry:
         report.num_steps += 1
         plan = encode_plan(scheduler.step(entry["step"], StepCosts(**entry["costs"])))
@@ -116,7 +116,8 @@ def _decide(scheduler: Scheduler, entry: Entry, report: ReplayReport) -> tuple[s
         ended = encode_ended(scheduler.commit(_decode_result(entry), entry["now"]))
         return f"what ended in step {entry['commit']}", entry["ended"], ended
     if "prepared" in entry:
-        ended = encode_ended(scheduler.prepared(entry["prepared"], entry["now"], error=entry["error"]))
+        error = None if entry["error"] is None else ErrorInfo(entry["error"])
+        ended = encode_ended(scheduler.prepared(entry["prepared"], entry["now"], error=error))
         return f"what the preparation of {entry['prepared']} ended", entry["ended"], ended
     if "abort" in entry:
         ended = encode_ended(scheduler.abort(entry["abort"], entry["index"]))
@@ -129,7 +130,7 @@ def _decide(scheduler: Scheduler, entry: Entry, report: ReplayReport) -> tuple[s
 
 
 def _first_difference(recorded: Entry, replayed: Entry) -> tuple[str, object, object]:
-    """The first part of the two plans that differs, and within a list of sequences the first of them."""
+    """Find the first part of the two plans that differs and, in a list, the first entry that differs."""
     for name in sorted({*recorded, *replayed}):
         left, right = recorded.get(name, []), replayed.get(name, [])
         if left == right:
@@ -150,7 +151,7 @@ def _decode_result(entry: Entry) -> StepResult:
             seq_id=seq_id,
             token_ids=tokens,
             prompt_logprobs=[TokenLogprobs([], [], 1)] * rows if rows else None,
-            error=error[0] if error else None,
+            error=ErrorInfo(error[0]) if error else None,
         )
         for seq_id, tokens, rows, *error in entry["seqs"]
     ]

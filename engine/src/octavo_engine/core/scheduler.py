@@ -1,8 +1,8 @@
-"""`Scheduler`: the engine's decisions, free of tensors, clocks and I/O. `step` plans, `commit` takes the result in.
+"""`Scheduler`: the engine's decisions, without tensors, clocks or I/O. `step` plans, `commit` applies the result.
 
-Several plans may be handed out before the first result is in; they run, and are committed, in order. Equal inputs give
-equal decisions, which is what makes a trace replay. Every (request, index) that `add` accepted gets exactly one record
-with a `finish_reason`, from `commit` or from `abort`. How it decides: docs/internals/scheduler.md.
+Several plans may be issued before the first result arrives; they run, and are committed, in order. Equal inputs give
+equal decisions, so that a trace can be replayed. Every (request, index) that `add` accepted gets exactly one record
+with a `finish_reason`, from `commit`, `abort` or `prepared`. docs/internals/scheduler.md describes the decisions.
 """
 
 from dataclasses import replace
@@ -13,31 +13,32 @@ from octavo_engine.core.events import KVDelta, KVDeltas
 from octavo_engine.core.limits import Limits
 from octavo_engine.core.planner import Planner
 from octavo_engine.core.sequence import Key, Sequence, forked_sequence, new_sequence
-from octavo_engine.core.state import State
+from octavo_engine.core.state import SchedulerState
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.hashing import scoped_root
 from octavo_engine.wire.kv_stream import Tier
 from octavo_engine.wire.plan import SeqId, StepCosts, StepPlan, StepResult
-from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, SeqOutput
+from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, ErrorInfo, SeqOutput
 
 NO_COSTS = StepCosts()
 
 
 class Scheduler:
-    """Raises StartupError for a configuration under which some request could never run."""
+    """Construction raises StartupError for a configuration under which an accepted request could never run."""
 
     def __init__(self, config: SchedulerConfig, *, kv_events: bool = False, kv_tokens: bool = False) -> None:
         self.config = config
         self._limits = Limits(config)
-        self._deltas = KVDeltas(enabled=kv_events or kv_tokens, tells_tokens=kv_tokens)
-        self._state = State(config, self._deltas)
+        self._deltas = KVDeltas(enabled=kv_events or kv_tokens, with_tokens=kv_tokens)
+        self._state = SchedulerState(config, self._deltas)
         self._planner = Planner(self._state)
         self._committer = Committer(self._state)
         self._num_added = 0
 
     def add(self, request: EngineRequest, now: float, *, deferred: bool = False) -> None:
-        """Queue it; a deferred one waits, and is overtaken, until `prepared`. Raises InvalidRequest if it could never
-        run.
+        """Queue a request. Raises InvalidRequest if it could never run.
+
+        A deferred request is not scheduled before `prepared`, and later requests overtake it.
         """
         state = self._state
         if request.request_id in state.groups:
@@ -57,8 +58,8 @@ class Scheduler:
             state.enter_waiting(seq)
         state.kv.touch(seq)
 
-    def prepared(self, request_id: str, now: float, *, error: str | None = None) -> list[SeqOutput]:
-        """What a deferred request waited for is there, or failed, which ends it. An unknown id is ignored."""
+    def prepared(self, request_id: str, now: float, *, error: ErrorInfo | None = None) -> list[SeqOutput]:
+        """Queue a deferred request that is ready, or end it with `error`. An unknown id is ignored."""
         state, outputs = self._state, list[SeqOutput]()
         state.now = now
         group = state.groups.get(request_id)
@@ -68,11 +69,11 @@ class Scheduler:
             else:
                 outputs += state.end_outputs(seq, seq.indices, "error", error)
                 state.finish(seq)
-        self._check_if_asked()
+        self._check_invariants()
         return outputs
 
     def abort(self, request_id: str, index: int | None = None) -> list[SeqOutput]:
-        """End a request, or one of its outputs; the terminal records, none if there is nothing left to end."""
+        """End a request, or one of its outputs; return the terminal records, none if it has ended already."""
         group = self._state.groups.get(request_id)
         outputs: list[SeqOutput] = []
         for seq in [*group.live] if group else ():
@@ -82,27 +83,27 @@ class Scheduler:
                 self._state.finish(seq)
             elif ended:
                 self._drop_outputs(seq, ended)
-        self._check_if_asked()
+        self._check_invariants()
         return outputs
 
     def step(self, now: float, costs: StepCosts = NO_COSTS) -> StepPlan:
-        """What to run next; empty if everything runnable is in flight. An empty plan isn't to be committed."""
+        """Plan the next step. The plan is empty if everything runnable is in flight; an empty plan is not committed."""
         self._state.now = now
         plan = self._planner.step(costs)
-        self._check_if_asked()
+        self._check_invariants()
         return plan
 
     def commit(self, result: StepResult, now: float) -> list[SeqOutput]:
         self._state.now = now
         outputs = self._committer.commit(result)
-        self._check_if_asked()
+        self._check_invariants()
         return outputs
 
     def fork(self, seq_id: SeqId) -> SeqId:
-        """Another sequence of the same request that goes on from the same tokens, at any time, under the next index.
+        """Add a sequence to the parent's request, with the parent's tokens and the next index; return its id.
 
-        It shares the parent's blocks and recomputes at most one token; without a free place among the running
-        sequences it waits. Raises KeyError if the parent has ended, ValueError if it hasn't forked its own outputs yet.
+        The child shares the parent's blocks and recomputes at most one token; if `max_num_seqs` is reached, it waits.
+        Raises KeyError if the parent has ended, ValueError if the parent has not forked its own outputs yet.
         """
         state, parent = self._state, self._state.seqs[seq_id]
         if len(parent.indices) > 1:
@@ -119,17 +120,17 @@ class Scheduler:
             state.defer(child)
         else:
             state.enter_waiting(child)
-        self._check_if_asked()
+        self._check_invariants()
         return child.seq_id
 
     def propose(self, seq_id: SeqId, draft_token_ids: list[int]) -> None:
-        """Draft tokens to verify with the next decode step, cut to what fits; ignored where none is due."""
+        """Set draft tokens to verify with the next decode step, cut to what fits; ignored if no decode step is due."""
         seq = self._state.seqs.get(seq_id)
         if seq is not None and seq.status == "running" and seq.computed < len(seq.token_ids):
             seq.drafts = list(draft_token_ids)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks, on the device and in host memory; False (and nothing done) while any is in use."""
+        """Evict all cached blocks, on the device and on the host; return False and do nothing while any is in use."""
         state = self._state
         if state.kv.pool.num_in_use:
             return False
@@ -139,24 +140,25 @@ class Scheduler:
         return True
 
     def sequences(self) -> list[Sequence]:
-        """The unfinished ones: those that run, then those that wait, each in order of service."""
+        """Return the unfinished sequences: running, waiting, then deferred ones, each in order of service."""
         return [*self._state.running, *reversed(self._state.waiting), *self._state.deferred.values()]
 
     def is_live(self, request_id: str) -> bool:
         return request_id in self._state.groups
 
     def is_waiting(self, request_id: str) -> bool:
-        """Whether no part of an unfinished request was ever scheduled; False for an unknown request."""
+        """Return True if no part of an unfinished request was ever scheduled; False for an unknown request."""
         group = self._state.groups.get(request_id)
         return group is not None and all(seq.num_cached < 0 for seq in group.live)
 
     def has_work(self) -> bool:
-        """Whether anything isn't deferred."""
+        """Return True if any unfinished sequence is not deferred."""
         return len(self._state.seqs) > len(self._state.deferred)
 
     def waiting_reason(self, request_id: str) -> str | None:
-        """What holds it, or the queue it stands in, up: grammar, capacity, budget or max_num_seqs; None if no part of
-        it waits.
+        """Return why a request, or the head of its queue, waits: grammar, capacity, budget or max_num_seqs.
+
+        None if no part of the request waits.
         """
         group = self._state.groups.get(request_id)
         if group is not None and any(seq.status == "deferred" for seq in group.live):
@@ -165,7 +167,7 @@ class Scheduler:
         return (self._state.blocked_by or "budget") if waits else None
 
     def stats(self) -> EngineStats:
-        """A snapshot; `step_s` is left to whoever has a clock."""
+        """Return a snapshot; the caller, which has a clock, sets `step_s`."""
         state, pool, host = self._state, self._state.kv.pool, self._state.kv.host
         return replace(
             state.counters,
@@ -185,16 +187,16 @@ class Scheduler:
         )
 
     def take_block_lives(self) -> list[BlockLife]:
-        """Those that ended since the last call; always empty without `block_lives_every`."""
+        """Return the block lives that ended since the last call; always empty without `block_lives_every`."""
         lives = self._state.lives
-        return lives.take_ended() if lives is not None else []
+        return lives.pop_ended() if lives is not None else []
 
     def take_kv_delta(self) -> KVDelta:
-        """What changed in the caches since the last call; always empty without `kv_events` or `kv_tokens`."""
+        """Return the caches' net change since the last call; always empty without `kv_events` or `kv_tokens`."""
         return self._deltas.drain()
 
     def cached_hashes(self) -> list[tuple[Tier, bytes]]:
-        """Everything that a new request would find: the snapshot that `take_kv_delta` goes on from."""
+        """Return all cached hashes by tier: the snapshot to which the next `take_kv_delta` applies."""
         kv = self._state.kv
         hashes: list[tuple[Tier, bytes]] = [("device", h) for h in kv.pool.cached_hashes()]
         return hashes + [("host", h) for h in (kv.host.cached_hashes() if kv.host else ())]
@@ -209,8 +211,11 @@ class Scheduler:
         return 0, request.turn, self._num_added, 0
 
     def _drop_outputs(self, seq: Sequence, indices: list[int]) -> None:
-        """`seq` goes on for its other outputs. The runner samples it with the seed of the first: if that one is gone,
-        it has to be told anew."""
+        """Remove outputs from a sequence that stands for several.
+
+        The runner samples the sequence with the seed of its first index; if that index is removed, the sequence is
+        announced again.
+        """
         keeps_first = seq.indices[0] not in indices
         seq.indices = [i for i in seq.indices if i not in indices]
         if seq.status == "running":
@@ -219,8 +224,9 @@ class Scheduler:
                 self._state.forget_at_runner(seq)
 
     def _prefill_backlog(self) -> int:
-        """Tokens to compute before every sequence has its next one, those under way included; not less what a waiting
-        one may find.
+        """Count the tokens to compute before every sequence has its next token, including those in flight.
+
+        Tokens that a waiting sequence may find in the cache are not subtracted.
         """
         state = self._state
         running = sum(max(len(s.token_ids) - s.computed - 1, 0) for s in state.running)
@@ -230,7 +236,7 @@ class Scheduler:
         return running + under_way + state.num_waiting_tokens
 
     def _used_slots(self) -> int:
-        """Slots of the blocks in use that hold a computed token; a tail shared by forked siblings counts once."""
+        """Count the slots of blocks in use that hold a computed token; a tail shared by forked siblings counts once."""
         pool, size = self._state.kv.pool, self.config.block_size
         unused = 0.0
         for seq in self._state.running:
@@ -239,6 +245,6 @@ class Scheduler:
                 unused += empty / pool.refs[seq.table[-1]]
         return pool.num_in_use * size - round(unused)
 
-    def _check_if_asked(self) -> None:
+    def _check_invariants(self) -> None:
         if self.config.debug_invariants:
             self.check()

@@ -1,12 +1,12 @@
-"""`Sequence`: one stream of tokens; `Group`: the sequences of one request.
+"""`Sequence`: one stream of tokens; `SequenceGroup`: the sequences of one request.
 
-States: waiting -admit-> running -preempt-> preempted -admit-> running; any of them -finish-> finished, which is final
-and happens once for each index. What needs a grammar starts as deferred -prepared-> waiting. `computed` counts the
-tokens whose KV exists once every plan handed out has run; tokens [computed, len(token_ids)) are still to do. A running
-sequence with none to do has a sampled token in flight.
+States: waiting -admit-> running -preempt-> preempted -admit-> running; any state -finish-> finished, which is final and
+reached once per index. A sequence that needs a grammar starts as deferred -prepared-> waiting. `computed` counts the
+tokens whose KV exists once every issued plan has run; tokens [computed, len(token_ids)) remain to be computed. A
+running sequence without remaining tokens has a sampled token in flight.
 
-The unobvious idea: a request with n > 1 starts as one sequence that stands for all of `indices` and computes the prompt
-once. At the step that computes the last prompt token it keeps the first index and forks the others off.
+The unobvious part: a request with n > 1 starts as one sequence that stands for all of `indices` and computes the prompt
+once. At the step that computes the last prompt token it keeps the first index and forks the others.
 """
 
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ NO_TOKEN = -1
 
 
 @dataclass(slots=True, eq=False)
-class Group:
-    """`live` holds every sequence that has not finished; `next_index` is what the next fork is called."""
+class SequenceGroup:
+    """The sequences of one request. `live`: those that have not finished. `next_index`: the index of the next fork."""
 
     request: EngineRequest
     next_index: int
@@ -33,32 +33,32 @@ class Group:
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
     seq_id: SeqId
-    group: Group
+    group: SequenceGroup
     indices: list[int]  # of the request's outputs; more than one only before the fork
-    key: Key  # smaller goes first and is preempted last
+    key: Key  # a smaller key is served first and preempted last
     token_ids: list[int]
-    limit: int  # of len(token_ids)
+    limit: int  # the most that len(token_ids) may become
     arrival_s: float
     num_prompt: int
     request_id: str
-    min_total: int  # tokens before which no token stops
+    min_total: int  # while len(token_ids) is below it, no token stops the sequence
     eos_token_id: int = NO_TOKEN
     stop_token_ids: frozenset[int] = frozenset()
     status: Status = "waiting"
     computed: int = 0
     table: list[BlockId] = field(default_factory=list)
-    num_sent: int = 0  # entries of `table` that the runner knows
-    announced: bool = False  # whether the runner knows the sequence
+    num_sent: int = 0  # entries of `table` that were sent to the runner
+    announced: bool = False  # whether the sequence was sent to the runner
     root_hash: bytes = b""
-    hashes: list[bytes] = field(default_factory=list)  # of the full blocks of token_ids, as far as they were needed
-    num_registered: int = 0  # leading entries of `table` that the pool knows by hash
-    in_flight: int = 0  # plans handed out and not yet committed
+    hashes: list[bytes] = field(default_factory=list)  # of the full blocks of token_ids, computed when needed
+    num_registered: int = 0  # leading entries of `table` that are registered in the pool by hash
+    in_flight: int = 0  # plans issued and not yet committed
     drafts: list[int] = field(default_factory=list)
     saved: int = 0  # tokens computed when it was preempted
     private_blocks: range = range(0)  # positions saved for this sequence alone in the host tier
-    num_cached: int = -1  # prompt tokens found in the cache when it first ran; -1: it never ran
+    num_cached: int = -1  # prompt tokens found in the cache when it first ran; -1: it has never run
     num_preemptions: int = 0
-    prompt_logprobs: list[TokenLogprobs | None] | None = None  # collected so far, None when not asked for or emitted
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # collected so far; None if not requested or sent already
     scheduled_s: float = 0.0
     first_token_s: float = 0.0
 
@@ -98,14 +98,14 @@ class Sequence:
 
 
 def new_sequence(request: EngineRequest, *, seq_id: SeqId, key: Key, max_len: int, now: float) -> Sequence:
-    """The one sequence that a request starts as. `max_len`: tokens that any sequence may have."""
+    """Create a request's first sequence, which stands for all its outputs. `max_len`: the limit on any sequence."""
     params, num_prompt = request.params, len(request.prompt_token_ids)
     limit = max_len if params.max_tokens is None else min(max_len, num_prompt + params.max_tokens)
-    shaped = request.grammar is not None  # then what may end it, and when, is in the sampler's masks
+    shaped = request.grammar is not None  # the sampler's grammar masks then decide when an end token may come
     stops_at_eos = request.eos_token_id is not None and (shaped or not params.ignore_eos)
     seq = Sequence(
         seq_id=seq_id,
-        group=Group(request, next_index=params.n),
+        group=SequenceGroup(request, next_index=params.n),
         indices=list(range(params.n)),
         key=key,
         token_ids=list(request.prompt_token_ids),
@@ -123,7 +123,7 @@ def new_sequence(request: EngineRequest, *, seq_id: SeqId, key: Key, max_len: in
 
 
 def forked_sequence(parent: Sequence, *, seq_id: SeqId, index: int, computed: int) -> Sequence:
-    """A sibling with the parent's tokens; whether it has the parent's blocks is the KV cache's business."""
+    """Create a sibling with the parent's tokens, without blocks; `KVCache.fork` shares the parent's blocks."""
     child = Sequence(
         seq_id=seq_id,
         group=parent.group,

@@ -1,8 +1,8 @@
-"""`State`: what planning and committing share: the queues, the sequences, the KV cache and the counters.
+"""`SchedulerState`: the state shared by planning and committing: queues, sequences, KV cache and counters.
 
 `running` and `waiting` are both ordered by key (priority, arrival, index), so that the sequence to preempt is always
-the last of `running`, which no step has scheduled before the others, and a preempted one is again the first to come.
-`waiting` stands in reverse, for an O(1) pop. A waiting request with n > 1 is one sequence that needs n places:
+the last of `running`, which each step schedules last, and a preempted sequence returns to the head of the queue.
+`waiting` is stored in reverse, for an O(1) pop. A waiting request with n > 1 is one sequence that needs n places:
 `num_places` counts the running sequences and those that they will fork into.
 """
 
@@ -10,12 +10,12 @@ import bisect
 from operator import attrgetter
 
 from octavo_engine.config import SchedulerConfig
-from octavo_engine.core.block_lives import BlockLives
+from octavo_engine.core.block_metrics import BlockLifeSampler
 from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.kv import KVCache
-from octavo_engine.core.sequence import Group, Key, Sequence
+from octavo_engine.core.sequence import Key, Sequence, SequenceGroup
 from octavo_engine.wire.plan import SeqId, StepPlan
-from octavo_engine.wire.records import EngineStats, FinishReason, SeqOutput
+from octavo_engine.wire.records import EngineStats, ErrorInfo, FinishReason, SeqOutput
 
 _key = attrgetter("key")
 
@@ -25,21 +25,21 @@ def _reverse_key(seq: Sequence) -> Key:
     return -priority, -arrival, -order, -index
 
 
-class State:
+class SchedulerState:
     def __init__(self, config: SchedulerConfig, deltas: KVDeltas) -> None:
         self.config = config
         every = config.block_lives_every
-        self.lives = BlockLives(every, lambda: self.now) if every else None
+        self.lives = BlockLifeSampler(every, lambda: self.now) if every else None
         self.kv = KVCache(config, deltas, self.lives)
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, SequenceGroup] = {}
         self.seqs: dict[SeqId, Sequence] = {}
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
-        self.deferred: dict[SeqId, Sequence] = {}  # not in `waiting` until prepared: whoever is ready overtakes
-        self.num_waiting_tokens = 0  # to be computed before each of the waiting has its next one
+        self.deferred: dict[SeqId, Sequence] = {}  # not in `waiting` until prepared: ready sequences overtake them
+        self.num_waiting_tokens = 0  # tokens to compute before each waiting sequence has its next token
         self.num_places = 0
         self.in_flight: dict[int, StepPlan] = {}
-        self.dropped: list[SeqId] = []  # the runner is to forget them with the next plan
+        self.dropped: list[SeqId] = []  # the next plan lists them for the runner to drop
         self.counters = EngineStats(total_blocks=config.num_blocks, host_total_blocks=config.num_host_blocks)
         self.now = 0.0
         self.blocked_by = ""  # why the head of the queue wasn't admitted by the latest step
@@ -70,7 +70,7 @@ class State:
         self.deferred[seq.seq_id] = seq
 
     def undefer(self, seq: Sequence) -> None:
-        """It takes the place in the queue that it has by its key."""
+        """Move a deferred sequence into the queue, at the position of its key."""
         del self.deferred[seq.seq_id]
         seq.status = "waiting"
         self.enter_waiting(seq)
@@ -91,7 +91,7 @@ class State:
         self.enter_waiting(seq)
 
     def finish(self, seq: Sequence) -> None:
-        """Its blocks are free from the next plan on, even if plans that use them are under way: they run in order."""
+        """End a sequence. The next plan may reuse its blocks even if plans in flight use them: plans run in order."""
         if seq.status == "running":
             self.kv.release(seq)
             self._leave_running(seq)
@@ -107,9 +107,9 @@ class State:
             del self.groups[seq.request_id]
 
     def end_outputs(
-        self, seq: Sequence, indices: list[int], reason: FinishReason, error: str | None
+        self, seq: Sequence, indices: list[int], reason: FinishReason, error: ErrorInfo | None
     ) -> list[SeqOutput]:
-        """Terminal records without tokens."""
+        """Make terminal records without tokens."""
         return [
             SeqOutput(
                 request_id=seq.request_id,
@@ -124,7 +124,7 @@ class State:
         ]
 
     def forget_at_runner(self, seq: Sequence) -> None:
-        """The runner drops its state; the sequence is announced again if it is scheduled again."""
+        """List the sequence for the runner to drop; it is announced again if it is scheduled again."""
         if seq.announced:
             self.dropped.append(seq.seq_id)
         seq.announced = False

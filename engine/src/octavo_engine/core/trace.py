@@ -1,9 +1,9 @@
-"""`TracingScheduler`: a scheduler that writes down its inputs and its decisions, one JSON object a line.
+"""`TracingScheduler`: a scheduler that records its inputs and its decisions, one JSON object per line.
 
-The first line holds the configuration; then come add, prepared, abort, fork, propose, reset, step (with time and
-costs) and commit, in order. A step line ends with the plan in compact form, a commit line with what ended. Sampled
-tokens are inputs, so no model is needed to replay; log-probabilities decide nothing and are only counted. A trace
-contains the prompts. It does no I/O itself: `write` takes a line with its newline.
+The first line holds the configuration; the next lines hold add, prepared, abort, fork, propose, reset, step (with time
+and costs) and commit, in order. A step line ends with the plan in compact form, a commit line with the outputs that
+ended. Sampled tokens are inputs, so a replay needs no model; log-probabilities affect no decision and are only counted.
+A trace contains the prompts. The class does no I/O itself: `write` receives a line with its newline.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 from octavo_engine.config import SchedulerConfig
 from octavo_engine.core.scheduler import NO_COSTS, Scheduler
 from octavo_engine.wire.plan import SeqId, SeqStep, StepCosts, StepPlan, StepResult
-from octavo_engine.wire.records import EngineRequest, SeqOutput
+from octavo_engine.wire.records import EngineRequest, ErrorInfo, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.structured import StructuredOutputs
 
@@ -34,55 +34,56 @@ class TracingScheduler(Scheduler):
     ) -> None:
         super().__init__(config, kv_events=kv_events, kv_tokens=kv_tokens)
         self._write = write
-        self._line(trace=TRACE_VERSION, config=asdict(config) | {"hash_root": config.hash_root.hex()})
+        self._write_line(trace=TRACE_VERSION, config=asdict(config) | {"hash_root": config.hash_root.hex()})
 
     def add(self, request: EngineRequest, now: float, *, deferred: bool = False) -> None:
         super().add(request, now, deferred=deferred)
-        self._line(add=_encode_request(request), now=now, **({"deferred": True} if deferred else {}))
+        self._write_line(add=_encode_request(request), now=now, **({"deferred": True} if deferred else {}))
 
-    def prepared(self, request_id: str, now: float, *, error: str | None = None) -> list[SeqOutput]:
+    def prepared(self, request_id: str, now: float, *, error: ErrorInfo | None = None) -> list[SeqOutput]:
         outputs = super().prepared(request_id, now, error=error)
-        self._line(prepared=request_id, now=now, error=error, ended=encode_ended(outputs))
+        self._write_line(prepared=request_id, now=now, error=error and error.message, ended=encode_ended(outputs))
         return outputs
 
     def abort(self, request_id: str, index: int | None = None) -> list[SeqOutput]:
         outputs = super().abort(request_id, index)
-        self._line(abort=request_id, index=index, ended=encode_ended(outputs))
+        self._write_line(abort=request_id, index=index, ended=encode_ended(outputs))
         return outputs
 
     def step(self, now: float, costs: StepCosts = NO_COSTS) -> StepPlan:
         plan = super().step(now, costs)
-        self._line(step=now, costs=asdict(costs), plan=encode_plan(plan))
+        self._write_line(step=now, costs=asdict(costs), plan=encode_plan(plan))
         return plan
 
     def commit(self, result: StepResult, now: float) -> list[SeqOutput]:
         outputs = super().commit(result, now)
         seqs = [
-            [r.seq_id, r.token_ids, len(r.prompt_logprobs or ()), r.error][: 4 if r.error else 3] for r in result.seqs
+            [r.seq_id, r.token_ids, len(r.prompt_logprobs or ()), *([r.error.message] if r.error else [])]
+            for r in result.seqs
         ]
-        self._line(commit=result.step_id, now=now, seqs=seqs, error=result.error, ended=encode_ended(outputs))
+        self._write_line(commit=result.step_id, now=now, seqs=seqs, error=result.error, ended=encode_ended(outputs))
         return outputs
 
     def fork(self, seq_id: SeqId) -> SeqId:
         child = super().fork(seq_id)
-        self._line(fork=seq_id, child=child)
+        self._write_line(fork=seq_id, child=child)
         return child
 
     def propose(self, seq_id: SeqId, draft_token_ids: list[int]) -> None:
         super().propose(seq_id, draft_token_ids)
-        self._line(propose=seq_id, tokens=draft_token_ids)
+        self._write_line(propose=seq_id, tokens=draft_token_ids)
 
     def reset_prefix_cache(self) -> bool:
         done = super().reset_prefix_cache()
-        self._line(reset=done)
+        self._write_line(reset=done)
         return done
 
-    def _line(self, **entry: Any) -> None:
+    def _write_line(self, **entry: Any) -> None:
         self._write(json.dumps(entry, separators=(",", ":"), default=str) + "\n")
 
 
 def encode_plan(plan: StepPlan) -> dict[str, Any]:
-    """Everything decided, empty parts left out; the tokens of a new sequence follow from the inputs."""
+    """Encode all decisions of a plan, without empty parts and without tokens, which follow from the inputs."""
     parts = {
         "seqs": [_encode_step(step) for step in plan.seqs],
         "new": [[new.seq_id, new.seed, len(new.token_ids)] for new in plan.new_seqs],

@@ -1,7 +1,7 @@
-"""Compiles grammars on threads of its own and keeps the latest: one compiler per vocabulary.
+"""`GrammarCompiler`: compiles grammars on its own threads and caches the results; one compiler per vocabulary.
 
-A compiled grammar is found again for as long as anybody holds it; beyond that a bounded number is kept. The vocabulary
-is built with the first grammar, so that an engine that never gets one doesn't pay for it.
+A compiled grammar stays available while a sequence references it, and the latest 256 are kept in any case. The
+vocabulary is built with the first grammar, so that an engine without grammars does not pay for it.
 """
 
 import threading
@@ -15,11 +15,11 @@ from llguidance import LLMatcher
 from octavo_engine.grammar.library import Vocabulary
 
 MAX_CACHED = 256
-NUM_THREADS = 2  # one grammar that takes long doesn't hold up the next
+NUM_THREADS = 2  # a slow grammar does not delay the next grammar
 
 
 class CompiledGrammar:
-    """Immutable; each sequence works on a copy."""
+    """An immutable compiled grammar; each sequence works on a copy of its matcher."""
 
     __slots__ = ("__weakref__", "_start", "eos_token_id", "vocab_size")
 
@@ -33,7 +33,7 @@ class CompiledGrammar:
 
 
 class GrammarCompiler:
-    """Safe to use from several threads."""
+    """A thread-safe compiler and cache of grammars."""
 
     def __init__(self, load_vocabulary: Callable[[], Vocabulary], *, max_cached: int = MAX_CACHED) -> None:
         self._load_vocabulary = load_vocabulary
@@ -47,7 +47,10 @@ class GrammarCompiler:
         self._latest: OrderedDict[str, CompiledGrammar] = OrderedDict()
 
     def submit(self, grammar: str) -> "Future[CompiledGrammar]":
-        """Done at once if it is known. Fails with GrammarError. Equal grammars in the making share one future."""
+        """Return a future of the compiled grammar, which fails with GrammarError. A cached grammar is done at once.
+
+        Concurrent calls with equal grammars share one future.
+        """
         with self._lock:
             found = self._alive.get(grammar)
             if found is not None:
@@ -61,7 +64,7 @@ class GrammarCompiler:
             return pending
 
     def get(self, grammar: str) -> CompiledGrammar:
-        """Waits for it, if it isn't there. Raises GrammarError."""
+        """Return the compiled grammar, and block until it is compiled. Raises GrammarError."""
         return self.submit(grammar).result()
 
     def shutdown(self) -> None:

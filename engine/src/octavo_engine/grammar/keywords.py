@@ -1,10 +1,11 @@
-"""The keywords of JSON Schema: which are enforced, which only describe, and where schemas stand within schemas.
+"""The keywords of JSON Schema: enforced keywords, annotations, and keywords whose values hold schemas.
 
-A keyword in none of these sets is refused, be it one that the grammar library can't enforce or one that nobody knows:
-it is more often mistyped than meant to have no effect. Names that begin with "x-" describe.
+A keyword in none of these sets is rejected, whether the grammar library cannot enforce it or JSON Schema does not
+define it: such a keyword is more often a typing error than meant to have no effect. Names that begin with "x-" are
+annotations.
 """
 
-#: Enforced, with a value that holds no schema.
+#: Enforced keywords whose values hold no schema.
 PLAIN = frozenset(
     {
         *("type", "enum", "const", "format", "pattern", "minLength", "maxLength"),
@@ -24,7 +25,7 @@ ANNOTATIONS = frozenset(
     }
 )
 
-#: What a known keyword would need, for its refusal.
+#: Unsupported keyword -> the remedy that its error message gives.
 REMEDIES = {
     "nullable": 'write "type": ["...", "null"]',
     "id": "write $id",

@@ -1,7 +1,7 @@
-"""The only module that knows llguidance: a vocabulary as its trie, grammars checked and compiled within limits.
+"""Checks and compiles grammars within limits, and builds the vocabulary's trie, with llguidance.
 
-The library reports errors as values; here they become GrammarError. It lets other threads run while it compiles and
-while it computes masks. Why this library: docs/internals/structured-output.md.
+llguidance returns errors as values; this module raises GrammarError instead. The library releases the GIL while it
+compiles grammars and computes masks. docs/internals/structured-output.md explains the choice of this library.
 """
 
 from collections.abc import Sequence
@@ -14,32 +14,35 @@ from octavo_engine.wire.errors import OctavoError
 SILENT = 0
 INITIAL_LEXER_FUEL = 100_000
 MAX_LEXER_STATES = 50_000  # of 1 to 2 kB each
-#: Tokens that the library allows or leaves all at once, beside its own slices, which are about JSON: a regex of prose
-#: or of names then costs 15 µs a mask in place of 130 to 430, and a vocabulary 40 ms more to load.
+#: Sets of tokens that the library allows or skips as a whole, in addition to its own sets, which suit JSON. With them a
+#: regex of prose or names costs 15 µs per mask instead of 130 to 430 µs, and a vocabulary takes 40 ms more to load.
 MORE_SLICES = ("[a-z ]+", "[A-Za-z ]+", "[A-Za-z0-9_]+")
 
 
 class GrammarError(OctavoError):
-    """The library can't compile this grammar, in its own words."""
+    """The library cannot compile a grammar; the message is the library's."""
 
 
-def limits() -> LLParserLimits:
-    """The library's own bounds of work, without dumps of its state; a tenth of its fuel for a lexer, which a regex such
-    as `x{10000000}` burns whole: 1 s and 80 MiB at the first mask, while everybody waits."""
+def parser_limits() -> LLParserLimits:
+    """Return the library's default work limits with a tenth of its initial lexer fuel, and short error messages.
+
+    A regex such as `x{10000000}` uses all the fuel: with the default it took 1 s and 80 MiB at the first mask, while
+    all sequences waited.
+    """
     return LLParserLimits(
         verbose_errors=False, initial_lexer_fuel=INITIAL_LEXER_FUEL, max_lexer_states=MAX_LEXER_STATES
     )
 
 
 def check_grammar(grammar: str) -> None:
-    """Without a vocabulary. Raises GrammarError; a warning counts, as it says that something would be ignored."""
-    _, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
+    """Check a grammar without a vocabulary. Raises GrammarError, also for a warning: it means an ignored construct."""
+    _, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
     if messages:
         raise GrammarError(messages[0].strip())
 
 
 class Vocabulary:
-    """`eos_token_id` marks the end for the library only: `GrammarState` says which ids may end a sequence."""
+    """The tokens as the library's trie. Only the library uses `eos_token_id`; `GrammarState` decides which ids end."""
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_id: int) -> None:
         self.eos_token_id = eos_token_id
@@ -49,15 +52,15 @@ class Vocabulary:
         self._trie = LLTokenizer(wrapper, eos_token=[eos_token_id], slices=slices)
 
     def compile(self, grammar: str) -> LLMatcher:
-        """A matcher at its start, to be copied for each sequence. Raises GrammarError."""
-        matcher = LLMatcher(self._trie, grammar, log_level=SILENT, limits=limits())
+        """Return a matcher in its start state, to be copied for each sequence. Raises GrammarError."""
+        matcher = LLMatcher(self._trie, grammar, log_level=SILENT, limits=parser_limits())
         if matcher.is_error():
             raise GrammarError(matcher.get_error().strip())
         return matcher
 
 
 class _Wrapper(TokenizerWrapper):
-    """What the library asks of a tokenizer. Special tokens are told apart, so that no text can contain them."""
+    """The library's tokenizer interface. Special tokens are listed separately, so that no text can contain them."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -72,7 +75,7 @@ class _Wrapper(TokenizerWrapper):
         self._longest = max(map(len, self._ids), default=1)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """How the model would spell text that the grammar forces: as it was trained, if that gives these very bytes."""
+        """Tokenise text that the grammar forces: with the model's tokenizer if its tokens spell exactly these bytes."""
         data = text.encode() if isinstance(text, str) else text
         try:
             ids = self._tokenizer.encode(data.decode(), add_special_tokens=False)
@@ -82,7 +85,7 @@ class _Wrapper(TokenizerWrapper):
         return ids if is_exact else self._greedy(data)
 
     def _greedy(self, data: bytes) -> list[int]:
-        """SentencePiece puts a space before a text; what is forced mid-way has none."""
+        """Tokenise by longest match. SentencePiece puts a space before a text, but forced text has none."""
         ids: list[int] = []
         position = 0
         while position < len(data):

@@ -1,4 +1,4 @@
-"""Works out the masks of many sequences in one call, on threads of the library's own, while Python goes on."""
+"""Computes the masks of many sequences in one call, on the library's own threads, without the GIL."""
 
 import os
 
@@ -10,11 +10,11 @@ MAX_THREADS = 16
 
 
 class MaskWorker:
-    """Half of the CPUs at most: the rest has other work to do meanwhile."""
+    """A pool of at most half as many threads as CPUs, and at most 16: the other CPUs serve other work."""
 
     def __init__(self) -> None:
         self._executor = LLExecutor(num_threads=max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2)))
 
     def fill(self, work: list[tuple[LLMatcher, int]], words: Words) -> None:
-        """`work`: matchers, each with its row of `words`, which is contiguous. A failure shows in its matcher."""
+        """Fill `words`, which is contiguous. `work`: matchers, each with its row. A matcher records its own failure."""
         self._executor.unsafe_compute_mask_ptr(work, words.ctypes.data, words.shape[1] * words.itemsize, len(words))

@@ -1,7 +1,7 @@
-"""Where a schema's references lead, and what comes together in one place by following them.
+"""Follows a schema's references and counts the patterns that apply to one string.
 
-A schema that refers to itself before anything is written has no meaning. And every pattern that one string has to match
-doubles the work of the grammar library, so their number is bounded.
+A schema that refers to itself before any output is written has no meaning and is rejected. Every pattern that one
+string must match doubles the work of the grammar library, so their number is bounded.
 """
 
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ MAX_CHAIN = 100
 
 def refuse(message: str, place: str = "") -> InvalidRequest:
     where = f" at {place}" if place else ""
-    return InvalidRequest(f"The schema can't be enforced{where}: {message}", param="structured_outputs.json")
+    return InvalidRequest(f"The schema cannot be enforced{where}: {message}", param="structured_outputs.json")
 
 
 def subschemas(schema: Any, place: str = "#") -> Iterator[tuple[str, Schema]]:
-    """Every schema within, the innermost first."""
+    """Yield the place and value of every schema within a schema, the innermost first."""
     if not isinstance(schema, dict):
         return
     for keyword, value in schema.items():
@@ -42,7 +42,7 @@ def subschemas(schema: Any, place: str = "#") -> Iterator[tuple[str, Schema]]:
 
 
 class References:
-    """Raises InvalidRequest for a reference that leads elsewhere or back to itself, and for too many patterns."""
+    """Raises InvalidRequest for a reference to another document or to itself, and for too many patterns."""
 
     def __init__(self, root: Schema) -> None:
         self._by_place = dict(subschemas(root))
@@ -55,11 +55,11 @@ class References:
                 raise refuse(message, place)
 
     def _num_patterns(self, place: str, path: tuple[str, ...]) -> int:
-        """How many one string has to match at once."""
+        """Count the patterns and formats that one string must match together."""
         if place in path:
-            raise refuse("the schema leads back to itself before anything is written.", path[0])
+            raise refuse("the schema refers to itself before any output is written.", path[0])
         if len(path) > MAX_CHAIN:
-            raise refuse(f"more than {MAX_CHAIN} references lead from one to the next.", path[0])
+            raise refuse(f"a chain of references is longer than {MAX_CHAIN}.", path[0])
         if place not in self._counts:
             path, schema = (*path, place), self._by_place.get(place, {})
             count = ("pattern" in schema) + ("format" in schema)
@@ -77,7 +77,7 @@ class References:
 
     def _target(self, reference: Any, place: str) -> str:
         if not isinstance(reference, str) or not reference.startswith("#"):
-            raise refuse("only references within the schema, which begin with #, are followed.", f"{place}/$ref")
+            raise refuse("only references within the schema, which begin with #, are supported.", f"{place}/$ref")
         if reference in self._anchors:
             return self._anchors[reference]
         return unquote(reference).replace("~1", "/").replace("~0", "~").rstrip("/")

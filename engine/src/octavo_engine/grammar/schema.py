@@ -1,8 +1,8 @@
-"""Reads a JSON Schema keyword by keyword before the grammar library sees it: what can't be enforced is refused by name
-and place, and what the library enforces loosely is made strict.
+"""Checks a JSON Schema keyword by keyword before the grammar library compiles it.
 
-The library ignores unknown keywords, formats of numbers, keywords of another dialect and, where a schema says so
-itself ("x-guidance"), all that it can't do; it counts repeated keys and takes a reference to itself for an empty text.
+Keywords that cannot be enforced are rejected by name and place; keywords that the library enforces too loosely are made
+strict. The library ignores unknown keywords, formats of numbers, keywords of another dialect and, if the schema says so
+("x-guidance"), all that it does not support; it counts repeated keys and treats a self-reference as an empty text.
 """
 
 import difflib
@@ -25,14 +25,14 @@ class SchemaBounds:
 
 
 def read_schema(value: Schema | str, bounds: SchemaBounds) -> Schema:
-    """Raises InvalidRequest for what isn't JSON, isn't an object, or is beyond the bounds."""
+    """Parse a schema. Raises InvalidRequest if it is not JSON, not an object, or exceeds the bounds."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     check_size(text, bounds, "structured_outputs.json")
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise refuse(f"it is not JSON: {error}.") from error
-    if isinstance(value, str):  # an escape may stand for what text can't hold
+    if isinstance(value, str):  # a JSON escape may encode a lone surrogate, which UTF-8 cannot
         check_size(json.dumps(schema, ensure_ascii=False), bounds, "structured_outputs.json")
     if not isinstance(schema, dict):
         raise refuse(f"it must be a JSON object, got {type(schema).__name__}.")
@@ -46,14 +46,14 @@ def check_size(text: str, bounds: SchemaBounds, param: str) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{param} holds a lone surrogate, which no UTF-8 can carry.", param=param) from error
+        raise InvalidRequest(f"{param} holds a lone surrogate, which UTF-8 cannot encode.", param=param) from error
     if size > bounds.max_bytes:
         message = f"{param} has {size} bytes; the limit is {bounds.max_bytes} (--max-schema-bytes)."
         raise InvalidRequest(message, param=param)
 
 
 def _depth(value: Any) -> int:
-    """Levels of objects and lists; without recursion, as it is what bounds recursion."""
+    """Count the levels of objects and lists, without recursion: the result is what bounds recursion elsewhere."""
     level, depth = [value], 0
     while level := [v for v in level if isinstance(v, dict | list)]:
         depth += 1
@@ -62,7 +62,7 @@ def _depth(value: Any) -> int:
 
 
 class StrictSchema:
-    """`rewritten` is what the library gets. Raises InvalidRequest."""
+    """Checks and rewrites a schema. `rewritten`: the schema for the library. Raises InvalidRequest."""
 
     def __init__(self, schema: Schema, *, no_additional_properties: bool) -> None:
         self._root = schema
@@ -101,14 +101,14 @@ class StrictSchema:
         if keyword not in keywords.ALL:
             raise refuse(f"the keyword {keyword!r} is not supported; {_remedy(keyword)}.", f"{place}/{keyword}")
         if keyword == "prefixItems" and self._positional_items:
-            raise refuse("prefixItems is of draft 2020-12, another than $schema names.", f"{place}/{keyword}")
+            raise refuse("prefixItems needs draft 2020-12, but $schema names an earlier one.", f"{place}/{keyword}")
         if keyword == "additionalItems" and not self._positional_items:
-            raise refuse("additionalItems is of drafts before 2020-12; use items.", f"{place}/{keyword}")
+            raise refuse("additionalItems needs a draft before 2020-12; use items.", f"{place}/{keyword}")
         if keyword in ("$schema", "$id") and schema is not self._root:
-            raise refuse(f"{keyword} may stand at the root only.", f"{place}/{keyword}")
+            raise refuse(f"{keyword} is allowed only at the root.", f"{place}/{keyword}")
         if keyword == "minProperties" and _counts_repeated_keys(schema):
             raise refuse(
-                "minProperties above 1 needs additionalProperties: false, as a repeated key would count.",
+                "minProperties above 1 needs additionalProperties: false, because repeated keys would be counted.",
                 f"{place}/{keyword}",
             )
 
@@ -143,7 +143,7 @@ def _counts_repeated_keys(schema: Schema) -> bool:
 
 
 def _with_strict_format(schema: Schema, place: str) -> Schema:
-    """`format`, enforced as validators read it."""
+    """Add patterns or bounds that enforce `format` as validators do."""
     name, kinds = schema.get("format"), schema.get("type", "string")
     if name is None:
         return schema
@@ -156,7 +156,7 @@ def _with_strict_format(schema: Schema, place: str) -> Schema:
     if name not in STRING_FORMATS or "string" not in ([kinds] if isinstance(kinds, str) else kinds):
         of = "" if kinds == "string" else f" of {json.dumps(kinds)}"
         known = ", ".join(sorted(NUMBER_FORMATS if kinds in ("integer", "number") else STRING_FORMATS))
-        raise refuse(f"the format {name!r}{of} is not supported; known are {known}.", f"{place}/format")
+        raise refuse(f"the format {name!r}{of} is not supported; supported formats: {known}.", f"{place}/format")
     return _both(schema, {"pattern": STRICTER[name]}) if name in STRICTER else schema
 
 

@@ -1,6 +1,7 @@
-"""From `StructuredOutputs` to the grammar library's own text, checked: whatever is refused is refused here.
+"""Turns `StructuredOutputs` into the grammar library's text and checks it; an invalid shape is rejected here.
 
-Runs where requests are accepted, without torch and without a vocabulary; the engine core only compiles the text.
+This runs in the process that accepts requests, without torch and without a vocabulary; the engine core only compiles
+the text.
 """
 
 import json
@@ -21,36 +22,36 @@ from octavo_engine.wire.structured import StructuredOutputs
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-#: Space between JSON's tokens, unless the request says: none, one, or a new line with its indentation. Without a bound
-#: a small model may write nothing but space until its tokens are spent.
+#: Whitespace between JSON's tokens, unless the request sets it: none, one space, or a newline with indentation. Without
+#: a bound a small model may write only whitespace until it reaches max_tokens.
 WHITESPACE = r"( ?|\n[ \t]{0,24})"
-#: One spelling for each character. With \u and \/ a key could be written twice, in two ways.
+#: Allowed escapes, one spelling per character. With \u and \/ one key could be written twice, in two spellings.
 ESCAPES = '"\\bfnrt'
 
 _GRAMMAR = "structured_outputs.grammar"
-_MAX_SEARCHED = 64  # schemas tried on their own to say where an error is
+_MAX_SEARCHED = 64  # subschemas that are checked one by one to locate an error
 _CACHED = 256
 
 
 class GrammarSource:
-    """One per front end. Remembers what it has checked: clients send the same schema again and again."""
+    """Makes grammar texts; one per front end. It caches 256 results, as clients repeat the same schema."""
 
     def __init__(self, bounds: SchemaBounds) -> None:
         self._bounds = bounds
-        self._of_request = lru_cache(_CACHED)(self._write)
+        self._cached_write = lru_cache(_CACHED)(self._write)
 
-    def of(self, shape: StructuredOutputs) -> str:
-        """Raises InvalidRequest."""
+    def grammar_for(self, shape: StructuredOutputs) -> str:
+        """Return the grammar text of a shape. Raises InvalidRequest."""
         try:
             shape_json = json.dumps({name: getattr(shape, name) for name in shape.__slots__})
         except (TypeError, ValueError, RecursionError) as error:
             raise refuse(f"it is not JSON: {error}.") from error
-        return self._of_request(shape_json)
+        return self._cached_write(shape_json)
 
     def _write(self, shape_json: str) -> str:
         shape = StructuredOutputs(**json.loads(shape_json))
         if shape.json is not None or shape.json_object:
-            return self._of_schema(shape)
+            return self._from_schema(shape)
         kind = next(kind for kind in ("regex", "choice", "grammar") if getattr(shape, kind) is not None)
         param = f"structured_outputs.{kind}"
         text = getattr(shape, kind)
@@ -61,10 +62,10 @@ class GrammarSource:
         try:
             check_grammar(grammar)
         except GrammarError as error:
-            raise InvalidRequest(f"{param} can't be compiled: {error}", param=param) from error
+            raise InvalidRequest(f"{param} cannot be compiled: {error}", param=param) from error
         return grammar
 
-    def _of_schema(self, shape: StructuredOutputs) -> str:
+    def _from_schema(self, shape: StructuredOutputs) -> str:
         schema = read_schema({"type": "object"} if shape.json is None else shape.json, self._bounds)
         strict = StrictSchema(schema, no_additional_properties=shape.disable_additional_properties)
         options = json_options(shape)
@@ -85,30 +86,30 @@ def json_options(shape: StructuredOutputs) -> "JsonCompileOptions":
 
 def _lark(text: str) -> str:
     if re.search(r"%json\s*\{", text):
-        raise InvalidRequest("structured_outputs.grammar can't hold a schema (%json): send it as json.", param=_GRAMMAR)
+        raise InvalidRequest(f"{_GRAMMAR} cannot hold a schema (%json): send it as json.", param=_GRAMMAR)
     if text.count("&") > MAX_PATTERNS:
-        message = f"{_GRAMMAR} holds {text.count('&')} &; the limit is {MAX_PATTERNS}: each doubles the work."
+        message = f"{_GRAMMAR} holds {text.count('&')} '&'; the limit is {MAX_PATTERNS}, as each doubles the work."
         raise InvalidRequest(message, param=_GRAMMAR)
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(text))
-    except Exception as error:  # the converter raises no narrower type for a rule that is missing
+    except Exception as error:  # the converter raises plain Exception for a missing rule
         raise InvalidRequest(f"{_GRAMMAR} is neither Lark nor GBNF: {error}", param=_GRAMMAR) from error
 
 
 def _with_ascii_digits(regex: str) -> str:
-    r"""\d is 0 to 9, as in JSON Schema and in other servers, not any digit that Unicode has."""
+    r"""Restrict \d to 0-9, as JSON Schema and other servers do, instead of all Unicode digits."""
     return regex_to_lark(regex, "d").replace("\\/", "/")
 
 
 _WRITERS: dict[str, Callable[[str], str]] = {
     "regex": lambda text: LLMatcher.grammar_from_regex(_with_ascii_digits(text)),
-    "choice": lambda text: LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {text}"),  # one lexeme: many may be
+    "choice": lambda text: LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {text}"),  # one lexeme scales to many
     "grammar": _lark,
 }
 
 
 def _place_of(message: str, schema: dict[str, Any], options: "JsonCompileOptions") -> str:
-    """The innermost schema that fails alone with the same message; the root where that can't be told."""
+    """Return the place of the innermost schema that alone fails with the same message; the root if none is found."""
     definitions = {key: schema[key] for key in ("$schema", "$defs", "definitions") if key in schema}
     for place, part in list(subschemas(schema))[:_MAX_SEARCHED]:
         try:

@@ -1,8 +1,8 @@
-"""`GrammarState`: where one sequence stands in its grammar, and which tokens may come next.
+"""`GrammarState`: the position of one sequence in its grammar, and the tokens that may come next.
 
-It follows the sequence's output: tokens it hasn't seen are consumed, so a sequence that was preempted or forked needs
-nothing but its tokens to go on. What ends a sequence is decided here, not by the library: any stop id where the grammar
-may end, but before `min_tokens`, or with `ignore_eos`, only where nothing else is left.
+The state follows the sequence's output and consumes new tokens, so a preempted or forked sequence needs only its tokens
+to continue. This module, not the library, decides which tokens end a sequence: any stop id where the grammar may end;
+but before `min_tokens`, or with `ignore_eos`, only where no other token is allowed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,6 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 
 from octavo_engine.grammar.compiler import CompiledGrammar
-from octavo_engine.wire.errors import UNSATISFIABLE
 
 Words = npt.NDArray[np.int32]  # one bit per token id, lowest first
 
@@ -33,9 +32,9 @@ class GrammarState:
         return -(-self._compiled.vocab_size // 32)
 
     def fill(self, rows: Words, output: npt.NDArray[np.int32], drafts: Sequence[int] = ()) -> str | None:
-        """Row i: which tokens may follow `output` and the first i drafts; none after a draft that may not stand there.
+        """Fill row i with the tokens that may follow `output` and the first i drafts; zeros after a rejected draft.
 
-        Why the sequence can't go on, if so. The drafts are forgotten again.
+        Return an error message if the sequence cannot continue, else None. The drafts are rolled back.
         """
         accepted = 0
         for row in range(1 + len(drafts)):
@@ -56,11 +55,11 @@ class GrammarState:
         return None
 
     def follow(self, output: npt.NDArray[np.int32]) -> LLMatcher | None:
-        """What works out which tokens may come after `output`; None where the grammar doesn't reach so far."""
+        """Return the matcher, positioned after `output`; None if the grammar rejects the output."""
         return self._matcher if self._follow(output) else None
 
     def finish(self, row: Words, num_output: int) -> str | None:
-        """Adds to the library's mask what may end the sequence. Why the sequence can't go on, if so."""
+        """Add the stop ids to the library's mask; return an error message if the sequence cannot continue."""
         if self._matcher.is_error():
             return self._failure()
         set_bit(row, self._compiled.eos_token_id, on=False)
@@ -76,13 +75,13 @@ class GrammarState:
         return token_id in self._stop_ids
 
     def fill_any(self, row: Words) -> None:
-        """Anything but an end."""
+        """Allow all tokens except the stop ids."""
         row[:] = -1
         for stop_id in self._stop_ids:
             set_bit(row, stop_id, on=False)
 
     def _follow(self, output: npt.NDArray[np.int32]) -> bool:
-        """Consume what is new; take back what the output hasn't any more."""
+        """Consume new tokens and roll back tokens that the output no longer has; return False on a rejected token."""
         seen = len(self._tokens)
         if seen > len(output) or (seen and self._tokens[-1] != output[seen - 1]):
             seen = self._rewind(output)
@@ -91,7 +90,7 @@ class GrammarState:
         return not new or self._matcher.consume_tokens(new)
 
     def _rewind(self, output: npt.NDArray[np.int32]) -> int:
-        """To the longest beginning that both have."""
+        """Roll back to the longest common prefix of the consumed tokens and `output`; return its length."""
         pairs = zip(self._tokens, output.tolist(), strict=False)
         same = next(
             (i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(self._tokens), len(output))
@@ -101,11 +100,9 @@ class GrammarState:
         return same
 
     def _failure(self) -> str:
-        """The library's word and first line; "NoExtension" is a grammar that no text can complete."""
+        """Report the library's first line or stop reason; "NoExtension" means that no text completes the grammar."""
         detail = self._matcher.get_error().partition("\n")[0].strip()
-        return (
-            f"{UNSATISFIABLE}the output can't follow its grammar any further ({detail or self._matcher.stop_reason()})"
-        )
+        return f"The output cannot follow its grammar any further ({detail or self._matcher.stop_reason()})."
 
 
 def set_bit(row: Words, token_id: int, *, on: bool) -> None:

@@ -1,6 +1,6 @@
-"""Self-attention around the backend: fused qkv, norm and rotation of queries and keys together, output projection.
+"""Self-attention: fused qkv projection, norm and rotation of queries and keys, the backend, output projection.
 
-The backend owns the KV cache and the mask; this layer only says what it wants (`AttentionSpec`).
+The backend owns the KV cache and the mask; this layer only passes its `AttentionSpec`.
 """
 
 from jaxtyping import Float
@@ -15,7 +15,7 @@ from octavo_engine.ops.rope import rotate_
 
 
 class SelfAttention(Layer):
-    """`head_norm` and a rotation where the model has them."""
+    """`head_norm` and the rotation are None for models without them."""
 
     def __init__(self, spec: AttentionSpec, *, qkv: Linear, out: Linear, head_norm: HeadNorm | None = None) -> None:
         super().__init__()

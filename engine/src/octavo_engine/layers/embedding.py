@@ -1,4 +1,4 @@
-"""Look-up tables: of tokens, and of positions where a model learned them instead of rotating."""
+"""Embedding tables of tokens, and of positions for models that learn positions instead of rotating."""
 
 from collections.abc import Iterator
 
@@ -7,33 +7,33 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from octavo_engine.layers.layer import Build, Layer, Slot
+from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.wire.errors import StartupError
 
 
 class Embedding(Layer):
-    def __init__(self, name: str, rows: int, size: int, build: Build, *, scale: float = 1.0) -> None:
+    def __init__(self, name: str, rows: int, size: int, build: BuildContext, *, scale: float = 1.0) -> None:
         super().__init__()
         self.name = name
         self.weight = build.empty(rows, size)
         self.scale = torch.tensor(scale, dtype=build.dtype).item()  # rounded as transformers rounds it
 
     def __call__(self, ids: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens size"]:
-        """A fresh tensor, which the caller may change in place."""
+        """Return a new tensor, which the caller may change in place."""
         rows = F.embedding(ids, self.weight)
         return rows if self.scale == 1.0 else rows.mul_(self.scale)
 
-    def slots(self) -> Iterator[Slot]:
-        yield Slot(f"{self.name}.weight", tuple(self.weight.shape), self.weight.copy_)
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        yield WeightSlot(f"{self.name}.weight", tuple(self.weight.shape), self.weight.copy_)
 
     def weights_bytes(self) -> int:
         return self.weight.numel() * self.weight.dtype.itemsize
 
 
 class LearnedPositions(Layer):
-    """`offset`: rows before that of position 0 (2 in OPT)."""
+    """A table of learned positions. `offset`: the row of position 0 (2 in OPT)."""
 
-    def __init__(self, name: str, num_positions: int, size: int, build: Build, *, offset: int = 0) -> None:
+    def __init__(self, name: str, num_positions: int, size: int, build: BuildContext, *, offset: int = 0) -> None:
         super().__init__()
         if build.max_model_len > num_positions:
             raise StartupError(
@@ -47,8 +47,8 @@ class LearnedPositions(Layer):
     def __call__(self, positions: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens size"]:
         return F.embedding(positions, self.table)
 
-    def slots(self) -> Iterator[Slot]:
-        yield Slot(f"{self.name}.weight", tuple(self.weight.shape), self.weight.copy_)
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        yield WeightSlot(f"{self.name}.weight", tuple(self.weight.shape), self.weight.copy_)
 
     def weights_bytes(self) -> int:
         return self.weight.numel() * self.weight.dtype.itemsize

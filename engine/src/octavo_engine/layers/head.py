@@ -1,7 +1,7 @@
-"""The logits head: fp32 logits from hidden rows, by the model's own matrix or the embedding's, maybe soft-capped.
+"""The logits head: fp32 logits from hidden rows, by the model's own matrix or the embedding's, optionally soft-capped.
 
-Sums are not rounded to 16 bits on their way: between 16 and 32 that would be steps of 0.125 in bf16, unequal tokens
-would tie, and a greedy choice would turn on their ids.
+Sums are not rounded to 16 bits: between 16 and 32 bf16 has steps of 0.125, so different logits would become equal and a
+greedy choice would depend on the token ids.
 """
 
 from jaxtyping import Float

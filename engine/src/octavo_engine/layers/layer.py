@@ -1,9 +1,9 @@
-"""What every layer is: a module that names the checkpoint tensors it needs and says when it has them all.
+"""`Layer`: the base of all layers, a module that lists the checkpoint tensors that it loads as weight slots.
 
-Weights are allocated empty in their final type and place, and are filled one tensor at a time through slots, so a
-model never exists twice. A slot is the only thing that knows how a checkpoint tensor and a weight in memory differ:
-fused, transposed, sharded. Leaf layers define `__call__` themselves: the hooks of `nn.Module.__call__` cost as much
-as a small kernel, and the types get lost.
+Weights are allocated empty in their final type and place, and are filled one tensor at a time through weight slots, so
+a model never exists twice. Only a slot's `load` handles the differences between a checkpoint tensor and a weight in
+memory: fused, transposed, sharded. Leaf layers define `__call__` themselves: the hooks of `nn.Module.__call__` cost as
+much as a small kernel and lose the types.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Build:
-    """Where and in which type a model's layers make their tensors, and for how long a sequence."""
+class BuildContext:
+    """The type and the device of a model's tensors, and the longest sequence that the model must support."""
 
     dtype: torch.dtype
     device: torch.device
@@ -26,8 +26,8 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """One tensor of the checkpoint. `load` copies it to its place; the caller has compared the shape."""
+class WeightSlot:
+    """One tensor of the checkpoint. `load` copies it to its place; the caller checks the shape before."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,13 +35,13 @@ class Slot:
 
 
 class Layer(nn.Module):
-    def slots(self) -> Iterable[Slot]:
-        """Of this layer itself, not of those inside it."""
+    def weight_slots(self) -> Iterable[WeightSlot]:
+        """List the slots of this layer itself, without those of its inner layers."""
         return ()
 
     def finish_loading(self) -> None:
-        """Called once, when all slots are filled: derive, pack, drop what is no longer needed."""
+        """Derive and pack weights and free the originals; called once, after all slots are loaded."""
 
     def weights_bytes(self) -> int:
-        """Memory that the layer's own weights hold; a tied weight counts where it was made."""
+        """Return the bytes of the layer's own weights; a tied weight counts in the layer that created it."""
         return 0

@@ -1,21 +1,21 @@
-"""The one linear layer: a spec of what the checkpoint holds, a method that computes, a hook for adapters."""
+"""The linear layer: a spec of its checkpoint tensors, a method that computes, and a hook for adapters."""
 
 from collections.abc import Callable, Iterable
 
 from jaxtyping import Float
 from torch import Tensor
 
-from octavo_engine.layers.layer import Build, Layer, Slot
+from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.layers.linear_method import DenseMethod, LinearMethod, LinearSpec
 from octavo_engine.ops.activation import Activation, act_mul
 
-#: Called with the layer's input and its output, fused parts in the order of `LinearSpec.outs`, to add in place.
+#: Called with the layer's input and output (fused parts in the order of `LinearSpec.outs`); it adds in place.
 Adapter = Callable[[Tensor, tuple[Tensor, ...]], None]
 
 
 class Linear(Layer):
     def __init__(
-        self, spec: LinearSpec, build: Build, *, tied: Tensor | None = None, method: LinearMethod | None = None
+        self, spec: LinearSpec, build: BuildContext, *, tied: Tensor | None = None, method: LinearMethod | None = None
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -26,15 +26,15 @@ class Linear(Layer):
         return self._adapted(x, self.method.apply(x))
 
     def wide(self, x: Float[Tensor, "rows in_features"]) -> Float[Tensor, "rows out_features"]:
-        """In fp32."""
+        """Apply the layer with fp32 outputs."""
         return self._adapted(x, self.method.apply_wide(x))
 
     def gated(self, x: Float[Tensor, "rows in_features"], activation: Activation) -> Float[Tensor, "rows n"]:
-        """With gate and up as the halves of the output."""
+        """Apply the layer, whose output halves are gate and up, and the gated activation."""
         return act_mul(self(x), activation) if self.adapter is not None else self.method.apply_gated(x, activation)
 
-    def slots(self) -> Iterable[Slot]:
-        return self.method.slots()
+    def weight_slots(self) -> Iterable[WeightSlot]:
+        return self.method.weight_slots()
 
     def finish_loading(self) -> None:
         self.method.pack()

@@ -1,7 +1,7 @@
-"""How a linear layer keeps and multiplies its weight: a method object per layer owns create, load, pack and apply.
+"""Methods of linear layers: one object per layer creates, loads, packs and multiplies its weight.
 
 `DenseMethod` keeps the weight in the model's type and lets `ops.packed_linear` lay it out for the machine. A quantised
-format is another class with the same four duties and its own slots (scales, zero points, group indices).
+format is another class with the same four tasks and its own weight slots (scales, zero points, group indices).
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from octavo_engine.layers.layer import Build, Slot
+from octavo_engine.layers.layer import BuildContext, WeightSlot
 from octavo_engine.layers.shard import Shard
 from octavo_engine.ops.activation import Activation
 from octavo_engine.ops.packed_linear import (
@@ -28,10 +28,10 @@ from octavo_engine.ops.packed_linear import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearSpec:
-    """A linear layer as the checkpoint has it. `outs`: the parts of the output, fused into one weight.
+    """A linear layer as the checkpoint stores it. `outs`: the sizes of the output's parts, fused into one weight.
 
-    `names` has one prefix per part, or a single one where the checkpoint's tensor is fused already. `transposed`: the
-    checkpoint has [in, out]. `wide`: the layer is multiplied in fp32 only, by `apply_wide`.
+    `names` has one prefix per part, or a single prefix if the checkpoint's tensor is already fused. `transposed`: the
+    checkpoint stores [in, out]. `wide`: the layer is multiplied in fp32 only, by `apply_wide`.
     """
 
     in_features: int
@@ -44,31 +44,31 @@ class LinearSpec:
 
 
 class LinearMethod(Protocol):
-    def slots(self) -> Iterable[Slot]: ...
+    def weight_slots(self) -> Iterable[WeightSlot]: ...
 
     def pack(self) -> None: ...
 
     def apply(self, x: Tensor) -> Tensor: ...
 
     def apply_wide(self, x: Tensor) -> Tensor:
-        """The output in fp32, from sums that are not rounded to 16 bits."""
+        """Return fp32 outputs, from sums that are not rounded to 16 bits."""
         ...
 
     def apply_gated(self, x: Tensor, activation: Activation) -> Tensor:
-        """The activated first half of the outputs times the second."""
+        """Return the activated first half of the outputs times the second half."""
         ...
 
     def weights_bytes(self) -> int: ...
 
     def bytes_added_by_packing(self) -> int:
-        """How much more memory the weights will take once they are packed; asked before `pack`."""
+        """Return how many bytes packing will add to the weights; call it before `pack`."""
         ...
 
 
 class DenseMethod:
-    """Plain until `pack`, laid out by `ops.packed_linear` afterwards. A tied weight is read, packed, never loaded."""
+    """A weight that is plain until `pack` lays it out by `ops.packed_linear`. A tied weight is packed, never loaded."""
 
-    def __init__(self, spec: LinearSpec, build: Build, tied: Tensor | None = None) -> None:
+    def __init__(self, spec: LinearSpec, build: BuildContext, tied: Tensor | None = None) -> None:
         shard = spec.shard
         self.spec = spec
         self.tied = tied is not None
@@ -82,30 +82,30 @@ class DenseMethod:
     def _owns_bias(self) -> bool:
         return self.spec.shard.dim != "in" or self.spec.shard.rank == 0
 
-    def slots(self) -> Iterator[Slot]:
+    def weight_slots(self) -> Iterator[WeightSlot]:
         if self.tied:
             return
         bounds = range(len(self.spec.outs) + 1) if len(self.spec.names) > 1 else (0, len(self.spec.outs))
         for name, (first, last) in zip(self.spec.names, pairwise(bounds), strict=True):
             out = sum(self.spec.outs[first:last])
             shape = (self.spec.in_features, out) if self.spec.transposed else (out, self.spec.in_features)
-            yield Slot(f"{name}.weight", shape, partial(self._load_weight, first, last))
+            yield WeightSlot(f"{name}.weight", shape, partial(self._load_weight, first, last))
             if self.spec.bias:
-                yield Slot(f"{name}.bias", (out,), partial(self._load_bias, first, last))
+                yield WeightSlot(f"{name}.bias", (out,), partial(self._load_bias, first, last))
 
     def _load_weight(self, first: int, last: int, tensor: Tensor) -> None:
         assert self.weight is not None, "packed already"
         tensor = tensor.t() if self.spec.transposed else tensor
         targets = self.weight.split_with_sizes(self.outs)[first:last]
         for target, source in zip(targets, tensor.split_with_sizes(self.spec.outs[first:last]), strict=True):
-            target.copy_(self.spec.shard.take(source))
+            target.copy_(self.spec.shard.local_part(source))
 
     def _load_bias(self, first: int, last: int, tensor: Tensor) -> None:
         if self.bias is None:
             return
         targets = self.bias.split_with_sizes(self.outs)[first:last]
         for target, source in zip(targets, tensor.split_with_sizes(self.spec.outs[first:last]), strict=True):
-            target.copy_(self.spec.shard.take(source) if self.spec.shard.dim == "out" else source)
+            target.copy_(self.spec.shard.local_part(source) if self.spec.shard.dim == "out" else source)
 
     def pack(self) -> None:
         assert self.weight is not None, "packed already"
@@ -128,7 +128,7 @@ class DenseMethod:
         return self.packed
 
     def weights_bytes(self) -> int:
-        """A packed tensor has no storage to ask: its logical size is what it takes, up to padding."""
+        """Return the bytes of weight and bias, without a packed tensor's padding: it has no storage to query."""
         is_plain = self.packed is None or self.packed.plain is not None
         num_weights = int(not self.tied) if is_plain else self._now().num_layouts
         bias_bytes = 0 if self.bias is None else self.bias.nbytes

@@ -1,4 +1,4 @@
-"""The two feed-forward blocks: gated (Llama and most since) and plain (GPT-2, OPT)."""
+"""The two feed-forward blocks: gated (Llama and most later models) and plain (GPT-2, OPT)."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -11,7 +11,7 @@ from octavo_engine.wire.errors import StartupError
 
 def activation_named(name: str) -> Activation:
     if name not in ACTIVATIONS:
-        raise StartupError(f"activation '{name}' is not known: {', '.join(sorted(ACTIVATIONS))} are")
+        raise StartupError(f"activation '{name}' is not supported: supported are {', '.join(sorted(ACTIVATIONS))}.")
     return ACTIVATIONS[name]
 
 

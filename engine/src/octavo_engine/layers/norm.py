@@ -1,4 +1,4 @@
-"""Normalisation layers. RMS weights are kept in fp32: they are few, and Gemma's 1 + w loses bits in bf16."""
+"""Normalisation layers. RMS weights are kept in fp32: they are small, and Gemma's 1 + w loses bits in bf16."""
 
 from collections.abc import Iterator
 
@@ -6,26 +6,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from octavo_engine.layers.layer import Build, Layer, Slot
+from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.ops.norm import RMSWeight, add_rms_norm, layer_norm, rms_norm, rms_weight
 
 
 class RMSNorm(Layer):
-    """`offset` 1 where the checkpoint keeps the weight around zero (Gemma)."""
+    """RMS norm. `offset` is added to the weight: 1 if the checkpoint stores weights around zero (Gemma)."""
 
     prepared: RMSWeight
 
-    def __init__(self, name: str, size: int, build: Build, *, eps: float, offset: float = 0.0) -> None:
+    def __init__(self, name: str, size: int, build: BuildContext, *, eps: float, offset: float = 0.0) -> None:
         super().__init__()
         self.name, self.eps, self.offset = name, eps, offset
         self.weight = build.empty(size, dtype=torch.float32)
 
     def __call__(self, x: Float[Tensor, "rows hidden"], update: Tensor | None = None) -> Float[Tensor, "rows hidden"]:
-        """`update`: first added to `x` in place, so that `x` is the residual stream."""
+        """Normalise `x`. `update` is first added to `x`, the residual stream, in place."""
         return rms_norm(x, self.prepared) if update is None else add_rms_norm(update, x, self.prepared)
 
-    def slots(self) -> Iterator[Slot]:
-        yield Slot(f"{self.name}.weight", tuple(self.weight.shape), self.weight.copy_)
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        yield WeightSlot(f"{self.name}.weight", tuple(self.weight.shape), self.weight.copy_)
 
     def finish_loading(self) -> None:
         self.prepared = rms_weight(self.weight + self.offset, self.eps)
@@ -35,12 +35,19 @@ class RMSNorm(Layer):
 
 
 class HeadNorm(Layer):
-    """RMS norm of each head's query and key (Qwen 3, Gemma 3): one op for both, with a weight for each head."""
+    """RMS norm of each head's query and key (Qwen 3, Gemma 3): one op for both, with one weight row per head."""
 
     prepared: RMSWeight
 
     def __init__(
-        self, prefix: str, heads: tuple[int, int], head_dim: int, build: Build, *, eps: float, offset: float = 0.0
+        self,
+        prefix: str,
+        heads: tuple[int, int],
+        head_dim: int,
+        build: BuildContext,
+        *,
+        eps: float,
+        offset: float = 0.0,
     ) -> None:
         super().__init__()
         self.prefix, self.eps, self.offset = prefix, eps, offset
@@ -50,10 +57,10 @@ class HeadNorm(Layer):
     def __call__(self, x: Float[Tensor, "tokens heads head_dim"]) -> Float[Tensor, "tokens heads head_dim"]:
         return rms_norm(x, self.prepared)
 
-    def slots(self) -> Iterator[Slot]:
+    def weight_slots(self) -> Iterator[WeightSlot]:
         shape = (self.weight.shape[-1],)
-        yield Slot(f"{self.prefix}.q_norm.weight", shape, self.query.copy_)
-        yield Slot(f"{self.prefix}.k_norm.weight", shape, self.key.copy_)
+        yield WeightSlot(f"{self.prefix}.q_norm.weight", shape, self.query.copy_)
+        yield WeightSlot(f"{self.prefix}.k_norm.weight", shape, self.key.copy_)
 
     def finish_loading(self) -> None:
         self.prepared = rms_weight(self.weight + self.offset, self.eps)
@@ -63,9 +70,9 @@ class HeadNorm(Layer):
 
 
 class LayerNorm(Layer):
-    """`affine` False: no weight and no bias."""
+    """Layer norm. `affine` False: without weight and bias."""
 
-    def __init__(self, name: str, size: int, build: Build, *, eps: float = 1e-5, affine: bool = True) -> None:
+    def __init__(self, name: str, size: int, build: BuildContext, *, eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__()
         self.name, self.eps = name, eps
         self.weight = build.empty(size) if affine else None
@@ -74,10 +81,10 @@ class LayerNorm(Layer):
     def __call__(self, x: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows hidden"]:
         return layer_norm(x, self.weight, self.bias, self.eps)
 
-    def slots(self) -> Iterator[Slot]:
+    def weight_slots(self) -> Iterator[WeightSlot]:
         for part, tensor in (("weight", self.weight), ("bias", self.bias)):
             if tensor is not None:
-                yield Slot(f"{self.name}.{part}", tuple(tensor.shape), tensor.copy_)
+                yield WeightSlot(f"{self.name}.{part}", tuple(tensor.shape), tensor.copy_)
 
     def weights_bytes(self) -> int:
         return sum(t.numel() * t.dtype.itemsize for t in (self.weight, self.bias) if t is not None)

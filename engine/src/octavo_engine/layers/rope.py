@@ -1,4 +1,4 @@
-"""Rotary position embedding: a table of cosines and sines up to `max_model_len`, read once a step for all layers."""
+"""Rotary position embedding: a table of cosines and sines up to `max_model_len`, read once per step for all layers."""
 
 from dataclasses import dataclass
 
@@ -6,20 +6,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octavo_engine.layers.layer import Build, Layer
+from octavo_engine.layers.layer import BuildContext, Layer
 from octavo_engine.layers.rope_frequencies import RopeSpec, inverse_frequencies
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Of the tokens of one step, as `ops.rope.rotate_` wants it: the sine carries the sign."""
+    """Cosines and sines for the tokens of one step, in the form that `ops.rope.rotate_` takes: the sine is signed."""
 
     cos: Float[Tensor, "tokens one rotary_dim"]
     sin: Float[Tensor, "tokens one rotary_dim"]
 
 
 class RotaryEmbedding(Layer):
-    def __init__(self, spec: RopeSpec, build: Build) -> None:
+    def __init__(self, spec: RopeSpec, build: BuildContext) -> None:
         super().__init__()
         frequencies, factor = inverse_frequencies(spec, build.max_model_len)
         angles = torch.arange(build.max_model_len).float()[:, None] * frequencies

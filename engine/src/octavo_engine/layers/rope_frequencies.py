@@ -1,7 +1,7 @@
-"""Which frequency each pair of rotary dimensions turns with: default, linear, dynamic, llama3, yarn, longrope.
+"""The rotation frequency of each pair of rotary dimensions: default, linear, dynamic, llama3, yarn, longrope.
 
 A frequency is a constant of the loaded model. transformers changes "dynamic" and "longrope" when a sequence grows past
-the original length, which makes the keys it cached before wrong; here `max_model_len` decides, once.
+the original length, which invalidates keys that were cached before; here `max_model_len` decides once.
 """
 
 import math
@@ -19,7 +19,7 @@ from octavo_engine.wire.errors import StartupError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """`max_positions`: the checkpoint's own limit; `scaling`: what the kind needs besides, by `config.json`'s names."""
+    """`max_positions`: the checkpoint's own limit. `scaling`: the kind's other parameters, as in `config.json`."""
 
     kind: str
     theta: float
@@ -30,7 +30,7 @@ class RopeSpec:
 
 
 def rope_spec(config: ModelConfig, parameters: Mapping[str, Any]) -> RopeSpec:
-    """`parameters`: as `sources.model_config.rope_parameters` gives them."""
+    """Build the spec from `parameters`, the result of `sources.model_config.rope_parameters`."""
     return RopeSpec(
         kind=parameters["rope_type"],
         theta=parameters["rope_theta"],
@@ -42,7 +42,7 @@ def rope_spec(config: ModelConfig, parameters: Mapping[str, Any]) -> RopeSpec:
 
 
 def inverse_frequencies(spec: RopeSpec, max_model_len: int) -> tuple[Float[Tensor, " half"], float]:
-    """And the factor by which cosine and sine are multiplied."""
+    """Return the frequencies, and the factor by which cosine and sine are multiplied."""
     plain = _plain(spec.theta, spec.rotary_dim)
     match spec.kind:
         case "default":
@@ -57,7 +57,9 @@ def inverse_frequencies(spec: RopeSpec, max_model_len: int) -> tuple[Float[Tenso
             return _yarn(spec)
         case "longrope":
             return _longrope(spec, max_model_len)
-    raise StartupError(f"rope type '{spec.kind}' is not known: default, linear, dynamic, llama3, yarn, longrope are")
+    raise StartupError(
+        f"rope type '{spec.kind}' is not supported: supported are default, linear, dynamic, llama3, yarn, longrope."
+    )
 
 
 def _plain(theta: float, dim: int) -> Tensor:
@@ -65,7 +67,7 @@ def _plain(theta: float, dim: int) -> Tensor:
 
 
 def _dynamic(spec: RopeSpec, max_model_len: int) -> Tensor:
-    """NTK-aware: a larger base, by how far `max_model_len` exceeds the original length."""
+    """NTK-aware scaling: the base grows with the ratio of `max_model_len` to the original length."""
     factor, dim = spec.scaling["factor"], spec.rotary_dim
     length = max(max_model_len, spec.max_positions)
     stretch = factor * length / spec.max_positions - (factor - 1)
@@ -73,7 +75,7 @@ def _dynamic(spec: RopeSpec, max_model_len: int) -> Tensor:
 
 
 def _llama3(spec: RopeSpec, plain: Tensor) -> Tensor:
-    """Long waves are stretched by `factor`, short ones kept, those between interpolated."""
+    """Stretch long wavelengths by `factor`, keep short ones, and interpolate between them."""
     low, high = spec.scaling["low_freq_factor"], spec.scaling["high_freq_factor"]
     factor: float = spec.scaling["factor"]
     turns = plain * (spec.original_positions / (2 * math.pi))  # within the original length
@@ -110,7 +112,7 @@ def _yarn_attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
 
 
 def _longrope(spec: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
-    """A measured factor for each pair, of two lists: for contexts beyond the original length, and for those within."""
+    """Divide each frequency by its factor from one of two lists, for contexts beyond or within the original length."""
     scaling, original = spec.scaling, spec.original_positions
     factors = scaling["long_factor" if max_model_len > original else "short_factor"]
     attention_factor = scaling.get("attention_factor")

@@ -1,4 +1,4 @@
-"""Which part of a linear layer's weight this process holds, for tensor parallelism."""
+"""The part of a linear layer's weight that this process holds, for tensor parallelism."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ from octavo_engine.wire.errors import StartupError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Split along the outputs, the inputs, or not. Split inputs give partial sums: the caller adds over the ranks."""
+    """A split along outputs, inputs, or neither. Split inputs give partial sums, which the caller adds over ranks."""
 
     dim: Literal["out", "in"] | None = None
     rank: int = 0
@@ -20,11 +20,11 @@ class Shard:
         if dim != self.dim:
             return features
         if features % self.size:
-            raise StartupError(f"{features} {dim}put features can't be split over {self.size} ranks: use a divisor")
+            raise StartupError(f"{features} {dim}put features cannot be split over {self.size} ranks: use a divisor.")
         return features // self.size
 
-    def take(self, weight: Tensor) -> Tensor:
-        """This rank's part of a weight [out, in]."""
+    def local_part(self, weight: Tensor) -> Tensor:
+        """Return this rank's part of a weight [out, in]."""
         if self.dim is None:
             return weight
         return weight.chunk(self.size, 0 if self.dim == "out" else 1)[self.rank]

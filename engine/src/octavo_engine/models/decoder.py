@@ -1,10 +1,11 @@
-"""The decoder that most models since Llama share: pre-norm, RMS norm, rotary positions, gated feed-forward.
+"""The decoder shared by most models since Llama: pre-norm, RMS norm, rotary positions, gated feed-forward.
 
-`DecoderSpec` lists all in which they differ from Llama; an architecture's file turns its `config.json` into one.
-The residual stream is one tensor changed in place: a layer gets it with the update still to be added, so that the
-addition is fused into the next norm.
+`DecoderSpec` lists the differences from Llama; each architecture's file makes a spec from its `config.json`.
+The residual stream is one tensor that is changed in place: a layer receives it with an update that is not added yet, so
+that the addition is fused into the next norm.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from octavo_engine.config import ModelConfig
 from octavo_engine.layers.attention import SelfAttention
 from octavo_engine.layers.embedding import Embedding
-from octavo_engine.layers.layer import Build, Layer
+from octavo_engine.layers.layer import BuildContext, Layer
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.mlp import GatedMLP
@@ -28,7 +29,7 @@ from octavo_engine.sources.model_config import rope_parameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """`windows` and `rope_idx` have one entry per layer where they are given; `ropes` is what `rope_idx` points to."""
+    """`windows` and `rope_idx` are empty or have one entry per layer; `rope_idx` indexes `ropes`."""
 
     ropes: tuple[RopeSpec, ...]
     rope_idx: tuple[int, ...] = ()
@@ -50,7 +51,7 @@ class DecoderSpec:
 
 
 class DecoderLayer(Layer):
-    def __init__(self, layer_idx: int, spec: DecoderSpec, config: ModelConfig, build: Build) -> None:
+    def __init__(self, layer_idx: int, spec: DecoderSpec, config: ModelConfig, build: BuildContext) -> None:
         super().__init__()
         prefix = f"model.layers.{layer_idx}"
         before_mlp = "pre_feedforward_layernorm" if spec.update_norms else "post_attention_layernorm"
@@ -67,7 +68,7 @@ class DecoderLayer(Layer):
     def __call__(
         self, residual: Tensor, update: Tensor | None, rotation: Rotation, ctx: ForwardContext
     ) -> Float[Tensor, "tokens hidden"]:
-        """Adds `update` to `residual`, and gives the next update."""
+        """Add `update` to `residual` in place; return the next update."""
         update = self.attention(self.attention_norm(residual, update), rotation, ctx)
         if self.attention_update_norm is not None:
             update = self.attention_update_norm(update)
@@ -80,7 +81,7 @@ class Decoder(Model):
     def spec_of(config: ModelConfig) -> DecoderSpec:
         raise NotImplementedError
 
-    def __init__(self, config: ModelConfig, build: Build) -> None:
+    def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__(config, build)
         spec = self.spec_of(config)
         self.embedding = Embedding(
@@ -104,7 +105,7 @@ class Decoder(Model):
 
 
 def llama_like(config: ModelConfig, *, ropes: tuple[RopeSpec, ...] | None = None, **differences: Any) -> DecoderSpec:
-    """What nearly all `config.json` agree on, and the differences."""
+    """Build a spec from the keys that nearly all `config.json` share; `differences` override them."""
     hf = config.hf
     shared: dict[str, Any] = {
         "ropes": ropes or (rope_spec(config, rope_parameters(hf)),),
@@ -115,11 +116,25 @@ def llama_like(config: ModelConfig, *, ropes: tuple[RopeSpec, ...] | None = None
     return DecoderSpec(**(shared | differences))
 
 
-def _norm(name: str, spec: DecoderSpec, config: ModelConfig, build: Build) -> RMSNorm:
+def layer_types(config: ModelConfig, is_sliding: Callable[[int], bool]) -> tuple[str, ...]:
+    """List "sliding_attention" or "full_attention" per layer. `is_sliding`: the rule if `layer_types` is absent."""
+    listed = config.hf.get("layer_types")
+    if listed:
+        return tuple(listed)
+    return tuple("sliding_attention" if is_sliding(idx) else "full_attention" for idx in range(config.num_layers))
+
+
+def windows(types: tuple[str, ...], window: int | None) -> tuple[int | None, ...]:
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def _norm(name: str, spec: DecoderSpec, config: ModelConfig, build: BuildContext) -> RMSNorm:
     return RMSNorm(name, config.hidden_size, build, eps=spec.norm_eps, offset=spec.norm_offset)
 
 
-def _attention(prefix: str, layer_idx: int, spec: DecoderSpec, config: ModelConfig, build: Build) -> SelfAttention:
+def _attention(
+    prefix: str, layer_idx: int, spec: DecoderSpec, config: ModelConfig, build: BuildContext
+) -> SelfAttention:
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     names = ("qkv_proj",) if spec.fused else ("q_proj", "k_proj", "v_proj")
     qkv = LinearSpec(
@@ -145,7 +160,7 @@ def _attention(prefix: str, layer_idx: int, spec: DecoderSpec, config: ModelConf
     return SelfAttention(attention, qkv=Linear(qkv, build), out=Linear(out, build), head_norm=norm)
 
 
-def _mlp(prefix: str, spec: DecoderSpec, config: ModelConfig, build: Build) -> GatedMLP:
+def _mlp(prefix: str, spec: DecoderSpec, config: ModelConfig, build: BuildContext) -> GatedMLP:
     inner = int(config.hf["intermediate_size"])
     names = ("gate_up_proj",) if spec.fused else ("gate_proj", "up_proj")
     gate_up = LinearSpec(

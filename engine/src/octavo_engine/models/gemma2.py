@@ -1,10 +1,9 @@
-"""Gemma 2: norms around both blocks with weights around zero, soft caps, a window on every other layer."""
+"""Gemma 2: norms before and after both blocks, with weights around zero; soft caps; a window on every other layer."""
 
 from typing import Any
 
 from octavo_engine.config import ModelConfig
-from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
-from octavo_engine.models.windows import layer_types, windows
+from octavo_engine.models.decoder import Decoder, DecoderSpec, layer_types, llama_like, windows
 
 
 def gemma_like(config: ModelConfig, types: tuple[str, ...], **differences: Any) -> DecoderSpec:

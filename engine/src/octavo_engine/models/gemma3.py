@@ -1,17 +1,16 @@
-"""Gemma 3 (text): Gemma 2 with head norms for soft caps, five local layers to a global one, a RoPE base for each."""
+"""Gemma 3 (text): Gemma 2 with head norms instead of soft caps, five local layers per global one, a RoPE for each."""
 
 from octavo_engine.config import ModelConfig
 from octavo_engine.layers.rope_frequencies import RopeSpec, rope_spec
-from octavo_engine.models.decoder import Decoder, DecoderSpec
+from octavo_engine.models.decoder import Decoder, DecoderSpec, layer_types
 from octavo_engine.models.gemma2 import gemma_like
-from octavo_engine.models.windows import layer_types
 from octavo_engine.sources.model_config import rope_parameters
 
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 def _ropes(config: ModelConfig) -> tuple[RopeSpec, RopeSpec]:
-    """Global, local. Before transformers 5 the scaling was the global layers' alone."""
+    """Return the global and the local RoPE. Before transformers 5 the scaling applied only to global layers."""
     local = {"rope_type": "default", "rope_theta": config.hf.get("rope_local_base_freq", LOCAL_THETA)}
     given = rope_parameters({"rope_theta": GLOBAL_THETA, **config.hf})
     whole = given.get("full_attention", given)

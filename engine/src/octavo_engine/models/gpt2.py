@@ -1,19 +1,19 @@
-"""GPT-2: fused qkv, weights kept as [in, out]."""
+"""GPT-2: fused qkv, weights stored as [in, out]."""
 
 from torch import Tensor, nn
 
 from octavo_engine.config import ModelConfig
 from octavo_engine.layers.embedding import Embedding, LearnedPositions
-from octavo_engine.layers.layer import Build
+from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.norm import LayerNorm
-from octavo_engine.models.early import EarlyDecoder, EarlyLayer, EarlySpec
+from octavo_engine.models.gpt_decoder import GPTDecoder, GPTDecoderLayer, GPTDecoderSpec
 
 
-def _spec(config: ModelConfig) -> EarlySpec:
+def _spec(config: ModelConfig) -> GPTDecoderSpec:
     hf = config.hf
     scale = config.head_dim**-0.5 if hf.get("scale_attn_weights", True) else 1.0
     by_layer = hf.get("scale_attn_by_inverse_layer_idx", False)
-    return EarlySpec(
+    return GPTDecoderSpec(
         qkv=("attn.c_attn",),
         out="attn.c_proj",
         up="mlp.c_fc",
@@ -28,17 +28,17 @@ def _spec(config: ModelConfig) -> EarlySpec:
     )
 
 
-class GPT2(EarlyDecoder):
+class GPT2(GPTDecoder):
     base_prefix = "transformer."
     ignored = ("attn.bias", "attn.masked_bias")
 
-    def __init__(self, config: ModelConfig, build: Build) -> None:
+    def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__(config, build)
         spec, hidden = _spec(config), config.hidden_size
         self.embedding = Embedding("transformer.wte", config.vocab_size, hidden, build)
         self.positions = LearnedPositions("transformer.wpe", config.max_position_embeddings, hidden, build)
         self.layers = nn.ModuleList(
-            EarlyLayer(f"transformer.h.{idx}", idx, spec, config, build) for idx in range(config.num_layers)
+            GPTDecoderLayer(f"transformer.h.{idx}", idx, spec, config, build) for idx in range(config.num_layers)
         )
         self.norm = LayerNorm("transformer.ln_f", hidden, build, eps=spec.norm_eps)
         self.head = self.make_head("lm_head", self.embedding, tied=config.hf.get("tie_word_embeddings", True))

@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and what copies them: SmolLM2, TinyLlama, Yi."""
+"""Llama 2 and 3, and models of the same architecture: SmolLM2, TinyLlama, Yi."""
 
 from octavo_engine.config import ModelConfig
 from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like

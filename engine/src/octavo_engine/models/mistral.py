@@ -1,4 +1,4 @@
-"""Mistral: Llama with a sliding window on every layer, where `sliding_window` isn't null."""
+"""Mistral: Llama with a sliding window on every layer, unless `sliding_window` is null."""
 
 from octavo_engine.config import ModelConfig
 from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like

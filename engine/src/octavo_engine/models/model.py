@@ -1,7 +1,7 @@
-"""What the runner sees of a model, whatever its architecture: forward, logits, KV specs, loading.
+"""`Model`: the runner's interface to a model of any architecture: forward, logits, KV specs, loading.
 
-Loading goes by slots: each layer names the checkpoint tensors it takes, with shapes; a tensor that no slot takes, that
-has another shape, or that never came stops the start with a line that names it.
+Each layer lists the checkpoint tensors that it loads, with shapes, as weight slots. A tensor without a slot, with
+another shape, or missing from the checkpoint raises StartupError, which names the tensor.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from octavo_engine.config import ModelConfig
 from octavo_engine.layers.attention import SelfAttention
 from octavo_engine.layers.embedding import Embedding
 from octavo_engine.layers.head import LogitsHead
-from octavo_engine.layers.layer import Build, Layer, Slot
+from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.ops.attention import ForwardContext, LayerKVSpec
@@ -26,22 +26,22 @@ Inputs = Int[Tensor, " tokens"] | Float[Tensor, "tokens hidden"]
 
 
 class Model(nn.Module):
-    #: What a checkpoint of the bare model leaves out of its names.
+    #: The prefix that a checkpoint of the bare model, without a head, omits from its tensor names.
     base_prefix: ClassVar[str] = "model."
-    #: Ends of names that old checkpoints carry and nobody needs.
+    #: Endings of the names of unused tensors in old checkpoints.
     ignored: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq",)
 
     embedding: Embedding
     head: LogitsHead
 
-    def __init__(self, config: ModelConfig, build: Build) -> None:
+    def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__()
         self.config, self.build = config, build
 
     def forward(
         self, inputs: Inputs, positions: Int[Tensor, " tokens"], ctx: ForwardContext
     ) -> Float[Tensor, "tokens hidden"]:
-        """`inputs`: token ids, or rows that take the embedding's place (which stay as they are)."""
+        """Return the hidden rows. `inputs`: token ids, or embedding rows, which are not changed."""
         raise NotImplementedError
 
     def logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
@@ -53,12 +53,12 @@ class Model(nn.Module):
         return [attention.spec.kv for attention in attentions]
 
     def named_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all tensors that a checkpoint must have, for weights made up."""
-        return {slot.name: slot.shape for slot in self._slots()}
+        """Return the names and shapes of all tensors that a checkpoint must have; used for dummy weights."""
+        return {slot.name: slot.shape for slot in self._weight_slots()}
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """In any order, one tensor at a time; call `finish_loading` afterwards."""
-        missing = {slot.name: slot for slot in self._slots()}
+        """Load tensors one at a time, in any order; call `finish_loading` afterwards. Raises StartupError."""
+        missing = {slot.name: slot for slot in self._weight_slots()}
         loaded: set[str] = set()
         for given_name, tensor in weights:
             name = given_name if given_name in missing else self.base_prefix + given_name
@@ -66,11 +66,13 @@ class Model(nn.Module):
                 _load(missing.pop(name), tensor)
                 loaded.add(name)
             elif name not in loaded and given_name not in loaded and not self._may_ignore(given_name):
-                raise StartupError(f"unexpected tensor '{given_name}': {self.config.architecture} has no such weight")
+                raise StartupError(f"unexpected tensor '{given_name}': {self.config.architecture} has no such weight.")
         if missing:
             first = next(iter(missing.values()))
             others = f", and {len(missing) - 1} more tensors" if len(missing) > 1 else ""
-            raise StartupError(f"missing tensor '{first.name}' of shape {first.shape}{others}: is a file absent?")
+            raise StartupError(
+                f"missing tensor '{first.name}' of shape {first.shape}{others}: check that all weight files are there."
+            )
 
     def finish_loading(self) -> None:
         with torch.no_grad():
@@ -81,7 +83,7 @@ class Model(nn.Module):
         return sum(layer.weights_bytes() for layer in self._layers())
 
     def embed(self, inputs: Inputs) -> Float[Tensor, "tokens hidden"]:
-        """A fresh tensor: the residual stream is changed in place."""
+        """Return a new tensor, since the residual stream is changed in place."""
         return inputs.to(self.build.dtype, copy=True) if inputs.is_floating_point() else self.embedding(inputs)
 
     def make_head(self, name: str, embedding: Embedding, *, tied: bool, softcap: float | None = None) -> LogitsHead:
@@ -93,16 +95,16 @@ class Model(nn.Module):
     def _layers(self) -> Iterable[Layer]:
         return (module for module in self.modules() if isinstance(module, Layer))
 
-    def _slots(self) -> Iterable[Slot]:
-        return chain.from_iterable(layer.slots() for layer in self._layers())
+    def _weight_slots(self) -> Iterable[WeightSlot]:
+        return chain.from_iterable(layer.weight_slots() for layer in self._layers())
 
     def _may_ignore(self, name: str) -> bool:
-        """A tied head's weight may be in the file all the same."""
+        """Return True for unused tensors, and for a tied head's weight, which a file may still contain."""
         return name.endswith((*self.ignored, "lm_head.weight"))
 
 
-def _load(slot: Slot, tensor: Tensor) -> None:
+def _load(slot: WeightSlot, tensor: Tensor) -> None:
     if tuple(tensor.shape) != slot.shape:
-        raise StartupError(f"tensor '{slot.name}' has shape {tuple(tensor.shape)}, the model needs {slot.shape}")
+        raise StartupError(f"tensor '{slot.name}' has shape {tuple(tensor.shape)}, the model needs {slot.shape}.")
     with torch.no_grad():
         slot.load(tensor)

@@ -1,21 +1,21 @@
-"""OPT: positions start at row 2; the 350M model norms after each addition and embeds in fewer dimensions."""
+"""OPT: positions start at row 2; the 350M model normalises after each addition and has narrower embeddings."""
 
 from torch import Tensor, nn
 
 from octavo_engine.config import ModelConfig
 from octavo_engine.layers.embedding import Embedding, LearnedPositions
-from octavo_engine.layers.layer import Build
+from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.norm import LayerNorm
-from octavo_engine.models.early import EarlyDecoder, EarlyLayer, EarlySpec
+from octavo_engine.models.gpt_decoder import GPTDecoder, GPTDecoderLayer, GPTDecoderSpec
 
 POSITION_OFFSET = 2
 
 
-def _spec(config: ModelConfig) -> EarlySpec:
+def _spec(config: ModelConfig) -> GPTDecoderSpec:
     hf = config.hf
-    return EarlySpec(
+    return GPTDecoderSpec(
         qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         out="self_attn.out_proj",
         up="fc1",
@@ -31,8 +31,8 @@ def _spec(config: ModelConfig) -> EarlySpec:
     )
 
 
-class OPT(EarlyDecoder):
-    def __init__(self, config: ModelConfig, build: Build) -> None:
+class OPT(GPTDecoder):
+    def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__(config, build)
         hf, spec, hidden = config.hf, _spec(config), config.hidden_size
         narrow = hf.get("word_embed_proj_dim") or hidden
@@ -42,7 +42,7 @@ class OPT(EarlyDecoder):
             f"{prefix}.embed_positions", config.max_position_embeddings, hidden, build, offset=POSITION_OFFSET
         )
         self.layers = nn.ModuleList(
-            EarlyLayer(f"{prefix}.layers.{idx}", idx, spec, config, build) for idx in range(config.num_layers)
+            GPTDecoderLayer(f"{prefix}.layers.{idx}", idx, spec, config, build) for idx in range(config.num_layers)
         )
         self.norm: LayerNorm | None = None
         if spec.norm_first and not hf.get("_remove_final_layer_norm", False):

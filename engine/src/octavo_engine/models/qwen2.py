@@ -1,8 +1,7 @@
 """Qwen 2 and 2.5: Llama with biases on q, k, v; late layers may have a window, if `use_sliding_window` says so."""
 
 from octavo_engine.config import ModelConfig
-from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
-from octavo_engine.models.windows import layer_types, windows
+from octavo_engine.models.decoder import Decoder, DecoderSpec, layer_types, llama_like, windows
 
 
 def qwen_windows(config: ModelConfig) -> tuple[int | None, ...]:

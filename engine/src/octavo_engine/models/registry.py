@@ -1,9 +1,9 @@
-"""The architectures that the engine runs, by the name in `config.json`; one line each."""
+"""The supported architectures, by their names in `config.json`."""
 
 import torch
 
 from octavo_engine.config import ModelConfig
-from octavo_engine.layers.layer import Build
+from octavo_engine.layers.layer import BuildContext
 from octavo_engine.models.gemma2 import Gemma2
 from octavo_engine.models.gemma3 import Gemma3
 from octavo_engine.models.gpt2 import GPT2
@@ -30,9 +30,12 @@ ARCHITECTURES: dict[str, type[Model]] = {
 
 
 def build_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device | str, max_model_len: int) -> Model:
-    """With empty weights: `load_weights` and `finish_loading` come next. Raises StartupError for what it can't be."""
+    """Build a model with empty weights; call `load_weights` and `finish_loading` next.
+
+    Raises StartupError for an architecture or a length that is not supported.
+    """
     architecture = ARCHITECTURES.get(config.architecture)
     if architecture is None:
         known = ", ".join(sorted(ARCHITECTURES))
-        raise StartupError(f"architecture '{config.architecture}' is not supported: {known} are")
-    return architecture(config, Build(dtype=dtype, device=torch.device(device), max_model_len=max_model_len))
+        raise StartupError(f"architecture '{config.architecture}' is not supported: supported are {known}.")
+    return architecture(config, BuildContext(dtype=dtype, device=torch.device(device), max_model_len=max_model_len))

@@ -1,4 +1,4 @@
-"""Activations, alone and gated. The gated form takes gate and up side by side, as one fused linear gives them."""
+"""Activations, plain and gated. The gated form takes gate and up side by side, as one fused linear returns them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _SILU, _GELU_TANH = range(2)  # `enum Activation` of native/activations.h
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """`native`: its number in the kernels, None where only torch has it."""
+    """An activation function. `native`: its number in the kernels, None if only torch has it."""
 
     function: Callable[[Tensor], Tensor]
     native: int | None = None
@@ -28,7 +28,7 @@ class Activation:
 _silu = Activation(F.silu, _SILU)
 _gelu_tanh = Activation(partial(F.gelu, approximate="tanh"), _GELU_TANH)
 
-#: By the names of `config.json`. transformers' "gelu_new" and "gelu_fast" are the tanh form written out.
+#: Activations by their names in `config.json`. transformers' "gelu_new" and "gelu_fast" are the tanh form written out.
 ACTIVATIONS: dict[str, Activation] = {
     "silu": _silu,
     "swish": _silu,

@@ -1,8 +1,8 @@
-"""The contract of paged attention: what a layer asks for, what a step carries, what a backend owns.
+"""The interface of paged attention: a layer's spec, a step's metadata, and the backend that holds the KV cache.
 
-A backend owns the layout of the KV cache; everyone else names blocks. The metadata is the same for every device:
-ragged query starts, sequence lengths, block tables and write slots. All K and V of a layer are written before any
-query of that layer reads, so that two requests of one step may share blocks.
+A backend owns the layout of the KV cache; all other code refers to blocks by number. The metadata is the same for every
+device: ragged query starts, sequence lengths, block tables and write slots. All K and V of a layer are written before
+any query of that layer reads, so that two requests of one step may share blocks.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKVSpec:
-    """KV of one layer. `window`: how many latest positions a query sees (itself included), None for all."""
+    """The KV of one layer. `window`: how many latest positions a query sees (itself included), None for all."""
 
     num_kv_heads: int
     head_dim: int
@@ -23,7 +23,7 @@ class LayerKVSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """One layer's attention. `softcap`: logits become softcap * tanh(logits / softcap) (Gemma 2)."""
+    """The attention of one layer. `softcap`: logits become softcap * tanh(logits / softcap) (Gemma 2)."""
 
     layer_idx: int
     num_heads: int
@@ -36,8 +36,8 @@ class AttentionSpec:
 class AttentionBatch:
     """Metadata of one step, on the device, shared by all layers.
 
-    `slots[t]` = block * block_size + offset where token t's K and V go, -1 for none. `private` is the backend's own
-    (buckets, masks), made once a step by `AttentionBackend.begin_step`.
+    `slots[t]` = block * block_size + offset, where K and V of token t are written, -1 for none. `private` holds the
+    backend's own data (buckets, masks), which `AttentionBackend.begin_step` sets once per step.
     """
 
     query_start: Int[Tensor, " seqs_plus_1"]
@@ -51,7 +51,7 @@ class AttentionBatch:
 
 
 class AttentionBackend(Protocol):
-    """Made for one model, device and block size; holds the KV cache of all layers."""
+    """The KV cache of all layers and its attention, for one model, device and block size."""
 
     def allocate(self, num_blocks: int) -> None: ...
 
@@ -71,11 +71,11 @@ class AttentionBackend(Protocol):
         ...
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Device to device, all layers, (source, destination); destinations are distinct from all sources."""
+        """Copy (source, destination) blocks on the device, in all layers; no destination is also a source."""
         ...
 
     def swap_out(self, pairs: list[tuple[int, int]], host: Tensor) -> None:
-        """Device block -> row of `host` [num_host_blocks, bytes_per_block] uint8."""
+        """Copy (device block, host row) pairs to `host` [num_host_blocks, bytes_per_block] uint8."""
         ...
 
     def swap_in(self, pairs: list[tuple[int, int]], host: Tensor) -> None: ...
@@ -83,7 +83,7 @@ class AttentionBackend(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class ForwardContext:
-    """What a model's forward pass needs besides its inputs: an argument, never a global."""
+    """The arguments of a model's forward pass besides its inputs; they are passed explicitly, never as globals."""
 
     batch: AttentionBatch
     backend: AttentionBackend

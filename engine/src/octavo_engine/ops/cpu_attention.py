@@ -1,4 +1,4 @@
-"""Paged attention on a CPU in torch: gather blocks, then SDPA over groups of similar lengths.
+"""Paged attention on a CPU in torch: gathers blocks, then runs SDPA over groups of sequences of similar lengths.
 
 There is no loop over sequences: `begin_step` sorts them into groups (`cpu_groups`), and each layer runs one call per
 group. Query heads that share a KV head become rows of one matrix (decode) or a broadcast dimension (prefill), so K
@@ -14,25 +14,25 @@ from torch.nn import functional as F
 
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.cpu_cache import PagedCache
-from octavo_engine.ops.cpu_groups import Group, Lengths, make_groups
+from octavo_engine.ops.cpu_groups import AttentionGroup, Lengths, make_groups
 from octavo_engine.ops.scratch import Scratch
 
-_GATHER_BYTES = 32 << 20  # of keys (and as much of values) that one group may gather
-_SCORE_ELEMENTS = 8 << 20  # of fp32 scores that a soft-capped layer holds at a time
+_GATHER_BYTES = 32 << 20  # keys that one group may gather, and the same amount of values
+_SCORE_ELEMENTS = 8 << 20  # fp32 scores that a soft-capped layer holds at a time
 
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """What all layers of a step share. `written`: token rows with a slot, None if all have one."""
+    """Tensors that all layers of a step share. `written`: token rows with a slot, None if all have one."""
 
     slots: Tensor
     written: Tensor | None
     started_blocks: Tensor
-    groups: dict[int | None, list[Group]]  # by window
+    groups: dict[int | None, list[AttentionGroup]]  # by window
 
 
 class CpuBackend:
-    """`AttentionBackend` in torch. KV is kept in `dtype`."""
+    """`AttentionBackend` in torch. KV is stored in `dtype`."""
 
     def __init__(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> None:
         self.block_size = block_size
@@ -52,7 +52,7 @@ class CpuBackend:
         return self.cache.bytes_per_block()
 
     def begin_step(self, batch: AttentionBatch) -> None:
-        lengths = Lengths.of(batch)
+        lengths = Lengths.from_batch(batch)
         slots = batch.slots.long()
         written = None if bool((slots >= 0).all()) else (slots >= 0).nonzero().flatten()
         slots = slots if written is None else slots[written]
@@ -85,7 +85,7 @@ class CpuBackend:
         return started[~torch.isin(started, filled)]
 
     def _attend_group(
-        self, spec: AttentionSpec, group: Group, q: Tensor, fresh: tuple[Tensor, Tensor], out: Tensor
+        self, spec: AttentionSpec, group: AttentionGroup, q: Tensor, fresh: tuple[Tensor, Tensor], out: Tensor
     ) -> None:
         num_seqs, query_len = group.queries.shape
         heads = (spec.kv.num_kv_heads, spec.num_heads // spec.kv.num_kv_heads, spec.kv.head_dim)
@@ -112,7 +112,7 @@ def attend_decode(
     v: Float[Tensor, "seqs kv_heads keys head_dim"],
     mask: Tensor | None,
 ) -> Tensor:
-    """The query heads of one KV head are the rows of its score matrix."""
+    """Attend with one query per sequence: the query heads of a KV head are the rows of its score matrix."""
     visible = None if mask is None else mask[:, None]
     return F.scaled_dot_product_attention(q[:, 0], k, v, attn_mask=visible, scale=spec.scale)
 
@@ -124,7 +124,7 @@ def attend_prefill(
     v: Float[Tensor, "seqs kv_heads keys head_dim"],
     mask: Tensor | None,
 ) -> Float[Tensor, "seqs query_len kv_heads group head_dim"]:
-    """(sequence, KV head) is the batch dimension of SDPA, the heads of a group broadcast over one K and V."""
+    """Attend with (sequence, KV head) as SDPA's batch dimension; one K and V are broadcast over a group's heads."""
     num_seqs, query_len, kv_heads, group, head_dim = q.shape
     queries = q.permute(0, 2, 3, 1, 4).reshape(-1, group, query_len, head_dim)
     keys, values = (x.reshape(-1, 1, x.shape[2], head_dim).expand(-1, group, -1, -1) for x in (k, v))
@@ -142,7 +142,7 @@ def attend_softcap(
     v: Float[Tensor, "seqs kv_heads keys head_dim"],
     mask: Tensor | None,
 ) -> Float[Tensor, "seqs query_len kv_heads group head_dim"]:
-    """Explicit fp32 scores, some query positions at a time; `mask` None is causal, as in `Group`."""
+    """Compute fp32 scores explicitly, some query positions at a time; `mask` None is causal, as in `AttentionGroup`."""
     assert spec.softcap is not None
     keys, values = k.float()[:, :, None], v.float()[:, :, None]
     queries = q.float().permute(0, 2, 3, 1, 4)  # [seqs, kv_heads, group, query_len, head_dim]

@@ -1,4 +1,4 @@
-"""Which attention a CPU gets: the compiled kernel where it can be built and fits, else torch."""
+"""Selects the CPU attention backend: the compiled kernel if it is available and supports the model, else torch."""
 
 import torch
 

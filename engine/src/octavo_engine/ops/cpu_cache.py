@@ -1,7 +1,7 @@
-"""The KV cache in host memory: two tensors per layer, blocks first, so that copy and swap see opaque rows of bytes.
+"""The KV cache in CPU memory: two tensors per layer, blocks first, so that copy and swap handle opaque rows of bytes.
 
-Pages are committed when first written (calloc), so a generous cache costs nothing until it is used. A block that is
-started but not filled is zeroed first: positions that no one wrote then hold finite numbers, which a mask can hide.
+Pages are committed when first written (calloc), so a large cache uses no memory until it is used. A block that is
+started but not filled is zeroed first: unwritten positions then hold finite numbers, which a mask can hide.
 """
 
 import math
@@ -15,20 +15,20 @@ from octavo_engine.ops.scratch import Scratch
 
 Shape = tuple[int, ...]
 
-_CHUNK_BLOCKS = 256  # swapped at a time: bounds the staging copies
+_CHUNK_BLOCKS = 256  # blocks swapped at a time, which bounds the staging copies
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that occupy memory only where they are written."""
+    """Return zeros that occupy memory only where they are written."""
     *head, last = shape
     raw = np.zeros((*head, last * dtype.itemsize), dtype=np.uint8)
     return torch.from_numpy(raw).view(dtype)
 
 
 class BlockStore:
-    """K and V tensors of every layer, blocks first; who derives from it knows what a block looks like inside.
+    """K and V tensors of every layer, blocks first; a subclass or the owner defines the layout within a block.
 
-    `shapes`: of one block of K and of V, per layer.
+    `shapes`: the shapes of one block of K and of V, per layer.
     """
 
     def __init__(self, shapes: list[tuple[Shape, Shape]], dtype: torch.dtype) -> None:
@@ -64,7 +64,7 @@ class BlockStore:
                 cache.index_copy_(0, blocks, columns.index_select(0, rows))
 
     def _columns(self, host: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Each cache tensor as rows of bytes, beside the columns of `host` that hold its part of a block."""
+        """Pair each cache tensor, as rows of bytes, with the columns of `host` that hold its part of a block."""
         pairs, offset = [], 0
         for cache in (*self.keys, *self.values):
             raw = cache.view(len(cache), -1).view(torch.uint8)
@@ -74,24 +74,24 @@ class BlockStore:
 
 
 class PagedCache(BlockStore):
-    """Blocks of [block_size, kv_heads, head_dim]: what torch gathers well."""
+    """Blocks of [block_size, kv_heads, head_dim], a layout that torch gathers fast."""
 
     def __init__(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> None:
         shapes = [(block_size, spec.num_kv_heads, spec.head_dim) for spec in specs]
         super().__init__([(shape, shape) for shape in shapes], dtype)
 
     def write(self, layer_idx: int, k: Tensor, v: Tensor, slots: Tensor, started_blocks: Tensor) -> None:
-        """`slots` [tokens] int64, all valid; `started_blocks`: those begun but not filled by this write."""
+        """Write K and V. `slots` [tokens] int64, all valid; `started_blocks`: started but not filled by this write."""
         for cache, new in ((self.keys[layer_idx], k), (self.values[layer_idx], v)):
             if len(started_blocks):
                 cache.index_fill_(0, started_blocks, 0)
             cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, new.to(cache.dtype))
 
     def gather(self, layer_idx: int, blocks: Tensor, num_seqs: int, scratch: Scratch) -> tuple[Tensor, Tensor]:
-        """`blocks` [num_seqs * n] int64 -> K and V [num_seqs, kv_heads, n * block_size, head_dim], views of scratch."""
+        """Gather `blocks` [num_seqs * n] int64: K and V [num_seqs, kv_heads, n * block_size, head_dim] in scratch."""
         found = []
         for name, cache in (("keys", self.keys[layer_idx]), ("values", self.values[layer_idx])):
-            rows = scratch.take(name, len(blocks), cache[0].numel())
+            rows = scratch.get_buffer(name, len(blocks), cache[0].numel())
             torch.index_select(cache.view(len(cache), -1), 0, blocks, out=rows)
             found.append(rows.view(num_seqs, -1, *cache.shape[2:]).transpose(1, 2))
         return found[0], found[1]

@@ -1,7 +1,7 @@
-"""Which sequences of a step attend together: buckets of similar lengths, with their index and mask tensors.
+"""Groups the sequences of a step by similar lengths for attention, with index and mask tensors.
 
-Made once per step (and per window size) with numpy, used by every layer. A group's rows are padded to its longest
-member: padded queries repeat the last real one and are dropped, padded keys are masked. Bucket edges grow
+Groups are made with numpy once per step and window size, and every layer uses them. A group's rows are padded to its
+longest member: padded queries repeat the last real query and are dropped, padded keys are masked. Bucket edges grow
 geometrically, so padding stays below a quarter while the number of groups grows with the logarithm of the length.
 """
 
@@ -22,13 +22,13 @@ _BUCKET_RATIO = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Sequences attended in one call.
+class AttentionGroup:
+    """Sequences that attend in one call.
 
-    `queries` [seqs, query_len]: token rows. `blocks` [seqs * n]: cache blocks, or None where K and V of this step are
-    the whole context (then keys are the tokens of `queries`). `mask` [seqs, query_len, keys], True where visible;
-    None means plain causal from position 0 (query_len > 1) or everything visible. `token_rows`, `group_rows`: where
-    the real outputs go and which rows of the flattened group they are.
+    `queries` [seqs, query_len]: token rows. `blocks` [seqs * n]: cache blocks, or None if K and V of this step are the
+    whole context (the keys are then the tokens of `queries`). `mask` [seqs, query_len, keys]: True where visible; None
+    means plain causal from position 0 (query_len > 1) or everything visible. `token_rows`: the output rows of the real
+    queries; `group_rows`: their rows in the flattened group, None if there is no padding.
     """
 
     queries: Tensor
@@ -47,15 +47,15 @@ class Lengths:
     seq: Ints
 
     @staticmethod
-    def of(batch: AttentionBatch) -> "Lengths":
+    def from_batch(batch: AttentionBatch) -> "Lengths":
         starts = batch.query_start.numpy().astype(np.int64)
         return Lengths(starts[:-1], np.diff(starts), batch.seq_lens.numpy().astype(np.int64))
 
 
 def make_groups(
     batch: AttentionBatch, lengths: Lengths, *, block_size: int, window: int | None, max_keys: int
-) -> list[Group]:
-    """`max_keys`: how many key positions one group may gather; bounds the scratch memory."""
+) -> list[AttentionGroup]:
+    """Make the groups of a step. `max_keys`: key positions that one group may gather, which bounds scratch memory."""
     first = lengths.seq - lengths.query
     oldest = np.zeros_like(first) if window is None else np.maximum(0, first + 1 - window)
     base = oldest // block_size
@@ -74,7 +74,7 @@ def make_groups(
 
 
 def _buckets(query: Ints, num_blocks: Ints, fresh: npt.NDArray[np.bool_], max_blocks: int) -> Iterator[Ints]:
-    """Indices of the sequences of one group, for each group; sequences without queries are in none."""
+    """Yield the sequence indices of each group; sequences without queries are in no group."""
     edges = np.log(np.maximum(np.stack([query, num_blocks]), 1)) / np.log(_BUCKET_RATIO)
     code = np.ceil(edges).astype(np.int64)
     key = (code[0] * 1000 + code[1]) * 2 + fresh
@@ -89,7 +89,7 @@ def _buckets(query: Ints, num_blocks: Ints, fresh: npt.NDArray[np.bool_], max_bl
 
 
 def _gathered_blocks(tables: npt.NDArray[Any], members: Ints, base: Ints, num_blocks: Ints) -> Ints:
-    """Padding repeats a sequence's last block: finite numbers of its own."""
+    """Return block tables padded with each sequence's last block, which holds finite numbers."""
     column = np.minimum(np.arange(num_blocks.max())[None, :], num_blocks[:, None] - 1) + base[:, None]
     blocks: Ints = tables[members[:, None], column].astype(np.int64)
     return blocks
@@ -100,7 +100,7 @@ def _query_rows(part: Lengths) -> tuple[Ints, npt.NDArray[np.bool_]]:
     return part.row[:, None] + np.minimum(offset, part.query[:, None] - 1), offset < part.query[:, None]
 
 
-def _fresh_group(part: Lengths, window: int | None) -> Group:
+def _fresh_group(part: Lengths, window: int | None) -> AttentionGroup:
     queries, real = _query_rows(part)
     mask = None
     if window is not None and queries.shape[1] > window:
@@ -110,7 +110,7 @@ def _fresh_group(part: Lengths, window: int | None) -> Group:
     return _group(queries, real, None, mask)
 
 
-def _paged_group(part: Lengths, blocks: Ints, base: Ints, block_size: int, window: int | None) -> Group:
+def _paged_group(part: Lengths, blocks: Ints, base: Ints, block_size: int, window: int | None) -> AttentionGroup:
     queries, real = _query_rows(part)
     position = np.minimum(np.arange(queries.shape[1])[None, :], part.query[:, None] - 1)
     position = position + (part.seq - part.query)[:, None]
@@ -126,9 +126,9 @@ def _visible(query: Ints, key: Ints, window: int | None) -> npt.NDArray[np.bool_
 
 def _group(
     queries: Ints, real: npt.NDArray[np.bool_], blocks: Ints | None, mask: npt.NDArray[np.bool_] | None
-) -> Group:
+) -> AttentionGroup:
     padded = not real.all()
-    return Group(
+    return AttentionGroup(
         queries=torch.from_numpy(queries),
         blocks=None if blocks is None else torch.from_numpy(blocks.reshape(-1)),
         mask=None if mask is None else torch.from_numpy(mask),

@@ -1,4 +1,4 @@
-"""Which CPU this is, for keys of what was measured or compiled on it, and where such things are kept."""
+"""The CPU's identity, used as a key for measurements and compiled kernels, and the folder that caches them."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ _LINES = ("model name", "flags", "CPU part", "Features")
 
 
 def cpu_signature() -> str:
-    """Name and features: the same name may hide different instruction sets behind a hypervisor."""
+    """Return the CPU's name and features; behind a hypervisor, equal names may have different instruction sets."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -17,7 +17,7 @@ def cpu_signature() -> str:
 
 
 def cpu_features() -> frozenset[str]:
-    """As Linux names them, e.g. `avx512_bf16`; empty where it doesn't say."""
+    """Return the CPU's features by Linux's names, e.g. `avx512_bf16`; empty if Linux lists none."""
     for line in cpu_signature().splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):

@@ -1,7 +1,7 @@
-"""Moves what every step reads from end to end to huge pages: with 4 KiB pages, looking up addresses costs half of it.
+"""Moves weights, which every step reads completely, to huge pages: with 4 KiB pages, half the time is address lookup.
 
-Linux does it at once for memory that is in use already (`MADV_COLLAPSE`, since 6.1). Elsewhere, or where no 2 MiB of
-memory are in one piece, everything stays as it is: nothing here can fail.
+Linux collapses memory that is already in use at once (`MADV_COLLAPSE`, since 6.1). On other systems, or if no 2 MiB of
+contiguous memory are free, the pages stay as they are. No error is raised.
 """
 
 import ctypes
@@ -9,11 +9,11 @@ import sys
 
 _MADV_COLLAPSE = 25
 _PAGE_BYTES = 2 << 20
-_LEAST_BYTES = 256 << 10  # smaller weights live in a cache
+_LEAST_BYTES = 256 << 10  # smaller weights stay in a CPU cache
 
 
 def prefer_huge_pages(address: int, num_bytes: int) -> None:
-    """The pages that the range touches, its neighbours' memory on them included."""
+    """Move all 2 MiB pages that the range touches, including adjacent memory on these pages."""
     if num_bytes < _LEAST_BYTES or sys.platform != "linux":
         return
     start = address // _PAGE_BYTES * _PAGE_BYTES

@@ -1,7 +1,7 @@
 """Paged attention by our own C++ kernel (`native/paged_attention.cpp`): one call writes K and V, one call attends.
 
-The kernel takes ragged queries over block tables as they are, decode and prefill alike, so a step prepares nothing but
-a list of tiles. It wants fp32 or bf16 and blocks that are whole vectors; `ops/cpu_backend.py` chooses.
+The kernel takes ragged queries and block tables directly, for decode and prefill alike, so a step prepares only a list
+of tiles. It needs fp32 or bf16, and block sizes that are whole vectors; `ops/cpu_backend.py` selects the backend.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ class _Write(ctypes.Structure):
 
 @dataclass(slots=True)
 class NativeStep:
-    """What all layers of a step share; tiles are made for the first layer of each (group, window)."""
+    """Data that all layers of a step share; tiles are made once per (group, window)."""
 
     lengths: Lengths
     slots: Tensor
@@ -53,7 +53,7 @@ class NativeStep:
 
 
 class NativeBackend:
-    """`AttentionBackend` in C++. Results of a sequence don't depend on its neighbours or the number of threads."""
+    """`AttentionBackend` in C++. A sequence's results do not depend on other sequences or the number of threads."""
 
     def __init__(self, library: ctypes.CDLL, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> None:
         assert can_serve(library, block_size, dtype)
@@ -73,7 +73,7 @@ class NativeBackend:
     def begin_step(self, batch: AttentionBatch) -> None:
         tables = batch.block_tables.to(torch.int32).contiguous()
         slots = batch.slots.to(torch.int64).contiguous()
-        batch.private = NativeStep(Lengths.of(batch), slots, tables, torch.get_num_threads())
+        batch.private = NativeStep(Lengths.from_batch(batch), slots, tables, torch.get_num_threads())
 
     def attend(
         self,
@@ -148,7 +148,7 @@ class NativeBackend:
     def _partials(self, spec: AttentionSpec, group: int, num_partials: int) -> Tensor:
         rows = max(self._tile_rows, group)
         width = 2 + self._padded(spec.kv.head_dim)
-        return self._scratch.take("partials", num_partials, spec.kv.num_kv_heads, rows, width)
+        return self._scratch.get_buffer("partials", num_partials, spec.kv.num_kv_heads, rows, width)
 
     def _shapes(self, spec: LayerKVSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
         keys = (spec.num_kv_heads, spec.head_dim, self._block_size)
@@ -164,6 +164,6 @@ def can_serve(library: ctypes.CDLL, block_size: int, dtype: torch.dtype) -> bool
 
 
 def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Each token's heads in one run, as a view of a fused projection has them; anything else is copied."""
+    """Return `x` with each token's heads contiguous, as in a view of a fused projection; otherwise a copy."""
     x = x.to(dtype)
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

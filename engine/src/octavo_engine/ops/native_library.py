@@ -1,9 +1,9 @@
-"""Compiles the C++ kernels for this very CPU on first use, keeps the result, and loads it through a plain C ABI.
+"""Compiles the C++ kernels for this machine's CPU on first use, caches the library, and loads it through a plain C ABI.
 
-The file's name is a hash of source, flags, compiler and CPU, so nothing stale is ever loaded, and a shared home folder
-may serve different machines. It is written beside and renamed: no lock files, and two processes that compile at once
-do no harm. Where libraries were made ahead (`prebuilt`), one of those is taken. With OCTAVO_NATIVE=0, without a
-compiler, or when anything fails, there is no library, and the callers use torch.
+The file's name is a hash of source, flags, compiler and CPU, so a stale library is never loaded, and machines may share
+a home folder. The compiler writes a temporary file that is then renamed: there are no lock files, and two processes may
+compile at once. If prebuilt libraries are configured (`prebuilt`), a suitable one is loaded instead. With
+OCTAVO_NATIVE=0, without a compiler, or after any failure there is no library, and the callers use torch.
 """
 
 import contextlib
@@ -37,43 +37,43 @@ _ARGUMENTS = {
     "octavo_linear_gated": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT, _INT),
     "octavo_norm": (_POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _INT, _INT),
     "octavo_rotate": (_POINTER, *(_LONG,) * 4, _POINTER, _POINTER, _LONG, _LONG, _INT, _INT),
-    "octavo_keep_tokens": (_POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _INT),
+    "octavo_apply_token_bitmask": (_POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _INT),
     "octavo_gate": (_POINTER, _LONG, _LONG, _LONG, _POINTER, _INT, _INT, _INT),
 }
 
 
 @functools.cache
 def native_library() -> ctypes.CDLL | None:
-    """Loaded once per process; None where there is none."""
+    """Load the library, once per process; return None if there is none."""
     if os.environ.get("OCTAVO_NATIVE", "1") == "0":
         return None
     ready = prebuilt_library()
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if ready is None and compiler is None:
-        _LOGGER.warning("no C++ compiler (g++): torch computes everything, which is slower")
+        _LOGGER.warning("no C++ compiler (g++) was found: torch is used instead of the native kernels, which is slower")
         return None
     try:
         return _open(ready) if ready is not None else load_library(compiler or "c++")
     except (OSError, subprocess.SubprocessError) as error:
-        _LOGGER.warning("the native kernels are not available, torch computes everything: %s", _reason(error))
+        _LOGGER.warning("the native kernels are not available, torch is used instead: %s", _reason(error))
         return None
 
 
 def kernels_for(x: torch.Tensor) -> ctypes.CDLL | None:
-    """The library, if its kernels take this tensor's type and device."""
+    """Return the library if its kernels support this tensor's type and device, else None."""
     return native_library() if x.is_cpu and x.dtype in (torch.bfloat16, torch.float32) else None
 
 
 def load_library(compiler: str) -> ctypes.CDLL:
     command = compile_command(compiler, _THIS_MACHINE)
     path = cache_folder() / f"kernels-{_key(command)}.so"
-    with contextlib.suppress(OSError):  # absent, or broken: made again
+    with contextlib.suppress(OSError):  # if the file is absent or broken, it is compiled again
         return _open(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _compile(command, path)
         return _open(path)
-    except OSError:  # a read-only home: for this process only
+    except OSError:  # the cache is not writable: compile for this process only
         with tempfile.TemporaryDirectory(prefix="octavo-") as folder:
             path = Path(folder) / path.name
             _compile(command, path)
@@ -81,7 +81,7 @@ def load_library(compiler: str) -> ctypes.CDLL:
 
 
 def compile_command(compiler: str, machine: Sequence[str]) -> list[str]:
-    """Without the name of what it makes."""
+    """Return the compiler's command line without the output file."""
     return [compiler, *machine, *_FLAGS, *map(str, _SOURCES), *_openmp_runtime()]
 
 
@@ -106,7 +106,7 @@ def _compile(command: list[str], path: Path) -> None:
 
 
 def _openmp_runtime() -> list[str]:
-    """torch's own, by path: a second runtime would be a second set of threads that spin against the first."""
+    """Link torch's OpenMP runtime by path: the threads of a second runtime would compete with torch's threads."""
     own = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     return [str(own[0])] if own else []
 

@@ -1,8 +1,8 @@
 """bf16 linears by our own kernel (`native/linear.cpp`), over a layout that this module packs itself.
 
-The layout is the same on every CPU, so the kernel never depends on how oneDNN packs. An output's bits depend on its own
-row alone: a request computes the same alone and in a batch. A CPU with matrix instructions multiplies many rows faster
-with oneDNN; `ops.packed_linear` decides which of the two multiplies.
+The layout is the same on every CPU, so the kernel does not depend on oneDNN's layout. An output's bits depend only on
+its own row: a request gets the same result alone and in a batch. A CPU with matrix instructions multiplies many rows
+faster with oneDNN; `ops.packed_linear` selects one of the two.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ class _Linear(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class NativeWeight:
-    """A weight in the kernel's layout. `owned`: what `address` points to, directly or not."""
+    """A weight in the kernel's layout. `owned` keeps alive the memory that `address` points to."""
 
     library: ctypes.CDLL
     address: int  # of a `_Linear`
@@ -42,12 +42,12 @@ class NativeWeight:
 
     @property
     def gates(self) -> bool:
-        """Whether gate and up are whole units, so that one call can multiply them."""
+        """True if gate and up are whole units, so that one kernel call can multiply them."""
         return self.out_features % (2 * _UNIT) == 0
 
 
 def native_weight(weight: Tensor, bias: Tensor | None) -> NativeWeight | None:
-    """A packed copy of the weight [out, in]; None where there is no kernel for its type or device."""
+    """Pack a copy of the weight [out, in]; return None if there is no kernel for its type or device."""
     library = native_library()
     if library is None or weight.dtype != torch.bfloat16 or not weight.is_cpu:
         return None
@@ -62,7 +62,7 @@ def native_weight(weight: Tensor, bias: Tensor | None) -> NativeWeight | None:
 def native_linear(
     x: Float[Tensor, "*rows in_features"], weight: NativeWeight, dtype: torch.dtype
 ) -> Float[Tensor, "*rows out_features"]:
-    """`dtype`: bf16, or fp32 for sums that are not rounded."""
+    """Multiply. `dtype`: of the output, bf16, or fp32 for sums that are not rounded."""
     x = x if x.is_contiguous() else x.contiguous()
     size = weight.in_features
     out = torch.empty((*x.shape[:-1], weight.out_features), dtype=dtype)
@@ -88,7 +88,7 @@ def native_gated(
 def packed_blocks(
     weight: BFloat16[Tensor, "out_features in_features"],
 ) -> BFloat16[Tensor, "blocks pairs 64 2"]:
-    """The kernel's layout: blocks of 64 outputs, in each the inputs by pairs, padded with zeros. Always a copy."""
+    """Return a copy in the kernel's layout: blocks of 64 outputs, each with the inputs in pairs, padded with zeros."""
     out_features, in_features = weight.shape
     padded = F.pad(weight, (0, -in_features % _PAIRS, 0, -out_features % _BLOCK)).contiguous()
     pairs = padded.view(torch.int32).view(

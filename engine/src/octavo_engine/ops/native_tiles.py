@@ -1,7 +1,8 @@
-"""How the native kernel's work of one step is cut: tiles of queries, parts of long contexts, merges of the parts.
+"""Divides one step's attention for the native kernel: tiles of queries, parts of long contexts, merges of the parts.
 
-A sequence whose queries fit one tile (decode, a short chunk) has its keys cut at multiples of `PART_KEYS`; a longer
-query is cut into tiles that each walk all their keys. Both depend on the sequence alone, and so do its results.
+If a sequence's queries fit one tile (decode, a short chunk), its keys are divided at multiples of `PART_KEYS`; more
+queries are divided into tiles that each process all their keys. The division, and so the result, depends only on the
+sequence itself.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ _TILE_FIELDS = 8  # seq, token_row, position, num_queries, key_begin, key_end, p
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """`tiles` [n, 8] and `merges` [m, 4]: int32, the kernel's own structs, the most expensive tiles first."""
+    """The work list: `tiles` [n, 8] and `merges` [m, 4], int32, the kernel's structs; expensive tiles come first."""
 
     tiles: npt.NDArray[np.int32]
     merges: npt.NDArray[np.int32]
@@ -26,7 +27,7 @@ class Tiles:
 
 
 def make_tiles(lengths: Lengths, *, group: int, window: int | None, tile_rows: int, chunk_keys: int) -> Tiles:
-    """`chunk_keys`: where a window begins inside a chunk, the whole chunk is walked, so that cuts stay aligned."""
+    """Make the work list. `chunk_keys`: a window that begins inside a chunk is extended to the chunk's first key."""
     per_tile = max(1, tile_rows // group)
     first = lengths.seq - lengths.query
     num_tiles = -(-lengths.query // per_tile)

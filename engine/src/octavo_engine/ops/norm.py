@@ -1,8 +1,8 @@
-"""Normalisation over the last dimension, accumulated in fp32, whatever the type of the activations.
+"""Normalisation over the last dimension, accumulated in fp32 for every type of activations.
 
-RMS norm is computed by `native/elementwise.cpp`, the residual addition before it included: one call and no temporary.
-The torch forms beside it are the reference, and serve where there is no kernel. There it is written as
-x * (weight * sqrt(n)) / hypot(|x|, sqrt(eps * n)): fewer passes than squaring and averaging.
+`native/elementwise.cpp` computes the residual addition and the RMS norm in one call without a temporary. The torch
+functions are the reference, and the fallback without a kernel. They compute
+x * (weight * sqrt(n)) / hypot(|x|, sqrt(eps * n)), which takes fewer passes than squaring and averaging.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ class _Norm(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class RMSWeight:
-    """A norm's weight [..., n], made ready once for `rms_norm`; a leading dimension gives each head its own."""
+    """A norm's weight [..., n], prepared once for `rms_norm`; a leading dimension gives each head its own weight."""
 
     gain: Float[Tensor, "*heads n"]  # weight * sqrt(n), fp32
     floor: Float[Tensor, ""]  # sqrt(eps * n), fp32
@@ -55,7 +55,7 @@ def rms_norm(x: Float[Tensor, "*rows n"], weight: RMSWeight) -> Float[Tensor, "*
 def add_rms_norm(
     x: Float[Tensor, "rows n"], residual: Float[Tensor, "rows n"], weight: RMSWeight
 ) -> Float[Tensor, "rows n"]:
-    """`residual += x` in place, then the norm of the sum."""
+    """Add `x` to `residual` in place; return the norm of the sum."""
     library = kernels_for(residual)
     if library is None or x.dtype != residual.dtype or not (x.is_contiguous() and residual.is_contiguous()):
         return rms_norm(residual.add_(x), weight)
@@ -75,7 +75,7 @@ def layer_norm(
 
 
 def _row_stride(x: Tensor, weight: RMSWeight) -> int | None:
-    """Of rows [n], or [heads, n] where each head has a weight; None where they are not in one run."""
+    """Return the stride of rows [n], or [heads, n] if each head has a weight; None if a row is not contiguous."""
     inner = weight.gain.dim()
     if x.is_contiguous():
         return weight.gain.numel()

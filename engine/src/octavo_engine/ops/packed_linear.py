@@ -1,11 +1,11 @@
-"""Linear layers over weights laid out when they are loaded: by our own kernel in bf16, else by oneDNN, else by torch.
+"""Linear layers over weights that are packed when loaded: in our own kernel's layout (bf16), oneDNN's, or plain.
 
 A CPU with matrix instructions (AMX, or bf16 on ARM) multiplies many rows faster with oneDNN than with our kernel. Only
-there a bf16 weight is kept in both layouts; everywhere else it is in memory once.
+on such a CPU is a bf16 weight kept in both layouts; otherwise it is in memory once.
 
-oneDNN's operators are private to torch: this file is the only place that names them, checks a pack by running it once,
-and falls back to `F.linear` on the plain weight. A packed tensor has no storage and can't be pickled: pack in the
-process that computes, and don't keep the plain weight (`PackedWeight.plain` is None then).
+oneDNN's operators are private to torch: only this module calls them, checks each packed weight by running it once, and
+falls back to `F.linear` on the plain weight. A packed tensor has no storage and cannot be pickled: pack in the process
+that computes, and do not keep the plain weight (`PackedWeight.plain` is then None).
 """
 
 import contextlib
@@ -22,17 +22,17 @@ from octavo_engine.ops.cpu_info import cpu_features
 from octavo_engine.ops.huge_pages import prefer_huge_pages
 from octavo_engine.ops.native_linear import NativeWeight, native_gated, native_linear, native_weight
 
-#: The number of rows that oneDNN lays a weight out for. It changes the layout, and so the speed at other row counts.
+#: The number of rows for which oneDNN optimises a weight's layout, and so the speed at other numbers of rows.
 ROWS_HINT = 64
 #: The most rows for which our kernel is faster than oneDNN with matrix instructions.
 MOST_ROWS = 16
 _MATRIX_FEATURES = frozenset({"amx_bf16", "bf16"})  # of x86 and of ARM, as Linux names them
-_WIDE_CHUNK_BYTES = 1 << 20  # of a weight in fp32: small enough to be multiplied while it is in the cache
+_WIDE_CHUNK_BYTES = 1 << 20  # fp32 bytes of a weight converted at a time: small enough to stay in the CPU cache
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight [out, in]: plain, or in oneDNN's layout (`packed`), in our kernel's (`native`), or in both of these."""
+    """A weight [out, in]: plain, in oneDNN's layout (`packed`), in our kernel's layout (`native`), or in both."""
 
     out_features: int
     in_features: int
@@ -43,7 +43,7 @@ class PackedWeight:
 
     @property
     def num_layouts(self) -> int:
-        """How many times packing has put the weight into memory."""
+        """The number of packed copies of the weight in memory."""
         return (self.packed is not None) + (self.native is not None)
 
 
@@ -57,7 +57,7 @@ def packed_linear(x: Float[Tensor, "*rows in_features"], weight: PackedWeight) -
 
 
 def wide_linear(x: Float[Tensor, "rows in_features"], weight: PackedWeight) -> Float[Tensor, "rows out_features"]:
-    """The product in fp32, whose sums are never rounded to 16 bits. Needs a weight that was packed as `wide`."""
+    """Multiply with fp32 outputs, without rounding sums to 16 bits. Needs a weight that was packed with `wide`."""
     if weight.native is not None:
         return native_linear(x, weight.native, torch.float32)
     if x.dtype == torch.float32:
@@ -69,7 +69,7 @@ def wide_linear(x: Float[Tensor, "rows in_features"], weight: PackedWeight) -> F
 def gated_linear(
     x: Float[Tensor, "rows in_features"], weight: PackedWeight, activation: Activation
 ) -> Float[Tensor, "rows n"]:
-    """`act_mul` of the linear, the gate being the first half of the outputs."""
+    """Multiply and apply `act_mul`; the first half of the outputs is the gate."""
     native = weight.native
     if native is not None and native.gates and activation.native is not None and _prefers_native(weight, len(x)):
         return native_gated(x, native, activation.native)
@@ -83,7 +83,7 @@ def pack(
     wide: bool = False,
     rows_hint: int = ROWS_HINT,
 ) -> PackedWeight:
-    """Never fails: a weight that neither our kernel nor oneDNN takes stays plain. `wide`: for `wide_linear` only."""
+    """Pack a weight; it stays plain if neither our kernel nor oneDNN supports it. `wide`: only for `wide_linear`."""
     weight = weight.detach()
     native = native_weight(weight, bias)
     packed = _try_pack(weight, rows_hint) if _needs_onednn(weight, native, wide) else None
@@ -93,7 +93,7 @@ def pack(
 
 
 def num_layouts(dtype: torch.dtype, *, wide: bool = False) -> int:
-    """How many times packing puts a weight of this type into memory on this machine; 0 where it stays plain."""
+    """Return how many packed copies `pack` makes of a weight of this type on this machine; 0 if it stays plain."""
     return pack(torch.zeros(16, 16, dtype=dtype), wide=wide).num_layouts
 
 
@@ -116,7 +116,7 @@ def _has_matrix_instructions() -> bool:
 
 
 def _chunked_linear(x: Tensor, plain: Tensor, bias: Tensor | None) -> Tensor:
-    """The linear in fp32 of a weight that is converted some rows at a time: a whole vocabulary would be gigabytes."""
+    """Multiply in fp32, converting some rows of the weight at a time: a whole vocabulary would take gigabytes."""
     out_features, in_features = plain.shape
     step = min(out_features, max(1, _WIDE_CHUNK_BYTES // (4 * in_features)))
     chunk = torch.empty((step, in_features), dtype=torch.float32, device=plain.device)
@@ -128,7 +128,7 @@ def _chunked_linear(x: Tensor, plain: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _try_pack(weight: Tensor, rows_hint: int) -> Tensor | None:
-    """The weight in oneDNN's layout, on huge pages; None where oneDNN refuses its type, device or shape."""
+    """Pack the weight in oneDNN's layout, on huge pages; return None if oneDNN rejects its type, device or shape."""
     if weight.device.type != "cpu":
         return None
     try:
@@ -151,7 +151,7 @@ def _pointwise(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _dtype_is_fast(dtype: torch.dtype) -> bool:
-    """Whether oneDNN computes this type on this CPU rather than refusing or emulating it."""
+    """Return True if oneDNN computes this type on this CPU without emulation."""
     if dtype == torch.bfloat16:
         return bool(_mkldnn()._is_mkldnn_bf16_supported())
     if dtype == torch.float16:

@@ -1,7 +1,7 @@
-"""Native kernels compiled ahead, for machines without a compiler: one library for each level of CPU.
+"""Prebuilt native kernels for machines without a compiler: one library for each level of CPU.
 
-`python -m octavo_engine.ops.prebuilt DIR` makes them where there is a compiler (when a container image is built); the
-engine then takes from `OCTAVO_PREBUILT=DIR` the one for the highest level that this CPU has all features of.
+`python -m octavo_engine.ops.prebuilt DIR` compiles them, when a container image is built; with `OCTAVO_PREBUILT=DIR`
+the engine loads the library for the highest level whose features this CPU has.
 """
 
 import argparse
@@ -40,7 +40,7 @@ LEVELS = (
 
 
 def prebuilt_library(features: frozenset[str] | None = None) -> Path | None:
-    """The best there is for this CPU, None where there is none."""
+    """Return the library of the highest level that this CPU supports; None if there is none."""
     folder = os.environ.get("OCTAVO_PREBUILT")
     if not folder:
         return None
@@ -59,7 +59,7 @@ def _levels_here() -> list[Level]:
 
 
 def build(folder: Path, compiler: str) -> list[Path]:
-    """Raises CalledProcessError."""
+    """Compile one library per level; return their paths. Raises CalledProcessError."""
     from octavo_engine.ops.native_library import compile_command
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,8 +72,8 @@ def build(folder: Path, compiler: str) -> list[Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Compile the native kernels for every level of this kind of CPU.")
-    parser.add_argument("folder", type=Path)
+    parser = argparse.ArgumentParser(description="Compile the native kernels for every level of this CPU architecture.")
+    parser.add_argument("folder", type=Path, help="Folder to write the libraries to.")
     args = parser.parse_args(argv)
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:

@@ -1,7 +1,7 @@
-"""The oracle: paged attention in plain torch, one sequence at a time, in fp32.
+"""The reference implementation of paged attention in plain torch, one sequence at a time, in fp32.
 
-Every other backend is tested against this one, so it stays short and slow. It owns the simplest layout: one K and one
-V tensor per layer, [blocks, block_size, kv_heads, head_dim]. Nothing in production uses it.
+Tests compare every other backend with this one, so it is short and slow. It has the simplest layout: one K and one V
+tensor per layer, [blocks, block_size, kv_heads, head_dim]. Only tests use it.
 """
 
 from itertools import pairwise
@@ -14,7 +14,7 @@ from octavo_engine.ops.attention import AttentionBatch, AttentionSpec, LayerKVSp
 
 
 def causal_mask(query_len: int, seq_len: int, window: int | None) -> Bool[Tensor, "query_len seq_len"]:
-    """True where a query may look: the queries are the last `query_len` positions of the sequence."""
+    """Return True where a query sees a key; the queries are the last `query_len` positions of the sequence."""
     query = torch.arange(seq_len - query_len, seq_len)[:, None]
     key = torch.arange(seq_len)[None, :]
     visible = key <= query

@@ -1,7 +1,7 @@
 """Rotary position embedding, in place, on the queries and keys of a step together.
 
-`sin` carries the sign of the rotation: [-sin, sin] over the two halves of the rotary dimensions, so that
-x * cos + roll(x, half) * sin is the whole rotation. Which angles: `layers/rope.py`.
+`sin` includes the sign of the rotation: [-sin, sin] over the two halves of the rotary dimensions, so that
+x * cos + roll(x, half) * sin is the whole rotation. `layers/rope.py` computes the angles.
 """
 
 import torch
@@ -16,7 +16,7 @@ def rotate_(
     cos: Float[Tensor, "tokens one rotary_dim"],
     sin: Float[Tensor, "tokens one rotary_dim"],
 ) -> None:
-    """Dimensions of a head beyond `rotary_dim` stay as they are. cos and sin: rows equally far apart."""
+    """Rotate `x` in place, except dimensions of a head beyond `rotary_dim`. cos and sin must have equal strides."""
     library = kernels_for(x)
     if library is None or x.stride(2) != 1 or x.stride(1) != x.shape[2] or cos.stride(2) != 1 or cos.dtype != x.dtype:
         return rotate_reference_(x, cos, sin)
@@ -43,7 +43,7 @@ def rotate_reference_(
     cos: Float[Tensor, "tokens one rotary_dim"],
     sin: Float[Tensor, "tokens one rotary_dim"],
 ) -> None:
-    """In three kernels of torch."""
+    """Rotate `x` in place with three torch operations."""
     rotary_dim = cos.shape[-1]
     turned = x if rotary_dim == x.shape[-1] else x[..., :rotary_dim]
     crossed = turned.roll(rotary_dim // 2, -1)

@@ -1,4 +1,4 @@
-"""Buffers that outlive a step: one per name, grown when needed, so that a steady state allocates nothing."""
+"""Buffers that are reused across steps: one per name, grown when needed, so that steady-state steps do not allocate."""
 
 import math
 
@@ -9,13 +9,13 @@ _GROWTH = 1.25
 
 
 class Scratch:
-    """Contents are undefined between uses; one user per name at a time."""
+    """Named buffers. Their contents are undefined between uses; each name has one user at a time."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._buffers: dict[str, Tensor] = {}
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def get_buffer(self, name: str, *shape: int) -> Tensor:
         size = math.prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < size:

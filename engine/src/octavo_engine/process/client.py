@@ -1,4 +1,7 @@
-"""The parent's end of an engine core process: start it, talk to it, notice its death, end it. asyncio, no torch."""
+"""The parent's side of an engine core process: starts it, exchanges messages, detects its death and stops it.
+
+It uses asyncio and imports no torch.
+"""
 
 import asyncio
 import itertools
@@ -14,20 +17,20 @@ import zmq.asyncio
 from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.log_format import LogFormat
 from octavo_engine.process import messages
-from octavo_engine.process.rendezvous import from_core_address, make_folder, remove_folder, to_core_address
+from octavo_engine.process.ipc_sockets import from_core_address, make_folder, remove_folder, to_core_address
 from octavo_engine.wire.errors import EngineDead, StartupError
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.records import CoreOutputs
 
 STOP_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 30.0
-LAST_WORDS_S = 0.2  # what a dead process sent may still be on its way through the sockets
+DRAIN_TIMEOUT_S = 0.2  # messages of a process that has exited may still be in the sockets
 STDERR_FD = 2
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class CoreProcess:
-    """States: launched, ready, exited. Made by `launch`; `stop` is due in every state."""
+    """States: launched, ready, exited. Create it with `launch`; call `stop` in every state."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: str) -> None:
         self._process = process
@@ -38,14 +41,14 @@ class CoreProcess:
         self._exited = asyncio.create_task(process.wait())
         self._context = zmq.asyncio.Context()
         self._inbox = self._context.socket(zmq.PULL)
-        self._outbox = zmq.Socket(self._context, zmq.PUSH)  # a plain one: sending never waits
+        self._outbox = zmq.Socket(self._context, zmq.PUSH)  # not an asyncio socket: sending never waits
         for socket, address in ((self._inbox, from_core_address(folder)), (self._outbox, to_core_address(folder))):
             socket.set_hwm(0)
             socket.bind(address)
 
     @classmethod
     async def launch(cls, config: EngineConfig, loader: str, log_format: LogFormat = "text") -> "CoreProcess":
-        """The child's output goes to our standard error: its loading progress is for the user to see."""
+        """Start the process. Its output goes to our standard error, so that the user sees the loading progress."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "octavo_engine.process.main"),
             stdin=asyncio.subprocess.PIPE,
@@ -64,7 +67,7 @@ class CoreProcess:
         return self._process.pid
 
     def cpu_s(self) -> float:
-        """CPU time of the process so far, all threads; 0 when it is gone."""
+        """Return the CPU seconds of all threads of the process so far; 0 after it has exited."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
@@ -73,28 +76,28 @@ class CoreProcess:
         return (int(user) + int(system)) / CLOCK_TICKS_PER_S
 
     async def ready(self) -> ReadyInfo:
-        """Raises StartupError with the core's own words, or with its exit code."""
+        """Wait until the core is ready. Raises StartupError with the core's message, or with its exit code."""
         async with aclosing(self._messages()) as received:
             async for message in received:
                 match message:
                     case messages.Hello():
                         remove_folder(self._folder)
-                    case messages.Failed(text):
-                        raise StartupError(text)
+                    case messages.Failed(text, code):
+                        raise StartupError(text, code=code)
                     case messages.Ready(info):
                         self._is_ready = True
                         return info
-        raise StartupError(f"the engine core {self._exit_words()} while starting; its error is printed above.")
+        raise StartupError(f"the engine core {self._exit_description()} while starting; its error is printed above.")
 
     def send(self, message: messages.ToCore) -> None:
-        """Raises EngineDead. Never blocks: the queue has no bound, the caller bounds the requests in flight."""
+        """Send without blocking: the queue is unbounded; the caller bounds requests in flight. Raises EngineDead."""
         try:
             self._outbox.send(messages.encode(message), zmq.NOBLOCK)
         except zmq.Again as error:
             raise EngineDead("the engine core is gone.") from error
 
     async def outputs(self) -> AsyncGenerator[CoreOutputs, None]:
-        """Ends by raising EngineDead. Calls are answered only while somebody reads this."""
+        """Yield outputs until EngineDead is raised. `call` gets its answer only while this generator is consumed."""
         try:
             async with aclosing(self._messages()) as received:
                 async for message in received:
@@ -102,14 +105,14 @@ class CoreProcess:
                         case messages.Outputs(core):
                             yield core
                         case messages.Answered(call_id, answer):
-                            self._answer(call_id, answer)
+                            self._resolve_call(call_id, answer)
         finally:
             for waiting in self._calls.values():
                 waiting.cancel()
-        raise EngineDead(f"the engine core {self._exit_words()}.")
+        raise EngineDead(f"the engine core {self._exit_description()}.")
 
     async def call(self, name: CallName, timeout_s: float = CALL_TIMEOUT_S) -> Answer:
-        """Raises EngineDead, also when no answer comes in time: a step that long, or a core that hangs."""
+        """Call the core between two steps. Raises EngineDead, also if a long step or a hang delays the answer."""
         call_id = next(self._call_ids)
         waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = waiting
@@ -119,18 +122,18 @@ class CoreProcess:
             if not waiting.done():
                 raise EngineDead(f"the engine core has not answered within {timeout_s:g} s: see /health.")
             if waiting.cancelled():
-                raise EngineDead(f"the engine core {self._exit_words()}.")
+                raise EngineDead(f"the engine core {self._exit_description()}.")
             return waiting.result()
         finally:
             del self._calls[call_id]
 
-    def _answer(self, call_id: int, answer: Answer) -> None:
+    def _resolve_call(self, call_id: int, answer: Answer) -> None:
         waiting = self._calls.get(call_id)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
     async def stop(self) -> None:
-        """Ask it to end, wait a little, kill it. A second call does nothing."""
+        """Request the process to stop, wait 5 s, then kill it. A second call does nothing."""
         if self._outbox.closed:
             return
         try:
@@ -147,13 +150,13 @@ class CoreProcess:
             remove_folder(self._folder)
 
     async def _messages(self) -> AsyncGenerator[messages.FromCore, None]:
-        """Until the process has exited and all that it sent is read."""
+        """Yield messages until the process has exited and all its messages are read."""
         receive = asyncio.ensure_future(self._inbox.recv())
         try:
             while True:
                 await asyncio.wait({receive, self._exited}, return_when=asyncio.FIRST_COMPLETED)
                 if not receive.done():
-                    await asyncio.wait({receive}, timeout=LAST_WORDS_S)
+                    await asyncio.wait({receive}, timeout=DRAIN_TIMEOUT_S)
                 if not receive.done():
                     return
                 data = receive.result()
@@ -167,7 +170,7 @@ class CoreProcess:
         data = messages.encode(start)
         self._process.stdin.write(len(data).to_bytes(4, "little") + data)
 
-    def _exit_words(self) -> str:
+    def _exit_description(self) -> str:
         code = self._process.returncode
         if code is None:
             return "stopped answering"

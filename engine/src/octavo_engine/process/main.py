@@ -1,30 +1,31 @@
 """The engine core process: `python -m octavo_engine.process.main`, started by `client.CoreProcess`.
 
-A busy loop (take what came in, step, send what came out) that blocks on its inbox while there is nothing to do.
-Ctrl-C belongs to the parent; an exception here is a bug, ends the process, and the parent sees that.
+Its loop reads messages, runs a step and sends the outputs; while there is no work it blocks on its inbox. The process
+ignores Ctrl-C, which the parent handles. An exception in the loop is a bug; it ends the process, and the parent
+detects the exit.
 """
 
 import math
 import os
 import signal
 import sys
+from contextlib import suppress
 
 import zmq
 
-from octavo_engine.engine import EngineCore, settle_memory
+from octavo_engine.engine import EngineCore, freeze_gc
 from octavo_engine.engine_start import find_loader, start_core
 from octavo_engine.log_format import configure_logging
 from octavo_engine.process import messages
-from octavo_engine.process.lifeline import follow_parent
-from octavo_engine.process.rendezvous import from_core_address, remove_folder, to_core_address
-from octavo_engine.process.waker import Waker
-from octavo_engine.wire.errors import OctavoError
+from octavo_engine.process.exit_with_parent import exit_with_parent
+from octavo_engine.process.ipc_sockets import from_core_address, remove_folder, to_core_address
+from octavo_engine.wire.errors import OctavoError, StartupError
 
-LINGER_MS = 2000  # for the last words of a core that could not start
+LINGER_MS = 2000  # time to deliver the error message of a core that could not start
 
 
 def read_start(fd: int) -> messages.Start:
-    """A length in 4 bytes, then the message; the pipe stays open afterwards, as the lifeline."""
+    """Read a length of 4 bytes, then the message. The pipe stays open: its end signals the parent's exit."""
     size = int.from_bytes(_read_exactly(fd, 4), "little")
     return messages.decode_start(_read_exactly(fd, size))
 
@@ -39,10 +40,28 @@ def _read_exactly(fd: int, size: int) -> bytes:
     return data
 
 
+class Waker:
+    """A pipe that the core's loop polls beside its inbox, so that another thread can wake the loop."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._write_fd, False)
+
+    def wake(self) -> None:
+        """Wake the loop, from any thread. A full pipe wakes the loop as well."""
+        with suppress(BlockingIOError):
+            os.write(self._write_fd, b"!")
+
+    def clear(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self.fd, 4096)
+
+
 def serve(core: EngineCore, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[bytes]") -> None:
     waker = Waker()
     core.on_more_work(waker.wake)
-    core.on_begin = lambda news: outbox.send(messages.encode(messages.Outputs(news)))
+    core.on_interim = lambda outputs: outbox.send(messages.encode(messages.Outputs(outputs)))
     poller = zmq.Poller()
     poller.register(inbox, zmq.POLLIN)
     poller.register(waker.fd, zmq.POLLIN)
@@ -70,9 +89,10 @@ def run(start: messages.Start, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[b
     try:
         core, ready = start_core(start.config, find_loader(start.loader))
     except OctavoError as error:
-        outbox.send(messages.encode(messages.Failed(str(error))))
+        code = error.code if isinstance(error, StartupError) else "StartupFailed"
+        outbox.send(messages.encode(messages.Failed(str(error), code)))
         return 1
-    settle_memory()
+    freeze_gc()
     outbox.send(messages.encode(messages.Ready(ready)))
     try:
         serve(core, inbox, outbox)
@@ -83,11 +103,11 @@ def run(start: messages.Start, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[b
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pipe_fd = os.dup(0)  # not inherited by what the core starts
+    pipe_fd = os.dup(0)  # not inherited by child processes of the core
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     start = read_start(pipe_fd)
     configure_logging(start.log_format, process="core")
-    follow_parent(pipe_fd, start.parent_pid, lambda: remove_folder(start.folder))
+    exit_with_parent(pipe_fd, start.parent_pid, lambda: remove_folder(start.folder))
     with zmq.Context() as context, context.socket(zmq.PULL) as inbox, context.socket(zmq.PUSH) as outbox:
         inbox.set_hwm(0)
         outbox.set_hwm(0)

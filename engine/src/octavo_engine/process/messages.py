@@ -1,19 +1,20 @@
-"""What crosses the border between a front end and its engine core process: msgpack of the wire records.
+"""Messages between a front end and its engine core process: msgpack of the wire records.
 
-Two one-way streams. To the core: `Add`, `Abort`, `Call`, `Stop`. From it: `Hello` once (both sockets are connected),
-then `Ready` or `Failed`, then `CoreOutputs` in `Outputs`, and `Answered` for each `Call`, until the end.
+There are two one-way streams. To the core: `Add`, `Abort`, `Call`, `Stop`. From the core: `Hello` once (both sockets
+are connected), then `Ready` or `Failed`, then `CoreOutputs` in `Outputs`, and `Answered` for each `Call`.
 """
 
 import msgspec
 
 from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.log_format import LogFormat
+from octavo_engine.wire.errors import StartupCode
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.records import CoreOutputs, EngineRequest
 
 
 class Start(msgspec.Struct, kw_only=True):
-    """The core's whole configuration, given on its standard input. `loader`: "module:function", see `engine_start`."""
+    """The core's whole configuration, sent on its standard input. `loader`: "module:function", see `engine_start`."""
 
     config: EngineConfig
     loader: str
@@ -32,7 +33,7 @@ class Abort(msgspec.Struct, tag=True):
 
 
 class Call(msgspec.Struct, tag=True):
-    """Answered between two steps, also while nothing runs."""
+    """A call that the core answers between two steps, also while no request runs."""
 
     call_id: int
     name: CallName
@@ -51,9 +52,10 @@ class Ready(msgspec.Struct, tag=True):
 
 
 class Failed(msgspec.Struct, tag=True):
-    """The core could not start: one line for the user."""
+    """The core could not start. `message`: one line for the user."""
 
     message: str
+    code: StartupCode = "StartupFailed"
 
 
 class Outputs(msgspec.Struct, tag=True):

@@ -1,8 +1,8 @@
-"""The sequences that the runner holds, as arrays with one row (slot) per sequence, and a step's tensors made from them.
+"""`PersistentBatch`: the runner's sequences as arrays with one row (slot) per sequence, and the inputs of each step.
 
-Arrays are allocated once and only the differences of a plan are written to them. A sequence keeps its slot until it is
-dropped. Nothing is computed per sequence in Python to build the inputs of the forward pass: lengths and starts are
-gathered into columns, the rest is numpy.
+Arrays are allocated once, and a plan writes only differences to them. A sequence keeps its slot until it is dropped.
+The inputs of the forward pass are computed with numpy, without a Python loop of computations per sequence: lengths and
+starts are gathered into columns.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """What the forward pass needs, and where each sequence's rows are.
+    """The inputs of a forward pass, and the rows of each sequence.
 
-    `steps`: the plan's entries that compute tokens, in row order; `first_row` and `num_rows` go with them.
+    `steps`: the plan's entries that compute tokens, in row order; `first_row` and `num_rows` have an entry for each.
     """
 
     input_ids: Tensor
@@ -49,7 +49,7 @@ class PersistentBatch:
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
 
     def drop(self, seq_ids: list[SeqId]) -> None:
-        """Ids that aren't held are ignored: a sequence may be dropped before it ever ran."""
+        """Remove sequences. Unknown ids are ignored: a sequence may be dropped before its first step."""
         for seq_id in seq_ids:
             seq = self.seqs.pop(seq_id, None)
             if seq is not None:
@@ -60,7 +60,7 @@ class PersistentBatch:
         slot = self._free_slots.pop()
         row = self._token_ids[slot]
         row[: len(new.token_ids)] = new.token_ids
-        seq = SeqState.of(new, slot, row, vocab_size=self.vocab_size, device=self._device)
+        seq = SeqState.from_new_seq(new, slot, row, vocab_size=self.vocab_size, device=self._device)
         self.seqs[new.seq_id] = seq
         self.columns.set(seq, new.seed)
 
@@ -71,11 +71,11 @@ class PersistentBatch:
                 self._tables[self.seqs[step.seq_id].slot, step.table_start : step.table_start + len(ids)] = ids
 
     def append(self, seq_id: SeqId, position: int, token_id: int) -> None:
-        """Token `position` of the sequence is now known."""
+        """Store the token at `position` of a sequence."""
         self.seqs[seq_id].token_ids[position] = token_id
 
     def inputs(self, plan: StepPlan) -> StepInputs | None:
-        """None if the plan computes no tokens."""
+        """Build the step's inputs; return None if the plan computes no tokens."""
         steps = [step for step in plan.seqs if step.num_tokens]
         if not steps:
             return None

@@ -1,8 +1,8 @@
-"""What a model would take and what would fit, told without loading it: `octavo serve --dry-run`.
+"""Computes a model's memory and KV capacity without loading it, for `octavo serve --dry-run`.
 
-The model is built on torch's meta device, which has shapes and no memory, by the code of the real start; type, block
-layout and cache size come from the same functions, so that the answer can't differ from what the start will report.
-Only headers are read: `config.json`, or that of a GGUF file.
+The model is built on torch's meta device, which has shapes but no memory, by the code of the real start; dtype, block
+layout and cache size come from the same functions, so that the result equals what a start would report.
+Only headers are read: `config.json`, or the header of a GGUF file.
 """
 
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from octavo_engine.config import EngineConfig
 from octavo_engine.models.registry import build_model
 from octavo_engine.runner.device import open_device
-from octavo_engine.runner.load import choose_dtype, choose_max_model_len
 from octavo_engine.runner.memory import MemoryInfo, size_kv
 from octavo_engine.runner.memory_fit import planned_weights_bytes
+from octavo_engine.runner.model_loading import choose_dtype, choose_max_model_len
 from octavo_engine.sources.model_config import context_length, load_model_config
 from octavo_engine.sources.resolve import resolve_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """`available_bytes`: of memory, before anything is loaded. `file_bytes`: the weights on disk."""
+    """Sizes and limits of an engine. `available_bytes`: memory before loading. `file_bytes`: the weights on disk."""
 
     architecture: str
     dtype: str
@@ -47,12 +47,12 @@ class Capacity:
 
     @property
     def full_length_requests(self) -> float:
-        """How many of `max_model_len` tokens fit at once; more than `max_num_seqs` never run."""
+        """The number of requests of `max_model_len` tokens that fit; at most `max_num_seqs` of them run together."""
         return self.kv_tokens / self.max_model_len
 
 
 def plan_capacity(config: EngineConfig) -> Capacity:
-    """Raises StartupError where the start would, memory that doesn't suffice included."""
+    """Compute the capacity. Raises StartupError where a start would raise it, also for insufficient memory."""
     device = open_device(config.device)
     device.prepare(config)
     files = resolve_model(config.model, revision=config.revision, load_format=config.load_format)

@@ -1,7 +1,7 @@
-"""What a container may use: memory and CPU limits of this process's control group, versions 1 and 2.
+"""The memory and CPU limits of this process's control group, versions 1 and 2.
 
-Every ancestor's limit counts, so the smallest on the way up to the root is the answer. Inside a container the path in
-`/proc/self/cgroup` may be the host's and not exist here: then the root of the mount is the container's own group.
+Limits of all ancestors apply, so the result is the smallest limit up to the root. Inside a container the path in
+`/proc/self/cgroup` may be the host's and not exist here: the root of the mount is then the container's own group.
 `root` is "/" in production; tests pass a tree of files.
 """
 
@@ -14,7 +14,7 @@ _UNLIMITED = 1 << 60  # version 1 writes "no limit" as a huge page-aligned numbe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupLimits:
-    """None: not limited. `memory_available_bytes`: what the tightest limit leaves, reclaimable page cache included."""
+    """None: no limit. `memory_available_bytes`: memory left by the tightest limit, including reclaimable cache."""
 
     memory_bytes: int | None = None
     memory_available_bytes: int | None = None
@@ -49,7 +49,7 @@ class _Group:
 
 
 def _groups(root: Path) -> dict[str, _Group]:
-    """By controller name; the unified hierarchy of version 2 has the empty name."""
+    """Return groups by controller name; the unified hierarchy of version 2 has the empty name."""
     found: dict[str, _Group] = {}
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)

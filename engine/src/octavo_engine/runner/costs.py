@@ -1,4 +1,4 @@
-"""What computing and moving cost on this machine, measured while serving: inputs of the scheduler's decisions."""
+"""The costs of computing a token and of moving a block, measured while serving; inputs of the scheduler's decisions."""
 
 import numpy as np
 import numpy.typing as npt
@@ -6,7 +6,7 @@ import numpy.typing as npt
 from octavo_engine.wire.plan import StepCosts
 
 _LARGE_CHUNK_TOKENS = 128
-_WEIGHT = 0.2  # of the newest measurement
+_WEIGHT = 0.2  # weight of the newest measurement
 
 
 class CostMeter:
@@ -16,13 +16,13 @@ class CostMeter:
         self._prefill_token_s = 0.0
         self._swap_block_s = 0.0
 
-    def forward(self, num_rows: npt.NDArray[np.int64], duration_s: float) -> None:
-        """Counts only steps that are mostly prompt: most of their tokens belong to large chunks."""
+    def record_forward(self, num_rows: npt.NDArray[np.int64], duration_s: float) -> None:
+        """Record a forward pass, if at least 90 % of its tokens belong to prefill chunks of at least 128 in total."""
         prefill = int(num_rows[num_rows > 1].sum())
         if prefill >= max(_LARGE_CHUNK_TOKENS, 0.9 * num_rows.sum()):
             self._prefill_token_s = _average(self._prefill_token_s, duration_s / prefill)
 
-    def swap(self, num_blocks: int, duration_s: float) -> None:
+    def record_swap(self, num_blocks: int, duration_s: float) -> None:
         self._swap_block_s = _average(self._swap_block_s, duration_s / num_blocks)
 
     def current(self) -> StepCosts:

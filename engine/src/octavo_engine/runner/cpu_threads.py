@@ -1,7 +1,7 @@
-"""How many threads compute, and on which CPUs: affinity, cgroup quota and the variables that users set.
+"""Chooses the number of compute threads and their CPUs from affinity, cgroup quota and environment variables.
 
-`OCTAVO_CPU_OMP_THREADS_BIND` or `VLLM_CPU_OMP_THREADS_BIND` lists CPUs ("0-3,8"; with "|" between ranks: the first part
-is ours), or says "nobind" or "auto". Without it: one thread per physical core that affinity and quota allow.
+`OCTAVO_CPU_OMP_THREADS_BIND` or `VLLM_CPU_OMP_THREADS_BIND` is a list of CPUs ("0-3,8"; ranks are separated by "|", and
+the first part applies), "nobind" or "auto". By default there is one thread per physical core within affinity and quota.
 """
 
 import math
@@ -19,7 +19,7 @@ BIND_VARIABLES = ("OCTAVO_CPU_OMP_THREADS_BIND", "VLLM_CPU_OMP_THREADS_BIND")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadPlan:
     num_threads: int
-    cpus: frozenset[int] | None = None  # to bind to; None: leave the affinity as it is
+    cpus: frozenset[int] | None = None  # the CPUs to bind to; None: keep the affinity
 
 
 def plan_threads(
@@ -30,13 +30,13 @@ def plan_threads(
     limits: CgroupLimits,
     root: Path = Path("/"),
 ) -> ThreadPlan:
-    """`wanted`: the user's own number, which wins over everything but a bad binding."""
+    """Plan the threads. `wanted`: the user's number of threads. Raises StartupError for an impossible binding."""
     name, value = next(((n, env[n]) for n in BIND_VARIABLES if env.get(n)), ("", "auto"))
     if value not in ("auto", "nobind", "all"):
         cpus = parse_cpu_list(value.split("|")[0], name)
         if missing := cpus - affinity:
             raise StartupError(
-                f"{name}={value}: CPUs {sorted(missing)} are not available; these are: {sorted(affinity)}."
+                f"{name}={value}: CPUs {sorted(missing)} are not available; available CPUs: {sorted(affinity)}."
             )
         return ThreadPlan(num_threads=wanted or len(cpus), cpus=cpus)
     if wanted is None and env.get("OMP_NUM_THREADS", "").isdigit():
@@ -54,14 +54,14 @@ def parse_cpu_list(text: str, name: str) -> frozenset[int]:
             first, dash, last = part.strip().partition("-")
             cpus.update(range(int(first), int(last if dash else first) + 1))
     except ValueError:
-        raise StartupError(f"{name}={text}: not a list of CPUs such as 0-3,8.") from None
+        raise StartupError(f"{name}={text}: this is not a list of CPUs; write, for example, 0-3,8.") from None
     if not cpus:
-        raise StartupError(f"{name}={text}: names no CPU.")
+        raise StartupError(f"{name}={text}: this list of CPUs is empty; write, for example, 0-3,8.")
     return frozenset(cpus)
 
 
 def physical_cores(cpus: set[int], root: Path = Path("/")) -> set[int]:
-    """One of the given CPUs for each core."""
+    """Return one of the given CPUs for each physical core."""
     cores: dict[str, int] = {}
     for cpu in sorted(cpus):
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
@@ -74,6 +74,6 @@ def physical_cores(cpus: set[int], root: Path = Path("/")) -> set[int]:
 
 
 def bind(plan: ThreadPlan) -> None:
-    """Before the first parallel kernel: threads inherit the affinity of the one that starts them."""
+    """Bind to the plan's CPUs. Call it before the first parallel kernel: new threads inherit the affinity."""
     if plan.cpus is not None:
         os.sched_setaffinity(0, plan.cpus)

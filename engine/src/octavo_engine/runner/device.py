@@ -1,7 +1,7 @@
-"""The device abstraction: everything that differs between a CPU and an accelerator is behind `Device`.
+"""`Device`: the interface to everything that differs between a CPU and an accelerator.
 
-Nobody else asks what kind of device this is. An accelerator is another class with the same members and one line in
-`open_device`.
+No other module depends on the kind of device. Supporting an accelerator takes another class with the same members and
+one line in `open_device`.
 """
 
 import os
@@ -26,7 +26,7 @@ class Device(Protocol):
     torch_device: torch.device
 
     def prepare(self, config: EngineConfig) -> None:
-        """Once per process, before anything computes: threads, context."""
+        """Set up threads and context; call it once per process, before any computation."""
         ...
 
     def default_dtype(self, model: ModelConfig) -> torch.dtype: ...
@@ -36,11 +36,11 @@ class Device(Protocol):
     def memory(self) -> MemoryInfo: ...
 
     def default_kv_bytes(self, memory: MemoryInfo, config: EngineConfig) -> int:
-        """How much the KV cache gets when no flag says it; `memory` as it is with the weights loaded."""
+        """Return the size of the KV cache if no flag sets it. `memory`: measured after the weights are loaded."""
         ...
 
     def host_blocks(self, num_blocks: int, bytes_per_block: int) -> Tensor:
-        """[num_blocks, bytes_per_block] uint8 in host memory that this device copies to and from fast."""
+        """Allocate [num_blocks, bytes_per_block] uint8 in host memory, suited to fast copies by this device."""
         ...
 
     def synchronize(self) -> None: ...
@@ -68,25 +68,25 @@ class CpuDevice:
         return host_memory(read_limits())
 
     def default_kv_bytes(self, memory: MemoryInfo, config: EngineConfig) -> int:
-        """`*_CPU_KVCACHE_SPACE` GiB if set and not 0; else half of what is available, up to 4 GiB."""
+        """Return `*_CPU_KVCACHE_SPACE` GiB if set and not 0, else half of the available memory, at most 4 GiB."""
         name = next((n for n in KV_SPACE_VARIABLES if os.environ.get(n)), None)
         if name is None:
             return free_memory_for_kv(memory)
         try:
             wanted = float(os.environ[name])
         except ValueError:
-            raise StartupError(f"{name}={os.environ[name]}: not a number of GiB.") from None
+            raise StartupError(f"{name}={os.environ[name]}: this is not a number; set it in GiB.") from None
         return int(wanted * GIB) or free_memory_for_kv(memory)
 
     def host_blocks(self, num_blocks: int, bytes_per_block: int) -> Tensor:
         return lazy_zeros((num_blocks, bytes_per_block), torch.uint8)
 
     def synchronize(self) -> None:
-        """A CPU's work is done when a call returns."""
+        """Do nothing: CPU calls return when their work is done."""
 
 
 def open_device(kind: str) -> Device:
-    """`kind` as in `EngineConfig.device`."""
+    """Open a device. `kind`: `EngineConfig.device`. Raises StartupError for an unsupported kind."""
     if kind in ("auto", "cpu"):
         return CpuDevice()
     raise StartupError(f"--device {kind} is not supported by this version: use cpu.")

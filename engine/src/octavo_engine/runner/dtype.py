@@ -1,9 +1,9 @@
-"""`--dtype auto` on a CPU: bf16 or fp32, whichever this machine multiplies faster, measured at the model's shapes.
+"""`--dtype auto` on a CPU: bf16 or fp32, whichever this machine multiplies faster, measured with the model's shapes.
 
-The rule: time the packed linears of one layer at 1, 64 and 512 rows in both types (one decode stream, a busy decode
-step, a prefill chunk) and take the type with the smaller geometric mean of the times; bf16 wins ties within 10 %, as it
-halves the memory of weights and KV. A checkpoint in fp32 is treated the same: `--dtype float32` asks for its precision.
-The answer is kept in XDG_CACHE_HOME/octavo, keyed by CPU, torch, threads, shapes and whether the kernels are there.
+The packed linears of one layer are timed at 1, 64 and 512 rows in both types (one decode stream, a busy decode step, a
+prefill chunk), and the type with the smaller geometric mean of the times is chosen; bf16 is preferred within 10 %, as
+it halves the memory of weights and KV. An fp32 checkpoint is treated the same: `--dtype float32` keeps its precision.
+The result is cached in XDG_CACHE_HOME/octavo, keyed by CPU, torch, threads, shapes and availability of the kernels.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ from octavo_engine.ops.packed_linear import PackedWeight, pack, packed_linear
 _LOGGER = logging.getLogger(__name__)
 ROWS = (1, 64, 512)
 _BUDGET_S = 0.08  # per type and number of rows
-_ADVANTAGE = 1.1  # of the smaller type
-_MOST_WEIGHTS = 1 << 22  # of one measured matrix: larger ones are cut
+_ADVANTAGE = 1.1  # the factor by which bf16 may be slower and still be chosen
+_MOST_WEIGHTS = 1 << 22  # elements of a measured matrix: larger matrices are cut
 _BEYOND_CACHE_BYTES = 64 << 20
 
 
@@ -48,18 +48,18 @@ def choose_cpu_dtype(model: ModelConfig) -> torch.dtype:
         times = {name: _measure(shapes, dtype) for name, dtype in _TYPES.items()}
         _write(path, times)
     name = faster_type(times)
-    _LOGGER.info("dtype auto: %s (ms a layer at %s rows: %s)", name, ROWS, _show(times))
+    _LOGGER.info("dtype auto: %s (ms per layer at %s rows: %s)", name, ROWS, _show(times))
     return _TYPES[name]
 
 
 def faster_type(times: Times) -> str:
-    """`times[type][i]`: seconds at `ROWS[i]`."""
+    """Choose the type from `times[type][i]`, the seconds at `ROWS[i]`."""
     small, large = (math.prod(times[name]) ** (1 / len(ROWS)) for name in ("bfloat16", "float32"))
     return "bfloat16" if small <= large * _ADVANTAGE else "float32"
 
 
 def layer_shapes(model: ModelConfig) -> list[GemmShape]:
-    """The fused projections of one layer; the MLP's width from the config, by any of its names."""
+    """Return the shapes of one layer's fused projections; the MLP's width has different names in configs."""
     hidden = model.hidden_size
     widths = (model.hf.get(k) for k in ("intermediate_size", "ffn_dim", "n_inner"))
     width = next((int(w) for w in widths if w), 4 * hidden)
@@ -77,7 +77,7 @@ _TYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @torch.inference_mode()
 def _measure(shapes: list[GemmShape], dtype: torch.dtype) -> list[float]:
-    """Seconds for the linears of one layer at each of `ROWS`; at one row the weights come from memory, not a cache."""
+    """Measure the seconds of one layer's linears at each of `ROWS`; at one row the weights exceed the CPU cache."""
     cuts = [min(1.0, _MOST_WEIGHTS / (s.in_features * s.out_features)) for s in shapes]
     layer_bytes = (
         sum(cut * s.in_features * s.out_features for s, cut in zip(shapes, cuts, strict=True)) * dtype.itemsize
@@ -98,7 +98,7 @@ def _measure(shapes: list[GemmShape], dtype: torch.dtype) -> list[float]:
 
 
 def _best_time(layers: list[list[PackedWeight]], inputs: list[Tensor], cuts: list[float]) -> float:
-    """Of all layers together; a matrix that was cut counts as if it had been whole."""
+    """Return the best time of all layers together, scaled up for matrices that were cut."""
     best = [math.inf] * len(cuts)
     deadline = time.perf_counter() + _BUDGET_S
     rounds = 0
@@ -132,14 +132,14 @@ def _read(path: Path) -> Times | None:
 
 
 def _write(path: Path, times: Times) -> None:
-    """A cache that can't be written is measured again next time."""
+    """Cache the times. If the cache cannot be written, the next start measures again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
             json.dump(times, file)
         Path(file.name).replace(path)
     except OSError as error:
-        _LOGGER.debug("%s is not kept: %s", path, error)
+        _LOGGER.debug("%s cannot be written: %s", path, error)
 
 
 def _show(times: Times) -> str:

@@ -1,7 +1,7 @@
-"""Where plans are carried out. `submit` returns a future, so that several plans may be in flight on other executors.
+"""Executors run plans. `submit` returns a future, so that other executors may have several plans in flight.
 
-`LocalExecutor` is the case of one process: it runs the plan before it returns, on the caller's thread, since the
-threads that compute are the kernels' own.
+`LocalExecutor` runs a plan in this process, on the caller's thread, before `submit` returns; the kernels have their own
+compute threads.
 """
 
 from concurrent.futures import Future
@@ -14,11 +14,11 @@ from octavo_engine.wire.plan import StepPlan, StepResult
 
 class Executor(Protocol):
     def submit(self, plan: StepPlan) -> "Future[StepResult]":
-        """Plans are carried out in the order of submission. The future fails only if the executor is lost."""
+        """Run a plan; plans run in the order of submission. The future fails only if the executor is lost."""
         ...
 
     def prepare(self, grammar: str) -> "Future[object]":
-        """Done when plans may hold sequences with this grammar, for as long as somebody holds the result."""
+        """Compile a grammar. Plans may use it from completion on, while the caller keeps the future's result."""
         ...
 
     def shutdown(self) -> None: ...
@@ -41,6 +41,6 @@ class LocalExecutor:
         return cast("Future[object]", self._grammars.submit(grammar))
 
     def shutdown(self) -> None:
-        """Lets the weights and the KV cache go."""
+        """Free the weights and the KV cache, and stop compiling grammars."""
         self._runner = None
         self._grammars.shutdown()

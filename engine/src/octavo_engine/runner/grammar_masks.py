@@ -1,9 +1,9 @@
-"""Which tokens the grammars of a step's sequences allow, worked out beside everything else that the engine does.
+"""`GrammarMasks`: computes the tokens that the grammars of a step's sequences allow, concurrently with other work.
 
-A step's masks are begun as soon as the tokens before them are sampled: until the next forward pass, which needs every
-core, there is one to spare. What the next step samples then finds its masks under way; the others' are begun with it.
-Only the library's own work is done on a thread, in one call that lets others run; states are touched by the runner's
-thread alone. Sequences without a grammar cost nothing.
+Masks of the next step are started as soon as this step's tokens are sampled: until the next forward pass, which needs
+every core, one core is idle. Sequences of the next step whose masks were not started get theirs at its beginning. Only
+the library's own work runs on a thread, in one call without the GIL; only the runner's thread accesses the states.
+Sequences without a grammar cost nothing.
 """
 
 import time
@@ -19,52 +19,52 @@ from torch import Tensor
 
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.mask_worker import MaskWorker
-from octavo_engine.grammar.reasoned import ReasonedState
+from octavo_engine.grammar.post_reasoning import PostReasoningState
 from octavo_engine.grammar.state import GrammarState, Words
-from octavo_engine.ops.token_bits import WORD_BITS, keep_tokens
+from octavo_engine.ops.token_bitmask import WORD_BITS, apply_token_bitmask
 from octavo_engine.wire.plan import NewSeq, SeqId, SeqStep
 
-State = GrammarState | ReasonedState
-Output = npt.NDArray[np.int32]  # what a sequence has generated
+AnyGrammarState = GrammarState | PostReasoningState
+Output = npt.NDArray[np.int32]  # the tokens that a sequence has generated
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarRows:
-    """`words[i]`, a bit for each token, is about row `rows[i]` of the logits; `errors`: rows that can't go on."""
+    """Masks for logits: `words[i]`, a bit per token, is for row `rows[i]`. `errors`: messages of rows that failed."""
 
     rows: list[int]
     words: Int[Tensor, "shaped words"]
     errors: dict[int, str]
 
     def apply(self, logits: Float[Tensor, "rows vocab"]) -> list[int]:
-        """In place; the rows that are left without a token."""
-        has_token = keep_tokens(logits, torch.tensor(self.rows, dtype=torch.int64), self.words).tolist()
+        """Apply the masks in place; return the rows that are left without a token."""
+        has_token = apply_token_bitmask(logits, torch.tensor(self.rows, dtype=torch.int64), self.words).tolist()
         return [row for row, has_one in zip(self.rows, has_token, strict=True) if not has_one]
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
     row: int
-    state: State
+    state: AnyGrammarState
     output: Output
 
     def is_for(self, output: Output) -> bool:
-        """As a state does, it looks at the length and the last token."""
+        """Return True if `output` is unchanged, judged by its length and last token, as in `GrammarState`."""
         return len(output) == len(self.output) and (not len(output) or output[-1] == self.output[-1])
 
 
 @dataclass(slots=True)
 class _Masks:
-    """Those of some sequences. Bits are the library's until `finish`, which adds what only the states know."""
+    """The masks of some sequences. The library computes the bits; `finish` adds the states' stop ids."""
 
     words: Words
     places: dict[SeqId, _Place]
-    done: Future[None] | None  # None: there was nothing to work out
+    done: Future[None] | None  # None: there was nothing to compute
     errors: dict[SeqId, str] = field(default_factory=dict)
     is_finished: bool = False
 
     def wait(self) -> None:
-        """Until no thread has to do with the states."""
+        """Block until the thread no longer uses the states."""
         if self.done is not None:
             self.done.result()
 
@@ -83,7 +83,7 @@ class GrammarMasks:
     def __init__(self, compiler: GrammarCompiler, *, vocab_size: int) -> None:
         self._compiler = compiler
         self._num_words = -(-vocab_size // WORD_BITS)
-        self._states: dict[SeqId, State] = {}
+        self._states: dict[SeqId, AnyGrammarState] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._worker = MaskWorker()
         self._ahead: _Masks | None = None
@@ -105,10 +105,12 @@ class GrammarMasks:
             ignore_eos=params.ignore_eos,
         )
         start_id, end_id = params.reasoning_start_token_id, params.reasoning_end_token_id
-        self._states[new.seq_id] = state if end_id is None else ReasonedState(state, start_id=start_id, end_id=end_id)
+        self._states[new.seq_id] = (
+            state if end_id is None else PostReasoningState(state, start_id=start_id, end_id=end_id)
+        )
 
     def begin(self, outputs: Mapping[SeqId, Output]) -> None:
-        """`outputs`: what the sequences that this step samples have generated so far."""
+        """Start the missing masks of a step. `outputs`: tokens generated so far by the sequences that it samples."""
         self._wait()
         shaped = {seq_id: output for seq_id, output in outputs.items() if seq_id in self._states}
         ahead, self._ahead, self._step = self._ahead, None, []
@@ -118,26 +120,26 @@ class GrammarMasks:
             }
             shaped = {seq_id: output for seq_id, output in shaped.items() if seq_id not in ready}
             if not shaped.keys().isdisjoint(ahead.places):
-                ahead.wait()  # their states are about to be moved
+                ahead.wait()  # the states of these sequences are moved next
             ahead.places = ready
             self._step.append(ahead)
         if shaped:
             self._step.append(self._start(shaped))
 
     def begin_next(self, outputs: Mapping[SeqId, Output]) -> None:
-        """`outputs`: with the tokens of this step, of the sequences that may go on."""
-        going_on = {
+        """Start the masks of the next step. `outputs`: tokens including this step's, of sequences that may continue."""
+        continuing = {
             seq_id: output.copy()
             for seq_id, output in outputs.items()
             if seq_id in self._states and not self._states[seq_id].is_end(int(output[-1]))
         }
-        if going_on:
+        if continuing:
             self._wait()
-            self._ahead = self._start(going_on)
-            time.sleep(0)  # lets the thread have the interpreter now, which it gives back at once
+            self._ahead = self._start(continuing)
+            time.sleep(0)  # release the GIL, so that the thread enters the library's call, which runs without it
 
     def rows(self, steps: list[SeqStep]) -> GrammarRows | None:
-        """For logits that have a row for each of `steps`; waits for the thread."""
+        """Return the masks for logits with a row for each of `steps`; None if there are none. Waits for the thread."""
         if not self._step:
             return None
         for masks in self._step:
@@ -152,7 +154,7 @@ class GrammarMasks:
         return GrammarRows(rows=rows, words=torch.from_numpy(words), errors=errors)
 
     def _wait(self) -> None:
-        """A step that failed may have left its masks under way."""
+        """Wait for masks that a failed step has left in progress."""
         for masks in self._step:
             masks.wait()
 

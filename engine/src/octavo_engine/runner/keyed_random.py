@@ -1,7 +1,7 @@
-"""Uniform numbers keyed by (seed, position): the same draw wherever and beside whomever a token is sampled.
+"""Uniform numbers keyed by (seed, position): a token gets the same number on any replica and in any batch.
 
-A counter-based generator (two rounds of the SplitMix64 finaliser over a Weyl sequence) instead of one generator per
-request: there is no state to keep, to swap or to hand over, and a whole batch costs a few numpy calls.
+A counter-based generator (two rounds of the SplitMix64 finaliser over a Weyl sequence) replaces one generator per
+request: it has no state to store, swap or transfer, and a whole batch takes a few numpy calls.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ _DOMAIN = np.uint64(0x6F637461766F0001)  # "octavo", version 1 of the definition
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """In [0, 1), 53 bits each."""
+    """Return numbers in [0, 1) with 53 random bits each."""
     with np.errstate(over="ignore"):
         stream = _mix(seeds ^ _DOMAIN)
         bits = _mix(stream + (positions.astype(np.uint64) + np.uint64(1)) * _WEYL)

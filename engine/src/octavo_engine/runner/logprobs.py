@@ -1,17 +1,17 @@
-"""Log-probabilities of chosen and most likely tokens, from logits as the model gave them (before any processing)."""
+"""Log-probabilities of the chosen and the most likely tokens, from raw logits, before any processing."""
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octavo_engine.runner.draws import largest
+from octavo_engine.runner.categorical import largest
 from octavo_engine.wire.records import TokenLogprobs
 
 
 def token_logprobs(
     logits: Float[Tensor, "rows vocab"], chosen: Int[Tensor, " rows"], num_top: list[int]
 ) -> list[TokenLogprobs]:
-    """`num_top[i]`: how many of the most likely tokens row i reports beside the chosen one; -1 for all."""
+    """Return log-probabilities per row. `num_top[i]`: likely tokens to report beside the chosen token; -1 for all."""
     vocab = logits.shape[1]
     counts = [vocab if n < 0 else min(n, vocab) for n in num_top]
     total = logits.logsumexp(-1, keepdim=True)
@@ -28,5 +28,5 @@ def token_logprobs(
 
 
 def prompt_logprobs(logits: Float[Tensor, "rows vocab"], next_ids: list[int], num_top: int) -> list[TokenLogprobs]:
-    """Row i is about the prompt token that follows it."""
+    """Return the log-probabilities of `next_ids[i]`, the prompt token that follows row i."""
     return token_logprobs(logits, torch.tensor(next_ids, device=logits.device), [num_top] * len(next_ids))

@@ -1,7 +1,7 @@
-"""How many KV blocks there are: from flags, or from what the device has left once the weights are loaded.
+"""Computes the number of KV blocks from flags, or from the device's free memory once the weights are loaded.
 
-The engine must always be able to hold one sequence of full length, so that no admitted request can be too big: less
-memory than that refuses to start and says what would help.
+The KV cache must hold at least one sequence of full length, so that every admitted request fits; with less memory the
+engine does not start, and the error states the remedy.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from octavo_engine.wire.errors import StartupError
 GIB = 1 << 30
 MIB = 1 << 20
 KV_SPACE_VARIABLES = ("OCTAVO_CPU_KVCACHE_SPACE", "VLLM_CPU_KVCACHE_SPACE")
-_CPU_KV_SHARE = 0.5  # of what is available
+_CPU_KV_SHARE = 0.5  # share of the available memory
 _CPU_KV_MOST_BYTES = 4 * GIB
-_MOST_BLOCKS = 1 << 16  # unless the flags or the running sequences ask for more: block tables cost memory too
+_MOST_BLOCKS = 1 << 16  # default limit, as block tables take memory; flags or max_num_seqs may require more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class KVSize:
 
 
 def host_memory(limits: CgroupLimits, root: Path = Path("/")) -> MemoryInfo:
-    """The machine's memory, or the container's where that is less."""
+    """Return the machine's memory, or the container's limits if they are lower."""
     fields = {}
     for line in (root / "proc/meminfo").read_text().splitlines():
         key, _, value = line.partition(":")
@@ -46,14 +46,14 @@ def host_memory(limits: CgroupLimits, root: Path = Path("/")) -> MemoryInfo:
 
 
 def free_memory_for_kv(memory: MemoryInfo, num_engines: int = 1) -> int:
-    """What the KV cache of each engine gets on a CPU when nobody says how much."""
+    """Return the default size of each engine's KV cache on a CPU."""
     return min(_CPU_KV_MOST_BYTES, int(memory.available_bytes * _CPU_KV_SHARE / num_engines))
 
 
 def size_kv(
     config: EngineConfig, *, max_model_len: int, bytes_per_block: int, memory: MemoryInfo, default_kv_bytes: int
 ) -> KVSize:
-    """Raises StartupError when a sequence of `max_model_len` tokens would not fit."""
+    """Compute the size of the KV cache. Raises StartupError if a sequence of `max_model_len` tokens does not fit."""
     blocks_per_seq = -(-max_model_len // config.block_size)
     if config.num_gpu_blocks_override is not None:
         num_blocks = config.num_gpu_blocks_override
@@ -63,7 +63,8 @@ def size_kv(
         most = max(_MOST_BLOCKS, config.max_num_seqs * blocks_per_seq)
         num_blocks = min(default_kv_bytes // bytes_per_block, most)
     if num_blocks < blocks_per_seq:
-        raise StartupError(_too_small(config, num_blocks, max_model_len, bytes_per_block, memory))
+        message = _too_small(config, num_blocks, max_model_len, bytes_per_block, memory)
+        raise StartupError(message, code="OutOfMemory")
     num_host_blocks = int(config.swap_space * GIB) // bytes_per_block
     _check_available(config, num_blocks + num_host_blocks, bytes_per_block, memory)
     return KVSize(num_blocks=num_blocks, num_host_blocks=num_host_blocks, kv_bytes=num_blocks * bytes_per_block)
@@ -92,7 +93,8 @@ def _check_available(config: EngineConfig, blocks: int, bytes_per_block: int, me
         raise StartupError(
             f"the KV cache and swap space do not fit: they take {_size(blocks * bytes_per_block)}, but only "
             f"{_size(memory.available_bytes)} of memory are available: lower --kv-cache-memory-bytes, "
-            f"--num-gpu-blocks-override or --swap-space."
+            f"--num-gpu-blocks-override or --swap-space.",
+            code="OutOfMemory",
         )
 
 

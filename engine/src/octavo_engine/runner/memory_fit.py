@@ -1,7 +1,7 @@
-"""Whether a model fits into memory in a type, before it is loaded: `--dtype auto` chooses none that doesn't fit.
+"""Estimates, before loading, whether a model fits into memory in a dtype, so that `--dtype auto` chooses one that fits.
 
-The judgement rests on the memory of the machine or the limit of its container, not on what is free at the moment, so
-that equal pods choose alike.
+The estimate uses the memory of the machine or the limit of its container, not the memory that is free at the moment, so
+that equal pods make equal choices.
 """
 
 import logging
@@ -16,14 +16,14 @@ from octavo_engine.runner.device import Device
 from octavo_engine.runner.memory import GIB, MIB
 
 _LOGGER = logging.getLogger(__name__)
-#: Python, torch and activations of the engine core, and the API process beside it, measured with SmolLM2.
+#: Memory of Python, torch and activations in the engine core, plus the API process, measured with SmolLM2.
 PROCESS_BYTES = 384 * MIB
 
 
 def fitting_dtype(
     config: EngineConfig, device: Device, model_config: ModelConfig, *, dtype: torch.dtype, max_model_len: int
 ) -> torch.dtype:
-    """`dtype`, or bf16 where float32 does not fit."""
+    """Return `dtype`, or bfloat16 if float32 does not fit."""
     if dtype != torch.float32:
         return dtype
     total_bytes = device.memory().total_bytes
@@ -31,14 +31,14 @@ def fitting_dtype(
     if needed_bytes <= total_bytes:
         return dtype
     _LOGGER.info(
-        "dtype auto: bfloat16, as float32 would take %.2f of %.2f GiB of memory: --dtype float32 takes it all the same",
+        "dtype auto: bfloat16, as float32 would take %.2f of %.2f GiB of memory; --dtype float32 selects it anyway",
         *(needed_bytes / GIB, total_bytes / GIB),
     )
     return torch.bfloat16
 
 
 def planned_weights_bytes(model: Model) -> int:
-    """Bytes of the packed weights: a tied head may become a copy, and a weight may be kept in two layouts."""
+    """Return the bytes of the packed weights: a tied head may become a copy, a weight may be kept in two layouts."""
     linears = (module for module in model.modules() if isinstance(module, Linear))
     return model.weights_bytes() + sum(linear.bytes_added_by_packing() for linear in linears)
 
@@ -46,7 +46,7 @@ def planned_weights_bytes(model: Model) -> int:
 def _model_bytes(
     config: EngineConfig, device: Device, model_config: ModelConfig, dtype: torch.dtype, max_model_len: int
 ) -> int:
-    """Weights, and the KV cache that the flags ask for, or one request of full length."""
+    """Return the bytes of weights, swap space, and the KV cache that the flags set or one full-length request needs."""
     model = build_model(model_config, dtype=dtype, device="meta", max_model_len=max_model_len)
     bytes_per_block = device.attention_backend(model.kv_specs(), config.block_size, dtype).bytes_per_block()
     if config.num_gpu_blocks_override is not None:

@@ -1,7 +1,7 @@
-"""Repetition, frequency and presence penalties over the tokens that a sequence has seen.
+"""Repetition, frequency and presence penalties over the tokens of a sequence.
 
-A sequence that asks for a penalty carries the distinct ids of its tokens with their counts, kept up to date token by
-token; the logits touched are those ids only, for all such rows in one gather and one scatter.
+A sequence with a penalty keeps the distinct ids of its tokens with their counts, updated with each token; only the
+logits of these ids are changed, for all such rows in one gather and one scatter.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def has_penalties(params: SamplingParams) -> bool:
 
 
 class TokenCounts:
-    """Distinct tokens of the prompt and the output; how often each is in the output."""
+    """The distinct tokens of the prompt and the output, with their counts in the output."""
 
     def __init__(self, params: SamplingParams, num_prompt_tokens: int) -> None:
         self.params = params
@@ -30,7 +30,7 @@ class TokenCounts:
         self._counts: list[int] = []
 
     def update(self, token_ids: npt.NDArray[np.int32], length: int) -> None:
-        """Count `token_ids[:length]`; a length below what was counted (tokens taken back) starts over."""
+        """Count `token_ids[:length]`; after a rollback, when the length has shrunk, count from the start."""
         if length < self._num_seen:
             self._num_seen, self._index, self._counts = 0, {}, []
         for position in range(self._num_seen, length):
@@ -41,13 +41,13 @@ class TokenCounts:
         self._num_seen = length
 
     def arrays(self) -> tuple[Ints, Ints]:
-        """Ids, and their counts in the output (0: in the prompt only)."""
+        """Return ids, and their counts in the output (0: only in the prompt)."""
         ids = np.fromiter(self._index, dtype=np.int64, count=len(self._index))
         return ids, np.array(self._counts, dtype=np.int64)
 
 
 def apply_penalties(logits: Float[Tensor, "rows vocab"], rows: list[int], counts: list[TokenCounts]) -> None:
-    """In place, `counts[i]` to row `rows[i]`: repetition first, then frequency and presence (output tokens only)."""
+    """Apply `counts[i]` to row `rows[i]` in place: repetition, then frequency and presence (output tokens only)."""
     arrays = [c.arrays() for c in counts]
     sizes = [len(ids) for ids, _ in arrays]
     vocab = logits.shape[1]

@@ -1,9 +1,9 @@
-"""Carries out one `StepPlan`: forget, learn, move blocks, forward, sample. It decides nothing.
+"""`Runner`: runs one `StepPlan`. It makes no decisions.
 
 Order within a step: dropped sequences, new sequences, tables, swap out, swap in, copies, forward, sampling, prompt
-log-probabilities. Only the rows that are sampled or asked about go through the model's head, a bounded number of
-logits at a time. A step that raises answers with an error for the whole step; the batch arrays stay consistent, since
-they are changed before anything is computed and tokens are appended after everything succeeded.
+log-probabilities. Only rows that are sampled or need log-probabilities go through the model's head, a bounded number of
+logits at a time. An exception becomes an error result for the whole step; the batch arrays stay consistent, as they are
+changed before any computation, and tokens are appended after all computations succeeded.
 """
 
 import logging
@@ -29,7 +29,7 @@ _MAX_LOGITS = 16 << 20  # fp32 values held at a time
 
 
 class RunnableModel(Protocol):
-    """What the runner uses of a model."""
+    """The part of a model that the runner uses."""
 
     def forward(self, inputs: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor: ...
 
@@ -37,7 +37,7 @@ class RunnableModel(Protocol):
 
 
 class Runner:
-    """`host`: [host blocks, bytes per block] uint8 for swapping, None without a host tier."""
+    """Runs plans on one model. `host`: [host blocks, bytes per block] uint8 for swapping; None without a host tier."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         try:
             results = self._run(plan)
-        except Exception as error:  # supervises the step: the engine outlives it
+        except Exception as error:  # a failed step must not end the engine
             _LOGGER.exception("step %d failed", plan.step_id)
             message = f"{type(error).__name__}: {error}"
             return StepResult(step_id=plan.step_id, costs=self._costs.current(), error=message)
@@ -86,7 +86,7 @@ class Runner:
         hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
         results = self._sample(plan, inputs, hidden)
         self._add_prompt_logprobs(results, inputs, hidden)
-        self._costs.forward(inputs.num_rows, time.perf_counter() - started)
+        self._costs.record_forward(inputs.num_rows, time.perf_counter() - started)
         return list(results.values())
 
     def _move_blocks(self, plan: StepPlan) -> None:
@@ -97,12 +97,12 @@ class Runner:
                 self._backend.swap_out(plan.swap_out, self._host)
             if plan.swap_in:
                 self._backend.swap_in(plan.swap_in, self._host)
-            self._costs.swap(len(plan.swap_out) + len(plan.swap_in), time.perf_counter() - started)
+            self._costs.record_swap(len(plan.swap_out) + len(plan.swap_in), time.perf_counter() - started)
         if plan.copies:
             self._backend.copy_blocks(plan.copies)
 
     def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> dict[int, SeqResult]:
-        """Results by sequence id, in plan order; the tokens are appended to their sequences."""
+        """Sample; return results by sequence id, in plan order, and append the tokens to their sequences."""
         last_row = {
             step.seq_id: int(row)
             for step, row in zip(inputs.steps, inputs.first_row + inputs.num_rows - 1, strict=True)
@@ -123,7 +123,7 @@ class Runner:
         return results
 
     def _outputs(self, sampling: list[SeqStep], *, num_new: int) -> dict[SeqId, npt.NDArray[np.int32]]:
-        """What these sequences have generated, up to `num_new` tokens of this step."""
+        """Return the tokens that these sequences have generated, including up to `num_new` tokens of this step."""
         seqs = self._batch.seqs
         return {s.seq_id: seqs[s.seq_id].output(s.start + s.num_tokens + num_new) for s in sampling}
 
@@ -136,7 +136,7 @@ class Runner:
         )
 
     def _logits(self, hidden: Tensor, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
-        """Forks that sample from one row still get a row each, as sampling overwrites it."""
+        """Compute the logits of `rows`; forks of one row get a row each, as sampling overwrites logits."""
         unique, inverse = np.unique(rows, return_inverse=True)
         everything = len(unique) == len(hidden)
         logits = self._model.logits(hidden if everything else hidden[torch.from_numpy(unique).to(hidden.device)])

@@ -1,10 +1,10 @@
-"""From logits to tokens: every field of `SamplingParams`, in vLLM's order of operations.
+"""`Sampler`: chooses tokens from logits with every field of `SamplingParams`, in vLLM's order of operations.
 
-The grammar's mask comes first, then raw log-probabilities are taken; then allowed ids, bad words, min_tokens, logit
-bias and penalties change the rows that ask for them; then greedy rows take the largest logit (lowest id of equals)
-and the others divide by their temperature, apply min-p, top-k and top-p, and draw. All-greedy batches do one argmax;
-nothing is sorted unless top-k or top-p asks for it. A row's token depends on its logits, parameters, seed and
-position, never on its neighbours.
+The grammar's mask is applied first, then raw log-probabilities are computed; then allowed ids, bad words, min_tokens,
+logit bias and penalties change the rows that use them. Greedy rows choose the largest logit (the lowest id among equal
+logits); other rows divide by their temperature, apply min-p, top-k and top-p, and draw. All-greedy batches do one
+argmax; only top-k or top-p may need a sort. A row's token depends on its logits, parameters, seed and position, never
+on other rows.
 """
 
 from collections.abc import Collection
@@ -16,19 +16,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octavo_engine.runner.draws import draw, draw_filtered
+from octavo_engine.runner.categorical import draw_filtered_tokens, draw_tokens
 from octavo_engine.runner.grammar_masks import GrammarRows
 from octavo_engine.runner.keyed_random import uniforms
 from octavo_engine.runner.logprobs import token_logprobs
 from octavo_engine.runner.penalties import apply_penalties
 from octavo_engine.runner.seq_state import SeqState
-from octavo_engine.wire.errors import UNSATISFIABLE
 from octavo_engine.wire.plan import SeqResult
-from octavo_engine.wire.records import TokenLogprobs
+from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
 
-NOT_FINITE = "the model's logits are not finite (NaN or infinity): the weights or the dtype overflow"
-NO_TOKEN_LEFT = f"{UNSATISFIABLE}its token masks leave no token to choose"
-NO_TOKEN_IN_GRAMMAR = f"{UNSATISFIABLE}its grammar and its other token masks leave no token to choose"
+NOT_FINITE = ErrorInfo("The model's logits are not finite (NaN or infinity): the weights or the dtype overflow.")
+NO_TOKEN_LEFT = ErrorInfo("The request's token masks leave no token to choose.", "invalid_request")
+NO_TOKEN_IN_GRAMMAR = ErrorInfo(
+    "The request's grammar and its other token masks leave no token to choose.", "invalid_request"
+)
 
 
 class SamplingColumns:
@@ -56,7 +57,7 @@ class SamplingColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRows:
-    """Row i of the logits is about the token of `seqs[i]` at `positions[i]` (how many tokens it has before)."""
+    """Row i of the logits is for the token of `seqs[i]` at `positions[i]`, its number of earlier tokens."""
 
     seqs: list[SeqState]
     slots: npt.NDArray[np.int64]
@@ -70,15 +71,16 @@ class Sampler:
     def sample(
         self, logits: Float[Tensor, "rows vocab"], rows: SampleRows, grammar: GrammarRows | None = None
     ) -> list[SeqResult]:
-        """One result per row. Overwrites the logits."""
+        """Choose a token per row; return one result per row. Overwrites the logits."""
         errors = dict.fromkeys(_rows_not_finite(logits), NOT_FINITE)
         if grammar is not None:
-            errors = dict.fromkeys(grammar.apply(logits), NO_TOKEN_IN_GRAMMAR) | grammar.errors | errors
+            in_grammar = {row: ErrorInfo(message, "invalid_request") for row, message in grammar.errors.items()}
+            errors = dict.fromkeys(grammar.apply(logits), NO_TOKEN_IN_GRAMMAR) | in_grammar | errors
         wanting = np.flatnonzero(self._columns.wants_logprobs[rows.slots])
         raw = logits[torch.from_numpy(wanting)] if len(wanting) else None
         errors = self._edit(logits, rows, () if grammar is None else grammar.rows) | errors
         if errors:
-            logits[[*errors]] = 0.0  # nothing that follows meets NaN or a row of -inf
+            logits[[*errors]] = 0.0  # so that no later operation sees NaN or a row of -inf
         chosen = self._choose(logits, rows)
         results = [
             SeqResult(seq_id=seq.seq_id, token_ids=[token])
@@ -91,8 +93,8 @@ class Sampler:
                 results[row].logprobs = None if row in errors else [entry]
         return results
 
-    def _edit(self, logits: Tensor, rows: SampleRows, shaped_rows: Collection[int]) -> dict[int, str]:
-        """Apply masks, bias and penalties in place; the rows that are left without a token."""
+    def _edit(self, logits: Tensor, rows: SampleRows, shaped_rows: Collection[int]) -> dict[int, ErrorInfo]:
+        """Apply masks, bias and penalties in place; return errors of the rows that are left without a token."""
         editing = np.flatnonzero(self._columns.edits_logits[rows.slots]).tolist()
         counts, counted_rows, masked_rows = [], [], []
         for row in editing:
@@ -128,7 +130,7 @@ class Sampler:
         return chosen
 
     def _draw(self, logits: Tensor, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Tensor:
-        """All rows are random. Overwrites the logits."""
+        """Draw a token for each row; no row is greedy. Overwrites the logits."""
         columns, device = self._columns, logits.device
 
         def column(values: npt.NDArray[np.generic]) -> Tensor:
@@ -142,13 +144,13 @@ class Sampler:
         top_k, top_p = columns.top_k[slots], columns.top_p[slots]
         filtered = (top_k > 0) | (top_p < 1.0)
         if not filtered.any():
-            return draw(logits, uniform)
+            return draw_tokens(logits, uniform)
         if filtered.all():
-            return draw_filtered(logits, uniform, column(top_k), column(top_p))
+            return draw_filtered_tokens(logits, uniform, column(top_k), column(top_p))
         plain, some = column(np.flatnonzero(~filtered)), column(np.flatnonzero(filtered))
         drawn = torch.empty_like(uniform, dtype=torch.int64)
-        drawn[plain] = draw(logits[plain], uniform[plain])
-        drawn[some] = draw_filtered(logits[some], uniform[some], column(top_k)[some], column(top_p)[some])
+        drawn[plain] = draw_tokens(logits[plain], uniform[plain])
+        drawn[some] = draw_filtered_tokens(logits[some], uniform[some], column(top_k)[some], column(top_p)[some])
         return drawn
 
     def _logprobs(
@@ -159,6 +161,6 @@ class Sampler:
 
 
 def _rows_not_finite(logits: Tensor) -> list[int]:
-    """The maximum shows NaN, +inf, and a row of -inf only; single -inf entries are a model's own masks."""
+    """Return rows whose maximum is NaN, +inf or -inf; single -inf entries are a model's own masks."""
     finite = logits.amax(-1).isfinite()
     return [] if bool(finite.all()) else (~finite).nonzero()[:, 0].tolist()

@@ -1,4 +1,4 @@
-"""What the runner remembers of one sequence besides its rows in the batch arrays."""
+"""`SeqState`: the runner's state of one sequence besides its rows in the batch arrays."""
 
 from dataclasses import dataclass, replace
 
@@ -14,22 +14,22 @@ from octavo_engine.wire.sampling import SamplingParams
 
 @dataclass(slots=True, kw_only=True)
 class SeqState:
-    """`token_ids` is the sequence's row of the batch array: longer than the sequence, which it follows as it grows."""
+    """`token_ids` is a view of the sequence's row in the batch array: it is longer than the sequence."""
 
     seq_id: SeqId
     slot: int
     params: SamplingParams
     num_prompt_tokens: int
     token_ids: npt.NDArray[np.int32]
-    counts: TokenCounts | None  # None: no penalties asked for
-    masks: TokenMasks | None  # None: no masks asked for
+    counts: TokenCounts | None  # None: the request has no penalties
+    masks: TokenMasks | None  # None: the request has no masks
 
     @staticmethod
-    def of(
+    def from_new_seq(
         new: NewSeq, slot: int, token_ids: npt.NDArray[np.int32], *, vocab_size: int, device: torch.device
     ) -> "SeqState":
         params = new.params
-        masked = params if new.grammar is None else replace(params, min_tokens=0)  # the grammar's state sees to that
+        masked = params if new.grammar is None else replace(params, min_tokens=0)  # GrammarState enforces min_tokens
         return SeqState(
             seq_id=new.seq_id,
             slot=slot,
@@ -37,9 +37,9 @@ class SeqState:
             num_prompt_tokens=new.num_prompt_tokens,
             token_ids=token_ids,
             counts=TokenCounts(params, new.num_prompt_tokens) if has_penalties(params) else None,
-            masks=TokenMasks.of(masked, new.eos_token_id, vocab_size=vocab_size, device=device),
+            masks=TokenMasks.from_params(masked, new.eos_token_id, vocab_size=vocab_size, device=device),
         )
 
     def output(self, length: int) -> npt.NDArray[np.int32]:
-        """Generated tokens, when the sequence has `length` tokens in all."""
+        """Return the generated tokens of a sequence that has `length` tokens in total."""
         return self.token_ids[self.num_prompt_tokens : length]

@@ -1,6 +1,6 @@
-"""What a request forbids or favours token by token: allowed ids, bad words, min_tokens, logit bias.
+"""`TokenMasks`: a request's allowed ids, bad words, min_tokens and logit bias.
 
-A sequence without any of these has no `TokenMasks` at all, so its row costs nothing.
+A sequence without any of these has no `TokenMasks`, so its row costs nothing.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _NEVER = float("-inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMasks:
-    """`bad_words`: token sequences whose last token is banned where the output ends with the ones before it."""
+    """`bad_words`: token sequences whose last token is banned if the output ends with the tokens before it."""
 
     allowed: Tensor | None
     bad_words: tuple[tuple[int, ...], ...]
@@ -28,10 +28,10 @@ class TokenMasks:
     bias: Tensor | None
 
     @staticmethod
-    def of(
+    def from_params(
         params: SamplingParams, eos_token_id: int | None, *, vocab_size: int, device: torch.device
     ) -> "TokenMasks | None":
-        """None if the request asks for none of these. Ids outside the vocabulary are dropped."""
+        """Build the masks; return None if the request uses none. Ids outside the vocabulary are dropped."""
 
         def ids(values: list[int]) -> Tensor:
             known = sorted({v for v in values if 0 <= v < vocab_size})
@@ -52,7 +52,7 @@ class TokenMasks:
         )
 
     def apply(self, row: Float[Tensor, " vocab"], output: npt.NDArray[np.int32]) -> None:
-        """In place, in vLLM's order. `output`: the tokens generated so far."""
+        """Apply the masks in place, in vLLM's order. `output`: the tokens generated so far."""
         if self.allowed is not None:
             kept = row[self.allowed]
             row.fill_(_NEVER)

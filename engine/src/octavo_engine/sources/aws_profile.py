@@ -1,6 +1,6 @@
-"""What `~/.aws/credentials` and `~/.aws/config` say of a profile, for a client that reads the environment only.
+"""Reads a profile from `~/.aws/credentials` and `~/.aws/config`, for an S3 client that reads only the environment.
 
-Static keys, region and endpoint; a profile that has to log in first (SSO, a role, a process) is refused by name.
+Supported are static keys, region and endpoint; a profile without static keys (SSO, a role, a process) raises an error.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _OPTIONS = {
     "region": "region",
     "endpoint_url": "endpoint",
 }
-#: Whoever has set one of these needs no profile's keys.
+#: If one of these variables is set, the profile's keys are not used.
 _KEYS_OF_ENVIRONMENT = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -31,7 +31,7 @@ _FROM_ENVIRONMENT = {
 
 
 def profile_options(env: Mapping[str, str]) -> dict[str, str]:
-    """The client's options that the environment leaves open. Raises StartupError for a profile that isn't there."""
+    """Return the client's options that the environment does not set. Raises StartupError for an unusable profile."""
     profile, home = env.get("AWS_PROFILE", ""), Path(env.get("HOME", "/nonexistent")) / ".aws"
     name = profile or "default"
     credentials = _section(Path(env.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"), name)
@@ -59,5 +59,5 @@ def _section(path: Path, name: str) -> dict[str, str]:
     except OSError:
         return {}
     except (Error, UnicodeDecodeError) as error:
-        raise StartupError(f"{path}: can't be read: {' '.join(str(error).split())}") from error
+        raise StartupError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
     return dict(parser[name]) if parser.has_section(name) else {}

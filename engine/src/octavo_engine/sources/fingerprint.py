@@ -1,9 +1,9 @@
-"""`weights_fingerprint`: the same hex for the same weights, wherever they lie and whatever the files are called.
+"""`weights_fingerprint`: equal weights have equal hex strings, independent of paths and file names.
 
-It keys the prefix cache across replicas, so it must see content, not paths, revisions or times, and be quick for a
+It keys the prefix cache across replicas, so it covers content, not paths, revisions or times, and must be fast for a
 checkpoint of 100 GB (< 1 s): of each file it hashes the size, the first MiB (headers with all names, shapes and
-offsets) and 128 evenly spaced samples of 16 KiB. Training moves every weight, so a finetune differs in each sample; an
-edit of a few bytes between samples is not seen. Files up to 3 MiB are hashed whole.
+offsets) and 128 evenly spaced samples of 16 KiB. Training changes every weight, so a finetune differs in each sample;
+an edit of a few bytes between samples is not detected. Files up to 3 MiB are hashed completely.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ DOMAIN = b"octavo-weights1"
 HEAD_BYTES = 1 << 20
 NUM_SAMPLES = 128
 SAMPLE_BYTES = 16 << 10
-#: Keys that say who wrote the config, not what the model computes.
+#: Keys that do not affect the model's computations.
 _UNRELATED = frozenset({"_name_or_path", "transformers_version", "use_cache"})
 
 
 def weights_fingerprint(files: ModelFiles) -> str:
-    """Dummy weights follow from the config alone, and so does their fingerprint."""
+    """Compute the fingerprint. Dummy weights depend only on the config, and so does their fingerprint."""
     digest = hashlib.sha256(DOMAIN)
     _add(digest, files.load_format.encode())
     _add(digest, _canonical_config(files.config))
@@ -33,7 +33,7 @@ def weights_fingerprint(files: ModelFiles) -> str:
 
 
 def _add(digest: "hashlib._Hash", part: bytes) -> None:
-    """Length-prefixed, so that no two lists of parts run together."""
+    """Add a part with its length, so that different lists of parts never give the same bytes."""
     digest.update(len(part).to_bytes(8, "little"))
     digest.update(part)
 
@@ -53,12 +53,12 @@ def _file_digest(path: Path) -> bytes:
                 file.seek(start)
                 digest.update(file.read(length))
     except OSError as error:
-        raise StartupError(f"{path}: can't be read: {error.strerror or error}") from error
+        raise StartupError(f"{path}: cannot be read: {error.strerror or error}") from error
     return digest.digest()
 
 
 def _samples(size: int) -> list[tuple[int, int]]:
-    """(start, length); the last sample ends with the file."""
+    """Return samples as (start, length); the last sample ends at the end of the file."""
     rest = size - HEAD_BYTES
     if rest <= NUM_SAMPLES * SAMPLE_BYTES:
         return [(0, size)]

@@ -1,8 +1,8 @@
-"""GGUF metadata -> the `config.json` that the same model has on the Hugging Face hub.
+"""Converts GGUF metadata to the `config.json` that the same model has on the Hugging Face hub.
 
-What all architectures share comes from `GGUFValues.common`; what differs is a small rule each, here. Adding one is a
-rule, a line in `_RULES` and its tensor names in `weights/gguf_names.py`. What a GGUF doesn't say (activation, layer
-pattern, the 27B models' query scale) follows llama.cpp's own rules.
+`GGUFValues.common` gives the keys that all architectures share; each architecture has a small rule here for the others.
+A new architecture needs a rule, a line in `_RULES` and its tensor names in `weights/gguf_names.py`. Values that GGUF
+does not store (activation, layer pattern, the 27B models' query scale) follow llama.cpp's own rules.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from octavo_engine.wire.errors import StartupError
 
 Config = dict[str, Any]
 
-#: Tokens that end a turn: llama.cpp, too, stops at them by their text, as many files name only one `eos_token_id`.
+#: Tokens that end a turn. Like llama.cpp, we find them by their text, as many files list only one `eos_token_id`.
 _END_OF_TURN = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>"})
 _CONTROL, _USER_DEFINED = 3, 4
 
@@ -23,7 +23,7 @@ _GEMMA3_WINDOW_PATTERN = 6
 
 
 def gguf_to_hf_config(header: GGUFFile) -> Config:
-    """Raises StartupError for an architecture without a rule here, or where a key that it needs is missing."""
+    """Convert a header. Raises StartupError for an architecture without a rule, or if a required key is missing."""
     architecture = header.metadata.get("general.architecture")
     rule = _RULES.get(str(architecture))
     if rule is None:
@@ -52,7 +52,7 @@ def _token_ids(header: GGUFFile) -> Config:
 
 
 def _llama(values: GGUFValues, config: Config) -> None:
-    """Also SmolLM, Yi, TinyLlama and Mistral. The file doesn't say which; only the window tells Mistral."""
+    """Convert Llama, SmolLM, Yi, TinyLlama and Mistral; only the sliding window distinguishes Mistral."""
     config.setdefault("head_dim", values.get("rope.dimension_count"))
     config["attention_bias"] = values.has_tensor("blk.0.attn_q.bias")
     config["mlp_bias"] = values.has_tensor("blk.0.ffn_up.bias")
@@ -61,7 +61,7 @@ def _llama(values: GGUFValues, config: Config) -> None:
 
 
 def _qwen2(values: GGUFValues, config: Config) -> None:
-    config.pop("sliding_window", None)  # written for all, used by none that was published
+    config.pop("sliding_window", None)  # present in every file, but no published model uses it
     _is(config, "qwen2", "Qwen2ForCausalLM")
 
 
@@ -87,7 +87,7 @@ def _gemma3(values: GGUFValues, config: Config) -> None:
 
 
 def _layer_types(values: GGUFValues, pattern: int) -> list[str]:
-    """Every `pattern`-th layer attends to all; newer files say for each layer whether it slides."""
+    """List the layers' types: every `pattern`-th layer has full attention, unless the file lists the layers."""
     count = values.get("block_count")
     slides = values.get("attention.sliding_window_pattern", pattern)
     if isinstance(slides, int):
@@ -98,8 +98,10 @@ def _layer_types(values: GGUFValues, pattern: int) -> list[str]:
 
 
 def _gemma(config: Config, big_layers: int) -> None:
-    """The 27B models alone scale queries by hidden size per head; only the number of layers tells them. Activations
-    overflow float16."""
+    """Set keys of all Gemma models. Their activations overflow float16, so bfloat16 replaces it.
+
+    Only the 27B models, recognised by their number of layers, scale queries by the hidden size per head.
+    """
     is_27b = config["num_hidden_layers"] == big_layers
     per_head = config["hidden_size"] // config["num_attention_heads"]
     config["query_pre_attn_scalar"] = per_head if is_27b else config["head_dim"]

@@ -1,8 +1,8 @@
-"""RoPE of a GGUF file in Hugging Face's keys.
+"""Converts the RoPE parameters of a GGUF file to Hugging Face's keys.
 
 llama.cpp stores llama3 and longrope scaling as tensors of one factor per frequency (`rope_freqs`,
-`rope_factors_long/short`). Hugging Face's `longrope` divides each frequency by its factor, which is exactly what those
-tensors mean: so both become `longrope`, with an explicit attention factor of 1 where there is none.
+`rope_factors_long/short`). Hugging Face's `longrope` divides each frequency by its factor, which is the meaning of
+these tensors: so both become `longrope`, for llama3 with an explicit attention factor of 1.
 """
 
 import struct

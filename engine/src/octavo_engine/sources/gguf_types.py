@@ -1,7 +1,7 @@
-"""The GGML tensor types: id, name, and how many bytes a block of how many elements takes.
+"""The GGML tensor types: id, name, and the elements and bytes of a block.
 
-Our own table, so that a header can be read without the `gguf` library (and thus without numpy). A test keeps it equal
-to that library's. Which of these can be turned into floats is not said here but in `weights/dequantise.py`.
+This is our own table, so that a header can be read without the `gguf` library (and thus without numpy). A test keeps it
+equal to the library's. `weights/dequantise.py` decides which types can be converted to floats.
 """
 
 from typing import NamedTuple

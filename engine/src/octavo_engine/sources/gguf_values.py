@@ -1,6 +1,6 @@
-"""The metadata of one GGUF architecture, read by keys without their prefix, and what all architectures share.
+"""The metadata of one GGUF architecture, by keys without their prefix, and the config keys of all architectures.
 
-Floats come back as their shortest decimal: GGUF stores 1e-5 as a float32, which reads as 9.999999747378752e-06.
+Floats are returned as their shortest decimal: GGUF stores 1e-5 as a float32, which reads as 9.999999747378752e-06.
 """
 
 import math
@@ -66,11 +66,11 @@ class GGUFValues:
     def _vocab_size(self) -> int:
         embedding = self.header.tensors.get("token_embd.weight")
         if embedding is None:
-            raise StartupError(f"{self.header.path}: has no tensor 'token_embd.weight': it holds no whole model.")
+            raise StartupError(f"{self.header.path}: has no tensor 'token_embd.weight', so the model is incomplete.")
         return embedding.shape[0]
 
     def _dtype(self) -> str:
-        """What holds most weights without loss: quantised blocks have float16 scales."""
+        """Return the dtype that holds most weights without loss: quantised blocks have float16 scales."""
         elements = Counter[str]()
         for tensor in self.header.tensors.values():
             elements[tensor.type.name] += math.prod(tensor.shape)
@@ -78,7 +78,7 @@ class GGUFValues:
 
 
 def shortest_float(value: float) -> float:
-    """The shortest decimal that is the same float32."""
+    """Return the shortest decimal that is the same float32."""
     packed = struct.pack("<f", value)
     candidates = (float(f"{value:.{digits}g}") for digits in range(1, 10))
     return next((c for c in candidates if struct.pack("<f", c) == packed), value)

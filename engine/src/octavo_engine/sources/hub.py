@@ -1,7 +1,7 @@
-"""Models on the Hugging Face hub: into its cache, where every tool finds them, or as an `Origin` into any folder.
+"""Downloads models from the Hugging Face hub into its cache, which all tools share, or, as `ModelSource`, to a folder.
 
-The hub client does caching, tokens, and checks of what came; this module decides which files to ask for, sees that
-several processes don't fetch the same, and goes on where a network broke off. `hub_errors` has the words.
+The hub client handles caching, tokens and checks of downloads; this module selects the files, prevents several
+processes from downloading the same model, and resumes after network errors. `hub_errors` translates its errors.
 """
 
 import logging
@@ -12,12 +12,12 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.sources.deposit import Content, filled_alone
-from octavo_engine.sources.hub_errors import told
-from octavo_engine.sources.progress import folder_bytes, shown_progress, size_text
+from octavo_engine.sources.disk_space import check_disk_space
+from octavo_engine.sources.download_dir import Snapshot, lock_folder
+from octavo_engine.sources.file_selection import FileSelection, select_files
+from octavo_engine.sources.hub_errors import translate_hub_errors
+from octavo_engine.sources.progress import folder_bytes, show_progress, size_text
 from octavo_engine.sources.retries import Interrupted, Unreachable, with_retries
-from octavo_engine.sources.room import check_room
-from octavo_engine.sources.wanted import Wanted, wanted_files
 from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:
@@ -26,56 +26,56 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SCHEME = "hf://"
-#: What a killed process left half-fetched; one that still runs writes more often.
+#: Incomplete files that were not written for so long are left by a killed process and are deleted.
 ABANDONED_AFTER_S = 600.0
 
 
 def download_from_hugging_face(repo: str, revision: str | None, load_format: str, file: str | None) -> Path:
-    """A folder of the hub's cache, or the GGUF file that `file` (a path or glob in the repository) selects."""
+    """Download a model into the hub's cache; return its folder, or the GGUF file selected by `file`, a path or glob."""
     try:
         info = _info(repo, revision)
     except (Interrupted, StartupError) as error:
         if (cached := _cached(repo, revision, load_format, file)) is not None:
-            if not isinstance(error, Unreachable):  # offline is how it was asked to be
-                logger.warning("%s: %s; what the cache holds is used", repo, str(error).removeprefix(f"{repo}: "))
+            if not isinstance(error, Unreachable):  # no warning if the user has chosen to be offline
+                logger.warning("%s: %s; the cached model is used", repo, str(error).removeprefix(f"{repo}: "))
             return cached
         if not isinstance(error, Interrupted):
             raise
         info = with_retries(lambda: _info(repo, revision), SCHEME + repo)
-    wanted = wanted_files(SCHEME + repo, _sizes(info), load_format=load_format, file=file)
+    wanted = select_files(SCHEME + repo, _sizes(info), load_format=load_format, file=file)
     return _main(_into_cache(repo, revision, info, wanted), wanted)
 
 
 class HubModel:
-    """An `Origin`."""
+    """A `ModelSource` on the Hugging Face hub."""
 
     def __init__(self, repo: str, *, revision: str | None, load_format: str, file: str | None) -> None:
         self.uri = f"{SCHEME}{repo}" + (f"/{file}" if file else "")
         self._repo, self._revision, self._load_format, self._file = repo, revision, load_format, file
 
-    def content(self) -> Content:
+    def snapshot(self) -> Snapshot:
         info = with_retries(lambda: _info(self._repo, self._revision), self.uri)
         sizes = _sizes(info)
-        wanted = wanted_files(SCHEME + self._repo, sizes, load_format=self._load_format, file=self._file)
+        wanted = select_files(SCHEME + self._repo, sizes, load_format=self._load_format, file=self._file)
         files = {name: sizes[name] for name in wanted.names}
-        return Content(uri=self.uri, version=str(info.sha), files=files, main=wanted.main)
+        return Snapshot(uri=self.uri, version=str(info.sha), files=files, main=wanted.main)
 
-    def bring(self, files: Mapping[str, int], content: Content, staging: Path) -> None:
+    def download(self, files: Mapping[str, int], snapshot: Snapshot, staging: Path) -> None:
         for abandoned in (staging / ".cache").rglob("*.incomplete"):
             abandoned.unlink(missing_ok=True)
 
         def fetch() -> Path:
-            with told(self._repo):
-                return _snapshot(self._repo, content.version, tuple(files), local_dir=staging)
+            with translate_hub_errors(self._repo):
+                return _snapshot(self._repo, snapshot.version, tuple(files), local_dir=staging)
 
         with_retries(fetch, self.uri, progress=lambda: folder_bytes(staging))
 
 
 def _info(repo: str, revision: str | None) -> "ModelInfo":
-    """One try. Raises Interrupted or StartupError."""
+    """Request the repository's metadata once. Raises Interrupted or StartupError."""
     from huggingface_hub import HfApi
 
-    with told(repo, revision):
+    with translate_hub_errors(repo, revision):
         return HfApi().model_info(repo, revision=revision, files_metadata=True)
 
 
@@ -88,7 +88,7 @@ def _snapshot(repo: str, revision: str | None, names: Iterable[str], **options: 
     from tqdm.auto import tqdm
 
     class Silent(tqdm):  # type: ignore[type-arg]
-        """Our own progress is shown."""
+        """A progress bar that shows nothing: this package shows its own progress."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs.pop("name", None)
@@ -99,18 +99,18 @@ def _snapshot(repo: str, revision: str | None, names: Iterable[str], **options: 
 
 
 def _cached(repo: str, revision: str | None, load_format: str, file: str | None) -> Path | None:
-    """The same files, if the cache holds them all."""
+    """Return the path of the model if the cache holds all its files, else None."""
     try:
-        with told(repo, revision):
+        with translate_hub_errors(repo, revision):
             folder = _snapshot(repo, revision, (), local_files_only=True)
-            wanted = wanted_files(SCHEME + repo, _known_names(repo, folder), load_format=load_format, file=file)
+            wanted = select_files(SCHEME + repo, _known_names(repo, folder), load_format=load_format, file=file)
             return _main(_snapshot(repo, revision, wanted.names, local_files_only=True), wanted)
     except (Interrupted, StartupError):
         return None
 
 
 def _known_names(repo: str, folder: Path) -> list[str]:
-    """All of the repository's, where the client has noted them; else those that are in the cache."""
+    """Return the repository's file names if the client has stored them, else the names of the cached files."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -120,7 +120,7 @@ def _known_names(repo: str, folder: Path) -> list[str]:
         return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
-def _into_cache(repo: str, revision: str | None, info: "ModelInfo", wanted: Wanted) -> Path:
+def _into_cache(repo: str, revision: str | None, info: "ModelInfo", wanted: FileSelection) -> Path:
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.file_download import repo_folder_name
 
@@ -133,7 +133,7 @@ def _into_cache(repo: str, revision: str | None, info: "ModelInfo", wanted: Want
         return [sizes[name] for name, path in found.items() if not isinstance(path, str)]
 
     def fetch() -> Path:
-        with told(repo, revision):
+        with translate_hub_errors(repo, revision):
             return _snapshot(repo, revision, wanted.names)
 
     def fetch_all() -> Path:
@@ -141,12 +141,12 @@ def _into_cache(repo: str, revision: str | None, info: "ModelInfo", wanted: Want
 
     if not missing():
         return fetch_all()
-    with filled_alone(folder):
+    with lock_folder(folder):
         _drop_abandoned(blobs)
         left = missing()
-        check_room(SCHEME + repo, folder, needed_bytes=sum(left), num_files=len(left))
+        check_disk_space(SCHEME + repo, folder, needed_bytes=sum(left), num_files=len(left))
         logger.info("%s%s: fetching %d files, %s, into %s", SCHEME, repo, len(left), size_text(sum(left)), folder)
-        with shown_progress(SCHEME + repo, blobs, sum(left)):
+        with show_progress(SCHEME + repo, blobs, sum(left)):
             return fetch_all()
 
 
@@ -157,5 +157,5 @@ def _drop_abandoned(blobs: Path) -> None:
                 path.unlink()
 
 
-def _main(folder: Path, wanted: Wanted) -> Path:
+def _main(folder: Path, wanted: FileSelection) -> Path:
     return folder if wanted.main is None else folder / wanted.main

@@ -1,4 +1,4 @@
-"""Reading one JSON object from a model folder, with errors that name the file."""
+"""Reads one JSON object from a model folder; errors name the file."""
 
 import json
 from pathlib import Path
@@ -11,11 +11,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise StartupError(f"{path}: can't be read: {error.strerror or error}") from error
+        raise StartupError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise StartupError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise StartupError(f"{path}: holds a JSON {type(value).__name__}, an object is needed.")
+        raise StartupError(f"{path}: holds a JSON {type(value).__name__}, but must hold an object.")
     return value
 
 

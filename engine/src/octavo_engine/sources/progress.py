@@ -1,6 +1,6 @@
-"""How far a download is: a bar at a terminal, else a line now and then, as a pod's log wants it.
+"""Shows the progress of a download: a bar on a terminal, otherwise a log line every 10 s.
 
-It is measured by what lies in the folder, so that it doesn't matter which client library writes there.
+Progress is measured by the size of the files in the folder, so it works with every client library.
 """
 
 import logging
@@ -18,10 +18,10 @@ _KIB = 1024.0
 
 
 @contextmanager
-def shown_progress(
+def show_progress(
     name: str, folder: Path, total_bytes: int, *, period_s: float = LOG_PERIOD_S, has_bar: bool | None = None
 ) -> Iterator[None]:
-    """`total_bytes` are still to come into `folder`."""
+    """Show the progress of a download of `total_bytes` into `folder` until the context ends."""
     before = folder_bytes(folder)
 
     def done() -> int:
@@ -43,7 +43,7 @@ def _lines(name: str, total: int, done: Callable[[], int], over: threading.Event
     while not over.wait(period_s):
         now = done()
         pace = (now - reached) / period_s
-        left = f", {(total - now) / pace:.0f} s to go" if pace else ""
+        left = f", {(total - now) / pace:.0f} s left" if pace else ""
         share = f"{100 * now / total:.0f} %" if total else "all"
         logger.info("%s: %s of %s (%s), %s/s%s", name, size_text(now), size_text(total), share, size_text(pace), left)
         reached = now
@@ -59,7 +59,7 @@ def _bar(name: str, total: int, done: Callable[[], int], over: threading.Event, 
 
 
 def folder_bytes(folder: Path) -> int:
-    """Of all files below; what goes away meanwhile counts nothing."""
+    """Return the size of all files below a folder; files that vanish meanwhile are not counted."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:

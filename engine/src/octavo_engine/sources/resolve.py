@@ -1,22 +1,22 @@
-"""From what a user calls a model to the files that make it up. Nothing is loaded, no torch is imported.
+"""Resolves a model's name to its files, without loading them and without torch.
 
-`resolve_model` takes what `places` knows how to read; what isn't on this machine is fetched first. What can't be served
-right is refused here, by name.
+`resolve_model` accepts the forms that `model_uri` lists and first downloads a model that is not on this machine. A
+model that is not supported raises an error that names it.
 """
 
 from pathlib import Path
 from typing import Any
 
-from octavo_engine.sources.bucket import SCHEME as S3_SCHEME
-from octavo_engine.sources.bucket import Bucket
 from octavo_engine.sources.gguf_config import gguf_to_hf_config
 from octavo_engine.sources.gguf_header import read_gguf
 from octavo_engine.sources.hub import download_from_hugging_face
 from octavo_engine.sources.json_file import read_json_object, read_optional_json
 from octavo_engine.sources.model_files import LOAD_FORMATS, ModelFiles
 from octavo_engine.sources.model_scope import download_from_model_scope
-from octavo_engine.sources.origin import fetch_into
-from octavo_engine.sources.places import hub_place, locate_here, store_folder
+from octavo_engine.sources.model_source import fetch_into
+from octavo_engine.sources.model_uri import download_folder, locate_local, parse_hub_uri
+from octavo_engine.sources.s3 import SCHEME as S3_SCHEME
+from octavo_engine.sources.s3 import S3Model
 from octavo_engine.sources.weight_choice import choose_weights, with_shards
 from octavo_engine.wire.errors import StartupError
 
@@ -24,7 +24,7 @@ _FORMAT_OF_SUFFIX = {".gguf": "gguf", ".safetensors": "safetensors", ".bin": "pt
 
 
 def resolve_model(model: str, *, revision: str | None = None, load_format: str = "auto") -> ModelFiles:
-    """Raises StartupError: one line that names the model or the file, and what to do."""
+    """Locate a model's files. Raises StartupError: one line with the model or the file, and a remedy."""
     if load_format not in LOAD_FORMATS:
         raise StartupError(f"load format {load_format!r} is unknown: use one of {', '.join(LOAD_FORMATS)}.")
     location = _locate(model, revision, load_format)
@@ -37,11 +37,11 @@ def resolve_model(model: str, *, revision: str | None = None, load_format: str =
 
 
 def _locate(model: str, revision: str | None, load_format: str) -> Path:
-    if (local := locate_here(model)) is not None:
+    if (local := locate_local(model)) is not None:
         return local
     if model.startswith(S3_SCHEME):
-        return fetch_into(store_folder(model), Bucket(model, load_format=load_format))
-    hub, repo, file = hub_place(model)
+        return fetch_into(download_folder(model), S3Model(model, load_format=load_format))
+    hub, repo, file = parse_hub_uri(model)
     download = download_from_model_scope if hub == "ms" else download_from_hugging_face
     return download(repo, revision, load_format, file)
 
@@ -58,9 +58,9 @@ def _open_folder(model: str, folder: Path, load_format: str) -> ModelFiles:
 def _open_file(model: str, file: Path, load_format: str) -> ModelFiles:
     found = _FORMAT_OF_SUFFIX.get(file.suffix)
     if found is None:
-        raise StartupError(f"{file}: not a weight file: a folder, *.gguf, *.safetensors or *.bin is needed.")
+        raise StartupError(f"{file}: not a weight file: use a folder, *.gguf, *.safetensors or *.bin.")
     if load_format not in ("auto", "dummy", found):
-        raise StartupError(f"{file}: is no {load_format} file: leave out --load-format, or name another file.")
+        raise StartupError(f"{file}: is not a {load_format} file: omit --load-format, or use another file.")
     if found == "gguf":
         return _gguf_files(model, file.parent, with_shards(file), load_format, tokenizer_folder=None)
     if load_format == "dummy":
@@ -70,7 +70,7 @@ def _open_file(model: str, file: Path, load_format: str) -> ModelFiles:
 
 def _hugging_face_files(model: str, folder: Path, load_format: str, weights: tuple[Path, ...]) -> ModelFiles:
     if not (folder / "config.json").is_file():
-        raise StartupError(f"{folder}: no config.json beside the weights.")
+        raise StartupError(f"{folder}: no config.json beside the weights.", code="ModelNotFound")
     return ModelFiles(
         name=model,
         root=folder,
@@ -85,7 +85,7 @@ def _hugging_face_files(model: str, folder: Path, load_format: str, weights: tup
 def _gguf_files(
     model: str, folder: Path, weights: tuple[Path, ...], load_format: str, *, tokenizer_folder: Path | None
 ) -> ModelFiles:
-    """A folder may bring a better tokenizer than the GGUF's; the neighbours of a lone file are strangers."""
+    """Locate a GGUF model's files. A folder's tokenizer has precedence; files beside a single GGUF are not used."""
     header = read_gguf(weights[0])
     found = _tokenizer_files(tokenizer_folder) if tokenizer_folder else {}
     template = header.metadata.get("tokenizer.chat_template")
@@ -111,7 +111,10 @@ def _tokenizer_files(folder: Path) -> dict[str, Any]:
 
 
 def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    """`chat_template.jinja` first, as transformers; a list of named templates gives its "default"."""
+    """Return the template of `chat_template.jinja`, else of a config, as transformers does.
+
+    Of a list of named templates, the template "default" is used.
+    """
     jinja = folder / "chat_template.jinja"
     if jinja.is_file():
         return jinja.read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Trying again what a network broke: with growing pauses, anew from where the last try came to.
+"""Retries network operations with growing pauses; each attempt resumes where the last one ended.
 
-What another try can't help (a wrong name, a missing token, a full disk) isn't tried again.
+Errors that a retry cannot fix (a wrong name, a missing token, a full disk) are not retried.
 """
 
 import logging
@@ -20,11 +20,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 
 
 class Unreachable(StartupError):
-    """The source can't be asked at the moment: what was fetched before may do."""
+    """The source cannot be reached at the moment; an earlier complete download may be used instead."""
 
 
 class Interrupted(Exception):
-    """One try failed in a way that the next needn't; the message says how."""
+    """One attempt failed, and a retry may succeed; the message states the reason."""
 
 
 def with_retries(
@@ -34,7 +34,10 @@ def with_retries(
     progress: Callable[[], int] = lambda: 0,
     pause: Callable[[float], object] = time.sleep,
 ) -> T:
-    """`act` raises Interrupted to be called again. Tries count from the last that got on: `progress` tells bytes."""
+    """Call `act` again while it raises Interrupted; raise Unreachable after 6 attempts without progress.
+
+    `progress` returns the bytes that are complete.
+    """
     reached, tries = progress(), 0
     while True:
         try:
@@ -43,15 +46,13 @@ def with_retries(
             now = progress()
             reached, tries = (now, 1) if now > reached else (reached, tries + 1)
             if tries >= MAX_TRIES:
-                raise Unreachable(
-                    f"{name}: {error} (tried {tries} times): check the network, then try again."
-                ) from error
+                raise Unreachable(f"{name}: {error} ({tries} attempts): check the network, then try again.") from error
             pause_s = pause_after(tries)
-            logger.warning("%s: %s; trying again in %.1f s (%d of %d)", name, error, pause_s, tries + 1, MAX_TRIES)
+            logger.warning("%s: %s; retrying in %.1f s (%d of %d)", name, error, pause_s, tries + 1, MAX_TRIES)
             pause(pause_s)
 
 
 def pause_after(tries: int) -> float:
-    """Between half and all of a time that doubles, so that many pods don't come back at once."""
+    """Return a random pause between half of and a full time that doubles, so that pods do not retry in step."""
     longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (tries - 1))
     return longest * (1 + random.random()) / 2

@@ -1,7 +1,7 @@
-"""Reader of safetensors headers: which tensors a file holds and where, checked against the file's size.
+"""Reads safetensors headers: a file's tensors and their positions, checked against the file's size.
 
-Torch-free. Ours rather than the library's, because its errors for a truncated file don't say which tensor is hit, and
-because reading each tensor by offset keeps peak memory at one tensor (a mapped file counts as resident, page by page).
+It imports no torch. It replaces the library's reader, whose errors for a truncated file do not name the tensor; and
+reading each tensor by offset limits peak memory to one tensor (the pages of a mapped file count as resident memory).
 Format: https://huggingface.co/docs/safetensors/index#format
 """
 
@@ -34,7 +34,7 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SafeTensor:
-    """`offset` counts from the start of the file."""
+    """One tensor. `offset` is from the start of the file."""
 
     name: str
     dtype: str
@@ -44,13 +44,13 @@ class SafeTensor:
 
 
 def read_safetensors(path: Path) -> dict[str, SafeTensor]:
-    """Raises StartupError in one line that names the file (and the tensor)."""
+    """Read a header. Raises StartupError in one line with the file and the tensor."""
     try:
         with path.open("rb") as file:
             entries, data_start = _read_header(path, file)
             size = path.stat().st_size
     except OSError as error:
-        raise StartupError(f"{path}: can't be read: {error.strerror or error}") from error
+        raise StartupError(f"{path}: cannot be read: {error.strerror or error}") from error
     return {
         name: _checked(path, name, entry, data_start, size) for name, entry in entries.items() if name != "__metadata__"
     }
@@ -61,13 +61,13 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
     num_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES + 1
     header = file.read(num_bytes) if num_bytes <= MAX_HEADER_BYTES else b""
     if len(header) < num_bytes:
-        raise StartupError(f"{path}: corrupt or truncated safetensors file: its header is not whole.")
+        raise StartupError(f"{path}: corrupt or truncated safetensors file: its header is incomplete.")
     try:
         entries = json.loads(header)
     except ValueError as error:
         raise StartupError(f"{path}: corrupt safetensors file: its header is not JSON.") from error
     if not isinstance(entries, dict):
-        raise StartupError(f"{path}: corrupt safetensors file: its header is no JSON object.")
+        raise StartupError(f"{path}: corrupt safetensors file: its header is not a JSON object.")
     return entries, 8 + num_bytes
 
 
@@ -82,7 +82,7 @@ def _checked(path: Path, name: str, entry: Any, data_start: int, size: int) -> S
     if dtype not in DTYPE_BYTES:
         raise StartupError(f"{path}: tensor {name!r} has the unsupported dtype {dtype!r}.")
     if end - start != math.prod(shape) * DTYPE_BYTES[dtype]:
-        raise StartupError(f"{path}: tensor {name!r}: {end - start} bytes don't hold {dtype} of shape {list(shape)}.")
+        raise StartupError(f"{path}: tensor {name!r}: {end - start} bytes do not hold {dtype} of shape {list(shape)}.")
     if data_start + end > size:
         raise StartupError(
             f"{path}: truncated: tensor {name!r} ends at byte {data_start + end}, the file has {size} bytes."

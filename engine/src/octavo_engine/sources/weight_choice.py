@@ -1,7 +1,7 @@
-"""Which files of a folder hold the weights: safetensors before `.bin` before GGUF, unless a load format is forced.
+"""Selects the weight files of a folder: safetensors before `.bin` before GGUF, unless a load format is given.
 
-A complete single file wins over shards, as in transformers. Shards are taken from the index; each must exist. Where
-more than one choice is left, the error lists them: nothing is guessed.
+A complete single file has precedence over shards, as in transformers. Shards are listed by the index; each must exist.
+If several choices remain, the error lists them.
 """
 
 import re
@@ -17,7 +17,7 @@ _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<su
 
 
 def choose_weights(folder: Path, load_format: str) -> tuple[str, tuple[Path, ...]]:
-    """The format found and its files. Raises StartupError where there are none, too many, or one is missing."""
+    """Return the format and its files. Raises StartupError for no files, an ambiguous choice, or a missing file."""
     for candidate in ORDER if load_format == "auto" else (load_format,):
         files = _gguf_files(folder) if candidate == "gguf" else _hugging_face_files(folder, candidate)
         if files:
@@ -45,7 +45,7 @@ def _indexed_shards(index: Path) -> tuple[Path, ...]:
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
-    """Tensor name -> file name, from a `*.index.json`. File names that leave the folder are refused."""
+    """Read a `*.index.json`: tensor name -> file name. Raises StartupError for a file name outside the folder."""
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise StartupError(f"{index}: has no weight_map.")
@@ -64,12 +64,12 @@ def _only_choice(folder: Path, files: list[Path]) -> tuple[Path, ...]:
     firsts = [file for file in files if (match := _SHARD.match(file.name)) is None or int(match["number"]) == 1]
     if len(firsts) > 1:
         names = ", ".join(file.name for file in firsts)
-        raise StartupError(f"{folder}: more than one weight file: name one of them as the model: {names}.")
+        raise StartupError(f"{folder}: there is more than one weight file: choose one as the model: {names}.")
     return with_shards(firsts[0]) if firsts else with_shards(files[0]) if files else ()
 
 
 def with_shards(file: Path) -> tuple[Path, ...]:
-    """All shards of the set that `file` belongs to (`x-00001-of-00003.gguf`), or just the file."""
+    """Return all shards of the set that `file` belongs to (`x-00001-of-00003.gguf`), or only the file."""
     match = _SHARD.match(file.name)
     if match is None:
         return (file,)

@@ -1,6 +1,6 @@
-"""The parts that our tokenizers are put together from, on the `tokenizers` library (the "backend").
+"""Builds tokenizers ("backends") of the `tokenizers` library.
 
-The only place that knows that this library's errors are plain `Exception`s.
+Only this module catches the library's errors, which are plain `Exception`s.
 """
 
 from collections.abc import Callable
@@ -12,16 +12,16 @@ from octavo_engine.text.pre_tokenizers import PreTokenizer
 from octavo_engine.wire.errors import StartupError
 
 
-def from_library(origin: str, make: Callable[[], Backend]) -> Backend:
-    """Raises StartupError, naming the file, for whatever the library finds wrong."""
+def load_backend(origin: str, make: Callable[[], Backend]) -> Backend:
+    """Build a backend. Raises StartupError, which names the file, for every error of the library."""
     try:
         return make()
     except Exception as error:
-        raise StartupError(f"{origin}: holds no usable tokenizer: {error}") from error
+        raise StartupError(f"{origin}: the tokenizer cannot be loaded: {error}") from error
 
 
 def byte_level_backend(ids: dict[str, int], merges: list[tuple[str, str]], kind: PreTokenizer) -> Backend:
-    """`ids` and `merges` in GPT-2's byte alphabet; merges in order of rank."""
+    """Build a byte-level BPE. `ids` and `merges` are in GPT-2's byte alphabet; merges are in order of rank."""
     backend = Backend(models.BPE(ids, merges, ignore_merges=kind.ignore_merges))
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in kind.patterns]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -30,8 +30,8 @@ def byte_level_backend(ids: dict[str, int], merges: list[tuple[str, str]], kind:
     return backend
 
 
-def frame_with(backend: Backend, bos_id: int | None, eos_id: int | None) -> None:
-    """Makes `encode` put these around a text (None: nothing) where special tokens are asked for."""
+def add_bos_eos(backend: Backend, bos_id: int | None, eos_id: int | None) -> None:
+    """Make `encode` put these tokens around a text (None: no token) if special tokens are requested."""
     before, after = ([(backend.id_to_token(i), i)] if i is not None else [] for i in (bos_id, eos_id))
     template = [*(name for name, _ in before), "$A", *(name for name, _ in after)]
     backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=[*before, *after])

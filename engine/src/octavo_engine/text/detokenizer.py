@@ -1,10 +1,10 @@
-"""`IncrementalDetokenizer`: the text of a stream of tokens, never a broken character in the middle of one.
+"""`IncrementalDetokenizer`: decodes a stream of tokens without returning incomplete characters.
 
-Law: what `push` and `flush` return, joined, is `Tokenizer.decode` of all ids, however they were split (decoded after
-the prompt, where there is one). It holds because decoding is joining bytes: a character whose last bytes are still to
-come waits in an incremental UTF-8 decoder, at most three bytes of it. So the cost of a token doesn't grow with the
-length of the stream. U+FFFD comes out only where the model really wrote bytes that aren't UTF-8, and at `flush`, when
-the stream ended within a character.
+Law: the joined results of `push` and `flush` equal `Tokenizer.decode` of all ids, however they were split (decoded
+after the prompt, if there is one). It holds because decoding joins bytes: the first bytes of an incomplete character,
+at most three, are kept until its other bytes arrive. So the cost of a token does not grow with the length of the
+stream. U+FFFD is returned only for bytes of the model that are not UTF-8, and by `flush` if the stream ended within a
+character.
 """
 
 import codecs
@@ -14,7 +14,7 @@ from octavo_engine.text.tokenizer import Tokenizer
 
 
 class IncrementalDetokenizer:
-    """`prompt_token_ids`: what the stream continues. With visible text before it, a first token keeps its space."""
+    """`prompt_token_ids`: the tokens before the stream. If they have visible text, the first token keeps its space."""
 
     def __init__(
         self,
@@ -27,13 +27,13 @@ class IncrementalDetokenizer:
         self._token_bytes = tokenizer.token_bytes
         hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         self._hidden = hidden.difference(shown_special_ids) if shown_special_ids else hidden
-        self._pending = b""  # the start of a character
+        self._pending = b""  # the first bytes of an incomplete character
         self._at_start = tokenizer.strips_space and not any(
             self._token_bytes(i) for i in prompt_token_ids if i not in self._hidden
         )
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """The new text that is final."""
+        """Add tokens; return the new complete text."""
         data = b"".join([self._token_bytes(i) for i in token_ids if i not in self._hidden])
         if self._at_start and data:
             self._at_start = False

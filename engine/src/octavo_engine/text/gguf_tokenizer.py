@@ -1,9 +1,9 @@
 """Builds a tokenizer from the `tokenizer.ggml.*` key-values of a GGUF header.
 
-Two models are known, by llama.cpp's names: `gpt2`, byte-level BPE with ranked merges and a named pre-tokenizer, and
-`llama`, SentencePiece's BPE, which merges whatever pair gives the token with the highest score. The second becomes the
-first kind here: every way to put a token together is a merge, ranked by that token's score.
-Anything else is refused; guessing gives a model that answers, only worse.
+Two models are supported, by llama.cpp's names: `gpt2`, byte-level BPE with ranked merges and a named pre-tokenizer, and
+`llama`, SentencePiece's BPE, which always merges the pair that gives the token with the highest score. The second is
+converted to ranked merges: every split of a token into two tokens is a merge, ranked by the token's score.
+Other models raise an error: with a wrong tokenizer a model still answers, but worse.
 """
 
 import logging
@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
-from octavo_engine.text.backend import byte_level_backend, frame_with, from_library
+from octavo_engine.text.backend import add_bos_eos, byte_level_backend, load_backend
 from octavo_engine.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from octavo_engine.wire.errors import StartupError
 
@@ -37,7 +37,7 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class GGUFVocab:
-    """The key-values under `tokenizer.ggml.`, without that prefix, checked to fit each other."""
+    """The key-values under `tokenizer.ggml.`, without that prefix, checked for consistency."""
 
     path: Path
     values: dict[str, Any]
@@ -50,7 +50,7 @@ class GGUFVocab:
         return {token: token_id for token_id, token in enumerate(self.tokens)}
 
     def id_of(self, role: str) -> int | None:
-        """`role`: bos, eos, unknown, ..."""
+        """Return the id of a role (bos, eos, unknown, ...); None if there is no valid id."""
         token_id = self.values.get(f"{role}_token_id")
         return token_id if isinstance(token_id, int) and 0 <= token_id < len(self.tokens) else None
 
@@ -62,7 +62,7 @@ def read_vocab(metadata: dict[str, Any], path: Path) -> GGUFVocab:
     values = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
     tokens = values.get("tokens")
     if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
-        raise StartupError(f"{path}: has no {_PREFIX}tokens, so there is no tokenizer in it: pass --tokenizer.")
+        raise StartupError(f"{path}: has no {_PREFIX}tokens, so it contains no tokenizer: pass --tokenizer.")
     types = values.get("token_type") or [TokenType.NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise StartupError(f"{path}: has {len(tokens)} tokens but {len(types)} token types.")
@@ -78,35 +78,36 @@ def build_gguf_backend(vocab: GGUFVocab) -> Backend:
     else:
         raise StartupError(f"{vocab.path}: tokenizer model {model!r} is not supported, only 'gpt2' and 'llama'.")
     _add_tokens(backend, vocab)
-    _add_bos_eos(backend, vocab, add_bos)
+    _add_vocab_bos_eos(backend, vocab, add_bos)
     return backend
 
 
 def _byte_level(vocab: GGUFVocab) -> tuple[Backend, bool]:
     kind = _pre_tokenizer(vocab)
     merges = [_merge(vocab, line) for line in vocab.values.get("merges") or ()]
-    return from_library(str(vocab.path), lambda: byte_level_backend(vocab.ids, merges, kind)), kind.add_bos
+    return load_backend(str(vocab.path), lambda: byte_level_backend(vocab.ids, merges, kind)), kind.add_bos
 
 
 def _pre_tokenizer(vocab: GGUFVocab) -> PreTokenizer:
     name = vocab.values.get("pre")
     if name is None:
         logger.warning(
-            "%s: names no pre-tokenizer; taking 'default'. Answers may be worse: convert it anew.", vocab.path
+            "%s: the file names no pre-tokenizer; 'default' is used. Answers may be worse: convert the model again.",
+            vocab.path,
         )
         name = "default"
     kind = PRE_TOKENIZERS.get(name)
     if kind is None:
         known = ", ".join(sorted(PRE_TOKENIZERS))
-        raise StartupError(f"{vocab.path}: unknown pre-tokenizer {_PREFIX}pre={name!r}; known are: {known}.")
+        raise StartupError(f"{vocab.path}: unknown pre-tokenizer {_PREFIX}pre={name!r}; supported are: {known}.")
     return kind
 
 
 def _merge(vocab: GGUFVocab, line: str) -> tuple[str, str]:
-    """A token may itself start with a space, so the first character is never the separator."""
+    """Split a merge; the first character is never the separator, as a token may start with a space."""
     split = line.find(" ", 1)
     if split < 0:
-        raise StartupError(f"{vocab.path}: {_PREFIX}merges has the entry {line!r}, which is no pair.")
+        raise StartupError(f"{vocab.path}: {_PREFIX}merges has the entry {line!r}, which is not a pair.")
     return line[:split], line[split + 1 :]
 
 
@@ -135,7 +136,7 @@ def _sentence_piece(vocab: GGUFVocab) -> Backend:
 
 
 def _score_merges(vocab: GGUFVocab, scores: list[float]) -> Iterator[tuple[str, str]]:
-    """Every split of every normal token into two tokens, best score first; shorter left halves first among equals."""
+    """Yield every split of every normal token into two tokens: best score first, then shorter left halves first."""
     mergeable = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
     ids = vocab.ids
     by_score = sorted(range(len(vocab.tokens)), key=lambda i: -scores[i])
@@ -150,7 +151,7 @@ def _score_merges(vocab: GGUFVocab, scores: list[float]) -> Iterator[tuple[str, 
 
 
 def _add_tokens(backend: Backend, vocab: GGUFVocab) -> None:
-    """Control tokens are invisible where special tokens are skipped; user-defined ones are plain text, never split."""
+    """Add control tokens as special tokens, which are skipped, and user-defined tokens as text that is never split."""
     always = {vocab.id_of(role) for role in ("bos", "eos", "eot", "eom", "unknown")}
     strip_right = _strips_right(vocab)
     special, plain = [], []
@@ -165,13 +166,13 @@ def _add_tokens(backend: Backend, vocab: GGUFVocab) -> None:
 
 
 def _strips_right(vocab: GGUFVocab) -> bool:
-    """Phi-3's special tokens swallow the white space after them, which no GGUF key says; llama.cpp goes by the name."""
+    """Return True for Phi-3, whose special tokens absorb following whitespace; llama.cpp also decides by the name."""
     name = vocab.model_name.lower()
     return "phi-3" in name or "phi3" in name
 
 
-def _add_bos_eos(backend: Backend, vocab: GGUFVocab, add_bos: bool) -> None:
+def _add_vocab_bos_eos(backend: Backend, vocab: GGUFVocab, add_bos: bool) -> None:
     bos, eos = vocab.id_of("bos"), vocab.id_of("eos")
     before = bos if vocab.flag("add_bos_token", add_bos) else None
     after = eos if vocab.flag("add_eos_token", False) else None
-    frame_with(backend, before, after)
+    add_bos_eos(backend, before, after)

@@ -1,7 +1,8 @@
-"""Chat messages as templates expect them: text content, arguments of tool calls as objects, no nulls.
+"""Normalises chat messages for templates: text content, arguments of tool calls as objects, no nulls.
 
-Clients send content as a string, a list of parts or null; templates add it to strings. What isn't text is refused
-here by name, since a model that can't see an image would answer as if there were none. Input is never changed.
+Clients send content as a string, a list of parts or null; templates concatenate it with strings. A part that is not
+text raises an error that names it, since a model that cannot see an image would answer as if there were none. The input
+is never changed.
 """
 
 import json
@@ -14,7 +15,7 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 
 
 class ToolArguments(dict[str, Any]):
-    """The arguments of an earlier call: an object, and JSON text where a template adds or prints it."""
+    """The arguments of an earlier tool call: a dict that becomes JSON text if a template concatenates or prints it."""
 
     def __init__(self, text: str, members: Mapping[str, Any]) -> None:
         super().__init__(members)
@@ -31,9 +32,9 @@ class ToolArguments(dict[str, Any]):
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]], *, keeps_null: bool = False) -> list[dict[str, Any]]:
-    """`keeps_null`: null content stays None beside calls, for templates that tell calls by it.
+    """Normalise messages. Raises InvalidRequest, which names the message.
 
-    Raises InvalidRequest that names the message.
+    `keeps_null`: null content of a message with tool calls stays None, for templates that test for it.
     """
     if not messages:
         raise InvalidRequest("messages is empty: at least one message is needed.", param="messages")
@@ -48,7 +49,7 @@ def _normalise(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidRequest(f"{where} must be an object with a role.", param=f"{where}.role")
     if message.get("function_call"):
-        raise InvalidRequest(f"{where}.function_call was replaced by tool_calls: send that.", param=where)
+        raise InvalidRequest(f"{where}.function_call is not supported: send tool_calls instead.", param=where)
     normal = {key: value for key, value in message.items() if value is not None}
     normal["content"] = content_text(message.get("content"), f"{where}.content")
     if "reasoning" in normal:
@@ -62,7 +63,7 @@ def _normalise(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def content_text(content: object, where: str) -> str:
-    """Text parts are joined by newlines."""
+    """Return the text of a message's content; parts are joined by newlines. Raises InvalidRequest."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -79,7 +80,7 @@ def _part_text(part: object, where: str) -> str:
     if not isinstance(part, Mapping) or not isinstance(kind, str):
         raise InvalidRequest(f"{where} must be a string or an object with a type.", param=where)
     if kind not in _TEXT_PARTS:
-        raise InvalidRequest(f"{where} is of type {kind!r}; this model takes text only.", param=where)
+        raise InvalidRequest(f"{where} is of type {kind!r}; this model accepts only text.", param=where)
     text = part.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):
         raise InvalidRequest(f"{where}.{_TEXT_PARTS[kind]} must be a string.", param=where)
@@ -95,7 +96,7 @@ def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
 
 
 def _with_object_arguments(call: object, where: str) -> dict[str, Any]:
-    """On the wire arguments are JSON text; templates write them as JSON themselves."""
+    """Parse a call's arguments: clients send JSON text, but templates serialise objects themselves."""
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
         raise InvalidRequest(f"{where} must be an object with a function.", param=where)
     function = dict(call["function"])

@@ -1,9 +1,9 @@
-"""How byte-level BPE splits text before merging, by the name that a GGUF file gives in `tokenizer.ggml.pre`.
+"""The pre-tokenizers that split text before byte-level BPE, by the name in a GGUF file's `tokenizer.ggml.pre`.
 
-Each kind is a list of regular expressions, as the models' own `tokenizer.json` have them. They apply one after the
-other to the pieces that the one before left; what an expression doesn't match stays as a piece of its own.
-The names and their meaning are llama.cpp's, whose converter writes them. A name that isn't here is refused: a wrong
-split gives a model that answers, only worse.
+Each kind is a list of regular expressions, as in the models' own `tokenizer.json`. Each expression splits the pieces
+that the previous expression has left; text that it does not match remains a piece of its own.
+The names and their meanings are llama.cpp's, whose converter writes them. An unknown name raises an error: with a wrong
+split a model still answers, but worse.
 """
 
 import re
@@ -20,7 +20,7 @@ _CASED_WORDS = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{
 _CJK = r"[一-龥\x{3040}-ゟ゠-ヿ]+"
 _CODE_WORDS = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
 _NORDIC = r" ?[^(\s|.,!?…。，、।۔،)]+"
-#: The cased letters of the Unicode version that DeepSeek's first tokenizer was made with, as code points.
+#: The cased letters of the Unicode version of DeepSeek's first tokenizer, as code points.
 _DEEPSEEK_LETTERS = """
 41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376 377 37B-37D 37F 386 388-38A 38C 38E-3A1
 3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA 1CBD-1CBF 1D00-1D2B 1D6B-1D77
@@ -33,7 +33,7 @@ A640-A66D A680-A69B A722-A76F A771-A787 A78B-A78E AB70-ABBF FB00-FB06 FB13-FB17 
 
 
 def _char_class(code_points: str) -> str:
-    """A character class in Oniguruma's syntax from hexadecimal code points and ranges of them."""
+    """Build a character class in Oniguruma's syntax from hexadecimal code points and ranges."""
     return "[" + re.sub(r"[0-9A-F]+", r"\\x{\g<0>}", code_points).replace("\n", "").replace(" ", "") + "]"
 
 
@@ -47,7 +47,7 @@ def _cased(digits: str, suffix: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreTokenizer:
-    """`ignore_merges`: a piece that is in the vocabulary as it stands needs no merging."""
+    """One kind. `ignore_merges`: a piece that is in the vocabulary becomes its token without merging."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False

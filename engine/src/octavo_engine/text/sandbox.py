@@ -1,7 +1,8 @@
-"""The Jinja environment of chat templates: what transformers gives them, in the immutable sandbox.
+"""The Jinja environment of chat templates: transformers' functions in the immutable sandbox.
 
-A template comes with the weights: it can't reach attributes, files or modules, and `RangeBudget` bounds its loops, so
-that a bad one costs a request, not the server. Its text is for a model, not for a browser: nothing is escaped.
+A template comes with the weights and is not trusted: it cannot access attributes, files or modules, and `RangeBudget`
+bounds its loops, so that a bad template fails a request, not the server. Its output is for a model, so nothing is
+HTML-escaped.
 """
 
 import json
@@ -16,11 +17,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class RaisedByTemplate(TemplateRuntimeError):
-    """The template itself refuses the conversation."""
+    """The template has rejected the conversation by calling `raise_exception`."""
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks, for training, what the assistant says; here it is just its content."""
+    """`{% generation %}` marks the assistant's text for training; here the block is replaced by its content."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -30,7 +31,7 @@ class _GenerationBlock(Extension):
 
 
 class RangeBudget:
-    """`range` for one rendering: all of its ranges together have at most `limit` items."""
+    """A `range` function for one rendering, whose ranges together have at most `limit` items."""
 
     def __init__(self, limit: int) -> None:
         self._limit = self._left = limit

@@ -1,8 +1,8 @@
-"""`ChatTemplate`: a conversation to the text of a prompt, by the template that comes with the model.
+"""`ChatTemplate`: renders a conversation as the text of a prompt, with the model's chat template.
 
-The rendered text holds all special tokens, so it is to be encoded with `add_special_tokens=False`.
-Whatever goes wrong while rendering is the request's fault or the template's, never a crash: it becomes InvalidRequest.
-Rendering is bounded in time and size; a template can't be trusted more than the weights that it came with.
+The rendered text contains all special tokens, so encode it with `add_special_tokens=False`. Every error while rendering
+is caused by the request or the template and becomes InvalidRequest. Rendering is bounded in time and size, as a
+template is no more trustworthy than the weights that it came with.
 """
 
 import re
@@ -26,14 +26,14 @@ MAX_RENDER_S = 10.0
 MAX_RANGE_ITEMS = 1_000_000
 
 _TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-#: Where a template asks whether a message has content at all.
+#: Matches a template's test whether a message's content is null.
 _TESTS_CONTENT = re.compile(r"""\bcontent(["']\])? is (not )?none""", re.IGNORECASE)
-#: Marks where the last message ends; made of private characters that no message holds by chance.
+#: Marks the end of the last message, with private-use characters that no message contains by accident.
 _END_MARK = "\ue0f0octavo\ue0f1"
 
 
 class ChatTemplate:
-    """`special_tokens` are names that the template may use, e.g. `bos_token`. Safe to use from several threads."""
+    """A thread-safe template. `special_tokens`: variables that the template may use, e.g. `bos_token`."""
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str] | None = None, *, environment: Environment | None = None
@@ -58,13 +58,16 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
-        """`continue_final_message`: ends with the last message's own text, so that the model goes on with it."""
+        """Render a prompt. Raises InvalidRequest.
+
+        `continue_final_message`: the prompt ends with the last message's text, so that the model continues it.
+        """
         conversation = normalise_messages(messages, keeps_null=self._tests_content)
         if "developer" not in self.source:
             _rename_developer(conversation)
         if continue_final_message:
             if add_generation_prompt:
-                message = "continue_final_message and add_generation_prompt can't both be true."
+                message = "continue_final_message and add_generation_prompt cannot both be true."
                 raise InvalidRequest(message, param="continue_final_message")
             conversation[-1]["content"] += _END_MARK
         given = {
@@ -88,7 +91,7 @@ class ChatTemplate:
                     raise SecurityError(f"it takes longer than {MAX_RENDER_S:.0f} s")
                 yield piece
         except RaisedByTemplate as error:
-            raise InvalidRequest(f"The chat template refuses these messages: {error}", param="messages") from error
+            raise InvalidRequest(f"The chat template rejected these messages: {error}", param="messages") from error
         except (
             TemplateError,
             ArithmeticError,
@@ -98,12 +101,12 @@ class ChatTemplate:
             ValueError,
             RecursionError,
         ) as error:
-            message = f"The chat template can't render these messages: {error or type(error).__name__}"
+            message = f"The chat template cannot render these messages: {error or type(error).__name__}"
             raise InvalidRequest(message, param="messages") from error
 
 
 def _rename_developer(conversation: list[dict[str, Any]]) -> None:
-    """OpenAI's newer name of the system role: a template that doesn't know it would leave the message out."""
+    """Rename OpenAI's newer role "developer" to "system": other templates would omit the message."""
     for message in conversation:
         if message["role"] == "developer":
             message["role"] = "system"
@@ -112,15 +115,15 @@ def _rename_developer(conversation: list[dict[str, Any]]) -> None:
 def _up_to_mark(text: str) -> str:
     end = text.rfind(_END_MARK)
     if end < 0:
-        message = "The chat template leaves the last message out, so it can't be continued."
+        message = "The chat template omits the last message, so it cannot be continued."
         raise InvalidRequest(message, param="continue_final_message")
     return text[:end]
 
 
 def load_chat_template(files: ModelFiles, tokenizer: Tokenizer, override: str | None = None) -> ChatTemplate | None:
-    """`override`: what --chat-template gave, a file or the template itself; else the checkpoint's own, if it has one.
+    """Load `override` (the value of --chat-template: a file or a template's text), else the checkpoint's own template.
 
-    Raises StartupError where there is a template that can't be used.
+    Return None if there is none. Raises StartupError for a template that cannot be used.
     """
     source = files.chat_template if override is None else _read(override)
     if source is None:
@@ -128,12 +131,12 @@ def load_chat_template(files: ModelFiles, tokenizer: Tokenizer, override: str | 
     try:
         return ChatTemplate(source, special_tokens(files.tokenizer_config, tokenizer))
     except InvalidRequest as error:
-        hint = f"{files.name}: {error} Pass --chat-template with one that is." if override is None else str(error)
+        hint = f"{files.name}: {error} Pass a valid one by --chat-template." if override is None else str(error)
         raise StartupError(hint) from error
 
 
 def special_tokens(tokenizer_config: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, str]:
-    """Their text by role, as templates name them."""
+    """Return the text of special tokens by role, with the names that templates use."""
     ids = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
     found = {role: tokenizer.token_str(token_id) for role, token_id in ids.items() if token_id is not None}
     configured = {role: token_content(tokenizer_config.get(role)) for role in _TOKEN_ROLES}
@@ -147,5 +150,5 @@ def _read(template: str) -> str:
         return Path(template).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise StartupError(
-            f"--chat-template: {template} is neither a readable file nor a template: {error}."
+            f"--chat-template: {template} is neither a readable file nor the text of a template: {error}."
         ) from error

@@ -1,8 +1,8 @@
-"""What bytes a token stands for. Decoding is joining these: the one idea that makes streams cheap and exact.
+"""The bytes of each token. Decoding joins these bytes, which makes decoding of streams cheap and exact.
 
-Two alphabets cover the decoder models that are served: byte-level BPE writes each byte as one printable character
-(GPT-2's table), SentencePiece writes text with "▁" for a space, and "<0xE2>" for a byte without a piece.
-Which one a tokenizer uses is read from its decoder; another decoder is refused, since joining bytes would be wrong.
+Two alphabets cover all supported models: byte-level BPE writes each byte as one printable character (GPT-2's table),
+SentencePiece writes text with "▁" for a space, and "<0xE2>" for a byte without a piece. A tokenizer's decoder
+determines its alphabet; another decoder raises an error, since joining bytes would be wrong.
 """
 
 import json
@@ -20,7 +20,7 @@ _WORD_START = "▁"
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's: printable Latin-1 characters stand for themselves, the other bytes for U+0100 onwards, in order."""
+    """Build GPT-2's table: printable Latin-1 characters represent themselves, U+0100 onwards the other bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -31,7 +31,7 @@ _BYTES = _byte_alphabet()
 
 
 def from_byte_level(token: str) -> bytes:
-    """A character outside the alphabet means that the token is plain text (an added token)."""
+    """Decode a token; if a character is not in the alphabet, the token is plain text (an added token)."""
     try:
         return bytes(map(_BYTES.__getitem__, token))
     except KeyError:
@@ -45,7 +45,7 @@ def from_sentence_piece(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Alphabet:
-    """`strips_space`: a text's first token loses one leading space, which encoding had put there."""
+    """The spelling of tokens. `strips_space`: decoding removes one leading space from a text's first token."""
 
     token_bytes: Callable[[str], bytes]
     added_token_bytes: Callable[[str], bytes]

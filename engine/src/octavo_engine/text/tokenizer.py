@@ -1,8 +1,8 @@
-"""`Tokenizer`: text to token ids and back, on the `tokenizers` library; never transformers, never torch.
+"""`Tokenizer`: converts text to token ids and back with the `tokenizers` library, without transformers and torch.
 
-Encoding is the library's. Decoding is ours: the tokens' bytes, joined, read as UTF-8, so that a stream of tokens gives
-exactly the text of the whole. Bytes that aren't UTF-8 become U+FFFD, one for each maximal broken piece.
-`load_tokenizer` takes what the checkpoint brings: `tokenizer.json`, a GGUF header, or `vocab.json` with `merges.txt`.
+The library encodes. This module decodes: it joins the tokens' bytes and reads them as UTF-8, so that a stream of tokens
+gives exactly the same text as the whole. Bytes that are not UTF-8 become U+FFFD, one for each maximal invalid sequence.
+`load_tokenizer` reads `tokenizer.json`, a GGUF header, or `vocab.json` with `merges.txt`.
 """
 
 from collections.abc import Iterable
@@ -15,20 +15,20 @@ from tokenizers import Tokenizer as Backend
 from octavo_engine.sources.gguf_header import read_gguf
 from octavo_engine.sources.json_file import read_json_object
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.text.backend import byte_level_backend, frame_with, from_library
+from octavo_engine.text.backend import add_bos_eos, byte_level_backend, load_backend
 from octavo_engine.text.gguf_tokenizer import build_gguf_backend, read_vocab
 from octavo_engine.text.pre_tokenizers import PRE_TOKENIZERS
 from octavo_engine.text.token_bytes import alphabet_of
 from octavo_engine.wire.errors import InvalidRequest, StartupError
 
-#: Of several texts together, which to hand to other threads takes longer than to encode them.
+#: Texts that have at most so many characters together are encoded without threads, which is faster.
 FEW_CHARS = 128
 
 
 class Tokenizer:
-    """Safe to use from several threads: the table of bytes fills itself, always with the same values.
+    """A thread-safe tokenizer: its cache of token bytes is filled on use, always with the same values.
 
-    `special_ids`: tokens that carry no text, left out where special tokens are skipped.
+    `special_ids`: tokens without text, which are omitted if special tokens are skipped.
     """
 
     def __init__(self, backend: Backend, *, bos_token_id: int | None, eos_token_id: int | None, origin: str) -> None:
@@ -46,8 +46,8 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, *, bos_token_id: int | None, eos_token_id: int | None) -> "Tokenizer":
-        """Of what another's `to_json` gave: it encodes and decodes alike. Raises StartupError."""
-        backend = from_library("tokenizer", lambda: Backend.from_str(text))
+        """Create an equal tokenizer from the result of `to_json`. Raises StartupError."""
+        backend = load_backend("tokenizer", lambda: Backend.from_str(text))
         return cls(backend, bos_token_id=bos_token_id, eos_token_id=eos_token_id, origin="tokenizer")
 
     def to_json(self) -> str:
@@ -56,15 +56,15 @@ class Tokenizer:
 
     @property
     def strips_space(self) -> bool:
-        """Whether a text's first token loses the leading space that encoding had put there (SentencePiece)."""
+        """True if decoding removes the leading space that encoding adds to a text (SentencePiece)."""
         return self._alphabet.strips_space
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Lets other threads run meanwhile. Text of special tokens (`<|im_end|>`) becomes those tokens."""
+        """Encode without the GIL. The text of special tokens (`<|im_end|>`) becomes those tokens."""
         return self.encode_each([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_each(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Each on its own."""
+        """Encode each text separately."""
         for text in texts:
             _check_encodable(text)
         if sum(map(len, texts)) <= FEW_CHARS:
@@ -81,7 +81,7 @@ class Tokenizer:
         return [self.token_bytes(token_id) for token_id in ids if token_id not in hidden]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Empty for an id without a token: a model's head may be wider than its vocabulary."""
+        """Return a token's bytes; empty for an id without a token, as a head may be wider than the vocabulary."""
         if not 0 <= token_id < self.vocab_size:
             return b""
         found = self._bytes[token_id]
@@ -90,15 +90,15 @@ class Tokenizer:
         return found
 
     def token_str(self, token_id: int) -> str:
-        """The token on its own; where it is only part of a character, with U+FFFD."""
+        """Return a single token's text; incomplete characters become U+FFFD."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def piece(self, token_id: int) -> str:
-        """The token as the vocabulary writes it, e.g. `Ġworld`; empty for an id without a token."""
+        """Return a token as the vocabulary spells it, e.g. `Ġworld`; empty for an id without a token."""
         return self._backend.id_to_token(token_id) or ""
 
     def token_id(self, token: str) -> int | None:
-        """Of a token as the vocabulary writes it, e.g. `<|im_end|>`."""
+        """Return the id of a token as the vocabulary spells it, e.g. `<|im_end|>`; None if there is none."""
         found: int | None = self._backend.token_to_id(token)
         return found
 
@@ -115,11 +115,11 @@ def _check_encodable(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         where = f"a lone surrogate at position {error.start}"
-        raise InvalidRequest(f"The text holds {where}, which no UTF-8 can carry.", param="prompt") from error
+        raise InvalidRequest(f"The text holds {where}, which UTF-8 cannot encode.", param="prompt") from error
 
 
 def load_tokenizer(files: ModelFiles) -> Tokenizer:
-    """Raises StartupError, naming the file."""
+    """Load a model's tokenizer. Raises StartupError, which names the file."""
     if files.tokenizer_json is not None:
         return _from_tokenizer_json(files.tokenizer_json, files)
     if files.gguf is not None:
@@ -127,7 +127,7 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     if (files.root / "vocab.json").is_file() and (files.root / "merges.txt").is_file():
         return _from_vocab_and_merges(files)
     raise StartupError(
-        f"{files.root}: no tokenizer.json, no GGUF file, no vocab.json with merges.txt: "
+        f"{files.root}: there is no tokenizer.json, GGUF file, or vocab.json with merges.txt: "
         "pass --tokenizer with a model that has one."
     )
 
@@ -139,18 +139,18 @@ def _from_gguf(path: Path) -> Tokenizer:
 
 
 def _from_tokenizer_json(path: Path, files: ModelFiles) -> Tokenizer:
-    backend = from_library(str(path), lambda: Backend.from_file(str(path)))
+    backend = load_backend(str(path), lambda: Backend.from_file(str(path)))
     backend.no_truncation()
     backend.no_padding()
     return _configured(backend, files, str(path))
 
 
 def _from_vocab_and_merges(files: ModelFiles) -> Tokenizer:
-    """The oldest form: GPT-2's and OPT's."""
+    """Load the oldest format, that of GPT-2 and OPT."""
     vocab = read_json_object(files.root / "vocab.json")
     lines = (files.root / "merges.txt").read_text(encoding="utf-8").splitlines()
     merges = [_pair(line) for line in lines if line and not line.startswith("#version")]
-    backend = from_library(str(files.root), lambda: byte_level_backend(vocab, merges, PRE_TOKENIZERS["gpt-2"]))
+    backend = load_backend(str(files.root), lambda: byte_level_backend(vocab, merges, PRE_TOKENIZERS["gpt-2"]))
     return _configured(backend, files, str(files.root))
 
 
@@ -160,13 +160,13 @@ def _pair(line: str) -> tuple[str, str]:
 
 
 def _configured(backend: Backend, files: ModelFiles, origin: str) -> Tokenizer:
-    """What `tokenizer_config.json` says beyond the tokenizer itself, as transformers reads it."""
+    """Apply the settings of `tokenizer_config.json` to a backend, as transformers does."""
     config = files.tokenizer_config
     bos, eos = (_named_id(backend, files, role) for role in ("bos", "eos"))
     _mark_special(backend, config, bos, eos)
     _add_missing_tokens(backend, config)
     if "add_bos_token" in config or "add_eos_token" in config:
-        frame_with(backend, bos if config.get("add_bos_token") else None, eos if config.get("add_eos_token") else None)
+        add_bos_eos(backend, bos if config.get("add_bos_token") else None, eos if config.get("add_eos_token") else None)
     return Tokenizer(backend, bos_token_id=bos, eos_token_id=eos, origin=origin)
 
 
@@ -181,13 +181,13 @@ def _named_id(backend: Backend, files: ModelFiles, role: str) -> int | None:
 
 
 def token_content(entry: Any) -> str | None:
-    """A token in `tokenizer_config.json` is a string, or an object with `content`."""
+    """Return the text of a token in `tokenizer_config.json`, which is a string or an object with `content`."""
     content = entry.get("content") if isinstance(entry, dict) else entry
     return content if isinstance(content, str) else None
 
 
 def _mark_special(backend: Backend, config: dict[str, Any], *ids: int | None) -> None:
-    """Named tokens that are in the vocabulary but, in the oldest checkpoints, not marked as special there."""
+    """Mark named tokens of the vocabulary as special, which the oldest checkpoints do not do."""
     roles = ("unk_token", "pad_token", "cls_token", "sep_token", "mask_token")
     named = [token_content(config.get(role)) for role in roles]
     named += [backend.id_to_token(token_id) for token_id in ids if token_id is not None]
@@ -197,7 +197,7 @@ def _mark_special(backend: Backend, config: dict[str, Any], *ids: int | None) ->
 
 
 def _add_missing_tokens(backend: Backend, config: dict[str, Any]) -> None:
-    """Tokens that only `tokenizer_config.json` lists; the library gives ids in order, so a gap ends it."""
+    """Add tokens that only `tokenizer_config.json` lists, up to a gap: the library assigns ids in order."""
     listed = config.get("added_tokens_decoder")
     entries = sorted((int(i), entry) for i, entry in listed.items()) if isinstance(listed, dict) else []
     for token_id, entry in entries:

@@ -1,8 +1,8 @@
-"""GGUF blocks -> torch, a slice of rows at a time: each intermediate holds at most SLICE_BYTES of float32.
+"""Converts GGUF blocks to torch, a slice of rows at a time: each intermediate holds at most SLICE_BYTES of float32.
 
-The arithmetic of quantised types is the `gguf` library's (its `quants.dequantize`; not its slow file reader). Rows
-may be scattered while they are written, which undoes llama.cpp's interleaving of q and k without another copy. torch
-works with one thread here: split over threads, such small copies take ten times longer on a busy machine.
+The `gguf` library's `quants.dequantize` converts quantised types; its file reader is not used, as it is slow. Rows may
+be scattered while they are written, which undoes llama.cpp's interleaving of q and k without another copy. torch uses
+one thread here: on a busy machine, such small copies take ten times longer when split over threads.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,9 +35,9 @@ def read_gguf_tensor(
     rows: Tensor | None = None,
     advance: Callable[[int], None] = lambda num_bytes: None,
 ) -> Tensor:
-    """The tensor in `dtype` (by default float32 where quantised, else as stored). `rows[i]` is where row i goes.
+    """Read a tensor as `dtype` (default: float32 if quantised, else as stored). `rows[i]`: the target of row i.
 
-    Raises StartupError naming file, tensor and type where the type can't be dequantised or the file ends early.
+    Raises StartupError, with file, tensor and type, if the type cannot be dequantised or the file ends early.
     """
     out = fresh_tensor(info.shape, dtype or _PLAIN.get(info.type.name, torch.float32))
     num_rows = info.shape[0] if len(info.shape) > 1 or rows is not None else 1
@@ -81,11 +81,11 @@ def _decoded(path: Path, info: GGUFTensor, raw: NDArray[np.uint8]) -> Tensor:
         return torch.from_numpy(dequantize(raw, GGMLQuantizationType(info.type.id)))
     except (NotImplementedError, ValueError) as error:
         raise StartupError(
-            f"{path}: tensor {info.name!r} has the GGUF type {info.type.name}, which can't be dequantised."
+            f"{path}: tensor {info.name!r} has the GGUF type {info.type.name}, which cannot be dequantised."
         ) from error
 
 
 def interleaved_rows(num_rows: int, heads: int) -> Tensor:
-    """Where each stored row of a llama q or k belongs: rows 2i and 2i + 1 of a head are its i and i + half."""
+    """Return the target of each stored row of a llama q or k: rows 2i and 2i + 1 of a head become i and i + half."""
     half = num_rows // heads // 2
     return torch.arange(num_rows).view(heads, 2, half).transpose(1, 2).reshape(num_rows)

@@ -1,8 +1,8 @@
-"""Random weights for `--load-format dummy`: deterministic, read from no file, and lively enough to test with.
+"""Random weights for `--load-format dummy`: deterministic, made without a file, with a spread that is useful in tests.
 
-Matrices have a standard deviation of GAIN / sqrt(columns), so that a normed hidden state gives logits of standard
+Matrices have a standard deviation of GAIN / sqrt(columns), so that a normalised hidden state gives logits of standard
 deviation GAIN: at transformers' usual 0.02 a small model attends uniformly and hides errors. Values come from one pool
-of normal numbers, entered at a place that the name decides: filling 14 GB takes seconds, not minutes.
+of normal numbers, starting at an offset derived from the name: filling 14 GB takes seconds, not minutes.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ from octavo_engine.weights.fresh_memory import fresh_tensor
 GAIN = 2.0
 BIAS_STD = 0.1
 NORM_STD = 0.1
-#: A prime, so that rows of no usual length repeat each other.
+#: A prime, so that rows of usual lengths do not repeat each other.
 POOL_SIZE = 1_048_573
 
 
 def dummy_weights(
     named_shapes: Iterable[tuple[str, tuple[int, ...]]], *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> Iterator[tuple[str, Tensor]]:
-    """The same (seed, name, shape) always gives the same values, whatever else is asked for."""
+    """Yield weights. Equal (seed, name, shape) always give equal values, whatever other weights are requested."""
     pool = torch.randn(POOL_SIZE, generator=torch.Generator().manual_seed(seed))
     for name, shape in named_shapes:
         yield name, _tensor(pool, name, shape, dtype)

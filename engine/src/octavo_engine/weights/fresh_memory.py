@@ -1,8 +1,8 @@
-"""Memory for one tensor that goes back to the system the moment the tensor does.
+"""Allocates tensors whose memory returns to the system as soon as the tensor is freed.
 
-From the allocator it would not: glibc raises its mmap threshold to 32 MiB as soon as large blocks are freed, takes the
-next ones from the heap, and the holes between what a model keeps don't fit aligned successors. Loading a model with
-8 MiB layers then ends at twice its size (measured). So large tensors get an anonymous mapping each.
+With the default allocator it would not: glibc raises its mmap threshold to 32 MiB once large blocks are freed,
+allocates later blocks on the heap, and the holes between retained tensors do not fit aligned new ones. Loading a model
+with 8 MiB layers then takes twice its size (measured). So each large tensor gets an anonymous mapping.
 """
 
 import math
@@ -15,7 +15,7 @@ MIN_BYTES = 1 << 20
 
 
 def fresh_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Uninitialised for a small tensor, zero for a large one."""
+    """Allocate a tensor; below 1 MiB its contents are undefined, above they are zero."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < MIN_BYTES:
         return torch.empty(shape, dtype=dtype)

@@ -1,4 +1,4 @@
-"""All tensors of a GGUF checkpoint, under their Hugging Face names and in Hugging Face's meaning."""
+"""Reads all tensors of a GGUF checkpoint, with Hugging Face's names and value conventions."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,14 +9,14 @@ from torch import Tensor
 from octavo_engine.sources.gguf_header import GGUFTensor, read_gguf
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.weights.dequantise import interleaved_rows, read_gguf_tensor
-from octavo_engine.weights.gguf_names import Placement, place
+from octavo_engine.weights.gguf_names import Placement, place_tensor
 from octavo_engine.wire.errors import StartupError
 
 
 def iter_gguf(
     files: ModelFiles, *, dtype: torch.dtype | None, advance: Callable[[int], None]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Shards share the first one's metadata."""
+    """Yield (name, tensor) for all tensors; the metadata of the first shard applies to all shards."""
     architecture = str(read_gguf(files.weight_files[0]).metadata["general.architecture"])
     for path in files.weight_files:
         header = read_gguf(path)
@@ -36,7 +36,7 @@ def iter_gguf(
 
 def _placed(path: Path, architecture: str, info: GGUFTensor, files: ModelFiles) -> Placement | None:
     try:
-        where = place(architecture, info.name, files.config)
+        where = place_tensor(architecture, info.name, files.config)
     except KeyError as error:
         raise StartupError(f"{path}: tensor {info.name!r} is unknown to the architecture {architecture!r}.") from error
     if where is not None and where.heads and info.shape[0] % (2 * where.heads):

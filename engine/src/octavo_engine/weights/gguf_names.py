@@ -1,15 +1,15 @@
-"""GGUF tensor names -> Hugging Face parameter names, and how each architecture's values differ from HF's.
+"""Maps GGUF tensor names to Hugging Face parameter names, with the differences of each architecture's values.
 
 llama.cpp's conversion renames tensors and changes some: it interleaves the rows of llama's q and k (its RoPE rotates
-neighbours, HF's rotates halves), adds Gemma's norm offset of 1 to the stored norms, and transposes GPT-2's Conv1D.
-Each change has its inverse here, applied while a tensor is dequantised.
+adjacent dimensions, HF's rotates halves), adds Gemma's norm offset of 1 to the stored norms, and transposes GPT-2's
+Conv1D. This module lists the inverse of each change, which is applied when a tensor is read.
 """
 
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
-#: RoPE tables: `sources/gguf_rope.py` has put them into the config.
+#: RoPE tables, which `sources/gguf_rope.py` adds to the config.
 _IN_CONFIG = re.compile(r"(rope_freqs|rope_factors_(long|short)|blk\.\d+\.(attn_rot_embd|rope_freqs))\.weight")
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
@@ -57,7 +57,7 @@ _GPT2 = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GGUFNames:
-    """One architecture. `interleaved` tensors have their rows in llama.cpp's RoPE order."""
+    """The names of one architecture. `interleaved`: tensors whose rows are in llama.cpp's RoPE order."""
 
     block: dict[str, str]
     top: dict[str, str] = field(default_factory=lambda: _TOP)
@@ -85,7 +85,7 @@ ARCHITECTURES: dict[str, GGUFNames] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where one GGUF tensor goes and what undoes its conversion. `heads`: of interleaved rows, 0 for none."""
+    """A GGUF tensor's Hugging Face name and the inverse of its conversion. `heads`: of interleaved rows, else 0."""
 
     hf_name: str
     heads: int = 0
@@ -93,8 +93,8 @@ class Placement:
     transpose: bool = False
 
 
-def place(architecture: str, name: str, config: dict[str, Any]) -> Placement | None:
-    """None for tensors that the config already holds. Raises KeyError for one that the architecture doesn't know."""
+def place_tensor(architecture: str, name: str, config: dict[str, Any]) -> Placement | None:
+    """Look a tensor up; return None if the config already holds it. Raises KeyError if the name is unknown."""
     if _IN_CONFIG.fullmatch(name):
         return None
     names = ARCHITECTURES[architecture]

@@ -1,13 +1,16 @@
-"""`iter_weights`: all tensors of a checkpoint, one at a time, in Hugging Face parameter names, whatever its format.
+"""`iter_weights`: yields a checkpoint's tensors one at a time with Hugging Face parameter names, for every format.
 
-Peak memory is what the consumer keeps plus one tensor. Read errors are StartupErrors that name file and tensor;
-missing, unexpected or wrongly shaped tensors are for the model to report, as it alone knows what it needs.
+Peak memory is the consumer's tensors plus one tensor. Read errors are StartupErrors with file and tensor; `Model`
+reports missing, unexpected or wrongly shaped tensors, as it has the list of required tensors.
 """
 
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.weight_choice import read_weight_map
@@ -16,10 +19,10 @@ from octavo_engine.weights.safetensors_file import iter_safetensors
 from octavo_engine.weights.torch_file import iter_torch_file
 from octavo_engine.wire.errors import StartupError
 
-#: (bytes done, bytes in all)
+#: A function of (bytes done, total bytes).
 Progress = Callable[[int, int], None]
 
-#: In checkpoints of multimodal models: the prefix of the text part -> the prefix in the text-only model.
+#: Multimodal checkpoints: the prefix of the text part -> the prefix in the text-only model.
 _TEXT_PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
@@ -31,7 +34,7 @@ _TEXT_PREFIXES = {
 def iter_weights(
     files: ModelFiles, *, dtype: torch.dtype | None = None, progress: Progress | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """`dtype`: what quantised GGUF tensors become (float32 by default); others keep the dtype they are stored in.
+    """Yield (name, tensor). `dtype`: of GGUF tensors, by default float32 if quantised; other formats keep their dtype.
 
     A yielded tensor may be kept, but not changed in place (it can be a mapped file). Raises StartupError.
     """
@@ -42,7 +45,7 @@ def iter_weights(
         else:
             yield from _iter_hugging_face(files, advance)
     except OSError as error:
-        raise StartupError(f"{error.filename or files.root}: can't be read: {error.strerror or error}") from error
+        raise StartupError(f"{error.filename or files.root}: cannot be read: {error.strerror or error}") from error
 
 
 def _iter_hugging_face(files: ModelFiles, advance: Callable[[int], None]) -> Iterator[tuple[str, Tensor]]:
@@ -58,7 +61,7 @@ def _iter_hugging_face(files: ModelFiles, advance: Callable[[int], None]) -> Ite
                 yield text_name, tensor
             del tensor  # before the next one is read
         if missing:
-            raise StartupError(f"{path}: tensor {min(missing)!r} is missing, though the index says that it is here.")
+            raise StartupError(f"{path}: tensor {min(missing)!r} is missing, although the index lists it in this file.")
 
 
 def _advance(files: ModelFiles, progress: Progress | None) -> Callable[[int], None]:
@@ -75,7 +78,7 @@ def _advance(files: ModelFiles, progress: Progress | None) -> Callable[[int], No
 
 
 def _index(files: ModelFiles) -> dict[str, set[str]]:
-    """File name -> the tensors that the index promises in it."""
+    """Return, by file name, the tensors that the index lists."""
     suffix = "model.safetensors" if files.load_format == "safetensors" else "pytorch_model.bin"
     index = files.root / f"{suffix}.index.json"
     promised: dict[str, set[str]] = {}
@@ -86,8 +89,24 @@ def _index(files: ModelFiles) -> dict[str, set[str]]:
 
 
 def _text_name(name: str) -> str | None:
-    """None for the other modalities' tensors."""
+    """Return a tensor's name in the text-only model; None for tensors of other modalities."""
     for prefix, text_prefix in _TEXT_PREFIXES.items():
         if name.startswith(prefix):
             return text_prefix + name.removeprefix(prefix)
     return None
+
+
+@contextmanager
+def loading_bar(*, always: bool = False) -> Iterator[Progress]:
+    """Show a progress bar "Loading weights" in bytes on stderr; yield the function for `iter_weights(progress=...)`.
+
+    The bar is shown on a terminal, or with `always` also in a log.
+    """
+    hidden = not (always or sys.stderr.isatty())
+    with tqdm(desc="Loading weights", unit="B", unit_scale=True, unit_divisor=1024, disable=hidden) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield show

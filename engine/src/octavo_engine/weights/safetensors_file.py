@@ -1,6 +1,6 @@
-"""All tensors of a safetensors checkpoint, read by offset into memory of their own: the peak is one tensor.
+"""Reads the tensors of a safetensors checkpoint by offset, each into its own memory: peak memory is one tensor.
 
-A suspended generator keeps its local variables alive: so a tensor is yielded without ever having a name here.
+A suspended generator keeps its local variables alive, so a tensor is yielded without being assigned to a variable.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ def iter_safetensors(path: Path, *, advance: Callable[[int], None]) -> Iterator[
 
 
 def _read(path: Path, file: FileIO, info: SafeTensor) -> Tensor:
-    """One read gives at most 2 GiB on Linux."""
+    """Read a tensor in several reads, as Linux returns at most 2 GiB per read."""
     raw = fresh_tensor((info.num_bytes,), torch.uint8)
     buffer = memoryview(raw.numpy().data)
     done = 0

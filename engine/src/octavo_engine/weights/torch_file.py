@@ -1,6 +1,6 @@
-"""All tensors of a `.bin` checkpoint: `weights_only`, so that a file can't run code; mapped where its format allows.
+"""Reads the tensors of a `.bin` checkpoint: `weights_only`, so that a file cannot run code; mapped if possible.
 
-A mapped file counts as resident page by page, but those pages are the file cache's: the kernel takes them back.
+Pages of a mapped file count as resident memory, but they belong to the file cache, and the kernel can reclaim them.
 """
 
 import pickle
@@ -30,11 +30,11 @@ def iter_torch_file(path: Path, *, advance: Callable[[int], None]) -> Iterator[t
 def _load(path: Path) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about TypedStorage, in files of old versions
+            warnings.simplefilter("ignore")  # TypedStorage warnings for files of old versions
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise StartupError(f"{path}: can't be read as PyTorch weights: {reason}") from error
+        raise StartupError(f"{path}: cannot be read as PyTorch weights: {reason}") from error
     if not isinstance(state, dict):
         raise StartupError(f"{path}: holds a {type(state).__name__}, not a dictionary of tensors.")
     return state

@@ -1,18 +1,20 @@
-"""The engine's error tree. Each message gives the limit, the value and what to do.
+"""The engine's exceptions. Each message states the limit, the value and a remedy.
 
 OctavoError
-├── InvalidRequest(param)          400  the request can't be served as it stands
+├── InvalidRequest(param)          400  the request must be changed
 │   └── ContextLengthExceeded      400  vLLM's wording, which agents parse
 ├── ModelNotFound                  404
 ├── Overloaded(retry_after_s)      429
-├── Unavailable(retry_after_s)     503  this server takes no requests now, or had no place in time
-├── EngineDead                     503  the engine core process is gone
-└── StartupError                   exit code 1: bad weights, no memory, port in use, bad flag
+├── Unavailable(retry_after_s)     503  the server accepts no requests now, or the request waited too long
+├── EngineDead                     503  the engine core process has ended
+└── StartupError(code)             exit code 1: bad weights, too little memory, port in use, bad flag
 """
+
+from typing import Literal
 
 
 class OctavoError(Exception):
-    """Base of every error that Octavo raises for a user to read."""
+    """Base class of the errors whose messages are for users."""
 
 
 class InvalidRequest(OctavoError):
@@ -21,12 +23,8 @@ class InvalidRequest(OctavoError):
         self.param = param
 
 
-#: How an error begins that ends a running sequence where its own request, not the engine, is why: 400, not 500.
-UNSATISFIABLE = "The request can't be met: "
-
-
 class ContextLengthExceeded(InvalidRequest):
-    """Clients compact and retry by parsing this message: its wording is API."""
+    """The prompt and the requested output exceed the context. Clients parse this message: its wording is API."""
 
     def __init__(self, *, max_model_len: int, num_requested: int, num_input: int) -> None:
         super().__init__(
@@ -59,5 +57,13 @@ class EngineDead(OctavoError):
     pass
 
 
+#: Causes of a failed start, for programs: the operator derives the reasons of its conditions from them.
+StartupCode = Literal["StartupFailed", "OutOfMemory", "ModelNotFound"]
+
+
 class StartupError(OctavoError):
-    """One readable line; the process ends with exit code 1."""
+    """The process cannot start. The message is one line; the process ends with exit code 1."""
+
+    def __init__(self, message: str, *, code: StartupCode = "StartupFailed") -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,11 +1,11 @@
-"""Names of KV blocks: what the engine caches under and the router looks up, so both must compute the same bytes.
+"""Hashes of KV blocks: the engine's cache keys, which the router looks up, so both must compute the same bytes.
 
 Definition and test vectors: `docs/reference/block-hash.md`. A block's hash covers everything its KV depends on: the
-weights, the KV dtype, the block size, the adapter, the tenant's salt and every token before it. Content only: no path,
-revision, counter or process seed, so that two replicas that never met agree.
+weights, the KV dtype, the block size, the adapter, the tenant's salt and every token before it. It covers content only:
+no path, revision, counter or process seed, so that independent replicas compute equal hashes.
 
-The unobvious idea: the root has a base part that a replica publishes once, and a scope part (adapter, salt) that is
-folded in per request; the empty scope is the base itself.
+The unobvious part: the root has a base part that a replica publishes once, and a scope part (adapter, salt) that is
+added per request; with an empty scope the root is the base itself.
 """
 
 import functools
@@ -30,13 +30,13 @@ _HASH_HEAD = _u32(HASH_BYTES)
 
 
 def _digest(*fields: bytes) -> bytes:
-    """SHA-256 over length-prefixed fields, so that no two lists of fields run together."""
+    """SHA-256 over length-prefixed fields, so that different lists of fields never give the same bytes."""
     return sha256(b"".join(part for field in fields for part in (_u32(len(field)), field))).digest()
 
 
 @functools.cache
 def _block_layout(block_size: int) -> struct.Struct:
-    """Of what is hashed for a block without extra bytes."""
+    """The layout of the bytes that are hashed for a block without extra bytes."""
     return struct.Struct(f"<I{HASH_BYTES}sI{4 * block_size}sI")
 
 
@@ -45,22 +45,22 @@ def _token_bytes(token_ids: Sequence[int]) -> bytes:
 
 
 def root_hash(weights_fingerprint: str, kv_dtype: str, block_size: int, adapter: str = "", salt: str = "") -> bytes:
-    """The hash before a sequence's first block. `adapter`: hash of the adapter's content, not its name."""
+    """The hash that precedes a sequence's first block. `adapter`: hash of the adapter's content, not its name."""
     base = _digest(BASE_LABEL, weights_fingerprint.encode(), kv_dtype.encode(), _u32(block_size))
     return scoped_root(base, adapter, salt)
 
 
 def scoped_root(base: bytes, adapter: str = "", salt: str = "") -> bytes:
-    """`scoped_root(root_hash(w, d, b), a, s) == root_hash(w, d, b, a, s)`."""
+    """Add a scope to a base root: `scoped_root(root_hash(w, d, b), a, s) == root_hash(w, d, b, a, s)`."""
     if not adapter and not salt:
         return base
     return _digest(SCOPE_LABEL, base, adapter.encode(), salt.encode())
 
 
 def tenant_salt(tenant: str, cache_salt: str = "") -> str:
-    """The salt of a request of `tenant` (its key's name, or "" where tenants share) that itself asked for `cache_salt`.
+    """Derive a request's salt from `tenant` (its key's name, or "" if tenants share) and the request's `cache_salt`.
 
-    A tenant can split its own cache further, never reach another's: what it sends is always hashed with its name.
+    A tenant can divide its own cache further but never reach another tenant's: the name is always part of the hash.
     """
     if not tenant and not cache_salt:
         return ""
@@ -68,28 +68,28 @@ def tenant_salt(tenant: str, cache_salt: str = "") -> str:
 
 
 def unnamed_tenant(key: str) -> str:
-    """The name of an API key that was given without one: the same on every replica, whatever the order of the keys."""
+    """Name an API key that has no name: the same on every replica, whatever the order of the keys."""
     return "key-" + _digest(TENANT_LABEL, key.encode()).hex()[:UNNAMED_CHARS]
 
 
 def next_hash(prev: bytes, tokens: Sequence[int], extra: bytes = b"") -> bytes:
-    """The hash of the full block `tokens` after `prev`; `extra` is whatever else its KV depends on (an image, say)."""
+    """Hash the full block `tokens` after `prev`. `extra`: other inputs of its KV, such as an image."""
     data = _token_bytes(tokens)
     return sha256(_HASH_HEAD + prev + _u32(len(data)) + data + _u32(len(extra)) + extra).digest()
 
 
 def block_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
-    """Hashes of the full blocks of a sequence; a partly filled last block has none."""
+    """Hash the full blocks of a sequence; a partly filled last block has no hash."""
     return chained_hashes(root, _token_bytes(token_ids), block_size)
 
 
 def chained_hashes(prev: bytes, data: bytes, block_size: int) -> list[bytes]:
-    """Of the full blocks in `data`, tokens as little-endian u32, that follow the block whose hash is `prev`."""
+    """Hash the full blocks in `data`, tokens as little-endian u32, that follow the block with the hash `prev`."""
     width, pack = 4 * block_size, _block_layout(block_size).pack
     blocks = struct.iter_unpack(f"{width}s", data[: len(data) - len(data) % width])
     return [prev := sha256(pack(HASH_BYTES, prev, width, tokens, 0)).digest() for (tokens,) in blocks]
 
 
 def short_hash(block_hash: bytes) -> bytes:
-    """What goes over the wire: 8 bytes, enough for a router to tell blocks of one service apart."""
+    """Shorten a hash to the 8 bytes that are sent over the wire, enough to distinguish the blocks of one service."""
     return block_hash[:SHORT_BYTES]

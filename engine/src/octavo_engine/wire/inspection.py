@@ -1,4 +1,4 @@
-"""What an operator may ask a running engine core, and what it answers: calls that take part in no request."""
+"""Calls to a running engine core that belong to no request, and their answers."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,9 +9,9 @@ SequenceState = Literal["deferred", "waiting", "running", "preempted"]
 
 @dataclass(slots=True, kw_only=True)
 class SequenceInfo:
-    """One unfinished sequence as the scheduler sees it, without a word of its text. Times by the engine core's clock.
+    """One unfinished sequence in the scheduler, without its text. Times are by the engine core's clock.
 
-    `indices`: the outputs that it stands for; more than one until the prompt is computed.
+    `indices`: the outputs that the sequence stands for; several until the prompt is computed.
     """
 
     request_id: str

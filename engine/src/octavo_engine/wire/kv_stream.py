@@ -1,9 +1,9 @@
-"""What a replica tells about its KV blocks: the change that one step made, and the set that a listener keeps.
+"""A replica's reports of its KV blocks: the change made by one step, and the set of hashes that a listener keeps.
 
-A block hash travels as its first 8 bytes (`short_hash`), many of them as one bytes object; as a number it is that,
-little-endian. The digest of a set is the XOR of its numbers, those of the host tier rotated by 32 bits: it rolls with
-each change, doesn't depend on the order, and a listener that computes another one has lost, repeated or misread
-something. It guards against accidents, not against a replica that lies on purpose.
+A block hash is sent as its first 8 bytes (`short_hash`), several hashes as one bytes object; as a number it is
+little-endian. The digest of a set is the XOR of its numbers, those of the host tier rotated by 32 bits: it is updated
+with each change and does not depend on the order. A listener that computes a different digest has lost, repeated or
+misread a change. The digest detects accidents, not a replica that reports wrong hashes on purpose.
 """
 
 import struct
@@ -22,7 +22,7 @@ _LOW_32 = 0xFFFF_FFFF
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """What only the events for others' routers tell of a block that came to the device. Hashes are short."""
+    """A block stored on the device, with its tokens, for vLLM-compatible KV events. Hashes are short."""
 
     hash: bytes
     parent: bytes | None  # None: the first block of a prompt
@@ -32,9 +32,9 @@ class StoredBlock:
 
 @dataclass(slots=True, kw_only=True)
 class KVChange:
-    """The net change of one step, as short hashes run together, and the digest of both sets after it.
+    """The net change of one step, as concatenated short hashes, and the digest of both sets after the change.
 
-    `blocks`: those in `stored`, in an order in which a parent comes before its child; empty unless asked for.
+    `blocks`: details of the hashes in `stored`, parents before children; empty unless tokens are recorded.
     """
 
     stored: bytes = b""
@@ -45,14 +45,14 @@ class KVChange:
     blocks: list[StoredBlock] = field(default_factory=list)
 
     def roll(self, digest: int) -> int:
-        """The digest after this change, from the one before."""
+        """Return the digest after this change, given the digest before it."""
         digest = roll(digest, "device", (*numbers(self.stored), *numbers(self.removed)))
         return roll(digest, "host", (*numbers(self.host_stored), *numbers(self.host_removed)))
 
 
 @dataclass(slots=True)
 class KVSet:
-    """The hashes that a replica has, by tier. `apply` never fails: what went wrong shows in `is_exact`."""
+    """A replica's hashes by tier. `is_exact` is False if the digest after the latest change differs from its digest."""
 
     device: set[int] = field(default_factory=set)
     host: set[int] = field(default_factory=set)
@@ -74,10 +74,10 @@ class KVSet:
 
 
 def numbers(hashes: bytes) -> tuple[int, ...]:
-    """Raises ValueError unless it is a whole number of hashes."""
+    """Split concatenated short hashes into numbers. Raises ValueError if the last hash is incomplete."""
     count, rest = divmod(len(hashes), SHORT_BYTES)
     if rest:
-        raise ValueError(f"{len(hashes)} bytes are no whole number of {SHORT_BYTES}-byte hashes.")
+        raise ValueError(f"{len(hashes)} bytes are not a multiple of {SHORT_BYTES}, the length of a hash.")
     return struct.unpack(f"<{count}Q", hashes)
 
 
@@ -87,6 +87,6 @@ def run_together(hashes: Iterable[int]) -> bytes:
 
 
 def roll(digest: int, tier: Tier, hashes: Iterable[int]) -> int:
-    """The digest after these entries of one tier came or went."""
+    """Return the digest after these entries of one tier were stored or removed."""
     change = reduce(xor, hashes, 0)
     return digest ^ (change if tier == "device" else (change & _LOW_32) << 32 | change >> 32)

@@ -1,10 +1,10 @@
-"""The metrics that a replica exposes, as data: names, types, labels and buckets. The server makes Prometheus objects.
+"""The metrics of a replica as data: names, types, labels and buckets. The server turns them into Prometheus metrics.
 
-Names and buckets are vLLM's, so that dashboards, routers and autoscalers made for it work unchanged; what only Octavo
-counts stands under its own prefix. As with vLLM, some counters of what a replica doesn't have are shown as zero
-(dashboards add them up), and a metric whose `feature` isn't on is left out.
+Names and buckets are vLLM's, so that dashboards, routers and autoscalers made for vLLM work unchanged; metrics that
+only Octavo has begin with the prefix `octavo:`. As in vLLM, some counters of features that a replica lacks are exposed
+as zero (dashboards add them up), and a metric is left out if its `feature` is off.
 
-`prometheus_client` appends `_total` to a counter's name itself; `iteration_tokens_total` is a histogram nonetheless.
+`prometheus_client` appends `_total` to a counter's name; `iteration_tokens_total` is a histogram despite its name.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50, 100)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """`labels` come after `COMMON_LABELS`. `old_names` are exposed beside `name`, for readers that were never updated.
+    """One metric. `labels` follow `COMMON_LABELS`. `old_names`: deprecated names that are exposed beside `name`.
 
     A histogram without `buckets` counts tokens, in 1-2-5 steps up to the model's length.
     """
@@ -80,7 +80,7 @@ class Metric:
 
 
 def steps_1_2_5(limit: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, ... up to and including `limit` where it is such a number."""
+    """Return the numbers 1, 2, 5, 10, 20, ... that are at most `limit`."""
     steps = (m * 10**e for e in range(len(str(limit))) for m in (1, 2, 5))
     return tuple(float(s) for s in steps if s <= limit)
 
@@ -106,7 +106,7 @@ def _own(name: str, kind: Kind, help: str, *labels: str, buckets: tuple[float, .
 VLLM_METRICS: tuple[Metric, ...] = (
     _gauge("num_requests_running", "Requests in the running batch."),
     _gauge("num_requests_waiting", "Requests waiting to be scheduled."),
-    _gauge("num_requests_waiting_by_reason", "Requests waiting, by why they wait: capacity or deferred.", "reason"),
+    _gauge("num_requests_waiting_by_reason", "Requests waiting, by reason: capacity or deferred.", "reason"),
     _gauge(
         "kv_cache_usage_perc",
         "Share of KV blocks referenced by a request, 0 to 1; blocks that are only cached don't count.",
@@ -131,9 +131,9 @@ VLLM_METRICS: tuple[Metric, ...] = (
     _counter("external_prefix_cache_hits", "Tokens found in an external KV store."),
     _counter("mm_cache_queries", "Items looked up in the multimodal cache."),
     _counter("mm_cache_hits", "Items found in the multimodal cache."),
-    _counter("num_preemptions", "Requests taken out of the running batch for lack of blocks."),
+    _counter("num_preemptions", "Requests removed from the running batch because KV blocks ran out."),
     _counter("prompt_tokens", "Prompt tokens processed."),
-    _counter("prompt_tokens_by_source", "Prompt tokens by where their KV came from.", "source"),
+    _counter("prompt_tokens_by_source", "Prompt tokens, by the source of their KV.", "source"),
     _counter("prompt_tokens_cached", "Prompt tokens whose KV was cached."),
     _counter("prompt_tokens_recomputed", "Prompt tokens computed again after a preemption."),
     _counter("generation_tokens", "Tokens generated."),
@@ -143,22 +143,30 @@ VLLM_METRICS: tuple[Metric, ...] = (
     _histogram("request_prompt_tokens", "Prompt tokens per request."),
     _histogram("request_generation_tokens", "Generated tokens per request."),
     _histogram("request_max_num_generation_tokens", "Longest sequence generated per request."),
-    _histogram("request_params_max_tokens", "max_tokens per request."),
-    _histogram("request_prefill_kv_computed_tokens", "Prompt tokens computed per request, cached ones left out."),
-    _histogram("request_params_n", "n per request.", SEQUENCES),
+    _histogram("request_params_max_tokens", "Parameter max_tokens per request."),
+    _histogram("request_prefill_kv_computed_tokens", "Prompt tokens computed per request, without cached tokens."),
+    _histogram("request_params_n", "Parameter n per request.", SEQUENCES),
     _histogram("request_num_preemptions", "Preemptions per request.", PREEMPTIONS),
     _histogram("iteration_tokens_total", "Tokens per engine step.", STEP_TOKENS),
-    _histogram("time_to_first_token_seconds", "From a request's arrival to its first token.", TTFT_S),
+    _histogram("time_to_first_token_seconds", "Time from a request's arrival to its first token.", TTFT_S),
     _histogram(
-        "inter_token_latency_seconds", "Between two tokens of a request.", TOKEN_S, ("time_per_output_token_seconds",)
+        "inter_token_latency_seconds",
+        "Time between two tokens of a request.",
+        TOKEN_S,
+        ("time_per_output_token_seconds",),
     ),
     _histogram("request_time_per_output_token_seconds", "Mean time per output token after the first.", TOKEN_S),
-    _histogram("e2e_request_latency_seconds", "From a request's arrival to its end.", REQUEST_S),
-    _histogram("request_queue_time_seconds", "From being queued to being scheduled.", REQUEST_S),
-    _histogram("request_inference_time_seconds", "From being scheduled to the last token.", REQUEST_S),
-    _histogram("request_prefill_time_seconds", "From being scheduled to the first token.", REQUEST_S),
-    _histogram("request_decode_time_seconds", "From the first token to the last.", REQUEST_S),
-    _histogram("kv_block_lifetime_seconds", "Life of a KV block (sampled).", BLOCK_S, feature="kv_cache_metrics"),
+    _histogram("e2e_request_latency_seconds", "Time from a request's arrival to its end.", REQUEST_S),
+    _histogram("request_queue_time_seconds", "Time from a request's queueing to its first scheduling.", REQUEST_S),
+    _histogram("request_inference_time_seconds", "Time from first scheduling to the last token.", REQUEST_S),
+    _histogram("request_prefill_time_seconds", "Time from first scheduling to the first token.", REQUEST_S),
+    _histogram("request_decode_time_seconds", "Time from the first token to the last token.", REQUEST_S),
+    _histogram(
+        "kv_block_lifetime_seconds",
+        "Time from a KV block's allocation to its eviction (sampled).",
+        BLOCK_S,
+        feature="kv_cache_metrics",
+    ),
     _histogram(
         "kv_block_idle_before_evict_seconds",
         "Idle time of a KV block before its eviction (sampled).",
@@ -166,23 +174,31 @@ VLLM_METRICS: tuple[Metric, ...] = (
         feature="kv_cache_metrics",
     ),
     _histogram(
-        "kv_block_reuse_gap_seconds", "Between two uses of a KV block (sampled).", BLOCK_S, feature="kv_cache_metrics"
+        "kv_block_reuse_gap_seconds",
+        "Time between two uses of a KV block (sampled).",
+        BLOCK_S,
+        feature="kv_cache_metrics",
     ),
     _counter("spec_decode_num_drafts", "Drafts proposed.", feature="spec_decode"),
     _counter("spec_decode_num_draft_tokens", "Draft tokens proposed.", feature="spec_decode"),
     _counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.", feature="spec_decode"),
-    _counter("spec_decode_num_accepted_tokens_per_pos", "Accepted, by position.", "position", feature="spec_decode"),
+    _counter(
+        "spec_decode_num_accepted_tokens_per_pos",
+        "Draft tokens accepted, by position.",
+        "position",
+        feature="spec_decode",
+    ),
 )
 
 OWN_METRICS: tuple[Metric, ...] = (
     _own("kv_blocks", "gauge", "KV blocks by state: free, cached, in_use.", "state"),
     _own("kv_used_slots", "gauge", "Token slots that hold KV of a running request."),
     _own("host_kv_blocks", "gauge", "KV blocks in CPU memory by state: used, total.", "state"),
-    _own("preemptions_by_mode", "counter", "Preemptions by what became of the KV: swap or recompute.", "mode"),
+    _own("preemptions_by_mode", "counter", "Preemptions by mode: swap or recompute.", "mode"),
     _own("swapped_blocks", "counter", "KV blocks moved between device and host: out or in.", "direction"),
     _own("dropped_blocks", "counter", "KV blocks dropped from the host tier, least recently used first."),
     _own("recomputed_tokens", "counter", "Tokens computed again after their KV was dropped."),
-    _own("cow_copies", "counter", "KV blocks copied because a shared one was about to be written."),
+    _own("cow_copies", "counter", "KV blocks copied before a write because they were shared."),
     _own("step_seconds", "histogram", "Duration of an engine step.", buckets=STEP_S),
 )
 
@@ -190,5 +206,5 @@ METRICS: tuple[Metric, ...] = VLLM_METRICS + OWN_METRICS
 
 
 def active_metrics(features: frozenset[Feature] = frozenset()) -> tuple[Metric, ...]:
-    """The metrics of a replica in which these optional features are on."""
+    """Return the metrics of a replica with these optional features."""
     return tuple(m for m in METRICS if not m.feature or m.feature in features)

@@ -1,6 +1,6 @@
-"""What the scheduler decides (`StepPlan`) and what the runner answers (`StepResult`): plain, serialisable data.
+"""The scheduler's decisions (`StepPlan`) and the runner's results (`StepResult`) as plain, serialisable data.
 
-Order of work within one step, which the scheduler relies on: `swap_out`, `swap_in`, `copies`, then the forward pass
+The order of work within one step, on which the scheduler relies: `swap_out`, `swap_in`, `copies`, then the forward pass
 (so that a block freed by a swap-out may be written in the same step), then sampling.
 
 Lengths: a sequence has `token_ids`; KV exists for its first `start` tokens; a `SeqStep` computes tokens
@@ -9,7 +9,7 @@ Lengths: a sequence has `token_ids`; KV exists for its first `start` tokens; a `
 
 from dataclasses import dataclass, field
 
-from octavo_engine.wire.records import TokenLogprobs
+from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
 
 BlockId = int
@@ -18,10 +18,10 @@ SeqId = int
 
 @dataclass(slots=True, kw_only=True)
 class NewSeq:
-    """A sequence whose state the runner doesn't hold: new, resumed after a preemption, or forked.
+    """A sequence that the runner does not hold: new, resumed after a preemption, or forked.
 
-    `token_ids` are all tokens known so far (prompt, then output); sampling is keyed by (seed, position), so nothing
-    else is needed to continue a stream.
+    `token_ids` are all tokens so far (prompt, then output); sampling is keyed by (seed, position), so the runner needs
+    no other state to continue a stream.
     """
 
     seq_id: SeqId
@@ -39,8 +39,8 @@ class SeqStep:
     """One sequence's share of a step.
 
     `block_ids[g]` overwrites the table of KV group g from entry `table_start` on (append, or replace after a
-    copy-on-write). `logits_from`: the sequence whose last row this one samples from, with `num_tokens` 0 (a fork at
-    the end of a shared prompt). `num_prompt_logprobs`: how many of this step's rows want prompt log-probabilities.
+    copy-on-write). `logits_from`: the sequence whose last logits this sequence samples from, with `num_tokens` 0 (a
+    fork at the end of a shared prompt). `num_prompt_logprobs`: how many rows need prompt log-probabilities.
     """
 
     seq_id: SeqId
@@ -56,12 +56,12 @@ class SeqStep:
 
 @dataclass(slots=True, kw_only=True)
 class StepPlan:
-    """Pairs are (source block, destination block)."""
+    """The work of one step. Pairs are (source block, destination block)."""
 
     step_id: int
     seqs: list[SeqStep] = field(default_factory=list)
     new_seqs: list[NewSeq] = field(default_factory=list)
-    dropped_seqs: list[SeqId] = field(default_factory=list)  # finished, aborted or preempted: forget them first
+    dropped_seqs: list[SeqId] = field(default_factory=list)  # finished, aborted or preempted; dropped first
     swap_out: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # device -> host
     swap_in: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # host -> device
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # device -> device, copy-on-write
@@ -79,20 +79,20 @@ class StepPlan:
 class SeqResult:
     """0..k tokens sampled for one sequence (more than one only with accepted drafts).
 
-    `prompt_logprobs`: one entry for each row that asked; the entry of row i is about the token at start + i + 1.
-    `error`: this sequence alone can't go on (its logits are not finite, or its masks leave no token): no tokens.
+    `prompt_logprobs`: one entry per requested row; the entry of row i is about the token at start + i + 1.
+    `error`: only this sequence has failed (its logits are not finite, or its masks leave no token); no tokens.
     """
 
     seq_id: SeqId
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
-    error: str | None = None
+    error: ErrorInfo | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class StepCosts:
-    """Measured by the runner, given to `Scheduler.step` as an input, so that its decisions replay.
+    """Costs that the runner measures; inputs of `Scheduler.step`, so that its decisions can be replayed.
 
     Zero means not yet measured.
     """
@@ -106,4 +106,4 @@ class StepResult:
     step_id: int
     seqs: list[SeqResult] = field(default_factory=list)
     costs: StepCosts = field(default_factory=StepCosts)
-    error: str | None = None  # the step failed as a whole: every sequence in it ends with "error"
+    error: str | None = None  # the whole step failed: every sequence in it ends with "error"

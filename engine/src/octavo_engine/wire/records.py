@@ -1,6 +1,6 @@
-"""Requests and outputs as they cross the process border (msgpack of these dataclasses).
+"""Requests and outputs that are sent between the processes (msgpack of these dataclasses).
 
-A request of `n` sequences is one `EngineRequest`; its outputs carry `index` 0..n-1. Each (request, index) gets
+A request of `n` sequences is one `EngineRequest`; its outputs have `index` 0..n-1. Each (request, index) gets
 exactly one record with a `finish_reason`.
 """
 
@@ -11,17 +11,27 @@ from octavo_engine.wire.kv_stream import KVChange
 from octavo_engine.wire.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+#: "invalid_request": the request itself is the cause (HTTP 400). "internal": the engine is the cause (HTTP 500).
+ErrorKind = Literal["invalid_request", "internal"]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """Why a sequence ended with finish_reason "error"."""
+
+    message: str
+    kind: ErrorKind = "internal"
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineRequest:
-    """A validated request: every optional of the HTTP body has been resolved.
+    """A validated request, with every optional field of the HTTP body resolved.
 
     `params.max_tokens` is an int that fits the context, `params.seed` is set unless greedy, `params.stop_token_ids`
     holds every id that stops generation except `eos_token_id` (which `ignore_eos` turns off).
-    `grammar`: `params.structured_outputs` in the grammar library's own words, checked; None if nothing is asked for.
-    `arrival_s`: the front end's monotonic clock, used for ordering and FCFS ties only. `turn`: of waiting requests (of
-    equal priority) the one with the smallest is next; 0 for all means in the order of arrival. `start_by_s`: on the
+    `grammar`: `params.structured_outputs` as the grammar library's text, checked; None without structured output.
+    `arrival_s`: the front end's monotonic clock, used for ordering and FCFS ties only. `turn`: among waiting requests
+    of equal priority, the smallest turn is next; 0 for all means the order of arrival. `start_by_s`: a deadline on the
     clock of `arrival_s`; the engine ends a request that it has not started by then with finish_reason "abort".
     """
 
@@ -59,7 +69,7 @@ class Timing:
 
 @dataclass(slots=True, kw_only=True)
 class SeqOutput:
-    """What one step added to one sequence. `timing` comes with the last record, `num_cached_tokens` with each."""
+    """The output that one step adds to one sequence. The last record has `timing`, each has `num_cached_tokens`."""
 
     request_id: str
     index: int = 0
@@ -68,7 +78,7 @@ class SeqOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    error: str | None = None
+    error: ErrorInfo | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     timing: Timing | None = None
@@ -76,12 +86,12 @@ class SeqOutput:
 
 @dataclass(slots=True, kw_only=True)
 class EngineStats:
-    """Gauges of now and counters since start, one snapshot a step. Law: free + cached + in_use == total blocks."""
+    """Current gauges, and counters since start; one snapshot per step. Law: free + cached + in_use == total blocks."""
 
-    received: int = 0  # requests, refused ones too
+    received: int = 0  # requests, including rejected ones
     running: int = 0
     waiting: int = 0
-    deferred: int = 0  # of those, the ones whose grammar isn't compiled yet
+    deferred: int = 0  # waiting requests whose grammar is not compiled yet
     free_blocks: int = 0
     cached_blocks: int = 0
     in_use_blocks: int = 0
@@ -99,7 +109,7 @@ class EngineStats:
     preemptions_recompute: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
-    dropped_blocks: int = 0  # LRU drops from the host tier (or the device, where there is no host tier)
+    dropped_blocks: int = 0  # LRU drops from the host tier (or from the device, without a host tier)
     recomputed_tokens: int = 0
     cow_copies: int = 0
     prompt_tokens: int = 0
@@ -108,13 +118,13 @@ class EngineStats:
 
     @property
     def kv_usage(self) -> float:
-        """Referenced blocks only: cached ones are free to take, so they never hold up a scale-down."""
+        """The share of referenced blocks. Cached blocks are not counted: they can be evicted at any time."""
         return self.in_use_blocks / self.total_blocks if self.total_blocks else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class BlockLife:
-    """Of a device block whose cached content was evicted; one in many is followed."""
+    """The life of a sampled device block whose cached content was evicted."""
 
     lifetime_s: float
     idle_s: float
@@ -123,12 +133,14 @@ class BlockLife:
 
 @dataclass(slots=True, kw_only=True)
 class CoreOutputs:
-    """One message from the engine core to its front end. `begins`: of the step about to run, before all that it brings:
-    blocks that it writes over or will have computed, and the queue with it in it; or of what was asked for between two.
+    """One message from the engine core to its front end.
+
+    `is_interim`: the message does not end a step. It reports, before a step runs, the blocks that the step overwrites
+    and those that it will have computed, and the queue during the step; or, between steps, the effect of a call.
     """
 
     outputs: list[SeqOutput] = field(default_factory=list)
     stats: EngineStats | None = None
     kv: KVChange | None = None
     block_lives: list[BlockLife] | None = None
-    begins: bool = False
+    is_interim: bool = False

@@ -1,4 +1,4 @@
-"""`SamplingParams`: vLLM's field names, defaults and rules (one place, shared by `LLM` and the HTTP API)."""
+"""`SamplingParams` with vLLM's field names, defaults and rules, shared by `LLM` and the HTTP API."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,7 @@ from octavo_engine.wire.structured import StructuredOutputs
 MAX_N = 16384
 MIN_TEMPERATURE = 0.01
 GREEDY_BELOW = 1e-5
-REPETITION_PENALTY_RANGE = (1e-6, 1e6)  # beyond it fp32 logits become infinite or NaN, for a whole batch
+REPETITION_PENALTY_RANGE = (1e-6, 1e6)  # outside it fp32 logits become infinite or NaN, for a whole batch
 
 
 def _check(ok: bool, param: str, rule: str, value: object) -> None:
@@ -23,10 +23,10 @@ def _is_int(value: object) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of one request are chosen.
+    """The sampling settings of one request.
 
     Construction validates and normalises (`stop` becomes a list, `seed` -1 becomes None, a temperature below
-    1e-5 means greedy). Raises InvalidRequest, naming the field.
+    1e-5 means greedy). It raises InvalidRequest, which names the field.
     """
 
     n: int = 1
@@ -55,12 +55,12 @@ class SamplingParams:
     skip_reading_prefix_cache: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     extra_args: dict[str, Any] | None = None
-    #: `bad_words` as token sequences; filled where the tokenizer is, read by the sampler.
+    #: `bad_words` as token sequences, set by the front end, which has the tokenizer, and read by the sampler.
     bad_words_token_ids: list[list[int]] = field(default_factory=list)
-    #: Special tokens whose text is wanted although others are skipped: the markers that a reader of the answer needs.
+    #: Special tokens whose text is kept while other special tokens are skipped: the markers that output parsers need.
     shown_special_token_ids: list[int] = field(default_factory=list)
-    #: With `structured_outputs`: the token that ends reasoning, after which the shape holds; and the one that opens it,
-    #: None where it is open from the first token on.
+    #: With `structured_outputs`: the token that ends reasoning, after which the shape applies, and the token that
+    #: starts reasoning, None if reasoning is open from the first token on.
     reasoning_end_token_id: int | None = None
     reasoning_start_token_id: int | None = None
 

@@ -1,7 +1,7 @@
-"""`StructuredOutputs`: the shape that one request's output must have, under vLLM's names.
+"""`StructuredOutputs`: the required shape of one request's output, under vLLM's names.
 
-Construction checks what needs no grammar library: that exactly one shape is asked for, and the types. Whether a schema,
-regex or grammar can be enforced is for `octavo_engine.grammar` to say.
+Construction checks that exactly one shape is given, and the types. `octavo_engine.grammar` checks whether a schema,
+regex or grammar can be enforced.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _PARAM = "structured_outputs"
 class StructuredOutputs:
     """Exactly one of `json` (a JSON Schema, or its text), `regex`, `choice`, `grammar` (Lark or EBNF), `json_object`.
 
-    The options are about JSON only. `whitespace_pattern`: a regex for the space between JSON's tokens.
+    The other fields apply to JSON only. `whitespace_pattern`: a regex for the whitespace between JSON's tokens.
     """
 
     json: dict[str, Any] | str | None = None

@@ -1,7 +1,7 @@
-"""The few calls that the operator makes to the API server, over the official client's connection and credentials.
+"""The operator's calls to the API server, over the official client's connection and credentials.
 
-All writes of fields are server-side apply under our own field manager; what others manage stays theirs. A delete names
-the uid that was observed, so that it can't hit a successor of the same name.
+Fields are written by server-side apply under the operator's field manager, so fields of other managers stay untouched.
+A delete names the observed uid, so that it can't hit a successor of the same name.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from urllib.parse import quote
 import aiohttp
 from kubernetes.aio.client import ApiClient
 
-from octavo_operator.names import ADMITTED_GATE, MANAGER
+from octavo_operator.names import ADMITTED_EPOCH, ADMITTED_GATE, MANAGER
 from octavo_operator.spec.service import GROUP, KIND, VERSION
 
 Raw = dict[str, Any]
 TIMEOUT_S = 30.0
-_PASSING = (
+_TRANSIENT = (
     HTTPStatus.UNAUTHORIZED,
     HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.CONFLICT,
@@ -29,7 +29,7 @@ _PASSING = (
 NO_VERSION = "1"
 APPLY = "application/apply-patch+yaml"
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-PAGE, PAGE_S = 500, 5.0  # a server that has only just come up may leave a request hanging: better ask again
+PAGE, PAGE_S = 500, 5.0  # seconds; a server that has just started may leave a request hanging
 STRATEGIC = "application/strategic-merge-patch+json"
 
 #: kind -> group and version, plural
@@ -55,7 +55,7 @@ KINDS: dict[str, tuple[str, str]] = {
 
 @dataclass(slots=True)
 class ApiError(Exception):
-    """The API server's refusal; or, with status 503, that it can't be reached or doesn't answer in time."""
+    """An error response of the API server; status 503 if it can't be reached or does not answer in time."""
 
     status: int
     reason: str
@@ -73,11 +73,11 @@ class ApiError(Exception):
         return self.status == HTTPStatus.CONFLICT
 
 
-def is_passing(error: ApiError) -> bool:
-    """Whether it may go by itself. A webhook that doesn't answer is an internal error, and is for people to mend."""
+def is_transient(error: ApiError) -> bool:
+    """Return whether a retry may succeed. A failing webhook is a status 500, too, but a person must repair it."""
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return "failed calling webhook" not in error.message
-    return error.status in _PASSING
+    return error.status in _TRANSIENT
 
 
 class Cluster:
@@ -85,13 +85,13 @@ class Cluster:
         self._api = api
 
     async def apply(self, manifest: Mapping[str, Any]) -> Raw:
-        """Ours wins over what others wrote into fields that we apply."""
+        """Apply the manifest; its values replace other managers' values of the same fields."""
         path = path_of(manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
         return await self._call("PATCH", path, manifest, kind=APPLY, query=_OURS)
 
-    async def make(self, manifest: Mapping[str, Any]) -> Raw:
-        """As `apply`, where there is no such object: with one there, whosever it is, it fails with a conflict. No
-        object can have the version that is asked for, and where there is no object, none is compared.
+    async def apply_new(self, manifest: Mapping[str, Any]) -> Raw:
+        """Apply the manifest of an object that must not exist yet; any existing object causes a conflict: none can have
+        the requested resourceVersion, and the API server compares it only if the object exists.
         """
         metadata = {**manifest["metadata"], "resourceVersion": NO_VERSION}
         return await self.apply({**manifest, "metadata": metadata})
@@ -107,17 +107,17 @@ class Cluster:
         return await self._call("PATCH", path, body, kind=APPLY, query=_OURS)
 
     async def create(self, manifest: Mapping[str, Any]) -> bool:
-        """False if there is one of this name."""
+        """Return False if an object of this name exists."""
         try:
             await self._call("POST", path_of(manifest["kind"], manifest["metadata"]["namespace"]), manifest)
         except ApiError as error:
-            if error.reason != "AlreadyExists":  # a conflict may also be over a quota that others draw on
+            if error.reason != "AlreadyExists":  # a conflict may also concern a shared quota
                 raise
             return False
         return True
 
     async def replace(self, manifest: Mapping[str, Any]) -> Raw:
-        """Fails with a conflict if it was written since the manifest was read."""
+        """Fails with a conflict if the object was written after the manifest was read."""
         path = path_of(manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
         return await self._call("PUT", path, manifest)
 
@@ -125,29 +125,29 @@ class Cluster:
         return await self._call("GET", path_of(kind, namespace, name))
 
     async def find(self, kind: str, namespace: str, name: str) -> Raw | None:
-        """As a list of one or none: whoever may list, as our watches do, needs no right to read."""
+        """Read by a list request of one name: the watches need the right to list, so no right to get is needed."""
         found = await self._list(kind, namespace, f"metadata.name={name}")
         return found[0] if found else None
 
-    async def warnings_about(self, namespace: str, uid: str) -> list[Raw]:
+    async def list_warnings(self, namespace: str, uid: str) -> list[Raw]:
         return await self._list("Event", namespace, f"type=Warning,regarding.uid={uid}")
 
-    async def uids(self, kind: str, namespace: str | None, *, label: str = "") -> set[str]:
-        """Of all that bear the label, in one namespace or in all."""
+    async def list_uids(self, kind: str, namespace: str | None, *, label: str = "") -> set[str]:
+        """Uids of all objects with the label, in one namespace or in all."""
         found: set[str] = set()
         query = f"?limit={PAGE}" + (f"&labelSelector={quote(label)}" if label else "")
-        onwards = ""
+        next_page = ""
         while True:
             page = await self._call(
-                "GET", path_of(kind, namespace), accept=METADATA, query=query + onwards, timeout_s=PAGE_S
+                "GET", path_of(kind, namespace), accept=METADATA, query=query + next_page, timeout_s=PAGE_S
             )
             found.update(item["metadata"]["uid"] for item in page.get("items") or ())
             if not (token := page["metadata"].get("continue")):
                 return found
-            onwards = f"&continue={quote(token)}"
+            next_page = f"&continue={quote(token)}"
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, version: str) -> bool:
-        """False if it is gone already. A conflict: another one has its name, or it was changed since."""
+        """Return False if it is gone. Fails with a conflict if it was replaced or changed."""
         body = {"preconditions": {"uid": uid, "resourceVersion": version}, "propagationPolicy": "Background"}
         try:
             await self._call("DELETE", path_of(kind, namespace, name), body)
@@ -158,17 +158,19 @@ class Cluster:
         return True
 
     async def set_gate(self, namespace: str, pod: str, uid: str, *, epoch: str | None, reason: str, now: str) -> bool:
-        """False if the pod is gone. A conflict: another one has its name. The condition's message is the epoch that it
-        holds for.
+        """Set the gate's condition, and the admitted epoch as an annotation, in one request.
+
+        Returns False if the pod is gone. Fails with a conflict if another pod has its name.
         """
         condition = {
             "type": ADMITTED_GATE,
             "status": "False" if epoch is None else "True",
             "reason": "Withdrawn" if epoch is None else "Admitted",
-            "message": reason if epoch is None else epoch,
+            "message": reason,
             "lastTransitionTime": now,
         }
-        body = {"metadata": {"uid": uid}, "status": {"conditions": [condition]}}
+        metadata = {"uid": uid, "annotations": {ADMITTED_EPOCH: epoch}}  # null removes an annotation
+        body = {"metadata": metadata, "status": {"conditions": [condition]}}
         try:
             await self._call("PATCH", path_of("Pod", namespace, pod) + "/status", body, kind=STRATEGIC)
         except ApiError as error:
@@ -199,7 +201,7 @@ class Cluster:
             what = str(error) or f"no answer within {timeout_s:g} s"
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "Unreachable", f"{method} {path}: {what}") from error
         if status >= HTTPStatus.BAD_REQUEST:
-            raise refusal(status, data)
+            raise api_error(status, data)
         return _content(data)
 
     async def _fetch(
@@ -213,14 +215,14 @@ class Cluster:
         return answer.status, await answer.response.read()
 
 
-def refusal(status: int, data: bytes) -> ApiError:
-    """Of an answer with such a status."""
+def api_error(status: int, data: bytes) -> ApiError:
+    """Make the error from a response's status and body."""
     content = _content(data)
     return ApiError(status, content.get("reason", ""), content.get("message", ""))
 
 
 def _content(data: bytes) -> Raw:
-    """Whatever stands between us and the API server may answer in its own words."""
+    """Parse a response body. A proxy in front of the API server may send text instead of JSON."""
     try:
         content = json.loads(data or b"{}")
     except ValueError:
@@ -232,7 +234,7 @@ _OURS = f"?fieldManager={MANAGER}&force=true"
 
 
 def path_of(kind: str, namespace: str | None, name: str = "") -> str:
-    """Without a namespace: all of the kind, in the whole cluster."""
+    """Path of an object, or of all objects of the kind; None as namespace: of the whole cluster."""
     version, plural = KINDS[kind]
     root = "/api" if "/" not in version else "/apis"
     place = "" if namespace is None else f"namespaces/{namespace}/"

@@ -1,7 +1,7 @@
-"""Who we are to the API server: one configuration for our own client and for kopf's.
+"""Credentials for the API server: one configuration for the operator's own client and for kopf's.
 
-A service account's token is replaced in its file long before it ends, every hour or so. Both read it anew for each
-request, not more often than `REREAD_S`: a client that kept the one of its start would be locked out.
+The kubelet replaces a service account's token file about every hour, well before the token expires. Both clients reread
+it before a request, at most every `REREAD_S` seconds; a client that kept the first token would be locked out.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ ANSWER_S = 5.0
 BEARER = "BearerToken"
 
 
-async def found_configuration() -> Configuration:
-    """Of the pod that we are in, else of the user's kubeconfig."""
+async def load_configuration() -> Configuration:
+    """Load the service account of this pod or, outside a pod, the user's kubeconfig."""
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{name}") for name in ("HOST", "PORT"))
     if host and port and (ACCOUNT / "token").exists():
         host = f"[{host}]" if ":" in host else host
@@ -38,7 +38,7 @@ async def found_configuration() -> Configuration:
 def account_configuration(
     url: str, folder: Path, *, reread_s: float = REREAD_S, clock: Callable[[], float] = time.monotonic
 ) -> Configuration:
-    """`folder`: with `token` and `ca.crt`, as pods have it."""
+    """`folder`: has `token` and `ca.crt`, as in a pod."""
     found = Configuration(host=url)
     if (folder / "ca.crt").exists():
         found.ssl_ca_cert = str(folder / "ca.crt")
@@ -50,20 +50,20 @@ def account_configuration(
             configuration.api_key[BEARER] = f"Bearer {(folder / 'token').read_text().strip()}"
             read_s = clock()
 
-    reread(found)  # the client asks for a token anew only where there is one
+    reread(found)  # the client calls the hook only if there is a token
     found.refresh_api_key_hook = reread  # type: ignore[assignment]  # declared as None
     return found
 
 
-def client_of(configuration: Configuration) -> ApiClient:
-    """Its own session would look for proxies and a .netrc before each request, in a thread."""
+def make_client(configuration: Configuration) -> ApiClient:
+    """Replace the client's own session, which looks for proxies and a .netrc in a thread before each request."""
     api = ApiClient(configuration)
     api.rest_client.pool_manager = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_trust(configuration)))
     return api
 
 
 def kopf_login(configuration: Configuration, *, pause_s: float = 1.0) -> Callable[..., object]:
-    """A login handler for kopf. It asks again after each 401, at once and for ever: then `pause_s` is waited."""
+    """Make kopf's login handler. kopf calls it after each 401 at once and forever, so repeats wait `pause_s` first."""
     logins = 0
 
     async def log_in(**_: object) -> kopf.AiohttpSession:
@@ -71,19 +71,19 @@ def kopf_login(configuration: Configuration, *, pause_s: float = 1.0) -> Callabl
         if logins:
             await asyncio.sleep(pause_s)
         logins += 1
-        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session_of(configuration))
+        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=make_session(configuration))
 
     return log_in
 
 
-def session_of(configuration: Configuration, *, answer_s: float = ANSWER_S) -> aiohttp.ClientSession:
-    """`answer_s`: a server that has only just come up may leave a request hanging, which kopf would wait for."""
+def make_session(configuration: Configuration, *, answer_s: float = ANSWER_S) -> aiohttp.ClientSession:
+    """`answer_s`: limit for response headers. A server that has just started may leave a request hanging forever."""
 
     async def authorize(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         token = await configuration.get_api_key_with_prefix(BEARER)
         if token:
             request.headers["Authorization"] = token
-        async with asyncio.timeout(answer_s):  # until it begins: a watch goes on for long
+        async with asyncio.timeout(answer_s):  # until the response begins; a watch stays open
             return await handler(request)
 
     connector = aiohttp.TCPConnector(limit=0, ssl=_trust(configuration))

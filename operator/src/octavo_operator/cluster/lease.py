@@ -1,8 +1,8 @@
-"""`Leadership`: one operator acts, the others watch and wait, by a Lease (coordination.k8s.io/v1), as in client-go.
+"""`Leadership`: leader election by a Lease (coordination.k8s.io/v1), as in client-go; only the holder writes.
 
-A Lease can't stop whoever lost it without knowing. So the holder itself counts, by its own monotonic clock, from before
-it asked for each renewal, and asks `may_write` before each write: past the deadline, which is earlier than the time at
-which another one may take over, it doesn't.
+A Lease can't stop a holder that lost it unnoticed. So the holder checks `may_write` before each write, which is False
+past a deadline. The holder counts the deadline by its monotonic clock from before each renewal request, and it is
+earlier than the time at which another operator may acquire the Lease.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 
 DURATION_S = 15
 DEADLINE_S = 10
-RENEWAL_S = 5.0  # a renewal that takes longer is given up, so that there is time for another
+RENEWAL_S = 5.0  # a slower renewal is cancelled, which leaves time for another attempt
 RETRY_S = 2.0
 MARGIN_S = 0.05
 
 
 class Leadership:
-    """`clock`: monotonic seconds. `on_doubt`: called when the API server, or we ourselves, may have been away."""
+    """`clock`: monotonic seconds. `on_gap`: called when events may have been missed, as after an outage."""
 
     def __init__(
         self,
@@ -34,20 +34,20 @@ class Leadership:
         name: str,
         identity: str,
         clock: Callable[[], float] = time.monotonic,
-        on_doubt: Callable[[], None] = lambda: None,
+        on_gap: Callable[[], None] = lambda: None,
     ) -> None:
         self._cluster = cluster
         self._namespace = namespace
         self._name = name
         self.identity = identity
         self._clock = clock
-        self._on_doubt = on_doubt
+        self._on_doubt = on_gap
         self._writes_until = float("-inf")
         self._is_retired = False
         self._trouble = ""
-        self.looked_s = clock()  # when it last learned who leads, or that it couldn't
-        self._seen: tuple[str, float] = ("", 0.0)  # the holder's last renewal, and when it was first seen here
-        self._duration_s = float(DURATION_S)  # as its holder says
+        self.checked_s = clock()  # time of the last attempt to read or renew the Lease
+        self._seen: tuple[str, float] = ("", 0.0)  # the holder's latest renewal, and when this process first saw it
+        self._duration_s = float(DURATION_S)  # as the holder's Lease states
         self.gained = asyncio.Event()
         self.lost = asyncio.Event()
 
@@ -56,11 +56,11 @@ class Leadership:
         return self._clock() < self._writes_until and not self._is_retired
 
     def retire(self) -> None:
-        """Nothing is written from now on. The Lease is kept until `run` ends: writes on their way finish first."""
+        """Allow no new writes. The Lease is held until `run` ends, so that writes in progress finish first."""
         self._is_retired = True
 
     async def run(self) -> None:
-        """Until it is cancelled; then the Lease is given up at once."""
+        """Acquire and renew the Lease until cancelled, then release it at once."""
         try:
             while True:
                 await self.try_once()
@@ -68,10 +68,10 @@ class Leadership:
         finally:
             if self.gained.is_set():
                 self.retire()
-                await asyncio.shield(self._give_up())
+                await asyncio.shield(self._release())
 
     def _pause_s(self) -> float:
-        """Whoever waits looks again as soon as the Lease may be free."""
+        """An operator that waits checks again as soon as the Lease may have expired."""
         left_s = self._seen[1] + self._duration_s - self._clock()
         return RETRY_S if self.gained.is_set() or left_s < 0 else min(RETRY_S, left_s + MARGIN_S)
 
@@ -79,14 +79,14 @@ class Leadership:
         asked = self._clock()
         try:
             async with asyncio.timeout(RENEWAL_S):
-                held = await self._take_or_renew()
+                held = await self._acquire_or_renew()
         except (ApiError, TimeoutError) as error:
-            self._complain(str(error) or f"no answer within {RENEWAL_S:g} s")
+            self._log_error(str(error) or f"no answer within {RENEWAL_S:g} s")
             held = False
             self._on_doubt()
-        self.looked_s = self._clock()
+        self.checked_s = self._clock()
         has_lapsed = not self._clock() < self._writes_until
-        if has_lapsed and self.gained.is_set():  # even if it is ours again: others may have written meanwhile
+        if has_lapsed and self.gained.is_set():  # even if just renewed: another operator may have written meanwhile
             logger.warning("%s leads no longer", self.identity)
             self.gained.clear()
             self.lost.set()
@@ -99,13 +99,13 @@ class Leadership:
                 self.lost.clear()
                 self.gained.set()
 
-    def _complain(self, why: str) -> None:
-        """Of one trouble once."""
+    def _log_error(self, why: str) -> None:
+        """Log each distinct error once."""
         if why != self._trouble:
             logger.warning("the lease %s/%s can't be renewed: %s", self._namespace, self._name, why)
         self._trouble = why
 
-    async def _take_or_renew(self) -> bool:
+    async def _acquire_or_renew(self) -> bool:
         try:
             lease = await self._cluster.read("Lease", self._namespace, self._name)
         except ApiError as error:
@@ -128,14 +128,14 @@ class Leadership:
         return True
 
     def _is_expired(self, spec: dict[str, Any]) -> bool:
-        """By our own clock: how long ago we first saw the latest renewal. Clocks of machines aren't compared."""
+        """Measure by this process's clock how old the latest renewal is: clocks of machines are never compared."""
         renewal = f"{spec.get('holderIdentity')} {spec.get('renewTime')}"
         if self._seen[0] != renewal:
             self._seen = (renewal, self._clock())
         self._duration_s = float(spec.get("leaseDurationSeconds") or DURATION_S)
         return self._clock() - self._seen[1] > self._duration_s
 
-    async def _give_up(self) -> None:
+    async def _release(self) -> None:
         try:
             async with asyncio.timeout(RENEWAL_S):
                 lease = await self._cluster.read("Lease", self._namespace, self._name)
@@ -143,7 +143,7 @@ class Leadership:
                     lease["spec"]["holderIdentity"] = ""
                     await self._cluster.replace(lease)
         except (ApiError, TimeoutError) as error:
-            logger.warning("the lease could not be given up: %s", error)
+            logger.warning("the lease %s/%s can't be released: %s", self._namespace, self._name, error)
 
     def _manifest(self, before: dict[str, Any], *, transitions: int) -> dict[str, Any]:
         return {

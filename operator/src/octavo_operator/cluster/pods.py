@@ -1,13 +1,14 @@
-"""From a pod as Kubernetes has it to `Pod`: whether it answers, and else what is wrong, in Kubernetes' own words."""
+"""Converts a Kubernetes pod to `Pod`: whether it is ready, and otherwise the trouble with Kubernetes' message."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from octavo_operator.names import ADMIN, ADMITTED_GATE, ENGINE, REVISION_LABEL, ROUTER, ROUTER_PORT
+from octavo_operator.names import ADMIN, ADMITTED_EPOCH, ADMITTED_GATE, ENGINE, REVISION_LABEL, ROUTER, ROUTER_PORT
 from octavo_operator.observed import Pod, Trouble
 
 FETCH = "fetch"
-#: Reasons why a container waits -> what we call it.
+#: Kubernetes' reason why a container waits -> the reason in the condition.
 _WAITING: dict[str, Trouble] = {
     "ImagePullBackOff": "ImagePullError",
     "ErrImagePull": "ImagePullError",
@@ -23,24 +24,36 @@ _CRASHING = "CrashLoopBackOff"
 Raw = Mapping[str, Any]
 
 
+class Failure(NamedTuple):
+    """`code`: of the container's termination message, such as OutOfMemory; empty if it has none."""
+
+    trouble: Trouble
+    message: str
+    code: str = ""
+
+
 def pod_of(raw: Raw) -> Pod:
     metadata, status = raw["metadata"], raw.get("status", {})
     conditions = {c["type"]: c for c in status.get("conditions", ())}
     gate = conditions.get(ADMITTED_GATE, {})
-    trouble, message = _trouble(status, conditions)
+    failure = _failure(status, conditions)
     init, main = (_named(status.get(kind, ()), name) for kind, name in _CONTAINERS)
     is_ready = conditions.get("ContainersReady", {}).get("status") == "True"
+    is_admitted = gate.get("status") == "True"
+    if is_ready:
+        failure = None
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
         revision=metadata.get("labels", {}).get(REVISION_LABEL, ""),
         is_ready=is_ready,
-        is_admitted=gate.get("status") == "True",
-        admitted_epoch=gate.get("message") if gate.get("status") == "True" else None,
+        is_admitted=is_admitted,
+        admitted_epoch=(metadata.get("annotations") or {}).get(ADMITTED_EPOCH) if is_admitted else None,
         is_terminating="deletionTimestamp" in metadata,
         is_fetching="running" in init.get("state", {}),
-        trouble=None if is_ready else trouble,
-        message="" if is_ready else message,
+        trouble=None if failure is None else failure.trouble,
+        message="" if failure is None else failure.message,
+        failure_code="" if failure is None else failure.code,
         restarts=main.get("restartCount", 0),
     )
 
@@ -48,34 +61,47 @@ def pod_of(raw: Raw) -> Pod:
 _CONTAINERS = (("initContainerStatuses", FETCH), ("containerStatuses", ENGINE))
 
 
-def _trouble(status: Raw, conditions: Mapping[str, Raw]) -> tuple[Trouble | None, str]:
+def _failure(status: Raw, conditions: Mapping[str, Raw]) -> Failure | None:
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        return "Unschedulable", scheduled.get("message", "")
-    for kind, name in _CONTAINERS:
-        for found in _container_trouble(_named(status.get(kind, ()), name), fetches=name == FETCH):
-            return found
-    return None, ""
+        return Failure("Unschedulable", scheduled.get("message", ""))
+    failures = (
+        _container_failure(_named(status.get(kind, ()), name), fetches=name == FETCH) for kind, name in _CONTAINERS
+    )
+    return next(filter(None, failures), None)
 
 
-def _container_trouble(container: Raw, *, fetches: bool) -> Iterator[tuple[Trouble, str]]:
+def _container_failure(container: Raw, *, fetches: bool) -> Failure | None:
     waiting = container.get("state", {}).get("waiting", {})
     reason = waiting.get("reason", "")
     ended = container.get("lastState", {}).get("terminated") or container.get("state", {}).get("terminated") or {}
     if reason in _WAITING:
-        yield _WAITING[reason], f"{reason}: {waiting.get('message', '')}"
-    elif ended.get("exitCode"):
+        return Failure(_WAITING[reason], f"{reason}: {waiting.get('message', '')}")
+    if ended.get("exitCode"):
         if ended.get("reason") == "OOMKilled":
-            yield "OOMKilled", "it needed more memory than its limit"
-        yield "FetchFailed" if fetches else "CrashLoop", _last_words(ended)
-    elif reason == _CRASHING:
-        yield "CrashLoop", waiting.get("message", "")
+            return Failure("OOMKilled", "the container needed more memory than its limit")
+        code, message = _termination_message(str(ended.get("message", "")))
+        text = f"exit code {ended['exitCode']}" + (f": {message}" if message else "")
+        return Failure("FetchFailed" if fetches else "CrashLoop", text, code)
+    if reason == _CRASHING:
+        return Failure("CrashLoop", waiting.get("message", ""))
+    return None
 
 
-def _last_words(ended: Raw) -> str:
-    """The end of the log, which the kubelet keeps for containers that fail: its last line says why."""
-    lines = [line for line in str(ended.get("message", "")).splitlines() if line.strip()]
-    return f"exit code {ended['exitCode']}" + (f": {lines[-1]}" if lines else "")
+def _termination_message(text: str) -> tuple[str, str]:
+    """Code and message of the JSON object that the `octavo` command writes.
+
+    Any other text is the end of the log, which the kubelet stores instead: it has no code, and its last line is the
+    message.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if isinstance(found, dict) and isinstance(found.get("code"), str) and isinstance(found.get("message"), str):
+        return found["code"], found["message"]
+    lines = [line for line in text.splitlines() if line.strip()]
+    return "", lines[-1] if lines else ""
 
 
 def _named(containers: Any, name: str) -> Raw:
@@ -83,7 +109,7 @@ def _named(containers: Any, name: str) -> Raw:
 
 
 def router_trouble(raw: Raw) -> str:
-    """Why a router pod doesn't come up, if it is known."""
+    """Why a router pod does not start; empty if unknown."""
     if "deletionTimestamp" in raw["metadata"]:
         return ""
     status = raw.get("status", {})
@@ -92,20 +118,20 @@ def router_trouble(raw: Raw) -> str:
     if scheduled.get("status") == "False":
         return f"Unschedulable: {scheduled.get('message', '')}"
     for container in status.get("containerStatuses", ()):
-        for trouble, message in _container_trouble(container, fetches=False):
-            return f"{trouble}: {message}"
+        if (failure := _container_failure(container, fetches=False)) is not None:
+            return f"{failure.trouble}: {failure.message}"
     return ""
 
 
 def creation_failure(deployment: Raw) -> str:
-    """Why a Deployment's pods can't be made: a quota, Pod Security, an admission webhook."""
+    """Why a Deployment's pods can't be created: a quota, Pod Security, an admission webhook."""
     conditions = {c["type"]: c for c in deployment.get("status", {}).get("conditions", ())}
     failure = conditions.get("ReplicaFailure", {})
     return str(failure.get("message", "")) if failure.get("status") == "True" else ""
 
 
 def state_port(raw: Raw) -> int:
-    """Port of a router pod's state stream: the admin port. Pods of versions without one serve all on a single port."""
+    """Port of a router pod's state stream: the admin port, or the only port in versions without an admin port."""
     ports = _named(raw["spec"]["containers"], ROUTER).get("ports", ())
     return next((port["containerPort"] for port in ports if port.get("name") == ADMIN), ROUTER_PORT)
 

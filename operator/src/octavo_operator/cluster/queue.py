@@ -1,5 +1,6 @@
-"""`WorkQueue`: which services to look at next. A key that is added twice is looked at once; one that failed comes back
-later each time, and others don't wait for it.
+"""`WorkQueue`: the services to reconcile next, as in client-go.
+
+A key that is added twice is returned once. A failed key returns after a growing delay; other keys don't wait for it.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ LAST_RETRY_S = 60.0
 
 
 class WorkQueue(Generic[K]):
-    """A key is given to one worker at a time; added meanwhile, it is given out again afterwards."""
+    """Only one worker has a key at a time. A key that is added meanwhile is returned again afterwards."""
 
     def __init__(self) -> None:
         self._waiting: dict[K, None] = {}  # in the order of adding
@@ -21,18 +22,18 @@ class WorkQueue(Generic[K]):
         self._again: set[K] = set()
         self._failures: dict[K, int] = {}
         self._timers: dict[K, asyncio.TimerHandle] = {}
-        self._is_held = False
-        self._news = asyncio.Event()
-        self._rest = asyncio.Event()
+        self._is_paused = False
+        self._added = asyncio.Event()
+        self._idle = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._again)
 
-    async def idle(self) -> None:
-        """Until nobody works on anything; there may be something to do."""
+    async def wait_idle(self) -> None:
+        """Wait until no worker has a key. Keys may still be queued."""
         while self._busy:
-            self._rest.clear()
-            await self._rest.wait()
+            self._idle.clear()
+            await self._idle.wait()
 
     def add(self, key: K) -> None:
         if (timer := self._timers.pop(key, None)) is not None:
@@ -41,28 +42,28 @@ class WorkQueue(Generic[K]):
             self._again.add(key)
         else:
             self._waiting[key] = None
-            self._news.set()
+            self._added.set()
 
     def add_later(self, key: K, delay_s: float) -> None:
-        """Sooner if it is added before."""
+        """Add the key after the delay, unless it is added earlier."""
         if key not in self._timers and key not in self._waiting:
             self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self._due, key)
 
-    def hold(self) -> None:
-        """Nothing is given out until `release`; what is added waits."""
-        self._is_held = True
+    def pause(self) -> None:
+        """Return no keys until `resume`; added keys are queued."""
+        self._is_paused = True
 
-    def release(self) -> None:
-        """What failed meanwhile is due at once."""
-        self._is_held = False
+    def resume(self) -> None:
+        """Return keys again; delayed keys are due at once."""
+        self._is_paused = False
         for key in list(self._timers):
             self.add(key)
-        self._news.set()
+        self._added.set()
 
-    async def take(self) -> K:
-        while self._is_held or not self._waiting:
-            self._news.clear()
-            await self._news.wait()
+    async def get(self) -> K:
+        while self._is_paused or not self._waiting:
+            self._added.clear()
+            await self._added.wait()
         key = next(iter(self._waiting))
         del self._waiting[key]
         self._busy.add(key)
@@ -70,20 +71,20 @@ class WorkQueue(Generic[K]):
 
     def done(self, key: K) -> None:
         self._failures.pop(key, None)
-        self._release(key)
+        self._finish(key)
 
     def failed(self, key: K) -> float:
-        """When it will be given out again."""
+        """Queue the key again, and return its delay in seconds."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
         delay_s = min(FIRST_RETRY_S * 2.0 ** (count - 1), LAST_RETRY_S)
-        self._release(key)
+        self._finish(key)
         self.add_later(key, delay_s)
         return delay_s
 
-    def _release(self, key: K) -> None:
+    def _finish(self, key: K) -> None:
         self._busy.discard(key)
         if not self._busy:
-            self._rest.set()
+            self._idle.set()
         if key in self._again:
             self._again.discard(key)
             self.add(key)

@@ -1,9 +1,8 @@
-"""`Reconciler`: takes a service from the queue, plans, carries the plan out, tells what is new, writes what changed of
-the status.
+"""`Reconciler`: gets a service from the queue, makes a plan, executes it, records events and writes the status.
 
-Whatever fails fails for one service, which comes back later; a plan is made anew each time. Each write first asks
-whether this operator still leads. What the API server refuses for good is no reason to leave the rest undone: it is
-shown in the status, and tried again later.
+A failure affects one service only, which is queued again and gets a new plan. Each write first checks that this
+operator still leads. A refusal by the API server does not stop the other actions: the status shows it, and the service
+is retried later.
 """
 
 import logging
@@ -13,20 +12,20 @@ from dataclasses import replace
 from typing import Any
 
 from octavo_operator.cluster.client import ApiError, Cluster
-from octavo_operator.cluster.events import EventLog
+from octavo_operator.cluster.event_recorder import EventRecorder
 from octavo_operator.cluster.lease import Leadership
+from octavo_operator.cluster.pod_events import PodSetupEvents
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reports import RouterReports
-from octavo_operator.cluster.setup import PodSetup
 from octavo_operator.cluster.view import Key, View
-from octavo_operator.cluster.writes import Writer
+from octavo_operator.cluster.writer import Writer
 from octavo_operator.metrics import Telemetry
 from octavo_operator.observed import Observed, Ref, Refusal, RouterReport
-from octavo_operator.plan.assess import refused
-from octavo_operator.plan.conditions import written
-from octavo_operator.plan.news import News, told, transitions
+from octavo_operator.plan.conditions import with_transition_times
+from octavo_operator.plan.events import ServiceEvent, action_event, condition_events
 from octavo_operator.plan.plan import Plan, plan
-from octavo_operator.service import Service, Settings, read_service
+from octavo_operator.plan.status_conditions import refused
+from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_operator.spec.service import InvalidSpec
 from octavo_operator.timestamps import now_text
 
@@ -36,11 +35,11 @@ LOAD_EVERY_S = 15.0
 
 
 class NotLeading(Exception):
-    """Another operator acts now."""
+    """This operator does not hold the Lease any more."""
 
 
 class Incomplete(Exception):
-    """Something was refused, and is to be tried again."""
+    """The API server refused a write, which is to be retried."""
 
 
 class Reconciler:
@@ -67,25 +66,27 @@ class Reconciler:
         self._telemetry = telemetry
         self._clock = clock
         self._load_written_s: dict[Key, float] = {}
-        self._events = EventLog(cluster, identity=leadership.identity)
+        self._events = EventRecorder(cluster, identity=leadership.identity)
         self._writer = Writer(cluster, view)
-        self._setup = PodSetup(cluster, clock=clock)
+        self._pod_events = PodSetupEvents(cluster, clock=clock)
 
     async def work(self) -> None:
-        """One of several workers; until it is cancelled."""
+        """Run one of several workers until cancelled."""
         while True:
-            key = await self._queue.take()
+            key = await self._queue.get()
             try:
-                with self._telemetry.reconciling():
+                with self._telemetry.time_reconcile():
                     await self.reconcile(key)
             except (ApiError, OSError, TimeoutError, NotLeading, Incomplete) as error:
-                self._telemetry.failed(error)
+                self._telemetry.count_error(error)
                 delay_s = self._queue.failed(key)
-                logger.warning("%s/%s: %s; once more in %.1f s", *key, error or type(error).__name__, delay_s)
+                logger.warning("%s/%s: %s; next attempt in %.1f s", *key, error or type(error).__name__, delay_s)
             except Exception as error:
-                self._telemetry.failed(error)
+                self._telemetry.count_error(error)
                 delay_s = self._queue.failed(key)
-                logger.exception("%s/%s: a mistake of ours, please report it; once more in %.1f s", *key, delay_s)
+                logger.exception(
+                    "%s/%s: a bug in the operator, please report it; next attempt in %.1f s", *key, delay_s
+                )
             except BaseException:
                 self._queue.failed(key)
                 raise
@@ -95,39 +96,39 @@ class Reconciler:
     async def reconcile(self, key: Key) -> None:
         raw = self._view.services.get(key)
         if raw is None or "deletionTimestamp" in raw["metadata"] or not self._leadership.may_write:
-            return  # its children go with it; or it isn't ours to act
+            return  # Kubernetes deletes its children; or another operator leads
         try:
             service = read_service(raw)
         except InvalidSpec as error:
-            status, news = _refusal(raw, str(error))
-            await self._conclude(key, raw, status, news)
+            status, events = _refusal(raw, str(error))
+            await self._conclude(key, raw, status, events)
             return
-        again_s = await self._setup.look(self._view.pods(service))
+        retry_s = await self._pod_events.refresh(self._view.pods(service))
         planned, refusals = await self._act(service, raw)
-        await self._conclude(key, raw, planned.status, planned.news)
-        if again_s is not None:
-            self._queue.add_later(key, again_s)
+        await self._conclude(key, raw, planned.status, planned.events)
+        if retry_s is not None:
+            self._queue.add_later(key, retry_s)
         if refusals:
             raise Incomplete("; ".join(f"{kind} {name} {r.message}" for (kind, name), r in refusals.items()))
 
-    async def _act(self, service: Service, raw: Mapping[str, Any]) -> tuple[Plan, dict[Ref, Refusal]]:
-        """What is so after acting: refusals are known only then."""
+    async def _act(self, service: InferenceService, raw: Mapping[str, Any]) -> tuple[Plan, dict[Ref, Refusal]]:
+        """Execute the plan. Refusals become known only then, so they yield a second plan, for the status."""
         planned, refusals = self._plan(service, {}), dict[Ref, Refusal]()
         for action in planned.actions:
             self._check_leading()
-            refusal = await self._writer.carry_out(service, action, now=now_text())
+            refusal = await self._writer.execute(service, action, now=now_text())
             if refusal is not None:
                 refusals[refusal[0]] = refusal[1]
                 continue
-            self._telemetry.acted(action)
-            if (news := told(action)) is not None:
-                await self._events.tell(raw, news, seen_at=now_text("microseconds"))
+            self._telemetry.count_action(action)
+            if (event := action_event(action)) is not None:
+                await self._events.record(raw, event, seen_at=now_text("microseconds"))
         return (self._plan(service, refusals) if refusals else planned), refusals
 
-    def _plan(self, service: Service, refusals: Mapping[Ref, Refusal]) -> Plan:
+    def _plan(self, service: InferenceService, refusals: Mapping[Ref, Refusal]) -> Plan:
         pods = self._view.router_pods((service.namespace, service.router))
-        reports: dict[str, RouterReport] = self._reports.of(service.namespace, pods)
-        observed = self._with_setup(replace(self._view.observed(service, reports), refusals=refusals), pods)
+        reports: dict[str, RouterReport] = self._reports.for_pods(service.namespace, pods)
+        observed = self._with_setup_failures(replace(self._view.observed(service, reports), refusals=refusals), pods)
         return plan(
             service,
             observed,
@@ -136,19 +137,21 @@ class Reconciler:
             new_secret=self._secret_of((service.namespace, service.name)),
         )
 
-    def _with_setup(self, observed: Observed, routers: Mapping[str, Any]) -> Observed:
-        """And what keeps pods from having containers."""
-        found = [(pod, self._setup.trouble_of(pod.uid) if pod.trouble is None else "") for pod in observed.pods]
-        engines = (replace(pod, trouble="MountFailed", message=said) if said else pod for pod, said in found)
-        troubles = (self._setup.trouble_of(raw["metadata"]["uid"]) for raw in routers.values())
-        said = observed.router_trouble or next(filter(None, troubles), "")
-        return replace(observed, pods=tuple(engines), router_trouble=said)
+    def _with_setup_failures(self, observed: Observed, routers: Mapping[str, Any]) -> Observed:
+        """Add the reasons why pods have no containers yet."""
+        found = [(pod, self._pod_events.trouble_of(pod.uid) if pod.trouble is None else "") for pod in observed.pods]
+        engines = (replace(pod, trouble="MountFailed", message=message) if message else pod for pod, message in found)
+        troubles = (self._pod_events.trouble_of(raw["metadata"]["uid"]) for raw in routers.values())
+        trouble = observed.router_trouble or next(filter(None, troubles), "")
+        return replace(observed, pods=tuple(engines), router_trouble=trouble)
 
-    async def _conclude(self, key: Key, raw: Mapping[str, Any], status: dict[str, Any], news: Iterable[News]) -> None:
-        """Told before it is written: an operator that dies between the two finds the same turn again."""
-        for each in news:
+    async def _conclude(
+        self, key: Key, raw: Mapping[str, Any], status: dict[str, Any], events: Iterable[ServiceEvent]
+    ) -> None:
+        """Write the events before the status: an operator that dies in between finds the same transition again."""
+        for event in events:
             self._check_leading()
-            await self._events.tell(raw, each, seen_at=raw["metadata"].get("resourceVersion", ""))
+            await self._events.record(raw, event, seen_at=raw["metadata"].get("resourceVersion", ""))
         await self._write_status(key, status)
 
     async def _write_status(self, key: Key, status: dict[str, Any]) -> None:
@@ -160,7 +163,7 @@ class Reconciler:
             self._queue.add_later(key, LOAD_EVERY_S - waited_s)
             return
         self._check_leading()
-        self._view.see(await self._cluster.apply_status(*key, status))
+        self._view.update(await self._cluster.apply_status(*key, status))
         self._load_written_s[key] = self._clock()
 
     def _check_leading(self) -> None:
@@ -168,9 +171,9 @@ class Reconciler:
             raise NotLeading("another operator leads now")
 
 
-def _refusal(raw: Any, message: str) -> tuple[dict[str, Any], list[News]]:
-    """Of a spec that can't be read: the rest of the status stays."""
+def _refusal(raw: Any, message: str) -> tuple[dict[str, Any], list[ServiceEvent]]:
+    """Status and events for a spec that can't be read. Other fields of the status stay."""
     status, generation = raw.get("status") or {}, raw["metadata"]["generation"]
     conditions, before = refused(message), status.get("conditions", ())
-    rows = written(conditions, before, generation=generation, now=now_text())
-    return {**status, "observedGeneration": generation, "conditions": rows}, list(transitions(conditions, before))
+    rows = with_transition_times(conditions, before, generation=generation, now=now_text())
+    return {**status, "observedGeneration": generation, "conditions": rows}, list(condition_events(conditions, before))

@@ -1,7 +1,7 @@
-"""`RouterReports`: what each router pod says of its replicas, from its `GET /state/events` (docs/reference/router.md).
+"""`RouterReports`: the state of the replicas, from each router's `GET /state/events` (docs/reference/router.md).
 
-One connection per router pod, opened when the pod is seen and closed when it is gone. Nothing is polled: whoever
-depends on a router is told when its report changes; of its load alone, which never stands still, now and then.
+There is one connection per router pod, and nothing is polled. `on_change` is called when a report changes; a change of
+the load alone, which varies constantly, calls it every `LOAD_EVERY_S` at most.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 Key = tuple[str, str]  # namespace, name of a pod
 Address = tuple[str, int]  # IP, port
-SILENCE_S = 5.0  # a heartbeat comes every second
+SILENCE_S = 5.0  # the longest silence; a heartbeat is sent every second
 RETRY_S = 1.0
 LOAD_EVERY_S = 15.0
-LONGEST_LINE = 4 << 20  # bytes: the state of a thousand replicas
+LONGEST_LINE = 4 << 20  # bytes; enough for the state of a thousand replicas
 
 
 class RouterReports:
-    """`on_change` is called with the pod's key whenever its report is another."""
+    """`on_change`: called with the pod's key when its report has changed."""
 
     def __init__(
         self,
@@ -39,78 +39,80 @@ class RouterReports:
         self._session = session
         self._on_change = on_change
         self._clock = clock
-        self._followers: dict[Key, tuple[Address, asyncio.Task[None]]] = {}
+        self._streams: dict[Key, tuple[Address, asyncio.Task[None]]] = {}
         self._reports: dict[Key, RouterReport] = {}
 
-    def of(self, namespace: str, pods: Iterable[str]) -> dict[str, RouterReport]:
+    def for_pods(self, namespace: str, pods: Iterable[str]) -> dict[str, RouterReport]:
         return {pod: report for pod in pods if (report := self._reports.get((namespace, pod))) is not None}
 
-    def follow(self, key: Key, address: Address, secret: str = "") -> None:
-        """Another address than before is another pod."""
-        known = self._followers.get(key)
-        if known is None or known[0] != address:
-            self.forget(key)
-            task = asyncio.create_task(self._keep_following(key, address, secret))
-            self._followers[key] = (address, task)
+    def subscribe(self, key: Key, address: Address, secret: str = "") -> None:
+        """Connect to the pod. A new address replaces the connection: it is another pod of the same name."""
+        stream = self._streams.get(key)
+        if stream is None or stream[0] != address:
+            self.unsubscribe(key)
+            task = asyncio.create_task(self._run_stream(key, address, secret))
+            self._streams[key] = (address, task)
 
-    def forget(self, key: Key) -> None:
-        if (known := self._followers.pop(key, None)) is not None:
-            known[1].cancel()
+    def unsubscribe(self, key: Key) -> None:
+        if (stream := self._streams.pop(key, None)) is not None:
+            stream[1].cancel()
         self._reports.pop(key, None)
 
     async def close(self) -> None:
-        tasks = [task for _, task in self._followers.values()]
+        tasks = [task for _, task in self._streams.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _keep_following(self, key: Key, address: Address, secret: str) -> None:
+    async def _run_stream(self, key: Key, address: Address, secret: str) -> None:
         host, port = address
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}/state/events"
         while True:
             try:
-                await self._follow_once(key, url, secret)
+                await self._stream_once(key, url, secret)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-                logger.info("router %s/%s can't be followed: %s", *key, error)
+                logger.info("the state stream of router %s/%s failed: %s", *key, error)
             if self._reports.pop(key, None) is not None:
                 self._on_change(key)
             await asyncio.sleep(RETRY_S)
 
-    async def _follow_once(self, key: Key, url: str, secret: str) -> None:
+    async def _stream_once(self, key: Key, url: str, secret: str) -> None:
         headers = {"x-octavo-secret": secret} if secret else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
         replicas: dict[str, Mapping[str, Any]] = {}
-        told, told_s = None, float("-inf")
+        published, published_s = None, float("-inf")
         async with self._session.get(url, headers=headers, timeout=timeout, read_bufsize=LONGEST_LINE) as answer:
             answer.raise_for_status()
-            async for line in answer.content:  # at least one a second, be it a heartbeat
-                if line.startswith(b"data:") and (heard := _heard(line[5:], key[1], replicas)) is not None:
-                    self._reports[key] = heard
+            async for line in answer.content:  # at least one a second: a heartbeat
+                if line.startswith(b"data:") and (parsed := _parse_event(line[5:], key[1], replicas)) is not None:
+                    self._reports[key] = parsed
                 report = self._reports.get(key)
-                if report != told and (
-                    told is None or report != _as_loaded(told, report) or self._clock() - told_s >= LOAD_EVERY_S
+                if report != published and (
+                    published is None
+                    or report != _with_load_of(published, report)
+                    or self._clock() - published_s >= LOAD_EVERY_S
                 ):
-                    told, told_s = report, self._clock()
+                    published, published_s = report, self._clock()
                     self._on_change(key)
 
 
-def _as_loaded(told: RouterReport, now: RouterReport | None) -> RouterReport:
-    """With the load of now."""
+def _with_load_of(published: RouterReport, now: RouterReport | None) -> RouterReport:
+    """The published report with the current load."""
     if now is None:
-        return told
-    return replace(told, running=now.running, waiting=now.waiting, kv_usage=now.kv_usage)
+        return published
+    return replace(published, running=now.running, waiting=now.waiting, kv_usage=now.kv_usage)
 
 
-def _heard(data: bytes, pod: str, replicas: dict[str, Mapping[str, Any]]) -> RouterReport | None:
-    """None if it is nothing new. Raises ValueError for what a router of another version may say."""
+def _parse_event(data: bytes, pod: str, replicas: dict[str, Mapping[str, Any]]) -> RouterReport | None:
+    """Return the new report, or None without a change. Raises ValueError for a format of another router version."""
     try:
-        return report_of(pod, replicas.values()) if _take(json.loads(data), replicas) else None
+        return report_of(pod, replicas.values()) if _update_replicas(json.loads(data), replicas) else None
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"it says what is not understood here: {error!r}") from error
+        raise ValueError(f"unknown format of its state: {error!r}") from error
 
 
-def _take(event: Mapping[str, Any], replicas: dict[str, Mapping[str, Any]]) -> bool:
-    """Whether it says something new."""
+def _update_replicas(event: Mapping[str, Any], replicas: dict[str, Mapping[str, Any]]) -> bool:
+    """Apply the event; return False if it changes nothing."""
     match event.get("type"):
         case "state":
             replicas.clear()
@@ -125,7 +127,7 @@ def _take(event: Mapping[str, Any], replicas: dict[str, Mapping[str, Any]]) -> b
 
 
 def report_of(pod: str, replicas: Iterable[Mapping[str, Any]]) -> RouterReport:
-    """Use of KV blocks counts those that running requests hold, not those that are only cached."""
+    """Make a report. `kv_usage` counts the blocks of running requests, not blocks that are only cached."""
     known = list(replicas)
     loads = [replica.get("load") or {} for replica in known]
     total = sum(load.get("total_blocks", 0) for load in loads)
@@ -142,5 +144,5 @@ def report_of(pod: str, replicas: Iterable[Mapping[str, Any]]) -> RouterReport:
 
 
 def _size_of(model: Mapping[str, int]) -> ModelSize:
-    """Fields that are unknown here are passed over."""
+    """Ignores unknown fields."""
     return ModelSize(**{name: model[name] for name in ("max_model_len", "weights_bytes", "kv_bytes", "kv_tokens")})

@@ -1,15 +1,15 @@
-"""`View`: every watched object, found by service, and what is observed of one service made from it.
+"""`View`: all watched objects, indexed by service, from which the observed state of a service is made.
 
-Fed by watches and by the answers to our own writes, read by the planner; all on one event loop, so that nothing is
-locked. Objects are kept as Kubernetes sent them, but for what nobody reads.
+The watches and the responses to the operator's own writes update it; the planner reads it. All run on one event loop,
+so there are no locks. Objects are stored as Kubernetes sends them, without the fields that are never read.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from octavo_operator.cluster.kept import kept
 from octavo_operator.cluster.pods import creation_failure, is_serving_router, pod_of, router_trouble
+from octavo_operator.cluster.trim import trimmed
 from octavo_operator.names import (
     COMPONENT_LABEL,
     ENGINE,
@@ -19,9 +19,9 @@ from octavo_operator.names import (
     SERVICE_LABEL,
     router_deployment,
 )
-from octavo_operator.observed import EngineSet, Observed, Pod, Ref, RouterReport
+from octavo_operator.observed import EngineDeployment, Observed, Pod, Ref, RouterReport
 from octavo_operator.plan.owner import is_ours
-from octavo_operator.service import Service
+from octavo_operator.service import InferenceService
 from octavo_operator.spec.service import KIND, InvalidSpec, read_spec
 
 Key = tuple[str, str]  # namespace, name
@@ -33,7 +33,7 @@ M = TypeVar("M", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a service wants for itself: to be behind a router, and a host with a path."""
+    """The exclusive resources of a service: the router that serves it, and a host with a path."""
 
     router: Key | None = None
     host: tuple[str, str] | None = None
@@ -47,73 +47,72 @@ class View:
     services: dict[Key, Raw] = field(default_factory=dict)
     _claims: dict[Key, Claim] = field(default_factory=dict)
     _objects: dict[Key, dict[Ref, Raw]] = field(default_factory=dict)  # by service
-    _homes: dict[tuple[str, str, str], Key] = field(default_factory=dict)  # namespace, kind, name -> its service
+    _owners: dict[tuple[str, str, str], Key] = field(default_factory=dict)  # namespace, kind, name -> service
     _routers: dict[Key, dict[str, Raw]] = field(default_factory=dict)  # pods by router
     _router_of: dict[Key, Key] = field(default_factory=dict)  # by pod
     _hosts: dict[tuple[str, str], set[Key]] = field(default_factory=dict)
     _users: dict[Key, set[Key]] = field(default_factory=dict)  # services by router
 
-    def see(self, raw: Raw, *, is_gone: bool = False) -> set[Key]:
-        """Takes in one object; the services that it may matter to."""
-        raw = kept(raw)
+    def update(self, raw: Raw, *, is_gone: bool = False) -> set[Key]:
+        """Store or remove one object; return the services that it may concern."""
+        raw = trimmed(raw)
         if raw["kind"] == KIND:
-            return self._see_service(raw, is_gone=is_gone)
+            return self._update_service(raw, is_gone=is_gone)
         metadata = raw["metadata"]
         labels = metadata.get("labels") or {}
         service = (metadata["namespace"], labels.get(SERVICE_LABEL, ""))
         ref = (raw["kind"], metadata["name"])
-        before = self._homes.get((metadata["namespace"], *ref))
-        if before is not None and before != service:  # somebody took our label away
+        before = self._owners.get((metadata["namespace"], *ref))
+        if before is not None and before != service:  # its service label was removed or changed
             self._forget(before, ref)
-            return {before} | (self.see(raw) if SERVICE_LABEL in labels and not is_gone else set())
+            return {before} | (self.update(raw) if SERVICE_LABEL in labels and not is_gone else set())
         if is_older(raw, self._objects.get(service, {}).get(ref), is_gone=is_gone):
             return set()
         if is_gone:
             self._forget(service, ref)
         else:
             self._objects.setdefault(service, {})[ref] = raw
-            self._homes[metadata["namespace"], *ref] = service
+            self._owners[metadata["namespace"], *ref] = service
         if raw["kind"] == "Pod" and labels.get(COMPONENT_LABEL) == ROUTER:
-            return self._see_router(raw, labels, is_gone=is_gone) | {service}
+            return self._update_router(raw, labels, is_gone=is_gone) | {service}
         return {service}
 
     def objects(self) -> Iterator[Raw]:
-        """All of them, the services included."""
+        """All objects, the services included."""
         yield from self.services.values()
         for found in self._objects.values():
             yield from found.values()
 
-    def has(self, raw: Raw) -> bool:
-        """An object of this name, whatever its labels are now."""
-        return (raw["metadata"]["namespace"], raw["kind"], raw["metadata"]["name"]) in self._homes
+    def contains(self, raw: Raw) -> bool:
+        """Return whether the view has an object of this kind and name, regardless of its current labels."""
+        return (raw["metadata"]["namespace"], raw["kind"], raw["metadata"]["name"]) in self._owners
 
     def _forget(self, service: Key, ref: Ref) -> None:
         _drop(self._objects, service, ref)
-        self._homes.pop((service[0], *ref), None)
+        self._owners.pop((service[0], *ref), None)
 
-    def behind(self, router: Key) -> set[Key]:
-        """The services that a router serves."""
+    def services_behind_router(self, router: Key) -> set[Key]:
         return set(self._users.get(router, ()))
 
-    def served_by(self, pod: Key) -> set[Key]:
-        """The services behind the router that a pod is of."""
+    def services_behind_router_of(self, pod: Key) -> set[Key]:
+        """The services behind the router that this pod belongs to."""
         router = self._router_of.get(pod)
-        return set() if router is None else self.behind(router)
+        return set() if router is None else self.services_behind_router(router)
 
     def router_pods(self, router: Key) -> dict[str, Raw]:
         return dict(self._routers.get(router, {}))
 
-    def pods(self, service: Service) -> list[Raw]:
-        """Its engines and the routers in front of them."""
+    def pods(self, service: InferenceService) -> list[Raw]:
+        """The service's engine pods and the pods of its router."""
         mine = self._objects.get((service.namespace, service.name), {})
         engines = [raw for (kind, _), raw in mine.items() if kind == "Pod"]
         return [*engines, *self._routers.get((service.namespace, service.router), {}).values()]
 
-    def observed(self, service: Service, reports: Mapping[str, RouterReport]) -> Observed:
+    def observed(self, service: InferenceService, reports: Mapping[str, RouterReport]) -> Observed:
         """`reports`: by name of the router pod."""
         key, router = (service.namespace, service.name), (service.namespace, service.router)
         objects = self._objects.get(key, {})
-        engines = {ref[1]: raw for ref, raw in objects.items() if _is_engine_set(ref, raw)}
+        engines = {ref[1]: raw for ref, raw in objects.items() if _is_engine_deployment(ref, raw)}
         pods = self._routers.get(router, {})
         serving = [name for name, raw in pods.items() if is_serving_router(raw)]
         troubles = [trouble for raw in pods.values() if not is_serving_router(raw) and (trouble := router_trouble(raw))]
@@ -122,7 +121,7 @@ class View:
             troubles.append(failure)
         return Observed(
             children={ref: raw for ref, raw in objects.items() if ref[0] != "Pod" and ref[1] not in engines},
-            engine_sets=tuple(_engine_set(raw) for raw in engines.values() if is_ours(raw, service)),
+            engine_deployments=tuple(_engine_deployment(raw) for raw in engines.values() if is_ours(raw, service)),
             engine_manifests=engines,
             pods=tuple(_engine_pods(objects)),
             routers={name: reports.get(name) for name in serving},
@@ -132,7 +131,7 @@ class View:
             status=self.services.get(key, {}).get("status") or {},
         )
 
-    def _see_service(self, raw: Raw, *, is_gone: bool) -> set[Key]:
+    def _update_service(self, raw: Raw, *, is_gone: bool) -> set[Key]:
         key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
         if is_older(raw, self.services.get(key), is_gone=is_gone):
             return set()
@@ -146,10 +145,10 @@ class View:
         return {key} | self._concerned(before) | self._concerned(after)
 
     def _concerned(self, claim: Claim) -> set[Key]:
-        behind = set() if claim.router is None else self.behind(claim.router)
+        behind = set() if claim.router is None else self.services_behind_router(claim.router)
         return behind | (self._hosts.get(claim.host, set()) if claim.host is not None else set())
 
-    def _see_router(self, raw: Raw, labels: Mapping[str, str], *, is_gone: bool) -> set[Key]:
+    def _update_router(self, raw: Raw, labels: Mapping[str, str], *, is_gone: bool) -> set[Key]:
         namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
         router = (namespace, labels.get(ROUTER_LABEL, ""))
         if is_gone:
@@ -158,13 +157,13 @@ class View:
         else:
             self._routers.setdefault(router, {})[name] = raw
             self._router_of[namespace, name] = router
-        return self.behind(router)
+        return self.services_behind_router(router)
 
     def _owns_router(self, router: Key) -> bool:
         return self._claims.get(router, NOTHING).router == router
 
-    def _host_owner(self, service: Service) -> str | None:
-        """Who had this host first, if it was another one."""
+    def _host_owner(self, service: InferenceService) -> str | None:
+        """The service that claimed this host first; None if it is this service."""
         key = (service.namespace, service.name)
         host = self._claims.get(key, NOTHING).host
         rivals = self._hosts.get(host, set()) if host is not None else set()
@@ -184,8 +183,9 @@ def _claim(raw: Raw) -> Claim:
 
 
 def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:
-    """Than what is known: the answer to our own write came before its watch told of what was there till then. Versions
-    of one object are numbers that grow; the end of an object says nothing of its successor.
+    """Return whether the object is older than the stored one: a write's response can precede earlier watch events.
+
+    The versions of one object are growing numbers. The deletion of an object does not concern its successor.
     """
     if known is None:
         return False
@@ -197,7 +197,7 @@ def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:
 
 
 def _drop(table: dict[K, dict[M, Raw]], key: K, member: M) -> None:
-    """The last one leaves nothing behind."""
+    """Remove a member, and the key with its last member."""
     if key in table:
         table[key].pop(member, None)
         if not table[key]:
@@ -215,14 +215,14 @@ def _move(table: dict[K, set[Key]], service: Key, before: K | None, after: K | N
         table.setdefault(after, set()).add(service)
 
 
-def _is_engine_set(ref: Ref, raw: Raw) -> bool:
+def _is_engine_deployment(ref: Ref, raw: Raw) -> bool:
     labels = raw["metadata"].get("labels") or {}
     return ref[0] == "Deployment" and REVISION_LABEL in labels
 
 
-def _engine_set(raw: Raw) -> EngineSet:
+def _engine_deployment(raw: Raw) -> EngineDeployment:
     metadata = raw["metadata"]
-    return EngineSet(
+    return EngineDeployment(
         name=metadata["name"],
         uid=metadata["uid"],
         revision=metadata["labels"][REVISION_LABEL],

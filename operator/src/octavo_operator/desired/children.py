@@ -1,17 +1,15 @@
-"""All objects that a service should have, engine Deployments apart: how many of those, and of which revisions, is the
-plan's to decide.
-"""
+"""The children of a service without its engine Deployments, whose number and revisions the plan decides."""
 
 from octavo_operator.desired.monitor import desired_monitors
 from octavo_operator.desired.network import desired_network
 from octavo_operator.desired.objects import Manifest
 from octavo_operator.desired.router import desired_engine_budget, desired_engine_identity, desired_router
 from octavo_operator.desired.weights import desired_claim
-from octavo_operator.service import Service, Settings
+from octavo_operator.service import InferenceService, Settings
 
 
-def desired_children(service: Service, settings: Settings) -> list[Manifest]:
-    """In the order in which they are to be made: what pods refer to comes before the pods."""
+def desired_children(service: InferenceService, settings: Settings) -> list[Manifest]:
+    """Manifests in the order of creation: objects that pods refer to come before the pods."""
     return [
         *desired_claim(service),
         desired_engine_identity(service),

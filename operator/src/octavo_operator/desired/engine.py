@@ -1,8 +1,8 @@
 """The engine's pods: one Deployment per revision, whose template never changes.
 
-A revision is the hash of everything that an engine reads when it starts, so that whatever is taken up live (API keys,
-the number of replicas) or is the router's business rolls nothing. Deployments are made and removed by the plan; that of
-a new revision is another object, and Kubernetes' own rollout, which knows nothing of routers, never runs.
+A revision is the hash of everything that an engine reads when it starts. So changes that apply live (API keys, the
+number of replicas) and changes of the router cause no rollout. The plan creates and deletes Deployments. Each revision
+has its own, so Kubernetes' rollout, which does not consider the routers, never runs.
 """
 
 import hashlib
@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from octavo_operator.desired.objects import (
-    CONFINED,
-    LAST_WORDS,
+    CONTAINER_SECURITY,
+    TERMINATION_MESSAGE_POLICY,
     Manifest,
     child,
-    dumped,
+    drop_none,
+    dump_parts,
     pod_metadata,
     pod_security,
     probe,
     pull_secrets,
     resources,
-    without_nones,
 )
 from octavo_operator.desired.weights import model_environment, secret_environment, weights_of
 from octavo_operator.names import (
@@ -36,22 +36,22 @@ from octavo_operator.names import (
     engine_selector,
     router_secret,
 )
-from octavo_operator.service import Service, Settings
+from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.access import isolates_tenants
 from octavo_operator.spec.fields import num_bytes
 
 REVISION_CHARS = 8
-STARTUP_S = 3600  # a large model may take that long to load
+STARTUP_S = 3600  # a large model may take this long to load
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi")
 _GIB = 2**30
 
 
-def engine_revision(service: Service, settings: Settings) -> str:
+def engine_revision(service: InferenceService, settings: Settings) -> str:
     template = json.dumps(_template(service, settings), sort_keys=True)
     return hashlib.sha256(template.encode()).hexdigest()[:REVISION_CHARS]
 
 
-def desired_engine(service: Service, settings: Settings, *, replicas: int) -> Manifest:
+def desired_engine(service: InferenceService, settings: Settings, *, replicas: int) -> Manifest:
     """The Deployment of the wanted revision."""
     revision = engine_revision(service, settings)
     template = _template(service, settings)
@@ -74,14 +74,14 @@ def desired_engine(service: Service, settings: Settings, *, replicas: int) -> Ma
     return manifest
 
 
-def num_gpus(service: Service) -> int:
-    """That one replica asks for, of any vendor."""
+def num_gpus(service: InferenceService) -> int:
+    """Number of GPUs that one replica requests, of any vendor."""
     resources = service.spec.resources
     limits = {} if resources is None else resources.requests | resources.limits
     return sum(int(limits.get(name, 0)) for name in GPU_RESOURCES)
 
 
-def _template(service: Service, settings: Settings) -> Manifest:
+def _template(service: InferenceService, settings: Settings) -> Manifest:
     spec, weights = service.spec, weights_of(service, settings)
     pod = {
         "serviceAccountName": engine_account(service.name),
@@ -92,19 +92,19 @@ def _template(service: Service, settings: Settings) -> Manifest:
         "securityContext": pod_security(),
         "imagePullSecrets": pull_secrets(service, settings),
         "nodeSelector": spec.node_selector,
-        "tolerations": dumped(spec.tolerations) or None,
+        "tolerations": dump_parts(spec.tolerations) or None,
         "affinity": spec.affinity,
-        "topologySpreadConstraints": [_about_engines(c, service) for c in spec.topology_spread_constraints] or None,
+        "topologySpreadConstraints": [_spread_engines(c, service) for c in spec.topology_spread_constraints] or None,
         "runtimeClassName": spec.runtime_class_name,
         "priorityClassName": spec.priority_class_name,
         "initContainers": list(weights.init_containers) or None,
         "containers": [_container(service, settings)],
         "volumes": [*weights.volumes, {"name": "tmp", "emptyDir": {}}, *_shared_memory_volume(service)],
     }
-    return {"metadata": pod_metadata(service, ENGINE), "spec": without_nones(pod)}
+    return {"metadata": pod_metadata(service, ENGINE), "spec": drop_none(pod)}
 
 
-def _container(service: Service, settings: Settings) -> Manifest:
+def _container(service: InferenceService, settings: Settings) -> Manifest:
     spec, weights = service.spec, weights_of(service, settings)
     mounts = [*weights.mounts, {"name": "tmp", "mountPath": "/tmp"}]
     if _shared_memory_volume(service):
@@ -114,32 +114,32 @@ def _container(service: Service, settings: Settings) -> Manifest:
         "image": spec.engine.image or settings.engine_image,
         "imagePullPolicy": spec.engine.image_pull_policy or settings.image_pull_policy,
         "args": ["serve", weights.model, *_flags(service, settings)],
-        "env": [*_environment(service), *dumped(spec.engine.env)],
+        "env": [*_environment(service), *dump_parts(spec.engine.env)],
         "envFrom": secret_environment(service) or None,
         "ports": [{"name": HTTP, "containerPort": ENGINE_PORT}],
         "resources": resources(spec.resources),
-        "securityContext": CONFINED,
-        "terminationMessagePolicy": LAST_WORDS,
+        "securityContext": CONTAINER_SECURITY,
+        "terminationMessagePolicy": TERMINATION_MESSAGE_POLICY,
         "startupProbe": probe("/health", period_s=2, failures=STARTUP_S // 2),
         "readinessProbe": probe("/ready", period_s=5, failures=2),
         "livenessProbe": probe("/health", period_s=10, failures=6),
         "volumeMounts": mounts,
     }
-    return without_nones(container)
+    return drop_none(container)
 
 
-def _flags(service: Service, settings: Settings) -> Iterator[str]:
+def _flags(service: InferenceService, settings: Settings) -> Iterator[str]:
     yield f"--port={ENGINE_PORT}"
     yield "--router-only"
     yield f"--shutdown-delay={settings.lame_duck_s}"
     yield "--log-format=json"
     if isolates_tenants(service.spec.auth):
-        yield "--cache-isolation"  # without keys there is one tenant: so a first key, later, rolls nothing
+        yield "--cache-isolation"  # set even without keys, so that adding the first key causes no rollout
     yield from engine_flags(service)
 
 
-def engine_flags(service: Service) -> Iterator[str]:
-    """What a spec says of its engines, wherever they run. Its `extraArgs` come last."""
+def engine_flags(service: InferenceService) -> Iterator[str]:
+    """The flags of a spec's engines, on Kubernetes and on one machine. `extraArgs` come last."""
     model, engine = service.spec.model, service.spec.engine
     yield "--served-model-name"
     yield from service.served_names
@@ -167,15 +167,15 @@ def engine_flags(service: Service) -> Iterator[str]:
     yield from engine.extra_args
 
 
-def _environment(service: Service) -> list[Manifest]:
+def _environment(service: InferenceService) -> list[Manifest]:
     secret = {"secretKeyRef": {"name": router_secret(service.router), "key": "secret"}}
     return [*model_environment(), {"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret}]
 
 
-def _shared_memory_volume(service: Service) -> list[Manifest]:
+def _shared_memory_volume(service: InferenceService) -> list[Manifest]:
     size = service.spec.shared_memory or ("1Gi" if num_gpus(service) else None)
     return [] if size is None else [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
 
 
-def _about_engines(constraint: dict[str, Any], service: Service) -> dict[str, Any]:
+def _spread_engines(constraint: dict[str, Any], service: InferenceService) -> dict[str, Any]:
     return {"labelSelector": {"matchLabels": engine_selector(service.name)}} | constraint

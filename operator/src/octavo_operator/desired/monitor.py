@@ -1,15 +1,15 @@
-"""PodMonitors, where the Prometheus operator is there to read them."""
+"""PodMonitors, for clusters with the Prometheus operator."""
 
 import re
 
 from octavo_operator.desired.objects import Manifest, child
 from octavo_operator.names import ADMIN, ENGINE, HTTP, ROUTER, SERVICE_LABEL, engine_selector, router_selector
-from octavo_operator.service import Service, Settings
+from octavo_operator.service import InferenceService, Settings
 
 _LABEL = re.sub(r"[^a-z]", "_", SERVICE_LABEL)
 
 
-def desired_monitors(service: Service, settings: Settings) -> list[Manifest]:
+def desired_monitors(service: InferenceService, settings: Settings) -> list[Manifest]:
     if not settings.has_pod_monitors:
         return []
     monitors = [_monitor(service, settings, ENGINE, selector=engine_selector(service.name), port=HTTP)]
@@ -18,8 +18,10 @@ def desired_monitors(service: Service, settings: Settings) -> list[Manifest]:
     return monitors
 
 
-def _monitor(service: Service, settings: Settings, component: str, *, selector: dict[str, str], port: str) -> Manifest:
-    """Series get the label `infsvc`, which pods bear under a longer name."""
+def _monitor(
+    service: InferenceService, settings: Settings, component: str, *, selector: dict[str, str], port: str
+) -> Manifest:
+    """All series get the label `infsvc`, from the service label of the pod."""
     named = {"sourceLabels": [f"__meta_kubernetes_pod_label_{_LABEL}"], "targetLabel": "infsvc"}
     manifest = child(
         service,

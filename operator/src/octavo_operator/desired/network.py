@@ -1,8 +1,8 @@
-"""How requests get in and who may reach whom: Services, Ingress or HTTPRoute, NetworkPolicies."""
+"""The network objects of a service: Services, Ingress or HTTPRoute, NetworkPolicies."""
 
 from typing import Any
 
-from octavo_operator.desired.objects import Manifest, child, without_nones
+from octavo_operator.desired.objects import Manifest, child, drop_none
 from octavo_operator.names import (
     COMPONENT_LABEL,
     ENGINE,
@@ -13,17 +13,17 @@ from octavo_operator.names import (
     ROUTER_ADMIN_PORT,
     ROUTER_PORT,
     SERVICE_PORT,
-    behind_router,
+    engines_behind_router,
     engines_service,
     router_selector,
 )
-from octavo_operator.service import Service, Settings
+from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.access import Gateway, Ingress
 
 MAX_BODY = "64m"
 READ_TIMEOUT_S = 3600
-EVERYBODY = None  # as the peers of a rule of a NetworkPolicy
-#: What streaming needs, by IngressClass: no buffering, room for long prompts, patience between two tokens.
+ANY_PEER = None  # the peers of a NetworkPolicy rule without restriction
+#: Annotations for streaming, by IngressClass: no buffering, large request bodies, long read timeouts.
 INGRESS_ANNOTATIONS: dict[str, dict[str, str]] = {
     "nginx": {
         "nginx.ingress.kubernetes.io/proxy-buffering": "off",
@@ -38,22 +38,22 @@ INGRESS_ANNOTATIONS: dict[str, dict[str, str]] = {
 }
 
 
-def desired_network(service: Service, settings: Settings) -> list[Manifest]:
-    """Nothing for a service that shares another's router, but the Service under its own name."""
-    found = [_front(service)]
+def desired_network(service: InferenceService, settings: Settings) -> list[Manifest]:
+    """A service that shares a router has nothing but the Service under its own name."""
+    found = [_public_service(service)]
     if service.owns_router:
-        found += [_engines(service), *_exposure(service, settings)]
+        found += [_headless_service(service), *_exposure(service, settings)]
         if service.spec.network_policy.enabled is not False:
             found += [_router_policy(service, settings), _engine_policy(service, settings)]
     return found
 
 
-def internal_url(service: Service, settings: Settings) -> str:
+def internal_url(service: InferenceService, settings: Settings) -> str:
     return f"http://{service.name}.{service.namespace}.svc.{settings.cluster_domain}"
 
 
-def exposed_url(service: Service) -> str | None:
-    """None where nothing, or nothing that has a name, leads in from outside."""
+def exposed_url(service: InferenceService) -> str | None:
+    """URL of the Ingress or the Gateway's first hostname; None without either."""
     exposure = service.spec.exposure
     if exposure is None:
         return None
@@ -64,7 +64,7 @@ def exposed_url(service: Service) -> str | None:
     return f"http://{hostnames[0]}" if hostnames else None
 
 
-def _front(service: Service) -> Manifest:
+def _public_service(service: InferenceService) -> Manifest:
     return child(
         service,
         "v1",
@@ -78,7 +78,7 @@ def _front(service: Service) -> Manifest:
     )
 
 
-def _engines(service: Service) -> Manifest:
+def _headless_service(service: InferenceService) -> Manifest:
     return child(
         service,
         "v1",
@@ -87,13 +87,13 @@ def _engines(service: Service) -> Manifest:
         component=ENGINE,
         spec={
             "clusterIP": "None",
-            "selector": behind_router(service.name),
+            "selector": engines_behind_router(service.name),
             "ports": [{"name": HTTP, "port": ENGINE_PORT, "targetPort": HTTP, "protocol": "TCP"}],
         },
     )
 
 
-def _exposure(service: Service, settings: Settings) -> list[Manifest]:
+def _exposure(service: InferenceService, settings: Settings) -> list[Manifest]:
     exposure = service.spec.exposure
     if exposure is None:
         return []
@@ -103,7 +103,7 @@ def _exposure(service: Service, settings: Settings) -> list[Manifest]:
     return [_route(service, exposure.gateway)] if settings.has_gateway_api else []
 
 
-def _ingress(service: Service, wanted: Ingress) -> Manifest:
+def _ingress(service: InferenceService, wanted: Ingress) -> Manifest:
     backend = {"service": {"name": service.name, "port": {"name": HTTP}}}
     paths = [{"path": wanted.path or "/", "pathType": "Prefix", "backend": backend}]
     tls = None if wanted.tls_secret is None else [{"hosts": [wanted.host], "secretName": wanted.tls_secret}]
@@ -113,7 +113,7 @@ def _ingress(service: Service, wanted: Ingress) -> Manifest:
         "Ingress",
         service.name,
         component=ROUTER,
-        spec=without_nones(
+        spec=drop_none(
             {
                 "ingressClassName": wanted.class_name,
                 "rules": [{"host": wanted.host, "http": {"paths": paths}}],
@@ -131,10 +131,10 @@ def _annotations(wanted: Ingress) -> dict[str, str]:
     return known | wanted.annotations
 
 
-def _route(service: Service, wanted: Gateway) -> Manifest:
+def _route(service: InferenceService, wanted: Gateway) -> Manifest:
     rule: dict[str, Any] = {
         "backendRefs": [{"name": service.name, "port": SERVICE_PORT}],
-        "timeouts": {"request": "0s"},  # answers are streams: the engine's own limits end them
+        "timeouts": {"request": "0s"},  # no limit: responses are streams, which the engine's own limits end
     }
     return child(
         service,
@@ -142,7 +142,7 @@ def _route(service: Service, wanted: Gateway) -> Manifest:
         "HTTPRoute",
         service.name,
         component=ROUTER,
-        spec=without_nones(
+        spec=drop_none(
             {
                 "parentRefs": [ref.model_dump(by_alias=True, exclude_none=True) for ref in wanted.parent_refs],
                 "hostnames": list(wanted.hostnames) or None,
@@ -152,23 +152,23 @@ def _route(service: Service, wanted: Gateway) -> Manifest:
     )
 
 
-def _router_policy(service: Service, settings: Settings) -> Manifest:
-    """Users say who may send requests. The admin port is for the operator, which reads the router's state, and for
-    Prometheus. Routers of versions without that port have the state on the other one, so the operator may use both.
+def _router_policy(service: InferenceService, settings: Settings) -> Manifest:
+    """The spec lists the peers that may send requests. The admin port is open to the operator, which reads the router's
+    state, and to Prometheus. Older routers serve the state on the request port, so the operator may use both ports.
     """
     operator, clients = _pods(MANAGER, settings.operator_namespace), service.spec.network_policy.ingress_from
     rules = [
-        _rule(ROUTER_PORT, [*clients, operator]) if clients else _rule(ROUTER_PORT, EVERYBODY),
+        _rule(ROUTER_PORT, [*clients, operator]) if clients else _rule(ROUTER_PORT, ANY_PEER),
         _rule(ROUTER_ADMIN_PORT, [operator, *_scrapers(settings)]),
     ]
     return _policy(service, ROUTER, selector=router_selector(service.name), rules=rules)
 
 
-def _engine_policy(service: Service, settings: Settings) -> Manifest:
-    """Only the router sends requests to engines, which also ask for its secret. Prometheus reads their metrics."""
+def _engine_policy(service: InferenceService, settings: Settings) -> Manifest:
+    """Only routers and Prometheus reach the engines, which also require the router's secret for requests."""
     routers = {"podSelector": {"matchLabels": router_selector(service.name)}}
     rules = [_rule(ENGINE_PORT, [routers, *_scrapers(settings)])]
-    return _policy(service, ENGINE, selector=behind_router(service.name), rules=rules)
+    return _policy(service, ENGINE, selector=engines_behind_router(service.name), rules=rules)
 
 
 def _scrapers(settings: Settings) -> list[Manifest]:
@@ -176,7 +176,7 @@ def _scrapers(settings: Settings) -> list[Manifest]:
 
 
 def _pods(name: str, namespace: str) -> Manifest:
-    """A peer. The name alone proves nothing: a pod of any namespace can bear it."""
+    """A peer by namespace and app name. The name alone is not enough: a pod of any namespace can have it."""
     return {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
         "podSelector": {"matchLabels": {"app.kubernetes.io/name": name}},
@@ -184,10 +184,10 @@ def _pods(name: str, namespace: str) -> Manifest:
 
 
 def _rule(port: int, peers: list[Manifest] | None) -> Manifest:
-    return without_nones({"from": peers, "ports": [{"port": port, "protocol": "TCP"}]})
+    return drop_none({"from": peers, "ports": [{"port": port, "protocol": "TCP"}]})
 
 
-def _policy(service: Service, component: str, *, selector: dict[str, str], rules: list[Manifest]) -> Manifest:
+def _policy(service: InferenceService, component: str, *, selector: dict[str, str], rules: list[Manifest]) -> Manifest:
     assert selector[COMPONENT_LABEL] == component
     return child(
         service,

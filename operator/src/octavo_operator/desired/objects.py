@@ -1,16 +1,18 @@
-"""The frame of every object that is made for a service."""
+"""Parts that the manifests of all children share."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from octavo_operator.names import HTTP, ROUTER_LABEL, labels
-from octavo_operator.service import Service, Settings
-from octavo_operator.spec.fields import Part, Resources
+from octavo_operator.service import InferenceService, Settings
+from octavo_operator.spec.fields import Resources, SpecPart
 
 Manifest = dict[str, Any]
 
 
-def child(service: Service, api_version: str, kind: str, name: str, *, component: str, **content: Any) -> Manifest:
+def child(
+    service: InferenceService, api_version: str, kind: str, name: str, *, component: str, **content: Any
+) -> Manifest:
     return {
         "apiVersion": api_version,
         "kind": kind,
@@ -24,38 +26,38 @@ def child(service: Service, api_version: str, kind: str, name: str, *, component
     }
 
 
-def pod_metadata(service: Service, component: str) -> Manifest:
-    """Labels and annotations of a pod; what a user adds doesn't replace ours."""
+def pod_metadata(service: InferenceService, component: str) -> Manifest:
+    """Labels and annotations of a pod. The user's labels can't replace the operator's."""
     given = service.spec.pod_metadata
     pod_labels = given.labels | labels(service.name, component) | {ROUTER_LABEL: service.router}
     return {"labels": pod_labels} | ({"annotations": dict(given.annotations)} if given.annotations else {})
 
 
 def resources(given: Resources | None, default: Manifest | None = None) -> Manifest | None:
-    """Of a container: as given, else our default."""
+    """Resources of a container: the given ones, otherwise the default."""
     return default if given is None else given.model_dump(exclude_defaults=True)
 
 
-def dumped(parts: Iterable[Part]) -> list[Manifest]:
-    """Pieces of the spec that Kubernetes defines, in its own form."""
+def dump_parts(parts: Iterable[SpecPart]) -> list[Manifest]:
+    """Dump parts of the spec in the form that Kubernetes defines."""
     return [part.model_dump(by_alias=True, exclude_none=True) for part in parts]
 
 
-def pull_secrets(service: Service, settings: Settings) -> list[Manifest] | None:
-    """None where there are none: then it is left out."""
+def pull_secrets(service: InferenceService, settings: Settings) -> list[Manifest] | None:
+    """References to pull Secrets; None if there are none, so that the field is left out."""
     own = [ref.name for ref in service.spec.image_pull_secrets]
     return [{"name": name} for name in own or settings.image_pull_secrets] or None
 
 
-def without_nones(fields: Mapping[str, Any]) -> Manifest:
+def drop_none(fields: Mapping[str, Any]) -> Manifest:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-#: The user that our images have an entry for.
+#: The user of Octavo's images in /etc/passwd.
 USER_ID = 10001
 
-#: Of every container that we run.
-CONFINED: Manifest = {
+#: Security context of every container that the operator creates.
+CONTAINER_SECURITY: Manifest = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
@@ -63,7 +65,7 @@ CONFINED: Manifest = {
 
 
 def pod_security() -> Manifest:
-    """What a namespace under the restricted Pod Security Standard asks for."""
+    """The security context that the restricted Pod Security Standard requires."""
     return {
         "runAsNonRoot": True,
         "runAsUser": USER_ID,
@@ -74,12 +76,12 @@ def pod_security() -> Manifest:
     }
 
 
-#: Of every container: when it fails, the end of its log is kept with its status, where the operator finds it.
-LAST_WORDS = "FallbackToLogsOnError"
+#: A failed container without a termination message gets the end of its log instead, which the operator shows.
+TERMINATION_MESSAGE_POLICY = "FallbackToLogsOnError"
 
 
 def probe(path: str, *, period_s: int, failures: int) -> Manifest:
-    """Of the port that clients use: a pod that answers on another one only must get no requests."""
+    """Probe of the port that clients use: a pod that serves only another port must receive no requests."""
     return {
         "httpGet": {"path": path, "port": HTTP},
         "periodSeconds": period_s,

@@ -1,18 +1,18 @@
-"""The router's pods, and what they need: an identity that may read EndpointSlices, a budget."""
+"""The router's Deployment, its account with the right to read EndpointSlices, and its disruption budget."""
 
 from typing import Any
 
 from octavo_operator.desired.objects import (
-    CONFINED,
-    LAST_WORDS,
+    CONTAINER_SECURITY,
+    TERMINATION_MESSAGE_POLICY,
     Manifest,
     child,
+    drop_none,
     pod_metadata,
     pod_security,
     probe,
     pull_secrets,
     resources,
-    without_nones,
 )
 from octavo_operator.names import (
     ADMIN,
@@ -29,30 +29,30 @@ from octavo_operator.names import (
     router_secret,
     router_selector,
 )
-from octavo_operator.service import Service, Settings
+from octavo_operator.service import InferenceService, Settings
 
 DEFAULT_REPLICAS = 2
 DEFAULT_RESOURCES: Manifest = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
 KEYS_PATH = "/etc/octavo/keys"
 
 
-def desired_router(service: Service, settings: Settings) -> list[Manifest]:
-    """Nothing for a service that shares another's."""
+def desired_router(service: InferenceService, settings: Settings) -> list[Manifest]:
+    """The objects of the service's own router; none for a service that shares a router."""
     if not service.owns_router:
         return []
     return [*_identity(service), _deployment(service, settings), _budget(service)]
 
 
-def num_routers(service: Service) -> int:
+def num_routers(service: InferenceService) -> int:
     return service.spec.router.replicas or DEFAULT_REPLICAS
 
 
-def desired_engine_identity(service: Service) -> Manifest:
-    """An account that may do nothing: an engine never talks to the API server."""
+def desired_engine_identity(service: InferenceService) -> Manifest:
+    """A service account without rights: an engine never calls the API server."""
     return _account(service, engine_account(service.name), ENGINE)
 
 
-def desired_engine_budget(service: Service) -> Manifest:
+def desired_engine_budget(service: InferenceService) -> Manifest:
     limit = service.spec.disruption_budget.max_unavailable
     return child(
         service,
@@ -67,7 +67,7 @@ def desired_engine_budget(service: Service) -> Manifest:
     )
 
 
-def _budget(service: Service) -> Manifest:
+def _budget(service: InferenceService) -> Manifest:
     return child(
         service,
         "policy/v1",
@@ -78,7 +78,7 @@ def _budget(service: Service) -> Manifest:
     )
 
 
-def _identity(service: Service) -> list[Manifest]:
+def _identity(service: InferenceService) -> list[Manifest]:
     name = router_account(service.name)
     role = child(
         service,
@@ -100,11 +100,11 @@ def _identity(service: Service) -> list[Manifest]:
     return [_account(service, name, ROUTER), role, binding]
 
 
-def _account(service: Service, name: str, component: str) -> Manifest:
+def _account(service: InferenceService, name: str, component: str) -> Manifest:
     return child(service, "v1", "ServiceAccount", name, component=component, automountServiceAccountToken=False)
 
 
-def _deployment(service: Service, settings: Settings) -> Manifest:
+def _deployment(service: InferenceService, settings: Settings) -> Manifest:
     return child(
         service,
         "apps/v1",
@@ -121,7 +121,7 @@ def _deployment(service: Service, settings: Settings) -> Manifest:
     )
 
 
-def _pod(service: Service, settings: Settings) -> Manifest:
+def _pod(service: InferenceService, settings: Settings) -> Manifest:
     where = service.spec.router.pod_template
     placed: dict[str, Any] = {} if where is None else where.model_dump(by_alias=True, exclude_defaults=True)
     volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
@@ -134,14 +134,14 @@ def _pod(service: Service, settings: Settings) -> Manifest:
         "terminationGracePeriodSeconds": service.grace_s(settings),
         "securityContext": pod_security(),
         "imagePullSecrets": pull_secrets(service, settings),
-        "topologySpreadConstraints": [_apart(service)],
+        "topologySpreadConstraints": [_spread_routers(service)],
         "containers": [_container(service, settings)],
         "volumes": volumes,
     }
-    return without_nones(pod | placed)
+    return drop_none(pod | placed)
 
 
-def _container(service: Service, settings: Settings) -> Manifest:
+def _container(service: InferenceService, settings: Settings) -> Manifest:
     router = service.spec.router
     mounts: list[Manifest] = [{"name": "tmp", "mountPath": "/tmp"}]
     if _keys_secret(service):
@@ -158,17 +158,17 @@ def _container(service: Service, settings: Settings) -> Manifest:
             {"name": ADMIN, "containerPort": ROUTER_ADMIN_PORT},
         ],
         "resources": resources(router.resources, DEFAULT_RESOURCES),
-        "securityContext": CONFINED,
-        "terminationMessagePolicy": LAST_WORDS,
+        "securityContext": CONTAINER_SECURITY,
+        "terminationMessagePolicy": TERMINATION_MESSAGE_POLICY,
         "startupProbe": probe("/health", period_s=1, failures=60),
         "readinessProbe": probe("/ready", period_s=5, failures=2),
         "livenessProbe": probe("/health", period_s=10, failures=6),
         "volumeMounts": mounts,
     }
-    return without_nones(container)
+    return drop_none(container)
 
 
-def _flags(service: Service, settings: Settings) -> list[str]:
+def _flags(service: InferenceService, settings: Settings) -> list[str]:
     flags = [
         f"--port={ROUTER_PORT}",
         f"--admin-port={ROUTER_ADMIN_PORT}",
@@ -180,13 +180,13 @@ def _flags(service: Service, settings: Settings) -> list[str]:
     return [*flags, f"--api-key-file={KEYS_PATH}"] if _keys_secret(service) else flags
 
 
-def _keys_secret(service: Service) -> str | None:
+def _keys_secret(service: InferenceService) -> str | None:
     auth = service.spec.auth
     return None if auth is None or auth.api_keys_secret_ref is None else auth.api_keys_secret_ref.name
 
 
-def _apart(service: Service) -> Manifest:
-    """On different nodes, where there are some."""
+def _spread_routers(service: InferenceService) -> Manifest:
+    """Spread the routers over different nodes, if there are several."""
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",

@@ -1,32 +1,39 @@
-"""How a model's weights get into an engine pod: the volumes, the init container that fetches, what the engine is told.
+"""How an engine pod gets the model's weights: the volumes, the init container that fetches, the engine's argument.
 
-What has to be fetched is fetched by an init container with its own resources, into the cache volume, under the name
-that the engine looks for it by; what lies on a claim is mounted read-only.
+An init container with its own resources fetches remote models into the cache volume, where the engine looks for them.
+A model on a claim is mounted read-only.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_operator.desired.objects import CONFINED, LAST_WORDS, Manifest, child, resources, without_nones
+from octavo_operator.desired.objects import (
+    CONTAINER_SECURITY,
+    TERMINATION_MESSAGE_POLICY,
+    Manifest,
+    child,
+    drop_none,
+    resources,
+)
 from octavo_operator.names import ENGINE, cache_claim
-from octavo_operator.service import Service, Settings
+from octavo_operator.service import InferenceService, Settings
 
 CACHE_PATH = "/var/cache/octavo"
 CLAIM_PATH = "/models"
 FETCHED = ("hf", "s3")
-DEFAULT_ACCESS = "ReadWriteOnce"  # which every StorageClass has; pods of one node share it
+DEFAULT_ACCESS = "ReadWriteOnce"  # every StorageClass supports it; pods of one node share the claim
 DEFAULT_PREFETCH: Manifest = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    model: str  # what `octavo serve` is asked for
+class WeightsSource:
+    model: str  # the argument of `octavo serve`
     volumes: tuple[Manifest, ...]
     mounts: tuple[Manifest, ...]
     init_containers: tuple[Manifest, ...]
 
 
-def weights_of(service: Service, settings: Settings) -> Weights:
+def weights_of(service: InferenceService, settings: Settings) -> WeightsSource:
     model, cache = service.spec.model, _cache_volume(service)
     cache_mount: Manifest = {"name": "cache", "mountPath": CACHE_PATH}
     if model.scheme == "pvc":
@@ -34,17 +41,17 @@ def weights_of(service: Service, settings: Settings) -> Weights:
         volume = {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
         mount = {"name": "model", "mountPath": CLAIM_PATH, "readOnly": True}
         location = f"{CLAIM_PATH}/{path}".rstrip("/")
-        return Weights(model=location, volumes=(cache, volume), mounts=(cache_mount, mount), init_containers=())
+        return WeightsSource(model=location, volumes=(cache, volume), mounts=(cache_mount, mount), init_containers=())
     fetching = (_prefetch(service, settings, cache_mount),) if model.scheme in FETCHED else ()
-    return Weights(model=model.uri, volumes=(cache,), mounts=(cache_mount,), init_containers=fetching)
+    return WeightsSource(model=model.uri, volumes=(cache,), mounts=(cache_mount,), init_containers=fetching)
 
 
-def desired_claim(service: Service) -> list[Manifest]:
-    """The claim that is made for the cache, where one is asked for by its size."""
+def desired_claim(service: InferenceService) -> list[Manifest]:
+    """The claim for the cache, if the spec has a size for it."""
     cache = service.spec.model.cache
     if cache is None or cache.mode != "PVC" or cache.size is None:
         return []
-    spec = without_nones(
+    spec = drop_none(
         {
             "accessModes": [cache.access_mode or DEFAULT_ACCESS],
             "storageClassName": cache.storage_class_name,
@@ -56,19 +63,19 @@ def desired_claim(service: Service) -> list[Manifest]:
 
 
 def model_environment() -> list[Manifest]:
-    """The hub's files and our own lie in one mounted folder."""
+    """Put the Hugging Face cache and Octavo's own cache into the mounted folder."""
     return [
         {"name": "XDG_CACHE_HOME", "value": CACHE_PATH},
         {"name": "HF_HOME", "value": f"{CACHE_PATH}/huggingface"},
     ]
 
 
-def secret_environment(service: Service) -> list[Manifest]:
+def secret_environment(service: InferenceService) -> list[Manifest]:
     ref = service.spec.model.secret_ref
     return [] if ref is None else [{"secretRef": {"name": ref.name}}]
 
 
-def _cache_volume(service: Service) -> Manifest:
+def _cache_volume(service: InferenceService) -> Manifest:
     cache = service.spec.model.cache
     if cache is None or cache.mode == "EmptyDir":
         limit = {} if cache is None or cache.size is None else {"sizeLimit": cache.size}
@@ -79,7 +86,7 @@ def _cache_volume(service: Service) -> Manifest:
     return {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}
 
 
-def _prefetch(service: Service, settings: Settings, cache_mount: Manifest) -> Manifest:
+def _prefetch(service: InferenceService, settings: Settings, cache_mount: Manifest) -> Manifest:
     model, engine = service.spec.model, service.spec.engine
     own = None if model.prefetch is None else model.prefetch.resources
     container: dict[str, Any] = {
@@ -90,8 +97,8 @@ def _prefetch(service: Service, settings: Settings, cache_mount: Manifest) -> Ma
         "env": model_environment(),
         "envFrom": secret_environment(service) or None,
         "resources": resources(own, DEFAULT_PREFETCH),
-        "securityContext": CONFINED,
-        "terminationMessagePolicy": LAST_WORDS,
+        "securityContext": CONTAINER_SECURITY,
+        "terminationMessagePolicy": TERMINATION_MESSAGE_POLICY,
         "volumeMounts": [cache_mount, {"name": "tmp", "mountPath": "/tmp"}],
     }
-    return without_nones(container)
+    return drop_none(container)

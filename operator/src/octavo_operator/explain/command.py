@@ -1,10 +1,10 @@
-"""`octavo explain infsvc`, found by an entry point: what is in a service's way, in plain words."""
+"""`octavo explain infsvc`, registered as an entry point: prints why a service is not ready, and the remedy."""
 
 import json
 import sys
 from dataclasses import asdict
 
-from octavo_operator.explain.reading import Cluster, Unexplained, access
+from octavo_operator.explain.cluster_reader import ClusterReader, Unexplained, access
 from octavo_operator.explain.text import lines_of, table_of
 
 
@@ -17,14 +17,14 @@ def explain(
     context: str | None = None,
     as_json: bool = False,
 ) -> int:
-    """The exit code: 0 where all that was asked about is Ready. Without a name, of all services."""
+    """Explain one service, or all without a name. Returns the exit code: 0 if all explained services are Ready."""
     try:
         found = access(kubeconfig, context)
         with found.api:
-            cluster, where = Cluster(found), namespace or found.namespace
+            reader, where = ClusterReader(found), namespace or found.namespace
             if name is None:
-                return _show_all(cluster, None if all_namespaces else where, as_json)
-            explanation = cluster.explain(name, where)
+                return _show_all(reader, None if all_namespaces else where, as_json)
+            explanation = reader.explain(name, where)
     except Unexplained as error:
         print(f"octavo: {error}", file=sys.stderr)
         return 1
@@ -32,8 +32,8 @@ def explain(
     return 0 if explanation.is_ready else 1
 
 
-def _show_all(cluster: Cluster, namespace: str | None, as_json: bool) -> int:
-    found = cluster.explain_all(namespace)
+def _show_all(reader: ClusterReader, namespace: str | None, as_json: bool) -> int:
+    found = reader.explain_all(namespace)
     if as_json:
         print(json.dumps([asdict(one) for one in found], indent=2))
     elif found:

@@ -1,7 +1,7 @@
-"""From a service, its pods and events as Kubernetes has them to what is in the way, and why. Pure.
+"""Derives from a service, its pods and events why the service is not ready. Pure.
 
-The first condition that is false names the cause, else the first that isn't true yet, as `Ready` does
-(plan.conditions). Where the operator has written nothing yet, that is the cause.
+The cause is the first condition that is False, otherwise the first that is Unknown, as for `Ready` (plan.conditions).
+If the operator has not written the status yet, that is the cause.
 """
 
 import re
@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo_operator.cluster.pod_events import last_seen
 from octavo_operator.cluster.pods import is_serving_router, pod_of, router_trouble
-from octavo_operator.cluster.setup import last_seen
 from octavo_operator.explain.meanings import MEANINGS, Meaning
 from octavo_operator.names import COMPONENT_LABEL, ROUTER
 from octavo_operator.plan.conditions import REASONS
 
 Raw = Mapping[str, Any]
 MAX_EVENTS = 8
-#: Holds nothing up.
+#: Conditions that do not block Ready.
 _ASIDE = ("Progressing", "Ready")
 _COMMAND = re.compile(r"`(kubectl [^`]+)`")
 _ABOUT_ROUTERS = ("RouterReady", "ReplicasAdmitted")
@@ -25,7 +25,7 @@ _ABOUT_ROUTERS = ("RouterReady", "ReplicasAdmitted")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One condition of the chain; `state`: holds, open (in nobody's way), waits, fails, unknown (nothing written)."""
+    """One condition of the chain. `state`: holds, open (not checked), waits, fails, or unknown (not written yet)."""
 
     condition: str
     state: str
@@ -76,10 +76,10 @@ class Explanation:
     pods: tuple[PodState, ...] = ()
     events: tuple[Event, ...] = ()
     commands: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())  # what couldn't be looked at
+    notes: tuple[str, ...] = field(default=())  # about data that could not be read
 
 
-def explained(
+def explain_service(
     service: Raw, pods: Sequence[Raw] = (), events: Sequence[Raw] = (), notes: Iterable[str] = ()
 ) -> Explanation:
     metadata, status = service["metadata"], service.get("status") or {}
@@ -103,19 +103,19 @@ def explained(
     )
 
 
-def in_trouble(pods: Iterable[PodState]) -> list[PodState]:
+def pods_in_trouble(pods: Iterable[PodState]) -> list[PodState]:
     return [pod for pod in pods if pod.state not in ("serves", "ends")]
 
 
 def _chain(conditions: Sequence[Raw]) -> Iterator[Link]:
-    written = {condition["type"]: condition for condition in conditions}
+    rows = {condition["type"]: condition for condition in conditions}
     for name in (name for name in REASONS if name not in _ASIDE):
-        found = written.get(name)
+        found = rows.get(name)
         if found is None:
             yield Link(condition=name, state="unknown")
             continue
-        held_up = "fails" if found["status"] == "False" else "waits"
-        otherwise = "open" if found["reason"] == "NotChecked" else held_up
+        blocked = "fails" if found["status"] == "False" else "waits"
+        otherwise = "open" if found["reason"] == "NotChecked" else blocked
         yield Link(
             condition=name,
             state="holds" if found["status"] == "True" else otherwise,
@@ -131,7 +131,7 @@ def _cause(service: Raw, chain: Sequence[Link]) -> Cause | None:
         return Cause(condition="", reason="Deleted", message=f"since {metadata['deletionTimestamp']}", **_DELETED)
     seen, generation = status.get("observedGeneration", 0), metadata.get("generation", 0)
     if seen < generation:
-        message = f"generation {generation} of the spec is there, the operator has looked at {seen or 'none'}"
+        message = f"the spec has generation {generation}, the operator has processed {seen or 'none'}"
         return Cause(condition="", reason="NotSeen", message=message, **_NOT_SEEN)
     blocking = [link for link in chain if link.state in ("fails", "waits")]
     if not blocking:
@@ -147,12 +147,14 @@ def _cause(service: Raw, chain: Sequence[Link]) -> Cause | None:
     )
 
 
-_UNKNOWN = Meaning("This version of octavo doesn't know the reason.", "Use the octavo of the operator's version.")
-_DELETED = {"meaning": "The service is being deleted.", "remedy": "Its pods end once their requests have."}
+_UNKNOWN = Meaning(
+    "This version of octavo doesn't know the reason.", "Use the octavo command of the operator's version."
+)
+_DELETED = {"meaning": "The service is being deleted.", "remedy": "Its pods end when their requests are done."}
 _NOT_SEEN = {
-    "meaning": "No operator looks after this service, or it has just been changed.",
-    "remedy": "If it stays so: `kubectl get pods -A -l app.kubernetes.io/name=octavo-operator` shows whether one runs; "
-    "it may be one for other namespaces.",
+    "meaning": "No operator manages this service, or the service has just been changed.",
+    "remedy": "If this lasts: `kubectl get pods -A -l app.kubernetes.io/name=octavo-operator` shows whether an "
+    "operator runs; it may watch other namespaces only.",
 }
 
 
@@ -190,7 +192,7 @@ def _latest(events: Iterable[Raw]) -> tuple[Event, ...]:
 
 
 def about_of(event: Raw) -> tuple[str, str]:
-    """Kind and name."""
+    """Kind and name of the object that an event is about."""
     about = event.get("regarding") or {}
     return about.get("kind", ""), about.get("name", "")
 
@@ -200,10 +202,10 @@ def _when(event: Raw) -> str:
 
 
 def _commands(name: str, namespace: str, cause: Cause | None, pods: Sequence[PodState]) -> Iterator[str]:
-    """Those of the remedy, with the names filled in, then those that always tell more."""
+    """The commands of the remedy with the names filled in, then the commands that always help."""
     if cause is None:
         return
-    suspects = in_trouble(pods)
+    suspects = pods_in_trouble(pods)
     component = ROUTER if cause.condition in _ABOUT_ROUTERS else ""
     suspects.sort(key=lambda pod: pod.component != component if component else pod.component == ROUTER)
     pod = suspects[0].name if suspects else None

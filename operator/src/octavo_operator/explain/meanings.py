@@ -1,6 +1,6 @@
-"""The meaning and the remedy of each reason: for `octavo explain infsvc` and for docs/reference/conditions.md.
+"""Meaning and remedy of each condition's reason, for `octavo explain infsvc` and for docs/reference/conditions.md.
 
-A test keeps the page's table equal to this one, and `pytest --update-golden` writes it there.
+A test keeps the page's table equal to this one; `pytest --update-golden` writes it.
 """
 
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 class Meaning(NamedTuple):
     text: str
-    remedy: str = ""  # empty where there is nothing to do
+    remedy: str = ""  # empty if there is nothing to do
 
 
 #: condition -> reason
@@ -16,76 +16,76 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
     "Accepted": {
         "Valid": Meaning("The spec can be served."),
         "InvalidSpec": Meaning(
-            "The operator can't read the spec, though the API server took it. What runs goes on as before.",
-            "The message names the field. CRD and operator are of different versions: upgrade both together, or "
-            "take the field out.",
+            "The operator can't read the spec, though the API server accepted it. Running pods are not changed.",
+            "The message names the field. The versions of CRD and operator differ: upgrade both together, or "
+            "remove the field.",
         ),
         "RouterNotFound": Meaning(
-            "`spec.router.ref` names a service that isn't there, or has no router of its own.",
+            "`spec.router.ref` names a service that does not exist, or that has no router of its own.",
             "`kubectl get infsvc`. Create that service, or correct the name.",
         ),
         "HostTaken": Meaning(
-            "Another service had this host and path first.",
-            "Choose others, or share its router: `spec.router.ref.name`.",
+            "Another service claimed this host and path earlier.",
+            "Choose another host or path, or share that service's router: `spec.router.ref.name`.",
         ),
         "NoGatewayApi": Meaning(
-            "`spec.exposure.gateway` needs the Gateway API, and the operator was installed without it.",
+            "`spec.exposure.gateway` needs the Gateway API, but the operator was installed without it.",
             "Install the Gateway API's CRDs and set `gatewayApi.enabled` of the chart, or use `exposure.ingress`.",
         ),
     },
     "ChildrenApplied": {
-        "Applied": Meaning("All objects of the service are as the spec asks for."),
+        "Applied": Meaning("All objects of the service match its spec."),
         "NotTried": Meaning(
-            "Nothing is changed while the spec isn't accepted.",
+            "The operator changes nothing while the spec is not accepted.",
             "See `Accepted`.",
         ),
         "NameTaken": Meaning(
-            "An object that the service needs is there already and is another's. It is left as it is.",
-            "The message names it and whose it is. Remove it, or give the service another name.",
+            "The name of an object that the service needs belongs to another owner's object, which stays unchanged.",
+            "The message names the object and its owner. Remove the object, or give the service another name.",
         ),
         "Refused": Meaning(
-            "The API server refuses an object of the service: a quota, an admission webhook, a missing right. Tried "
-            "again, each time later, at least once a minute.",
-            "The message is the API server's.",
+            "The API server refuses an object of the service: a quota, an admission webhook, a missing right. The "
+            "operator retries with growing delays, at least once a minute.",
+            "The message is the API server's response.",
         ),
     },
     "FitsHardware": {
-        "Fits": Meaning("The engine has room for weights and KV cache; the message has the sum."),
-        "NotChecked": Meaning("No engine has come so far yet. Holds nothing up."),
+        "Fits": Meaning("The engine has memory for weights and KV cache; the message has the sizes."),
+        "NotChecked": Meaning("No engine has measured its memory yet. This does not block Ready."),
         "TooLarge": Meaning(
-            "It doesn't fit; the message has the sum.",
+            "Weights and KV cache do not fit into memory; the message has the sizes.",
             "Lower `engine.maxModelLen`, raise `engine.kvCacheMemory`, choose a smaller model, or give `resources` "
             "more.",
         ),
     },
     "ModelReady": {
-        "Fetched": Meaning("The weights are where engines find them."),
+        "Fetched": Meaning("The weights are available to the engines."),
         "Fetching": Meaning(
-            "They are on their way.",
-            "`kubectl logs POD -c fetch -f` shows how far.",
+            "A pod is fetching the weights.",
+            "`kubectl logs POD -c fetch -f` shows the progress.",
         ),
         "FetchFailed": Meaning(
-            "They can't be fetched; the message is the source's.",
-            "A wrong name, a missing or wrong token (`model.secretRef`), a full disk (`model.cache.size`), no way "
-            "to the source.",
+            "The weights can't be fetched; the message is the source's error.",
+            "A wrong name, a missing or wrong token (`model.secretRef`), a full disk (`model.cache.size`), no "
+            "connection to the source.",
         ),
         "NotFound": Meaning(
-            "There is no model at that place: no such file, folder or package in the engine's container.",
-            "Correct `model.uri`; `file://` needs an image or volume that has it, `pkg://` an image with the package.",
+            "The engine's container has no such model: the file, folder or package is missing.",
+            "Correct `model.uri`; `file://` needs an image or volume with it, `pkg://` an image with the package.",
         ),
         "Waiting": Meaning(
-            "No pod has begun to fetch.",
+            "No pod has begun to fetch the weights.",
             "See `WorkloadReady`.",
         ),
     },
     "WorkloadReady": {
-        "PodsReady": Meaning("All replicas answer."),
+        "PodsReady": Meaning("All replicas are ready."),
         "ScaledToZero": Meaning(
             "`spec.replicas` is 0.",
             "`kubectl scale infsvc NAME --replicas 1`",
         ),
         "Starting": Meaning(
-            "Pods are starting and nothing is wrong so far.",
+            "Pods are starting, without an error so far.",
             "Large models take minutes: `kubectl logs POD`.",
         ),
         "QuotaExceeded": Meaning(
@@ -97,64 +97,62 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "The message says which rule.",
         ),
         "Unschedulable": Meaning(
-            "No node has room; the message is the scheduler's.",
-            "Lower `resources`, or add nodes; look at `nodeSelector`, `tolerations`, and that the claim of a "
+            "No node has enough free resources; the message is the scheduler's.",
+            "Lower `resources`, or add nodes; check `nodeSelector` and `tolerations`, and that the claim of a "
             "`pvc://` model exists.",
         ),
         "MountFailed": Meaning(
-            "A volume can't be mounted, or the pod's network not be set up; the message is the kubelet's event.",
-            "Create the Secret or claim that it names, or correct the name. A `ReadWriteOnce` claim is for one "
-            "node: `model.cache.accessMode`.",
+            "A volume can't be mounted, or the pod's network can't be set up; the message is the kubelet's event.",
+            "Create the Secret or claim that the message names, or correct the name. A `ReadWriteOnce` claim is "
+            "usable on one node only: `model.cache.accessMode`.",
         ),
         "ImagePullError": Meaning(
-            "The image can't be had.",
-            "A wrong name or tag, or missing `imagePullSecrets`.",
+            "The image can't be pulled.",
+            "Correct its name or tag, or add `imagePullSecrets`.",
         ),
         "ConfigError": Meaning(
-            "A Secret or ConfigMap that the container's environment refers to isn't there, or lacks the entry.",
+            "A Secret or ConfigMap that the container's environment refers to does not exist, or lacks the entry.",
             "Create it, or correct `model.secretRef` or `engine.env`.",
         ),
         "CrashLoop": Meaning(
-            "The engine ends again and again; the message is its last line.",
-            "`kubectl logs POD --previous`. Often an `engine.extraArgs` that it doesn't know.",
+            "The engine fails repeatedly; the message is its error.",
+            "`kubectl logs POD --previous`. Often an unknown flag in `engine.extraArgs`.",
         ),
         "OOMKilled": Meaning(
-            "It needed more memory than its limit.",
+            "The engine needed more memory than its limit.",
             "Raise `resources.limits.memory`, or lower `engine.kvCacheMemory`.",
         ),
         "StartFailed": Meaning(
             "The container runtime can't start the container; the message is the runtime's.",
-            "An `engine.image` that is not an engine's, or a `runtimeClassName` that can't run it.",
+            "Check that `engine.image` is an engine image, and that `runtimeClassName` can run it.",
         ),
     },
     "RouterReady": {
-        "RouterServes": Meaning("All routers that there are answer."),
+        "RouterServes": Meaning("All routers are ready."),
         "RouterDegraded": Meaning(
-            "Routers answer, but another one doesn't come up: after a change of the spec those that answer may "
-            "still be the old ones.",
-            "The message says why. Often a Secret of API keys that isn't there.",
+            "Some routers are ready, but another one does not start: after a change of the spec the ready ones "
+            "may still be old.",
+            "The message has the error. Often the Secret of API keys is missing.",
         ),
         "RouterStarting": Meaning("Routers are starting."),
         "RouterFailed": Meaning(
-            "None comes up; the message says why.",
-            "Often the Secret of `auth.apiKeysSecretRef`, or the image.",
+            "No router starts; the message has the error.",
+            "Often the Secret of `auth.apiKeysSecretRef` or the image is missing.",
         ),
     },
     "ReplicasAdmitted": {
-        "AllAdmitted": Meaning("Every router knows what every replica has cached, and sends it requests."),
+        "AllAdmitted": Meaning("Every router knows which prefixes every replica has cached, and sends requests to it."),
         "WaitingForRouter": Meaning(
-            "A replica answers, but not every router follows it yet.",
-            "A second or two, unless a NetworkPolicy is in the way.",
+            "A replica is ready, but not every router has its KV snapshot yet.",
+            "This takes a second or two, unless a NetworkPolicy blocks the connection.",
         ),
         "NoReplicas": Meaning("`spec.replicas` is 0."),
     },
     "Progressing": {
-        "Complete": Meaning("One revision, the wanted one."),
-        "RollingOut": Meaning(
-            "A new revision comes up beside the one that serves; that one goes when the new one serves."
-        ),
+        "Complete": Meaning("The wanted revision is the only one."),
+        "RollingOut": Meaning("A new revision starts beside the old one, which is removed when the new one serves."),
     },
     "Ready": {
-        "Serving": Meaning("The current revision answers through the router."),
+        "Serving": Meaning("The current revision serves requests through the router."),
     },
 }

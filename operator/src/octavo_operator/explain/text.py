@@ -1,9 +1,9 @@
-"""How an explanation looks at a terminal: the chain, the cause, the pods with their last words, events, commands."""
+"""Formats an explanation for a terminal: the chain, the cause, the pods with their last log lines, events, commands."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from octavo_operator.explain.explanation import Explanation, in_trouble
+from octavo_operator.explain.explanation import Explanation, pods_in_trouble
 
 WIDTH = 110
 _MARKS = {"holds": "ok", "open": "--", "waits": "..", "fails": "NO", "unknown": "??"}
@@ -23,7 +23,7 @@ def lines_of(found: Explanation) -> Iterator[str]:
         rows = [(e.when, e.kind, e.about, e.reason, _counted(e.message, e.count)) for e in found.events]
         yield from _table(rows)
     if found.commands:
-        yield from ("", "Look further", *(f"  {command}" for command in found.commands))
+        yield from ("", "More commands", *(f"  {command}" for command in found.commands))
 
 
 def table_of(found: Sequence[Explanation]) -> Iterator[str]:
@@ -45,23 +45,23 @@ def _chain(found: Explanation) -> Iterator[str]:
 
 def _verdict(found: Explanation) -> Iterator[str]:
     if found.cause is None:
-        yield f"Ready: it answers at {found.url}" if found.url else "Ready."
+        yield f"Ready: it serves requests at {found.url}" if found.url else "Ready."
         return
     yield f"Not ready: {found.cause.reason}."
     yield from _wrapped(found.cause.message)
-    yield from _wrapped(f"What it means: {found.cause.meaning}")
+    yield from _wrapped(f"Meaning: {found.cause.meaning}")
     if found.cause.remedy:
-        yield from _wrapped(f"What to look at, and do: {found.cause.remedy}")
+        yield from _wrapped(f"Remedy: {found.cause.remedy}")
 
 
 def _pods(found: Explanation) -> Iterator[str]:
-    pods = in_trouble(found.pods) if found.is_ready else found.pods
+    pods = pods_in_trouble(found.pods) if found.is_ready else found.pods
     if not pods:
         return
     yield from ("", "Pods")
     for pod in pods:
-        again = f", started anew {pod.restarts} times" if pod.restarts else ""
-        yield f"  {pod.name} ({pod.component}): {pod.state}{again}"
+        restarts = f", restarted {pod.restarts} times" if pod.restarts else ""
+        yield f"  {pod.name} ({pod.component}): {pod.state}{restarts}"
         yield from _wrapped(pod.message, indent=6)
         yield from (f"      | {line}" for line in pod.last_lines)
 

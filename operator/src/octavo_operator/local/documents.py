@@ -1,7 +1,6 @@
-"""The documents of a manifest: InferenceServices, and the Secrets and ConfigMaps that they refer to.
+"""Reads a manifest file: its InferenceServices, and the Secrets and ConfigMaps that they refer to.
 
-Read as `kubectl apply` would: a file may hold several documents and Lists of them. Nothing else is run here; what is
-left out is told.
+As for `kubectl apply`, a file may hold several documents and Lists. Other kinds are ignored with a note.
 """
 
 import base64
@@ -12,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from octavo_operator.service import Service
+from octavo_operator.service import InferenceService
 from octavo_operator.spec.service import GROUP, KIND, InvalidSpec, read_spec
 
 _CONFIG_KINDS = ("Secret", "ConfigMap")
@@ -20,13 +19,13 @@ _CONFIG_KINDS = ("Secret", "ConfigMap")
 
 @dataclass(slots=True)
 class Documents:
-    services: dict[str, Service] = field(default_factory=dict)
+    services: dict[str, InferenceService] = field(default_factory=dict)
     configs: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict, repr=False)  # kind, name -> entries
     notes: list[str] = field(default_factory=list)
 
 
 def read_documents(text: str) -> Documents:
-    """Raises InvalidSpec; each line of its message begins with the service that it is about."""
+    """Raises InvalidSpec; each line of its message begins with the service concerned."""
     found, faults = Documents(), list[str]()
     for manifest in _manifests(text):
         kind, name = manifest.get("kind"), _name(manifest)
@@ -34,7 +33,7 @@ def read_documents(text: str) -> Documents:
             found.configs[kind, name] = _entries(manifest, f"{kind} {name}")
         elif kind != KIND and not str(manifest.get("apiVersion")).startswith(f"{GROUP}/"):
             found.notes.append(
-                f"{kind} {name}: left out: octavo up runs InferenceServices, and reads Secrets and ConfigMaps"
+                f"{kind} {name} is ignored: octavo up runs InferenceServices, and reads Secrets and ConfigMaps"
             )
         else:
             try:
@@ -43,12 +42,12 @@ def read_documents(text: str) -> Documents:
                 faults += [f"{KIND} {name}: {line}" for line in str(error).splitlines()]
                 continue
             if name in found.services:
-                faults.append(f"{KIND} {name}: is there twice: give each its own metadata.name")
+                faults.append(f"{KIND} {name}: the name occurs twice: give each its own metadata.name")
             found.services[name] = service
     if faults:
         raise InvalidSpec("\n".join(faults))
     if not found.services:
-        raise InvalidSpec(f"there is no {KIND} in it: apiVersion: {GROUP}/v1alpha1, kind: {KIND}")
+        raise InvalidSpec(f"the file has no {KIND}: apiVersion: {GROUP}/v1alpha1, kind: {KIND}")
     return found
 
 
@@ -56,10 +55,12 @@ def _manifests(text: str) -> Iterator[dict[str, Any]]:
     try:
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as error:
-        raise InvalidSpec(f"is no YAML: {' '.join(str(error).split())}") from None
+        raise InvalidSpec(f"the file is not valid YAML: {' '.join(str(error).split())}") from None
     for position, document in enumerate(documents, 1):
         if not isinstance(document, dict):
-            raise InvalidSpec(f"document {position} is no Kubernetes object: apiVersion, kind and metadata are missing")
+            raise InvalidSpec(
+                f"document {position} is not a Kubernetes object: apiVersion, kind and metadata are missing"
+            )
         if document.get("kind") == "List":
             yield from document.get("items") or ()
         else:
@@ -71,10 +72,10 @@ def _name(manifest: Mapping[str, Any]) -> str:
     return str(metadata.get("name") or "") if isinstance(metadata, dict) else ""
 
 
-def _service(manifest: dict[str, Any], name: str) -> Service:
+def _service(manifest: dict[str, Any], name: str) -> InferenceService:
     spec = read_spec(manifest)
     namespace = str(manifest["metadata"].get("namespace") or "default")
-    return Service(name=name, namespace=namespace, uid="", generation=1, spec=spec)
+    return InferenceService(name=name, namespace=namespace, uid="", generation=1, spec=spec)
 
 
 def _entries(manifest: Mapping[str, Any], what: str) -> dict[str, str]:
@@ -84,7 +85,7 @@ def _entries(manifest: Mapping[str, Any], what: str) -> dict[str, str]:
     entries.update(manifest.get("stringData") or {})
     for key, value in entries.items():
         if not isinstance(value, str):
-            raise InvalidSpec(f"{what}: {key}: a text is needed: put it into quotes")
+            raise InvalidSpec(f"{what}: {key}: the value is not a string: put it into quotes")
     return entries
 
 
@@ -92,4 +93,4 @@ def _decoded(value: object, place: str) -> str:
     try:
         return base64.b64decode(str(value), validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
-        raise InvalidSpec(f"{place}: is no text in base64: plain text belongs into stringData") from None
+        raise InvalidSpec(f"{place}: the value is not text in base64: put plain text into stringData") from None

@@ -1,7 +1,7 @@
-"""`read_fleet`: from a manifest to what `octavo up -f` runs on one machine, as plain data.
+"""`read_fleet`: converts a manifest to the processes that `octavo up -f` runs on one machine, as plain data.
 
-The server's side asks for it through the entry point `octavo.infsvc`: neither package imports the other. What an
-engine is told is made by the same code as its pod's arguments, so that one machine and a cluster can't differ.
+The server calls it through the entry point `octavo.infsvc`: neither package imports the other. The engines' flags come
+from the same code as the arguments of their pods, so that one machine and a cluster can't differ.
 """
 
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from typing import Any
 
 from octavo_operator.desired.engine import engine_flags
 from octavo_operator.local.documents import Documents, read_documents
-from octavo_operator.local.notes import notes_of
-from octavo_operator.service import Service
+from octavo_operator.local.ignored_fields import ignored_field_notes
+from octavo_operator.service import InferenceService
 from octavo_operator.spec.access import isolates_tenants
 from octavo_operator.spec.engine import EnvVar
 from octavo_operator.spec.service import InvalidSpec
 
 
 def read_fleet(text: str, *, brings_keys: bool = False) -> dict[str, Any]:
-    """`brings_keys`: the caller has API keys of its own, which are taken instead. Raises ValueError, a line a fault."""
+    """`brings_keys`: the caller's own API keys replace the manifest's. Raises ValueError with a line for each fault."""
     try:
         found = read_documents(text)
         faults = [*_router_faults(found), *_reference_faults(found, brings_keys)]
@@ -30,11 +30,11 @@ def read_fleet(text: str, *, brings_keys: bool = False) -> dict[str, Any]:
         "services": [_service(service, found, brings_keys) for service in services],
         "keys": None if brings_keys else _keys(found),
         "drain_timeout_s": max(service.drain_timeout_s for service in services),
-        "notes": [*found.notes, *_router_notes(services), *(n for s in services for n in notes_of(s))],
+        "notes": [*found.notes, *_router_notes(services), *(n for s in services for n in ignored_field_notes(s))],
     }
 
 
-def _service(service: Service, found: Documents, brings_keys: bool) -> dict[str, Any]:
+def _service(service: InferenceService, found: Documents, brings_keys: bool) -> dict[str, Any]:
     spec = service.spec
     args = [spec.model.uri, *engine_flags(service)]
     auth = _auth(found)
@@ -49,7 +49,7 @@ def _service(service: Service, found: Documents, brings_keys: bool) -> dict[str,
     }
 
 
-def _environment(service: Service, found: Documents) -> dict[str, str]:
+def _environment(service: InferenceService, found: Documents) -> dict[str, str]:
     ref = service.spec.model.secret_ref
     env = {} if ref is None else dict(found.configs.get(("Secret", ref.name), {}))
     for variable in service.spec.engine.env:
@@ -73,7 +73,7 @@ def _source(variable: EnvVar) -> tuple[str, Any]:
 
 
 def _auth(found: Documents) -> Any:
-    """Of whichever service has keys: `_router_faults` has seen to it that they agree."""
+    """The `auth` of any service with keys; `_router_faults` ensures that all have the same."""
     auths = (service.spec.auth for service in found.services.values())
     return next((auth for auth in auths if auth is not None and auth.api_keys_secret_ref is not None), None)
 
@@ -84,20 +84,20 @@ def _keys(found: Documents) -> dict[str, str] | None:
 
 
 def _router_faults(found: Documents) -> Iterator[str]:
-    """One machine has one router: what services want of theirs must go together."""
+    """One machine has one router, so the services' settings for their routers must agree."""
     owners = [service for service in found.services.values() if service.owns_router]
     for service in found.services.values():
         if service.router not in {owner.name for owner in owners}:
             yield (
-                f"{_about(service)}.router.ref.name: {service.router!r} is no service with a router of its own in this "
+                f"{_about(service)}.router.ref.name: {service.router!r} is not a service with its own router in this "
                 "file: add it, or correct the name"
             )
     secrets = {ref.name if (ref := _keys_ref(owner)) else None: owner.name for owner in owners}
     if len(secrets) > 1:
         one, other, *_ = secrets.values()
         yield (
-            f"InferenceService {other}: spec.auth: other API keys than {one}'s, and one machine has one router: run "
-            "them by an octavo up each, or let one share the other's router (spec.router.ref)"
+            f"InferenceService {other}: spec.auth: its API keys differ from {one}'s, and one machine has one router: "
+            "run each with its own octavo up, or let one share the other's router (spec.router.ref)"
         )
 
 
@@ -119,21 +119,21 @@ def _reference_faults(found: Documents, brings_keys: bool) -> Iterator[str]:
                     f"{source.name!r} with the entry {source.key!r} in this file: add it"
                 )
     if not any(service.spec.replicas for service in found.services.values()):
-        yield "spec.replicas: 0 everywhere: there is nothing to run"
+        yield "spec.replicas is 0 in every service: there is nothing to run"
 
 
-def _about(service: Service) -> str:
+def _about(service: InferenceService) -> str:
     return f"InferenceService {service.name}: spec"
 
 
-def _keys_ref(service: Service) -> Any:
+def _keys_ref(service: InferenceService) -> Any:
     return None if service.spec.auth is None else service.spec.auth.api_keys_secret_ref
 
 
-def _router_notes(services: list[Service]) -> Iterator[str]:
+def _router_notes(services: list[InferenceService]) -> Iterator[str]:
     owners = [service.name for service in services if service.owns_router]
     if len(owners) > 1:
-        yield f"{', '.join(owners)} have a router each on Kubernetes; here one serves them all"
+        yield f"{', '.join(owners)} have one router each on Kubernetes; here one router serves all of them"
     for service in services:
         if not service.spec.replicas:
-            yield f"{service.name}: spec.replicas is 0: nothing serves it"
+            yield f"{service.name}: spec.replicas is 0: no engine serves it"

@@ -1,4 +1,4 @@
-"""What a plan can ask for. Each action says why; whoever carries one out adds nothing of its own."""
+"""The actions of a plan. Each has its reason, and everything that the writer needs to execute it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Server-side apply of our fields. `is_new`: nothing of this name was observed, and if there is something after
-    all, it may not be ours to change. `repairs`: somebody else undid what was applied for this very spec.
+    """Server-side apply of the operator's fields. `is_new`: no object of this name was observed; if one exists, it may
+    belong to another owner. `repairs`: another client undid an earlier apply for this same spec.
     """
 
     manifest: Mapping[str, Any]
@@ -19,7 +19,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class CreateOnce:
-    """Made if it isn't there, never changed: a secret that is drawn when it is made."""
+    """Create the object if it is missing, and never change it: a Secret."""
 
     manifest: Mapping[str, Any]
     reason: str
@@ -27,7 +27,7 @@ class CreateOnce:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Only the object with this uid, unchanged since it was observed; pods of a Deployment end gracefully."""
+    """Delete the object with this uid if it is unchanged since it was observed. A Deployment's pods end gracefully."""
 
     kind: str
     name: str
@@ -38,7 +38,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class SetGate:
-    """The readiness gate of an engine pod; `epoch`: of the engine whose snapshot the routers have, None to close it."""
+    """Set the readiness gate of an engine pod. `epoch`: of the snapshot that the routers have; None closes the gate."""
 
     pod: str
     uid: str

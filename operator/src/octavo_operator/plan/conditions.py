@@ -1,7 +1,7 @@
 """The conditions of a service, and the closed list of reasons that they can have.
 
-A condition says one thing that must hold before the service is Ready, in the order in which they come true. Each
-reason is documented with what to do (docs/reference/conditions.md); a test keeps the two lists equal.
+Each condition is one requirement for Ready, in the order in which they become true. docs/reference/conditions.md
+documents each reason and its remedy; a test keeps the two lists equal.
 """
 
 from collections.abc import Iterable, Mapping
@@ -50,7 +50,7 @@ REASONS: dict[str, dict[str, Status]] = {
     },
     "ReplicasAdmitted": {"AllAdmitted": "True", "WaitingForRouter": "Unknown", "NoReplicas": "False"},
     "Progressing": {"Complete": "False", "RollingOut": "True"},
-    "Ready": {"Serving": "True"},  # else it has the reason of the condition in the way
+    "Ready": {"Serving": "True"},  # otherwise Ready has the reason of the condition that blocks it
 }
 
 
@@ -73,7 +73,7 @@ class Condition:
 
 
 def ready(others: Iterable[Condition], *, message: str) -> Condition:
-    """Ready, or not for the reason of the first condition that is false; else of the first that isn't true yet."""
+    """Ready, or else the reason of the first condition that is False; without one, of the first that is Unknown."""
     missing = [c for c in others if c.type != "Progressing" and c.status != "True" and c.reason != "NotChecked"]
     if not missing:
         return Condition("Ready", "Serving", message)
@@ -81,10 +81,10 @@ def ready(others: Iterable[Condition], *, message: str) -> Condition:
     return Condition("Ready", first.reason, first.message)
 
 
-def written(
+def with_transition_times(
     conditions: Iterable[Condition], before: Iterable[Mapping[str, Any]], *, generation: int, now: str
 ) -> list[dict[str, Any]]:
-    """As status has them; a transition's time stays while the status of a condition does."""
+    """Rows for the status. A condition keeps its lastTransitionTime while its status stays the same."""
     known = {condition["type"]: condition for condition in before}
     rows = []
     for condition in conditions:

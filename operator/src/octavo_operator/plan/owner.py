@@ -1,5 +1,5 @@
-"""Whose an object is. Names of children are made from the service's, so something else may have one of them already:
-another controller's, a person's, another service's. What isn't ours is neither changed nor deleted.
+"""Decides whether an object belongs to a service. Children's names derive from the service's name, so an object of
+another controller, user or service may have such a name already. The operator neither changes nor deletes that object.
 """
 
 from collections.abc import Mapping
@@ -7,15 +7,15 @@ from typing import Any
 
 from octavo_operator.names import MANAGER, SERVICE_LABEL
 from octavo_operator.observed import Refusal
-from octavo_operator.service import Service
+from octavo_operator.service import InferenceService
 from octavo_operator.spec.service import GROUP, KIND
 
 Raw = Mapping[str, Any]
 
 
-def is_ours(live: Raw, service: Service) -> bool:
-    """To change. A namesake's that was deleted before this service was made is taken over, and so is what has lost its
-    owner but still has our labels.
+def is_ours(live: Raw, service: InferenceService) -> bool:
+    """Return whether the operator may change the object for this service. It adopts objects of an earlier service of
+    the same name, and objects that have lost their owner reference but still have the operator's labels.
     """
     controller, labels = controller_of(live), live["metadata"].get("labels") or {}
     if controller is None:
@@ -26,7 +26,7 @@ def is_ours(live: Raw, service: Service) -> bool:
 
 
 def may_be_deleted(live: Raw, uid: str) -> bool:
-    """Only what a service of this uid controls: a copy that a person made of a child has its labels too."""
+    """Only an object that the service of this uid controls: a user's copy of a child has the same labels."""
     controller = controller_of(live)
     return controller is not None and controller["uid"] == uid and "deletionTimestamp" not in live["metadata"]
 
@@ -36,9 +36,11 @@ def controller_of(live: Raw) -> Raw | None:
     return next((reference for reference in references if reference.get("controller")), None)
 
 
-def taken_by(live: Raw) -> Refusal:
+def name_taken(live: Raw) -> Refusal:
     controller = controller_of(live)
     owner = (
-        "is there, made by somebody else" if controller is None else f"is {controller['kind']} {controller['name']}'s"
+        "exists and has another owner"
+        if controller is None
+        else f"belongs to {controller['kind']} {controller['name']}"
     )
     return Refusal("NameTaken", f"{owner}: remove it, or give this service another name")

@@ -1,7 +1,7 @@
-"""`plan`: what is to be done for one service, and what its status is to say. Pure: no client, no clock, no randomness.
+"""`plan`: computes the actions for one service and its new status. Pure: no client, no clock, no randomness.
 
-Every action is derived from the difference between what is wanted and what is observed, never from what happened
-before. So an operator that dies between any two of them, or acts on an old view, comes to the same end.
+Every action derives from the difference between the desired and the observed state, never from earlier actions. So an
+operator that dies between two actions, or acts on an old view, reaches the same final state.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,91 +15,91 @@ from octavo_operator.desired.objects import Manifest, child
 from octavo_operator.names import ROUTER, engine_deployment, engine_selector, router_deployment, router_secret
 from octavo_operator.observed import Observed, Ref, Refusal
 from octavo_operator.plan.actions import Action, CreateOnce, Delete
-from octavo_operator.plan.admission import gates
-from octavo_operator.plan.assess import conditions_of, size_of
-from octavo_operator.plan.conditions import written
-from octavo_operator.plan.news import News, transitions
-from octavo_operator.plan.owner import is_ours, may_be_deleted, taken_by
-from octavo_operator.plan.repair import applied
+from octavo_operator.plan.apply_digest import with_digest
+from octavo_operator.plan.child_actions import child_actions
+from octavo_operator.plan.conditions import with_transition_times
+from octavo_operator.plan.events import ServiceEvent, condition_events
+from octavo_operator.plan.owner import is_ours, may_be_deleted, name_taken
+from octavo_operator.plan.readiness_gates import gate_actions
 from octavo_operator.plan.rollout import rollout
-from octavo_operator.plan.same import stamped
-from octavo_operator.service import Service, Settings
+from octavo_operator.plan.status_conditions import conditions_of, size_of
+from octavo_operator.service import InferenceService, Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`actions` in the order in which they are to be carried out. `news`: what people are told once `status` holds."""
+    """`actions` in the order of execution. `events`: about the transitions from the old status to `status`."""
 
     actions: tuple[Action, ...]
     status: dict[str, Any]
-    news: tuple[News, ...] = ()
+    events: tuple[ServiceEvent, ...] = ()
 
 
-def plan(service: Service, observed: Observed, settings: Settings, *, now: str, new_secret: str) -> Plan:
-    """`now`: RFC 3339. `new_secret`: what to write if the router's secret has to be made."""
+def plan(service: InferenceService, observed: Observed, settings: Settings, *, now: str, new_secret: str) -> Plan:
+    """`now`: RFC 3339. `new_secret`: the value of the router's Secret if it must be created."""
     wanted = engine_revision(service, settings)
-    children = [stamped(manifest) for manifest in desired_children(service, settings)]
+    children = [with_digest(manifest) for manifest in desired_children(service, settings)]
     observed = replace(observed, refusals={**_taken_names(service, observed, children, wanted), **observed.refusals})
     conditions = conditions_of(service, observed, settings, wanted=wanted)
     status = _status(service, observed, settings, wanted=wanted)
     before = observed.status.get("conditions", ())
-    status["conditions"] = written(conditions, before, generation=service.generation, now=now)
-    news = tuple(transitions(conditions, before))
-    if conditions[0].status != "True":  # it can't be served as it is: what there is goes on as before
-        return Plan((), status, news)
+    status["conditions"] = with_transition_times(conditions, before, generation=service.generation, now=now)
+    events = tuple(condition_events(conditions, before))
+    if conditions[0].status != "True":  # the spec can't be served: leave the running objects unchanged
+        return Plan((), status, events)
     actions = [
         *_secret(service, observed, new_secret),
         *_children(service, observed, children),
         *rollout(service, observed, settings),
-        *gates(observed),
+        *gate_actions(observed),
     ]
-    return Plan(tuple(actions), status, news)
+    return Plan(tuple(actions), status, events)
 
 
-def _secret(service: Service, observed: Observed, value: str) -> Iterator[Action]:
-    """Before anything that mounts it. Secrets aren't watched: that there is no router yet, or a pod that misses it,
-    tells that it is time.
+def _secret(service: InferenceService, observed: Observed, value: str) -> Iterator[Action]:
+    """Create the Secret before the pods that refer to it. Secrets are not watched: a router that does not exist yet, or
+    a pod that fails without the Secret, is the sign that it is missing.
     """
     name = router_secret(service.name)
     if not service.owns_router:
         return
-    if ("Deployment", router_deployment(service.name)) in observed.children and not _is_missed(name, observed):
+    if ("Deployment", router_deployment(service.name)) in observed.children and not _is_missing(name, observed):
         return
     manifest = child(service, "v1", "Secret", name, component=ROUTER, type="Opaque", stringData={"secret": value})
-    yield CreateOnce(manifest, "routers and engines know each other by it")
+    yield CreateOnce(manifest, "routers and engines authenticate each other with it")
 
 
-def _is_missed(secret: str, observed: Observed) -> bool:
+def _is_missing(secret: str, observed: Observed) -> bool:
     messages = [observed.router_trouble, *(pod.message for pod in observed.pods if pod.trouble == "ConfigError")]
     return any(f'"{secret}"' in message for message in messages)
 
 
 def _taken_names(
-    service: Service, observed: Observed, children: Sequence[Manifest], revision: str
+    service: InferenceService, observed: Observed, children: Sequence[Manifest], revision: str
 ) -> dict[Ref, Refusal]:
-    """Of children that are there and another's."""
+    """Refusals for children whose names belong to objects of another owner."""
     engine = engine_deployment(service.name, revision)
     live = {ref: observed.children.get(ref) for ref in map(_ref, children)}
     live["Deployment", engine] = observed.engine_manifests.get(engine)
-    return {ref: taken_by(raw) for ref, raw in live.items() if raw is not None and not is_ours(raw, service)}
+    return {ref: name_taken(raw) for ref, raw in live.items() if raw is not None and not is_ours(raw, service)}
 
 
-def _children(service: Service, observed: Observed, wanted: Sequence[Manifest]) -> Iterator[Action]:
+def _children(service: InferenceService, observed: Observed, wanted: Sequence[Manifest]) -> Iterator[Action]:
     for manifest in wanted:
-        yield from applied(service, observed, manifest, observed.children.get(_ref(manifest)))
+        yield from child_actions(service, observed, manifest, observed.children.get(_ref(manifest)))
     refs = set(map(_ref, wanted))
     for (kind, name), live in observed.children.items():
         if (kind, name) not in refs and kind != "PersistentVolumeClaim" and may_be_deleted(live, service.uid):
             metadata = live["metadata"]
             version = metadata.get("resourceVersion", "")
-            yield Delete(kind, name, metadata["uid"], version, "the spec does not ask for it any more")
+            yield Delete(kind, name, metadata["uid"], version, "the spec does not need it any more")
 
 
 def _ref(manifest: Manifest) -> Ref:
     return manifest["kind"], manifest["metadata"]["name"]
 
 
-def _status(service: Service, observed: Observed, settings: Settings, *, wanted: str) -> dict[str, Any]:
+def _status(service: InferenceService, observed: Observed, settings: Settings, *, wanted: str) -> dict[str, Any]:
     pods = [pod for pod in observed.pods if not pod.is_terminating]
     serving = [pod for pod in pods if pod.serves]
     num_ready, desired = len(serving), service.spec.replicas
@@ -123,8 +123,8 @@ def _status(service: Service, observed: Observed, settings: Settings, *, wanted:
     return status | _model(service, observed, wanted) | _load(observed)
 
 
-def _model(service: Service, observed: Observed, wanted: str) -> dict[str, Any]:
-    """What isn't known just now is as it was: nothing of it changes while a revision lives."""
+def _model(service: InferenceService, observed: Observed, wanted: str) -> dict[str, Any]:
+    """The status field `model`. Without a report the old sizes stay: they can't change within a revision."""
     size = size_of(observed, [pod for pod in observed.pods if pod.revision == wanted])
     known: dict[str, Any] = {"servedNames": list(service.served_names)}
     if size is not None:
@@ -139,7 +139,7 @@ def _model(service: Service, observed: Observed, wanted: str) -> dict[str, Any]:
     return {"model": known}
 
 
-def _outside(service: Service, url: str | None) -> list[dict[str, str]]:
+def _outside(service: InferenceService, url: str | None) -> list[dict[str, str]]:
     exposure = service.spec.exposure
     if url is None or exposure is None:
         return []

@@ -1,35 +1,37 @@
-"""Engine Deployments of a service: the wanted revision comes up, the others go when it serves.
+"""Rolls out engine Deployments: starts the wanted revision and deletes the older ones when it serves.
 
-What must hold: no act of ours lets fewer pods serve than did, but for those above the wanted number. So older revisions
-stay as long as the wanted one lacks replicas that they make up for, those first that most pods serve of; that is one,
-unless it has lost pods of its own. A revision that nobody is served by goes at once, however often the spec changes.
+Invariant: no action reduces the number of serving pods below the wanted number. So older revisions stay while the
+wanted one lacks replicas, those with the most admitted pods first; that is one revision, unless it has lost pods
+itself. A revision without admitted pods is deleted at once, however often the spec changes.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 
 from octavo_operator.desired.engine import desired_engine, engine_revision
-from octavo_operator.observed import EngineSet, Observed, Pod
+from octavo_operator.observed import EngineDeployment, Observed, Pod
 from octavo_operator.plan.actions import Action, Delete
-from octavo_operator.plan.repair import applied
-from octavo_operator.plan.same import stamped
-from octavo_operator.service import Service, Settings
+from octavo_operator.plan.apply_digest import with_digest
+from octavo_operator.plan.child_actions import child_actions
+from octavo_operator.service import InferenceService, Settings
 
 
-def rollout(service: Service, observed: Observed, settings: Settings) -> list[Action]:
+def rollout(service: InferenceService, observed: Observed, settings: Settings) -> list[Action]:
     wanted, replicas = engine_revision(service, settings), service.spec.replicas
-    manifest = stamped(desired_engine(service, settings, replicas=replicas))
+    manifest = with_digest(desired_engine(service, settings, replicas=replicas))
     actions: list[Action] = []
     live = observed.engine_manifests.get(manifest["metadata"]["name"])
-    actions.extend(applied(service, observed, manifest, live, why=f"revision {wanted} with {replicas} replicas"))
-    older = [s for s in observed.engine_sets if s.revision != wanted and not s.is_deleting]
+    actions.extend(child_actions(service, observed, manifest, live, why=f"revision {wanted} with {replicas} replicas"))
+    older = [s for s in observed.engine_deployments if s.revision != wanted and not s.is_deleting]
     if is_complete(service, observed, wanted):
         return actions + [_delete(s, f"revision {wanted} serves") for s in older]
-    kept = _that_make_up(older, observed.pods, missing=replicas - _num_serving(wanted, observed.pods))
-    return actions + [_delete(s, "another revision is wanted, and others serve") for s in older if s.name not in kept]
+    needed = _still_needed(older, observed.pods, missing=replicas - _num_serving(wanted, observed.pods))
+    return actions + [
+        _delete(s, "another revision is wanted, and other revisions serve") for s in older if s.name not in needed
+    ]
 
 
-def is_complete(service: Service, observed: Observed, wanted: str) -> bool:
+def is_complete(service: InferenceService, observed: Observed, wanted: str) -> bool:
     return _num_serving(wanted, observed.pods) >= service.spec.replicas
 
 
@@ -37,16 +39,16 @@ def _num_serving(revision: str, pods: Sequence[Pod]) -> int:
     return sum(pod.revision == revision and pod.serves for pod in pods)
 
 
-def _that_make_up(sets: Sequence[EngineSet], pods: Sequence[Pod], *, missing: int) -> set[str]:
-    """Names. A pod that was admitted once counts, though it may be out of order just now: it can come back."""
+def _still_needed(sets: Sequence[EngineDeployment], pods: Sequence[Pod], *, missing: int) -> set[str]:
+    """Names of Deployments to keep. An admitted pod counts even if it is unready now, because it can recover."""
     admitted = Counter(pod.revision for pod in pods if pod.is_admitted and not pod.is_terminating)
-    kept = set()
-    for engine_set in sorted(sets, key=lambda s: (admitted[s.revision], s.created), reverse=True):
-        if missing > 0 and admitted[engine_set.revision]:
-            kept.add(engine_set.name)
-            missing -= _num_serving(engine_set.revision, pods)
-    return kept
+    needed = set()
+    for deployment in sorted(sets, key=lambda s: (admitted[s.revision], s.created), reverse=True):
+        if missing > 0 and admitted[deployment.revision]:
+            needed.add(deployment.name)
+            missing -= _num_serving(deployment.revision, pods)
+    return needed
 
 
-def _delete(engine_set: EngineSet, reason: str) -> Delete:
-    return Delete("Deployment", engine_set.name, engine_set.uid, engine_set.version, reason)
+def _delete(deployment: EngineDeployment, reason: str) -> Delete:
+    return Delete("Deployment", deployment.name, deployment.uid, deployment.version, reason)

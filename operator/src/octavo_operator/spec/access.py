@@ -1,4 +1,4 @@
-"""Who reaches a service and how: `spec.router`, `spec.exposure`, `spec.auth`, `spec.networkPolicy`."""
+"""Models of the access to a service: `spec.router`, `spec.exposure`, `spec.auth`, `spec.networkPolicy`."""
 
 from typing import Annotated, Literal, Self
 
@@ -10,15 +10,15 @@ from octavo_operator.spec.fields import (
     Image,
     Name,
     NodeSelector,
-    Part,
-    Passed,
+    PassedThrough,
     Reference,
     Resources,
     ServiceName,
+    SpecPart,
 )
 
 
-class Toleration(Part):
+class Toleration(SpecPart):
     key: Annotated[str, Field(max_length=317)] | None = None
     operator: Literal["Exists", "Equal"] | None = None
     value: Annotated[str, Field(max_length=63)] | None = None
@@ -26,18 +26,18 @@ class Toleration(Part):
     toleration_seconds: int | None = None
 
 
-class RouterRef(Part):
+class RouterRef(SpecPart):
     name: ServiceName
 
 
-class RouterPods(Part):
+class RouterPods(SpecPart):
     node_selector: NodeSelector | None = None
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = ()
-    affinity: Passed | None = None
+    affinity: PassedThrough | None = None
     priority_class_name: Name | None = None
 
 
-class Router(Part):
+class Router(SpecPart):
     ref: RouterRef | None = None
     replicas: Annotated[int, Field(ge=1, le=32)] | None = None
     image: Image | None = None
@@ -54,7 +54,7 @@ class Router(Part):
         return self
 
 
-class Ingress(Part):
+class Ingress(SpecPart):
     host: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^(\*\.)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
     path: Annotated[str, Field(max_length=253, pattern="^/")] | None = None
     class_name: Name | None = None
@@ -62,18 +62,18 @@ class Ingress(Part):
     annotations: Annotations = Field(default_factory=dict)
 
 
-class ParentRef(Part):
+class ParentRef(SpecPart):
     name: Name
     namespace: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     section_name: Name | None = None
 
 
-class Gateway(Part):
+class Gateway(SpecPart):
     parent_refs: Annotated[tuple[ParentRef, ...], Field(min_length=1, max_length=8)]
     hostnames: Annotated[tuple[Name, ...], Field(max_length=16)] = ()
 
 
-class Exposure(Part):
+class Exposure(SpecPart):
     ingress: Ingress | None = None
     gateway: Gateway | None = None
 
@@ -84,7 +84,7 @@ class Exposure(Part):
         return self
 
 
-class Auth(Part):
+class Auth(SpecPart):
     required: bool | None = None
     api_keys_secret_ref: Reference | None = None
     isolate_tenants: bool | None = None
@@ -102,10 +102,10 @@ class Auth(Part):
 
 
 def isolates_tenants(auth: Auth | None) -> bool:
-    """Unless told otherwise, no tenant finds another's prefixes."""
+    """By default no tenant can use another tenant's cached prefixes."""
     return auth is None or auth.isolate_tenants is not False
 
 
-class NetworkPolicy(Part):
+class NetworkPolicy(SpecPart):
     enabled: bool | None = None
-    ingress_from: Annotated[tuple[Passed, ...], Field(max_length=32)] = ()
+    ingress_from: Annotated[tuple[PassedThrough, ...], Field(max_length=32)] = ()

@@ -1,15 +1,15 @@
-"""`spec.engine` and `spec.parallelism`: how each replica runs."""
+"""Models of `spec.engine` and `spec.parallelism`: how each replica runs."""
 
 import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from octavo_operator.spec.fields import Image, Name, Part, Quantity
+from octavo_operator.spec.fields import Image, Name, Quantity, SpecPart
 
 Tokens = Annotated[int, Field(ge=1, le=16777216)]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
-#: Flags that a field of the spec stands for, or that are the operator's business.
+#: Flags that a field of the spec replaces, or that the operator sets.
 RESERVED_FLAGS = (
     "model|revision|served-model-name|tokenizer|chat-template|dtype|host|port|max-model-len|max-num-seqs|"
     "max-num-batched-tokens|block-size|gpu-memory-utilization|kv-cache-memory-bytes|swap-space|"
@@ -19,13 +19,13 @@ RESERVED_FLAGS = (
 _RESERVED = re.compile(rf"^--({RESERVED_FLAGS})(=.*)?$", re.DOTALL)
 
 
-class KeyRef(Part):
+class KeyRef(SpecPart):
     name: Name
     key: Name
     optional: bool | None = None
 
 
-class ValueSource(Part):
+class ValueSource(SpecPart):
     secret_key_ref: KeyRef | None = None
     config_map_key_ref: KeyRef | None = None
 
@@ -36,7 +36,7 @@ class ValueSource(Part):
         return self
 
 
-class EnvVar(Part):
+class EnvVar(SpecPart):
     name: Annotated[str, Field(min_length=1, max_length=253, pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
     value: Annotated[str, Field(max_length=32768)] | None = None
     value_from: ValueSource | None = None
@@ -50,7 +50,7 @@ class EnvVar(Part):
         return self
 
 
-class Engine(Part):
+class Engine(SpecPart):
     image: Image | None = None
     image_pull_policy: PullPolicy | None = None
     max_model_len: Tokens | None = None
@@ -83,7 +83,7 @@ class Engine(Part):
         return self
 
 
-class Parallelism(Part):
+class Parallelism(SpecPart):
     tensor: Annotated[int, Field(ge=1, le=64)] | None = None
     pipeline: Annotated[int, Field(ge=1, le=64)] | None = None
 

@@ -1,4 +1,4 @@
-"""The kinds of values that fields of the spec have: as the CRD's schema has them, bounds included."""
+"""Types of the spec's fields, with the bounds of the CRD's schema."""
 
 from typing import Annotated, Any
 
@@ -9,8 +9,8 @@ Name = Annotated[str, Field(min_length=1, max_length=253)]
 ServiceName = Annotated[str, Field(min_length=1, max_length=40)]
 #: A number of bytes in Kubernetes' notation.
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?([kKMGTP]i?)?$", max_length=32)]
-#: What Kubernetes itself defines and checks, passed on as it is.
-Passed = dict[str, Any]
+#: A value that Kubernetes defines and checks, passed through unchanged.
+PassedThrough = dict[str, Any]
 LabelValue = Annotated[str, Field(max_length=63)]
 Annotation = Annotated[str, Field(max_length=4096)]
 NodeSelector = Annotated[dict[str, LabelValue], Field(max_length=32)]
@@ -24,22 +24,22 @@ _SUFFIXES = {"": 1, "k": 10**3} | {
 }
 
 
-class Part(BaseModel):
-    """A piece of the spec. Unknown fields are errors; nothing is changed once it is read."""
+class SpecPart(BaseModel):
+    """Base of all parts of the spec: immutable, and unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel, populate_by_name=True)
 
 
-class Reference(Part):
+class Reference(SpecPart):
     name: Name
 
 
-class Resources(Part):
+class Resources(SpecPart):
     requests: Annotated[dict[str, int | str], Field(max_length=16)] = Field(default_factory=dict)
     limits: Annotated[dict[str, int | str], Field(max_length=16)] = Field(default_factory=dict)
 
 
 def num_bytes(quantity: str) -> int:
-    """Of a `Quantity`."""
+    """Number of bytes of a `Quantity`."""
     number = quantity.rstrip("kKMGTPi")
     return int(float(number) * _SUFFIXES[quantity[len(number) :]])

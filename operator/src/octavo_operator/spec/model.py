@@ -1,16 +1,16 @@
-"""`spec.model`: which model, and how it gets onto the nodes."""
+"""Models of `spec.model`: the model, its cache and its fetching."""
 
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from octavo_operator.spec.fields import Name, Part, Quantity, Reference, Resources
+from octavo_operator.spec.fields import Name, Quantity, Reference, Resources, SpecPart
 
 URI_PATTERN = r"^(hf://[^/ ]+/[^/ ]+|(s3|pvc|pkg)://[^/ ][^ ]*|file:///[^ ]+)$"
 ServedName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class Cache(Part):
+class Cache(SpecPart):
     mode: Literal["EmptyDir", "PVC", "HostPath"]
     size: Quantity | None = None
     claim_name: Name | None = None
@@ -29,7 +29,7 @@ class Cache(Part):
         if named and (made or self.storage_class_name):
             raise ValueError("cache.claimName names a claim that exists: leave size and storageClassName out")
         if self.access_mode is not None and (named or self.mode != "PVC"):
-            raise ValueError("cache.accessMode is of the claim that is made: it needs mode PVC and size")
+            raise ValueError("cache.accessMode is for a claim that the operator creates: it needs mode PVC and size")
         if (self.mode == "HostPath") != (self.host_path is not None):
             raise ValueError("cache.hostPath goes with mode HostPath, and mode HostPath needs it")
         if made and self.mode == "HostPath":
@@ -37,11 +37,11 @@ class Cache(Part):
         return self
 
 
-class Prefetch(Part):
+class Prefetch(SpecPart):
     resources: Resources | None = None
 
 
-class Model(Part):
+class Model(SpecPart):
     uri: Annotated[str, Field(min_length=7, max_length=1024, pattern=URI_PATTERN)]
     revision: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     served_names: Annotated[tuple[ServedName, ...], Field(min_length=1, max_length=16)] | None = None
@@ -59,7 +59,7 @@ class Model(Part):
                 "model.revision is a branch, tag or commit of a hub repository: it needs a uri that begins with hf://"
             )
         if self.cache is not None and self.scheme == "pvc":
-            raise ValueError("a pvc:// model is mounted where it lies: leave model.cache out")
+            raise ValueError("a pvc:// model is mounted directly from its claim: leave model.cache out")
         if self.served_names is not None and len(set(self.served_names)) != len(self.served_names):
             raise ValueError("model.servedNames has a name twice: list each once")
         return self

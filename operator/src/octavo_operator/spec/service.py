@@ -1,7 +1,7 @@
 """`InferenceServiceSpec`: the spec of an InferenceService, as its CRD has it (`crds/`).
 
-The CRD is the source; a test keeps the two equal, field by field, and holds the rules of both against one table of
-good and bad specs. The operator and `octavo up -f` read manifests through these models.
+The CRD is the source; a test compares the two field by field, and checks the rules of both with one table of valid and
+invalid specs. The operator and `octavo up -f` read manifests through these models.
 """
 
 import json
@@ -18,11 +18,11 @@ from octavo_operator.spec.fields import (
     LabelValue,
     Name,
     NodeSelector,
-    Part,
-    Passed,
+    PassedThrough,
     Quantity,
     Reference,
     Resources,
+    SpecPart,
 )
 from octavo_operator.spec.model import Model
 
@@ -35,18 +35,18 @@ _OURS = (f"{GROUP}/", "app.kubernetes.io/")
 
 
 class InvalidSpec(Exception):
-    """The manifest can't be served as it is; the message says where and what to do, a line for each fault."""
+    """The manifest can't be served; the message has a line for each fault, with its place and the remedy."""
 
 
-class Drain(Part):
+class Drain(SpecPart):
     timeout_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
 
 
-class DisruptionBudget(Part):
+class DisruptionBudget(SpecPart):
     max_unavailable: int | str | None = None
 
 
-class PodMetadata(Part):
+class PodMetadata(SpecPart):
     labels: Annotated[dict[str, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
     annotations: Annotations = Field(default_factory=dict)
 
@@ -59,7 +59,7 @@ class PodMetadata(Part):
         return self
 
 
-class InferenceServiceSpec(Part):
+class InferenceServiceSpec(SpecPart):
     model: Model
     engine: Engine = Engine()
     parallelism: Parallelism = Parallelism()
@@ -68,8 +68,8 @@ class InferenceServiceSpec(Part):
     shared_memory: Quantity | None = None
     node_selector: NodeSelector | None = None
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = ()
-    affinity: Passed | None = None
-    topology_spread_constraints: Annotated[tuple[Passed, ...], Field(max_length=8)] = ()
+    affinity: PassedThrough | None = None
+    topology_spread_constraints: Annotated[tuple[PassedThrough, ...], Field(max_length=8)] = ()
     runtime_class_name: Name | None = None
     priority_class_name: Name | None = None
     image_pull_secrets: Annotated[tuple[Reference, ...], Field(max_length=8)] = ()
@@ -90,7 +90,7 @@ class InferenceServiceSpec(Part):
             )
         if self.exposure is not None and self.auth is None:
             raise ValueError(
-                "an exposed service needs auth: name a Secret in auth.apiKeysSecretRef, or say auth.required: false "
+                "an exposed service needs auth: name a Secret in auth.apiKeysSecretRef, or set auth.required: false "
                 "to serve everybody"
             )
         if shared and self.auth is not None and self.auth.api_keys_secret_ref is not None:
@@ -101,7 +101,7 @@ class InferenceServiceSpec(Part):
 
 
 def read_spec(manifest: Mapping[str, Any]) -> InferenceServiceSpec:
-    """Raises InvalidSpec for what the API server would refuse as well."""
+    """Raises InvalidSpec for a manifest that the API server would refuse, too."""
     api_version, kind = manifest.get("apiVersion"), manifest.get("kind")
     if (api_version, kind) != (f"{GROUP}/{VERSION}", KIND):
         raise InvalidSpec(f"this is {api_version} {kind}; expected {GROUP}/{VERSION} {KIND}.")
@@ -127,7 +127,7 @@ def check_name(name: str) -> None:
 
 
 def _line(fault: Any) -> str:
-    """As the API server has it: the field's path, the value, what is wrong with it."""
+    """Format a fault as the API server does: the field's path, the value, the error."""
     place, value = ".".join(["spec", *(str(part) for part in fault["loc"])]), fault["input"]
     if fault["type"] == "extra_forbidden":
         return f"{place}: unknown field"

@@ -1,6 +1,6 @@
-"""For whoever runs the server: what the engine is doing with each request, its settings, and a fresh prefix cache.
+"""Routes for administrators: the state of each request, the engine's settings, and a reset of the prefix cache.
 
-Nothing here shows a prompt, an answer or a key.
+No response contains a prompt, an answer or a key.
 """
 
 from dataclasses import asdict
@@ -21,7 +21,7 @@ router = APIRouter()
 
 
 class DebugRequests(msgspec.Struct):
-    """The sequences that run, then those that wait, each in the order in which they are served."""
+    """Running sequences, then waiting ones, each in the order in which the engine serves them."""
 
     running: int
     waiting: int
@@ -33,19 +33,22 @@ class ResetAnswer(msgspec.Struct, omit_defaults=True):
     reason: str | None = None
 
 
-IN_USE = "blocks are in use by unfinished requests, so nothing was forgotten: try again when /debug/requests is empty."
+IN_USE = "unfinished requests use blocks, so the cache was not reset: try again when /debug/requests is empty."
 
 
-@router.get("/debug/requests", **answers("What runs and what waits, and why", DebugRequests, refusals=(503,)))
+@router.get(
+    "/debug/requests",
+    **answers("Running and waiting sequences, and the reason why they wait", DebugRequests, refusals=(503,)),
+)
 async def debug_requests(request: Request) -> Response:
     sequences = await context_of(request).client.debug_requests()
     running = sum(info.state == "running" for info in sequences)
     return json_reply(DebugRequests(running, len(sequences) - running, sequences))
 
 
-@router.post("/reset_prefix_cache", **answers("Forget all cached KV blocks", ResetAnswer, refusals=(503,)))
+@router.post("/reset_prefix_cache", **answers("Empty the prefix cache", ResetAnswer, refusals=(503,)))
 async def reset_prefix_cache(request: Request) -> Response:
-    """200 in either case, as vLLM answers; the body says whether it was done."""
+    """The status is always 200, as in vLLM; the body says whether the cache was reset."""
     done = await context_of(request).client.reset_prefix_cache()
     return json_reply(ResetAnswer(done, None if done else IN_USE))
 

@@ -1,9 +1,9 @@
-"""Who may join the queue, and when it is whose turn. Pure: it has a clock, and neither tasks nor timers.
+"""Admission of requests to the engine's queue, and their order in it. Pure: it has a clock, but no tasks or timers.
 
-The engine keeps the queue; here requests are counted in and out. Beyond the bound they are refused with the time after
-which it is worth asking again. A request also gets its *turn*: the engine starts waiting requests in the order of
-their turns, and each tenant's requests take turns of their own, so that the thousandth request of one tenant stands
-behind the first of another (start-time fair queueing; a sequence counts one).
+The engine holds the queue; this module counts the requests in it. Beyond the limits a request is rejected with the
+time after which a retry makes sense. An admitted prompt also gets a *turn*, its start tag in start-time fair queueing
+(each sequence costs 1): the engine starts waiting prompts in the order of their turns, and every tenant has turns of
+its own, so the thousandth request of one tenant waits behind the first request of another.
 """
 
 from collections import Counter, deque
@@ -15,12 +15,12 @@ from octavo_engine.wire.errors import InvalidRequest, Overloaded
 from octavo_server.config import QueueLimits
 
 FIRST_TURN = 1.0
-NUM_ENDS = 128  # so many of the latest ends give the rate
+NUM_ENDS = 128  # latest ends that the rate is computed from
 RETRY_AFTER_S = (1.0, 60.0)
 
 
 class Admission:
-    """`max_running`: sequences that the engine runs at once; those beyond wait."""
+    """`max_running`: sequences that the engine runs at once; further sequences wait."""
 
     def __init__(
         self,
@@ -36,30 +36,30 @@ class Admission:
         self._max_running = max_running
         self._clock = clock
         self._on_refusal = on_refusal
-        self._of_tenant: Counter[str] = Counter()
-        self._turns: dict[str, float] = {}  # the next one of each tenant
-        self._turn = FIRST_TURN  # of the latest request that has started
+        self._num_seqs_by_tenant: Counter[str] = Counter()
+        self._turns: dict[str, float] = {}  # the next turn of each tenant
+        self._turn = FIRST_TURN  # of the latest prompt that has started
         self._ends: deque[float] = deque(maxlen=NUM_ENDS)
 
     def check(self, tenant: str, *, num_seqs: int = 1) -> None:
-        """Raises Overloaded where the queue has no room for `num_seqs` more sequences, and InvalidRequest where it
-        never will."""
+        """Raises Overloaded if the queue has no room for `num_seqs` more sequences, and InvalidRequest if it never
+        has."""
         self.check_size(num_seqs)
         refusal = self._refusal(tenant, num_seqs)
         if refusal is not None:
             self._on_refusal()
             raise Overloaded(refusal, retry_after_s=self.retry_after_s())
 
-    def enter(self, tenant: str, *, num_seqs: int, num_tokens: int) -> "Ticket":
+    def admit(self, tenant: str, *, num_seqs: int, num_tokens: int) -> "AdmittedPrompt":
         turn = max(self._turn, self._turns.get(tenant, 0.0))
         self._turns[tenant] = turn + num_seqs
         self.num_seqs += num_seqs
         self.num_waiting_tokens += num_tokens
-        self._of_tenant[tenant] += num_seqs
-        return Ticket(self, tenant, turn, num_seqs, num_tokens)
+        self._num_seqs_by_tenant[tenant] += num_seqs
+        return AdmittedPrompt(self, tenant, turn, num_seqs, num_tokens)
 
     def retry_after_s(self) -> float:
-        """How long the requests that wait now will take to get a place, at the rate of the latest ends."""
+        """Seconds until the sequences waiting now have started, at the rate of the latest ends; within 1 to 60."""
         low, high = RETRY_AFTER_S
         if len(self._ends) < 2:
             return low
@@ -68,7 +68,7 @@ class Admission:
         return min(high, max(low, waiting * span_s / len(self._ends)))
 
     def check_size(self, num_seqs: int) -> None:
-        """Raises InvalidRequest for more sequences than ever fit the queue."""
+        """Raises InvalidRequest for more sequences than the queue can hold."""
         limit = self.limits.max_num_queued_reqs
         if limit is not None and num_seqs > max(limit, 1):
             raise InvalidRequest(
@@ -79,34 +79,34 @@ class Admission:
 
     def _refusal(self, tenant: str, num_seqs: int) -> str | None:
         limits = self.limits
-        per_key, held = limits.max_requests_per_key, self._of_tenant[tenant]
+        per_key, held = limits.max_requests_per_key, self._num_seqs_by_tenant[tenant]
         if limits.max_num_queued_reqs is not None and self.num_seqs + num_seqs > limits.max_num_queued_reqs:
             asked = f", this request has {num_seqs}" if num_seqs > 1 else ""
-            at_work = f"{self.num_seqs} requests are at work{asked}"
-            return _full(at_work, limits.max_num_queued_reqs, "max-num-queued-reqs")
+            in_progress = f"{self.num_seqs} requests are in progress{asked}"
+            return _full(in_progress, limits.max_num_queued_reqs, "max-num-queued-reqs")
         if limits.max_num_queued_tokens is not None and self.num_waiting_tokens >= limits.max_num_queued_tokens:
             tokens = f"{self.num_waiting_tokens} prompt tokens are waiting"
             return _full(tokens, limits.max_num_queued_tokens, "max-num-queued-tokens")
         if per_key is not None and tenant and held >= per_key:
-            return _full(f"{held} requests of this API key are at work", per_key, "max-requests-per-key")
+            return _full(f"{held} requests of this API key are in progress", per_key, "max-requests-per-key")
         return None
 
-    def _start(self, ticket: "Ticket") -> None:
-        self._turn = max(self._turn, ticket.turn)
-        self.num_waiting_tokens -= ticket.num_tokens
+    def _start(self, admitted: "AdmittedPrompt") -> None:
+        self._turn = max(self._turn, admitted.turn)
+        self.num_waiting_tokens -= admitted.num_tokens
 
-    def _leave(self, ticket: "Ticket") -> None:
-        self.num_seqs -= ticket.num_seqs
-        self._ends.extend([self._clock()] * ticket.num_seqs)
-        self._of_tenant[ticket.tenant] -= ticket.num_seqs
-        if not self._of_tenant[ticket.tenant]:
-            del self._of_tenant[ticket.tenant]
+    def _leave(self, admitted: "AdmittedPrompt") -> None:
+        self.num_seqs -= admitted.num_seqs
+        self._ends.extend([self._clock()] * admitted.num_seqs)
+        self._num_seqs_by_tenant[admitted.tenant] -= admitted.num_seqs
+        if not self._num_seqs_by_tenant[admitted.tenant]:
+            del self._num_seqs_by_tenant[admitted.tenant]
         if not self.num_seqs:
             self._turns.clear()
 
 
-class Ticket:
-    """One prompt's place. States: waiting, started, gone (when the `with` block ends)."""
+class AdmittedPrompt:
+    """One prompt in the engine: waiting, then started, then gone (when the `with` block ends)."""
 
     def __init__(self, admission: Admission, tenant: str, turn: float, num_seqs: int, num_tokens: int) -> None:
         self.tenant = tenant
@@ -121,7 +121,7 @@ class Ticket:
             self.has_started = True
             self._admission._start(self)
 
-    def __enter__(self) -> "Ticket":
+    def __enter__(self) -> "AdmittedPrompt":
         return self
 
     def __exit__(

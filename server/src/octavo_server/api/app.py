@@ -1,6 +1,6 @@
-"""The composition of the HTTP application: routes, errors, layers, around one engine client.
+"""Builds the HTTP application around one engine client: routes, error handlers and middleware.
 
-FastAPI gives routing and documentation; bodies, errors and responses are our own code.
+FastAPI provides routing and documentation; bodies, errors and responses are handled by this package.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.lifecycle import DrainMiddleware
 from octavo_server.http.request_id import RequestIdMiddleware
 from octavo_server.http.responses import log_failure
-from octavo_server.http_metrics import HttpMetricsLayer
+from octavo_server.http_metrics import HttpMetricsMiddleware
 from octavo_server.json_responses import error_reply
 from octavo_server.kv.card import model_card, write_card
 from octavo_server.kv.publisher import KVPublisher
@@ -66,8 +66,8 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
         stats=lambda: client.stats,
         prefix=config.metrics_prefix,
     )
-    client.on_stats = telemetry.step
-    client.on_block_lives = telemetry.block_lives
+    client.on_stats = telemetry.record_step
+    client.on_block_lives = telemetry.record_block_lives
     weights = hashlib.sha256(client.ready_info.weights_fingerprint.encode()).hexdigest()[:8]
     fingerprint = f"octavo-{version('octavo-server')}-{weights}"
     stall = StallDetector(config.health_stall_timeout_s)
@@ -76,10 +76,10 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
         client.ready_info,
         config.served_model_names,
         card=card.fingerprint,
-        caches=client.config.enable_prefix_caching,
+        has_prefix_cache=client.config.enable_prefix_caching,
     )
     if client.config.kv_stream:
-        client.on_kv, client.on_add = publisher.publish, publisher.added
+        client.on_kv, client.on_add = publisher.publish, publisher.announce_request
     return ApiContext(
         client=client,
         config=config,
@@ -92,12 +92,14 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
 
 
 def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> None:
-    """The last one added is the outermost."""
+    """Add the middleware; the last one added is the outermost."""
     app.add_middleware(AccessMiddleware, policy=access_policy(config, is_router_only=config.router_only))
     app.add_middleware(DrainMiddleware, lifecycle=app.state.context.lifecycle)
-    app.add_middleware(CorsPolicy.of(config).layer)
+    app.add_middleware(CorsPolicy.from_settings(config).add_middleware)
     app.add_middleware(
-        HttpMetricsLayer, metrics=telemetry.http, routes=[route for module in MODULES for route in module.router.routes]
+        HttpMetricsMiddleware,
+        metrics=telemetry.http,
+        routes=[route for module in MODULES for route in module.router.routes],
     )
     app.add_middleware(RequestIdMiddleware)
     root_path = config.root_path.rstrip("/")
@@ -106,24 +108,24 @@ def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> Non
 
 
 def _with_root_path(app: ASGIApp, root_path: str) -> ASGIApp:
-    """Note the prefix that a proxy has stripped, for documents and links. No route and no rule depends on it."""
+    """Set the prefix that a proxy has stripped, for the OpenAPI document and links; no route depends on it."""
 
-    async def noted(scope: Scope, receive: Receive, send: Send) -> None:
+    async def with_prefix(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, "root_path": root_path}, receive, send)
 
-    return noted
+    return with_prefix
 
 
 def _trace(app: FastAPI, tracer: "RequestTracer") -> None:
-    """Only here is `tracing` imported: without a tracer nothing of it is loaded or called."""
-    from octavo_server.tracing import TraceContextLayer
+    """Attach the tracer. `tracing` is imported only here, so that a server without a tracer never loads it."""
+    from octavo_server.tracing import TraceContextMiddleware
 
     app.state.context.telemetry.on_request_end = tracer.record
-    app.add_middleware(TraceContextLayer)
+    app.add_middleware(TraceContextMiddleware)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Names the request itself: what nobody expected is answered outside of all layers."""
+    """Turn an error into a response. It sets the request id itself: unexpected errors bypass the middleware."""
     request_id = request.scope["state"]["request_id"]
     log_failure(error, request_id)
     if isinstance(error, RequestValidationError):

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: render the conversation, generate, write the answer whole or as chunks."""
+"""`POST /v1/chat/completions`: render the conversation, generate, write the response whole or as chunks."""
 
 import time
 from dataclasses import dataclass
@@ -9,15 +9,16 @@ from octavo_engine.wire.sampling import SamplingParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo_server.answers.plan import Reading
 from octavo_server.api.chat_writer import ChatWriter
-from octavo_server.api.context import ApiContext, Head, context_of, parse_generation, read_body
+from octavo_server.api.context import ApiContext, ResponseMeta, context_of
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.openapi import accepts
+from octavo_server.api.request_parsing import parse_generation, read_body
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
 from octavo_server.openai.rendering import render_messages
-from octavo_server.reasoning.registry import REASONING_PARSERS, Thinking
+from octavo_server.output_parsing.config import OutputParserConfig
+from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS, ReasoningStart
 
 router = APIRouter()
 
@@ -30,41 +31,43 @@ async def create_chat_completion(request: Request) -> Response:
     context = context_of(request)
     context.check_queue(request)
     turn = await read_chat(request)
-    writer = ChatWriter(context, turn.head, turn.body, turn.generation, reading=turn.reading)
+    writer = ChatWriter(context, turn.meta, turn.body, turn.generation, output_parsing=turn.output_parsing)
     if turn.body.stream:
-        return SSEResponse(context.in_flight, turn.head.id, writer.frames(), writer.tally.headers)
-    return CancellableJSONResponse(context.in_flight, turn.head.id, writer.body, writer.tally.headers)
+        return SSEResponse(context.in_flight, turn.meta.id, writer.frames(), writer.state.headers)
+    return CancellableJSONResponse(context.in_flight, turn.meta.id, writer.body, writer.state.headers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTurn:
     """A chat request that is ready to run."""
 
-    head: Head
+    meta: ResponseMeta
     body: ChatCompletionRequest
     generation: Generation
-    reading: Reading
+    output_parsing: OutputParserConfig
 
 
 async def read_chat(request: Request) -> ChatTurn:
-    """Raises every refusal but those of the engine."""
+    """Read and check a request until it is ready to run. Raises every error except those of the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
     body, num_bytes = await read_body(request, partial(parse_generation, context, ChatCompletionRequest))
-    head = context.head("chatcmpl-", request, body)
-    return await chat_turn(context, head, body, arrival_s=arrival_s, num_bytes=num_bytes)
+    meta = context.new_response_meta("chatcmpl-", request, body)
+    return await chat_turn(context, meta, body, arrival_s=arrival_s, num_bytes=num_bytes)
 
 
 async def chat_turn(
-    context: ApiContext, head: Head, body: ChatCompletionRequest, *, arrival_s: float, num_bytes: int
+    context: ApiContext, meta: ResponseMeta, body: ChatCompletionRequest, *, arrival_s: float, num_bytes: int
 ) -> ChatTurn:
-    """All of it in one thread: each change of threads is part of every first token's time."""
-    prompt, params, reading = await context.threads.run(partial(_prepare, context, body), num_bytes=num_bytes)
-    generation = context.generation(head, body, [prompt], params, arrival_s)
-    return ChatTurn(head=head, body=body, generation=generation, reading=reading)
+    """Prepare a chat request in a single thread call, since each thread change adds to the time to first token."""
+    prompt, params, output_parsing = await context.threads.run(partial(_prepare, context, body), num_bytes=num_bytes)
+    generation = context.new_generation(meta, body, [prompt], params, arrival_s)
+    return ChatTurn(meta=meta, body=body, generation=generation, output_parsing=output_parsing)
 
 
-def _prepare(context: ApiContext, body: ChatCompletionRequest) -> tuple[PromptInput, SamplingParams, Reading]:
+def _prepare(
+    context: ApiContext, body: ChatCompletionRequest
+) -> tuple[PromptInput, SamplingParams, OutputParserConfig]:
     tools = body.tool_use(context.config.tools)
     prompt = _prompt_of(context, body)
     params = body.sampling_params(
@@ -72,24 +75,26 @@ def _prepare(context: ApiContext, body: ChatCompletionRequest) -> tuple[PromptIn
         max_tokens=_output_limit(context, body, prompt),
         logprobs=body.num_logprobs,
     )
-    reading = Reading(
-        tools=tools, thinking=_thinking(context, body, prompt), shows_reasoning=body.include_reasoning is not False
+    output_parsing = OutputParserConfig(
+        tools=tools,
+        reasoning=_reasoning_start(context, body, prompt),
+        shows_reasoning=body.include_reasoning is not False,
     )
-    reading.apply(params, context.client.tokenizer.token_id)
-    return prompt, params, reading
+    output_parsing.apply(params, context.client.tokenizer.token_id)
+    return prompt, params, output_parsing
 
 
-def _thinking(context: ApiContext, body: ChatCompletionRequest, prompt: PromptInput) -> Thinking | None:
+def _reasoning_start(context: ApiContext, body: ChatCompletionRequest, prompt: PromptInput) -> ReasoningStart | None:
     name = context.config.reasoning_parser
     if name is None:
         return None
     continued = body.final_message_text if body.continue_final_message else ""
     kwargs = body.chat_template_kwargs or {}
-    return REASONING_PARSERS[name].thinking(prompt.text or "", continued=continued, template_kwargs=kwargs)
+    return REASONING_PARSERS[name].reasoning_start(prompt.text or "", continued=continued, template_kwargs=kwargs)
 
 
 def _output_limit(context: ApiContext, body: ChatCompletionRequest, prompt: PromptInput) -> int | None:
-    """What the request asks for; else the model's own default, as far as there is room; else all the room."""
+    """Limit of the request, else the model's default cut to the free context, else None: the whole free context."""
     default = context.client.default_sampling_params.get("max_tokens")
     if body.output_limit is not None or default is None:
         return body.output_limit

@@ -1,12 +1,11 @@
-"""Writes a chat answer, whole or as chunks. Where an answer is more than text, its parts are written one a chunk."""
+"""Writes a chat response, whole or as chunks. An answer with reasoning or calls gets one chunk per event."""
 
 from msgspec import UNSET, UnsetType
 
-from octavo_server.answers.plan import Reading
-from octavo_server.api.choice import Choice
-from octavo_server.api.context import ApiContext, Head
+from octavo_server.api.answer_state import ChoiceState
+from octavo_server.api.context import ApiContext, ResponseMeta
 from octavo_server.api.generation import Generation
-from octavo_server.api.writer import AnswerWriter
+from octavo_server.api.writer import BaseResponseWriter
 from octavo_server.openai.chat import (
     AnswerMessage,
     ChatChoice,
@@ -20,60 +19,69 @@ from octavo_server.openai.chat import (
 from octavo_server.openai.logprobs import LogprobWriter, prompt_list
 from octavo_server.openai.sse import frame
 from octavo_server.openai.tools import CalledFunction, CalledFunctionDelta, ToolCall, ToolCallDelta
-from octavo_server.reading.parts import CallArguments, CallStart, Part, Reasoning, Text, join, merge
+from octavo_server.output_parsing.config import OutputParserConfig
+from octavo_server.output_parsing.events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+    join_events,
+    merge_adjacent,
+)
 
 
-class ChatWriter(AnswerWriter):
+class ChatWriter(BaseResponseWriter):
     def __init__(
         self,
         context: ApiContext,
-        head: Head,
+        meta: ResponseMeta,
         request: ChatCompletionRequest,
         generation: Generation,
         *,
-        reading: Reading,
+        output_parsing: OutputParserConfig,
     ) -> None:
-        super().__init__(context, head, request, generation)
+        super().__init__(context, meta, request, generation)
         self._role = context.config.response_role
         self._wants_logprobs = bool(request.logprobs)
         as_ids = bool(request.return_tokens_as_token_ids)
         self._logprobs = LogprobWriter(self.codec, num_top=request.top_logprobs or 0, as_ids=as_ids)
-        for choice in self.tally.choices:
-            choice.reader = reading.reader(self.codec.token_id)
-            if choice.reader is None:
+        for choice in self.state.choices:
+            choice.parser = output_parsing.new_parser(self.codec.token_id)
+            if choice.parser is None:
                 choice.text = request.echoed
             elif request.echoed:
-                choice.parts = [Text(request.echoed)]
+                choice.parts = [TextDelta(request.echoed)]
 
-    def whole(self) -> ChatCompletion:
-        head, prompt_logprobs = self.head, self.tally.choices[0].prompt_logprobs
+    def full_response(self) -> ChatCompletion:
+        meta, prompt_logprobs = self.meta, self.state.choices[0].prompt_logprobs
         return ChatCompletion(
-            id=head.id,
-            created=head.created,
-            model=head.model,
-            choices=[self._whole_choice(choice) for choice in self.tally.choices],
-            usage=self.tally.usage(),
-            system_fingerprint=head.fingerprint,
+            id=meta.id,
+            created=meta.created,
+            model=meta.model,
+            choices=[self._full_choice(choice) for choice in self.state.choices],
+            usage=self.state.usage(),
+            system_fingerprint=meta.fingerprint,
             prompt_logprobs=UNSET if prompt_logprobs is None else prompt_list(prompt_logprobs, self.codec),
             prompt_token_ids=self._prompt_token_ids(),
         )
 
     def opening(self) -> bytes:
-        """One chunk a choice that names the role."""
-        roles = (ChunkChoice(choice.index, DeltaMessage("", self._role)) for choice in self.tally.choices)
+        """Frames with one chunk per choice, which carries the role."""
+        roles = (ChunkChoice(choice.index, DeltaMessage("", self._role)) for choice in self.state.choices)
         chunks = [self._chunk([role]) for role in roles]
         chunks[0].prompt_token_ids = self._prompt_token_ids()
         if self.usage_everywhere:
             for chunk in chunks:
-                chunk.usage = self.tally.usage()
+                chunk.usage = self.state.usage()
         return b"".join(frame(chunk) for chunk in chunks)
 
-    def chunks(self, choice: Choice) -> list[ChatCompletionChunk]:
-        """The last one has the tokens behind all of them."""
-        if choice.reader is None:
+    def chunks(self, choice: ChoiceState) -> list[ChatCompletionChunk]:
+        """Chunks for the unwritten events; the last chunk carries the tokens of all of them."""
+        if choice.parser is None:
             deltas = [DeltaMessage(choice.text)]
         else:
-            deltas = [_delta(part) for part in merge(choice.parts)] or [DeltaMessage()]
+            deltas = [_delta(part) for part in merge_adjacent(choice.parts)] or [DeltaMessage()]
         chunks = [self._chunk([ChunkChoice(choice.index, delta)]) for delta in deltas]
         last = chunks[-1].choices[0]
         if self._wants_logprobs:
@@ -86,14 +94,14 @@ class ChatWriter(AnswerWriter):
 
     def usage_chunk(self) -> ChatCompletionChunk:
         chunk = self._chunk([])
-        chunk.usage = self.tally.usage()
+        chunk.usage = self.state.usage()
         return chunk
 
     def _chunk(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
-        head = self.head
-        return ChatCompletionChunk(id=head.id, created=head.created, model=head.model, choices=choices)
+        meta = self.meta
+        return ChatCompletionChunk(id=meta.id, created=meta.created, model=meta.model, choices=choices)
 
-    def _whole_choice(self, choice: Choice) -> ChatChoice:
+    def _full_choice(self, choice: ChoiceState) -> ChatChoice:
         return ChatChoice(
             choice.index,
             self._message(choice),
@@ -103,32 +111,32 @@ class ChatWriter(AnswerWriter):
             choice.token_ids if self.returns_ids else UNSET,
         )
 
-    def _message(self, choice: Choice) -> AnswerMessage:
-        if choice.reader is None:
+    def _message(self, choice: ChoiceState) -> AnswerMessage:
+        if choice.parser is None:
             return AnswerMessage(self._role, choice.text)
-        joined = join(choice.parts)
+        joined = join_events(choice.parts)
         calls = [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in joined.calls]
         text = joined.text if calls or joined.reasoning else joined.text or ""
-        reasoning = joined.reasoning if choice.reader.tells_reasoning else UNSET
+        reasoning = joined.reasoning if choice.parser.emits_reasoning else UNSET
         return AnswerMessage(
             self._role, text, tool_calls=calls or UNSET, reasoning=reasoning, reasoning_content=reasoning
         )
 
-    def _choice_logprobs(self, choice: Choice) -> ChatLogprobs | None:
+    def _choice_logprobs(self, choice: ChoiceState) -> ChatLogprobs | None:
         return self._logprobs.chat(choice.logprobs) if self._wants_logprobs else None
 
     def _prompt_token_ids(self) -> list[int] | UnsetType:
         return self.generation.prompts[0].token_ids if self.returns_ids else UNSET
 
 
-def _delta(part: Part) -> DeltaMessage:
+def _delta(part: OutputEvent) -> DeltaMessage:
     match part:
-        case Text(text):
+        case TextDelta(text):
             return DeltaMessage(text)
-        case Reasoning(text):
+        case ReasoningDelta(text):
             return DeltaMessage(reasoning=text, reasoning_content=text)
-        case CallStart(index, id, name):
+        case ToolCallStart(index, id, name):
             function = CalledFunctionDelta("", name)
             return DeltaMessage(tool_calls=[ToolCallDelta(index, function, id, "function")])
-        case CallArguments(index, text):
+        case ToolCallArguments(index, text):
             return DeltaMessage(tool_calls=[ToolCallDelta(index, CalledFunctionDelta(text))])

@@ -1,6 +1,6 @@
-"""What the HTTP side needs of an engine: `octavo_engine.async_llm.AsyncLLM` is one, the tests' scripted engine another.
+"""Interface of an engine as the HTTP handlers use it; implemented by `AsyncLLM` and by the tests' scripted engine.
 
-Nothing here runs; it names the seam, so that the handlers depend on no process, socket or model.
+These protocols contain no code; they keep the handlers independent of processes, sockets and models.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -75,15 +75,15 @@ class EngineClient(Protocol):
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that the engine core still owes an end."""
+        """Number of requests that the engine core has not finished."""
         ...
 
     def core_cpu_s(self) -> float:
-        """CPU time that the engine core's process has used; 0 when it is gone."""
+        """CPU seconds that the engine core's process has used; 0 after it has ended."""
         ...
 
     def resolve(self, token_ids: list[int], params: "SamplingParams", *, priority: int = 0) -> "SamplingParams":
-        """What `generate` would run, but for the seed. Raises InvalidRequest for what it would refuse."""
+        """Parameters that `generate` would run, except for the seed. Raises InvalidRequest as `generate` does."""
         ...
 
     def generate(
@@ -97,16 +97,16 @@ class EngineClient(Protocol):
         turn: float = 0.0,
         start_by_s: float | None = None,
     ) -> "AsyncGenerator[RequestOutput, None]":
-        """`turn`, `start_by_s`: see `EngineRequest`. Closing the generator aborts the request.
+        """Yield outputs. `turn`, `start_by_s`: see `EngineRequest`. Closing the generator aborts the request.
 
         Raises InvalidRequest before the first output, EngineDead at any time.
         """
         ...
 
     async def debug_requests(self) -> "list[SequenceInfo]":
-        """Raises EngineDead, as does the next."""
+        """Raises EngineDead."""
         ...
 
     async def reset_prefix_cache(self) -> bool:
-        """False while blocks are in use."""
+        """Empty the prefix cache; False while blocks are in use. Raises EngineDead."""
         ...

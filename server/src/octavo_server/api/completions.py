@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: prompts as text or token ids, one or many, with `echo` and the older log-probabilities."""
+"""`POST /v1/completions`: one or many prompts as text or token ids, with `echo` and log-probabilities in columns."""
 
 import time
 from functools import partial
@@ -9,11 +9,12 @@ from octavo_engine.wire.sampling import SamplingParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo_server.api.choice import Choice
-from octavo_server.api.context import ApiContext, Head, context_of, parse_generation, read_body
+from octavo_server.api.answer_state import ChoiceState
+from octavo_server.api.context import ApiContext, ResponseMeta, context_of
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.openapi import accepts
-from octavo_server.api.writer import AnswerWriter
+from octavo_server.api.request_parsing import parse_generation, read_body
+from octavo_server.api.writer import BaseResponseWriter
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.openai.completion import (
     Completion,
@@ -33,22 +34,22 @@ router = APIRouter()
 async def create_completion(request: Request) -> Response:
     context = context_of(request)
     context.check_queue(request)
-    head, body, generation = await read_completion(request)
-    writer = CompletionWriter(context, head, body, generation)
+    meta, body, generation = await read_completion(request)
+    writer = CompletionWriter(context, meta, body, generation)
     if body.stream:
-        return SSEResponse(context.in_flight, head.id, writer.frames(), writer.tally.headers)
-    return CancellableJSONResponse(context.in_flight, head.id, writer.body, writer.tally.headers)
+        return SSEResponse(context.in_flight, meta.id, writer.frames(), writer.state.headers)
+    return CancellableJSONResponse(context.in_flight, meta.id, writer.body, writer.state.headers)
 
 
-async def read_completion(request: Request) -> tuple[Head, CompletionRequest, Generation]:
-    """What the body asks for, ready to run. Raises every refusal but those of the engine."""
+async def read_completion(request: Request) -> tuple[ResponseMeta, CompletionRequest, Generation]:
+    """Read and check a request until it is ready to run. Raises every error except those of the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
     (body, params, given), _ = await read_body(request, partial(_parse, context))
     context.admission.check_size(len(given) * params.n)
-    head = context.head("cmpl-", request, body)
+    meta = context.new_response_meta("cmpl-", request, body)
     prompts = [await _prompt_input(context, body, prompt) for prompt in given]
-    return head, body, context.generation(head, body, prompts, params, arrival_s)
+    return meta, body, context.new_generation(meta, body, prompts, params, arrival_s)
 
 
 def _parse(context: ApiContext, raw: bytes) -> tuple[CompletionRequest, SamplingParams, list[Prompt]]:
@@ -73,35 +74,37 @@ async def _prompt_input(context: ApiContext, body: CompletionRequest, prompt: Pr
     return PromptInput(token_ids=prompt, text=context.decode(prompt))
 
 
-class CompletionWriter(AnswerWriter):
-    def __init__(self, context: ApiContext, head: Head, request: CompletionRequest, generation: Generation) -> None:
-        super().__init__(context, head, request, generation)
+class CompletionWriter(BaseResponseWriter):
+    def __init__(
+        self, context: ApiContext, meta: ResponseMeta, request: CompletionRequest, generation: Generation
+    ) -> None:
+        super().__init__(context, meta, request, generation)
         self._num_logprobs = request.logprobs
         self._echoes = bool(request.echo)
         self._hides_output = request.is_echo_only
-        self._tells_prompt_logprobs = request.prompt_logprobs is not None
+        self._returns_prompt_logprobs = request.prompt_logprobs is not None
         as_ids = bool(request.return_tokens_as_token_ids)
         self._logprobs = LogprobWriter(self.codec, num_top=request.logprobs or 0, as_ids=as_ids)
 
-    def whole(self) -> Completion:
-        completion = self._completion([self._choice(choice) for choice in self.tally.choices], with_usage=True)
-        completion.system_fingerprint = self.head.fingerprint
+    def full_response(self) -> Completion:
+        completion = self._completion([self._choice(choice) for choice in self.state.choices], with_usage=True)
+        completion.system_fingerprint = self.meta.fingerprint
         return completion
 
-    def chunks(self, choice: Choice) -> list[Completion]:
+    def chunks(self, choice: ChoiceState) -> list[Completion]:
         return [self._completion([self._choice(choice)], with_usage=False)]
 
     def usage_chunk(self) -> Completion:
         return self._completion([], with_usage=True)
 
     def _completion(self, choices: list[CompletionChoice], *, with_usage: bool) -> Completion:
-        head = self.head
-        completion = Completion(id=head.id, created=head.created, model=head.model, choices=choices)
+        meta = self.meta
+        completion = Completion(id=meta.id, created=meta.created, model=meta.model, choices=choices)
         if with_usage:
-            completion.usage = self.tally.usage()
+            completion.usage = self.state.usage()
         return completion
 
-    def _choice(self, choice: Choice) -> CompletionChoice:
+    def _choice(self, choice: ChoiceState) -> CompletionChoice:
         prompt = self.generation.prompts[choice.prompt_idx]
         opens = not choice.has_opened
         text = "" if self._hides_output else choice.text
@@ -113,14 +116,14 @@ class CompletionWriter(AnswerWriter):
             choice.finish_reason,
             choice.stop_reason,
         )
-        if self._tells_prompt_logprobs and choice.prompt_logprobs is not None:
+        if self._returns_prompt_logprobs and choice.prompt_logprobs is not None:
             written.prompt_logprobs = prompt_list(choice.prompt_logprobs, self.codec)
         if self.returns_ids:
             written.token_ids = [] if self._hides_output else choice.token_ids
             written.prompt_token_ids = prompt.token_ids if opens else UNSET
         return written
 
-    def _choice_logprobs(self, choice: Choice, prompt: PromptInput) -> CompletionLogprobs:
+    def _choice_logprobs(self, choice: ChoiceState, prompt: PromptInput) -> CompletionLogprobs:
         shift = len(prompt.text or "") if self._echoes else 0
         positions = [] if self._hides_output else choice.logprobs
         generated = self._logprobs.completion(positions, shift + choice.text_offset)

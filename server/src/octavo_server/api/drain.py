@@ -1,4 +1,4 @@
-"""`/ready`, and `/drain`: for a platform that empties a server before it ends it, or changes its mind."""
+"""`/ready` and `/drain`: a platform drains a server before it stops it, and can cancel the drain."""
 
 from typing import Any
 
@@ -16,17 +16,18 @@ STATE = dict[str, Any]
 
 @router.head("/ready", include_in_schema=False)
 @router.get(
-    "/ready", **answers("200 while requests are taken, 503 with the reason otherwise", STATE, unavailable=STATE)
+    "/ready",
+    **answers("200 while the server accepts requests, otherwise 503 with the reason", STATE, unavailable=STATE),
 )
 async def ready(request: Request) -> Response:
-    """Unlike `/health`, which asks for a restart, this only asks for no more traffic."""
+    """Platforms stop the traffic after a failure here, and restart the server after a failure of `/health`."""
     context = context_of(request)
     state, reason = context.lifecycle.state, context.unhealthy_reason
     is_ready = state == "accepting" and reason is None
     return JSONResponse({"ready": is_ready, "state": state, "reason": reason}, 200 if is_ready else 503)
 
 
-@router.get("/drain", **answers("Whether new requests are taken, and how many are running", STATE))
+@router.get("/drain", **answers("Whether the server accepts requests, and how many are running", STATE))
 async def show_drain(request: Request) -> Response:
     lifecycle = context_of(request).lifecycle
     remaining_s = None if lifecycle.remaining_s is None else round(lifecycle.remaining_s, 3)
@@ -35,14 +36,14 @@ async def show_drain(request: Request) -> Response:
 
 @router.post("/drain", include_in_schema=False)
 async def drain(request: Request) -> Response:
-    """Take no more requests; running ones may finish. Not in the document that clients are made from."""
+    """Reject new requests; running ones may finish. Not in the OpenAPI document, which clients are generated from."""
     context_of(request).lifecycle.drain()
     return await show_drain(request)
 
 
 @router.delete("/drain", include_in_schema=False)
 async def resume(request: Request) -> Response:
-    """Take requests again; 409 for a server that was told to end."""
+    """Accept requests again; 409 if the server is stopping."""
     context_of(request).lifecycle.resume()
     answer = await show_drain(request)
     answer.status_code = 409 if context_of(request).lifecycle.state == "stopping" else 200

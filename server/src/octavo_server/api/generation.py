@@ -1,7 +1,7 @@
-"""One HTTP request's sequences: every prompt times `n`, read as one stream of deltas.
+"""All sequences of one HTTP request, each prompt times `n`, as one stream of deltas.
 
-Whoever stops reading early (the client is gone, a stream failed, the server drains) closes the iterator, which closes
-the engine's, which aborts what hasn't finished. There is no other way that a request is aborted.
+A handler that stops reading early (the client disconnected, a stream failed, the server drains) closes the iterator.
+That closes the engine's iterator, which aborts the unfinished sequences. No request is aborted in another way.
 """
 
 import asyncio
@@ -11,17 +11,17 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo_engine.wire.errors import UNSATISFIABLE, InvalidRequest, OctavoError, Overloaded, Unavailable
+from octavo_engine.wire.errors import InvalidRequest, OctavoError, Overloaded, Unavailable
 from octavo_engine.wire.sampling import SamplingParams
 
-from octavo_server.api.admission import Admission, Ticket
+from octavo_server.api.admission import Admission, AdmittedPrompt
 from octavo_server.api.client import EngineClient
 from octavo_server.openai.errors import GenerationFailed
 
 if TYPE_CHECKING:
     from octavo_engine.outputs import RequestOutput
 
-    from octavo_server.request_track import RequestTrack
+    from octavo_server.request_metrics import RequestMetrics
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class PromptInput:
 
 
 @dataclass(slots=True)
-class Delta:
+class GenerationDelta:
     prompt_idx: int
     output: "RequestOutput"
 
@@ -46,35 +46,35 @@ class Generation:
     cache_salt: str
     tenant: str
     admission: Admission
-    track: "Callable[[PromptInput], RequestTrack]"
+    track: "Callable[[PromptInput], RequestMetrics]"
 
     @property
     def num_prompt_tokens(self) -> int:
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     def resolved(self) -> list[SamplingParams]:
-        """What the engine would run for each prompt. Raises what `deltas` would refuse before the first output."""
+        """Parameters that the engine would run for each prompt. Raises errors as `deltas` before the first output."""
         return [self.client.resolve(p.token_ids, self.params, priority=self.priority) for p in self.prompts]
 
-    def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Raises what the engine raises, GenerationFailed for a sequence that ended with an error, Overloaded before
-        anything has begun, and Unavailable for a prompt that waited too long.
+    def deltas(self) -> AsyncGenerator[GenerationDelta, None]:
+        """Run the request. Raises the engine's errors, GenerationFailed for a sequence that ended with an error,
+        Overloaded before the first prompt starts, and Unavailable for a prompt that waited too long in the queue.
         """
         self.admission.check(self.tenant, num_seqs=len(self.prompts) * self.params.n)
-        return self._of_prompt(0) if len(self.prompts) == 1 else self._merged()
+        return self._prompt_deltas(0) if len(self.prompts) == 1 else self._merged()
 
-    async def _of_prompt(self, index: int) -> AsyncGenerator[Delta, None]:
+    async def _prompt_deltas(self, index: int) -> AsyncGenerator[GenerationDelta, None]:
         track = self.track(self.prompts[index])
         engine_id, num_tokens = f"{self.request_id}-{index}", len(self.prompts[index].token_ids)
         try:
-            with self.admission.enter(self.tenant, num_seqs=self.params.n, num_tokens=num_tokens) as ticket:
-                async with aclosing(self._outputs(index, engine_id, ticket.turn)) as outputs:
+            with self.admission.admit(self.tenant, num_seqs=self.params.n, num_tokens=num_tokens) as admitted:
+                async with aclosing(self._outputs(index, engine_id, admitted.turn)) as outputs:
                     async for output in outputs:
-                        if not ticket.has_started:
-                            self._start(ticket, output)
+                        if not admitted.has_started:
+                            self._start(admitted, output)
                         track.output(output, time.monotonic())
                         _raise_if_failed(output)
-                        yield Delta(index, output)
+                        yield GenerationDelta(index, output)
         except (InvalidRequest, Overloaded):
             track.refuse()
             raise
@@ -84,16 +84,16 @@ class Generation:
         finally:
             track.close("abort")
 
-    def _start(self, ticket: Ticket, output: "RequestOutput") -> None:
-        """Raises Unavailable if the first output says that the engine dropped it."""
+    def _start(self, admitted: AdmittedPrompt, output: "RequestOutput") -> None:
+        """Mark the prompt as started. Raises Unavailable if the engine dropped it, as its first output shows."""
         limits = self.admission.limits
         if limits.max_queue_time_s is not None and _is_dropped(output):
             raise Unavailable(
-                f"The request waited longer than {limits.max_queue_time_s:g} s for its turn, the limit "
+                f"The request waited in the queue longer than the limit of {limits.max_queue_time_s:g} s "
                 f"(--max-queue-time): send it again later.",
                 retry_after_s=self.admission.retry_after_s(),
             )
-        ticket.start()
+        admitted.start()
 
     def _outputs(self, index: int, engine_id: str, turn: float) -> "AsyncGenerator[RequestOutput, None]":
         prompt = self.prompts[index]
@@ -109,8 +109,8 @@ class Generation:
             start_by_s=None if limit_s is None else time.monotonic() + limit_s,
         )
 
-    async def _merged(self) -> AsyncGenerator[Delta, None]:
-        queue: asyncio.Queue[Delta | asyncio.Task[None]] = asyncio.Queue()
+    async def _merged(self) -> AsyncGenerator[GenerationDelta, None]:
+        queue: asyncio.Queue[GenerationDelta | asyncio.Task[None]] = asyncio.Queue()
         readers = {asyncio.create_task(self._feed(index, queue)) for index in range(len(self.prompts))}
         num_open = len(readers)
         try:
@@ -118,7 +118,7 @@ class Generation:
                 reader.add_done_callback(queue.put_nowait)
             while num_open:
                 item = await queue.get()
-                if isinstance(item, Delta):
+                if isinstance(item, GenerationDelta):
                     yield item
                 else:
                     num_open -= 1
@@ -128,8 +128,8 @@ class Generation:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
 
-    async def _feed(self, index: int, queue: "asyncio.Queue[Delta | asyncio.Task[None]]") -> None:
-        async with aclosing(self._of_prompt(index)) as source:
+    async def _feed(self, index: int, queue: "asyncio.Queue[GenerationDelta | asyncio.Task[None]]") -> None:
+        async with aclosing(self._prompt_deltas(index)) as source:
             async for delta in source:
                 queue.put_nowait(delta)
 
@@ -141,6 +141,6 @@ def _is_dropped(output: "RequestOutput") -> bool:
 def _raise_if_failed(output: "RequestOutput") -> None:
     for sequence in output.outputs:
         if sequence.finish_reason == "error":
-            if output.error is not None and output.error.startswith(UNSATISFIABLE):
+            if output.error is not None and output.error_kind == "invalid_request":
                 raise InvalidRequest(output.error)
             raise GenerationFailed(output.error or "The engine could not finish this request: send it again.")

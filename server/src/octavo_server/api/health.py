@@ -1,4 +1,4 @@
-"""What probes, load balancers and Prometheus ask: health, ping, version, load, metrics."""
+"""Routes for probes, load balancers and Prometheus: health, ping, version, load, metrics."""
 
 from importlib.metadata import version
 
@@ -15,7 +15,8 @@ router = APIRouter()
 
 @router.head("/health", include_in_schema=False)
 @router.get(
-    "/health", **answers("200 while the engine gets on; 503 with a reason when not", None, unavailable=dict[str, str])
+    "/health",
+    **answers("200 while the engine makes progress, otherwise 503 with the reason", None, unavailable=dict[str, str]),
 )
 async def health(request: Request) -> Response:
     reason = context_of(request).unhealthy_reason
@@ -23,12 +24,12 @@ async def health(request: Request) -> Response:
 
 
 @router.head("/ping", include_in_schema=False)
-@router.get("/ping", **answers("Health, as SageMaker asks for it", None, unavailable=dict[str, str]))
+@router.get("/ping", **answers("Health in the form that SageMaker requests", None, unavailable=dict[str, str]))
 async def ping(request: Request) -> Response:
     return await health(request)
 
 
-@router.post("/ping", **answers("Health, as SageMaker asks for it", None, unavailable=dict[str, str]))
+@router.post("/ping", **answers("Health in the form that SageMaker requests", None, unavailable=dict[str, str]))
 async def post_ping(request: Request) -> Response:
     return await health(request)
 
@@ -38,7 +39,7 @@ async def show_version() -> Response:
     return JSONResponse({"version": version("octavo-server")})
 
 
-@router.get("/load", **answers("Requests at work", dict[str, int]))
+@router.get("/load", **answers("Requests in progress", dict[str, int]))
 async def load(request: Request) -> Response:
     return JSONResponse({"server_load": len(context_of(request).in_flight)})
 

@@ -1,5 +1,6 @@
-"""`GET /kv/events` and `GET /kv/snapshot`: which KV blocks this replica has, for routers. Hashes only, never tokens.
-`GET /kv/model`: what a router needs to compute those hashes itself.
+"""`GET /kv/events` and `GET /kv/snapshot`: the KV blocks that this replica holds, as hashes without tokens.
+
+`GET /kv/model`: the data with which a router computes these hashes from a request.
 """
 
 from collections.abc import AsyncGenerator, Iterator
@@ -27,11 +28,11 @@ HEADERS = [(b"content-type", MEDIA_TYPE.encode()), *UNBUFFERED]
 @router.get(
     "/kv/events",
     **answers(
-        "A snapshot of the KV blocks, then each change (docs/reference/kv-stream.md)", MEDIA_TYPE, refusals=(400, 401)
+        "A snapshot of the KV blocks, then every change (docs/reference/kv-stream.md)", MEDIA_TYPE, refusals=(400, 401)
     ),
 )
 async def kv_events(request: Request) -> Response:
-    context = _streaming(request)
+    context = _context_with_stream(request)
     return FrameStream(context, request, context.kv.frames())
 
 
@@ -40,20 +41,24 @@ async def kv_events(request: Request) -> Response:
     **answers("A snapshot of the KV blocks (docs/reference/kv-stream.md)", MEDIA_TYPE, refusals=(400, 401)),
 )
 async def kv_snapshot(request: Request) -> Response:
-    context = _streaming(request)
+    context = _context_with_stream(request)
     return FrameStream(context, request, _each(context.kv.snapshot()))
 
 
 @router.get(
     "/kv/model",
-    **answers("How a request becomes block hashes (docs/reference/kv-stream.md)", card.MEDIA_TYPE, refusals=(400, 401)),
+    **answers(
+        "Data to compute the block hashes of a request (docs/reference/kv-stream.md)",
+        card.MEDIA_TYPE,
+        refusals=(400, 401),
+    ),
 )
 async def kv_model(request: Request) -> Response:
-    return Response(_streaming(request).model_card, media_type=card.MEDIA_TYPE)
+    return Response(_context_with_stream(request).model_card, media_type=card.MEDIA_TYPE)
 
 
 class FrameStream(CancellableResponse):
-    """Not counted among the responses in flight: a listener is no work, and doesn't hold up a drain."""
+    """A stream of frames. It is not counted among the responses in flight, so it doesn't delay a drain."""
 
     def __init__(self, context: ApiContext, request: Request, frames: AsyncGenerator[bytes, None]) -> None:
         super().__init__(InFlight(), request.scope["state"]["request_id"])
@@ -67,10 +72,10 @@ class FrameStream(CancellableResponse):
         await send({"type": "http.response.body", "body": b""})
 
 
-def _streaming(request: Request) -> ApiContext:
+def _context_with_stream(request: Request) -> ApiContext:
     context = context_of(request)
     if not context.client.config.kv_stream:
-        raise InvalidRequest("this server was started with --no-kv-stream: it doesn't tell what its cache holds.")
+        raise InvalidRequest("this server was started with --no-kv-stream, so it does not publish its KV blocks.")
     return context
 
 

@@ -1,4 +1,4 @@
-"""`GET /v1/models` and one model of it."""
+"""`GET /v1/models` and `GET /v1/models/NAME`."""
 
 from fastapi import APIRouter
 from octavo_engine.wire.errors import ModelNotFound
@@ -8,7 +8,7 @@ from starlette.responses import Response
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import answers
 from octavo_server.json_responses import json_reply
-from octavo_server.openai.models import ModelCard, ModelList, permission
+from octavo_server.openai.models import ModelList, ModelObject, permission
 
 router = APIRouter()
 
@@ -19,7 +19,7 @@ async def list_models(request: Request) -> Response:
     return json_reply(ModelList([_card(context, name) for name in context.config.served_model_names]))
 
 
-@router.get("/v1/models/{model:path}", **answers("One served name", ModelCard, refusals=(401, 404)))
+@router.get("/v1/models/{model:path}", **answers("One served name", ModelObject, refusals=(401, 404)))
 async def retrieve_model(request: Request, model: str) -> Response:
     context = context_of(request)
     if model not in context.config.served_model_names:
@@ -27,9 +27,9 @@ async def retrieve_model(request: Request, model: str) -> Response:
     return json_reply(_card(context, model))
 
 
-def _card(context: ApiContext, name: str) -> ModelCard:
+def _card(context: ApiContext, name: str) -> ModelObject:
     client = context.client
-    return ModelCard(
+    return ModelObject(
         name,
         context.created,
         root=client.config.model,

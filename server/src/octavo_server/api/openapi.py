@@ -1,7 +1,7 @@
-"""The OpenAPI document: bodies are read and answers written by our own code, so both are declared here, by type.
+"""The OpenAPI document. FastAPI neither parses the bodies nor writes the responses, so their types are declared here.
 
-Declares 400 with the OpenAI envelope where FastAPI would declare 422, and both forms of an answer that may stream.
-A route carries the definitions of its own types under `DEFINITIONS`; `document` gathers them.
+It declares 400 with OpenAI's error body where FastAPI would declare 422, and both forms of a response that may be
+streamed. A route carries the definitions of its types under `DEFINITIONS`; `document` collects them.
 """
 
 from typing import Any
@@ -17,16 +17,16 @@ from octavo_server.openai.errors import ErrorResponse
 
 DEFINITIONS = "x-definitions"
 JSON, EVENT_STREAM, TEXT = "application/json", "text/event-stream", "text/plain"
-#: What any request with a body may be told.
+#: Error statuses of every route with a body.
 REFUSALS = (400, 401, 404, 429, 500, 503)
 
 Schema = dict[str, Any]
-#: A type that msgspec knows, a media type for what isn't JSON, or None for an answer without a body.
+#: A type that msgspec can describe, a media type if the response isn't JSON, or None for a response without a body.
 AnswerType = Any
 
 
 def accepts(body: type[BaseModel], summary: str, *, answer: AnswerType, streams: bool = False) -> dict[str, Any]:
-    """Arguments of a route whose body is `body`; with `streams`, the answer may also be an event stream."""
+    """Arguments of a route with the body type `body`; with `streams` the response may also be an event stream."""
     route = answers(summary, answer, refusals=REFUSALS)
     if streams:
         route["responses"][200]["content"][EVENT_STREAM] = {"schema": {"type": "string"}}
@@ -40,12 +40,12 @@ def accepts(body: type[BaseModel], summary: str, *, answer: AnswerType, streams:
 def answers(
     summary: str, answer: AnswerType, *, refusals: tuple[int, ...] = (), unavailable: AnswerType = None
 ) -> dict[str, Any]:
-    """Arguments of a route without a body. A probe's 503 is of the type `unavailable` instead of an error."""
+    """Arguments of a route without a body. `unavailable`: type of the body of status 503 of a probe."""
     content, definitions = _described(answer)
     done = {"description": "Done", **({"content": content} if content else {})}
     responses: dict[int, Schema] = {200: done, **{status: {"model": ErrorResponse} for status in refusals}}
     if unavailable is not None:
-        responses[503] = {"description": "Not now", "content": _described(unavailable)[0]}
+        responses[503] = {"description": "Unavailable", "content": _described(unavailable)[0]}
     return {
         "summary": summary,
         "response_model": None,

@@ -1,7 +1,7 @@
-"""The render endpoints: what a generating endpoint would feed to the engine, without generation.
+"""The render endpoints: the input that a generating endpoint would send to the engine, without generation.
 
-A body is read by the very code that generates, so ids, limits and refusals can't differ. Routers compute block hashes
-from the answer: `token_ids`, and `cache_salt` as the engine gets it.
+The code of the generating endpoints reads the body, so ids, limits and errors can't differ. Routers compute block
+hashes from the response: from `token_ids`, and from `cache_salt` as the engine receives it.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from octavo_server.api.chat import read_chat
 from octavo_server.api.completions import read_completion
-from octavo_server.api.context import Head
+from octavo_server.api.context import ResponseMeta
 from octavo_server.api.generation import Generation
 from octavo_server.api.openapi import accepts
 from octavo_server.api.responses import read_response
@@ -32,7 +32,7 @@ router = APIRouter()
 )
 async def render_chat_completion(request: Request) -> Response:
     turn = await read_chat(request)
-    (rendered,) = await _rendered(turn.head, turn.body, turn.generation)
+    (rendered,) = await _rendered(turn.meta, turn.body, turn.generation)
     return json_reply(rendered)
 
 
@@ -49,18 +49,18 @@ async def render_completion(request: Request) -> Response:
 )
 async def render_response(request: Request) -> Response:
     _, turn = await read_response(request)
-    (rendered,) = await _rendered(turn.head, turn.body, turn.generation)
+    (rendered,) = await _rendered(turn.meta, turn.body, turn.generation)
     return json_reply(rendered)
 
 
-async def _rendered(head: Head, body: GenerationFields, generation: Generation) -> list[RenderedRequest]:
+async def _rendered(meta: ResponseMeta, body: GenerationFields, generation: Generation) -> list[RenderedRequest]:
     options = body.stream_options.model_dump(exclude_unset=True) if body.stream_options else None
     several = len(generation.prompts) > 1
-    resolved = await asyncio.to_thread(generation.resolved)  # which may compile a grammar
+    resolved = await asyncio.to_thread(generation.resolved)  # in a thread, since it may compile a grammar
     return [
         RenderedRequest(
-            request_id=f"{head.id}-{i}" if several else head.id,
-            model=head.model,
+            request_id=f"{meta.id}-{i}" if several else meta.id,
+            model=meta.model,
             token_ids=prompt.token_ids,
             prompt=prompt.text,
             sampling_params=params,

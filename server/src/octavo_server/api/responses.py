@@ -1,4 +1,4 @@
-"""`POST /v1/responses`, stateless: a response is made from what the request holds, and kept nowhere."""
+"""`POST /v1/responses`, stateless: a response depends only on its request, and no response is stored."""
 
 import time
 from functools import partial
@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_server.api.chat import ChatTurn, chat_turn
-from octavo_server.api.context import ApiContext, context_of, parse_body, read_body
+from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import accepts, answers
+from octavo_server.api.request_parsing import parse_body, read_body
 from octavo_server.api.responses_writer import ResponsesWriter
 from octavo_server.http.in_flight import InFlight
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
@@ -32,22 +33,22 @@ async def create_response(request: Request) -> Response:
     body, turn = await read_response(request)
     writer = ResponsesWriter(context, body, turn)
     if body.stream:
-        return ResponseStream(context.in_flight, turn.head.id, writer)
-    return CancellableJSONResponse(context.in_flight, turn.head.id, writer.body, writer.tally.headers)
+        return ResponseStream(context.in_flight, turn.meta.id, writer)
+    return CancellableJSONResponse(context.in_flight, turn.meta.id, writer.body, writer.state.headers)
 
 
 async def read_response(request: Request) -> tuple[ResponsesRequest, ChatTurn]:
-    """Raises every refusal but those of the engine."""
+    """Read and check a request until it is ready to run. Raises every error except those of the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
     (body, chat), num_bytes = await read_body(request, partial(_parse, context))
-    head = context.head("resp_", request, chat)
-    return body, await chat_turn(context, head, chat, arrival_s=arrival_s, num_bytes=num_bytes)
+    meta = context.new_response_meta("resp_", request, chat)
+    return body, await chat_turn(context, meta, chat, arrival_s=arrival_s, num_bytes=num_bytes)
 
 
 def _parse(context: ApiContext, raw: bytes) -> tuple[ResponsesRequest, ChatCompletionRequest]:
     body = parse_body(context, ResponsesRequest, raw)
-    context.model_name(body.model)
+    context.resolve_model_name(body.model)
     body.check()
     return body, _as_chat(body)
 
@@ -62,32 +63,39 @@ def _as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
 
 
 class ResponseStream(SSEResponse):
-    """Ends without `[DONE]`; a failure is the last event of the stream's own kind."""
+    """A stream without `[DONE]`; after a failure its last event is `response.failed`."""
 
     def __init__(self, in_flight: InFlight, request_id: str, writer: ResponsesWriter) -> None:
-        super().__init__(in_flight, request_id, writer.frames(), writer.tally.headers)
+        super().__init__(in_flight, request_id, writer.frames(), writer.state.headers)
         self._writer = writer
 
     def _ending(self, error: Exception | None) -> bytes:
         return b"" if error is None else self._writer.failure(error)
 
 
-@router.get("/v1/responses/{response_id}", **answers("Not kept: 404", None, refusals=NOT_FOUND))
+@router.get("/v1/responses/{response_id}", **answers("Always 404: responses are not stored", None, refusals=NOT_FOUND))
 async def retrieve_response(response_id: str) -> Response:
     raise NotStored(response_id)
 
 
-@router.get("/v1/responses/{response_id}/input_items", **answers("Not kept: 404", None, refusals=NOT_FOUND))
+@router.get(
+    "/v1/responses/{response_id}/input_items",
+    **answers("Always 404: responses are not stored", None, refusals=NOT_FOUND),
+)
 async def list_input_items(response_id: str) -> Response:
     raise NotStored(response_id)
 
 
-@router.delete("/v1/responses/{response_id}", **answers("Not kept: 404", None, refusals=NOT_FOUND))
+@router.delete(
+    "/v1/responses/{response_id}", **answers("Always 404: responses are not stored", None, refusals=NOT_FOUND)
+)
 async def delete_response(response_id: str) -> Response:
     raise NotStored(response_id)
 
 
-@router.post("/v1/responses/{response_id}/cancel", **answers("Not kept: 404", None, refusals=NOT_FOUND))
+@router.post(
+    "/v1/responses/{response_id}/cancel", **answers("Always 404: responses are not stored", None, refusals=NOT_FOUND)
+)
 async def cancel_response(response_id: str) -> Response:
-    """To cancel a response is to close its connection."""
+    """A client cancels a response by closing its connection."""
     raise NotStored(response_id)

@@ -1,7 +1,7 @@
-"""`ResponseOutput`: the items of a response as they grow, and the events that tell of it. Pure.
+"""`ResponseOutput`: the items of a growing response and the stream events that report them. Pure.
 
-At most one item is open. Text opens a message, reasoning a reasoning item, a call one of its own; whatever opens the
-next closes the one before. White space alone, as models write it around their markers, opens nothing.
+At most one item is open. Text opens a message, reasoning a reasoning item, a tool call a call item; opening an item
+closes the previous one. White space alone, as models write it around their markers, opens no item.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from octavo_server.openai.chat import TokenLogprob
 from octavo_server.openai.responses_answer import (
-    Event,
     FunctionCall,
     ItemStatus,
     OutputItem,
@@ -18,49 +17,50 @@ from octavo_server.openai.responses_answer import (
     OutputText,
     ReasoningItem,
     ReasoningText,
+    ResponseStreamEvent,
 )
-from octavo_server.reading.parts import CallArguments, CallStart, Part, Reasoning, Text
+from octavo_server.output_parsing.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
 
 COMPLETED: ItemStatus = "completed"
 
 
 class ResponseOutput:
-    """`new_id("msg")` makes an id. Events come without their sequence numbers."""
+    """`new_id("msg")` returns an id. The caller adds sequence numbers to the events."""
 
     def __init__(self, new_id: Callable[[str], str]) -> None:
         self.items: list[OutputItem] = []
         self._new_id = new_id
-        self._pieces: list[str] = []  # of the open item's text or arguments
-        self._logprobs: list[TokenLogprob] = []  # of the open message, or of the space before it
-        self._space = ""  # may yet be the start of a message
+        self._pieces: list[str] = []  # of the text or arguments of the open item
+        self._logprobs: list[TokenLogprob] = []  # of the open message, or of the white space before it
+        self._space = ""  # white space that may become the start of a message
 
-    def add(self, part: Part, logprobs: Sequence[TokenLogprob] = ()) -> list[Event]:
-        """`logprobs`: those of the tokens that came with a text."""
+    def add(self, part: OutputEvent, logprobs: Sequence[TokenLogprob] = ()) -> list[ResponseStreamEvent]:
+        """Add one event of the parsed answer. `logprobs`: of the tokens of a text."""
         match part:
-            case Text(text):
+            case TextDelta(text):
                 return self._add_text(text, logprobs)
-            case Reasoning(text):
+            case ReasoningDelta(text):
                 opening = [] if isinstance(self._open, ReasoningItem) else self._begin_reasoning()
                 return [*opening, *self._grow("response.reasoning_text.delta", text)]
-            case CallStart(_, call_id, name):
+            case ToolCallStart(_, call_id, name):
                 return self._begin(FunctionCall(id=self._new_id("fc"), call_id=call_id, name=name))
-            case CallArguments(_, text):
+            case ToolCallArguments(_, text):
                 return self._grow("response.function_call_arguments.delta", text)
 
-    def finish(self, *, is_complete: bool) -> list[Event]:
-        """A response has at least one item, if only an empty message."""
+    def finish(self, *, is_complete: bool) -> list[ResponseStreamEvent]:
+        """Close the open item; a response without items gets an empty message."""
         opening = [] if self.items else self._begin_message()
         return [*opening, *self._close(COMPLETED if is_complete else "incomplete")]
 
     def fail(self) -> None:
-        """Without an event: the response's own says it all."""
+        """Mark the open item as incomplete, without an event: `response.failed` reports the failure."""
         self._close("incomplete")
 
     @property
     def _open(self) -> OutputItem | None:
         return self.items[-1] if self.items and self.items[-1].status == "in_progress" else None
 
-    def _add_text(self, text: str, logprobs: Sequence[TokenLogprob]) -> list[Event]:
+    def _add_text(self, text: str, logprobs: Sequence[TokenLogprob]) -> list[ResponseStreamEvent]:
         if isinstance(self._open, OutputMessage):
             self._logprobs += logprobs
             return self._grow_text(text, list(logprobs))
@@ -68,31 +68,31 @@ class ResponseOutput:
         self._logprobs += logprobs
         return self._begin_message() if self._space.strip() else []
 
-    def _begin_message(self) -> list[Event]:
-        """With the space before it, or with what ended the space."""
+    def _begin_message(self) -> list[ResponseStreamEvent]:
+        """Open a message with the white space and text kept so far."""
         text, logprobs = self._space, self._logprobs
         events = self._begin(OutputMessage(id=self._new_id("msg"), content=[]))
         self._logprobs = logprobs
         opened = self._at_part("response.content_part.added", part=OutputText())
         return [*events, opened, *self._grow_text(text, list(logprobs))]
 
-    def _begin_reasoning(self) -> list[Event]:
+    def _begin_reasoning(self) -> list[ResponseStreamEvent]:
         events = self._begin(ReasoningItem(id=self._new_id("rs"), content=[]))
         return [*events, self._at_part("response.content_part.added", part=ReasoningText())]
 
-    def _begin(self, item: OutputItem) -> list[Event]:
+    def _begin(self, item: OutputItem) -> list[ResponseStreamEvent]:
         closing = self._close(COMPLETED)
         self._space, self._logprobs, self._pieces = "", [], []
         self.items.append(item)
         return [*closing, self._of_item("response.output_item.added")]
 
-    def _grow_text(self, text: str, logprobs: list[TokenLogprob]) -> list[Event]:
+    def _grow_text(self, text: str, logprobs: list[TokenLogprob]) -> list[ResponseStreamEvent]:
         events = self._grow("response.output_text.delta", text)
         for event in events:
             event.logprobs = logprobs
         return events
 
-    def _grow(self, kind: str, text: str) -> list[Event]:
+    def _grow(self, kind: str, text: str) -> list[ResponseStreamEvent]:
         if not text:
             return []
         self._pieces.append(text)
@@ -100,7 +100,7 @@ class ResponseOutput:
         event.delta = text
         return [event]
 
-    def _close(self, status: ItemStatus) -> list[Event]:
+    def _close(self, status: ItemStatus) -> list[ResponseStreamEvent]:
         item, text = self._open, "".join(self._pieces)
         if item is None:
             return []
@@ -119,13 +119,15 @@ class ResponseOutput:
         item.status = status
         return [*events, self._of_item("response.output_item.done")]
 
-    def _close_message(self, item: OutputMessage, text: str) -> list[Event]:
+    def _close_message(self, item: OutputMessage, text: str) -> list[ResponseStreamEvent]:
         item.content = [OutputText(text=text, logprobs=self._logprobs)]
         done = self._at_part("response.output_text.done", text=text)
         done.logprobs = self._logprobs
         return [done, self._at_part("response.content_part.done", part=item.content[0])]
 
-    def _at_part(self, kind: str, *, part: OutputText | ReasoningText | None = None, text: str | None = None) -> Event:
+    def _at_part(
+        self, kind: str, *, part: OutputText | ReasoningText | None = None, text: str | None = None
+    ) -> ResponseStreamEvent:
         event = self._at_item(kind)
         event.content_index = 0
         if part is not None:
@@ -134,9 +136,9 @@ class ResponseOutput:
             event.text = text
         return event
 
-    def _at_item(self, kind: str) -> Event:
-        return Event(type=kind, output_index=len(self.items) - 1, item_id=self.items[-1].id)
+    def _at_item(self, kind: str) -> ResponseStreamEvent:
+        return ResponseStreamEvent(type=kind, output_index=len(self.items) - 1, item_id=self.items[-1].id)
 
-    def _of_item(self, kind: str) -> Event:
-        """With the item as it is now."""
-        return Event(type=kind, output_index=len(self.items) - 1, item=replace(self.items[-1]))
+    def _of_item(self, kind: str) -> ResponseStreamEvent:
+        """Event with a copy of the latest item."""
+        return ResponseStreamEvent(type=kind, output_index=len(self.items) - 1, item=replace(self.items[-1]))

@@ -1,4 +1,4 @@
-"""Writes a response from a generation, whole or as a stream of events, which a number puts in order."""
+"""Writes a response of `/v1/responses` from a generation, whole or as a stream of numbered events."""
 
 import uuid
 from collections.abc import AsyncGenerator, Iterable
@@ -6,8 +6,8 @@ from contextlib import aclosing
 
 import msgspec
 
+from octavo_server.api.answer_state import AnswerState
 from octavo_server.api.chat import ChatTurn
-from octavo_server.api.choice import Tally
 from octavo_server.api.context import ApiContext
 from octavo_server.api.responses_output import ResponseOutput
 from octavo_server.openai.chat import TokenLogprob
@@ -15,32 +15,32 @@ from octavo_server.openai.errors import GenerationFailed, describe
 from octavo_server.openai.logprobs import LogprobWriter
 from octavo_server.openai.responses import ResponsesRequest
 from octavo_server.openai.responses_answer import (
-    Event,
     IncompleteDetails,
     InputDetails,
     OutputDetails,
     ResponseError,
     ResponseObject,
     ResponseStatus,
+    ResponseStreamEvent,
     ResponseUsage,
 )
 from octavo_server.openai.sse import named_frame
-from octavo_server.reading.parts import Part, Text, merge
+from octavo_server.output_parsing.events import OutputEvent, TextDelta, merge_adjacent
 
 
 class ResponsesWriter:
-    """Used once: either `body`, or `frames` and, where they fail, `failure`. It doesn't keep the request: its input may
-    be large."""
+    """Used once: either `body`, or `frames` and, if they fail, `failure`. It doesn't keep the request, whose input
+    may be large."""
 
     def __init__(self, context: ApiContext, request: ResponsesRequest, turn: ChatTurn) -> None:
         codec = context.client.tokenizer
         self._echoed = request.echoed()
         self._wants_logprobs = request.wants_logprobs
-        self._head = turn.head
+        self._meta = turn.meta
         self._generation = turn.generation
-        self.tally = Tally(1, 1, turn.generation.num_prompt_tokens)
-        self._choice = self.tally.choices[0]
-        self._choice.reader = turn.reading.reader(codec.token_id)
+        self.state = AnswerState(1, 1, turn.generation.num_prompt_tokens)
+        self._choice = self.state.choices[0]
+        self._choice.parser = turn.output_parsing.new_parser(codec.token_id)
         self._output = ResponseOutput(lambda kind: f"{kind}_{uuid.uuid4().hex}")
         self._logprobs = LogprobWriter(codec, num_top=request.top_logprobs or 0, as_ids=False)
         self._sequence_number = 0
@@ -48,7 +48,7 @@ class ResponsesWriter:
     async def body(self) -> bytes:
         async with aclosing(self._generation.deltas()) as deltas:
             async for delta in deltas:
-                self.tally.add(delta)
+                self.state.add(delta)
         self._advance()
         self._output.finish(is_complete=self._is_complete)
         return msgspec.json.encode(self._last())
@@ -58,38 +58,38 @@ class ResponsesWriter:
         opening = self._framed([self._about("response.created"), self._about("response.in_progress")])
         async with aclosing(self._generation.deltas()) as deltas:
             async for delta in deltas:
-                self.tally.add(delta)
+                self.state.add(delta)
                 written = opening + self._framed(self._advance())
                 if written:
                     yield written
                     opening = b""
         closing = self._framed(self._output.finish(is_complete=self._is_complete))
         last = self._last()
-        yield closing + self._framed([Event(type=f"response.{last.status}", response=last)])
+        yield closing + self._framed([ResponseStreamEvent(type=f"response.{last.status}", response=last)])
 
     def failure(self, error: Exception) -> bytes:
-        """The end of a stream that has begun."""
+        """Last frame of a stream that failed after it had started."""
         self._output.fail()
         response = self._response("failed")
         response.error = ResponseError("server_error", describe(error).message)
-        return self._framed([Event(type="response.failed", response=response)])
+        return self._framed([ResponseStreamEvent(type="response.failed", response=response)])
 
-    def _advance(self) -> list[Event]:
-        """What the choice has that isn't written yet."""
+    def _advance(self) -> list[ResponseStreamEvent]:
+        """Events for the part of the choice that has not been written yet."""
         logprobs, parts = self._new_logprobs(), self._new_parts()
-        self._choice.written()
-        events: list[Event] = []
+        self._choice.mark_written()
+        events: list[ResponseStreamEvent] = []
         for part in parts:
-            told: list[TokenLogprob] = []
-            if isinstance(part, Text):
-                told, logprobs = logprobs, []
-            events += self._output.add(part, told)
+            of_part: list[TokenLogprob] = []
+            if isinstance(part, TextDelta):
+                of_part, logprobs = logprobs, []
+            events += self._output.add(part, of_part)
         return events
 
-    def _new_parts(self) -> list[Part]:
-        if self._choice.reader is not None:
-            return merge(self._choice.parts)
-        return [Text(self._choice.text)] if self._choice.text else []
+    def _new_parts(self) -> list[OutputEvent]:
+        if self._choice.parser is not None:
+            return merge_adjacent(self._choice.parts)
+        return [TextDelta(self._choice.text)] if self._choice.text else []
 
     def _new_logprobs(self) -> list[TokenLogprob]:
         return self._logprobs.chat(self._choice.logprobs).content if self._wants_logprobs else []
@@ -99,7 +99,7 @@ class ResponsesWriter:
         return self._choice.finish_reason != "length"
 
     def _last(self) -> ResponseObject:
-        """Raises GenerationFailed where the engine was told to drop the request."""
+        """The final response. Raises GenerationFailed if the request was aborted."""
         if self._choice.finish_reason == "abort":
             raise GenerationFailed("The request was aborted: send it again.")
         response = self._response("completed" if self._is_complete else "incomplete")
@@ -108,10 +108,10 @@ class ResponsesWriter:
             response.incomplete_details = IncompleteDetails("max_output_tokens")
         return response
 
-    def _about(self, kind: str) -> Event:
-        return Event(type=kind, response=self._response("in_progress"))
+    def _about(self, kind: str) -> ResponseStreamEvent:
+        return ResponseStreamEvent(type=kind, response=self._response("in_progress"))
 
-    def _framed(self, events: Iterable[Event]) -> bytes:
+    def _framed(self, events: Iterable[ResponseStreamEvent]) -> bytes:
         frames = []
         for event in events:
             event.sequence_number = self._sequence_number
@@ -120,11 +120,11 @@ class ResponsesWriter:
         return b"".join(frames)
 
     def _response(self, status: ResponseStatus) -> ResponseObject:
-        head, params = self._head, self._generation.params
+        meta, params = self._meta, self._generation.params
         return ResponseObject(
-            id=head.id,
-            created_at=head.created,
-            model=head.model,
+            id=meta.id,
+            created_at=meta.created,
+            model=meta.model,
             status=status,
             output=self._output.items,
             temperature=params.temperature,
@@ -133,7 +133,7 @@ class ResponsesWriter:
         )
 
     def _usage(self) -> ResponseUsage:
-        counted = self.tally.usage()
+        counted = self.state.usage()
         details = counted.completion_tokens_details
         return ResponseUsage(
             counted.prompt_tokens,

@@ -1,4 +1,4 @@
-"""The engine's server: it ends, with a non-zero exit code, when the engine core is gone."""
+"""`ApiServer`: the HTTP server of one engine; it stops with a non-zero exit code when the engine core has died."""
 
 import logging
 import socket
@@ -16,17 +16,17 @@ class ApiServer(DrainingServer):
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
         self._context: ApiContext = app.state.context
         http = self._context.telemetry.http
-        super().__init__(app, config, self._context.lifecycle, on_refused_head=http.refused)
+        super().__init__(app, config, self._context.lifecycle, on_refused_head=http.record_refused_head)
         self.engine_died = False
 
     async def on_tick(self, counter: int) -> bool:
-        """The death of the engine core is noticed within a tick."""
+        """Stop the server if the engine core has died; update health once a second."""
         if self._context.client.is_dead:
             self.engine_died = True
             self.should_exit = True
-            logger.error("the engine core is gone: the server ends")
+            logger.error("the engine core has died; stopping the server")
         if counter % TICKS_PER_S == 0:
-            self._context.look_at_engine()
+            self._context.update_health()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`: the model's own tokenizer over HTTP, without generation."""
+"""`POST /tokenize` and `POST /detokenize`: the model's tokenizer over HTTP, without generation."""
 
 from functools import partial
 
@@ -8,8 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_server.api.chat import render_chat
-from octavo_server.api.context import ApiContext, context_of, parse_body, read_body
+from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import accepts
+from octavo_server.api.request_parsing import parse_body, read_body
 from octavo_server.json_responses import json_reply
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
@@ -23,7 +24,7 @@ router = APIRouter()
 async def tokenize(request: Request) -> Response:
     context = context_of(request)
     body, num_bytes = await read_body(request, partial(parse_body, context, TokenizeRequest))
-    context.model_name(body.model)
+    context.resolve_model_name(body.model)
     ids = await _token_ids(context, body, num_bytes=num_bytes)
     strings = None
     if body.return_token_strs:
@@ -35,7 +36,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     context = context_of(request)
     body, num_bytes = await read_body(request, partial(parse_body, context, DetokenizeRequest))
-    context.model_name(body.model)
+    context.resolve_model_name(body.model)
     decode = partial(context.decode, body.tokens, param="tokens")
     return json_reply(Detokenized(await context.threads.run(decode, num_bytes=num_bytes)))
 

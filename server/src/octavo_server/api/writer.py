@@ -1,7 +1,7 @@
-"""Writes one answer from a generation, whole or as a stream of chunks: what chat and text completions share.
+"""`BaseResponseWriter`: writes a response from a generation, whole or as chunks, for chat and text completions.
 
-A subclass says what a choice looks like, whole and as a chunk. Encoding is by msgspec from structs: the cost of a
-streamed token is one small struct, one encode and one send.
+A subclass builds the structs of a choice, whole and as a chunk. msgspec encodes the structs: a streamed token costs
+one small struct, one encode and one send.
 """
 
 from abc import ABC, abstractmethod
@@ -10,24 +10,26 @@ from contextlib import aclosing
 
 import msgspec
 
-from octavo_server.api.choice import Choice, Tally
-from octavo_server.api.context import ApiContext, Head
+from octavo_server.api.answer_state import AnswerState, ChoiceState
+from octavo_server.api.context import ApiContext, ResponseMeta
 from octavo_server.api.generation import Generation
 from octavo_server.openai.answer import Answer
 from octavo_server.openai.fields import GenerationFields
 from octavo_server.openai.sse import frame
 
 
-class AnswerWriter(ABC):
+class BaseResponseWriter(ABC):
     """Used once: either `body` or `frames`."""
 
-    def __init__(self, context: ApiContext, head: Head, request: GenerationFields, generation: Generation) -> None:
-        self.head = head
+    def __init__(
+        self, context: ApiContext, meta: ResponseMeta, request: GenerationFields, generation: Generation
+    ) -> None:
+        self.meta = meta
         self.codec = context.client.tokenizer
         self.generation = generation
-        self.tally = Tally(len(generation.prompts), generation.params.n, generation.num_prompt_tokens)
+        self.state = AnswerState(len(generation.prompts), generation.params.n, generation.num_prompt_tokens)
         self.returns_ids = bool(request.return_token_ids)
-        self._tells_times = context.config.enable_per_request_metrics
+        self._reports_times = context.config.enable_per_request_metrics
         options = request.stream_options
         self._ends_with_usage = context.config.enable_force_include_usage or bool(options and options.include_usage)
         self.usage_everywhere = self._ends_with_usage and bool(options and options.continuous_usage_stats)
@@ -35,47 +37,47 @@ class AnswerWriter(ABC):
     async def body(self) -> bytes:
         async with aclosing(self.generation.deltas()) as deltas:
             async for delta in deltas:
-                self.tally.add(delta)
-        whole = self.whole()
-        if self._tells_times:
-            whole.metrics = self.tally.latest.times
-        return msgspec.json.encode(whole)
+                self.state.add(delta)
+        response = self.full_response()
+        if self._reports_times:
+            response.metrics = self.state.latest.times
+        return msgspec.json.encode(response)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Each item holds the frames of one engine output."""
         opening = self.opening()
         async with aclosing(self.generation.deltas()) as deltas:
             async for delta in deltas:
-                advanced = self.tally.add(delta)
-                written = b"".join([self._write(choice) for choice in advanced if choice.is_worth_writing])
+                advanced = self.state.add(delta)
+                written = b"".join([self._write(choice) for choice in advanced if choice.has_unwritten_output])
                 if opening or written:
                     yield opening + written
                     opening = b""
         if self._ends_with_usage:
             yield frame(self.usage_chunk())
 
-    def _write(self, choice: Choice) -> bytes:
+    def _write(self, choice: ChoiceState) -> bytes:
         chunks = self.chunks(choice)
         if self.usage_everywhere:
             for chunk in chunks:
-                chunk.usage = self.tally.usage()
+                chunk.usage = self.state.usage()
         if choice.finish_reason is not None:
-            chunks[-1].system_fingerprint = self.head.fingerprint
-            if self._tells_times:
+            chunks[-1].system_fingerprint = self.meta.fingerprint
+            if self._reports_times:
                 chunks[-1].metrics = choice.times
-        choice.written()
+        choice.mark_written()
         return frame(chunks[0]) if len(chunks) == 1 else b"".join(map(frame, chunks))
 
     def opening(self) -> bytes:
-        """What a stream says before its first text."""
+        """Frames that start a stream, before its first text."""
         return b""
 
     @abstractmethod
-    def whole(self) -> Answer: ...
+    def full_response(self) -> Answer: ...
 
     @abstractmethod
-    def chunks(self, choice: Choice) -> Sequence[Answer]:
-        """What hasn't been written of a choice: at least one."""
+    def chunks(self, choice: ChoiceState) -> Sequence[Answer]:
+        """Chunks for the part of a choice that has not been written yet; at least one."""
 
     @abstractmethod
     def usage_chunk(self) -> Answer: ...

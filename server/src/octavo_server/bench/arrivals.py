@@ -1,4 +1,4 @@
-"""When requests arrive: a Poisson process, a burstier or smoother one (gamma), a rate that rises, or all at once."""
+"""Arrival times of requests: a Poisson process, a burstier or smoother one (gamma), a rising rate, or all at once."""
 
 import math
 import random
@@ -20,15 +20,15 @@ class RampUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
-    """`rate`: requests per second; `burstiness` 1 is a Poisson process, less comes in bursts, more is smoother."""
+class ArrivalProcess:
+    """`rate`: requests per second. `burstiness`: 1 is a Poisson process, less is burstier, more is smoother."""
 
     rate: float = math.inf
     burstiness: float = 1.0
     ramp_up: RampUp | None = None
 
     def offsets_s(self, count: int, seed: int) -> list[float]:
-        """Of each request from the start. Without a ramp the last one comes at count / rate, whatever the dice say."""
+        """Seconds from the start to each request. Without a ramp they are scaled so that the last is count / rate."""
         if math.isinf(self.rate) and self.ramp_up is None:
             return [0.0] * count
         dice = random.Random(seed)

@@ -1,4 +1,4 @@
-"""From the dataset flags to samples: which dataset, its options, and the tokenizer it needs."""
+"""Builds samples from the dataset flags: chooses the dataset, its options, and the tokenizer that it needs."""
 
 import argparse
 import itertools
@@ -14,7 +14,7 @@ from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
 from octavo_server.bench.names import DATASETS, FILE_DATASETS
 from octavo_server.bench.sample_files import Template, burstgpt_samples, custom_samples, sharegpt_samples
 from octavo_server.bench.samples import (
-    BadDataset,
+    InvalidDataset,
     PrefixRepetitionOptions,
     RandomOptions,
     Sample,
@@ -26,15 +26,15 @@ _Length = TypeVar("_Length", int, int | None)
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """`template`: None where the model has none."""
+class TextTools:
+    """Tokenizer of a model, and its chat template; `template` None: the model has none."""
 
     tokenizer: Tokenizer
     template: Template | None
 
 
-def load_text(model: str) -> Text:
-    """Downloads the tokenizer alone. Raises StartupError."""
+def load_text_tools(model: str) -> TextTools:
+    """Load the tokenizer and chat template, downloading only their files. Raises StartupError."""
     files = resolve_model(model, load_format="dummy")
     tokenizer = load_tokenizer(files)
     template = load_chat_template(files, tokenizer, None)
@@ -43,22 +43,26 @@ def load_text(model: str) -> Text:
         assert template is not None
         return template.render([{"role": "user", "content": question}], add_generation_prompt=True)
 
-    return Text(tokenizer, None if template is None else render)
+    return TextTools(tokenizer, None if template is None else render)
 
 
 def check_dataset(args: argparse.Namespace) -> None:
-    """Before anything is downloaded. Raises BadDataset."""
+    """Check the dataset flags before any download. Raises InvalidDataset."""
     name = args.dataset_name
     if name not in DATASETS:
-        raise BadDataset(f"--dataset-name {name} is not supported by this version: use one of {', '.join(DATASETS)}.")
+        raise InvalidDataset(
+            f"--dataset-name {name} is not supported by this version: use one of {', '.join(DATASETS)}."
+        )
     if name in FILE_DATASETS and args.dataset_path is None:
-        raise BadDataset(f"--dataset-name {name} needs --dataset-path FILE.")
+        raise InvalidDataset(f"--dataset-name {name} needs --dataset-path FILE.")
     if name not in FILE_DATASETS and args.dataset_path is not None:
-        raise BadDataset(f"--dataset-name {name} reads no file: leave out --dataset-path, or name another dataset.")
+        raise InvalidDataset(
+            f"--dataset-name {name} reads no file: leave out --dataset-path, or choose another dataset."
+        )
 
 
-def make_samples(args: argparse.Namespace, text: Text, count: int, seed: int, *, uses_chat: bool) -> list[Sample]:
-    """Raises BadDataset. `uses_chat`: the server applies the chat template, so the prompts are bare messages."""
+def make_samples(args: argparse.Namespace, text: TextTools, count: int, seed: int, *, uses_chat: bool) -> list[Sample]:
+    """Raises InvalidDataset. `uses_chat`: the server applies the chat template, so the prompts are bare messages."""
     codec = text.tokenizer
     if args.dataset_name == "random":
         options = RandomOptions(
@@ -78,11 +82,13 @@ def make_samples(args: argparse.Namespace, text: Text, count: int, seed: int, *,
         return prefix_repetition_samples(codec, count, seed, repetition)
     found = list(itertools.islice(_from_file(args, text, count, seed, uses_chat=uses_chat), count))
     if not found:
-        raise BadDataset(f"{args.dataset_path} has no usable prompt.")
+        raise InvalidDataset(f"{args.dataset_path} has no usable prompt.")
     return found if args.no_oversample else list(itertools.islice(itertools.cycle(found), count))
 
 
-def _from_file(args: argparse.Namespace, text: Text, count: int, seed: int, *, uses_chat: bool) -> Iterator[Sample]:
+def _from_file(
+    args: argparse.Namespace, text: TextTools, count: int, seed: int, *, uses_chat: bool
+) -> Iterator[Sample]:
     codec, path = text.tokenizer, Path(args.dataset_path)
     if args.dataset_name == "sharegpt":
         return sharegpt_samples(codec, count, seed, path, _first(args.output_len, args.sharegpt_output_len))

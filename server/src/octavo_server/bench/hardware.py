@@ -1,4 +1,4 @@
-"""What a figure was measured on, in one line: processor, cores, memory."""
+"""Hardware of a measurement in one line: processor, cores, memory."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ _GIB = 1 << 30
 
 
 def hardware(server_url: str) -> str:
-    """Of this machine; whether the server runs on it, too, is told by its address alone."""
+    """Hardware of this machine; only a loopback address shows that the server runs on it, too."""
     host = urlsplit(server_url).hostname or ""
     here = host in ("localhost", "::1") or host.startswith("127.")
     return f"{'' if here else 'server elsewhere; client on '}{_processor()}, {_memory_gib():.0f} GiB"

@@ -1,4 +1,4 @@
-"""`octavo bench latency`: how long one batch takes from the first prompt token to the last output token."""
+"""`octavo bench latency`: measures the time of one batch from its start to the last output token, without a server."""
 
 import argparse
 import random
@@ -10,20 +10,20 @@ from octavo_engine.llm import LLM
 from tqdm import tqdm
 
 from octavo_server.bench.metrics import Distribution
-from octavo_server.bench.offline import ended, full_length, open_llm
+from octavo_server.bench.offline import full_length_params, new_llm, run_benchmark
 
 _PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 
 def bench_latency(args: argparse.Namespace) -> int:
     def benchmark() -> dict[str, Any]:
-        llm = open_llm(args)
+        llm = new_llm(args)
         try:
             return _measure(llm, args)
         finally:
             llm.shutdown()
 
-    return ended(benchmark, args.output_json)
+    return run_benchmark(benchmark, args.output_json)
 
 
 def _measure(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def _measure(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
         {"prompt_token_ids": [dice.randrange(vocab_size) for _ in range(args.input_len)]}
         for _ in range(args.batch_size)
     ]
-    params = full_length(args, args.output_len)
+    params = full_length_params(args, args.output_len)
 
     def batch() -> float:
         started_s = time.perf_counter()

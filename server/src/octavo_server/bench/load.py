@@ -1,4 +1,4 @@
-"""Sends the samples when they are due, and writes down when each chunk came back. It decides and judges nothing."""
+"""Sends the samples when they are due and records when each chunk arrives; it evaluates nothing."""
 
 import asyncio
 import contextlib
@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_server.bench.samples import Sample
-from octavo_server.client.api import Api, ApiFailure
+from octavo_server.client.api import ApiClient, ApiFailure
 from octavo_server.client.chunks import Chunk
 
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """Times in seconds, `start_s` by the clock of `time.perf_counter`. `itls_s`: gaps between chunks with content."""
+    """Times in seconds; `start_s` is a `time.perf_counter` value. `itls_s`: gaps between chunks with content."""
 
     prompt_tokens: int
     start_s: float = 0.0
-    queue_s: float = 0.0  # waited here, for `--max-concurrency`
+    queue_s: float = 0.0  # delay in this client, due to --max-concurrency
     ttft_s: float = 0.0
     latency_s: float = 0.0
     itls_s: list[float] = field(default_factory=list)
@@ -29,13 +29,13 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float:
-        """Per output token, the first one excluded; 0 where there is no other."""
+        """Seconds per output token without the first; 0 for fewer than two tokens."""
         return (self.latency_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Where requests go and what all of them say."""
+class BenchTarget:
+    """Path of the requests and the fields that all of them share."""
 
     path: str
     model: str
@@ -59,13 +59,13 @@ class Target:
         return {**common, "prompt": sample.prompt, "max_tokens": sample.output_len, **end, **self.extra_body}
 
 
-#: Called with (requests finished, tokens) since the last call.
+#: Called with the requests finished and the chunks received since the last call.
 OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """`cpu_s`: what this process, the client, has used."""
+    """`cpu_s`: CPU seconds that this process, the client, has used."""
 
     records: list[RequestRecord]
     duration_s: float
@@ -73,8 +73,8 @@ class LoadResult:
 
 
 async def run_load(
-    api: Api,
-    target: Target,
+    api: ApiClient,
+    target: BenchTarget,
     samples: Sequence[Sample],
     offsets_s: Sequence[float],
     *,
@@ -84,7 +84,7 @@ async def run_load(
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
     started_s, cpu_s = time.perf_counter(), time.process_time()
 
-    async def one(position: int, due_s: float) -> RequestRecord:
+    async def send_one(position: int, due_s: float) -> RequestRecord:
         async with gate:
             record = await _request(api, target, samples[position], position, on_progress)
         record.queue_s = max(0.0, record.start_s - due_s)
@@ -96,7 +96,7 @@ async def run_load(
             due_s = started_s + offset_s
             if (wait_s := due_s - time.perf_counter()) > 0:
                 await asyncio.sleep(wait_s)
-            tasks.append(group.create_task(one(position, due_s)))
+            tasks.append(group.create_task(send_one(position, due_s)))
     return LoadResult(
         records=[task.result() for task in tasks],
         duration_s=time.perf_counter() - started_s,
@@ -104,7 +104,9 @@ async def run_load(
     )
 
 
-async def _request(api: Api, target: Target, sample: Sample, position: int, on_progress: OnProgress) -> RequestRecord:
+async def _request(
+    api: ApiClient, target: BenchTarget, sample: Sample, position: int, on_progress: OnProgress
+) -> RequestRecord:
     record = RequestRecord(prompt_tokens=sample.prompt_len, start_s=time.perf_counter())
     headers = {"X-Request-Id": f"{target.request_id_prefix}{position}"} if target.request_id_prefix else None
     latest_s = 0.0
@@ -137,7 +139,7 @@ def _note_usage(record: RequestRecord, chunk: Chunk) -> None:
 
 
 def _complete(record: RequestRecord) -> None:
-    """Where the server counts no tokens, each chunk is taken for one; an answer without text began when it ended."""
+    """Count each chunk as a token if the server sent no counts; an answer without text has its TTFT at its end."""
     record.output_tokens = record.output_tokens or (len(record.itls_s) + 1 if record.ttft_s else 0)
     record.ttft_s = record.ttft_s or record.latency_s
     if record.error is None and not record.latency_s:

@@ -1,7 +1,7 @@
-"""From the records of a run to its figures: the definitions are vLLM's, so that results can be laid side by side.
+"""Computes the figures of a run from its records, with vLLM's definitions, so that results are comparable.
 
 TTFT: from sending to the first chunk with content. ITL: gaps between such chunks. TPOT: (E2EL - TTFT) / (tokens - 1).
-Percentiles interpolate linearly. Failed requests count nowhere but in `failed`.
+Percentiles interpolate linearly. Failed requests count only in `failed`.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from octavo_server.bench.load import RequestRecord
 
-#: Names as in `--percentile-metrics` -> short name, heading.
+#: Name in --percentile-metrics -> short name, heading.
 LATENCIES = {
     "ttft": ("TTFT", "Time to First Token"),
     "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
@@ -22,7 +22,7 @@ LATENCIES = {
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Sorted; in milliseconds where they are those of requests."""
+    """Sorted values; latencies of requests are in milliseconds."""
 
     values: list[float]
 
@@ -102,7 +102,7 @@ def _is_good(record: RequestRecord, limits_ms: Mapping[str, float]) -> bool:
 
 
 def _peak_tokens(done: Sequence[RequestRecord]) -> float:
-    """In the busiest second of the run."""
+    """Output tokens in the busiest second of the run."""
     counts: dict[int, float] = {}
     first = min((r.start_s for r in done), default=0.0)
     for record in done:
@@ -115,7 +115,7 @@ def _peak_tokens(done: Sequence[RequestRecord]) -> float:
 
 
 def _peak_requests(done: Sequence[RequestRecord]) -> int:
-    """At work at the same moment. One that ends as another begins doesn't count beside it."""
+    """Most requests in progress at once; a request that ends when another starts does not overlap it."""
     changes = sorted([(r.start_s, 1) for r in done] + [(r.start_s + r.latency_s, -1) for r in done])
     running = peak = 0
     for _, change in changes:

@@ -1,4 +1,4 @@
-"""Names that both the parser and the benchmarks know; apart, so that `octavo --help` imports nothing else."""
+"""Names that the parser and the benchmarks share; a module of its own, so that `octavo --help` imports little."""
 
 FILE_DATASETS = ("sharegpt", "custom", "burstgpt")
 DATASETS = ("random", "prefix_repetition", *FILE_DATASETS)

@@ -1,4 +1,4 @@
-"""What `octavo bench throughput` and `latency` share: the engine in this process, and how a benchmark ends."""
+"""Code that `octavo bench throughput` and `latency` share: the engine in this process, output and exit codes."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from octavo_engine.llm import LLM
 from octavo_engine.wire.errors import InvalidRequest, StartupError
 from octavo_engine.wire.sampling import SamplingParams
 
-from octavo_server.bench.samples import BadDataset
+from octavo_server.bench.samples import InvalidDataset
 
 _INTERRUPTED = 130
 
@@ -22,13 +22,13 @@ def model_of(args: argparse.Namespace) -> str:
     return str(args.model_tag or args.model or EngineConfig().model)
 
 
-def open_llm(args: argparse.Namespace) -> LLM:
+def new_llm(args: argparse.Namespace) -> LLM:
     """Raises StartupError."""
     settings = {f.name: getattr(args, f.name) for f in fields(EngineConfig) if f.name != "model"}
     return LLM(model_of(args), **settings)
 
 
-def full_length(args: argparse.Namespace, output_len: int) -> SamplingParams:
+def full_length_params(args: argparse.Namespace, output_len: int) -> SamplingParams:
     return SamplingParams(
         n=args.n,
         temperature=1.0,
@@ -39,13 +39,13 @@ def full_length(args: argparse.Namespace, output_len: int) -> SamplingParams:
     )
 
 
-def ended(benchmark: Callable[[], Mapping[str, Any]], output_json: str | None) -> int:
-    """Runs it, writes what it found, and says in one line why it can't."""
+def run_benchmark(benchmark: Callable[[], Mapping[str, Any]], output_json: str | None) -> int:
+    """Run a benchmark and write its results to `output_json`; return the exit code."""
     try:
         found = benchmark()
         if output_json is not None:
             Path(output_json).write_text(json.dumps(found, indent=4) + "\n", encoding="utf-8")
-    except (StartupError, BadDataset, InvalidRequest, OSError) as error:
+    except (StartupError, InvalidDataset, InvalidRequest, OSError) as error:
         print(f"octavo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The flags of `octavo bench serve`, checked and resolved before anything is asked of the server."""
+"""`BenchOptions`: the flags of `octavo bench serve`, checked before the first request to the server."""
 
 import argparse
 import math
@@ -7,32 +7,32 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from octavo_server.bench.arrivals import Arrivals, RampUp
-from octavo_server.bench.load import Target
+from octavo_server.bench.arrivals import ArrivalProcess, RampUp
+from octavo_server.bench.load import BenchTarget
 from octavo_server.bench.names import GOODPUT_NAMES, LATENCY_NAMES
 from octavo_server.cli.chat_flags import SAMPLING, key_of
 
 
-class BadOption(ValueError):
+class InvalidOption(ValueError):
     pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class LoadLevel:
     """One point of a sweep."""
 
-    arrivals: Arrivals
+    arrivals: ArrivalProcess
     max_concurrency: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class BenchOptions:
     base_url: str
     models_path: str
     key: str | None
     headers: dict[str, str]
-    target: Target
-    loads: tuple[Load, ...]
+    target: BenchTarget
+    loads: tuple[LoadLevel, ...]
     latencies: tuple[str, ...]
     percentiles: tuple[float, ...]
     goodput_ms: dict[str, float]
@@ -40,19 +40,19 @@ class Options:
     plot: Path | None
 
 
-def options_of(args: argparse.Namespace) -> Options:
-    """Raises BadOption."""
+def parse_options(args: argparse.Namespace) -> BenchOptions:
+    """Check and convert the arguments. Raises InvalidOption."""
     uses_chat = args.backend == "openai-chat"
     endpoint = args.endpoint or ("/v1/chat/completions" if uses_chat else "/v1/completions")
     if endpoint.endswith("/chat/completions") != uses_chat:
-        raise BadOption(f"--backend {args.backend} doesn't speak to --endpoint {endpoint}: one of the two is wrong.")
+        raise InvalidOption(f"--backend {args.backend} does not match --endpoint {endpoint}: change one of the two.")
     sampling = {name: getattr(args, name) for name in _sampling_names() if getattr(args, name) is not None}
-    return Options(
+    return BenchOptions(
         base_url=(args.base_url or _address(args.host, args.port)).rstrip("/"),
         models_path=endpoint.removesuffix("/completions").removesuffix("/chat") + "/models",
         key=key_of(argparse.Namespace(api_key=None)),
         headers=_pairs("--header", args.header),
-        target=Target(
+        target=BenchTarget(
             path=endpoint,
             model=args.model or "",
             uses_chat=uses_chat,
@@ -89,20 +89,24 @@ def _pairs(flag: str, items: Sequence[str]) -> dict[str, str]:
     for item in items:
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
-            raise BadOption(f"{flag} {item!r}: write KEY=VALUE.")
+            raise InvalidOption(f"{flag} {item!r}: write KEY=VALUE.")
         found[key.strip()] = value.strip()
     return found
 
 
-def _loads(args: argparse.Namespace) -> tuple[Load, ...]:
+def _loads(args: argparse.Namespace) -> tuple[LoadLevel, ...]:
     rates, limits = args.request_rate, args.max_concurrency
     if len(rates) > 1 and len(limits) > 1:
-        raise BadOption("a sweep varies one thing: give a list to --request-rate or to --max-concurrency, not to both.")
+        raise InvalidOption(
+            "a sweep varies the rate or the concurrency: give a list only to --request-rate or --max-concurrency."
+        )
     if args.num_prompts < 1 or args.burstiness <= 0:
-        raise BadOption("--num-prompts and --burstiness must be above 0.")
+        raise InvalidOption("--num-prompts and --burstiness must be above 0.")
     ramp_up = _ramp_up(args)
     return tuple(
-        Load(arrivals=Arrivals(rate=rate, burstiness=args.burstiness, ramp_up=ramp_up), max_concurrency=limit)
+        LoadLevel(
+            arrivals=ArrivalProcess(rate=rate, burstiness=args.burstiness, ramp_up=ramp_up), max_concurrency=limit
+        )
         for rate in rates
         for limit in limits
     )
@@ -113,13 +117,13 @@ def _ramp_up(args: argparse.Namespace) -> RampUp | None:
     if args.ramp_up_strategy is None:
         return None
     if args.request_rate != (math.inf,):
-        raise BadOption("--ramp-up-strategy sets the rate: leave out --request-rate.")
+        raise InvalidOption("--ramp-up-strategy sets the rate: leave out --request-rate.")
     if start is None or end is None or not 0 <= start <= end or end <= 0:
-        raise BadOption(
+        raise InvalidOption(
             "--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps, the end not below the start."
         )
     if args.ramp_up_strategy == "exponential" and start == 0:
-        raise BadOption("an exponential ramp can't start at 0: raise --ramp-up-start-rps.")
+        raise InvalidOption("an exponential ramp can't start at 0: raise --ramp-up-start-rps.")
     return RampUp(strategy=args.ramp_up_strategy, start_rps=start, end_rps=end)
 
 
@@ -127,7 +131,7 @@ def _latencies(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in LATENCY_NAMES:
-            raise BadOption(f"--percentile-metrics has {name!r}: use some of {', '.join(LATENCY_NAMES)}.")
+            raise InvalidOption(f"--percentile-metrics contains {name!r}: use only {', '.join(LATENCY_NAMES)}.")
     return names
 
 
@@ -137,7 +141,7 @@ def _percentiles(text: str) -> tuple[float, ...]:
     except ValueError:
         found = (-1.0,)
     if not all(0 <= value <= 100 for value in found):
-        raise BadOption(f"--metric-percentiles {text!r}: write numbers from 0 to 100, such as 50,90,99.")
+        raise InvalidOption(f"--metric-percentiles {text!r}: write numbers from 0 to 100, such as 50,90,99.")
     return found
 
 
@@ -150,19 +154,19 @@ def _goodput(items: Sequence[str]) -> dict[str, float]:
         except ValueError:
             found[name] = -1.0
         if name not in GOODPUT_NAMES or not found[name] >= 0:
-            raise BadOption(f"--goodput {item!r}: write NAME:MS with one of {', '.join(GOODPUT_NAMES)}.")
+            raise InvalidOption(f"--goodput {item!r}: write NAME:MS with one of {', '.join(GOODPUT_NAMES)}.")
     return found
 
 
 def _plot(file: str | None) -> Path | None:
-    """Refused before the run rather than after it."""
+    """Check --plot before the run, so that an error does not lose the results."""
     if file is None:
         return None
     if find_spec("matplotlib") is None:
-        raise BadOption("--plot needs matplotlib: pip install 'octavo-server[bench]'")
+        raise InvalidOption("--plot needs matplotlib: pip install 'octavo-server[bench]'")
     path = Path(file)
     if path.suffix not in ("", ".png", ".svg"):
-        raise BadOption(f"--plot {file}: the suffix must be .png or .svg; without one both are written.")
+        raise InvalidOption(f"--plot {file}: the suffix must be .png or .svg; without one both are written.")
     if not path.parent.is_dir():
-        raise BadOption(f"--plot {file}: there is no folder {path.parent}.")
+        raise InvalidOption(f"--plot {file}: there is no folder {path.parent}.")
     return path

@@ -1,7 +1,8 @@
-"""Latencies and throughput against load, drawn to be read without help: three panels over one axis of load.
+"""Plots latencies and throughput against load, in three panels over one axis of load.
 
-Median as a line, the band up to P99, log axes where values span decades, and a grey region where the server no longer
-keeps up. Colours are Okabe and Ito's, told apart by colour-blind readers; line styles say the same again.
+Each panel has the median as a line and a band up to P99, a log axis if values span decades, and a grey region where the
+server is saturated. The colours are those of Okabe and Ito, which colour-blind readers can distinguish, and each line
+also has its own style.
 """
 
 import math
@@ -18,12 +19,12 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from octavo_server.bench.hardware import hardware
 from octavo_server.bench.metrics import LATENCIES
-from octavo_server.bench.report import Measured, Run
+from octavo_server.bench.report import BenchSubject, Run
 from octavo_server.bench.sweep import load_of, saturation, varies_concurrency
 
 _BLUE, _VERMILION, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 _STYLE: Any = {  # matplotlib lists every key in its type
-    "svg.fonttype": "none",  # text stays text
+    "svg.fonttype": "none",  # keeps text as text
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.grid": True,
@@ -33,7 +34,7 @@ _STYLE: Any = {  # matplotlib lists every key in its type
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
 }
-_LOG_FROM = 20  # largest value over smallest
+_LOG_FROM = 20  # ratio of largest to smallest value from which on an axis is logarithmic
 _SIZE_INCHES = (8.5, 10.5)
 _DPI = 130
 _FEW_REQUESTS = 100
@@ -48,7 +49,7 @@ class _Point:
 
 @dataclass(frozen=True, slots=True)
 class _Sweep:
-    """`unlimited`: the point of rate "inf", which has no place on an axis of numbers and stands beside it."""
+    """`unlimited`: the point of rate "inf", which is drawn to the right of all others."""
 
     points: list[_Point]
     unlimited: _Point | None
@@ -60,7 +61,7 @@ class _Sweep:
         return [*self.points, *([self.unlimited] if self.unlimited else [])]
 
 
-def save_plot(path: Path, measured: Measured, runs: Sequence[Run]) -> list[Path]:
+def save_plot(path: Path, measured: BenchSubject, runs: Sequence[Run]) -> list[Path]:
     """Writes PNG, SVG or, without a suffix, both; returns the files."""
     paths = [path] if path.suffix else [path.with_suffix(".png"), path.with_suffix(".svg")]
     with matplotlib.rc_context(_STYLE):
@@ -70,7 +71,7 @@ def save_plot(path: Path, measured: Measured, runs: Sequence[Run]) -> list[Path]
     return paths
 
 
-def draw(measured: Measured, runs: Sequence[Run]) -> Figure:
+def draw(measured: BenchSubject, runs: Sequence[Run]) -> Figure:
     sweep = _sweep(runs)
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     figure.get_layout_engine().set(rect=(0, 0.07, 1, 0.93), h_pad=0.12)  # type: ignore[union-attr, call-arg]
@@ -79,11 +80,11 @@ def draw(measured: Measured, runs: Sequence[Run]) -> Figure:
     figure.suptitle(title, fontsize=14, fontweight="bold")
     panels = figure.subplots(3, 1, sharex=True)
     _draw_latency(panels[0], sweep, "ttft", _BLUE)
-    panels[0].set_title("Time to first token: how long until an answer begins (lower is better)", loc="left")
+    panels[0].set_title("Time to first token: delay until an answer starts (lower is better)", loc="left")
     _draw_latency(panels[1], sweep, "itl", _VERMILION)
-    panels[1].set_title("Inter-token latency: the pause between two pieces of text (lower is better)", loc="left")
+    panels[1].set_title("Inter-token latency: pause between two chunks of text (lower is better)", loc="left")
     _draw_throughput(panels[2], sweep)
-    panels[2].set_title("Throughput: what all requests get together (higher is better)", loc="left")
+    panels[2].set_title("Throughput: output tokens of all requests together (higher is better)", loc="left")
     for panel in panels:
         _shade_saturation(panel, sweep)
     _name_saturation(panels[0], sweep)
@@ -133,7 +134,7 @@ def _draw_throughput(panel: Axes, sweep: _Sweep) -> None:
     tokens_per_request = _mean_output_tokens([point.run for point in sweep.all])
     if not sweep.by_concurrency and xs:
         offered = [x * tokens_per_request for x in xs]
-        panel.plot(xs, offered, ":", color=_GREY, linewidth=1.8, label="asked for (rate x tokens of an answer)")
+        panel.plot(xs, offered, ":", color=_GREY, linewidth=1.8, label="requested (rate x tokens of an answer)")
     panel.plot(xs, served, "-o", color=_GREEN, markersize=5, linewidth=2, label="delivered")
     if sweep.unlimited is not None:
         panel.plot(sweep.unlimited.x, sweep.unlimited.run.figures.output_throughput, "o", color=_GREEN, markersize=5)
@@ -149,7 +150,7 @@ def _draw_throughput(panel: Axes, sweep: _Sweep) -> None:
     if tokens_per_request:
         _add_request_axis(panel, tokens_per_request)
     panel.legend(loc="lower right", framealpha=0.8, edgecolor="none")
-    panel.set_xlabel("requests at a time" if sweep.by_concurrency else "request rate (requests/s)")
+    panel.set_xlabel("concurrent requests" if sweep.by_concurrency else "request rate (requests/s)")
 
 
 def _add_request_axis(panel: Axes, tokens_per_request: float) -> None:
@@ -168,7 +169,7 @@ def _mean_output_tokens(runs: Sequence[Run]) -> float:
 
 
 def _scale(panel: Axes, values: Sequence[float]) -> bool:
-    """True for a log scale. Room is left above for the legend."""
+    """Set the scale of the axis with space for the legend; True for a log scale."""
     positive = [value for value in values if value > 0]
     if positive and max(positive) > _LOG_FROM * min(positive):
         panel.set_yscale("log")
@@ -183,7 +184,7 @@ def _scale(panel: Axes, values: Sequence[float]) -> bool:
 
 
 def _shade_saturation(panel: Axes, sweep: _Sweep) -> None:
-    """From the last load that is fine to beyond the last point."""
+    """Shade the loads beyond the last one that the server kept up with."""
     if sweep.knee is not None:
         panel.axvline(sweep.knee, color=_GREY, linewidth=1, linestyle="-.")
         panel.axvspan(sweep.knee, sweep.all[-1].x * 4, color="#888888", alpha=0.10, linewidth=0)
@@ -207,7 +208,7 @@ def _label_loads(panel: Axes, sweep: _Sweep) -> None:
     panel.xaxis.set_minor_locator(NullLocator())
 
 
-def _footer(measured: Measured, runs: Sequence[Run]) -> str:
+def _footer(measured: BenchSubject, runs: Sequence[Run]) -> str:
     done = [record for run in runs for record in run.records if record.error is None]
     prompt = sum(record.prompt_tokens for record in done) / max(len(done), 1)
     hits = [run.prefix_cache.hit_rate for run in runs if run.prefix_cache is not None]

@@ -1,7 +1,7 @@
-"""A run's figures as people read and diff them: vLLM's block, line by line, and vLLM's result file.
+"""Reports the figures of a run in vLLM's formats: its summary block, line by line, and its result file.
 
-What vLLM doesn't measure has a section of its own at the end of the block (as its optional sections do), so that
-scripts which look for known lines find them.
+Figures that vLLM doesn't measure have their own section at the end of the block, where vLLM has its optional sections,
+so that scripts still find the lines that they look for.
 """
 
 import math
@@ -14,13 +14,13 @@ from octavo_server.bench.metrics import LATENCIES, Figures
 from octavo_server.bench.server_state import FLATTERING_HIT_RATE, PrefixCache
 
 _WIDTH = 50
-#: From this share of a core on, the client (one thread) may be what limits the figures.
+#: Share of a core from which on the client, which has one thread, may limit the results.
 BUSY_CLIENT_CPU = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What was measured: for the result file and the plot's footer."""
+class BenchSubject:
+    """Model, server and dataset of the measurement, for the result file and the footer of the plot."""
 
     model: str
     tokenizer: str
@@ -42,7 +42,7 @@ class Run:
 
     @property
     def client_cpu(self) -> float:
-        """Share of one core."""
+        """CPU use of the client, as a share of one core."""
         return self.client_cpu_s / self.figures.duration_s
 
 
@@ -105,19 +105,19 @@ def percentile_word(percentile: float) -> str:
 
 
 def warnings(run: Run, *, allows_hits: bool, was_reset: bool) -> list[str]:
-    """What makes the figures other than they seem, and what to do about it. `allows_hits`: prefixes are the point."""
+    """Reasons why the figures may mislead, with remedies. `allows_hits`: the dataset repeats prefixes on purpose."""
     found = []
     cache = run.prefix_cache
     if cache is not None and cache.hit_rate > FLATTERING_HIT_RATE and not allows_hits:
         remedy = "use another --seed" if was_reset else "use another --seed, or pass --reset-prefix-cache"
         found.append(
-            f"the prefix cache served {cache.hit_rate:.0%} of the prompt tokens: TTFT and throughput are flattered by "
-            f"earlier runs or equal prompts; {remedy}."
+            f"the prefix cache served {cache.hit_rate:.0%} of the prompt tokens, from earlier runs or equal prompts: "
+            f"TTFT and throughput look too good; {remedy}."
         )
     if run.client_cpu > BUSY_CLIENT_CPU:
         found.append(
-            f"this client used {run.client_cpu:.0%} of a core, and it has one thread: it may be what limits the "
-            "figures; run several clients side by side, each with a part of the load."
+            f"this client used {run.client_cpu:.0%} of a core and has only one thread, so it may limit the "
+            "figures; run several clients in parallel, each with a part of the load."
         )
     errors = [record.error for record in run.records if record.error is not None]
     if errors:
@@ -126,7 +126,7 @@ def warnings(run: Run, *, allows_hits: bool, was_reset: bool) -> list[str]:
 
 
 def result(run: Run, latencies: Sequence[str], percentiles: Sequence[float], *, detailed: bool) -> dict[str, Any]:
-    """vLLM's keys, and ours: prefix_cache_hit_rate, client_cpu."""
+    """The result file: vLLM's keys, plus prefix_cache_hit_rate and client_cpu."""
     f = run.figures
     found: dict[str, Any] = {
         "duration": f.duration_s,

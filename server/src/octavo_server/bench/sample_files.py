@@ -1,4 +1,4 @@
-"""Samples from files: ShareGPT conversations, our own prompts as JSON lines, BurstGPT's recorded lengths."""
+"""Reads samples from files: ShareGPT conversations, custom prompts as JSON lines, BurstGPT's recorded lengths."""
 
 import csv
 import json
@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from octavo_server.bench.samples import BadDataset, Codec, PromptMaker, Sample
+from octavo_server.bench.samples import Codec, InvalidDataset, PromptMaker, Sample
 
-#: As vLLM prunes ShareGPT: shorter and longer ones are left out.
+#: Limits in tokens, as in vLLM; shorter and longer ShareGPT conversations are left out.
 _MIN_LEN, _MAX_PROMPT_LEN, _MAX_TOTAL_LEN = 4, 1024, 2048
 
-#: A chat template's view of one user message.
+#: Renders one user message with the chat template.
 Template = Callable[[str], str]
 
 
 def sharegpt_samples(codec: Codec, count: int, seed: int, path: Path, output_len: int | None) -> Iterator[Sample]:
-    """The first question of each conversation, in random order; the recorded answer says how long the output is."""
+    """First question of each conversation, in random order; the output is as long as the recorded answer."""
     entries = _json(path)
     if not isinstance(entries, list):
-        raise BadDataset(f"{path} is no list of conversations, as ShareGPT's file is.")
+        raise InvalidDataset(f"{path} is not a list of conversations in ShareGPT's format.")
     turns = [turns for entry in entries if isinstance(entry, dict) and (turns := _turns(entry))]
     random.Random(seed).shuffle(turns)
     for question, answer in turns:
@@ -41,7 +41,7 @@ def _turns(entry: dict[str, Any]) -> tuple[str, str] | None:
 def custom_samples(
     codec: Codec, seed: int, path: Path, output_len: int, template: Template | None, *, shuffles: bool
 ) -> Iterator[Sample]:
-    """Lines such as {"prompt": "...", "output_tokens": 100}. `output_len` -1: as long as each line says."""
+    """Lines such as {"prompt": "...", "output_tokens": 100}. `output_len` -1: use the length in each line."""
     lines = [line for line in _text(path).splitlines() if line.strip()]
     if shuffles:
         random.Random(seed).shuffle(lines)
@@ -49,7 +49,7 @@ def custom_samples(
         entry = _line(path, line)
         wanted = output_len if output_len != -1 else entry.get("output_tokens")
         if not isinstance(wanted, int):
-            raise BadDataset(f"{path}: --custom-output-len -1 needs output_tokens in every line.")
+            raise InvalidDataset(f"{path}: --custom-output-len -1 needs output_tokens in every line.")
         prompt = entry["prompt"] if template is None else template(entry["prompt"])
         yield Sample(prompt=prompt, token_ids=codec.encode(prompt), output_len=wanted)
 
@@ -60,19 +60,21 @@ def _line(path: Path, line: str) -> dict[str, Any]:
     except ValueError:
         entry = None
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
-        raise BadDataset(f'{path}: every line must be a JSON object with "prompt"; this is none: {line[:80]}')
+        raise InvalidDataset(f'{path}: every line must be a JSON object with "prompt"; this one is not: {line[:80]}')
     return entry
 
 
 def burstgpt_samples(codec: Codec, seed: int, path: Path) -> Iterator[Sample]:
-    """Random texts with the lengths of GPT-4 requests that did not fail."""
+    """Random texts with the lengths of the GPT-4 requests that did not fail."""
     dice = random.Random(seed)
     maker = PromptMaker(codec, dice)
     rows = list(csv.DictReader(_text(path).splitlines()))
     try:
         lengths = [(int(row["Request tokens"]), int(row["Response tokens"])) for row in rows if row["Model"] == "GPT-4"]
     except (KeyError, TypeError, ValueError) as error:
-        raise BadDataset(f"{path} is no BurstGPT file: it needs Model, Request tokens, Response tokens.") from error
+        raise InvalidDataset(
+            f"{path} is not a BurstGPT file: it needs the columns Model, Request tokens, Response tokens."
+        ) from error
     dice.shuffle(lengths)
     for input_len, output_len in lengths:
         if input_len > 0 and output_len > 0:
@@ -83,11 +85,11 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(_text(path))
     except ValueError as error:
-        raise BadDataset(f"{path} is not JSON: {error}") from error
+        raise InvalidDataset(f"{path} is not JSON: {error}") from error
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise BadDataset(f"--dataset-path {path}: {error.strerror}.") from error
+        raise InvalidDataset(f"--dataset-path {path}: {error.strerror}.") from error

@@ -1,7 +1,7 @@
-"""What a benchmark asks: `Sample`, and the datasets that are made up. Those that are read from files: `sample_files`.
+"""`Sample`, one request of a benchmark, and the generated datasets; `sample_files` reads datasets from files.
 
-Names, options and defaults are vLLM's. A made-up prompt is a text that the tokenizer turns into exactly the wanted
-number of tokens, so that every server has the same work to do.
+Names, options and defaults are vLLM's. A generated prompt is a text that the tokenizer encodes to exactly the wanted
+number of tokens, so that every server does the same work.
 """
 
 import math
@@ -15,7 +15,7 @@ _MOST_ROUNDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """`token_ids` are those of `prompt`; an engine in this process takes them as they are."""
+    """`token_ids`: of `prompt`, for an engine in this process."""
 
     prompt: str
     token_ids: list[int]
@@ -27,7 +27,7 @@ class Sample:
 
 
 class Codec(Protocol):
-    """The part of a tokenizer that making prompts needs."""
+    """Part of a tokenizer that generating prompts needs."""
 
     vocab_size: int
     special_ids: frozenset[int]
@@ -41,7 +41,7 @@ class Codec(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomOptions:
-    """Lengths are drawn from [len * (1 - range_ratio), len * (1 + range_ratio)]."""
+    """Lengths are uniformly random in [len * (1 - range_ratio), len * (1 + range_ratio)]."""
 
     input_len: int = 1024
     output_len: int = 128
@@ -57,25 +57,25 @@ class PrefixRepetitionOptions:
     output_len: int = 128
 
 
-class BadDataset(ValueError):
-    """Options or a file from which no samples can be made."""
+class InvalidDataset(ValueError):
+    """No samples can be built from these options or this file."""
 
 
 class PromptMaker:
-    """Texts of random tokens, from those tokens alone that are whole characters."""
+    """Builds prompts of random tokens, using only tokens that are complete characters."""
 
     def __init__(self, codec: Codec, dice: random.Random) -> None:
         self._codec = codec
         self._dice = dice
         self._tokens = [i for i in range(codec.vocab_size) if i not in codec.special_ids and _is_text(codec, i)]
         if not self._tokens:
-            raise BadDataset("the tokenizer has no token that is a text of its own.")
+            raise InvalidDataset("the tokenizer has no token that is a text of its own.")
 
     def tokens(self, count: int) -> list[int]:
         return self._dice.choices(self._tokens, k=count)
 
     def sample(self, ids: Sequence[int], output_len: int) -> Sample:
-        """`ids` as a text; where neighbours merge when it is encoded again, random tokens make up for the loss."""
+        """Sample with the text of `ids`; if neighbours merge on encoding, random tokens restore the length."""
         target, wanted = len(ids), list(ids)
         for _ in range(_MOST_ROUNDS):
             text = self._codec.decode(wanted)
@@ -95,9 +95,9 @@ def _is_text(codec: Codec, token_id: int) -> bool:
 
 def random_samples(codec: Codec, count: int, seed: int, options: RandomOptions) -> list[Sample]:
     if not 0 <= options.range_ratio < 1:
-        raise BadDataset(f"--random-range-ratio is {options.range_ratio}: it must be at least 0 and below 1.")
+        raise InvalidDataset(f"--random-range-ratio is {options.range_ratio}: it must be from 0 to below 1.")
     if options.prefix_len + math.floor(options.input_len * (1 - options.range_ratio)) < 1:
-        raise BadDataset("--random-input-len is too small: a prompt may be left without a token.")
+        raise InvalidDataset("--random-input-len is too small: a prompt could have no token.")
     dice = random.Random(seed)
     maker = PromptMaker(codec, dice)
     prefix = maker.tokens(options.prefix_len)
@@ -116,9 +116,11 @@ def _around(dice: random.Random, mean: int, ratio: float, *, least: int) -> int:
 
 
 def prefix_repetition_samples(codec: Codec, count: int, seed: int, options: PrefixRepetitionOptions) -> list[Sample]:
-    """`num_prefixes` groups of prompts that begin alike, in random order."""
+    """Prompts in random order, each with one of `num_prefixes` prefixes."""
     if not 0 < options.num_prefixes <= count:
-        raise BadDataset(f"--prefix-repetition-num-prefixes is {options.num_prefixes}: at most the {count} prompts.")
+        raise InvalidDataset(
+            f"--prefix-repetition-num-prefixes is {options.num_prefixes}: give 1 to {count}, the number of prompts."
+        )
     dice = random.Random(seed)
     maker = PromptMaker(codec, dice)
     prefixes = [maker.tokens(options.prefix_len) for _ in range(options.num_prefixes)]

@@ -1,4 +1,4 @@
-"""Result files: vLLM's keys and file names. A sweep writes a file for each load, or appends a line for each to one."""
+"""Writes result files with vLLM's keys and names. A sweep writes one file per load, or one line per load to a file."""
 
 import argparse
 import json
@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo_server.bench.options import Options
-from octavo_server.bench.report import Measured, Run, result
+from octavo_server.bench.options import BenchOptions
+from octavo_server.bench.report import BenchSubject, Run, result
 
 
-def save_results(options: Options, args: argparse.Namespace, measured: Measured, runs: Sequence[Run]) -> list[Path]:
-    """The files written: none without --save-result or --append-result. Raises OSError."""
+def save_results(
+    options: BenchOptions, args: argparse.Namespace, measured: BenchSubject, runs: Sequence[Run]
+) -> list[Path]:
+    """Write the results if --save-result or --append-result is set; return the files. Raises OSError."""
     if not (args.save_result or args.append_result):
         return []
     folder = Path(args.result_dir or ".")
@@ -33,7 +35,9 @@ def save_results(options: Options, args: argparse.Namespace, measured: Measured,
     return list(written)
 
 
-def _content(options: Options, args: argparse.Namespace, measured: Measured, run: Run, date: str) -> dict[str, Any]:
+def _content(
+    options: BenchOptions, args: argparse.Namespace, measured: BenchSubject, run: Run, date: str
+) -> dict[str, Any]:
     figures = result(run, options.latencies, options.percentiles, detailed=args.save_detailed)
     return {
         "date": date,
@@ -56,7 +60,7 @@ def _rate(rate: float) -> float | str:
     return "inf" if math.isinf(rate) else rate
 
 
-def _file_name(args: argparse.Namespace, measured: Measured, run: Run, date: str) -> str:
+def _file_name(args: argparse.Namespace, measured: BenchSubject, run: Run, date: str) -> str:
     label = args.label or args.backend
     limit = f"-concurrency{run.max_concurrency}" if run.max_concurrency is not None else ""
     model = measured.model.rpartition("/")[2]

@@ -1,6 +1,6 @@
-"""`octavo bench serve`: one run, or a sweep over several loads, against a running server; report, files, plot.
+"""`octavo bench serve`: measures a running server in one run, or in a sweep over several loads; report, files, plot.
 
-Exit code 1 when nothing could be measured: no server, a bad option, or not one request that succeeded.
+Exit code 1 if nothing could be measured: no server, an invalid option, or no successful request.
 """
 
 import argparse
@@ -17,16 +17,16 @@ import uvloop
 from octavo_engine.wire.errors import StartupError
 from tqdm import tqdm
 
-from octavo_server.bench.datasets import Text, check_dataset, load_text, make_samples
-from octavo_server.bench.load import OnProgress, Target, run_load
+from octavo_server.bench.datasets import TextTools, check_dataset, load_text_tools, make_samples
+from octavo_server.bench.load import BenchTarget, OnProgress, run_load
 from octavo_server.bench.metrics import figures
-from octavo_server.bench.options import BadOption, Load, Options, options_of
-from octavo_server.bench.report import Measured, Run, block, warnings
-from octavo_server.bench.samples import BadDataset, Sample
+from octavo_server.bench.options import BenchOptions, InvalidOption, LoadLevel, parse_options
+from octavo_server.bench.report import BenchSubject, Run, block, warnings
+from octavo_server.bench.samples import InvalidDataset, Sample
 from octavo_server.bench.saving import save_results
 from octavo_server.bench.server_state import read_prefix_cache, read_version, reset_prefix_cache
 from octavo_server.bench.sweep import table
-from octavo_server.client.api import Api, ApiFailure, ModelCard, Unreachable
+from octavo_server.client.api import ApiClient, ApiFailure, ListedModel, Unreachable
 
 _READY_POLL_S = 1.0
 _INTERRUPTED = 130
@@ -34,7 +34,7 @@ _INTERRUPTED = 130
 
 def bench_serve(args: argparse.Namespace) -> int:
     try:
-        options = options_of(args)
+        options = parse_options(args)
         check_dataset(args)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runs, measured = runner.run(_measure(options, args))
@@ -45,7 +45,7 @@ def bench_serve(args: argparse.Namespace) -> int:
 
             for path in save_plot(options.plot, measured, runs):
                 print(f"plot: {path}")
-    except (ApiFailure, BadDataset, BadOption, StartupError, OSError) as error:
+    except (ApiFailure, InvalidDataset, InvalidOption, StartupError, OSError) as error:
         hint = f" Start one with `octavo serve --port {args.port}`." if isinstance(error, Unreachable) else ""
         print(f"octavo: {error}{hint}", file=sys.stderr)
         return 1
@@ -54,10 +54,12 @@ def bench_serve(args: argparse.Namespace) -> int:
     return 0 if any(run.figures.completed for run in runs) else 1
 
 
-async def _measure(options: Options, args: argparse.Namespace) -> tuple[list[Run], Measured]:
-    async with Api(options.base_url, key=options.key, headers=options.headers, verify_tls=not args.insecure) as api:
+async def _measure(options: BenchOptions, args: argparse.Namespace) -> tuple[list[Run], BenchSubject]:
+    async with ApiClient(
+        options.base_url, key=options.key, headers=options.headers, verify_tls=not args.insecure
+    ) as api:
         card = await _find_model(api, options, args.ready_check_timeout_sec)
-        measured = Measured(
+        measured = BenchSubject(
             model=card.id,
             tokenizer=args.tokenizer or card.root or card.id,
             server=options.base_url,
@@ -65,16 +67,16 @@ async def _measure(options: Options, args: argparse.Namespace) -> tuple[list[Run
             dataset=args.dataset_name,
         )
         target = replace(options.target, model=args.served_model_name or card.id)
-        bench = _Bench(api, options, args, load_text(measured.tokenizer), target)
+        bench = _Bench(api, options, args, load_text_tools(measured.tokenizer), target)
         runs = [await bench.run(load, args.seed + index) for index, load in enumerate(options.loads)]
     if len(runs) > 1:
         print(table(runs))
     return runs, measured
 
 
-async def _find_model(api: Api, options: Options, patience_s: float) -> ModelCard:
-    """The server's card of the model that was named, or of its first; a name that it doesn't list is believed."""
-    deadline_s = time.monotonic() + patience_s
+async def _find_model(api: ApiClient, options: BenchOptions, timeout_s: float) -> ListedModel:
+    """The server's entry of the requested or first model; a requested name that it does not list is used as is."""
+    deadline_s = time.monotonic() + timeout_s
     wanted = options.target.model
     while True:
         try:
@@ -86,20 +88,20 @@ async def _find_model(api: Api, options: Options, patience_s: float) -> ModelCar
             await asyncio.sleep(_READY_POLL_S)
     if not wanted and not cards:
         raise ApiFailure("the server lists no model yet: its engines may still be starting.")
-    return next((card for card in cards if card.id == wanted), ModelCard(wanted) if wanted else cards[0])
+    return next((card for card in cards if card.id == wanted), ListedModel(wanted) if wanted else cards[0])
 
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """Each run has prompts of its own, so that one doesn't find those of another in the server's prefix cache."""
+    """Runs the loads. Each run has its own prompts, so that it finds none of another run in the prefix cache."""
 
-    api: Api
-    options: Options
+    api: ApiClient
+    options: BenchOptions
     args: argparse.Namespace
-    text: Text
-    target: Target
+    text: TextTools
+    target: BenchTarget
 
-    async def run(self, load: Load, seed: int) -> Run:
+    async def run(self, load: LoadLevel, seed: int) -> Run:
         args, target = self.args, self.target
         samples = make_samples(args, self.text, args.num_prompts + args.num_warmups, seed, uses_chat=target.uses_chat)
         samples, warmups = samples[: args.num_prompts], samples[args.num_prompts :]
@@ -107,7 +109,7 @@ class _Bench:
         await self._warm_up(warmups, load)
         was_reset = args.reset_prefix_cache and await self._reset()
         before = await read_prefix_cache(self.api)
-        _settle_memory()
+        _freeze_gc()
         with _progress(len(samples), enabled=not args.disable_tqdm) as on_progress:
             offsets_s = load.arrivals.offsets_s(len(samples), seed)
             result = await run_load(
@@ -122,10 +124,10 @@ class _Bench:
             prefix_cache=None if before is None or after is None else after.since(before),
             client_cpu_s=result.cpu_s,
         )
-        self._tell(run, was_reset=was_reset)
+        self._print_report(run, was_reset=was_reset)
         return run
 
-    async def _warm_up(self, samples: Sequence[Sample], load: Load) -> None:
+    async def _warm_up(self, samples: Sequence[Sample], load: LoadLevel) -> None:
         if samples:
             print(f"Warming up with {len(samples)} requests...")
             limit, offsets_s = load.max_concurrency, [0.0] * len(samples)
@@ -136,17 +138,17 @@ class _Bench:
     async def _reset(self) -> bool:
         done = await reset_prefix_cache(self.api)
         if not done:
-            print("octavo: the server has not emptied its prefix cache (POST /reset_prefix_cache).", file=sys.stderr)
+            print("octavo: the server did not empty its prefix cache (POST /reset_prefix_cache).", file=sys.stderr)
         return done
 
-    def _tell(self, run: Run, *, was_reset: bool) -> None:
+    def _print_report(self, run: Run, *, was_reset: bool) -> None:
         print(block(run, self.options.latencies, self.options.percentiles), flush=True)
         repeats = self.args.dataset_name == "prefix_repetition" or self.args.random_prefix_len > 0
         for warning in warnings(run, allows_hits=repeats, was_reset=was_reset):
             print(f"WARNING: {warning}", file=sys.stderr)
 
 
-def _announcement(load: Load, num_prompts: int) -> str:
+def _announcement(load: LoadLevel, num_prompts: int) -> str:
     arrivals = load.arrivals
     if arrivals.ramp_up is not None:
         rate = f"rate {arrivals.ramp_up.start_rps:g} to {arrivals.ramp_up.end_rps:g} req/s"
@@ -156,8 +158,8 @@ def _announcement(load: Load, num_prompts: int) -> str:
     return f"{num_prompts} requests, {rate}, burstiness {arrivals.burstiness:g}, {limit}"
 
 
-def _settle_memory() -> None:
-    """So that no collection of long-lived samples pauses the clock-watching loop."""
+def _freeze_gc() -> None:
+    """Keep garbage collection of the long-lived samples from pausing the measuring loop."""
     gc.collect()
     gc.freeze()
 

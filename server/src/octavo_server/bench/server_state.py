@@ -1,13 +1,13 @@
-"""What the measured server says of itself: version, and how much of the prompts its prefix cache has served."""
+"""Version of the measured server, and the share of prompt tokens that its prefix cache has served."""
 
 import re
 from dataclasses import dataclass
 
 import msgspec
 
-from octavo_server.client.api import Api, ApiFailure
+from octavo_server.client.api import ApiClient, ApiFailure
 
-#: Above this share of prompt tokens from the cache, a figure says more about the cache than about the engine.
+#: Share of prompt tokens from the cache above which results measure the cache rather than the engine.
 FLATTERING_HIT_RATE = 0.05
 
 _COUNTER = re.compile(r"^(?:\w+:)?prefix_cache_(queries|hits)(?:_total)?(?:\{[^}]*\})? (\S+)", re.MULTILINE)
@@ -29,22 +29,22 @@ class PrefixCache:
 
 
 def parse_prefix_cache(metrics: str) -> PrefixCache | None:
-    """From Prometheus text, of any engine of this server; None where it has no such counters."""
+    """Sum of the counters of all engines in Prometheus text; None if they are missing."""
     found: dict[str, float] = {}
     for kind, value in _COUNTER.findall(metrics):
         found[kind] = found.get(kind, 0.0) + float(value)
     return PrefixCache(found["queries"], found["hits"]) if {"queries", "hits"} <= found.keys() else None
 
 
-async def read_prefix_cache(api: Api) -> PrefixCache | None:
+async def read_prefix_cache(api: ApiClient) -> PrefixCache | None:
     try:
         return parse_prefix_cache((await api.get(f"{api.url}/metrics")).decode(errors="replace"))
     except ApiFailure:
         return None
 
 
-async def reset_prefix_cache(api: Api) -> bool:
-    """False where the server can't, or not now."""
+async def reset_prefix_cache(api: ApiClient) -> bool:
+    """Empty the server's prefix cache; False if the request failed."""
     try:
         await api.post(f"{api.url}/reset_prefix_cache")
     except ApiFailure:
@@ -52,7 +52,7 @@ async def reset_prefix_cache(api: Api) -> bool:
     return True
 
 
-async def read_version(api: Api) -> str | None:
+async def read_version(api: ApiClient) -> str | None:
     try:
         answer = msgspec.json.decode(await api.get(f"{api.url}/version"))
     except (ApiFailure, msgspec.DecodeError):

@@ -1,11 +1,11 @@
-"""A sweep: the same measurement at several loads. Its table, and the load at which the server is saturated."""
+"""A sweep is the same measurement at several loads: its table, and the load at which the server saturates."""
 
 import math
 from collections.abc import Sequence
 
 from octavo_server.bench.report import Run
 
-#: Of the offered rate, or of the highest throughput seen.
+#: Share of the offered rate, or of the highest throughput, that counts as reaching it.
 _FULL_SHARE = 0.95
 
 
@@ -18,9 +18,9 @@ def load_of(run: Run, *, by_concurrency: bool) -> float:
 
 
 def saturation(runs: Sequence[Run]) -> float | None:
-    """The highest rate that the server still kept up with, or the concurrency beyond which nothing is gained.
+    """The highest rate that the server kept up with, or the concurrency beyond which throughput no longer grows.
 
-    None where no load of the sweep shows it: fewer than three, none too much, or all of them.
+    None if the sweep can't show it: fewer than three loads, no load that saturates the server, or only such loads.
     """
     ordered = sorted(runs, key=lambda run: load_of(run, by_concurrency=varies_concurrency(runs)))
     if len(ordered) < 3:
@@ -35,8 +35,8 @@ def saturation(runs: Sequence[Run]) -> float | None:
 
 
 def keeps_up(run: Run, unloaded_s: float) -> bool:
-    """Whether it was over about when it would have been with a machine for each request: the last one needs its time,
-    `unloaded_s`, after it arrived. Refusing requests is not keeping up."""
+    """True if the run took about as long as with a machine for each request: the last one arrives and takes
+    `unloaded_s`. A run with more than 5 % failed requests did not keep up."""
     if math.isinf(run.request_rate) or run.figures.failed > (1 - _FULL_SHARE) * len(run.records):
         return False
     arriving_s = len(run.records) / run.request_rate

@@ -1,4 +1,4 @@
-"""`octavo bench throughput`: how fast the engine, in this process and without HTTP, gets through many prompts."""
+"""`octavo bench throughput`: measures the throughput of the engine for many prompts, without a server."""
 
 import argparse
 import sys
@@ -7,8 +7,8 @@ from typing import Any
 
 from octavo_engine.llm import LLM
 
-from octavo_server.bench.datasets import check_dataset, load_text, make_samples
-from octavo_server.bench.offline import ended, full_length, model_of, open_llm
+from octavo_server.bench.datasets import check_dataset, load_text_tools, make_samples
+from octavo_server.bench.offline import full_length_params, model_of, new_llm, run_benchmark
 from octavo_server.bench.samples import Sample
 from octavo_server.bench.server_state import FLATTERING_HIT_RATE, PrefixCache
 
@@ -16,20 +16,20 @@ from octavo_server.bench.server_state import FLATTERING_HIT_RATE, PrefixCache
 def bench_throughput(args: argparse.Namespace) -> int:
     def benchmark() -> dict[str, Any]:
         check_dataset(args)
-        text = load_text(args.tokenizer or model_of(args))
+        text = load_text_tools(args.tokenizer or model_of(args))
         samples = make_samples(args, text, args.num_prompts, args.seed, uses_chat=False)
-        llm = open_llm(args)
+        llm = new_llm(args)
         try:
             return _measure(llm, args, samples)
         finally:
             llm.shutdown()
 
-    return ended(benchmark, args.output_json)
+    return run_benchmark(benchmark, args.output_json)
 
 
 def _measure(llm: LLM, args: argparse.Namespace, samples: list[Sample]) -> dict[str, Any]:
     prompts = [{"prompt_token_ids": sample.token_ids} for sample in samples]
-    params = [full_length(args, sample.output_len) for sample in samples]
+    params = [full_length_params(args, sample.output_len) for sample in samples]
     before = _prefix_cache(llm)
     started_s = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=not args.disable_tqdm)
@@ -43,7 +43,7 @@ def _measure(llm: LLM, args: argparse.Namespace, samples: list[Sample]) -> dict[
     )
     print(f"Total num prompt tokens:  {num_input}")
     print(f"Total num output tokens:  {num_output}")
-    hit_rate = _tell_hits(_prefix_cache(llm).since(before), args)
+    hit_rate = _report_hit_rate(_prefix_cache(llm).since(before), args)
     return {
         "elapsed_time": elapsed_s,
         "num_requests": len(samples),
@@ -59,10 +59,10 @@ def _prefix_cache(llm: LLM) -> PrefixCache:
     return PrefixCache(llm.stats.prefix_cache_queries, llm.stats.prefix_cache_hits)
 
 
-def _tell_hits(cache: PrefixCache, args: argparse.Namespace) -> float:
+def _report_hit_rate(cache: PrefixCache, args: argparse.Namespace) -> float:
     print(f"Prefix cache hit rate:    {cache.hit_rate:.2%}")
     is_wanted = args.dataset_name == "prefix_repetition" or args.random_prefix_len > 0
     if cache.hit_rate > FLATTERING_HIT_RATE and not is_wanted:
-        told = f"the prefix cache served {cache.hit_rate:.0%} of the prompt tokens: pass --no-enable-prefix-caching."
-        print(f"WARNING: {told}", file=sys.stderr)
+        warning = f"the prefix cache served {cache.hit_rate:.0%} of the prompt tokens: pass --no-enable-prefix-caching."
+        print(f"WARNING: {warning}", file=sys.stderr)
     return cache.hit_rate

@@ -1,4 +1,4 @@
-"""What `octavo serve` says once it answers: the model, what fits, and a command to try it."""
+"""Log lines of `octavo serve` when it is ready: model, size of the KV cache, address, and an example request."""
 
 from octavo_server.api.client import EngineClient
 from octavo_server.config import ServerConfig
@@ -10,7 +10,7 @@ TRY_MAX_TOKENS = 32
 def banner(client: EngineClient, config: ServerConfig, port: int, start_s: float) -> list[str]:
     ready, name = client.ready_info, config.model_name
     num_tokens = ready.num_blocks * ready.block_size
-    url = f"http://{reachable(config.host)}:{port}"
+    url = f"http://{reachable_host(config.host)}:{port}"
     names = "" if (name,) == config.served_model_names == (client.config.model,) else _served_as(config)
     return [
         f"model {client.config.model}{names}: {ready.dtype} on {ready.device}, {ready.weights_bytes / GIB:.2f} GiB",
@@ -18,12 +18,12 @@ def banner(client: EngineClient, config: ServerConfig, port: int, start_s: float
         f"{num_tokens / ready.max_model_len:.1f} requests of the full {ready.max_model_len:,} tokens at once",
         f"serving at {url}/v1 after {start_s:.1f} s; documentation at {url}/docs",
         *(
-            [] if config.trusts_router else [try_it(name, url, needs_key=config.needs_key)]
-        ),  # behind a router, that is what to ask
+            [] if config.trusts_router else [example_command(name, url, needs_key=config.needs_key)]
+        ),  # behind a router, requests should go to the router
     ]
 
 
-def try_it(model: str, url: str, *, needs_key: bool) -> str:
+def example_command(model: str, url: str, *, needs_key: bool) -> str:
     body = (
         f'{{"model": "{model}", "max_tokens": {TRY_MAX_TOKENS}, "messages": [{{"role": "user", "content": "Hello"}}]}}'
     )
@@ -31,8 +31,8 @@ def try_it(model: str, url: str, *, needs_key: bool) -> str:
     return f"try: curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'"
 
 
-def reachable(host: str | None) -> str:
-    """An address that a client on this machine can use."""
+def reachable_host(host: str | None) -> str:
+    """Host of a URL that a client on this machine can use."""
     if host in (None, "", "0.0.0.0", "::"):
         return "localhost"
     return f"[{host}]" if ":" in host else host

@@ -1,96 +1,98 @@
-"""`octavo chat`: a conversation with a running server, of many turns; its history is kept here and sent each time."""
+"""`octavo chat`: a conversation with a running server; the history is kept here and sent with each message."""
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from octavo_server.cli.answers import Answer, Answerer, hint
 from octavo_server.cli.chat_flags import sampling_of
+from octavo_server.cli.chat_session import print_ending, run_session
 from octavo_server.cli.conversation import Conversation, NotAConversation
-from octavo_server.cli.converse import converse, tell_ending
 from octavo_server.cli.shell import Command
+from octavo_server.cli.terminal_client import StreamedAnswer, TerminalClient, print_hint
 
 
 def chat(args: argparse.Namespace) -> int:
-    return converse(args, lambda answerer: ChatTurns(answerer, args))
+    return run_session(args, lambda client: InteractiveChat(client, args))
 
 
-class ChatTurns:
-    """What a text or a command does to the conversation."""
+class InteractiveChat:
+    """Applies texts and commands to the conversation."""
 
-    def __init__(self, answerer: Answerer, args: argparse.Namespace) -> None:
-        self._answerer = answerer
+    def __init__(self, client: TerminalClient, args: argparse.Namespace) -> None:
+        self._client = client
         self._sampling = sampling_of(args)
         self._shows_stats = bool(args.stats)
-        self._answers: list[Answer] = []
+        self._answers: list[StreamedAnswer] = []
         self.conversation = Conversation(args.system)
-        self.welcome = "Type a message; /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves."
+        self.welcome = "Type a message; /help lists the commands, Ctrl-C stops an answer, Ctrl-D exits."
         self.commands = (
-            Command("clear", "", "forget the conversation, keep the system prompt", self._clear),
-            Command("system", "[TEXT]", 'set the system prompt; "" takes it away, nothing shows it', self._system),
-            Command("retry", "", "another answer to the last question", self._retry),
+            Command("clear", "", "delete the conversation, except the system prompt", self._clear),
+            Command("system", "[TEXT]", 'set the system prompt; "" removes it, without TEXT it is shown', self._system),
+            Command("retry", "", "generate another answer to the last message", self._retry),
             Command("save", "FILE", "write the conversation as JSON", self._save),
-            Command("load", "FILE", "go on with a conversation from a file", self._load),
-            Command("stats", "", "tokens and times of the last answer, and of all", self._stats),
+            Command("load", "FILE", "continue a conversation from a file", self._load),
+            Command("stats", "", "show tokens and times of the last answer and of all answers", self._stats),
         )
 
-    def take(self, text: str) -> Answer:
+    def submit(self, text: str) -> StreamedAnswer:
         self.conversation.ask(text)
         return self._continue()
 
-    def _continue(self) -> Answer:
+    def _continue(self) -> StreamedAnswer:
         body = {"messages": self.conversation.messages, **self._sampling}
-        answer = self._answerer.answer("/chat/completions", body)
+        answer = self._client.stream_answer("/chat/completions", body)
         self.conversation.answer(answer.text)
         self._answers.append(answer)
-        tell_ending(answer, shows_stats=self._shows_stats)
+        print_ending(answer, shows_stats=self._shows_stats)
         return answer
 
     def _clear(self, _: str) -> None:
         self.conversation.clear()
-        hint("The conversation starts anew.")
+        print_hint("The conversation was deleted.")
 
     def _system(self, text: str) -> None:
         if text:
             self.conversation.system = "" if text == '""' else text
-        hint(f"System prompt: {self.conversation.system or '(none)'}")
+        print_hint(f"System prompt: {self.conversation.system or '(none)'}")
 
     def _retry(self, _: str) -> None:
-        if self.conversation.take_back_answer():
+        if self.conversation.remove_last_answer():
             self._continue()
         else:
-            hint("Nothing was asked yet.")
+            print_hint("There is no message to retry yet.")
 
     def _save(self, file: str) -> None:
         def save(path: Path) -> None:
             self.conversation.save(path)
-            hint(f"{len(self.conversation.turns)} messages are in {path}.")
+            print_hint(f"{len(self.conversation.turns)} messages were saved to {path}.")
 
         _with_file(file, save)
 
     def _load(self, file: str) -> None:
         def load(path: Path) -> None:
             self.conversation = Conversation.load(path)
-            hint(f"{len(self.conversation.turns)} messages from {path}.")
+            print_hint(f"{len(self.conversation.turns)} messages were loaded from {path}.")
 
         _with_file(file, load)
 
     def _stats(self, _: str) -> None:
         if not self._answers:
-            hint("No answer yet.")
+            print_hint("There is no answer yet.")
             return
         total = sum(a.usage.completion_tokens or 0 for a in self._answers if a.usage)
-        hint(f"last answer: {self._answers[-1].stats()}")
-        hint(f"all {len(self._answers)} answers: {total} tokens in {sum(a.duration_s for a in self._answers):.1f} s")
+        print_hint(f"last answer: {self._answers[-1].stats()}")
+        print_hint(
+            f"all {len(self._answers)} answers: {total} tokens in {sum(a.duration_s for a in self._answers):.1f} s"
+        )
 
 
 def _with_file(file: str, use: Callable[[Path], None]) -> None:
     if not file:
-        hint("Name a file.")
+        print_hint("Give the name of a file.")
         return
     try:
         use(Path(file).expanduser())
     except NotAConversation as error:
-        hint(str(error))
+        print_hint(str(error))
     except OSError as error:
-        hint(f"{file}: {error.strerror}")
+        print_hint(f"{file}: {error.strerror}")

@@ -1,40 +1,40 @@
-"""`octavo complete`: the model goes on with a text; each prompt stands alone."""
+"""`octavo complete`: the model continues a text; each prompt is independent of the others."""
 
 import argparse
 
-from octavo_server.cli.answers import Answer, Answerer, hint
 from octavo_server.cli.chat_flags import sampling_of
-from octavo_server.cli.converse import converse, tell_ending
+from octavo_server.cli.chat_session import print_ending, run_session
 from octavo_server.cli.shell import Command
+from octavo_server.cli.terminal_client import StreamedAnswer, TerminalClient, print_hint
 
 
 def complete(args: argparse.Namespace) -> int:
-    return converse(args, lambda answerer: CompletionTurns(answerer, args))
+    return run_session(args, lambda client: InteractiveCompletion(client, args))
 
 
-class CompletionTurns:
-    def __init__(self, answerer: Answerer, args: argparse.Namespace) -> None:
-        self._answerer = answerer
+class InteractiveCompletion:
+    def __init__(self, client: TerminalClient, args: argparse.Namespace) -> None:
+        self._client = client
         self._sampling = sampling_of(args)
         self._shows_stats = bool(args.stats)
-        self._latest: tuple[str, Answer] | None = None
-        self.welcome = "Type the start of a text; /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves."
+        self._latest: tuple[str, StreamedAnswer] | None = None
+        self.welcome = "Type the start of a text; /help lists the commands, Ctrl-C stops an answer, Ctrl-D exits."
         self.commands = (
-            Command("retry", "", "another answer to the last text", self._retry),
-            Command("stats", "", "tokens and times of the last answer", self._stats),
+            Command("retry", "", "generate another answer to the last text", self._retry),
+            Command("stats", "", "show tokens and times of the last answer", self._stats),
         )
 
-    def take(self, text: str) -> Answer:
-        answer = self._answerer.answer("/completions", {"prompt": text, **self._sampling})
+    def submit(self, text: str) -> StreamedAnswer:
+        answer = self._client.stream_answer("/completions", {"prompt": text, **self._sampling})
         self._latest = text, answer
-        tell_ending(answer, shows_stats=self._shows_stats)
+        print_ending(answer, shows_stats=self._shows_stats)
         return answer
 
     def _retry(self, _: str) -> None:
         if self._latest is None:
-            hint("Nothing was asked yet.")
+            print_hint("There is no text to retry yet.")
         else:
-            self.take(self._latest[0])
+            self.submit(self._latest[0])
 
     def _stats(self, _: str) -> None:
-        hint("No answer yet." if self._latest is None else self._latest[1].stats())
+        print_hint("There is no answer yet." if self._latest is None else self._latest[1].stats())

@@ -1,8 +1,8 @@
-"""`--config FILE`: flags from a YAML file, as vLLM reads them: `max-model-len: 4096`, dashes or underscores.
+"""`--config FILE`: flags from a YAML file in vLLM's form, `max-model-len: 4096`, with dashes or underscores.
 
-What the file says is put behind what the command line says, as if it had been typed, so that every value meets the
-same parser; a flag that is on the command line is left out, so that the command line wins. A flag that there isn't is
-answered with those that are near, in a file or typed.
+The flags of the file are appended to the command line, so that the same parser checks every value; flags that are also
+on the command line are left out, so that the command line wins. The error for an unknown flag, in the file or on the
+command line, suggests similar ones.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 CONFIG_FLAG = "--config"
-#: Keys that name the positional argument.
+#: Key of the positional argument -> flag with the same meaning.
 _POSITIONAL = {"--model-tag": "--model"}
 
 
@@ -21,13 +21,15 @@ def add_config_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         CONFIG_FLAG,
         metavar="FILE",
-        help="YAML file with flags as keys (max-model-len: 4096); the command line wins",
+        help="YAML file with flags as keys (max-model-len: 4096); the command line takes precedence. Default: none.",
     )
 
 
 class ConfiguredParser(argparse.ArgumentParser):
-    """Reads the file of --config, for a command that has that flag. `typed` among the parsed: every argument as it is
-    on the command line or would be, had the file's been typed."""
+    """Parser that also reads the file of --config, if the command has that flag.
+
+    The parsed `typed` holds all arguments of the command line, followed by those of the file in the same form.
+    """
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -52,7 +54,7 @@ class ConfiguredParser(argparse.ArgumentParser):
             flag = _POSITIONAL.get(flag, flag)
             action = self._action(flag)
             if action is None or flag == CONFIG_FLAG:
-                raise ValueError(f"{key!r} is no flag of this command{self._hint(flag).replace('--', '') or '.'}")
+                raise ValueError(f"{key!r} is not a flag of this command{self._hint(flag).replace('--', '') or '.'}")
             if action.dest not in taken and value is not None:
                 yield from _as_typed(action, flag, value)
 
@@ -85,11 +87,11 @@ def _read(path: Path) -> dict[Any, Any]:
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"is no YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"is not YAML: {' '.join(str(error).split())}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ValueError("must hold `flag: value` lines")
+        raise ValueError("must contain `flag: value` lines")
     return content
 
 

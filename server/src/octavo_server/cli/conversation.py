@@ -1,6 +1,6 @@
-"""`Conversation`: the messages of a chat as data; what was asked, answered, stopped half-way, saved and loaded.
+"""`Conversation`: the messages of a chat, with saving and loading.
 
-At most the last message is an unanswered question: `/retry` asks it again, another question takes its place.
+Only the last message can be an unanswered question: `/retry` sends it again, a new question replaces it.
 """
 
 import json
@@ -33,12 +33,12 @@ class Conversation:
         self.turns.append({"role": "user", "content": text})
 
     def answer(self, text: str) -> None:
-        """An answer that was stopped counts as far as it came; one of no text at all doesn't."""
+        """Add an answer; a stopped answer keeps its text so far, an empty one is not added."""
         if text:
             self.turns.append({"role": "assistant", "content": text})
 
-    def take_back_answer(self) -> bool:
-        """True if there is a question to ask again."""
+    def remove_last_answer(self) -> bool:
+        """Remove the last message if it is an answer; True if a question to retry remains."""
         if self.turns and self.turns[-1]["role"] == "assistant":
             self.turns.pop()
         return self.awaits_answer
@@ -51,14 +51,14 @@ class Conversation:
 
     @classmethod
     def load(cls, path: Path) -> "Conversation":
-        """What `save` wrote, or a bare list of messages. Raises OSError, NotAConversation."""
+        """Load a file written by `save`, or a plain list of messages. Raises OSError, NotAConversation."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise NotAConversation(f"{path} is not JSON: {error}") from error
         messages = content.get("messages") if isinstance(content, dict) else content
         if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
-            raise NotAConversation(f'{path} holds no list of {{"role": ..., "content": ...}} messages.')
+            raise NotAConversation(f'{path} does not contain a list of {{"role": ..., "content": ...}} messages.')
         system = "\n".join(m["content"] for m in messages if m["role"] == "system")
         return cls(system, [m for m in messages if m["role"] != "system"])
 

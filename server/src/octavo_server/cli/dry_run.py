@@ -1,4 +1,4 @@
-"""`octavo serve --dry-run`: what the model takes and what fits, before it is loaded, and which flag changes it."""
+"""`octavo serve --dry-run`: reports the memory that the model needs, what fits, and which flags change that."""
 
 import argparse
 import json
@@ -50,13 +50,13 @@ def describe(config: EngineConfig, capacity: "Capacity") -> str:
             f"{size(int(c.kv_bytes_per_token))} each",
         ),
         ("at once", _at_once(c)),
-        ("memory", f"{size(c.available_bytes)} of {size(c.total_bytes)} available; {size(left)} stay free"),
+        ("memory", f"{size(c.available_bytes)} of {size(c.total_bytes)} available; {size(left)} remain free"),
     ]
     if c.num_host_blocks:
         swap = f"{size(c.num_host_blocks * c.bytes_per_block)}: {c.num_host_blocks:,} blocks"
         rows.insert(3, ("swap space", swap))
     changes = [f"  {flag:<27} {effect}" for flag, effect in _changes(c)]
-    return "\n".join([*(f"{name:<11} {text}" for name, text in rows), "", "what changes it", *changes])
+    return "\n".join([*(f"{name:<11} {text}" for name, text in rows), "", "flags that change it", *changes])
 
 
 def _at_once(c: "Capacity") -> str:
@@ -72,12 +72,12 @@ def _changes(c: "Capacity") -> list[tuple[str, str]]:
         ("--kv-cache-memory-bytes N", f"the size of the KV cache: each GiB holds {per_gib:,} tokens"),
         (
             "--max-model-len N",
-            f"longest request, now {c.max_model_len:,} of {c.context_length:,}; half of it: twice as many at once",
+            f"longest request, now {c.max_model_len:,} of {c.context_length:,}; half of it: twice as many requests",
         ),
         ("--max-num-seqs N", f"most requests in a step, now {c.max_num_seqs}"),
-        (f"--dtype {other[0]}", f"{other[1]} the weights and the bytes of a token in the KV cache"),
-        ("--swap-space GIB", "memory for requests that must give way, on top of the above"),
-        ("--num-gpu-blocks-override N", f"the number of blocks itself, now {c.num_blocks:,}"),
+        (f"--dtype {other[0]}", f"{other[1]} the size of the weights and of a token in the KV cache"),
+        ("--swap-space GIB", "CPU memory for preempted requests, in addition to the above"),
+        ("--num-gpu-blocks-override N", f"the number of KV blocks, now {c.num_blocks:,}"),
     ]
 
 

@@ -1,8 +1,8 @@
-"""`octavo explain decisions`: a router's latest decisions as a table, the oldest first, or as lines of JSON.
+"""`octavo explain decisions`: a router's latest decisions as a table, oldest first, or as lines of JSON.
 
-A decision's first row is the replica that was chosen; the others that were looked at follow, the cheapest first.
-Costs are milliseconds: to the first token, and "delay" that of others. Followed are those whose requests end: the
-router is asked for what ended after what was heard, the sooner the more there is, and what it didn't keep is counted.
+The first row of a decision is the chosen replica; the other candidates follow, cheapest first. Costs are milliseconds
+to the first token; "delay" is the delay that the request causes for others. With --follow the router is polled for
+decisions whose requests have ended since the last poll: more often if there are many, and lost ones are counted.
 """
 
 import argparse
@@ -18,13 +18,13 @@ import msgspec
 
 from octavo_server.cli.chat_flags import key_of
 from octavo_server.cli.secret_flags import SECRET_VARIABLE
-from octavo_server.client.api import Api, ApiFailure, Unreachable, normalise_url
+from octavo_server.client.api import ApiClient, ApiFailure, Unreachable, normalise_url
 from octavo_server.http.router_secret import SECRET_HEADER
 from octavo_server.router.observe.debug import Candidate, DecisionInfo, Decisions
 
 FOLLOW_EVERY_S = 0.5
-#: News at once, of the 256 that each worker of a router keeps.
-WANTED = 64
+#: Wanted number of decisions per poll; each worker of a router keeps 256.
+TARGET_BATCH = 64
 _HEAD = ("time", "request", "model", "prompt", "rung", "replica", "blocks", "cost", "prefill", "queue", "evict")
 HEAD = (*_HEAD, "decode", "delay", "expected", "cached", "first byte", "end", "why")
 _LEFT = frozenset({"time", "request", "model", "rung", "replica", "end", "why"})
@@ -47,7 +47,7 @@ async def _show(args: argparse.Namespace) -> None:
     table = Table(args.candidates)
     secret = os.environ.get(SECRET_VARIABLE)
     headers = {SECRET_HEADER: secret} if secret else {}
-    async with Api(args.url, key=key_of(args), headers=headers) as api:
+    async with ApiClient(args.url, key=key_of(args), headers=headers) as api:
         if args.follow:
             await _follow(args, api, url, table)
         found = (await _decisions(api, f"{url}?n={args.n}"))[::-1]
@@ -56,22 +56,22 @@ async def _show(args: argparse.Namespace) -> None:
         _print(found, table, as_json=args.json)
 
 
-async def _follow(args: argparse.Namespace, api: Api, url: str, table: "Table") -> NoReturn:
-    heard, wait_s = Heard(), FOLLOW_EVERY_S
-    news, _ = heard.take(await _decisions(api, f"{url}/ended"))
-    _print(news[-args.n :], table, as_json=args.json)
+async def _follow(args: argparse.Namespace, api: ApiClient, url: str, table: "Table") -> NoReturn:
+    position, wait_s = FollowPosition(), FOLLOW_EVERY_S
+    new, _ = position.select_new(await _decisions(api, f"{url}/ended"))
+    _print(new[-args.n :], table, as_json=args.json)
     while True:
         await asyncio.sleep(wait_s)
-        news, num_lost = heard.take(await _decisions(api, f"{url}/ended?{heard.query}"))
+        new, num_lost = position.select_new(await _decisions(api, f"{url}/ended?{position.query}"))
         if num_lost:
-            why = "more came than the router keeps until it is asked again."
+            why = "more were made between two polls than the router keeps."
             print(f"octavo: {num_lost} decisions are missing here: {why}", file=sys.stderr)
-        _print(news, table, as_json=args.json)
-        wait_s = next_wait_s(wait_s, len(news))
+        _print(new, table, as_json=args.json)
+        wait_s = next_wait_s(wait_s, len(new))
 
 
-class Heard:
-    """How far each worker of a router was heard."""
+class FollowPosition:
+    """Number of the latest decision received from each worker of a router."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
@@ -80,20 +80,20 @@ class Heard:
     def query(self) -> str:
         return urlencode([("after", f"{worker}:{number}") for worker, number in self._last.items()])
 
-    def take(self, told: Sequence[DecisionInfo]) -> tuple[list[DecisionInfo], int]:
-        """What is new in it, the oldest first, and how many there were between that nobody keeps any more."""
-        news, num_lost = [], 0
-        for info in told:
+    def select_new(self, decisions: Sequence[DecisionInfo]) -> tuple[list[DecisionInfo], int]:
+        """New decisions, oldest first, and the number of decisions that the router has dropped in between."""
+        new, num_lost = [], 0
+        for info in decisions:
             last = self._last.get(info.worker, info.number - 1)
             if info.number > last:
                 num_lost += info.number - last - 1
                 self._last[info.worker] = info.number
-                news.append(info)
-        return sorted(news, key=lambda info: info.at_s), num_lost
+                new.append(info)
+        return sorted(new, key=lambda info: info.at_s), num_lost
 
 
-def next_wait_s(waited_s: float, num_news: int) -> float:
-    return min(FOLLOW_EVERY_S, waited_s * WANTED / max(num_news, 1))
+def next_wait_s(waited_s: float, num_new: int) -> float:
+    return min(FOLLOW_EVERY_S, waited_s * TARGET_BATCH / max(num_new, 1))
 
 
 def _remedy(error: ApiFailure) -> str:
@@ -105,12 +105,12 @@ def _remedy(error: ApiFailure) -> str:
     return remedy if error.status == 404 else ""
 
 
-async def _decisions(api: Api, url: str) -> list[DecisionInfo]:
+async def _decisions(api: ApiClient, url: str) -> list[DecisionInfo]:
     body = await api.get(url)
     try:
         return msgspec.json.decode(body, type=Decisions).decisions
     except msgspec.MsgspecError as error:
-        raise ApiFailure(f"{url} tells no decisions: {error}") from None
+        raise ApiFailure(f"{url} did not return decisions: {error}") from None
 
 
 def _print(decisions: Sequence[DecisionInfo], table: "Table", *, as_json: bool) -> None:
@@ -121,7 +121,7 @@ def _print(decisions: Sequence[DecisionInfo], table: "Table", *, as_json: bool) 
 
 
 class Table:
-    """Its head comes with its first rows; columns only grow, so that those which follow stand below."""
+    """A table that is printed in parts: the header precedes the first rows, and columns only get wider."""
 
     def __init__(self, max_candidates: int) -> None:
         self._max_candidates = max_candidates
@@ -149,7 +149,7 @@ def _rows(info: DecisionInfo, max_candidates: int) -> Iterator[tuple[str, ...]]:
         _cut(info.model),
         str(info.prompt_tokens),
         info.rung,
-        *(_terms(chosen) if chosen is not None else (_cut(info.chosen), *[""] * 7)),
+        *(_cost_cells(chosen) if chosen is not None else (_cut(info.chosen), *[""] * 7)),
         str(info.expected_tokens),
         found,
         first_byte,
@@ -157,7 +157,7 @@ def _rows(info: DecisionInfo, max_candidates: int) -> Iterator[tuple[str, ...]]:
         info.why,
     )
     for candidate in others[: max_candidates - 1]:
-        yield (*[""] * 5, *_terms(candidate), *[""] * 5)
+        yield (*[""] * 5, *_cost_cells(candidate), *[""] * 5)
     if len(others) > max(max_candidates - 1, 0) and max_candidates > 1:
         yield (*[""] * 5, f"(and {len(others) - max_candidates + 1} more)", *[""] * 12)
 
@@ -167,14 +167,14 @@ def _ordered(info: DecisionInfo) -> tuple[Candidate | None, list[Candidate]]:
     return chosen, sorted((c for c in info.candidates if c is not chosen), key=lambda c: c.cost_s)
 
 
-def _terms(candidate: Candidate) -> tuple[str, ...]:
+def _cost_cells(candidate: Candidate) -> tuple[str, ...]:
     c = candidate
     costs = (c.cost_s, c.prefill_s, c.queue_s, c.evict_s, c.decode_s, c.delay_s)
     return _cut(c.replica), _blocks(c), *(f"{cost * 1000:.1f}" for cost in costs)
 
 
 def _blocks(candidate: Candidate) -> str:
-    """Those on the device, then those that are elsewhere or only believed to be there."""
+    """Blocks on the device, plus blocks in host memory, plus blocks that are only predicted."""
     device = candidate.matched_blocks - candidate.host_blocks - candidate.predicted_blocks
     parts = [str(device)]
     if candidate.host_blocks:

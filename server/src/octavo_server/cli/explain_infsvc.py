@@ -1,19 +1,19 @@
-"""`octavo explain infsvc`: asked of the operator's package, which knows conditions and how to read a cluster."""
+"""`octavo explain infsvc`: implemented by the operator's package, which reads the cluster and explains conditions."""
 
 import argparse
 import sys
 
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.plugins import operators
+from octavo_server.cli.plugins import operator_plugin
 
 
 def explain_infsvc(args: argparse.Namespace) -> int:
     if args.name is not None and args.all_namespaces:
-        print("octavo: a name is one of a namespace: leave -A out, or name the namespace with -n.", file=sys.stderr)
+        print("octavo: NAME and -A can't be combined: leave -A out, and give the namespace with -n.", file=sys.stderr)
         return 2
     try:
-        explain = operators("explain", command="octavo explain infsvc")
+        explain = operator_plugin("explain", command="octavo explain infsvc")
     except StartupError as error:
         print(f"octavo: {error}", file=sys.stderr)
         return 1

@@ -1,7 +1,8 @@
-"""`octavo fetch MODEL`: a model's files onto this machine, ready to be served; a pod's init container runs it, too.
+"""`octavo fetch MODEL`: downloads the files of a model so that it can be served; init containers of pods run it.
 
-Standard output is the path to serve. The last line on standard error says what went wrong: it ends up in the status
-of a pod. Nothing that computes is imported.
+Standard output is the path to serve. The last line on standard error explains a failure; a pod writes it to its
+termination message, too.
+No module that computes is imported, and the parser of `octavo` only needs `add_fetch_flags`.
 """
 
 import argparse
@@ -10,27 +11,56 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
-from octavo_engine.log_format import JsonFormatter, TextFormatter
-from octavo_engine.sources.fetch import fetch_model
 from octavo_engine.wire.errors import StartupError
+
+from octavo_server.cli.termination_message import report_startup_error
+
+LOAD_FORMATS = ("auto", "safetensors", "pt", "gguf", "dummy")
 
 logger = logging.getLogger("octavo.fetch")
 
 
+def add_fetch_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="Model to download: hf://ORG/NAME, s3://BUCKET/FOLDER, pvc://CLAIM/PATH, file:///PATH, pkg://NAME.",
+    )
+    parser.add_argument(
+        "--to",
+        type=Path,
+        metavar="DIR",
+        help="Folder for the files of the model. Default: the cache in which `octavo serve MODEL` finds it.",
+    )
+    parser.add_argument(
+        "--revision", metavar="TEXT", help="Branch, tag or commit on the hub. Default: the hub's default."
+    )
+    parser.add_argument(
+        "--load-format", choices=LOAD_FORMATS, default="auto", help="Format of the weights to download. Default: auto."
+    )
+    parser.add_argument(
+        "--log-format", choices=["text", "json"], default="text", help="Format of log lines. Default: text."
+    )
+
+
 def fetch(args: argparse.Namespace) -> int:
+    from octavo_engine.log_format import JsonFormatter, TextFormatter
+    from octavo_engine.sources.fetch import fetch_model
+
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter("fetch") if args.log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for library in ("httpx", "httpx2", "huggingface_hub"):
-        logging.getLogger(library).setLevel(logging.ERROR)  # we say it ourselves
+        logging.getLogger(library).setLevel(logging.ERROR)  # this command logs its own progress
     for sig in (signal.SIGINT, signal.SIGTERM):
         signal.signal(sig, _end)
     started_s = time.monotonic()
     try:
         path = fetch_model(args.model, to=args.to, revision=args.revision, load_format=args.load_format)
     except StartupError as error:
-        print(f"octavo: {error}", file=sys.stderr)
+        report_startup_error(error)
         return 1
     logger.info("%s: ready to serve after %.1f s", args.model, time.monotonic() - started_s)
     print(path)
@@ -38,6 +68,6 @@ def fetch(args: argparse.Namespace) -> int:
 
 
 def _end(sig: int, _: object) -> None:
-    """At once, whatever is under way: what lies there is as good as after any other end (sources.deposit)."""
-    print("octavo: told to end; the next fetch goes on from here", file=sys.stderr, flush=True)
+    """Exit at once: the next fetch resumes from the files on disk, as after a crash."""
+    print("octavo: stopped by a signal; the next fetch resumes the download", file=sys.stderr, flush=True)
     os._exit(128 + sig)

@@ -1,7 +1,7 @@
-"""The flags of `octavo serve`: vLLM's names and defaults. Those of the engine are made from `EngineConfig`'s fields.
+"""Flags of `octavo serve`, with vLLM's names and defaults. The engine's flags are generated from `EngineConfig`.
 
-A flag of a feature that isn't there yet is either unknown to the parser or refused with a reason, never ignored;
-flags that ask for what is always on are accepted.
+A flag of a missing feature is either unknown to the parser or rejected with a reason, never ignored. Flags of features
+that are always on are accepted.
 """
 
 import argparse
@@ -12,55 +12,55 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from octavo_engine.config import EngineConfig
 from octavo_engine.engine_args import STILL_TO_COME
 
+from octavo_server.cli.arg_types import size, size_or_auto
 from octavo_server.cli.http_flags import add_address_flags, add_origins_flag
 from octavo_server.cli.limit_flags import add_limit_flags
 from octavo_server.cli.observe_flags import add_observability_flags
-from octavo_server.cli.sizes import size, size_or_auto
 from octavo_server.cli.tool_flags import add_tool_flags
 
 #: Group -> field of EngineConfig -> help.
 ENGINE_HELP: dict[str, dict[str, str]] = {
     "model": {
-        "tokenizer": "where the tokenizer comes from, if not from the model",
-        "revision": "branch, tag or commit of a model on a hub",
-        "served_model_name": "names under which the API knows the model; the first one is in the answers",
-        "load_format": "format of the weights; dummy: random weights, nothing is read",
-        "dtype": "of weights and activations; auto: the fastest on this machine that the checkpoint allows",
-        "device": "where to compute",
-        "seed": "seed of requests that bring none",
-        "generation_config": "defaults of sampling fields: auto (the model's), vllm (none), or a folder",
-        "chat_template": "file with a Jinja chat template, or the template itself",
-        "num_threads": "CPU threads for computing",
+        "tokenizer": "Model or folder of the tokenizer.",
+        "revision": "Branch, tag or commit of a model on a hub.",
+        "served_model_name": "Names of the model in the API; responses show the first one.",
+        "load_format": "Format of the weights; dummy: random weights, without reading files.",
+        "dtype": "Type of weights and activations; auto: the fastest type on this machine that the checkpoint allows.",
+        "device": "Device of the model.",
+        "seed": "Seed of requests without one.",
+        "generation_config": "Source of default sampling parameters: auto (the model), vllm (none), or a folder.",
+        "chat_template": "Jinja chat template, as a file or as text.",
+        "num_threads": "Number of CPU threads that run the model.",
     },
     "memory": {
-        "max_model_len": "longest request, prompt and output, in tokens; accepts 32k, 32K, auto",
-        "block_size": "tokens per KV block",
-        "kv_cache_memory_bytes": "size of the KV cache; accepts 4G",
-        "gpu_memory_utilization": "share of the device's memory to use, when no size is given",
-        "num_gpu_blocks_override": "number of KV blocks, instead of measuring memory",
-        "swap_space": "GiB of CPU memory for KV blocks that were swapped out",
-        "enable_prefix_caching": "share the KV of equal prefixes",
-        "kv_stream": "tell routers which blocks are cached: GET /kv/events",
-        "kv_events_config": "JSON: tell others' routers, too, by vLLM's ZeroMQ events, tokens of prompts included",
+        "max_model_len": "Most tokens of a request, prompt plus output; accepts 32k, 32K, auto.",
+        "block_size": "Tokens per KV block.",
+        "kv_cache_memory_bytes": "Size of the KV cache in bytes; accepts 4G.",
+        "gpu_memory_utilization": "Share of the device's memory to use if no cache size is given.",
+        "num_gpu_blocks_override": "Number of KV blocks, instead of a number computed from memory.",
+        "swap_space": "CPU memory in GiB for KV blocks that were swapped out.",
+        "enable_prefix_caching": "Sharing of KV blocks between requests with equal prefixes.",
+        "kv_stream": "Stream of the cached KV blocks for routers, at GET /kv/events.",
+        "kv_events_config": "JSON settings of vLLM's ZeroMQ events for other routers; they include prompt tokens.",
     },
     "scheduling": {
-        "max_num_seqs": "sequences per step",
-        "max_num_batched_tokens": "tokens per step",
-        "max_schema_bytes": "longest JSON schema, regex, grammar or list of choices that a request may bring",
-        "max_schema_depth": "deepest nesting of objects and lists in a JSON schema",
-        "grammar_compile_timeout": "seconds until a request fails whose grammar isn't compiled",
-        "max_logprobs": "most log-probabilities that a request may ask for; -1: the whole vocabulary",
-        "enable_chunked_prefill": "compute long prompts in pieces, beside running sequences",
-        "long_prefill_token_threshold": "most tokens of one prompt in a step; 0: no limit",
-        "scheduling_policy": "order of waiting requests; priority: by the field of that name, lowest first",
-        "preemption_mode": "what becomes of the KV of a preempted request; auto: what costs less",
-        "watermark": "share of KV blocks kept free when requests are admitted",
+        "max_num_seqs": "Most sequences per step.",
+        "max_num_batched_tokens": "Most tokens per step.",
+        "max_schema_bytes": "Most bytes of a request's JSON schema, regex, grammar or list of choices.",
+        "max_schema_depth": "Most nested levels of objects and lists in a JSON schema.",
+        "grammar_compile_timeout": "Seconds until a request fails if its grammar is still not compiled.",
+        "max_logprobs": "Most log-probabilities per token that a request may ask for; -1: the whole vocabulary.",
+        "enable_chunked_prefill": "Computation of long prompts in chunks, in the same steps as running sequences.",
+        "long_prefill_token_threshold": "Most tokens of one prompt in a step; 0: no limit.",
+        "scheduling_policy": "Order of waiting requests; priority: by their field `priority`, lowest first.",
+        "preemption_mode": "Handling of a preempted request's KV blocks; auto: the cheaper of the two.",
+        "watermark": "Share of KV blocks that stay free when requests are admitted.",
     },
     "debugging": {
-        "kv_cache_metrics": "metrics about the lives of KV blocks",
-        "kv_cache_metrics_sample": "share of KV blocks that these metrics follow",
-        "trace": "file to record arrivals and decisions in, for `octavo replay`",
-        "debug_invariants": "check the block pool after every step (slow)",
+        "kv_cache_metrics": "Metrics about the lifetime of KV blocks.",
+        "kv_cache_metrics_sample": "Share of KV blocks that --kv-cache-metrics samples.",
+        "trace": "File that records arrivals and decisions for `octavo replay`.",
+        "debug_invariants": "Check of the block pool after every step (slow).",
     },
 }
 
@@ -70,9 +70,9 @@ _TYPES: dict[str, Any] = {"max_model_len": size_or_auto, "max_logprobs": int, "s
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model_tag", metavar="MODEL", nargs="?", help=f"what to serve (default: {EngineConfig().model})"
+        "model_tag", metavar="MODEL", nargs="?", help=f"Model to serve. Default: {EngineConfig().model}."
     )
-    parser.add_argument("--model", help="MODEL, as a flag")
+    parser.add_argument("--model", help="Model to serve, as a flag instead of an argument.")
     hints = get_type_hints(EngineConfig)
     left = {f.name: f for f in fields(EngineConfig) if f.name != "model"}
     for title, helps in ENGINE_HELP.items():
@@ -86,28 +86,42 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     add_address_flags(group)
-    group.add_argument("--root-path", default="", help="path prefix that a proxy strips (default: none)")
+    group.add_argument("--root-path", default="", help="Path prefix that a proxy strips. Default: none.")
     add_origins_flag(group)
-    group.add_argument("--response-role", default="assistant", help="role of chat answers (default: assistant)")
-    _switch(group, "--enable-force-include-usage", "usage in every stream, asked for or not")
-    _switch(group, "--enable-log-requests", "log prompts and parameters")
-    group.add_argument("--max-log-len", type=int, help="most characters of a prompt in the log (default: all)")
-    _switch(group, "--disable-log-stats", "no periodic line about load and throughput")
-    _switch(group, "--disable-fastapi-docs", "no /docs and no /openapi.json")
+    group.add_argument(
+        "--response-role", default="assistant", help="Role of messages in chat responses. Default: assistant."
+    )
+    _switch(group, "--enable-force-include-usage", "Token counts at the end of every stream, requested or not.")
+    _switch(group, "--enable-log-requests", "Log line with prompt and parameters for each request.")
+    group.add_argument("--max-log-len", type=int, help="Most characters of a prompt in the log. Default: no limit.")
+    _switch(group, "--disable-log-stats", "No periodic log line about load and throughput.")
+    _switch(group, "--disable-fastapi-docs", "No routes /docs and /openapi.json.")
     add_observability_flags(parser)
     add_limit_flags(parser)
     add_tool_flags(parser)
 
 
+def add_dry_run_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("dry run")
+    group.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="Report of the memory that the model needs and of how many requests fit; the model is not loaded.",
+    )
+    group.add_argument("--json", action="store_true", help="Report of --dry-run as JSON.")
+
+
 def add_compatibility_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags for what is always on, and those of features still to come: `resolve_config` says what they may be."""
-    group = parser.add_argument_group("accepted because scripts pass them")
+    """Add flags of features that are always on or still missing; `resolve_config` checks their values."""
+    group = parser.add_argument_group("accepted for compatibility")
     for flag in ALWAYS_ON:
-        group.add_argument(
-            flag, action=argparse.BooleanOptionalAction, help="always on: the --no- form changes nothing"
-        )
-    group.add_argument("--prefix-caching-hash-algo", choices=["sha256"], help="(default: sha256)")
-    group.add_argument("--chat-template-content-format", choices=["auto", "string"], help="(default: auto)")
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, help="Always on; both forms have no effect.")
+    group.add_argument("--prefix-caching-hash-algo", choices=["sha256"], help="Hash of KV blocks. Default: sha256.")
+    group.add_argument(
+        "--chat-template-content-format",
+        choices=["auto", "string"],
+        help="Form of message contents for the chat template. Default: auto.",
+    )
     for name in STILL_TO_COME:
         flags = ["--" + name.replace("_", "-"), *_SHORT.get(name, ())]
         group.add_argument(*flags, nargs="?", const=True, type=_json_or_text, help=argparse.SUPPRESS)
@@ -130,11 +144,11 @@ _SHORT = {"tensor_parallel_size": ("-tp",), "pipeline_parallel_size": ("-pp",), 
 def _add(group: Any, config_field: "Field[Any]", hint: Any, text: str) -> None:
     flag = "--" + config_field.name.replace("_", "-")
     default = None if config_field.default is MISSING else config_field.default
-    described = f"{text} (default: {_UNSET.get(config_field.name) or _shown(default)})".strip()
+    described = f"{text} Default: {_UNSET.get(config_field.name) or _shown(default)}.".strip()
     if hint is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=described)
     elif config_field.name == "served_model_name":
-        group.add_argument(flag, nargs="+", metavar="NAME", default=[], help=f"{text} (default: MODEL)")
+        group.add_argument(flag, nargs="+", metavar="NAME", default=[], help=f"{text} Default: MODEL.")
     elif get_origin(hint) is Literal:
         choices = (*get_args(hint), *_ALIASES.get(config_field.name, ()))
         group.add_argument(flag, choices=choices, default=default, help=described)
@@ -152,16 +166,16 @@ def _metavar(kind: Any) -> str:
     return {int: "N", size: "N", size_or_auto: "N", float: "X"}.get(kind, "TEXT")
 
 
-#: What happens without a value, where "none" would not say it.
+#: Text of the default in the help if "none" would be unclear.
 _UNSET = {
     "chat_template": "the model's",
-    "kv_cache_memory_bytes": "half of what is free, at most 4 GiB",
-    "max_model_len": "the model's own",
+    "kv_cache_memory_bytes": "half of the free memory, at most 4 GiB",
+    "max_model_len": "the model's limit",
     "num_gpu_blocks_override": "as many as fit",
     "num_threads": "one per core that this process may use",
     "revision": "the hub's default",
     "tokenizer": "the model's",
-    "trace": "nothing is recorded",
+    "trace": "no recording",
 }
 
 
@@ -172,7 +186,7 @@ def _shown(default: Any) -> str:
 
 
 def _switch(group: Any, flag: str, text: str) -> None:
-    group.add_argument(flag, action=argparse.BooleanOptionalAction, default=False, help=f"{text} (default: off)")
+    group.add_argument(flag, action=argparse.BooleanOptionalAction, default=False, help=f"{text} Default: off.")
 
 
 def _json_or_text(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""The flags that `octavo serve` and `octavo route` have alike, and the `HttpSettings` that they make."""
+"""Flags that `octavo serve` and `octavo route` share, and the `HttpSettings` that they set."""
 
 import json
 from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
@@ -6,9 +6,8 @@ from typing import Any, get_args
 
 from octavo_engine.log_format import LogFormat
 
-from octavo_server.cli.durations import add_seconds, whole_seconds
+from octavo_server.cli.arg_types import add_seconds, size, whole_seconds
 from octavo_server.cli.secret_flags import add_api_key_flags, add_secret_flags, keys_of
-from octavo_server.cli.sizes import size
 from octavo_server.config import HttpSettings, RequestLimits
 
 MAX_PORT = 65535
@@ -16,7 +15,7 @@ UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
 def http_settings_of(args: Namespace) -> dict[str, Any]:
-    """The fields of `HttpSettings`, but for the limits."""
+    """Fields of `HttpSettings` except the limits."""
     return {
         "host": args.host,
         "port": args.port,
@@ -34,9 +33,14 @@ def http_settings_of(args: Namespace) -> dict[str, Any]:
 
 
 def add_address_flags(group: Any) -> None:
-    group.add_argument("--host", help="address to listen on (default: all)")
-    group.add_argument("--port", type=port, default=8000, help="port to listen on; 0: a free one (default: 8000)")
-    group.add_argument("--uvicorn-log-level", choices=UVICORN_LOG_LEVELS, default="info", help="(default: info)")
+    group.add_argument("--host", help="Address to listen on. Default: all addresses.")
+    group.add_argument("--port", type=port, default=8000, help="Port to listen on; 0: any free port. Default: 8000.")
+    group.add_argument(
+        "--uvicorn-log-level",
+        choices=UVICORN_LOG_LEVELS,
+        default="info",
+        help="Least level of uvicorn's log lines. Default: info.",
+    )
 
 
 def add_origins_flag(group: Any) -> None:
@@ -44,8 +48,8 @@ def add_origins_flag(group: Any) -> None:
         *("--allowed-origins",),
         type=json_list,
         metavar="JSON",
-        help='origins of web pages that may read answers (CORS), as a JSON list; ["*"]: all (default: all where an '
-        "API key is needed, else none)",
+        help='Origins of web pages that may read responses (CORS), as a JSON list; ["*"]: all. Default: all if an API '
+        "key is required, else none.",
     )
 
 
@@ -55,23 +59,25 @@ def json_list(text: str) -> list[str]:
     except ValueError:
         parsed = None
     if not isinstance(parsed, list) or not all(isinstance(item, str) for item in parsed):
-        raise ArgumentTypeError(f'{text!r} is no JSON list of strings, such as ["https://example.org"]')
+        raise ArgumentTypeError(f'{text!r} is not a JSON list of strings, such as ["https://example.org"]')
     return parsed
 
 
 def port(text: str) -> int:
     if not text.isdecimal() or int(text) > MAX_PORT:
-        raise ArgumentTypeError(f"{text!r} is no port: from 0 to {MAX_PORT}")
+        raise ArgumentTypeError(f"{text!r} is not a port: give 0 to {MAX_PORT}")
     return int(text)
 
 
 def add_log_flags(group: Any) -> None:
-    group.add_argument("--log-format", choices=get_args(LogFormat), default="text", help="(default: text)")
+    group.add_argument(
+        "--log-format", choices=get_args(LogFormat), default="text", help="Format of log lines. Default: text."
+    )
     group.add_argument(
         "--disable-uvicorn-access-log",
         action=BooleanOptionalAction,
         default=False,
-        help="no line for each HTTP request; probes and scrapes never get one (default: off)",
+        help="No log line per HTTP request; probes and scrapes are never logged. Default: off.",
     )
 
 
@@ -79,12 +85,13 @@ def add_traces_flag(group: Any) -> None:
     group.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
-        help="collector of OpenTelemetry traces, OTLP over HTTP: http://collector:4318/v1/traces (default: none)",
+        help="URL of an OpenTelemetry collector for traces (OTLP over HTTP), such as http://collector:4318/v1/traces. "
+        "Default: none.",
     )
 
 
 def add_key_flags(parser: Any) -> Any:
-    """The group of flags."""
+    """Add the flags; return their group."""
     group = parser.add_argument_group("API keys")
     add_api_key_flags(group)
     add_secret_flags(group)
@@ -98,12 +105,12 @@ def add_body_memory_flag(group: Any) -> None:
         type=size,
         default=default,
         metavar="N",
-        help=f"bytes of all request bodies that are read or held at once; beyond it 503 (default: {default})",
+        help=f"Most bytes of all request bodies in memory at once; beyond it 503. Default: {default}.",
     )
 
 
 def add_request_timeout(group: Any) -> None:
-    text = "seconds for a client to send the head of a request, and again for its body"
+    text = "Seconds that a client has to send the headers of a request, and again for its body."
     add_seconds(group, "--request-timeout", text, default=RequestLimits().request_timeout_s)
 
 
@@ -114,18 +121,18 @@ def add_connection_flags(parser: Any) -> None:
         type=whole_seconds,
         default=120,
         metavar="S",
-        help="seconds that an idle connection stays open: more than proxies keep theirs (default: 120)",
+        help="Seconds that an idle connection stays open; should exceed the idle timeout of proxies. Default: 120.",
     )
-    text = "seconds after which a client that doesn't read its answer is cut off"
+    text = "Seconds after which a client that does not read its response is disconnected."
     add_seconds(group, "--slow-client-timeout", text, default=60.0)
 
 
 def add_lifecycle_flags(parser: Any) -> None:
     group = parser.add_argument_group("shutdown")
-    text = "seconds that running requests have to finish after SIGTERM or POST /drain"
+    text = "Seconds that running requests have to finish after SIGTERM or POST /drain."
     add_seconds(group, "--drain-timeout", text, default=30.0)
     text = (
-        "seconds to go on answering 503 after SIGTERM though nothing runs, until proxies have noticed; Ctrl-C doesn't "
-        "wait"
+        "Least seconds between SIGTERM and exit, in which new requests get 503 so that proxies notice; Ctrl-C skips "
+        "this delay."
     )
     add_seconds(group, "--shutdown-delay", text, default=0.0)

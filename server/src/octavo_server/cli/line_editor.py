@@ -1,6 +1,6 @@
-"""Lines typed at a terminal, with arrow keys and a history that outlives the session (by GNU readline).
+"""Reads lines from a terminal with GNU readline: arrow keys, and a history that is kept between sessions.
 
-The history lies in $XDG_STATE_HOME/octavo, readable by its owner only: it holds prompts.
+The history is stored in $XDG_STATE_HOME/octavo and readable only by its owner, since it contains prompts.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ def history_file(name: str) -> Path:
 
 
 class LineEditor:
-    """A history that can't be read or written is done without."""
+    """Reads lines; if the history file can't be read or written, the session has no history."""
 
     def __init__(self, history: Path) -> None:
         self._history = history
@@ -29,7 +29,7 @@ class LineEditor:
             readline.read_history_file(history)
 
     def read(self, prompt: str) -> str:
-        """A line that ends in a backslash goes on in the next. Raises EOFError at Ctrl-D, KeyboardInterrupt."""
+        """Read a line; one ending in a backslash continues on the next. Raises EOFError (Ctrl-D), KeyboardInterrupt."""
         lines = [input(prompt)]
         while lines[-1].endswith("\\"):
             lines[-1] = lines[-1][:-1]

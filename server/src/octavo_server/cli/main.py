@@ -1,4 +1,4 @@
-"""The `octavo` command. Only the parser is built here: what a command needs is imported when that command runs."""
+"""The `octavo` command: its parser. The code of a command is imported only when that command runs."""
 
 import argparse
 import os
@@ -9,18 +9,17 @@ from typing import NamedTuple
 
 from octavo_server.bench.flags import add_bench_flags
 from octavo_server.cli.chat_flags import add_chat_flags, add_complete_flags
-from octavo_server.cli.completion import PrintCompletion, add_completion_flags
 from octavo_server.cli.config_file import ConfiguredParser, add_config_flag
-from octavo_server.cli.dry_run_flags import add_dry_run_flags
 from octavo_server.cli.explain_flags import add_explain_flags
-from octavo_server.cli.fetch_flags import add_fetch_flags
-from octavo_server.cli.flags import add_compatibility_flags, add_engine_flags, add_server_flags
+from octavo_server.cli.fetch import add_fetch_flags
+from octavo_server.cli.flags import add_compatibility_flags, add_dry_run_flags, add_engine_flags, add_server_flags
 from octavo_server.cli.route_flags import add_route_flags
+from octavo_server.cli.shell_completion import add_completion_flags
 from octavo_server.cli.up_flags import add_up_flags
 
 
 class CommandSpec(NamedTuple):
-    """`run` is "module:function", called with the parsed arguments; it returns the exit code."""
+    """`run`: "module:function", which is called with the parsed arguments and returns the exit code."""
 
     help: str
     run: str
@@ -43,7 +42,7 @@ def _add_route_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_replay_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="what `octavo serve --trace FILE` wrote")
+    parser.add_argument("file", metavar="FILE", help="Trace written by `octavo serve --trace FILE`.")
 
 
 COMMANDS: dict[str, CommandSpec] = {
@@ -60,46 +59,46 @@ COMMANDS: dict[str, CommandSpec] = {
         run="octavo_server.cli.up:up",
         add_flags=add_up_flags,
         usage="octavo up [MODEL] [--replicas N] [options]",
-        description="Start several engines and the router before them; Ctrl-C stops all. Options of `octavo serve` "
-        "are for each engine.",
+        description="Start several engines and a router in front of them; Ctrl-C stops them all. Each engine gets the "
+        "options of `octavo serve`.",
     ),
     "route": CommandSpec(
-        help="send requests to the replica that has most of their prompt",
+        help="route requests to the replica that can answer them first",
         run="octavo_server.cli.route:route",
         add_flags=_add_route_flags,
-        description="A router before several `octavo serve`: each request goes to the replica that will begin to "
-        "answer it first, which is mostly the one that has its prompt's beginning in its cache.",
+        description="Run a router in front of several `octavo serve`. Each request goes to the replica that should "
+        "answer first, which is mostly the one whose cache holds the start of the prompt.",
     ),
     "fetch": CommandSpec(
-        help="bring a model's files onto this machine",
+        help="download the files of a model",
         run="octavo_server.cli.fetch:fetch",
         add_flags=add_fetch_flags,
-        description="Bring a model's files onto this machine, ready to be served. What is there already isn't fetched "
-        "again; what an interrupted fetch left is gone on with. Prints the path to serve.",
+        description="Download the files of a model so that it can be served. Existing files are kept, and an "
+        "interrupted download is resumed. Prints the path to serve.",
     ),
     "chat": CommandSpec(
-        help="talk with a served model",
+        help="chat with a served model",
         run="octavo_server.cli.chat:chat",
         add_flags=add_chat_flags,
-        description="Talk with a served model, at the terminal or through a pipe.",
+        description="Chat with a served model, at the terminal or through a pipe.",
     ),
     "complete": CommandSpec(
-        help="let a served model go on with a text",
+        help="let a served model continue a text",
         run="octavo_server.cli.complete:complete",
         add_flags=add_complete_flags,
-        description="Let a served model go on with a text, at the terminal or through a pipe.",
+        description="Let a served model continue a text, at the terminal or through a pipe.",
     ),
     "bench": CommandSpec(
         help="measure a running server or the engine: latencies, throughput, a plot",
-        run="",  # each kind of benchmark says its own
+        run="",  # set by each kind of benchmark
         add_flags=add_bench_flags,
         description="Measure a running server or the engine, with vLLM's options and figures.",
     ),
     "explain": CommandSpec(
-        help="why a router decided as it did; what is in the way of an InferenceService",
-        run="",  # each subject says its own
+        help="show the decisions of a router, or why an InferenceService is not ready",
+        run="",  # set by each subject
         add_flags=add_explain_flags,
-        description="Show what a running router decided, and why; or what is in the way of an InferenceService.",
+        description="Show the latest decisions of a router and their reasons, or why an InferenceService isn't ready.",
     ),
     "replay": CommandSpec(
         help="repeat the decisions of a recorded trace, without a model",
@@ -107,8 +106,8 @@ COMMANDS: dict[str, CommandSpec] = {
         add_flags=_add_replay_flags,
     ),
     "completion": CommandSpec(
-        help="print a script that makes the shell complete octavo's commands and flags",
-        run="octavo_server.cli.completion:completion",
+        help="print a shell script that completes octavo's commands and flags",
+        run="octavo_server.cli.shell_completion:completion",
         add_flags=add_completion_flags,
         description="For bash: eval \"$(octavo completion bash)\"  For zsh: octavo completion zsh > a file `_octavo` "
         "in a folder of $fpath.",
@@ -121,14 +120,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     module, _, function = args.run.partition(":")
     try:
         code: int = getattr(import_module(module), function)(args)
-    except BrokenPipeError:  # whoever read our output has enough of it: what is still buffered goes nowhere
+    except BrokenPipeError:  # the reader of our output has closed it: discard what is buffered
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
 
 
 class ShowVersion(argparse.Action):
-    """Looked up when asked for: reading package metadata takes longer than all the parsing."""
+    """Prints the version, read only on request: reading package metadata takes longer than all the parsing."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
@@ -142,8 +141,7 @@ class ShowVersion(argparse.Action):
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="octavo", description="LLM inference engine.", allow_abbrev=False)
-    parser.add_argument("-v", "--version", action=ShowVersion, help="show the version and exit")
-    parser.add_argument("--print-completion", action=PrintCompletion, help="the same as `octavo completion SHELL`")
+    parser.add_argument("-v", "--version", action=ShowVersion, help="Print the version and exit.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=ConfiguredParser)
     for name, spec in COMMANDS.items():
         command = commands.add_parser(

@@ -1,4 +1,4 @@
-"""Flags of `octavo serve` that say what it tells about itself: logs, metrics, traces and health."""
+"""Flags for logs, metrics, traces and health, and the tracers that they start."""
 
 import argparse
 import re
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.durations import add_seconds
+from octavo_server.cli.arg_types import add_seconds
 from octavo_server.cli.http_flags import add_log_flags, add_traces_flag
 from octavo_server.config import HttpSettings, ServerConfig
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def add_observability_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("observability")
-    text = "seconds without progress, work at hand, after which /health answers 503; 0: never"
+    text = "Seconds without progress despite pending work after which /health returns 503; 0: never."
     add_seconds(group, "--health-stall-timeout", text, default=60.0)
     add_log_flags(group)
     group.add_argument(
@@ -27,53 +27,53 @@ def add_observability_flags(parser: argparse.ArgumentParser) -> None:
         type=metrics_prefix,
         default="vllm:",
         metavar="TEXT",
-        help="of the metrics that vLLM has, too (default: vllm:)",
+        help="Prefix of the metrics that vLLM also has. Default: 'vllm:'.",
     )
     group.add_argument(
         "--enable-per-request-metrics",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="times of the request in the body of its answer, as `metrics` (default: off)",
+        help="Times of each request in its response, as `metrics`. Default: off.",
     )
     add_traces_flag(group)
 
 
 def metrics_prefix(text: str) -> str:
     if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} can't begin a metric's name: letters, digits, '_' and ':'")
+        raise argparse.ArgumentTypeError(f"{text!r} can't start the name of a metric: use letters, digits, '_' and ':'")
     return text
 
 
 def tracer_of(config: ServerConfig) -> "RequestTracer | None":
-    """Raises StartupError, also where OpenTelemetry isn't installed."""
+    """Tracer of `octavo serve`. Raises StartupError, also if OpenTelemetry isn't installed."""
     if config.otlp_traces_endpoint is None:
         return None
-    provider = _exporting_to(config.otlp_traces_endpoint)
+    provider = _trace_provider(config.otlp_traces_endpoint)
     from octavo_server.tracing import RequestTracer
 
     return RequestTracer(provider, config.model_name)
 
 
 def route_tracer_of(settings: HttpSettings) -> "RouteTracer | None":
-    """Raises StartupError, as `tracer_of`."""
+    """Tracer of `octavo route`. Raises StartupError, also if OpenTelemetry isn't installed."""
     if settings.otlp_traces_endpoint is None:
         return None
-    provider = _exporting_to(settings.otlp_traces_endpoint)
+    provider = _trace_provider(settings.otlp_traces_endpoint)
     from octavo_server.router.observe.spans import RouteTracer
 
     return RouteTracer(provider)
 
 
-def _exporting_to(endpoint: str) -> "TracerProvider":
+def _trace_provider(endpoint: str) -> "TracerProvider":
     try:
-        from octavo_server.tracing import exporting_to
+        from octavo_server.tracing import otlp_provider
     except ModuleNotFoundError as error:
         raise StartupError(f"--otlp-traces-endpoint needs {error.name}: pip install 'octavo-server[otel]'") from error
-    return exporting_to(endpoint)
+    return otlp_provider(endpoint)
 
 
 def observability_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of `ServerConfig` that these flags set."""
+    """Fields of `ServerConfig` that these flags set."""
     return {
         "health_stall_timeout_s": args.health_stall_timeout,
         "metrics_prefix": args.metrics_prefix,

@@ -1,7 +1,7 @@
-"""What the operator's package adds to the `octavo` command, if it is installed.
+"""Loads functions of the package octavo-operator for the `octavo` command, if that package is installed.
 
-It names its functions in its metadata (the entry points `octavo.infsvc`): this package doesn't import it, and needs
-neither it nor a Kubernetes client.
+The package lists them as entry points `octavo.infsvc`, so this package neither imports it nor depends on it or on a
+Kubernetes client.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from octavo_engine.wire.errors import StartupError
 GROUP = "octavo.infsvc"
 
 
-def operators(name: str, *, command: str) -> Callable[..., Any]:
-    """Raises StartupError with the command that installs it."""
+def operator_plugin(name: str, *, command: str) -> Callable[..., Any]:
+    """Load the entry point `name`. Raises StartupError with the installation command if the package is missing."""
     for entry in entry_points(group=GROUP, name=name):
         function: Callable[..., Any] = entry.load()
         return function

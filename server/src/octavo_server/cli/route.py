@@ -1,4 +1,4 @@
-"""`octavo route`: take the port, follow the replicas, send requests on until told to stop."""
+"""`octavo route`: binds the port, discovers the replicas and forwards requests until a signal stops it."""
 
 import argparse
 import asyncio
@@ -6,7 +6,6 @@ import gc
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,11 +16,12 @@ from octavo_engine.log_format import configure_logging
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.access_log import skip_probes
-from octavo_server.cli.banner import reachable
+from octavo_server.cli.banner import reachable_host
 from octavo_server.cli.discovery import discovery_of
 from octavo_server.cli.observe_flags import route_tracer_of
 from octavo_server.cli.route_flags import settings_of
-from octavo_server.cli.route_workers import Place, Supervisor, take_place, worker_command
+from octavo_server.cli.route_workers import WorkerConfig, WorkerSupervisor, read_worker_config, worker_command
+from octavo_server.cli.termination_message import report_startup_error
 from octavo_server.http.listener import allow_many_connections, bind, cannot_listen
 from octavo_server.router.app import Router, RouterServer
 from octavo_server.router.fleet.endpoint import Discovery
@@ -38,20 +38,20 @@ def route(args: argparse.Namespace) -> int:
         settings = settings_of(args)
         discovery = discovery_of(args)
         allow_many_connections()
-        place = take_place()
-        if place is None:
-            warn_of_open_replicas(settings)
+        worker = read_worker_config()
+        if worker is None:
+            warn_about_open_replicas(settings)
         is_shared = args.workers > 1
-        with _bound(settings, place, is_shared=is_shared) as sockets, _runner() as runner:
+        with _bound(settings, worker, is_shared=is_shared) as sockets, _runner() as runner:
             ports = [sock.getsockname()[1] for sock in sockets]
-            if is_shared and place is None:  # it only holds the ports
+            if is_shared and worker is None:  # this process only reserves the ports
                 logger.info("routing with %d workers", args.workers)
                 return runner.run(_supervise(args.workers, ports))
             admin_port = None if settings.admin_port is None else ports[1]
-            runner.run(serve_router(replace(settings, admin_port=admin_port), discovery, sockets, place))
+            runner.run(serve_router(replace(settings, admin_port=admin_port), discovery, sockets, worker))
         return 0
     except StartupError as error:
-        print(f"octavo: {error}", file=sys.stderr)
+        report_startup_error(error)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -62,43 +62,43 @@ def _runner() -> asyncio.Runner:
 
 
 @contextmanager
-def _bound(settings: RouterSettings, place: Place | None, *, is_shared: bool) -> Iterator[list[socket.socket]]:
-    """The main port, then the admin port; a worker takes those of its supervisor. Raises StartupError."""
+def _bound(settings: RouterSettings, worker: WorkerConfig | None, *, is_shared: bool) -> Iterator[list[socket.socket]]:
+    """Bind the main port, then the admin port; a worker binds its supervisor's ports. Raises StartupError."""
     ports = [settings.port] if settings.admin_port is None else [settings.port, settings.admin_port]
     with ExitStack() as stack:
         flags = ("--port", "--admin-port")
         yield [
             stack.enter_context(bind(settings.host, port, shared=is_shared, flag=flag))
-            for port, flag in zip(ports if place is None else place.ports, flags, strict=False)
+            for port, flag in zip(ports if worker is None else worker.ports, flags, strict=False)
         ]
 
 
 async def _supervise(num_workers: int, ports: list[int]) -> int:
-    return await Supervisor(worker_command(), num_workers=num_workers, ports=ports).run()
+    return await WorkerSupervisor(worker_command(), num_workers=num_workers, ports=ports).run()
 
 
-def warn_of_open_replicas(settings: RouterSettings) -> None:
+def warn_about_open_replicas(settings: RouterSettings) -> None:
     if (settings.router_secrets or settings.router_secret_file) and not settings.needs_key:
         logger.warning(
-            "clients need no API key here, and the router's secret opens replicas that ask for one: add --api-key or "
-            "--api-key-file, unless everybody who reaches this router may use them"
+            "clients need no API key, though the router's secret gives access to replicas that require one: add "
+            "--api-key or --api-key-file, unless every client that reaches this router may use them"
         )
 
 
 async def serve_router(
-    settings: RouterSettings, discovery: Discovery, sockets: list[socket.socket], place: Place | None = None
+    settings: RouterSettings, discovery: Discovery, sockets: list[socket.socket], worker: WorkerConfig | None = None
 ) -> None:
-    group = WorkerGroup() if place is None else WorkerGroup(Path(place.folder), place.number)
+    group = WorkerGroup() if worker is None else WorkerGroup(Path(worker.folder), worker.number)
     tracer = route_tracer_of(settings)
     router = Router(settings, discovery, group, tracer)
     server = RouterServer(router)
     await router.start()
-    settle_memory()
+    freeze_gc()
     try:
-        host, port = reachable(settings.host), sockets[0].getsockname()[1]
+        host, port = reachable_host(settings.host), sockets[0].getsockname()[1]
         logger.info("routing at http://%s:%d/v1", host, port)
         if settings.admin_port is not None:
-            logger.info("metrics and routes of administrators at http://%s:%d", host, settings.admin_port)
+            logger.info("metrics and admin routes at http://%s:%d", host, settings.admin_port)
         await server.serve(sockets=sockets)
     except OSError as error:
         raise cannot_listen(settings.host, settings.port, error) from error
@@ -108,8 +108,8 @@ async def serve_router(
             await asyncio.to_thread(tracer.shutdown)
 
 
-def settle_memory() -> None:
-    """What is there by now stays: the collector needn't look at it again, and at requests only now and then."""
+def freeze_gc() -> None:
+    """Exempt the objects allocated so far from garbage collection, and collect later ones less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

@@ -1,12 +1,12 @@
-"""Flags of `octavo route`. Those that `octavo serve` has, too, mean the same."""
+"""Flags of `octavo route`; flags that `octavo serve` also has mean the same."""
 
 import argparse
 from typing import Any
 
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.discovery_flags import add_discovery_flags
-from octavo_server.cli.durations import seconds, some_seconds
+from octavo_server.cli.arg_types import positive_count, positive_seconds, seconds, size
+from octavo_server.cli.discovery import add_discovery_flags
 from octavo_server.cli.http_flags import (
     add_address_flags,
     add_body_memory_flag,
@@ -22,23 +22,46 @@ from octavo_server.cli.http_flags import (
 )
 from octavo_server.cli.limit_flags import LIMIT_HELP
 from octavo_server.cli.secret_flags import checked
-from octavo_server.cli.sizes import count, size
 from octavo_server.config import RequestLimits
 from octavo_server.router.settings import ForwardLimits, RouterSettings
 
-#: The limits of one request that a router checks itself.
+#: Limits of one request that the router itself checks.
 BODY_LIMITS = ("max_request_bytes", "max_json_values", "max_json_depth")
-#: Field of ForwardLimits -> flag, how it is read, help.
+#: Field of ForwardLimits -> flag, type, help.
 FORWARD: dict[str, tuple[str, Any, str]] = {
-    "connect_timeout_s": ("--connect-timeout", some_seconds, "seconds for a connection to a replica"),
-    "first_byte_timeout_s": ("--first-byte-timeout", some_seconds, "seconds for an answer to begin, else 504"),
-    "idle_timeout_s": ("--idle-timeout", some_seconds, "seconds of silence within an answer, after which it ends"),
-    "max_retries": ("--max-retries", size, "times that a request is sent anew whose replica failed without an answer"),
-    "max_requests_per_replica": ("--max-requests-per-replica", count, "requests at a replica; others wait here"),
-    "max_queued_requests": ("--max-queued-reqs", size, "requests that wait here; beyond it 429"),
-    "max_hold_s": ("--max-hold-time", seconds, "seconds that a request may wait here for a replica, else 503"),
-    "breaker_failures": ("--breaker-failures", count, "failures in a row after which a replica is left alone"),
-    "breaker_open_s": ("--breaker-open-time", seconds, "seconds of that, at first; doubled each time, up to 30"),
+    "connect_timeout_s": ("--connect-timeout", positive_seconds, "Seconds to connect to a replica."),
+    "first_byte_timeout_s": (
+        "--first-byte-timeout",
+        positive_seconds,
+        "Seconds until the response of a replica must start, else 504.",
+    ),
+    "idle_timeout_s": (
+        "--idle-timeout",
+        positive_seconds,
+        "Seconds without data after which a started response is ended.",
+    ),
+    "max_retries": ("--max-retries", size, "Retries of a request whose replica failed before it responded."),
+    "max_requests_per_replica": (
+        "--max-requests-per-replica",
+        positive_count,
+        "Most requests in flight at a replica; further requests wait in the router.",
+    ),
+    "max_queued_requests": ("--max-queued-reqs", size, "Most requests that wait in the router; beyond it 429."),
+    "max_hold_s": (
+        "--max-hold-time",
+        seconds,
+        "Seconds that a request may wait in the router for a replica, else 503.",
+    ),
+    "breaker_failures": (
+        "--breaker-failures",
+        positive_count,
+        "Consecutive failures after which a replica gets no requests for --breaker-open-time.",
+    ),
+    "breaker_open_s": (
+        "--breaker-open-time",
+        seconds,
+        "Seconds without requests after --breaker-failures; doubles each time, up to 30.",
+    ),
 }
 
 
@@ -77,16 +100,16 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--admin-port",
         type=port,
         metavar="PORT",
-        help="second port on the same host, where alone /metrics and the routes of administrators answer; 0: a free "
-        "one (default: none, all routes answer on --port)",
+        help="Second port on the same host; /metrics and admin routes then answer only there; 0: any free port. "
+        "Default: none, all routes answer on --port.",
     )
     add_origins_flag(group)
     group.add_argument(
         "--workers",
-        type=count,
+        type=positive_count,
         default=1,
         metavar="N",
-        help="processes on this port, each with an index of its own; limits count for each (default: 1)",
+        help="Processes that share the port, each with its own index and its own limits. Default: 1.",
     )
     add_log_flags(group)
     add_traces_flag(group)
@@ -94,29 +117,29 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_replica_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("replicas")
-    group.add_argument("--replica-key", metavar="KEY", help="API key that replicas want (default: none)")
+    group.add_argument("--replica-key", metavar="KEY", help="API key that the router sends to replicas. Default: none.")
     entries = RouterSettings().max_index_entries
     group.add_argument(
         "--max-index-entries",
-        type=count,
+        type=positive_count,
         default=entries,
         metavar="N",
-        help=f"KV blocks that are known at most, about 110 bytes each (default: {entries})",
+        help=f"Most KV blocks in the index, at about 110 bytes each. Default: {entries}.",
     )
 
 
 def _add_forward_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("requests on their way")
+    group = parser.add_argument_group("forwarding of requests")
     defaults, limits = ForwardLimits(), RequestLimits()
     for name, (flag, kind, text) in FORWARD.items():
         default = getattr(defaults, name)
         shown = "none" if default is None else f"{default:g}"
         group.add_argument(
-            *(flag,), dest=name, type=kind, default=default, metavar="N", help=f"{text} (default: {shown})"
+            *(flag,), dest=name, type=kind, default=default, metavar="N", help=f"{text} Default: {shown}."
         )
     for name in BODY_LIMITS:
         flag, default = "--" + name.replace("_", "-"), getattr(limits, name)
-        help_text = f"{LIMIT_HELP[name]} (default: {default})"
+        help_text = f"{LIMIT_HELP[name]} Default: {default}."
         group.add_argument(flag, type=size, default=default, metavar="N", help=help_text)
     add_body_memory_flag(group)
     add_request_timeout(group)
@@ -124,6 +147,6 @@ def _add_forward_flags(parser: argparse.ArgumentParser) -> None:
         "--routing-headers",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="x-octavo-rung, x-octavo-replica and x-octavo-cached-tokens in answers to clients: they show the names of "
-        "replicas and what was cached (default: off)",
+        help="Response headers x-octavo-rung, x-octavo-replica and x-octavo-cached-tokens for clients; they reveal "
+        "names of replicas and the number of cached tokens. Default: off.",
     )

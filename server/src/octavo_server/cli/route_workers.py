@@ -1,8 +1,8 @@
-"""`octavo route --workers N`: N processes on one port, each with an index of its own, and one that looks after them.
+"""`octavo route --workers N`: N worker processes on one port, each with its own index, and their supervisor.
 
-The kernel spreads connections over them (SO_REUSEPORT). A worker that ends is started anew; when the first ones don't
-even start, all of it ends. Workers don't hear Ctrl-C themselves: whatever the supervisor is told, it passes on once.
-When the supervisor dies, however that happens, they end.
+The kernel distributes connections over the workers (SO_REUSEPORT). A worker that ends is restarted; if one ends before
+any worker has started, the supervisor stops all. Workers have their own session and don't get Ctrl-C from the terminal:
+the supervisor passes each signal on. When the supervisor dies, in whatever way, its workers exit.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from octavo_engine.process.lifeline import follow_parent
+from octavo_engine.process.exit_with_parent import exit_with_parent
 
 from octavo_server.http.server import SIGNALS
 
 logger = logging.getLogger("octavo")
 
 VARIABLE = "OCTAVO_ROUTER_WORKER"
-AGAIN_S = 1.0
+RESTART_DELAY_S = 1.0
 
 
-class Place(msgspec.Struct, frozen=True):
-    """What a worker is told. `folder`: where the workers of one router find each other."""
+class WorkerConfig(msgspec.Struct, frozen=True):
+    """Settings that a worker gets from its supervisor. `folder`: holds the sockets of all workers of one router."""
 
     number: int
     folder: str
@@ -35,18 +35,18 @@ class Place(msgspec.Struct, frozen=True):
     parent_pid: int
 
 
-def take_place() -> Place | None:
-    """None for a process that is no worker. From here on a worker ends with its supervisor."""
-    told = os.environ.pop(VARIABLE, None)
-    if told is None:
+def read_worker_config() -> WorkerConfig | None:
+    """Settings of this worker, or None if this process is not a worker. Make the worker exit with its supervisor."""
+    text = os.environ.pop(VARIABLE, None)
+    if text is None:
         return None
-    place = msgspec.json.decode(told, type=Place)
-    follow_parent(place.pipe_fd, place.parent_pid, lambda: None)
-    return place
+    worker = msgspec.json.decode(text, type=WorkerConfig)
+    exit_with_parent(worker.pipe_fd, worker.parent_pid, lambda: None)
+    return worker
 
 
-class Supervisor:
-    """`command`: what starts one worker, but for its place."""
+class WorkerSupervisor:
+    """`command`: starts one worker, which gets its settings in an environment variable."""
 
     def __init__(self, command: Sequence[str], *, num_workers: int, ports: list[int]) -> None:
         self._command = command
@@ -58,7 +58,7 @@ class Supervisor:
         self._code = 0
 
     async def run(self) -> int:
-        """The exit code, when all workers have ended."""
+        """Run the workers until all have ended; return the exit code."""
         loop = asyncio.get_running_loop()
         for sig in SIGNALS:
             loop.add_signal_handler(sig, partial(self._pass_on, sig))
@@ -74,7 +74,7 @@ class Supervisor:
 
     async def _keep(self, number: int, folder: Path, pipe_fd: int) -> None:
         while not self._stopping.is_set():
-            code = await self._run_once(Place(number, str(folder), self._ports, pipe_fd, os.getpid()))
+            code = await self._run_once(WorkerConfig(number, str(folder), self._ports, pipe_fd, os.getpid()))
             self._has_started = self._has_started or any(folder.glob("*.sock"))
             if self._stopping.is_set():
                 return
@@ -82,14 +82,14 @@ class Supervisor:
                 self._code = code or 1
                 self._pass_on(SIGNALS[0])
                 return
-            logger.error("worker %d ended with code %d: starting another", number, code)
+            logger.error("worker %d ended with code %d; restarting it", number, code)
             await self._pause()
 
-    async def _run_once(self, place: Place) -> int:
+    async def _run_once(self, worker: WorkerConfig) -> int:
         process = await asyncio.create_subprocess_exec(
             *self._command,
-            env={**os.environ, VARIABLE: msgspec.json.encode(place).decode()},
-            pass_fds=(place.pipe_fd,),
+            env={**os.environ, VARIABLE: msgspec.json.encode(worker).decode()},
+            pass_fds=(worker.pipe_fd,),
             start_new_session=True,
         )
         self._processes.add(process)
@@ -100,7 +100,7 @@ class Supervisor:
 
     async def _pause(self) -> None:
         try:
-            async with asyncio.timeout(AGAIN_S):
+            async with asyncio.timeout(RESTART_DELAY_S):
                 await self._stopping.wait()
         except TimeoutError:
             return
@@ -113,5 +113,5 @@ class Supervisor:
 
 
 def worker_command() -> list[str]:
-    """This very command, for a process of its own."""
+    """The command of this process, to run it in another process."""
     return [sys.executable, "-m", "octavo_server.cli.main", *sys.argv[1:]]

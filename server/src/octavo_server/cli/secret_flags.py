@@ -1,5 +1,6 @@
-"""The flags for keys and secrets, which the engine's server and the router have in common. An empty one is refused: a
-variable that a script forgot to set would let everybody in.
+"""Flags for API keys and router secrets, shared by `octavo serve` and `octavo route`.
+
+An empty value is an error: a variable that a script forgot to set would give everyone access.
 """
 
 import os
@@ -20,8 +21,8 @@ def add_api_key_flags(group: Any) -> None:
         nargs="+",
         action="extend",
         metavar="KEY",
-        help="API keys of clients; routes of administrators need one named `admin` of --api-key-file (default: "
-        "$OCTAVO_API_KEY or $VLLM_API_KEY, else none is needed)",
+        help="API keys of clients; admin routes need a key named `admin` from --api-key-file. Default: "
+        "$OCTAVO_API_KEY or $VLLM_API_KEY, else no key is required.",
     )
     group.add_argument(
         *("--api-key-file",),
@@ -29,8 +30,8 @@ def add_api_key_flags(group: Any) -> None:
         action="extend",
         type=Path,
         metavar="FILE",
-        help="named keys: a file of `name: key` lines, or a folder with one file a key, as Kubernetes mounts a Secret; "
-        "read again when it changes (default: none)",
+        help="Named API keys: a file of `name: key` lines, or a folder with one file per key, as Kubernetes mounts a "
+        "Secret; reloaded when it changes. Default: none.",
     )
 
 
@@ -39,20 +40,20 @@ def add_secret_flags(group: Any) -> None:
         *("--router-secret",),
         nargs="+",
         metavar="SECRET",
-        help="secret that a router sends to its replicas, so that they accept the tenant it names; several while one "
-        f"replaces another (default: ${SECRET_VARIABLE}, else replicas trust no router)",
+        help="Secret that a router sends to its replicas, so that they accept the tenant it names; several during a "
+        f"rotation. Default: ${SECRET_VARIABLE}, else replicas trust no router.",
     )
     group.add_argument(
         *("--router-secret-file",),
         type=Path,
         metavar="FILE",
-        help="the same from a file, one a line, or from a folder of files; it is read again when it "
-        "changes; of several a router sends the first (default: none)",
+        help="File with a secret per line, or folder of files, instead of --router-secret; reloaded when it changes; a "
+        "router sends the first secret. Default: none.",
     )
 
 
 def keys_of(args: Namespace) -> dict[str, Any]:
-    """The fields of the settings that the flags of keys and secrets set. Raises StartupError for an empty one."""
+    """Settings that the flags for keys and secrets set. Raises StartupError for an empty value."""
     keys = checked("--api-key", args.api_key) if args.api_key is not None else _of_environment(KEY_VARIABLES)
     given = args.router_secret
     secrets = checked("--router-secret", given) if given is not None else _of_environment((SECRET_VARIABLE,))
@@ -65,10 +66,10 @@ def keys_of(args: Namespace) -> dict[str, Any]:
 
 
 def checked(flag: str, given: Iterable[str]) -> list[str]:
-    """Raises StartupError, which names the flag."""
+    """The values as a list. Raises StartupError, which names the flag, if one is empty."""
     found = list(given)
     if not all(value.strip() for value in found):
-        raise StartupError(f"{flag} is empty, which would let everybody in: give a value, or leave {flag} out.")
+        raise StartupError(f"{flag} is empty, which would give everyone access: give a value, or leave {flag} out.")
     return found
 
 

@@ -1,7 +1,7 @@
-"""`octavo serve`: take the port, start the engine, say what there is, answer until told to stop.
+"""`octavo serve`: binds the port, starts the engine and serves requests until a signal stops it.
 
-The port is taken before the model is loaded, so that a busy one costs a second and not a minute. A start that fails
-ends with one readable line and exit code 1.
+The port is bound before the model is loaded, so that a port in use is reported after a second and not after a minute. A
+failed start prints one readable line and exits with code 1.
 """
 
 import argparse
@@ -9,7 +9,6 @@ import asyncio
 import logging
 import signal
 import socket
-import sys
 import time
 from collections.abc import Coroutine
 from dataclasses import fields
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 from octavo_engine.async_llm import AsyncLLM
 from octavo_engine.config import EngineConfig
-from octavo_engine.engine import settle_memory
+from octavo_engine.engine import freeze_gc
 from octavo_engine.engine_args import STILL_TO_COME, resolve_config
 from octavo_engine.log_format import LogFormat, configure_logging
 from octavo_engine.wire.errors import StartupError
@@ -32,6 +31,7 @@ from octavo_server.cli.http_flags import http_settings_of
 from octavo_server.cli.limit_flags import limits_of
 from octavo_server.cli.observe_flags import observability_of, tracer_of
 from octavo_server.cli.stats_log import log_stats
+from octavo_server.cli.termination_message import report_startup_error
 from octavo_server.cli.tool_flags import reasoning_parser_of, template_warning, tool_settings_of
 from octavo_server.config import ServerConfig
 from octavo_server.http.listener import allow_many_connections, bind, cannot_listen
@@ -52,7 +52,7 @@ def serve(args: argparse.Namespace) -> int:
     try:
         engine_config = engine_config_of(args)
         if args.json and not args.dry_run:
-            raise StartupError("--json is the form of a dry run's answer: add --dry-run.")
+            raise StartupError("--json is the format of the report of --dry-run: add --dry-run.")
         if args.dry_run:
             from octavo_server.cli.dry_run import dry_run
 
@@ -64,14 +64,14 @@ def serve(args: argparse.Namespace) -> int:
         with bind(server_config.host, server_config.port) as sock:
             return _run(_serve(engine_config, server_config, sock, tracer))
     except StartupError as error:
-        print(f"octavo: {error}", file=sys.stderr)
+        report_startup_error(error)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
 
 def engine_config_of(args: argparse.Namespace) -> EngineConfig:
-    """Raises StartupError for a value that can't be served."""
+    """Raises StartupError for an invalid or unsupported value."""
     given = {f.name: getattr(args, f.name) for f in fields(EngineConfig)}
     given["model"] = args.model_tag or args.model or EngineConfig().model
     given["served_model_name"] = args.served_model_name or given["model"]
@@ -99,15 +99,15 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
 
 
 def check_keys(config: ServerConfig) -> None:
-    """Raises StartupError before the model is loaded rather than after."""
+    """Check keys and secrets before the model is loaded. Raises StartupError."""
     ApiKeys(config.api_keys, config.api_key_files)
     router_secrets(config.router_secrets, config.router_secret_file)
     if config.router_only and not config.trusts_router:
         raise StartupError("--router-only needs the router's secret: add --router-secret or --router-secret-file.")
     if config.cache_isolation and not config.needs_key and not config.trusts_router:
         raise StartupError(
-            "--cache-isolation tells tenants apart by their API keys: add --api-key, --api-key-file or, behind a "
-            "router that knows them, --router-secret."
+            "--cache-isolation separates tenants by their API keys: add --api-key, --api-key-file or, behind a router "
+            "that checks keys, --router-secret."
         )
 
 
@@ -131,7 +131,7 @@ async def _serve(
             server = ApiServer(build_app(engine, config, tracer), config)
             if events is not None:
                 events.attach(engine)
-            settle_memory()
+            freeze_gc()
             for line in banner(engine, config, sock.getsockname()[1], time.monotonic() - started_s):
                 logger.info(line)
             if warning := template_warning(config.tools.parser, engine.chat_template):
@@ -150,7 +150,7 @@ async def _serve(
 
 
 async def _start_unless_stopped(config: EngineConfig, log_format: LogFormat) -> AsyncLLM | None:
-    """None if SIGTERM or SIGINT came while the model was loading."""
+    """Start the engine; None if SIGTERM or SIGINT arrived while the model was loading."""
     loop = asyncio.get_running_loop()
     starting = asyncio.create_task(AsyncLLM.start(config, log_format=log_format))
     for sig in SIGNALS:

@@ -1,7 +1,7 @@
-"""The loop of an interactive command: read a line, do a /command or pass the text on, until told to leave.
+"""The loop of an interactive command: reads a line, runs a /command or passes the text on, until the user exits.
 
-At the prompt Ctrl-C clears the line, twice leaves, Ctrl-D leaves. What Ctrl-C does during an answer is the answer's
-own affair: here only the prompt is looked after.
+At the prompt Ctrl-C clears the line, a second Ctrl-C exits, and so does Ctrl-D. Ctrl-C during an answer is handled by
+`TerminalClient`.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,21 +18,28 @@ class Editor(Protocol):
 @dataclass(frozen=True, slots=True)
 class Command:
     name: str
-    argument: str  # as the help shows it; empty: it takes none
+    argument: str  # as shown in the help; empty if the command takes none
     help: str
     run: Callable[[str], None]
 
 
 class Shell:
-    """`on_text` gets every line that is no command."""
+    """`on_text` gets every line that is not a command; `print_line` prints messages."""
 
     def __init__(
-        self, editor: Editor, commands: Sequence[Command], on_text: Callable[[str], None], say: Callable[[str], None]
+        self,
+        editor: Editor,
+        commands: Sequence[Command],
+        on_text: Callable[[str], None],
+        print_line: Callable[[str], None],
     ) -> None:
         self._editor = editor
         self._on_text = on_text
-        self._say = say
-        own = (Command("help", "", "this list", self._help), Command("exit", "", "leave, as Ctrl-D does", self._leave))
+        self._print_line = print_line
+        own = (
+            Command("help", "", "show this list", self._help),
+            Command("exit", "", "exit, as Ctrl-D does", self._leave),
+        )
         self._commands = {command.name: command for command in (*commands, *own)}
         self._is_open = True
 
@@ -42,11 +49,11 @@ class Shell:
             try:
                 line = self._editor.read(PROMPT)
             except EOFError:
-                self._say("")
+                self._print_line("")
                 return
             except KeyboardInterrupt:
                 interrupts += 1
-                self._say("" if interrupts > 1 else "\n(Ctrl-C again or Ctrl-D leaves)")
+                self._print_line("" if interrupts > 1 else "\n(Ctrl-C again or Ctrl-D exits)")
                 continue
             interrupts = 0
             self._handle(line)
@@ -59,18 +66,20 @@ class Shell:
         name, _, argument = line[1:].partition(" ")
         command = self._commands.get(name)
         if command is None:
-            self._say(f"There is no /{name}: /help lists the commands; a text that starts with / needs a space before.")
+            self._print_line(
+                f"There is no command /{name}: /help lists the commands; put a space before a text that starts with /."
+            )
         elif argument.strip() and not command.argument:
-            self._say(f"/{name} takes nothing after it.")
+            self._print_line(f"/{name} takes no argument.")
         else:
             command.run(argument.strip())
 
     def _help(self, _: str) -> None:
         shown = [(f"/{c.name} {c.argument}".strip(), c.help) for c in self._commands.values()]
         width = max(len(usage) for usage, _ in shown)
-        self._say("\n".join(f"  {usage:{width}}  {text}" for usage, text in shown))
-        self._say(
-            "  A line that ends in \\ goes on in the next. Ctrl-C stops an answer, at the prompt it clears the line."
+        self._print_line("\n".join(f"  {usage:{width}}  {text}" for usage, text in shown))
+        self._print_line(
+            "  A line that ends in \\ continues on the next. Ctrl-C stops an answer; at the prompt it clears the line."
         )
 
     def _leave(self, _: str) -> None:

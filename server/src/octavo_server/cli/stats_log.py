@@ -1,4 +1,4 @@
-"""One line about load and throughput every ten seconds, as long as something happens."""
+"""Logs load and throughput every ten seconds while the engine takes steps."""
 
 import asyncio
 import logging

@@ -1,13 +1,13 @@
-"""The flags about reading answers: how the model writes calls and reasoning, and whether it may call unasked."""
+"""Flags for tool calls and reasoning: the formats in which the model writes them, and automatic tool choice."""
 
 import argparse
 from typing import TYPE_CHECKING
 
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.reasoning.registry import REASONING_PARSERS
-from octavo_server.tools.registry import TOOL_PARSERS
-from octavo_server.tools.use import ToolSettings
+from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS
+from octavo_server.output_parsing.tool_call_formats import TOOL_PARSERS
+from octavo_server.output_parsing.tool_use import ToolSettings
 
 if TYPE_CHECKING:
     from octavo_engine.text.template import ChatTemplate
@@ -19,20 +19,24 @@ def add_tool_flags(parser: argparse.ArgumentParser) -> None:
         "--enable-auto-tool-choice",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="let the model decide whether to call a tool; needs --tool-call-parser (default: off)",
+        help="Permission for the model to decide whether to call a tool; needs --tool-call-parser. Default: off.",
     )
     names = ", ".join(TOOL_PARSERS)
-    group.add_argument("--tool-call-parser", metavar="NAME", help=f"how the model writes calls: {names}")
+    group.add_argument(
+        "--tool-call-parser", metavar="NAME", help=f"Format of the model's tool calls: {names}. Default: none."
+    )
     reasoning = ", ".join(REASONING_PARSERS)
-    group.add_argument("--reasoning-parser", metavar="NAME", help=f"how the model writes reasoning: {reasoning}")
+    group.add_argument(
+        "--reasoning-parser", metavar="NAME", help=f"Format of the model's reasoning: {reasoning}. Default: none."
+    )
 
 
 def template_warning(parser: str | None, template: "ChatTemplate | None") -> str | None:
     if parser is None or (template is not None and "tools" in template.source):
         return None
     return (
-        f"--tool-call-parser {parser}: the chat template mentions no tools, so the model won't know of them. "
-        "Pass --chat-template with one that does."
+        f"--tool-call-parser {parser}: the chat template does not mention tools, so prompts will not describe them. "
+        "Pass a template that does with --chat-template."
     )
 
 

@@ -1,8 +1,8 @@
-"""`octavo up MODEL --replicas N`: several engines on this machine and the router before them, as one command.
+"""`octavo up MODEL --replicas N`: runs several engines on this machine and a router in front of them.
 
-Engines listen on the loopback only; where API keys are asked for, they believe the router whose a request is, by a
-secret drawn at each start. Arguments are checked here, once, by the parser of `octavo serve`; then each engine gets
-them as they were typed.
+Engines listen only on the loopback address. If API keys are required, a secret generated at each start lets engines
+accept the tenant that the router reports. The parser of `octavo serve` checks the arguments once; each engine then
+gets them as they were typed.
 """
 
 import argparse
@@ -25,30 +25,30 @@ from octavo_engine.runner.cgroup import read_limits
 from octavo_engine.runner.memory import host_memory
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.banner import try_it
+from octavo_server.cli.banner import example_command
 from octavo_server.cli.config_file import CONFIG_FLAG
 from octavo_server.cli.serve import engine_config_of, server_config_of
 from octavo_server.cli.up_flags import add_platform_flags
-from octavo_server.cli.up_manifest import kept_keys, parsed_service, read_manifest
+from octavo_server.cli.up_manifest import parse_service, read_manifest, write_key_files
 from octavo_server.config import ServerConfig
 from octavo_server.up.console import Console
-from octavo_server.up.fleet import Fleet
+from octavo_server.up.manifest import ManifestServices
 from octavo_server.up.plan import EngineOptions, Plan, UpOptions, plan_children
-from octavo_server.up.ports import LOOPBACK, KeptPorts
-from octavo_server.up.shares import Given, Machine, share_out
+from octavo_server.up.ports import LOOPBACK, ReservedPorts
+from octavo_server.up.resource_split import MachineResources, ResourceSettings, split_resources
 from octavo_server.up.supervisor import Supervisor, UpLimits
 
 SECRET_BYTES = 32
 UP = "up"
-#: Beyond what draining may take, until a process is killed.
+#: Seconds after the drain timeout until a process is killed.
 STOP_MARGIN_S = 10.0
 
 logger = logging.getLogger("octavo.up")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What is said: first the notes; once all serve, a name of each service, and whether a key is asked for."""
+class StartupSummary:
+    """Contents of the log: `notes` at once; served names and whether a key is required when all engines serve."""
 
     models: tuple[str, ...]
     needs_key: bool
@@ -58,14 +58,16 @@ class Told:
 def up(args: argparse.Namespace) -> int:
     try:
         with ExitStack() as stack:
-            ports = stack.enter_context(KeptPorts())
-            options, told = (_of_flags if args.file is None else _of_fleet)(args, ports, stack)
+            ports = stack.enter_context(ReservedPorts())
+            options, summary = (_options_from_flags if args.file is None else _options_from_manifest)(
+                args, ports, stack
+            )
             plan = plan_children(options)
             console = Console(sys.stderr, [*plan.names, UP], has_colour=has_colour())
             _log_to(console, args)
-            for note in told.notes:
+            for note in summary.notes:
                 logger.info("%s", note)
-            return _run(plan, console, told, args)
+            return _run(plan, console, summary, args)
     except StartupError as error:
         for line in str(error).splitlines():
             print(f"octavo: {line}", file=sys.stderr)
@@ -74,29 +76,35 @@ def up(args: argparse.Namespace) -> int:
         return 128 + signal.SIGINT
 
 
-def _of_flags(args: argparse.Namespace, ports: KeptPorts, _: ExitStack) -> tuple[UpOptions, Told]:
+def _options_from_flags(
+    args: argparse.Namespace, ports: ReservedPorts, _: ExitStack
+) -> tuple[UpOptions, StartupSummary]:
     config = server_config_of(args, engine_config_of(args))
     check(args, config)
-    return _options(args, ports, needs_key=config.needs_key), Told((config.model_name,), config.needs_key)
+    return _options(args, ports, needs_key=config.needs_key), StartupSummary((config.model_name,), config.needs_key)
 
 
 def check(args: argparse.Namespace, config: ServerConfig) -> None:
-    """Raises StartupError for what can't be the same for several engines."""
+    """Raises StartupError for arguments that several engines can't share."""
     if config.router_secrets or config.router_secret_file is not None:
-        raise StartupError("octavo up draws the router's secret itself: leave out --router-secret and its variable.")
+        raise StartupError(
+            "octavo up generates the router's secret itself: leave out --router-secret and its variable."
+        )
     if args.trace is not None and args.replicas > 1:
-        raise StartupError("--trace: each replica would overwrite the file: trace one engine, with octavo serve.")
+        raise StartupError(
+            "--trace needs a single engine, as each replica would overwrite the file: use octavo serve or --replicas 1."
+        )
 
 
-def _options(args: argparse.Namespace, ports: KeptPorts, *, needs_key: bool) -> UpOptions:
-    """The ports are kept before anything is started, so that a busy one costs a moment."""
-    port = ports.keep(args.host, args.port)
-    share = share_out(_given(args), this_machine(), args.replicas)
+def _options(args: argparse.Namespace, ports: ReservedPorts, *, needs_key: bool) -> UpOptions:
+    """Options for `octavo up MODEL`. It reserves the ports first, so that a port in use is reported at once."""
+    port = ports.reserve(args.host, args.port)
+    share = split_resources(_resource_settings(args), this_machine(), args.replicas)
     engines = tuple(
         EngineOptions(
             name=f"replica-{position}",
             args=serve_args(args.typed),
-            port=ports.keep(LOOPBACK, 0),
+            port=ports.reserve(LOOPBACK, 0),
             position=position,
             share=share,
         )
@@ -111,12 +119,14 @@ def _options(args: argparse.Namespace, ports: KeptPorts, *, needs_key: bool) -> 
     )
 
 
-def _of_fleet(args: argparse.Namespace, ports: KeptPorts, stack: ExitStack) -> tuple[UpOptions, Told]:
+def _options_from_manifest(
+    args: argparse.Namespace, ports: ReservedPorts, stack: ExitStack
+) -> tuple[UpOptions, StartupSummary]:
     fleet = read_manifest(args)
     args.drain_timeout = fleet.drain_timeout_s
-    key_flags = kept_keys(fleet, stack)
+    key_flags = write_key_files(fleet, stack)
     needs_key = bool(key_flags or args.api_key_file)
-    port = ports.keep(args.host, args.port)
+    port = ports.reserve(args.host, args.port)
     options = UpOptions(
         engines=tuple(_engines(fleet, args.log_format, ports)),
         route_args=(*route_args(args), *key_flags, *args.router_args),
@@ -125,18 +135,18 @@ def _of_fleet(args: argparse.Namespace, ports: KeptPorts, stack: ExitStack) -> t
         secret=secrets.token_urlsafe(SECRET_BYTES) if needs_key else "",
     )
     names = tuple(service.served_names[0] for service in fleet.services if service.replicas)
-    return options, Told(names, needs_key, fleet.notes)
+    return options, StartupSummary(names, needs_key, fleet.notes)
 
 
-def _engines(fleet: Fleet, log_format: str, ports: KeptPorts) -> Iterator[EngineOptions]:
+def _engines(fleet: ManifestServices, log_format: str, ports: ReservedPorts) -> Iterator[EngineOptions]:
     machine, positions = this_machine(), count()
     for service in fleet.services:
-        share = share_out(_given(parsed_service(service)), machine, fleet.num_engines)
+        share = split_resources(_resource_settings(parse_service(service)), machine, fleet.num_engines)
         for number in range(service.replicas):
             yield EngineOptions(
                 name=f"{service.name}-{number}",
                 args=(*service.args, "--log-format", log_format),
-                port=ports.keep(LOOPBACK, 0),
+                port=ports.reserve(LOOPBACK, 0),
                 position=next(positions),
                 share=share,
                 env=service.env,
@@ -144,7 +154,7 @@ def _engines(fleet: Fleet, log_format: str, ports: KeptPorts) -> Iterator[Engine
 
 
 def serve_args(typed: Sequence[str]) -> tuple[str, ...]:
-    """Without what is the platform's own. What --config said is among them already."""
+    """Arguments for each engine: those typed or read from --config, without the flags of `octavo up` itself."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_platform_flags(own)
     for flag in ("--host", "--port", CONFIG_FLAG):
@@ -153,7 +163,7 @@ def serve_args(typed: Sequence[str]) -> tuple[str, ...]:
 
 
 def route_args(args: argparse.Namespace) -> list[str]:
-    """What concerns whoever speaks with clients, and that is the router."""
+    """Arguments for the router: the flags that concern connections to clients."""
     found = ["--drain-timeout", str(args.drain_timeout), "--shutdown-delay", str(args.shutdown_delay)]
     found += ["--log-format", args.log_format]
     if args.disable_uvicorn_access_log:
@@ -167,26 +177,26 @@ def route_args(args: argparse.Namespace) -> list[str]:
     return found
 
 
-def _given(args: argparse.Namespace) -> Given:
-    return Given(
+def _resource_settings(args: argparse.Namespace) -> ResourceSettings:
+    return ResourceSettings(
         num_threads=args.num_threads,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         num_gpu_blocks_override=args.num_gpu_blocks_override,
     )
 
 
-def this_machine() -> Machine:
+def this_machine() -> MachineResources:
     limits = read_limits()
     affinity = frozenset(os.sched_getaffinity(0))
-    return Machine(env=os.environ, affinity=affinity, limits=limits, memory=host_memory(limits))
+    return MachineResources(env=os.environ, affinity=affinity, limits=limits, memory=host_memory(limits))
 
 
 def has_colour() -> bool:
     return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
-class _OwnLines(logging.Handler):
-    """The supervisor's own, as one more source."""
+class _ConsoleHandler(logging.Handler):
+    """Shows the log lines of the supervisor on the console, under the name `up`."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -198,24 +208,24 @@ class _OwnLines(logging.Handler):
 
 
 def _log_to(console: Console, args: argparse.Namespace) -> None:
-    handler = _OwnLines(console)
+    handler = _ConsoleHandler(console)
     handler.setFormatter(JsonFormatter(UP) if args.log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
-def _run(plan: Plan, console: Console, told: Told, args: argparse.Namespace) -> int:
+def _run(plan: Plan, console: Console, summary: StartupSummary, args: argparse.Namespace) -> int:
     started_s = time.monotonic()
-    addresses = ", ".join(f"{replica.name} will be {replica.url.partition('//')[2]}" for replica in plan.replicas)
+    addresses = ", ".join(f"{replica.name} at {replica.url.partition('//')[2]}" for replica in plan.replicas)
     count = "1 replica" if len(plan.replicas) == 1 else f"{len(plan.replicas)} replicas"
     logger.info("starting the router and %s: %s", count, addresses)
 
     def on_serving() -> None:
-        url, models = plan.router.url, " and ".join(told.models)
+        url, models = plan.router.url, " and ".join(summary.models)
         took_s = time.monotonic() - started_s
         serve = "serves" if len(plan.replicas) == 1 else "serve"
         logger.info("%s %s %s at %s/v1 after %.1f s", count, serve, models, url, took_s)
-        logger.info(try_it(told.models[0], url, needs_key=told.needs_key))
-        logger.info("Ctrl-C stops all; where requests went and why: octavo explain decisions --url %s", url)
+        logger.info(example_command(summary.models[0], url, needs_key=summary.needs_key))
+        logger.info("Ctrl-C stops all; show routing decisions with: octavo explain decisions --url %s", url)
 
     stop_s = max(args.drain_timeout, args.shutdown_delay) + STOP_MARGIN_S
     supervisor = Supervisor(plan, console, UpLimits(stop_s=stop_s), on_serving=on_serving)

@@ -1,4 +1,4 @@
-"""The flags of `octavo up`: its own, and those of `octavo serve` that make sense for each of several replicas."""
+"""Flags of `octavo up`: its own, and the flags of `octavo serve`, which apply to each engine."""
 
 import argparse
 import shlex
@@ -20,20 +20,19 @@ def add_platform_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         *("-f", "--file"),
         metavar="MANIFEST",
-        help="run the InferenceServices of this file (- for standard input), as Kubernetes would, instead of MODEL",
+        help="File of InferenceServices (-: standard input) to run like Kubernetes, instead of MODEL. Default: none.",
     )
-    group.add_argument("--replicas", type=replica_count, default=2, metavar="N", help="engines to start (default: 2)")
+    group.add_argument("--replicas", type=replica_count, default=2, metavar="N", help="Number of engines. Default: 2.")
     group.add_argument(
         "--router-args",
         type=shlex.split,
         default=[],
         metavar="TEXT",
-        help="more flags for `octavo route`, in one string with a = before it: --router-args='--workers 2' "
-        "(default: none)",
+        help="More flags for `octavo route`, as one string after `=`: --router-args='--workers 2'. Default: none.",
     )
 
 
 def replica_count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 64:
-        raise argparse.ArgumentTypeError(f"{text!r}: from 1 to 64")
+        raise argparse.ArgumentTypeError(f"{text!r} must be from 1 to 64")
     return int(text)

@@ -1,8 +1,7 @@
-"""`octavo up -f MANIFEST`: the InferenceServices that a cluster would run, on this machine, behind one router.
+"""`octavo up -f MANIFEST`: runs the InferenceServices of a manifest on this machine, behind one router.
 
-The operator's package reads the manifest, by its own models, and says what each engine is told; ports, shares of the
-machine, the router and the secret between them are what `octavo up MODEL` has, too. Keys of a Secret lie in a folder
-that only this user can read, for as long as it runs.
+The operator's package parses the manifest and returns the arguments of each engine; ports, resources, router and
+secret are those of `octavo up MODEL`. While it runs, the keys of a Secret are in a folder that only this user can read.
 """
 
 import argparse
@@ -15,29 +14,29 @@ from tempfile import TemporaryDirectory
 import msgspec
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.plugins import operators
+from octavo_server.cli.plugins import operator_plugin
 from octavo_server.cli.serve import engine_config_of
-from octavo_server.up.fleet import Fleet, FleetService
+from octavo_server.up.manifest import ManifestService, ManifestServices
 
 
-def read_manifest(args: argparse.Namespace) -> Fleet:
-    """Raises StartupError, with a line for each fault."""
+def read_manifest(args: argparse.Namespace) -> ManifestServices:
+    """Services of the manifest. Raises StartupError, with one line per error."""
     _check_flags(args)
     where = "standard input" if args.file == "-" else args.file
     try:
         text = sys.stdin.read() if args.file == "-" else Path(args.file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"{where}: can't be read: {getattr(error, 'strerror', None) or error}.") from error
-    read_fleet = operators("fleet", command="octavo up -f")
+        raise StartupError(f"{where} can't be read: {getattr(error, 'strerror', None) or error}.") from error
+    read_fleet = operator_plugin("fleet", command="octavo up -f")
     try:
-        return msgspec.convert(read_fleet(text, brings_keys=bool(args.api_key_file)), Fleet)
+        return msgspec.convert(read_fleet(text, brings_keys=bool(args.api_key_file)), ManifestServices)
     except ValueError as error:
         lines = str(error).splitlines()
         raise StartupError("\n".join(f"{where}: {line}" for line in lines)) from None
 
 
-def kept_keys(fleet: Fleet, stack: ExitStack) -> list[str]:
-    """The router's flags: a folder with a file a tenant, as Kubernetes mounts a Secret."""
+def write_key_files(fleet: ManifestServices, stack: ExitStack) -> list[str]:
+    """Write one file per tenant, as Kubernetes mounts a Secret; return the router's flags for that folder."""
     if fleet.keys is None:
         return []
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="octavo-keys-")))
@@ -54,22 +53,22 @@ def _check_flags(args: argparse.Namespace) -> None:
     own.add_argument("--api-key-file", nargs="+", action="extend")
     if rest := own.parse_known_args(args.typed)[1]:
         raise StartupError(
-            f"{rest[0]}: with -f the manifest says what engines are told (spec.model, spec.engine, spec.replicas): put "
-            "it there, and leave it out here."
+            f"{rest[0]} can't be combined with -f: the manifest sets the flags of engines; put it into spec.model, "
+            "spec.engine or spec.replicas."
         )
 
 
-def parsed_service(service: FleetService) -> argparse.Namespace:
-    """As `octavo serve` will read it. Raises StartupError for what that would refuse."""
+def parse_service(service: ManifestService) -> argparse.Namespace:
+    """Arguments as `octavo serve` will parse them. Raises StartupError if it would reject them."""
     from octavo_server.cli.main import build_parser
 
-    said = StringIO()
+    errors = StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(errors):
             args = build_parser().parse_args(["serve", *service.args])
         engine_config_of(args)
     except SystemExit:
-        reason = said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
+        reason = errors.getvalue().strip().splitlines()[-1].partition("error: ")[2]
         raise StartupError(f"InferenceService {service.name}: spec.engine.extraArgs: {reason}") from None
     except StartupError as error:
         raise StartupError(f"InferenceService {service.name}: {error}") from None

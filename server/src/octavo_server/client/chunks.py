@@ -1,6 +1,6 @@
-"""What a client reads of a streamed answer: the few fields that chat and text completions need, by any server's name.
+"""Chunks of a streamed response as the client decodes them: the few fields that it needs, for any server.
 
-Decoding into these structs costs microseconds, so that a measuring client is not what it measures.
+Decoding into these structs costs microseconds, so that a benchmark measures the server and not the client.
 """
 
 from typing import Any
@@ -9,28 +9,28 @@ import msgspec
 from msgspec import Struct
 
 
-class Delta(Struct):
+class StreamDelta(Struct):
     content: str | None = None
     reasoning: str | None = None
-    reasoning_content: str | None = None  # the older name
+    reasoning_content: str | None = None  # older name of `reasoning`
     tool_calls: list[dict[str, Any]] | None = None
 
 
-class Choice(Struct):
+class StreamChoice(Struct):
     index: int = 0
     text: str | None = None
-    delta: Delta | None = None
+    delta: StreamDelta | None = None
     finish_reason: str | None = None
 
 
-class Usage(Struct):
+class StreamUsage(Struct):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
 
 
 class Chunk(Struct):
-    choices: list[Choice] = []
-    usage: Usage | None = None
+    choices: list[StreamChoice] = []
+    usage: StreamUsage | None = None
     error: Any = None
 
     @property
@@ -44,7 +44,7 @@ class Chunk(Struct):
 
     @property
     def has_content(self) -> bool:
-        """Whether the model said something in it; the chunk of a role, an ending or a usage has none."""
+        """True if the chunk holds generated output, and not only a role, a finish reason or token counts."""
         return bool(self.text or self.reasoning) or any(c.delta and c.delta.tool_calls for c in self.choices)
 
     @property
@@ -61,7 +61,7 @@ def decode_chunk(data: bytes) -> Chunk:
 
 
 def error_message(error: Any) -> str:
-    """Of OpenAI's envelope, of FastAPI's, or of whatever else came."""
+    """The message in OpenAI's error body, in FastAPI's, or else the whole value as text."""
     if isinstance(error, dict):
         inner = error.get("error", error)
         found = inner.get("message") or inner.get("detail") if isinstance(inner, dict) else inner

@@ -1,16 +1,15 @@
-"""Who may call which route: one table and one policy for the engine's server and the router.
+"""Access to routes: one table and one policy for the engine's server and the router.
 
-A caller is nobody, a client (by an API key), the administrator (by the API key named `admin`), or a router (by the
-secret that routers and replicas share). A server without keys and without a secret is open. Everything that the table
-doesn't list is denied to clients, so that a new route is closed until the table names it; a test asks every route of
-both servers and writes docs/reference/access.md.
+A caller is anonymous, a client (by an API key), the administrator (by the API key named `admin`), or a router (by the
+secret that routers and replicas share). A server without keys and without a secret is open. Clients are denied every
+route that the table doesn't list, so a new route is closed until the table lists it. A test calls every route of both
+servers and writes docs/reference/access.md.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from starlette._utils import get_route_path
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,8 +20,8 @@ from octavo_server.http.router_secret import SECRET_HEADER, TENANT_HEADER, route
 from octavo_server.json_responses import error_reply
 from octavo_server.openai.errors import Forbidden, Unauthorized
 
-#: `probe` and `metrics` are open to everybody on every server; `public` is closed by --router-only alone. With an admin
-#: port, `admin` and `metrics` answer only there, `client` and `public` only on the main port, `probe` on both.
+#: `probe` and `metrics` are open to everybody on every server; only --router-only closes `public`. With an admin port,
+#: `admin` and `metrics` answer only there, `client` and `public` only on the main port, `probe` on both.
 Kind = Literal["probe", "metrics", "public", "client", "admin", "router"]
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -47,13 +46,13 @@ NO_ADMIN_KEY = (
     f"'{ADMIN}: KEY' in a file of --api-key-file), or the router's secret in the header {SECRET_HEADER}."
 )
 WRONG_SECRET = (
-    f"The {SECRET_HEADER} header is wrong: give router and replica the same --router-secret, or leave it out."
+    f"The {SECRET_HEADER} header is wrong: give router and replica the same --router-secret, or omit the header."
 )
 ROUTERS_ONLY = (
-    "This server answers its router only (--router-only): send the request to the router, or the router's secret in "
-    f"the header {SECRET_HEADER}."
+    "This server accepts requests of its router only (--router-only): send the request to the router, or send the "
+    f"router's secret in the header {SECRET_HEADER}."
 )
-FOREIGN_ORIGIN = "This route is not for pages of other origins: start the server with an API key to administer it."
+FOREIGN_ORIGIN = "Pages of other origins may not call this route: start the server with an API key to administer it."
 _AUTHORIZATION, _SECRET, _TENANT = b"authorization", SECRET_HEADER.encode(), TENANT_HEADER.encode()
 _ORIGIN, _HOST = b"origin", b"host"
 
@@ -65,11 +64,11 @@ class Identity:
     is_router: bool = False
 
 
-NOBODY = Identity()
+ANONYMOUS = Identity()
 
 
 def kind_of(path: str) -> Kind | None:
-    """None for a path that the table doesn't know. `path` is without the root path, as routes have it."""
+    """Kind of a route, None for a path that the table doesn't list. `path` is without the root path."""
     kind = ROUTES.get(path)
     if kind is None:
         return next((kind for prefix, kind in PREFIXES.items() if path.startswith(prefix)), None)
@@ -77,7 +76,7 @@ def kind_of(path: str) -> Kind | None:
 
 
 class AccessPolicy:
-    """Cheap enough for each request: it reads the raw headers once and hashes the one key that it was given."""
+    """Cheap enough for each request: it reads the raw headers once and hashes only the sent key."""
 
     def __init__(
         self,
@@ -97,14 +96,14 @@ class AccessPolicy:
         self._cors = cors or CorsPolicy(("*",))
 
     def identify(self, method: str, path: str, headers: RawHeaders, port: int | None) -> Identity:
-        """Raises Unauthorized, Forbidden, and HTTPException(404) for a route that isn't there for this caller."""
+        """Raises Unauthorized, Forbidden, and HTTPException(404) for a route that this caller may not know of."""
         kind = kind_of(path)
         self._check_port(kind, port)
         if kind in ("probe", "metrics") or (kind == "public" and not self._is_router_only):
-            return NOBODY
+            return ANONYMOUS
         if self._is_open and kind == "client":
-            return NOBODY
-        sent = _sent(headers)
+            return ANONYMOUS
+        sent = _read_headers(headers)
         if self._is_router(sent):
             return Identity(sent.get(_TENANT, b"").decode("latin-1"), is_router=True)
         if self._is_router_only:
@@ -114,7 +113,7 @@ class AccessPolicy:
         return self._administrator(kind, method, sent)
 
     def shows_internals(self, identity: Identity) -> bool:
-        """Whether answers may have `x-octavo-*` headers, which show what others had cached."""
+        """True if responses may have `x-octavo-*` headers, which show which prompts other clients had cached."""
         return not self.has_keys or identity.is_router or identity.is_admin
 
     def _check_port(self, kind: Kind | None, port: int | None) -> None:
@@ -124,7 +123,7 @@ class AccessPolicy:
             raise HTTPException(404)
 
     def _is_router(self, sent: Mapping[bytes, bytes]) -> bool:
-        """Raises Unauthorized for a wrong secret: the caches of tenants who can't be told apart would mix."""
+        """Raises Unauthorized for a wrong secret: otherwise the caches of several tenants would mix."""
         given = sent.get(_SECRET)
         if self._secrets is None or given is None:
             return False
@@ -134,7 +133,7 @@ class AccessPolicy:
 
     def _client(self, sent: Mapping[bytes, bytes]) -> Identity:
         if self._keys is None:
-            return NOBODY
+            return ANONYMOUS
         name = self._key_name(sent)
         if name is None:
             raise Unauthorized(NO_KEY)
@@ -144,7 +143,7 @@ class AccessPolicy:
         if self._is_open:
             if method not in ("GET", "HEAD") and self._cors.is_foreign(sent.get(_ORIGIN), sent.get(_HOST)):
                 raise Forbidden(FOREIGN_ORIGIN)
-            return NOBODY
+            return ANONYMOUS
         name = self._key_name(sent)
         if name == ADMIN:
             return Identity(ADMIN, is_admin=True)
@@ -161,24 +160,31 @@ class AccessPolicy:
 def access_policy(
     settings: HttpSettings, *, is_router_only: bool = False, admin_port: int | None = None
 ) -> AccessPolicy:
-    """Reads the files of keys and secrets. Raises StartupError."""
+    """Build the policy; reads the files of keys and secrets. Raises StartupError."""
     return AccessPolicy(
         keys=ApiKeys(settings.api_keys, settings.api_key_files) if settings.needs_key else None,
         secrets=router_secrets(settings.router_secrets, settings.router_secret_file),
         is_router_only=is_router_only,
         admin_port=admin_port,
-        cors=CorsPolicy.of(settings),
+        cors=CorsPolicy.from_settings(settings),
     )
 
 
+def route_path(scope: Scope) -> str:
+    """Path of the request without the root path, as starlette matches it with routes."""
+    path: str = scope["path"]
+    rest = path.removeprefix(scope.get("root_path", ""))
+    return rest if not rest or rest.startswith("/") else path
+
+
 def port_of(scope: Scope) -> int | None:
-    """The port that the request came to."""
+    """Port on which the request arrived."""
     server = scope.get("server")
     return server[1] if server else None
 
 
 class AccessMiddleware:
-    """Answers what the policy refuses, and notes the caller's tenant for the routes."""
+    """Answers requests that the policy refuses, and stores the caller's tenant in the scope for the routes."""
 
     def __init__(self, app: ASGIApp, policy: AccessPolicy) -> None:
         self._app = app
@@ -189,7 +195,7 @@ class AccessMiddleware:
             await self._app(scope, receive, send)
             return
         try:
-            path, port = get_route_path(scope), port_of(scope)
+            path, port = route_path(scope), port_of(scope)
             identity = self._policy.identify(scope["method"], path, scope["headers"], port)
         except (Unauthorized, Forbidden, HTTPException) as error:
             await error_reply(error)(scope, receive, send)
@@ -208,8 +214,8 @@ def _without_internals(send: Send) -> Send:
     return send_filtered
 
 
-def _sent(headers: RawHeaders) -> dict[bytes, bytes]:
-    """The first header of each name that the policy reads."""
+def _read_headers(headers: RawHeaders) -> dict[bytes, bytes]:
+    """Return the first header of each name that the policy reads."""
     sent: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _READ and name not in sent:

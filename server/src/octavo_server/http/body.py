@@ -2,8 +2,8 @@
 
 The size is checked while the bytes arrive, so that a body of any length, declared or chunked, takes no more memory than
 the limit. `BodyBudget` bounds all bodies of a process together: each request reserves its bytes as they arrive and
-releases them when it no longer holds the body. A request never waits for the budget, so that slow senders can't block
-each other; a request beyond the budget is refused with 503.
+releases them when it no longer holds the body. A request never waits for the budget, so slow senders can't block each
+other; a request beyond the budget is refused with 503.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ class ClientDisconnected(MalformedRequest):
 
 
 class BodyBudget:
-    """Belongs to one event loop. `num_bytes`: reserved now."""
+    """Belongs to one event loop. `num_bytes`: currently reserved bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
 
     def reserve(self) -> "BodyReservation":
-        """A context manager, which holds nothing yet."""
+        """Return an empty reservation, to be used as a context manager."""
         return BodyReservation(self)
 
 
@@ -46,12 +46,12 @@ class BodyReservation:
         self.num_bytes = 0
 
     def add(self, num_bytes: int) -> None:
-        """Raises Unavailable where the budget is spent."""
+        """Reserve more bytes. Raises Unavailable where the budget is exhausted."""
         budget = self._budget
         if budget.num_bytes + num_bytes > budget.max_bytes:
             raise Unavailable(
-                f"The server is busy: request bodies in memory hold {budget.num_bytes} bytes, and {num_bytes} more "
-                f"pass the limit of {budget.max_bytes} (--max-body-memory). Send the request again later.",
+                f"The server is busy: request bodies take {budget.num_bytes} bytes of memory, and {num_bytes} more "
+                f"exceed the limit of {budget.max_bytes} (--max-body-memory). Send the request again later.",
                 retry_after_s=RETRY_AFTER_S,
             )
         budget.num_bytes += num_bytes
@@ -71,7 +71,7 @@ class BodyReservation:
 
 
 async def read_body(scope: Scope, receive: Receive, limits: RequestLimits, reservation: BodyReservation) -> bytes:
-    """Raises RequestTooLarge, RequestTimeout, ClientDisconnected, and Unavailable where the budget is spent.
+    """Raises RequestTooLarge, RequestTimeout, ClientDisconnected, and Unavailable where the budget is exhausted.
 
     A body that arrives whole in the first message costs neither a timer nor a copy.
     """
@@ -116,8 +116,9 @@ def _add(reservation: BodyReservation, num_bytes: int, max_bytes: int) -> None:
 
 
 async def discard_body(receive: Receive) -> None:
-    """Read what is left before a response that ends the connection: closing it with unread bytes would reset it, and
-    the client would lose the response."""
+    """Read the rest of the body before a response that ends the connection: closing a connection with unread bytes
+    resets it, and the client would lose the response.
+    """
     num_bytes, more = 0, True
     try:
         async with asyncio.timeout(DISCARD_S):

@@ -1,7 +1,7 @@
-"""`Cork`: a transport that sends what is written in one turn of the event loop as one piece.
+"""`Cork`: a transport that sends all bytes written in one turn of the event loop with one system call.
 
-uvicorn writes the head of an answer and its body apart. Each write is a system call, wakes the client, and costs more
-than all of the head's making.
+uvicorn writes the head and the body of a response separately. Each write is a system call, wakes the client, and costs
+more than building the whole head.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Cork:
-    """Stands for the transport; what it doesn't know itself it leaves to it."""
+    """Wraps a transport. Attributes that are not defined here are the transport's."""
 
     __slots__ = ("_loop", "_parts", "_transport")
 

@@ -1,7 +1,8 @@
-"""`CorsPolicy`: which web pages may read answers (CORS). One rule for both servers.
+"""`CorsPolicy`: the web pages that may read responses (CORS). One rule for both servers.
 
-A server without keys lets no page read, unless --allowed-origins names its origin: else any page that a developer
-visits could use the server on that developer's machine. A server with keys lets every page read: pages need a key.
+A server without keys lets no page read responses unless --allowed-origins names the page's origin: otherwise any page
+that a developer visits could use the server on the developer's machine. A server with keys lets every page read
+responses, as pages need a key.
 """
 
 from dataclasses import dataclass
@@ -20,13 +21,13 @@ class CorsPolicy:
     allowed_origins: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, settings: HttpSettings) -> "CorsPolicy":
+    def from_settings(cls, settings: HttpSettings) -> "CorsPolicy":
         if settings.allowed_origins is not None:
             return cls(settings.allowed_origins)
         return cls((ANY,) if settings.needs_key else ())
 
-    def answer_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """What an answer says of the page that asked; `headers` are the request's."""
+    def response_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """CORS headers of the response to a request with these headers."""
         origin = next((value for name, value in headers if name == b"origin"), None)
         if origin is None or not self.allowed_origins:
             return []
@@ -36,13 +37,13 @@ class CorsPolicy:
         return [(ALLOW_ORIGIN, origin), vary] if origin.decode("latin-1") in self.allowed_origins else [vary]
 
     def is_foreign(self, origin: bytes | None, host: bytes | None) -> bool:
-        """Whether a page of another origin asks that isn't allowed to."""
+        """True for a request by a page of another origin that isn't allowed."""
         if origin is None or ANY in self.allowed_origins or origin.decode("latin-1") in self.allowed_origins:
             return False
         return origin.partition(b"://")[2] != host
 
-    def layer(self, app: ASGIApp) -> ASGIApp:
-        """Around `app`: answers the preflight requests of browsers, and adds headers to answers."""
+    def add_middleware(self, app: ASGIApp) -> ASGIApp:
+        """Wrap `app` so that browsers' preflight requests are answered and responses get CORS headers."""
         if not self.allowed_origins:
             return app
         return CORSMiddleware(app, allow_origins=self.allowed_origins, allow_methods=[ANY], allow_headers=[ANY])

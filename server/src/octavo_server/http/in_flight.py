@@ -1,16 +1,16 @@
-"""`InFlight`: the responses that a server is working on, so that a shutdown can end each of them with an error."""
+"""`InFlight`: the running responses of a server, so that a shutdown can end each of them with an error."""
 
 from typing import Protocol
 
 
 class Endable(Protocol):
     def end(self, error: Exception) -> None:
-        """Send the client this error, and end."""
+        """End the response with this error."""
         ...
 
 
 class InFlight:
-    """After `end_all`, each response that is added is ended, too, until `reopen`."""
+    """After `end_all`, each added response is ended at once, until `reopen`."""
 
     def __init__(self) -> None:
         self._open: set[Endable] = set()

@@ -1,8 +1,8 @@
-"""Whether this server takes requests: accepting, draining, stopping.
+"""`Lifecycle`: the states accepting, draining and stopping of a server.
 
-Draining, new requests are refused and running ones may finish; what outlasts the timeout is told to end. Draining can
-be taken back, stopping (the process was told to end) can't. `DrainMiddleware` is the ASGI layer that refuses and
-counts: it counts a request from its first byte, so that one still being read or tokenised isn't forgotten.
+While draining, new requests are refused and running ones may finish; those that outlast the timeout are ended with an
+error. A draining server can resume, a stopping one (the process got a signal to end) can't. `DrainMiddleware` refuses
+and counts requests; it counts from the first byte, so that a request still being read or tokenised is included.
 """
 
 import asyncio
@@ -11,11 +11,10 @@ from collections.abc import Callable
 from typing import Literal
 
 from octavo_engine.wire.errors import Unavailable
-from starlette._utils import get_route_path
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo_server.http.access import kind_of
+from octavo_server.http.access import kind_of, route_path
 from octavo_server.http.body import discard_body
 from octavo_server.http.in_flight import InFlight
 from octavo_server.json_responses import error_reply
@@ -24,14 +23,14 @@ logger = logging.getLogger(__name__)
 
 State = Literal["accepting", "draining", "stopping"]
 
-#: When a client should come back to a server that drains: others take its place meanwhile.
+#: Delay of a client's retry to a draining server: meanwhile other servers take its place.
 RETRY_AFTER_S = 5.0
 
 
 class Lifecycle:
-    """Belongs to one event loop. `timeout_s`: what running requests have from the moment that draining begins.
+    """Belongs to one event loop. `timeout_s`: time for running requests from the beginning of the drain.
 
-    `on_change` hears of each new state.
+    `on_change` is called after each change of the state.
     """
 
     def __init__(self, in_flight: InFlight, *, timeout_s: float) -> None:
@@ -45,7 +44,7 @@ class Lifecycle:
         self.on_change: Callable[[], None] = lambda: None
 
     def drain(self, *, for_good: bool = False) -> None:
-        """Draining again doesn't give more time."""
+        """Start draining. A second call doesn't extend the time. `for_good`: the state is stopping."""
         if for_good:
             self._enter_state("stopping")
         if self._ender is not None:
@@ -56,7 +55,7 @@ class Lifecycle:
         self._ender = asyncio.get_running_loop().call_later(self._timeout_s, self._end_all)
 
     def resume(self) -> bool:
-        """False for a server that stops."""
+        """Accept requests again. Return False if the server is stopping."""
         if self.state == "stopping":
             return False
         if self._ender is not None:
@@ -67,7 +66,7 @@ class Lifecycle:
         return True
 
     async def drained(self, *, at_least_s: float = 0.0) -> None:
-        """Until no request is left; the listener stays open meanwhile, for `at_least_s` anyway."""
+        """Return when no request is left, after `at_least_s` at the earliest. The listener stays open meanwhile."""
         await asyncio.sleep(at_least_s)
         await self._idle.wait()
 
@@ -78,22 +77,22 @@ class Lifecycle:
 
     @property
     def remaining_s(self) -> float | None:
-        """What running requests still have; None while new ones are taken."""
+        """Time left for running requests; None while new requests are accepted."""
         if self._ender is None:
             return None
         return max(0.0, self._ender.when() - asyncio.get_running_loop().time())
 
     async def check_accepting(self, receive: Receive) -> None:
-        """Raises Unavailable while new requests are refused, after it has read the body of this one."""
+        """Raises Unavailable while new requests are refused, after reading the body of this one."""
         if self.state != "accepting":
             await discard_body(receive)
             raise Unavailable("This server is draining: send the request to another one.", retry_after_s=RETRY_AFTER_S)
 
-    def enter(self) -> None:
+    def begin_request(self) -> None:
         self.num_requests += 1
         self._idle.clear()
 
-    def leave(self) -> None:
+    def end_request(self) -> None:
         self.num_requests -= 1
         if not self.num_requests:
             self._idle.set()
@@ -118,7 +117,7 @@ class DrainMiddleware:
             await self._app(scope, receive, send)
             return
         closing = self._closing(send)
-        if not is_work(scope):
+        if not is_refused_in_drain(scope):
             await self._app(scope, receive, closing)
             return
         try:
@@ -129,14 +128,14 @@ class DrainMiddleware:
             await self._count(scope, receive, closing)
 
     async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._lifecycle.enter()
+        self._lifecycle.begin_request()
         try:
             await self._app(scope, receive, send)
         finally:
-            self._lifecycle.leave()
+            self._lifecycle.end_request()
 
     def _closing(self, send: Send) -> Send:
-        """While draining, each response ends its connection, so that a proxy opens the next one elsewhere."""
+        """Make each response during a drain close its connection, so that a proxy opens the next one elsewhere."""
 
         async def send_closing(message: Message) -> None:
             if message["type"] == "http.response.start" and self._lifecycle.state != "accepting":
@@ -146,6 +145,6 @@ class DrainMiddleware:
         return send_closing
 
 
-def is_work(scope: Scope) -> bool:
-    """What a draining server refuses: the requests of clients, and nothing of probes, scrapers and administrators."""
-    return kind_of(get_route_path(scope)) in ("client", None) and scope["method"] != "OPTIONS"
+def is_refused_in_drain(scope: Scope) -> bool:
+    """True for requests of clients; a draining server still serves probes, scrapers and administrators."""
+    return kind_of(route_path(scope)) in ("client", None) and scope["method"] != "OPTIONS"

@@ -1,13 +1,13 @@
 """uvicorn's HTTP protocol with the timeouts that uvicorn lacks: for slow senders, slow readers and dead peers.
 
-- The head of a request has to be complete in time, from the connection's first moment or the request's first byte, and
-  then its body. The application answers a late body itself (408); what it leaves behind is cut off here.
-- A client that doesn't read what it asked for is cut off. Meanwhile nothing piles up: uvicorn holds a response back
-  while the socket's buffer is full, and a generation keeps one copy of its text however slowly it is read.
-- A client of HTTP/1.0, which knows no chunks, gets a stream that ends with the connection.
-- What one turn of the event loop writes goes out in one piece (`Cork`).
-- Who wants to know at once that the client left can be told without a task that waits for it (`watch`).
-- A peer that vanished without a word (no FIN ever came) is found by TCP keep-alive.
+- The head of a request must be complete in time, counted from the opening of the connection or the request's first
+  byte, and then its body. The application answers a late body itself (408); otherwise the connection is closed here.
+- The connection of a client that doesn't read its response is aborted. Meanwhile no memory grows: uvicorn pauses a
+  response while the socket's buffer is full, and a generation keeps one copy of its text however slowly it is read.
+- A client of HTTP/1.0, which has no chunked encoding, gets a stream that ends with the connection.
+- All bytes that one turn of the event loop writes are sent in one piece (`Cork`).
+- A callback reports at once that the client disconnected, without a task that waits for it (`watch_disconnect`).
+- TCP keep-alive detects a peer that vanished without closing the connection.
 """
 
 import asyncio
@@ -25,90 +25,93 @@ from octavo_server.http.request_framing import RequestFraming
 
 logger = logging.getLogger(__name__)
 
-#: In the state of a request's scope: the `TimeoutProtocol` that it came by.
+#: Key in the state of a request's scope: its `TimeoutProtocol`.
 CONNECTION = "connection"
 
-#: More than the application's own limit, so that its answer comes first.
+#: Added to the application's own limit, so that the application responds first.
 BODY_GRACE_S = 5.0
-#: A reader that takes less than this in the whole timeout doesn't read.
+#: A client that reads less than this within the timeout counts as not reading.
 MIN_PROGRESS_BYTES = 16 * 1024
 
 
 class TimeoutProtocol(RequestFraming):
-    """`request_timeout_s`, `slow_client_timeout_s` and `on_refused_head` are set by `patient`, in a subclass."""
+    """`timeout_protocol` sets `request_timeout_s`, `slow_client_timeout_s` and `on_refused_head` in a subclass."""
 
     request_timeout_s: float
     slow_client_timeout_s: float
 
-    _sending: asyncio.TimerHandle | None = None  # the client's request
-    _reading: asyncio.TimerHandle | None = None  # our response
+    _sender_timer: asyncio.TimerHandle | None = None  # for the client's request
+    _reader_timer: asyncio.TimerHandle | None = None  # for the server's response
     _unread_bytes = 0
-    _on_gone: Callable[[], None] | None = None
+    _on_disconnect: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, Cork(transport, self.loop)))
         detect_dead_peer(transport.get_extra_info("socket"), idle_s=60, interval_s=15)
-        self._expect(self.timeout_keep_alive)
+        self._set_sender_timer(self.timeout_keep_alive)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         idle = self.cycle is None or self.cycle.response_complete
-        if idle and self._sending is None and self.timeout_keep_alive_task is None:
-            self._expect(self.timeout_keep_alive)  # uvicorn forgets its timer even for an empty line
+        if idle and self._sender_timer is None and self.timeout_keep_alive_task is None:
+            self._set_sender_timer(self.timeout_keep_alive)  # an empty line cancels uvicorn's own timer
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._expect(None)
-        self._watch_reader(None)
-        on_gone, self._on_gone = self._on_gone, None
+        self._set_sender_timer(None)
+        self._set_reader_timer(None)
+        on_disconnect, self._on_disconnect = self._on_disconnect, None
         super().connection_lost(exc)
-        if on_gone is not None:
-            on_gone()
+        if on_disconnect is not None:
+            on_disconnect()
 
-    def watch(self, on_gone: Callable[[], None] | None) -> None:
-        """Called once if the client leaves before this is called anew. Reads on meanwhile, else it wouldn't be seen."""
-        self._on_gone = on_gone
-        if on_gone is not None:
+    def watch_disconnect(self, on_disconnect: Callable[[], None] | None) -> None:
+        """Call `on_disconnect` once when the client disconnects, until the next call of this method.
+
+        Reading resumes meanwhile, as a paused connection doesn't notice the disconnect.
+        """
+        self._on_disconnect = on_disconnect
+        if on_disconnect is not None:
             self.flow.resume_reading()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._expect(self.request_timeout_s)
+        self._set_sender_timer(self.request_timeout_s)
 
     def begin_request(self) -> None:
         super().begin_request()
         self.scope["state"][CONNECTION] = self
-        self._expect(self.request_timeout_s + BODY_GRACE_S)
+        self._set_sender_timer(self.request_timeout_s + BODY_GRACE_S)
 
     def end_request(self) -> None:
-        self._expect(None)
+        self._set_sender_timer(None)
         super().end_request()
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self._unread_bytes = self.transport.get_write_buffer_size()
-        self._watch_reader(self.slow_client_timeout_s)
+        self._set_reader_timer(self.slow_client_timeout_s)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._watch_reader(None)
+        self._set_reader_timer(None)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         is_old = cycle.scope["http_version"] == "1.0"
         super()._start_asgi_task(cycle, partial(_answer_unchunked, app, cycle) if is_old else app)
 
-    def _expect(self, timeout_s: float | None) -> None:
-        if self._sending is not None:
-            self._sending.cancel()
-        self._sending = None if timeout_s is None else self.loop.call_later(timeout_s, self._on_slow_sender)
+    def _set_sender_timer(self, timeout_s: float | None) -> None:
+        if self._sender_timer is not None:
+            self._sender_timer.cancel()
+        self._sender_timer = None if timeout_s is None else self.loop.call_later(timeout_s, self._on_slow_sender)
 
-    def _watch_reader(self, timeout_s: float | None) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-        self._reading = None if timeout_s is None else self.loop.call_later(timeout_s, self._on_slow_reader)
+    def _set_reader_timer(self, timeout_s: float | None) -> None:
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+        self._reader_timer = None if timeout_s is None else self.loop.call_later(timeout_s, self._on_slow_reader)
 
     def _on_slow_sender(self) -> None:
-        if self.flow.read_paused:  # it may have sent all: we don't look, as an earlier answer is on its way
-            self._expect(self.request_timeout_s)
+        if self.flow.read_paused:  # the request may be complete but unread, as an earlier response is being sent
+            self._set_sender_timer(self.request_timeout_s)
             return
         logger.debug("%s: the request was not complete in time: closing the connection", self.client)
         self.transport.close()
@@ -117,7 +120,7 @@ class TimeoutProtocol(RequestFraming):
         unread_bytes = self.transport.get_write_buffer_size()
         if self._unread_bytes - unread_bytes >= MIN_PROGRESS_BYTES:
             self._unread_bytes = unread_bytes
-            self._watch_reader(self.slow_client_timeout_s)
+            self._set_reader_timer(self.slow_client_timeout_s)
             return
         logger.info(
             "%s: the client has not read %d bytes for %g s: closing the connection",
@@ -126,14 +129,16 @@ class TimeoutProtocol(RequestFraming):
         self.transport.abort()
 
 
-def patient(
+def timeout_protocol(
     *,
     request_timeout_s: float,
     slow_client_timeout_s: float,
     on_refused_head: Callable[[str], None],
 ) -> type[TimeoutProtocol]:
-    """uvicorn makes protocols itself, of a class: the settings are the class's. `on_refused_head`: told the method of
-    a request whose head is too large, which no application sees."""
+    """Return a protocol class with these settings, as uvicorn creates the instances.
+
+    `on_refused_head`: called with the method of a request whose head is too large, which no application sees.
+    """
     settings = {
         "request_timeout_s": request_timeout_s,
         "slow_client_timeout_s": slow_client_timeout_s,
@@ -145,7 +150,7 @@ def patient(
 async def _answer_unchunked(
     app: ASGIApp, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """uvicorn would send chunks where no length is said."""
+    """Call the application without chunked encoding, which uvicorn would use for a response without a length."""
     has_length = False
 
     async def send_unchunked(message: Message) -> None:

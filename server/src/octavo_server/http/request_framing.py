@@ -1,10 +1,10 @@
-"""`RequestFraming`: which bytes of a connection are a request. It corrects how uvicorn uses the parser llhttp.
+"""`RequestFraming` splits the bytes of a connection into requests. It corrects how uvicorn uses the parser llhttp.
 
-- The parser stops after the head of a request that asks for another protocol (`Upgrade`), and uvicorn would take the
-  body for the next request. Here a second parser gets the head without the wish, and then the rest: the request is
+- The parser stops after the head of a request that asks for another protocol (`Upgrade`), and uvicorn would parse the
+  body as the next request. Here a second parser gets the head without the `Upgrade`, and then the rest: the request is
   served as HTTP/1.1 with its body (RFC 9110, 7.8). `CONNECT` gets a 405, and the connection ends.
 - Trailers are dropped: they never become headers. Trailers and heads beyond a limit are refused (431).
-- No answer is written into another one: a request that can't be read is refused in its turn, and the connection ends.
+- No response is written into another one: an invalid request is refused in its turn, and the connection ends.
 """
 
 import logging
@@ -22,14 +22,16 @@ from octavo_server.openai.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
-#: Of the URL and the headers together; and again of the trailers.
+#: Limits for URL and headers together, and for the trailers.
 MAX_HEAD_BYTES = MAX_TRAILER_BYTES = 64 * 1024
 HEAD_TOO_LARGE = f"The URL and headers are larger than {MAX_HEAD_BYTES} bytes, the limit: send fewer or shorter ones."
-TRAILERS_TOO_LARGE = f"The trailers are larger than {MAX_TRAILER_BYTES} bytes, the limit: send none, they are not used."
+TRAILERS_TOO_LARGE = (
+    f"The trailers are larger than {MAX_TRAILER_BYTES} bytes, the limit: send none, as they are unused."
+)
 _HEAD_REFUSAL = ApiError(431, "RequestTooLargeError", HEAD_TOO_LARGE)
 _TRAILER_REFUSAL = ApiError(431, "RequestTooLargeError", TRAILERS_TOO_LARGE)
 _BAD_REQUEST = ApiError(400, "Bad Request", "The request is not valid HTTP/1.1: send it with a standard HTTP client.")
-_NO_TUNNEL = ApiError(405, "Method Not Allowed", "CONNECT is for proxies, and this is a server: send POST or GET.")
+_NO_TUNNEL = ApiError(405, "Method Not Allowed", "CONNECT is for proxies, and this server is none: send POST or GET.")
 
 CLOSE = (b"connection", b"close")
 #: Headers and `Connection` options that ask for another protocol.
@@ -50,9 +52,9 @@ class RequestFraming(HttpToolsProtocol):
     _is_in_body = False
     _ignores_input = False
     _head_bytes = 0
-    _read_bytes = 0  # the size of the piece being parsed, in which a whole head may be
+    _read_bytes = 0  # size of the data being parsed, which may hold a whole head
     _trailer_bytes = 0
-    _chunk: int | None = None  # the number of a chunk of which nothing has come: the last one, if trailers follow
+    _chunk: int | None = None  # number of a chunk without data so far; the last chunk keeps it while trailers arrive
     _num_chunks = 0
 
     def data_received(self, data: bytes) -> None:
@@ -90,7 +92,7 @@ class RequestFraming(HttpToolsProtocol):
                 self._feed_plain_head()
 
     def _feed_plain_head(self) -> None:
-        """Feed a new parser the head that was just read, without its wish for another protocol."""
+        """Feed a new parser the head that was just read, without its headers that ask for another protocol."""
         method, version = self.parser.get_method(), self.parser.get_http_version()
         lines = [b"%s %s HTTP/%s" % (method, self.url, version.encode())]
         lines += [b"%s: %s" % header for header in without_upgrade(self.headers)]
@@ -131,7 +133,7 @@ class RequestFraming(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._is_in_body:  # and not at the end of a head that is read again without its upgrade
+        if self._is_in_body:  # False at the end of a head that is parsed again without its upgrade
             self._chunk, self._is_in_body = None, False
             self.end_request()
 
@@ -145,12 +147,14 @@ class RequestFraming(HttpToolsProtocol):
         return self._head_bytes + self._read_bytes > MAX_HEAD_BYTES and _size(self.url, self.headers) > MAX_HEAD_BYTES
 
     def _refuse_in_turn(self, error: ApiError) -> None:
-        """After the answers to earlier requests of the connection. What follows a wished change of protocol, or a
-        tunnel, is no request."""
+        """Refuse the request after the responses to earlier requests of the connection.
+
+        Bytes behind a request for another protocol or a tunnel are no request, so they are ignored.
+        """
         self.app, self.url, self._ignores_input = _refusing(error), b"/", self.parser.should_upgrade()
 
     def _refuse(self, error: ApiError) -> None:
-        """End the connection; answer first, unless the client would take the answer for another request's."""
+        """End the connection, after an error response unless the client would match it with another request."""
         logger.debug("%s: refused with %d: %s", self.client, error.status, error.message)
         self._ignores_input = True
         cycle = self.cycle

@@ -1,7 +1,7 @@
-"""`request_id_of`: the id of a request, which logs, traces, replicas and the client have in common.
+"""`request_id_of`: the id of a request, shared by logs, traces, replicas and the client.
 
-The client's own `x-request-id` is used where it can't forge a line of the log; every other request gets a new id.
-`RequestIdMiddleware` notes the id for the layers below and sends it back.
+The client's own `x-request-id` is used if it can't forge a log line; every other request gets a new id.
+`RequestIdMiddleware` stores the id for the inner layers and adds it to the response.
 """
 
 import random
@@ -17,7 +17,7 @@ _USABLE = re.compile(rb"[!#-&*-;=?-Z^-z|~]{1,256}")
 
 
 def request_id_of(headers: list[tuple[bytes, bytes]]) -> str:
-    """The first `x-request-id` counts. The headers' names are lower case, as ASGI has them."""
+    """Return the first `x-request-id` if it is usable, else a new id. Header names are lower case, as in ASGI."""
     for name, value in headers:
         if name == HEADER:
             return value.decode("ascii") if _USABLE.fullmatch(value) else new_request_id()

@@ -1,6 +1,6 @@
-"""The threads in which requests are parsed, rendered and tokenised, so that the event loop keeps serving others.
+"""Threads in which requests are parsed, rendered and tokenised, so that the event loop keeps serving other requests.
 
-Large bodies have a few threads of their own: however long they take, small requests never wait for one of them.
+Large requests have a few threads of their own: however long they take, small requests never wait for them.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
-#: A body up to this size is parsed on the event loop: a change of threads costs more than its parsing.
+#: A body up to this size is parsed on the event loop: switching threads would cost more than parsing.
 INLINE_BYTES = 16 * 1024
 #: A larger request runs in the threads for large ones.
 SMALL_BYTES = 64 * 1024
@@ -24,13 +24,13 @@ class RequestThreads:
         self._large = ThreadPoolExecutor(num_large, thread_name_prefix="large-request")
 
     async def parse(self, read: Callable[[bytes], Result], raw: bytes) -> Result:
-        """Call `read`, on the event loop where `raw` is short."""
+        """Call `read` with `raw`: on the event loop if `raw` is short, else in a thread."""
         if len(raw) <= INLINE_BYTES:
             return read(raw)
         return await self.run(partial(read, raw), num_bytes=len(raw))
 
     async def run(self, call: Callable[[], Result], *, num_bytes: int) -> Result:
-        """`num_bytes`: size of the request that the work is for."""
+        """Run `call` in a thread. `num_bytes`: size of the request."""
         executor = self._large if num_bytes > SMALL_BYTES else None
         context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(executor, partial(context.run, call))

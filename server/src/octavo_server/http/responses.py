@@ -1,8 +1,8 @@
-"""Responses that know whether their client is still there, streamed or not.
+"""Responses, streamed or not, that are cancelled when their client disconnects.
 
-The work of a response runs as a task beside one that waits for the client to leave; a client that leaves cancels the
-work, and closing the work aborts the request in the engine. An error before the first byte gets its real status; in a
-stream that has begun it is an event, and `[DONE]` follows. This is the request boundary: nothing is raised past it.
+The work of a response runs as a task beside another task that waits for the disconnect. A disconnect cancels the work,
+and cancelled work aborts the request in the engine. An error before the first byte gets its real status; in a stream
+that has begun it is an event, and `[DONE]` follows. This is the request boundary: no error is raised past it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class CancellableResponse(Response):
-    """States: waiting, started (headers are out), ended."""
+    """States: waiting, started (the headers were sent), ended."""
 
     def __init__(self, in_flight: InFlight, request_id: str) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class CancellableResponse(Response):
 
 
 class CancellableJSONResponse(CancellableResponse):
-    """`headers` is called when the body is there, as what they tell may be known only then."""
+    """`headers` is called after `body`, as the values of headers may depend on the body."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class CancellableJSONResponse(CancellableResponse):
 
 
 class SSEResponse(CancellableResponse):
-    """The first frame is awaited before the headers are made and sent."""
+    """`headers` is called, and the headers are sent, when the first frame is ready."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class SSEResponse(CancellableResponse):
         self._make_headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Frames go past the layers between, which look at heads only: six calls less for each token."""
+        """Send frames past the middleware, which only reads response heads: six calls fewer for each token."""
         self._send_body = scope["state"]["send_body"]
         await super().__call__(scope, receive, send)
 
@@ -130,7 +130,7 @@ def log_failure(error: Exception, request_id: str) -> None:
     if describe(error).status < 500:
         return
     if isinstance(error, Unavailable):
-        logger.warning("request %s was turned away: %s", request_id, error)
+        logger.warning("request %s was refused: %s", request_id, error)
     elif is_known(error):
         logger.error("request %s failed: %s", request_id, error)
     else:
@@ -142,7 +142,10 @@ def _length(body: bytes) -> tuple[bytes, bytes]:
 
 
 async def run_until_disconnect(work: "asyncio.Task[None]", receive: Receive) -> bool:
-    """True if the work has ended, False if the client left first and the work was cancelled. Raises nothing of it."""
+    """Return True when the work has ended, False if the client left first and the work was cancelled.
+
+    The exception of the work is not raised.
+    """
     client = asyncio.create_task(_disconnect(receive))
     try:
         await asyncio.wait({work, client}, return_when=asyncio.FIRST_COMPLETED)

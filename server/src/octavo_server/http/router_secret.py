@@ -1,9 +1,9 @@
 """The secret that a router shares with its replicas.
 
-A request with the secret needs no API key, may call every route, and belongs to the tenant that it names (`access`
-decides that). Without a secret set, these headers have no meaning; with one set, a wrong one is refused.
-Several secrets are valid at once, so that one can be replaced while both sides run: files are read again when they
-change, for what is accepted (`router_secrets`) as for what is sent (`OutgoingSecret`).
+A request with the secret needs no API key, may call every route, and belongs to the tenant that it names (see
+`http/access.py`). A server without a secret ignores these headers; a server with one refuses a wrong secret. Several
+secrets may be valid at once, so that one can be replaced while both sides run: files are read again when they change,
+for accepted secrets (`router_secrets`) and for the sent one (`OutgoingSecret`).
 """
 
 import logging
@@ -23,8 +23,9 @@ TENANT_HEADER = "x-octavo-tenant"
 
 
 class OutgoingSecret:
-    """Of several the first is sent; replicas accept all of theirs. Raises StartupError for a file that can't be used;
-    once it works, a broken change is logged and passed over."""
+    """The first of several secrets is sent; replicas accept all of theirs. Raises StartupError for an unusable file; a
+    later change that makes the file unusable is logged, and the secret stays.
+    """
 
     def __init__(
         self, given: tuple[str, ...] = (), path: Path | None = None, *, clock: Callable[[], float] = time.monotonic
@@ -34,14 +35,14 @@ class OutgoingSecret:
 
     @property
     def current(self) -> str:
-        """Empty without one."""
-        if self._file.has_news():
+        """The secret to send, empty without one."""
+        if self._file.has_changed():
             try:
                 self._current = self._read()
             except StartupError as error:
-                logger.error("the secret that replicas are sent stays as it was: %s", error)
+                logger.error("the router secret sent to replicas stays unchanged: %s", error)
             else:
-                logger.info("read the secret that replicas are sent again")
+                logger.info("reloaded the router secret sent to replicas")
         return self._current
 
     def _read(self) -> str:
@@ -49,7 +50,7 @@ class OutgoingSecret:
 
 
 def read_secrets(path: Path) -> dict[str, str]:
-    """Name -> secret: each line of a file, or each file of a folder. Raises StartupError without the content."""
+    """Name -> secret, for each line of a file or of a folder's files. Raises StartupError, never with the content."""
     try:
         files = sorted(f for f in path.iterdir() if not f.name.startswith(".")) if path.is_dir() else [path]
         lines = [line.strip() for file in files for line in file.read_text().splitlines()]
@@ -57,12 +58,12 @@ def read_secrets(path: Path) -> dict[str, str]:
         raise StartupError(f"cannot read the router's secret from {path}: {type(error).__name__}.") from None
     secrets = {unnamed_tenant(line): line for line in lines if line}
     if not secrets:
-        raise StartupError(f"{path} holds no secret: write one in a line.")
+        raise StartupError(f"{path} holds no secret: write each secret in a line of its own.")
     return secrets
 
 
 def router_secrets(given: tuple[str, ...], path: Path | None) -> ApiKeys | None:
-    """None where no secret is set. Raises StartupError."""
+    """Secrets that a server accepts; None if no secret is set. Raises StartupError."""
     if not given and path is None:
         return None
-    return ApiKeys(given, [] if path is None else [path], read=read_secrets, what="router's secrets")
+    return ApiKeys(given, [] if path is None else [path], read=read_secrets, kind="router's secrets")

@@ -1,8 +1,8 @@
-"""Runs an application on a socket that is already bound, and owns the process's signals.
+"""`DrainingServer` runs an application on a bound socket and handles the process's signals.
 
-The first SIGTERM or SIGINT starts draining (`lifecycle`): the listener stays open, new requests get a 503, running
-ones finish or end with an error event at the timeout; then the listener closes. A second signal ends everything at
-once. What a server has besides, its subclass looks after at each tick and lets go of at the end.
+The first SIGTERM or SIGINT starts a drain (`http/lifecycle.py`): the listener stays open, new requests get a 503,
+running ones finish or end with an error event at the timeout; then the listener closes. A second signal ends everything
+at once. A subclass may override `on_tick` and `shutdown` for its own resources.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from starlette.types import ASGIApp
 
 from octavo_server.config import HttpSettings
 from octavo_server.http.lifecycle import Lifecycle
-from octavo_server.http.protocol import TimeoutProtocol, patient
+from octavo_server.http.protocol import TimeoutProtocol, timeout_protocol
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 TICKS_PER_S = 10  # uvicorn's
-#: After the last response was written: how long its last bytes may take to leave.
-LAST_WORDS_S = 5
+#: Time for sending the last bytes of the last response.
+FINAL_WRITE_S = 5
 
 
 class DrainingServer(uvicorn.Server):
@@ -36,8 +36,8 @@ class DrainingServer(uvicorn.Server):
         on_refused_head: Callable[[str], None],
         **more: Any,
     ) -> None:
-        """`on_refused_head`: as for `patient`; `more`: what uvicorn is told besides."""
-        http = patient(
+        """`on_refused_head`: see `timeout_protocol`. `more`: further settings of `uvicorn.Config`."""
+        http = timeout_protocol(
             request_timeout_s=settings.limits.request_timeout_s,
             slow_client_timeout_s=settings.slow_client_timeout_s,
             on_refused_head=on_refused_head,
@@ -58,7 +58,7 @@ class DrainingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Unlike uvicorn's, it doesn't raise the signal again: being told to stop is no failure."""
+        """Install the signal handlers. Unlike uvicorn's method, don't raise the signal again: a stop is no failure."""
         previous = {sig: signal.signal(sig, self.handle_exit) for sig in SIGNALS}
         try:
             yield
@@ -67,12 +67,12 @@ class DrainingServer(uvicorn.Server):
                 signal.signal(sig, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called between any two instructions: the work is left to the event loop."""
+        """Schedule `stop` on the event loop, as a signal handler may run between any two instructions."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self.stop, sig)
 
     def stop(self, sig: int = signal.SIGINT) -> None:
-        """Asked a second time, it ends at once."""
+        """Drain, then stop. A second call stops at once."""
         if self._stopping is not None:
             self.force_exit = self.should_exit = True
             return
@@ -87,7 +87,7 @@ class DrainingServer(uvicorn.Server):
         lifecycle = self._lifecycle
         delay_s = self._shutdown_delay_s if sig == signal.SIGTERM else 0.0
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(delay_s, lifecycle.remaining_s or 0.0) + LAST_WORDS_S):
+            async with asyncio.timeout(max(delay_s, lifecycle.remaining_s or 0.0) + FINAL_WRITE_S):
                 await lifecycle.drained(at_least_s=delay_s)
         self.should_exit = True
 
@@ -105,6 +105,6 @@ def _uvicorn_config(
         access_log=settings.logs_access,
         server_header=False,
         timeout_keep_alive=settings.keep_alive_s,
-        timeout_graceful_shutdown=LAST_WORDS_S,
+        timeout_graceful_shutdown=FINAL_WRITE_S,
         **more,
     )

@@ -1,7 +1,7 @@
-"""`ModelCard`: all that a router needs to turn a request into the block hashes that this replica would store.
+"""`KVModelCard`: all data that a router needs to compute the block hashes which this replica would store for a request.
 
-Self-contained: a router has no model volume, so the tokenizer and the chat template travel as they are in use here,
-whatever files and flags they came from. Two replicas with one fingerprint make the same hashes of the same request.
+The card is self-contained: a router has no model volume, so the card holds the tokenizer and the chat template in use,
+whatever files and flags they came from. Replicas with equal fingerprints compute the same hashes of a request.
 """
 
 from hashlib import sha256
@@ -16,10 +16,9 @@ MEDIA_TYPE = "application/msgpack"
 FINGERPRINT_CHARS = 32
 
 
-class ModelCard(msgspec.Struct, kw_only=True, frozen=True):
-    """`tokenizer` is a `tokenizer.json`. `adapters`: name -> hash of the content, for `scoped_root`.
-
-    `root` is empty where the replica caches no prefixes.
+class KVModelCard(msgspec.Struct, kw_only=True, frozen=True):
+    """`tokenizer`: text of a `tokenizer.json`. `adapters`: name -> hash of the content, for `scoped_root`. `root`:
+    empty if the replica caches no prefixes.
     """
 
     models: tuple[str, ...]
@@ -36,9 +35,9 @@ class ModelCard(msgspec.Struct, kw_only=True, frozen=True):
     fingerprint: str = ""
 
 
-def model_card(client: "EngineClient", models: tuple[str, ...], *, cache_isolation: bool) -> ModelCard:
+def model_card(client: "EngineClient", models: tuple[str, ...], *, cache_isolation: bool) -> KVModelCard:
     ready, tokenizer, template = client.ready_info, client.tokenizer, client.chat_template
-    card = ModelCard(
+    card = KVModelCard(
         models=models,
         root=ready.hash_root if client.config.enable_prefix_caching else b"",
         block_size=ready.block_size,
@@ -54,10 +53,10 @@ def model_card(client: "EngineClient", models: tuple[str, ...], *, cache_isolati
     return msgspec.structs.replace(card, fingerprint=fingerprint)
 
 
-def write_card(card: ModelCard) -> bytes:
+def write_card(card: KVModelCard) -> bytes:
     return msgspec.msgpack.encode(card)
 
 
-def read_card(data: bytes) -> ModelCard:
-    """Raises ValueError. Fields that this reader doesn't know are passed over."""
-    return msgspec.msgpack.decode(data, type=ModelCard)
+def read_card(data: bytes) -> KVModelCard:
+    """Raises ValueError. Unknown fields are ignored."""
+    return msgspec.msgpack.decode(data, type=KVModelCard)

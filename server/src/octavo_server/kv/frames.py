@@ -1,7 +1,6 @@
 """The frames of the KV stream (docs/reference/kv-stream.md): msgpack maps, each after its length (little-endian u32).
 
-Shared by the replica that writes them and the router that reads them. A frame of a type, or a field, that a reader
-doesn't know is skipped, so that either side can be newer.
+The replica writes them, the router reads them. A reader ignores unknown fields, so that either side can be newer.
 """
 
 import struct
@@ -15,11 +14,13 @@ MAX_FRAME_BYTES = 256 * 1024
 _LENGTH = struct.Struct("<I")
 
 
-class Load(msgspec.Struct, kw_only=True):
-    """What the replica has to do, and whether it takes more. `step_tokens` took the latest step `step_ms`.
+class ReplicaLoad(msgspec.Struct, kw_only=True):
+    """The replica's work. `accepts`: it accepts new requests. `step_tokens`, `step_ms`: tokens and duration of the
+    latest step.
 
-    `received`: requests since the engine started, from anybody; those are what the other figures tell of.
-    `waiting_cached_tokens`: of the backlog, what those who wait will find; the backlog has their prompts whole.
+    `received`: requests from all senders since the engine started; the other figures include exactly these.
+    `waiting_cached_tokens`: tokens that waiting requests will find cached; `prefill_backlog_tokens` counts their whole
+    prompts.
     """
 
     running: int = 0
@@ -36,8 +37,8 @@ class Load(msgspec.Struct, kw_only=True):
 
 
 class Hello(msgspec.Struct, tag="hello", kw_only=True):
-    """First. `epoch` is new with each start of the engine; `root` is the hash before every prompt's first block, `card`
-    the fingerprint of what `GET /kv/model` answers. `weights_bytes` and `kv_bytes`: the memory that each takes.
+    """The first frame. `epoch` is new with each start of the engine; `root` is the hash before every prompt's first
+    block, `card` the fingerprint of the card that `GET /kv/model` returns. `weights_bytes`, `kv_bytes`: memory of each.
     """
 
     version: int
@@ -53,31 +54,31 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True):
 
 
 class Part(msgspec.Struct, tag="part", kw_only=True):
-    """A piece of the snapshot, as short hashes run together."""
+    """A piece of the snapshot: concatenated short hashes."""
 
     device: bytes = b""
     host: bytes = b""
 
 
 class Snapshot(msgspec.Struct, tag="snapshot", kw_only=True):
-    """The parts before it were all of the set, as of frame `seq`."""
+    """The end of the snapshot: the parts before it were the whole set as of frame `seq`."""
 
     epoch: int
     seq: int
     digest: int
-    load: Load
+    load: ReplicaLoad
 
 
 class Step(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
-    """One step's change; `seq` is the one before plus one. A heartbeat repeats the latest `seq` and changes nothing.
+    """The change of one step; `seq` increases by one. A heartbeat repeats the latest `seq` and changes nothing.
 
-    `coming`: blocks that a request which has just been received will have stored on the device, unless it fails.
+    `coming`: blocks that a request just received will store on the device, unless it fails.
     """
 
     epoch: int
     seq: int
     digest: int
-    load: Load
+    load: ReplicaLoad
     stored: bytes = b""
     removed: bytes = b""
     host_stored: bytes = b""
@@ -86,7 +87,7 @@ class Step(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
 
 
 class Bye(msgspec.Struct, tag="bye", omit_defaults=True):
-    """Last: why the replica ends the stream. `again`: whoever connects again gets a snapshot."""
+    """The last frame. `reason`: why the replica ends the stream. `again`: a new connection gets a snapshot."""
 
     reason: str
     again: bool = True
@@ -99,7 +100,7 @@ _decoder: "msgspec.msgpack.Decoder[Frame]" = msgspec.msgpack.Decoder(Frame)
 
 
 class FrameError(Exception):
-    """The bytes are no KV stream."""
+    """The bytes are not a valid KV stream."""
 
 
 def write(frame: Frame) -> bytes:
@@ -108,13 +109,13 @@ def write(frame: Frame) -> bytes:
 
 
 class FrameReader:
-    """Bytes as they come in, frames as they are complete."""
+    """Splits the bytes of a stream into frames."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Raises FrameError, after which the stream is of no use."""
+        """Yield the frames that are complete with `data`. Raises FrameError, after which the reader is unusable."""
         pending = self._pending
         pending += data
         start = 0
@@ -137,4 +138,4 @@ def _read(body: bytes) -> Frame:
     try:
         return _decoder.decode(body)
     except msgspec.MsgspecError as error:
-        raise FrameError(f"a frame that can't be read: {error}.") from None
+        raise FrameError(f"a frame is invalid: {error}.") from None

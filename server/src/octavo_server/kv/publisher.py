@@ -1,11 +1,11 @@
-"""`KVPublisher`: keeps a copy of the engine's KV set, numbers its changes, and hands them to whoever listens.
+"""`KVPublisher` copies the engine's KV set, numbers its changes, and publishes them to all listeners.
 
-The engine core only tells each step's change; snapshots are made from the copy here, in the API process, so the step
-loop never waits for a listener. A frame is encoded once for all of them. A listener whose backlog outgrows the limit
-is dropped with a reason: coming back for a snapshot costs less than what it has missed.
+The engine core only reports the change of each step; snapshots are built from the copy in the API process, so the step
+loop never waits for a listener. A frame is encoded once for all listeners. A listener whose backlog outgrows the limit
+is dropped with a reason: a new snapshot costs less than the missed frames.
 
-The core looks at new requests between two steps, and a step with long prompts may take a second. So what is on its way
-to it is known here (`Arrivals`), and told as part of what waits.
+The core receives new requests between two steps, and a step with long prompts may take a second. So the publisher
+counts requests on their way to the core (`PendingPrompts`) as waiting.
 """
 
 import asyncio
@@ -19,54 +19,57 @@ import msgspec
 from octavo_engine.wire.hashing import SHORT_BYTES
 from octavo_engine.wire.kv_stream import KVChange, KVSet, run_together
 
-from octavo_server.kv.arrivals import Arrivals, full_blocks
-from octavo_server.kv.frames import VERSION, Bye, Hello, Load, Part, Snapshot, Step, write
+from octavo_server.kv.frames import VERSION, Bye, Hello, Part, ReplicaLoad, Snapshot, Step, write
+from octavo_server.kv.pending_prompts import PendingPrompts, full_blocks
 
 if TYPE_CHECKING:
     from octavo_engine.config import ReadyInfo
     from octavo_engine.wire.records import EngineRequest, EngineStats
 
 HEARTBEAT_S = 0.5
-PART_HASHES = 2048  # of a tier in one frame: a reader takes it in between two other things that it does
+PART_HASHES = 2048  # of a tier in one frame, so that a frame delays a reader's other work only briefly
 MAX_BACKLOG_BYTES = 8 * 1024 * 1024
 _NO_CHANGE = KVChange()
 
 
 class Listener:
-    """The frames that one reader still has to get; `wait` ends when there are some, or the heartbeat is due."""
+    """Frames that one reader has not received yet. `bye`: the reason why it was dropped."""
 
     def __init__(self, max_backlog_bytes: int) -> None:
-        self.bye: Bye | None = None  # once it is dropped
+        self.bye: Bye | None = None
         self._max_backlog_bytes = max_backlog_bytes
         self._frames: deque[bytes] = deque()
         self._backlog_bytes = 0
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
 
     def push(self, frame: bytes) -> None:
         self._frames.append(frame)
         self._backlog_bytes += len(frame)
-        self._news.set()
+        self._wakeup.set()
         if self._backlog_bytes > self._max_backlog_bytes:
             self.drop(Bye(f"slow reader: more than {self._max_backlog_bytes} bytes behind; connect again"))
 
     def drop(self, bye: Bye) -> None:
         self.bye = bye
         self._frames.clear()
-        self._news.set()
+        self._wakeup.set()
 
     async def wait(self, timeout_s: float) -> None:
-        """Not `wait_for`: in Python 3.11 it swallows a cancellation that comes together with the news."""
+        """Wait for frames, at most `timeout_s`.
+
+        `asyncio.wait_for` is avoided: in Python 3.11 it swallows a cancellation that coincides with the event.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._news.wait()
+                await self._wakeup.wait()
 
-    def take(self) -> bytes:
-        """Everything there is, which may be nothing."""
-        taken = b"".join(self._frames)
+    def take_frames(self) -> bytes:
+        """Return all frames as one piece, possibly empty."""
+        frames = b"".join(self._frames)
         self._frames.clear()
         self._backlog_bytes = 0
-        self._news.clear()
-        return taken
+        self._wakeup.clear()
+        return frames
 
 
 class KVPublisher:
@@ -77,18 +80,18 @@ class KVPublisher:
         *,
         card: str = "",
         heartbeat_s: float = HEARTBEAT_S,
-        caches: bool = True,
+        has_prefix_cache: bool = True,
     ) -> None:
-        """`caches`: False where nothing of a prompt is found again."""
-        self.kept = KVSet()
+        """`card`: fingerprint of the model card. `has_prefix_cache`: False if the engine caches no prefixes."""
+        self.kv_set = KVSet()
         self.max_backlog_bytes = MAX_BACKLOG_BYTES
         self._heartbeat_s = heartbeat_s
-        self._caches = caches
+        self._has_prefix_cache = has_prefix_cache
         self._seq = 0
-        self._digest = 0  # as the engine core computed it: a copy here that went wrong shows, too
-        self._arrivals = Arrivals(ready.block_size)
-        self._of_core = Load(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)  # as it last told
-        self._load = self._of_core
+        self._digest = 0  # computed by the engine core, so that it also reveals errors in the copy
+        self._pending = PendingPrompts(ready.block_size)
+        self._core_load = ReplicaLoad(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)  # the latest report
+        self._load = self._core_load
         self._listeners: set[Listener] = set()
         self._hello = Hello(
             version=VERSION,
@@ -108,33 +111,33 @@ class KVPublisher:
         return len(self._listeners)
 
     def publish(self, change: KVChange | None, stats: "EngineStats") -> None:
-        """One step. Goes out if blocks came or went, or there is other work to do than before."""
+        """Publish one step if blocks were stored or removed, or the load changed in a figure that routing uses."""
         before = self._load
-        self._of_core = load_of(stats, accepts=before.accepts)
-        self._load = self._arrivals.within(self._of_core)
+        self._core_load = load_of(stats, accepts=before.accepts)
+        self._load = self._pending.add_to_load(self._core_load)
         if change is not None:
             for part in _parts(change, self._digest):
-                self.kept.apply(part)
-                self._tell(part)
-        elif is_news(before, self._load):
-            self._tell(_NO_CHANGE)
+                self.kv_set.apply(part)
+                self._push_step(part)
+        elif changes_routing(before, self._load):
+            self._push_step(_NO_CHANGE)
 
-    def added(self, request: "EngineRequest") -> None:
-        """It is on its way to the core: told at once."""
-        hello, is_asked = self._hello, bool(self._caches and self._listeners)
-        blocks = full_blocks(request, hello.root, hello.block_size) if is_asked else ()
-        arrival = self._arrivals.add(request, blocks, self.kept.has)
-        self._load = self._arrivals.within(self._of_core)
-        self._tell(_NO_CHANGE, coming=run_together(arrival.coming))
+    def announce_request(self, request: "EngineRequest") -> None:
+        """Publish a received request at once, before the core receives it."""
+        hello, needs_blocks = self._hello, bool(self._has_prefix_cache and self._listeners)
+        blocks = full_blocks(request, hello.root, hello.block_size) if needs_blocks else ()
+        prompt = self._pending.add(request, blocks, self.kv_set.has)
+        self._load = self._pending.add_to_load(self._core_load)
+        self._push_step(_NO_CHANGE, coming=run_together(prompt.coming))
 
     def set_accepts(self, accepts: bool) -> None:
-        """Whether new requests are taken: told at once."""
+        """Publish at once whether the replica accepts new requests."""
         if self._load.accepts != accepts:
-            self._of_core = msgspec.structs.replace(self._of_core, accepts=accepts)
-            self._load = self._arrivals.within(self._of_core)
-            self._tell(_NO_CHANGE)
+            self._core_load = msgspec.structs.replace(self._core_load, accepts=accepts)
+            self._load = self._pending.add_to_load(self._core_load)
+            self._push_step(_NO_CHANGE)
 
-    def _tell(self, change: KVChange, *, coming: bytes = b"") -> None:
+    def _push_step(self, change: KVChange, *, coming: bytes = b"") -> None:
         self._seq += 1
         if change is not _NO_CHANGE:
             self._digest = change.digest
@@ -144,18 +147,18 @@ class KVPublisher:
                 listener.push(frame)
 
     def close(self, reason: str) -> None:
-        """The replica ends: every listener is told why and let go."""
+        """End every stream with this reason: the replica ends."""
         for listener in self._listeners:
             listener.drop(Bye(reason, again=False))
 
     def snapshot(self) -> Iterator[bytes]:
-        """The frames of the set as it is now, whatever happens until they are all taken."""
-        device, host = [*self.kept.device], [*self.kept.host]
+        """Frames of the current set. Later changes don't affect them."""
+        device, host = [*self.kv_set.device], [*self.kv_set.host]
         end = Snapshot(epoch=self._hello.epoch, seq=self._seq, digest=self._digest, load=self._load)
         return self._snapshot(device, host, end)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """A snapshot, then every change, until the listener is dropped."""
+        """Yield a snapshot, then every change, until the listener is dropped."""
         listener = Listener(self.max_backlog_bytes)
         snapshot = self.snapshot()
         self._listeners.add(listener)
@@ -164,14 +167,14 @@ class KVPublisher:
                 yield frame
             await listener.wait(self._heartbeat_s)
             while listener.bye is None:
-                yield listener.take() or self._step(_NO_CHANGE)
+                yield listener.take_frames() or self._step(_NO_CHANGE)
                 await listener.wait(self._heartbeat_s)
             yield write(listener.bye)
         finally:
             self._listeners.discard(listener)
 
     def _snapshot(self, device: list[int], host: list[int], end: Snapshot) -> Iterator[bytes]:
-        """Parts are packed as they are taken: a million hashes at once would hold up the streams of requests."""
+        """Pack each part when it is requested: packing a million hashes at once would delay the streams of requests."""
         yield write(self._hello)
         for start in range(0, max(len(device), len(host)), PART_HASHES):
             part = slice(start, start + PART_HASHES)
@@ -194,8 +197,8 @@ class KVPublisher:
         )
 
 
-def load_of(stats: "EngineStats", *, accepts: bool = True) -> Load:
-    return Load(
+def load_of(stats: "EngineStats", *, accepts: bool = True) -> ReplicaLoad:
+    return ReplicaLoad(
         running=stats.running,
         waiting=stats.waiting,
         free_blocks=stats.free_blocks,
@@ -209,14 +212,14 @@ def load_of(stats: "EngineStats", *, accepts: bool = True) -> Load:
     )
 
 
-def is_news(before: Load, now: Load) -> bool:
-    """What a router would decide by; the number of the next token and its time are no news."""
+def changes_routing(before: ReplicaLoad, now: ReplicaLoad) -> bool:
+    """True if the load changed in a figure that routing uses; the latest step's tokens and time don't count."""
     old = (before.running, before.waiting, before.prefill_backlog_tokens)
     return old != (now.running, now.waiting, now.prefill_backlog_tokens)
 
 
 def _parts(change: KVChange, digest: int) -> Iterator[KVChange]:
-    """The same change in frames of the usual size: a reset of a large cache would be one of megabytes."""
+    """Split a change into frames of the usual size: the frame of a large cache's reset would take megabytes."""
     width = PART_HASHES * SHORT_BYTES
     rest = max(len(change.stored), len(change.removed), len(change.host_stored), len(change.host_removed))
     for start in range(0, rest - width, width):
@@ -227,7 +230,7 @@ def _parts(change: KVChange, digest: int) -> Iterator[KVChange]:
 
 
 def _cut(change: KVChange, start: int, end: int) -> KVChange:
-    """With the digest after all of it."""
+    """Return a slice of the change, with the digest of the whole change."""
     return KVChange(
         stored=change.stored[start:end],
         removed=change.removed[start:end],

@@ -1,7 +1,7 @@
-"""KV events as vLLM sends them, over ZeroMQ, for routers made for it (docs/reference/kv-events-zmq.md).
+"""KV events in vLLM's format, over ZeroMQ, for routers made for vLLM (docs/reference/kv-events-zmq.md).
 
-Unlike the KV stream they hold tokens, say nothing of what came before, and can't be checked for being whole; a bounded
-number of past batches is sent again to who asks. Sending never waits: ZeroMQ drops what a slow subscriber doesn't take.
+Unlike the KV stream, the events hold tokens, include no snapshot, and can't be checked for completeness. A client can
+request a replay of a bounded number of past batches. Sending never waits: ZeroMQ drops messages for slow subscribers.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ MEDIUM = "GPU"  # vLLM's word for the memory that attention reads
 RANK = 0
 SEQ_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(SEQ_BYTES, "big", signed=True)
-REPLAY_TIMEOUT_S = 5.0  # for a client to take a batch that it has asked for
+REPLAY_TIMEOUT_S = 5.0  # for a client to receive a batch of a replay
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class ZmqEvents:
-    """Lives in one event loop. Raises StartupError for an endpoint that can't be used."""
+    """Belongs to one event loop. Raises StartupError for an unusable endpoint."""
 
     def __init__(self, config: KVEventsConfig) -> None:
         self._topic = config.topic.encode()
@@ -46,7 +46,7 @@ class ZmqEvents:
         self._num_stored = 0
         self._publisher = self._context.socket(zmq.PUB)
         self._router = zmq.asyncio.Context.shadow(self._context).socket(zmq.ROUTER)
-        self._router.router_mandatory = True  # waits for a slow client, in place of dropping what it asked for
+        self._router.router_mandatory = True  # a send waits for a slow client; ZeroMQ would drop the batch otherwise
         self._replaying: asyncio.Task[None] | None = None
         try:
             _open(self._publisher, config.endpoint, hwm=config.hwm, binds=_is_bound(config.endpoint))
@@ -58,16 +58,16 @@ class ZmqEvents:
             raise
 
     def attach(self, client: "EngineClient") -> None:
-        """Beside whoever listens to its KV changes already."""
-        other, block_size = client.on_kv, client.ready_info.block_size
+        """Publish the client's KV changes, after calling the listener that is already set."""
+        previous, block_size = client.on_kv, client.ready_info.block_size
 
-        def tell(change: KVChange | None, stats: "EngineStats") -> None:
-            if other is not None:
-                other(change, stats)
+        def on_kv(change: KVChange | None, stats: "EngineStats") -> None:
+            if previous is not None:
+                previous(change, stats)
             if change is not None:
                 self.publish(change, block_size)
 
-        client.on_kv = tell
+        client.on_kv = on_kv
 
     def publish(self, change: KVChange, block_size: int) -> None:
         events = [*self._removed(change), *(_stored(run, block_size) for run in _runs(change.blocks))]
@@ -97,12 +97,12 @@ class ZmqEvents:
         self._num_stored += len(numbers(change.stored))
 
     async def _replay(self) -> None:
-        """Each request by itself: the sequence number from which on to send again, in the last frame."""
+        """Serve replay requests, one at a time. The last frame of a request is the first sequence number to send."""
         while True:
             client, *rest = await self._router.recv_multipart()
             start = rest[-1] if rest else b""
             if len(start) != SEQ_BYTES:
-                logger.warning("a request to replay KV events holds %d bytes in place of %d", len(start), SEQ_BYTES)
+                logger.warning("a request to replay KV events has %d bytes, expected %d", len(start), SEQ_BYTES)
                 continue
             wanted = [batch for batch in self._sent if batch[0] >= start]
             with suppress(TimeoutError, zmq.ZMQError):  # the client is too slow, or gone
@@ -113,7 +113,7 @@ class ZmqEvents:
 
 @asynccontextmanager
 async def zmq_events(config: KVEventsConfig | None) -> AsyncIterator[ZmqEvents | None]:
-    """Raises StartupError."""
+    """Open the event sockets of a server; None without a config. Raises StartupError."""
     events = None if config is None else ZmqEvents(config)
     try:
         yield events
@@ -134,12 +134,12 @@ def _open(opened: "zmq.Socket[bytes] | zmq.asyncio.Socket", endpoint: str, *, hw
 
 
 def _is_bound(endpoint: str) -> bool:
-    """vLLM's rule."""
+    """True if the publisher binds the endpoint instead of connecting, by vLLM's rule."""
     return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
 
 
 def _runs(blocks: list[StoredBlock]) -> Iterator[list[StoredBlock]]:
-    """Blocks that follow each other in one prompt are told together."""
+    """Group blocks that follow each other in one prompt."""
     start = 0
     for end in range(1, len(blocks) + 1):
         if end == len(blocks) or blocks[end].parent != blocks[end - 1].hash:
@@ -148,7 +148,7 @@ def _runs(blocks: list[StoredBlock]) -> Iterator[list[StoredBlock]]:
 
 
 def _stored(run: list[StoredBlock], block_size: int) -> list[Any]:
-    """vLLM tells a salt with the first block of a prompt only, as it is in the hashes of all that follow."""
+    """Event for a run of blocks. As in vLLM, only a prompt's first block has the salt; later hashes include it."""
     first = run[0]
     is_salted = first.parent is None and bool(first.salt)
     return [

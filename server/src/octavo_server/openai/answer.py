@@ -1,6 +1,6 @@
-"""What every answer and every chunk carries, and the token counts of one HTTP request.
+"""Fields of every response and chunk, and the token counts of one HTTP request.
 
-`cached_tokens` is always told: routers and users learn from it. What is UNSET isn't written at all.
+`cached_tokens` is always sent, since routers and users evaluate it. A field that is UNSET is not sent.
 """
 
 from typing import TYPE_CHECKING
@@ -28,10 +28,10 @@ class Usage(Struct):
 
 
 class RequestTimes(Struct):
-    """With --enable-per-request-metrics, under vLLM's names; null where a time needs more tokens than there were.
+    """Times of a request, with --enable-per-request-metrics, under vLLM's names; null if there are too few tokens.
 
-    By the engine core's clock: the time to the first token begins when the request is scheduled, so the queue comes
-    on top. A request of several sequences tells those of the last to end.
+    Measured by the engine core's clock. The time to the first token starts when the request is scheduled, so it
+    doesn't include the queue time. For several sequences the times are those of the last one to end.
     """
 
     time_to_first_token_ms: float | None

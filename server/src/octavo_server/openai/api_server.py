@@ -1,4 +1,4 @@
-"""`python -m octavo_server.openai.api_server`: the same as `octavo serve`, where scripts made for vLLM look for it."""
+"""`python -m octavo_server.openai.api_server`: the same as `octavo serve`, for scripts written for vLLM's module."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: the request as it arrives, the response and its chunks as they leave."""
+"""Bodies of `/v1/chat/completions`: request, response and chunks."""
 
 from typing import Any, ClassVar
 
@@ -9,16 +9,16 @@ from pydantic import BaseModel, Field
 
 from octavo_server.openai.answer import Answer
 from octavo_server.openai.entries import Entries
-from octavo_server.openai.fields import GenerationFields, Lenient
+from octavo_server.openai.fields import GenerationFields, LenientModel
 from octavo_server.openai.tools import Tool, ToolCall, ToolCallDelta, ToolFields
 
 
-class ContentPart(Lenient):
+class ContentPart(LenientModel):
     type: str
     text: str | None = None
 
 
-class ChatMessage(Lenient):
+class ChatMessage(LenientModel):
     role: str = Field(min_length=1)
     content: str | Entries[ContentPart | str] | None = None
     name: str | None = None
@@ -29,7 +29,7 @@ class ChatMessage(Lenient):
 
 
 class ChatCompletionRequest(ToolFields, GenerationFields):
-    PIECES: ClassVar[dict[str, type[BaseModel]]] = {"messages": ChatMessage, "tools": Tool}
+    ENTRY_MODELS: ClassVar[dict[str, type[BaseModel]]] = {"messages": ChatMessage, "tools": Tool}
 
     messages: Entries[ChatMessage]
     max_completion_tokens: int | None = None
@@ -60,17 +60,17 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
 
     @property
     def final_message_text(self) -> str:
-        """Of the last message, if it is the assistant's."""
+        """Text of the last message if its role is "assistant", else empty."""
         last = self.messages[-1]
         return content_text(last.model_dump()["content"], "messages[-1].content") if last.role == "assistant" else ""
 
     @property
     def echoed(self) -> str:
-        """With `echo`, the last message, if it is the assistant's, is the start of the answer."""
+        """Text that `echo` puts before the answer: the last message if its role is "assistant"."""
         return self.final_message_text if self.echo else ""
 
     def conversation(self) -> list[dict[str, Any]]:
-        """As it was sent, but for nulls; `ChatTemplate.render` makes of it what templates expect."""
+        """The messages as sent, without nulls; `ChatTemplate.render` converts them for templates."""
         return [message.model_dump(exclude_none=True) for message in self.messages]
 
 

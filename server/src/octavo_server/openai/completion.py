@@ -1,4 +1,4 @@
-"""`/v1/completions`: the request as it arrives, the response (whose chunks have the same shape) as it leaves.
+"""Bodies of `/v1/completions`: request and response; chunks have the same fields as a response.
 
 A prompt is a string, token ids, or a list of either; choice index = prompt index * n + sequence index.
 """
@@ -22,7 +22,7 @@ class CompletionRequest(GenerationFields):
     logprobs: int | None = None
 
     def prompts(self) -> list[Prompt]:
-        """Raises InvalidRequest for a prompt without content."""
+        """The prompts as a list. Raises InvalidRequest for an empty prompt."""
         prompts = self._split()
         if not prompts or not all(prompts):
             raise InvalidRequest("prompt must not be empty: send a string or token ids.", param="prompt")
@@ -37,7 +37,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def is_echo_only(self) -> bool:
-        """The prompt alone is wanted; one hidden token is generated to get it."""
+        """True if only the prompt is requested; the engine then generates one token, which is hidden."""
         return bool(self.echo) and self.max_tokens == 0
 
     @property

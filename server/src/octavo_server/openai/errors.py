@@ -1,7 +1,7 @@
-"""The one table from errors to HTTP: status, OpenAI envelope, and the same envelope as a stream event.
+"""The table from exceptions to HTTP errors: status and OpenAI's error body, which is also used for stream events.
 
-The nested body `{"error": {"message", "type", "param", "code"}}` is what OpenAI's clients read; `code` is the status
-as an integer, as vLLM has it. Whatever isn't in the table is our bug: 500 without its details, which go to the log.
+OpenAI's clients read the nested body `{"error": {"message", "type", "param", "code"}}`; `code` is the status as an
+integer, as in vLLM. An exception outside the table is a bug: status 500, with its details only in the log.
 """
 
 from dataclasses import dataclass, field
@@ -19,11 +19,11 @@ MAX_MESSAGE_CHARS = 2000
 
 
 class MalformedRequest(InvalidRequest):
-    """The body isn't JSON, or isn't of the documented types."""
+    """The body is not JSON, or a field has a wrong type."""
 
 
 class RequestTooLarge(OctavoError):
-    """`is_all`: of a size that was declared; what comes in parts isn't read to its end."""
+    """`is_all`: the whole size is known, as it was declared; a chunked body is not read to its end."""
 
     def __init__(self, num_bytes: int, *, limit: int, is_all: bool) -> None:
         size = f"{num_bytes} bytes" if is_all else f"at least {num_bytes} bytes"
@@ -42,27 +42,27 @@ class Unauthorized(OctavoError):
 
 
 class Forbidden(OctavoError):
-    """The API key is right, yet not for this."""
+    """The API key is valid, but not for this route."""
 
 
 class NotStored(OctavoError):
     def __init__(self, response_id: str) -> None:
         super().__init__(
-            f"Response {response_id!r} is not here: this server stores no responses. Keep the answer of "
+            f"Response {response_id!r} was not found: this server stores no responses. Keep the response of "
             "POST /v1/responses, and send its items as input of the next request."
         )
 
 
 class GenerationFailed(OctavoError):
-    """The engine ended a request with `error`: it may be sent again."""
+    """The engine ended a request with finish reason "error"; the client may retry it."""
 
 
 class ReplicaLost(OctavoError):
-    """The replica that a router had sent the request to is gone, or says what can't be understood."""
+    """The replica that a router had sent the request to has failed or sent an invalid response."""
 
 
 class ReplicaTimeout(OctavoError):
-    """The replica that a router had sent the request to fell silent."""
+    """The replica that a router had sent the request to did not answer in time."""
 
 
 class ErrorInfo(BaseModel):
@@ -91,7 +91,7 @@ class ApiError:
         return msgspec.json.encode(self.envelope())
 
 
-#: First match wins, so a subclass stands above its base.
+#: The first match wins, so a subclass precedes its base class.
 _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (MalformedRequest, 400, "Bad Request"),
     (InvalidRequest, 400, "BadRequestError"),
@@ -124,14 +124,14 @@ def describe(error: Exception) -> ApiError:
     return ApiError(500, "InternalServerError", "Internal server error.")
 
 
-#: pydantic's words name Python's types, and ours.
+#: Replacements of pydantic messages that name Python types or classes of this package.
 _MESSAGES = dict.fromkeys(("model_type", "dict_type"), "Input should be an object") | {
     "list_type": "Input should be a valid array"
 }
 
 
 def _shortened(message: str) -> str:
-    """Messages quote what clients sent, a model's name for one, however long that is."""
+    """Cut out the middle: messages may quote values of any length that clients sent, such as a model's name."""
     if len(message) <= MAX_MESSAGE_CHARS:
         return message
     half = MAX_MESSAGE_CHARS // 2
@@ -139,10 +139,13 @@ def _shortened(message: str) -> str:
 
 
 def malformed(error: ValidationError, where: str = "") -> MalformedRequest:
-    """Names each wrong field once: a union of types reports one failure per member. `where`: the place of the value
-    that was validated. pydantic describes all failures or none, so of very many only the number is reported."""
+    """Error that names each wrong field once, though a union of types reports a failure per member.
+
+    `where`: path of the validated value. pydantic describes all failures or none, so if there are more than
+    `MAX_DESCRIBED_ERRORS` the message only has their number.
+    """
     if error.error_count() > MAX_DESCRIBED_ERRORS:
-        fields = f"{where or 'The body'} has {error.error_count()} fields of wrong names or types"
+        fields = f"{where or 'The body'} has {error.error_count()} fields with wrong names or types"
         return MalformedRequest(f"{fields}: send those that the API documents.", param=where or None)
     found: dict[str, str] = {}
     for item in error.errors(include_url=False, include_context=False, include_input=False):
@@ -153,7 +156,7 @@ def malformed(error: ValidationError, where: str = "") -> MalformedRequest:
 
 
 def _field(location: tuple[int | str, ...], where: str) -> str:
-    """`messages[0].content`, without the names that pydantic gives to the members of a union."""
+    """Path such as `messages[0].content`, without the names that pydantic gives to the members of a union."""
     parts = [f"[{p}]" if isinstance(p, int) else f".{p}" for p in location if isinstance(p, int) or _is_field_name(p)]
     return (where + "".join(parts)).removeprefix(".")
 

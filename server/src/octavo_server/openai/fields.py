@@ -1,8 +1,8 @@
-"""The body fields that generating endpoints share, and how those of chat and text completions become `SamplingParams`.
+"""Body fields that the generating endpoints share, and their conversion to `SamplingParams`.
 
-Every field is optional and null means unset: clients send nulls for what they don't use. What is unset comes from the
-model's generation_config.json, else from the defaults of `SamplingParams` (which are vLLM's). Unknown fields are
-accepted, as OpenAI-compatible servers do; fields whose meaning we know and can't honour are refused in `unsupported`.
+Every field is optional and null means unset, since clients send null for fields they don't use. An unset field gets its
+value from the model's generation_config.json, else from the defaults of `SamplingParams` (which are vLLM's). Unknown
+fields are accepted, as in other OpenAI-compatible servers; `unsupported` rejects known fields that have no support.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.sampling import SamplingParams
 from pydantic import ConfigDict, Field
 
-from octavo_server.openai.entries import Entries, InPieces
+from octavo_server.openai.entries import Entries, ValidatedByEntry
 from octavo_server.openai.structured import StructuredFields
 
-#: Fields that go to `SamplingParams` under their own name.
+#: Fields that have the same name in `SamplingParams`.
 _SAME_NAME = (
     *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
     *("seed", "stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "prompt_logprobs"),
@@ -23,21 +23,21 @@ _SAME_NAME = (
     *("logit_bias", "allowed_token_ids", "skip_reading_prefix_cache"),
 )
 INT32_MAX = 2**31 - 1
-#: Keys of generation_config.json that stand in for unset fields.
+#: Keys of generation_config.json that replace unset fields.
 GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-class Lenient(InPieces):
+class LenientModel(ValidatedByEntry):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
 
 
-class StreamOptions(Lenient):
+class StreamOptions(LenientModel):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(Lenient):
-    """What every generating endpoint takes, the responses API included."""
+class SamplingFields(LenientModel):
+    """Fields that every generating endpoint accepts, including the responses API."""
 
     model: str | None = Field(None, description="A served name; the first one if left out.")
     temperature: float | None = None
@@ -77,7 +77,7 @@ class GenerationFields(StructuredFields, SamplingFields):
     return_tokens_as_token_ids: bool | None = None
 
     def check(self) -> None:
-        """Rules between fields. Raises InvalidRequest."""
+        """Check rules between fields. Raises InvalidRequest."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options can only be set with stream=true.", param="stream_options")
         if self.stream and self.prompt_logprobs is not None:

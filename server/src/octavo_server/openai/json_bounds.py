@@ -1,8 +1,8 @@
-"""Bounds of a JSON body that are checked on its raw bytes, before any parser runs: its values and its depth.
+"""Checks the number of values and the depth of a JSON body on its raw bytes, before any parser runs.
 
-A parser makes one object of each value, so a body of few bytes per value takes many times its size in memory. Counting
-separators takes about a millisecond per MiB. The text in strings doesn't count; it is skipped only where the crude
-count passes a limit, run by run, so that other threads get their turn and counting stops soon after the limit.
+A parser creates one object per value, so a body with few bytes per value takes many times its size in memory. Counting
+separators takes about a millisecond per MiB. Text in strings doesn't count; strings are skipped only if the crude count
+exceeds a limit, in runs, so that other threads can run in between and counting stops soon after the limit.
 """
 
 import re
@@ -14,10 +14,10 @@ from octavo_engine.wire.errors import InvalidRequest
 
 from octavo_server.config import RequestLimits
 
-#: A string that isn't closed reaches to the end, so that no body makes this start over and over.
+#: An unclosed string extends to the end, so that no body causes repeated backtracking.
 _STRING = rb'"(?:[^"\\]++|\\.)*+"?'
 _STRINGS = re.compile(_STRING, re.DOTALL)
-#: So many strings that skipping them takes less than a millisecond.
+#: A run has at most 4096 strings, so that skipping them takes less than a millisecond.
 _RUNS = re.compile(rb'(?:[^"]*+%b){1,4096}+|[^"]++' % _STRING, re.DOTALL)
 _NOT_STRUCTURE = bytes(byte for byte in range(256) if byte not in b",[]{}")
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: one level down, one level up
@@ -42,7 +42,7 @@ def check_json(body: bytes, limits: RequestLimits) -> None:
 
 
 def _structure(body: bytes) -> Iterator[bytes]:
-    """The commas and brackets outside of strings."""
+    """Yield the commas and brackets outside of strings, run by run."""
     for run in _RUNS.finditer(body):
         yield _STRINGS.sub(b"", run[0]).translate(None, _NOT_STRUCTURE)
 

@@ -1,6 +1,6 @@
-"""How much one request may ask for: each refusal gives the limit, the value, the field and the flag that raises it.
+"""Limits of one request: each error names the limit, the value, the field and the flag that raises the limit.
 
-What is checked here would cost memory or time before the engine's own limits (context, vocabulary) are looked at.
+These checks protect memory and time that a request would cost before the engine checks context and vocabulary.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest
 
 from octavo_server.config import RequestLimits
 
-#: Field of a body -> field of `RequestLimits`, and so the flag.
+#: Field of a body -> field of `RequestLimits`, which also names the flag.
 _COUNTED = {
     "messages": "max_messages",
     "input": "max_messages",
@@ -22,12 +22,12 @@ _COUNTED = {
     "logit_bias": "max_logit_bias",
     "allowed_token_ids": "max_allowed_token_ids",
 }
-#: Of the body itself; the API defines about a hundred. Fields beyond those are kept twice while they are validated.
+#: Most fields of a body; the API defines about 100. Validation keeps two copies of each unknown field.
 MAX_FIELDS = 1024
 
 
 def check_counts(body: Mapping[str, Any], limits: RequestLimits) -> None:
-    """Of a body as it was sent: a field of a wrong type counts for nothing here, validation refuses it."""
+    """Check the counts of a raw body. A field of a wrong type is ignored here; validation rejects it later."""
     if len(body) > MAX_FIELDS:
         raise InvalidRequest(f"The body has {len(body)} fields, the limit is {MAX_FIELDS}: leave out unknown ones.")
     for name, limit_name in _COUNTED.items():
@@ -41,7 +41,7 @@ def check_counts(body: Mapping[str, Any], limits: RequestLimits) -> None:
 
 
 def check_chars(text: str, limits: RequestLimits) -> None:
-    """Tokenising takes microseconds and some hundred bytes of memory a character."""
+    """Check the length of a text: tokenising takes microseconds and some hundred bytes of memory per character."""
     if len(text) > limits.max_prompt_chars:
         raise InvalidRequest(
             f"The text has {len(text)} characters, the limit is {limits.max_prompt_chars}: send less"
@@ -51,7 +51,7 @@ def check_chars(text: str, limits: RequestLimits) -> None:
 
 
 def check_fits(text: str, *, max_model_len: int, longest_token: int) -> None:
-    """Before tokenising: a text of more characters than so many of the longest tokens spell can't fit the context."""
+    """Check before tokenising: a text longer than `max_model_len` times the longest token can't fit the context."""
     if len(text) > max_model_len * longest_token:
         at_least = -(-len(text) // longest_token)
         raise ContextLengthExceeded(max_model_len=max_model_len, num_requested=1, num_input=at_least)

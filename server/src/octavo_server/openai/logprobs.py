@@ -1,7 +1,7 @@
-"""Log-probabilities in OpenAI's three shapes: chat content, completion columns, and vLLM's prompt list.
+"""Log-probabilities in three formats: chat content, completion columns, and vLLM's list for prompts.
 
-Minus infinity isn't JSON: it becomes -9999.0. A token that is part of a character decodes to U+FFFD as text; its
-exact bytes stand beside it in the chat shape.
+Minus infinity has no JSON form and becomes -9999.0. A token that is part of a character has the text U+FFFD; the chat
+format also has its exact bytes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ FLOOR = -9999.0
 
 
 class LogprobWriter:
-    """`as_ids`: tokens are written "token_id:123" (return_tokens_as_token_ids)."""
+    """`as_ids`: tokens are written as "token_id:123" (return_tokens_as_token_ids)."""
 
     def __init__(self, codec: "TextCodec", *, num_top: int, as_ids: bool) -> None:
         self._codec = codec
@@ -30,7 +30,7 @@ class LogprobWriter:
         return ChatLogprobs([self._chat_token(position) for position in positions])
 
     def completion(self, positions: Sequence[PositionLogprobs | None], offset: int) -> CompletionLogprobs:
-        """None at a position (the first prompt token) has no probability; `offset` is where its text starts."""
+        """Columns of generated tokens; None positions are skipped. `offset`: characters before the first token."""
         columns = CompletionLogprobs([], [], [], [])
         for position in positions:
             if position is not None:
@@ -76,7 +76,7 @@ def join(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLog
 
 
 def prompt_list(positions: Sequence[PositionLogprobs | None], codec: "TextCodec") -> list[dict[int, Any] | None]:
-    """vLLM's `prompt_logprobs`: one map a position from token id to what is known of it."""
+    """vLLM's `prompt_logprobs`: for each position a map from token id to log-probability, rank and text."""
     return [None if p is None else {t: _described(t, e, codec) for t, e in p.items()} for p in positions]
 
 

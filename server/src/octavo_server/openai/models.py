@@ -1,15 +1,15 @@
-"""The model card of `/v1/models`, with vLLM's extra fields."""
+"""The model object of `/v1/models`, with vLLM's extra fields."""
 
 from typing import Any
 
 from msgspec import Struct, field
 
 
-class ModelCard(Struct):
+class ModelObject(Struct):
     id: str
     created: int
     root: str
-    max_model_len: int | None  # where it is known
+    max_model_len: int | None  # None if unknown
     object: str = "model"
     owned_by: str = "octavo"
     parent: str | None = None
@@ -17,12 +17,12 @@ class ModelCard(Struct):
 
 
 class ModelList(Struct):
-    data: list[ModelCard]
+    data: list[ModelObject]
     object: str = "list"
 
 
 def permission(model: str, created: int) -> dict[str, Any]:
-    """What OpenAI's older clients expect on a card; everything that a server like this one allows."""
+    """The permission object that OpenAI's older clients expect, with the actions that this server allows."""
     allowed = ("allow_sampling", "allow_logprobs", "allow_view")
     refused = ("allow_create_engine", "allow_search_indices", "allow_fine_tuning", "is_blocking")
     card: dict[str, Any] = {"id": f"modelperm-{model}", "object": "model_permission", "created": created}

@@ -1,4 +1,4 @@
-"""The answer of the render endpoints: vLLM's `GenerateRequest`, one per prompt, with the prompt's text beside it."""
+"""Response of the render endpoints: vLLM's `GenerateRequest`, one per prompt, plus the text of the prompt."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from octavo_engine.wire.sampling import SamplingParams
 
 
 class RenderedRequest(Struct, kw_only=True):
-    """`sampling_params` is resolved: `max_tokens` is the room there really is; an open `seed` stays open."""
+    """`sampling_params` is resolved: `max_tokens` fits the free context; an unset `seed` stays unset."""
 
     request_id: str
     model: str

@@ -1,4 +1,4 @@
-"""A chat request to the text of its prompt. Replicas and routers both render here, so their prompts can't differ."""
+"""Renders a chat request to the text of its prompt. Replicas and routers share it, so their prompts can't differ."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from octavo_server.openai.chat import ChatCompletionRequest
 
 #: Arguments of the template's renderer that `chat_template_kwargs` may not replace.
 RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
-#: Fields outside of OpenAI's that templates know under the same name.
+#: Fields that chat templates use under the same name.
 TEMPLATE_FIELDS = ("documents", "reasoning_effort")
 
 
@@ -33,7 +33,7 @@ class ChatRenderer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderOptions:
-    """What a prompt depends on besides the conversation."""
+    """Everything that a prompt depends on besides the conversation."""
 
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True

@@ -1,7 +1,7 @@
-"""The raw bytes of a request to the model of its endpoint: bounds first, then JSON, then types.
+"""Parses the raw bytes of a request into the pydantic model of its endpoint: bounds first, then JSON, then types.
 
-Neither `from_json` nor pydantic releases the GIL, so a large body is validated in pieces: each entry of the fields in
-`PIECES` apart, which lets the event loop run in between.
+Neither `from_json` nor pydantic releases the GIL, so a large body is validated in steps: every entry of the fields in
+`ENTRY_MODELS` on its own, which lets the event loop run in between.
 """
 
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from octavo_server.config import RequestLimits
-from octavo_server.openai.entries import InPieces
+from octavo_server.openai.entries import ValidatedByEntry
 from octavo_server.openai.errors import MalformedRequest, malformed
 from octavo_server.openai.json_bounds import check_json
 from octavo_server.openai.limits import check_counts
@@ -20,7 +20,7 @@ Piece = TypeVar("Piece", bound=BaseModel)
 
 
 def parse_request(raw: bytes, kind: type[Body], limits: RequestLimits) -> Body:
-    """Raises MalformedRequest (not JSON, not UTF-8, or not of the documented types) and what `limits` forbid."""
+    """Raises MalformedRequest (not JSON, not UTF-8, or a wrong type) and InvalidRequest for a value beyond `limits`."""
     check_json(raw, limits)
     try:
         body = from_json(raw)
@@ -33,8 +33,8 @@ def parse_request(raw: bytes, kind: type[Body], limits: RequestLimits) -> Body:
 
 
 def validate_request(body: dict[str, Any], kind: type[Body]) -> Body:
-    """Raises MalformedRequest. Replaces entries of `body` by their models."""
-    pieces = kind.PIECES if issubclass(kind, InPieces) else {}
+    """Validate a body, replacing the entries of its lists by their models. Raises MalformedRequest."""
+    pieces = kind.ENTRY_MODELS if issubclass(kind, ValidatedByEntry) else {}
     for name, entry_kind in pieces.items():
         entries = body.get(name)
         if isinstance(entries, list):

@@ -1,7 +1,7 @@
-"""`/v1/responses`: the request as it arrives, and the chat request that it comes to. Nothing is stored between two.
+"""`/v1/responses`: the body of a request, and its conversion to a chat request. The server stores no responses.
 
-Fields that need a memory on the server, or tools that run there, are refused with what to do instead; those that only
-tune what isn't there (cache keys, tiers, obfuscation) are accepted.
+Fields that need stored responses or tools run by the server are rejected with a remedy; fields that only tune features
+without an effect here (cache keys, tiers, obfuscation) are accepted.
 """
 
 from typing import Any, ClassVar, Literal
@@ -16,15 +16,15 @@ from octavo_server.openai.responses_input import InputItem, conversation
 
 #: Fields that a chat request has under the same name.
 _SAME_NAME = (*SamplingFields.model_fields, "parallel_tool_calls", "chat_template_kwargs")
-#: Include values that ask for something we have.
+#: The only value of `include` that has an effect.
 LOGPROBS = "message.output_text.logprobs"
 
 _STATELESS = "this server stores no responses: send the whole conversation as input"
 _REFUSED = {
     "previous_response_id": f"previous_response_id is not supported: {_STATELESS}.",
     "conversation": f"conversation is not supported: {_STATELESS}.",
-    "background": f"background is not supported: {_STATELESS}, and read the answer, streamed or not.",
-    "prompt": "prompt templates are not stored here: send instructions and input.",
+    "background": f"background is not supported: {_STATELESS}, and read the response, streamed or not.",
+    "prompt": "prompt is not supported: this server stores no prompt templates, send instructions and input.",
 }
 
 
@@ -44,7 +44,7 @@ class TextConfig(BaseModel):
 
 
 class ReasoningConfig(BaseModel):
-    """`effort` goes to the chat template; a summary is never made."""
+    """`effort` is passed to the chat template; no summary is generated."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -52,7 +52,7 @@ class ReasoningConfig(BaseModel):
 
 
 class AnyTool(BaseModel):
-    """A tool of any kind, so that one that isn't a function can be refused by name."""
+    """A tool of any type, so that the error for one that isn't a function can name it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -71,7 +71,7 @@ class AnyToolChoice(BaseModel):
 
 
 class ResponsesRequest(SamplingFields):
-    PIECES: ClassVar[dict[str, type[BaseModel]]] = {"input": InputItem, "tools": AnyTool}
+    ENTRY_MODELS: ClassVar[dict[str, type[BaseModel]]] = {"input": InputItem, "tools": AnyTool}
 
     input: str | Entries[InputItem]
     instructions: str | None = None
@@ -91,7 +91,7 @@ class ResponsesRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def echoed(self) -> dict[str, Any]:
-        """What a response tells of its request."""
+        """Fields of the request that the response repeats."""
         asked = self.text.format if self.text else None
         choice = self.tool_choice
         return {
@@ -112,7 +112,7 @@ class ResponsesRequest(SamplingFields):
         return LOGPROBS in (self.include or ())
 
     def check(self) -> None:
-        """Raises InvalidRequest for what a stateless server can't do."""
+        """Raises InvalidRequest for fields that a stateless server can't support."""
         extra = self.model_extra or {}
         for name, message in _REFUSED.items():
             if getattr(self, name, None) or extra.get(name):
@@ -124,7 +124,7 @@ class ResponsesRequest(SamplingFields):
             raise InvalidRequest("input must hold a text or at least one item.", param="input")
 
     def as_chat(self) -> ChatCompletionRequest:
-        """Raises InvalidRequest, naming our field."""
+        """The same request for the chat API. Raises InvalidRequest, which names the field of `/v1/responses`."""
         values = {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
         values["messages"] = conversation(self.instructions, self.input)
         values["tools"] = self._functions()

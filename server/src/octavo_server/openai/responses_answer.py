@@ -1,4 +1,4 @@
-"""The response object of `/v1/responses`, its items, and the events of its stream, as data."""
+"""The response object of `/v1/responses`, its items, and the events of its stream."""
 
 from typing import Any, Literal
 
@@ -104,8 +104,8 @@ class ResponseObject(Struct, kw_only=True):
     object: str = "response"
 
 
-class Event(Struct, kw_only=True):
-    """Every event of a stream; what a kind of event doesn't have is left out."""
+class ResponseStreamEvent(Struct, kw_only=True):
+    """Any event of a stream; fields that its type does not have are UNSET."""
 
     type: str
     sequence_number: int = 0

@@ -1,7 +1,7 @@
-"""The input of `/v1/responses` as chat messages: items of a conversation become what chat templates know.
+"""Converts the input items of `/v1/responses` to chat messages.
 
-A function call is part of the assistant's message before it, and so is the reasoning; its output is a message of role
-"tool". What refers to something kept on a server, or isn't text, is refused by name.
+A function call and its reasoning become part of the assistant's message; the output of the call becomes a message with
+the role "tool". Items that refer to stored data or aren't text are rejected with an error that names them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ from octavo_server.openai.entries import Entries
 
 #: Kind of a content part -> the field of its text.
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "reasoning_text": "text", "refusal": "refusal"}
-#: Templates know "system" only.
+#: Role -> role that chat templates support.
 _ROLES = {"developer": "system"}
 
 Message = dict[str, Any]
 
 
 class InputItem(BaseModel):
-    """Which fields an item must have follows from `type`; without one it is a message."""
+    """The required fields depend on `type`; an item without `type` is a message."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -35,7 +35,7 @@ class InputItem(BaseModel):
 
 
 def conversation(instructions: str | None, given: str | Sequence[InputItem]) -> list[Message]:
-    """Raises InvalidRequest that names the item."""
+    """Chat messages of the input. Raises InvalidRequest, which names the item."""
     messages: list[Message] = [] if instructions is None else [{"role": "system", "content": instructions}]
     if isinstance(given, str):
         return [*messages, {"role": "user", "content": given}]
@@ -54,7 +54,7 @@ def conversation(instructions: str | None, given: str | Sequence[InputItem]) -> 
             case "reasoning":
                 reasoning = _text(item.content or (), where)
             case "item_reference":
-                message = f"{where} refers to an item of an earlier response: nothing is stored here, send the item."
+                message = f"{where} refers to a stored item, but this server stores no responses: send the item itself."
                 raise InvalidRequest(message, param=where)
             case kind:
                 known = "message, function_call, function_call_output and reasoning"
@@ -65,19 +65,19 @@ def conversation(instructions: str | None, given: str | Sequence[InputItem]) -> 
 def _message(item: InputItem, where: str, reasoning: str) -> Message:
     role = _needed(item.role, f"{where}.role")
     message = {"role": _ROLES.get(role, role), "content": _text(item.content, f"{where}.content")}
-    return {**message, **_thought(reasoning)} if role == "assistant" else message
+    return {**message, **_reasoning_fields(reasoning)} if role == "assistant" else message
 
 
 def _assistant_for_calls(messages: list[Message], reasoning: str) -> list[Message]:
-    """The calls of the assistant's turn that is under way; a new one where none is, or where it thinks again."""
+    """Calls of the latest assistant message; a new message if the latest has another role or new reasoning precedes."""
     if not messages or messages[-1]["role"] != "assistant" or reasoning:
-        messages.append({"role": "assistant", "content": None, **_thought(reasoning)})
+        messages.append({"role": "assistant", "content": None, **_reasoning_fields(reasoning)})
     calls: list[Message] = messages[-1].setdefault("tool_calls", [])
     return calls
 
 
-def _thought(reasoning: str) -> Message:
-    """Under both names that templates have for it."""
+def _reasoning_fields(reasoning: str) -> Message:
+    """The reasoning under both names that templates use."""
     return {"reasoning": reasoning, "reasoning_content": reasoning} if reasoning else {}
 
 
@@ -104,7 +104,7 @@ def _part_text(part: Mapping[str, Any], where: str) -> str:
     kind = part.get("type")
     field = _PARTS.get(str(kind))
     if field is None:
-        message = f"{where} is of type {kind!r}; supported is text: input_text and output_text."
+        message = f"{where} is of type {kind!r}; only text is supported: input_text and output_text."
         raise InvalidRequest(message, param=f"{where}.type")
     text = part.get(field)
     if not isinstance(text, str):

@@ -1,13 +1,13 @@
-"""Server-sent events as OpenAI's clients read them: `data: {json}` frames, and `[DONE]` last, after an error too.
+"""Server-sent events in OpenAI's form: `data: {json}` frames, and `[DONE]` last, also after an error.
 
-Chunks are msgspec structs: encoding one costs about a microsecond, where a pydantic model would cost fifty.
+Chunks are msgspec structs: encoding one costs about a microsecond; a pydantic model would cost fifty.
 """
 
 import msgspec
 
 from octavo_server.openai.errors import describe
 
-UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]  # for proxies on the way
+UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]  # keeps proxies from buffering
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), *UNBUFFERED]
 DONE = b"data: [DONE]\n\n"
 

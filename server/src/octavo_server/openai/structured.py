@@ -1,7 +1,7 @@
-"""How a body asks for a shape of the output, in all spellings: OpenAI's `response_format`, vLLM's `structured_outputs`
-and the `guided_*` fields that it had before. At most one shape may be asked for; it becomes `StructuredOutputs`.
+"""Body fields for structured output, converted to `StructuredOutputs`: OpenAI's `response_format`, vLLM's
+`structured_outputs` and its older `guided_*` fields. A request may use only one of them.
 
-`strict` of a JSON schema may be what it likes: a schema is always enforced.
+`strict` of a JSON schema has no effect: a schema is always enforced.
 """
 
 from typing import Any, Literal
@@ -25,7 +25,7 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """`schema` beside `json_object` is how some clients spell a JSON schema."""
+    """Some clients send a JSON schema as `schema` with the type "json_object"."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -45,7 +45,7 @@ class ResponseFormat(BaseModel):
 
 
 class StructuredOutputsBody(BaseModel):
-    """`disable_fallback` asks for what is always so: there is one library, and no other to fall back to."""
+    """`disable_fallback` has no effect: there is only one grammar library, so no fallback exists."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -71,11 +71,11 @@ class StructuredFields(BaseModel):
     guided_whitespace_pattern: str | None = None
 
     def shape(self) -> StructuredOutputs | None:
-        """What is asked for, in whatever spelling. Raises InvalidRequest, for two shapes as for a wrong one."""
+        """The structured output that the body requests, if any. Raises InvalidRequest if two fields request one."""
         asked = {name: shape for name, shape in self._shapes().items() if shape}
         if len(asked) > 1:
             fields = " and ".join(asked)
-            raise InvalidRequest(f"{fields} each ask for a shape of the output: send one.", param=[*asked][1])
+            raise InvalidRequest(f"{fields} each request a structured output: send one of them.", param=[*asked][1])
         if not asked:
             return None
         ((name, shape),) = asked.items()
@@ -84,7 +84,7 @@ class StructuredFields(BaseModel):
         return StructuredOutputs(**shape)
 
     def _shapes(self) -> dict[str, dict[str, Any]]:
-        """Field -> arguments of `StructuredOutputs`, empty where it asks for nothing."""
+        """Field -> arguments of `StructuredOutputs`; empty if the field requests none."""
         shapes: dict[str, dict[str, Any]] = {}
         if self.response_format is not None:
             shapes["response_format"] = self.response_format.shape()

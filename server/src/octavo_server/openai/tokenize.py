@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: vLLM's shapes."""
+"""Bodies and responses of `/tokenize` and `/detokenize`, with vLLM's fields."""
 
 from typing import Any, ClassVar
 
@@ -7,14 +7,14 @@ from pydantic import BaseModel
 
 from octavo_server.openai.chat import ChatMessage
 from octavo_server.openai.entries import Entries
-from octavo_server.openai.fields import Lenient
+from octavo_server.openai.fields import LenientModel
 from octavo_server.openai.tools import Tool
 
 
-class TokenizeRequest(Lenient):
-    """Either `prompt`, or `messages` to be rendered by the chat template."""
+class TokenizeRequest(LenientModel):
+    """Either `prompt`, or `messages`, which the chat template renders."""
 
-    PIECES: ClassVar[dict[str, type[BaseModel]]] = {"messages": ChatMessage, "tools": Tool}
+    ENTRY_MODELS: ClassVar[dict[str, type[BaseModel]]] = {"messages": ChatMessage, "tools": Tool}
 
     model: str | None = None
     prompt: str | None = None
@@ -27,7 +27,7 @@ class TokenizeRequest(Lenient):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class DetokenizeRequest(Lenient):
+class DetokenizeRequest(LenientModel):
     model: str | None = None
     tokens: Entries[int]
 

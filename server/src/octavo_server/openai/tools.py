@@ -1,4 +1,4 @@
-"""Tools as they arrive in a chat request, and calls as they leave in an answer and in its chunks."""
+"""Tools of a chat request, and the calls in its response and chunks."""
 
 from typing import Any, Literal
 
@@ -6,11 +6,11 @@ from msgspec import UNSET, Struct, UnsetType
 from pydantic import BaseModel, ConfigDict
 
 from octavo_server.openai.entries import Entries
-from octavo_server.tools.use import Mode, ToolSettings, ToolUse, tool_use
+from octavo_server.output_parsing.tool_use import Mode, ToolSettings, ToolUse, tool_use
 
 
 class ToolFunction(BaseModel):
-    """`strict` may be what it likes: calls that are asked for by name or by "required" always follow the schema."""
+    """`strict` has no effect: calls that a named tool or "required" forces always follow the schema."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -27,7 +27,7 @@ class Tool(BaseModel):
     function: ToolFunction
 
     def described(self) -> dict[str, Any]:
-        """As templates read it."""
+        """The tool in the form that chat templates expect."""
         return {"type": self.type, **self.model_dump(exclude_none=True)}
 
 
@@ -75,7 +75,7 @@ class CalledFunctionDelta(Struct):
 
 
 class ToolCallDelta(Struct):
-    """`id`, `type` and the name come with the first piece of a call only."""
+    """Only the first chunk of a call has `id`, `type` and the name."""
 
     index: int
     function: CalledFunctionDelta

@@ -1,6 +1,6 @@
-"""Body fields whose meaning we know and can't honour yet: a 400 that names the field, never silence.
+"""Rejects known body fields that this version does not support, with a 400 that names the field.
 
-A field with a value that asks for nothing (null, an empty list, `n` copies out of `n` for `best_of`) passes.
+A value without an effect (null, an empty list, `best_of` equal to `n`) is accepted.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from octavo_server.openai.fields import GenerationFields
 
 _EMPTY: tuple[object, ...] = (None, "", [], {}, False)
 
-#: Refused when set to anything that isn't empty.
+#: Fields that are rejected unless their value is empty.
 _REFUSED = (
     *(
         "structural_tag",
@@ -44,7 +44,7 @@ def refuse_unsupported(request: GenerationFields) -> None:
         if value in _EMPTY:
             continue
         if name in _REPLACED:
-            raise InvalidRequest(f"{name} was replaced by {_REPLACED[name]}: send that.", param=name)
+            raise InvalidRequest(f"{name} was replaced by {_REPLACED[name]}: send {_REPLACED[name]}.", param=name)
         allowed = _ALLOWED_IF.get(name)
         if name in _REFUSED or (allowed is not None and not allowed(value, request)):
             raise InvalidRequest(f"{name} is not supported by this version; leave it out.", param=name)

@@ -1,8 +1,8 @@
 """The routes of a router for administrators and scrapers: `/metrics`, `/debug/decisions` (and `/ended`),
 `/debug/index`, `/state/events`.
 
-FastAPI serves them, as none of them is on the path of a request. Each answers for all workers of the router. Who may
-call them is decided before (`http/access.py`).
+FastAPI serves these routes, as forwarded requests don't pass through them. Each response covers all workers of the
+router. `http/access.py` has checked the caller's access before.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from octavo_server.json_responses import error_reply, json_reply
 from octavo_server.prometheus_text import CONTENT_TYPE
 from octavo_server.router.observe.debug import Decisions, IndexDebug
-from octavo_server.router.observe.report import Ask, exposition, latest_decisions, whole_index, whole_state
+from octavo_server.router.observe.report import ReportQuery, exposition, latest_decisions, merged_index, merged_state
 from octavo_server.router.observe.state_stream import StateFeed, StateStream
 from octavo_server.router.observe.workers import Workers
 
@@ -46,27 +46,29 @@ def _context(request: Request) -> AdminContext:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    reports = await _context(request).workers.ask(Ask("metrics"))
+    reports = await _context(request).workers.collect_reports(ReportQuery("metrics"))
     return Response(exposition(reports), headers={"content-type": CONTENT_TYPE})
 
 
 @router.get("/debug/decisions")
 async def debug_decisions(request: Request, n: str = "20") -> Response:
     workers, number = _context(request).workers, _number(n)
-    return json_reply(Decisions(latest_decisions(await workers.ask(Ask("decisions", number)), number)))
+    return json_reply(
+        Decisions(latest_decisions(await workers.collect_reports(ReportQuery("decisions", number)), number))
+    )
 
 
 @router.get("/debug/decisions/ended")
 async def ended_decisions(request: Request) -> Response:
     workers, after = _context(request).workers, _after(request.query_params.getlist("after"))
-    reports = await workers.ask(Ask("ended", after=after))
+    reports = await workers.collect_reports(ReportQuery("ended", after=after))
     return json_reply(Decisions([info for report in reports for info in report.decisions]))
 
 
 @router.get("/debug/index")
 async def debug_index(request: Request) -> Response:
-    reports = await _context(request).workers.ask(Ask("index"))
-    return json_reply(IndexDebug(whole_index(reports), [*whole_state(reports).replicas]))
+    reports = await _context(request).workers.collect_reports(ReportQuery("index"))
+    return json_reply(IndexDebug(merged_index(reports), [*merged_state(reports).replicas]))
 
 
 @router.get("/state/events")
@@ -85,9 +87,7 @@ def _after(given: list[str]) -> dict[str, int]:
     for text in given:
         worker, _, number = text.partition(":")
         if not number.isdecimal() or len(number) > MAX_DIGITS:
-            message = (
-                f"after is {text[:40]!r}; it has to be WORKER:NUMBER, both as the latest decision of a worker has them."
-            )
+            message = f"after is {text[:40]!r}; expected WORKER:NUMBER, copied from a worker's latest decision."
             raise InvalidRequest(message, param="after")
         found[worker] = int(number)
     return found

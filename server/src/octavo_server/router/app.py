@@ -1,4 +1,4 @@
-"""`Router`: the composition of one worker. `ProxyHandler` takes requests for replicas, FastAPI the router's own."""
+"""`Router` composes one worker: `ProxyHandler` forwards requests to replicas, FastAPI serves the other routes."""
 
 import asyncio
 import socket
@@ -58,7 +58,7 @@ def _call_soon(act: Callable[[], None]) -> object:
 
 
 class Router:
-    """An ASGI application. Belongs to one event loop, from `start` to `stop`."""
+    """ASGI application that belongs to one event loop from `start` to `stop`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Router:
         self.lifecycle = Lifecycle(self.in_flight, timeout_s=settings.drain_timeout_s)
         self.index = PrefixIndex(max_entries=settings.max_index_entries)
         self.telemetry = RouterTelemetry(tracer=tracer)
-        self.picker = Picker(self.index, clock=time.monotonic, soon=_call_soon)
+        self.picker = Picker(self.index, clock=time.monotonic, call_soon=_call_soon)
         self.pools = ConnectionPools(connect_timeout_s=settings.forward.connect_timeout_s)
         follow = FollowSettings(secret=self._secret, key=settings.replica_key)
         self.fleet = Fleet(follow, discovery, self.index)
@@ -82,18 +82,18 @@ class Router:
         merges_tenants = not has_secret and (settings.needs_key or bool(settings.replica_key))
         self.hashers = PromptHashers(self.fleet, follow.headers, merges_tenants=merges_tenants)
         self.queue = RequestQueue(
-            max_waiting=settings.forward.max_queued_requests, observe=self.telemetry.metrics.waited
+            max_waiting=settings.forward.max_queued_requests, observe=self.telemetry.metrics.record_wait
         )
         self.balancer = Balancer(
             fleet=self.fleet, picker=self.picker, pools=self.pools, queue=self.queue, limits=settings.forward
         )
         self._exact: set[Replica] = set()
         reporter = self._reporter()
-        self.fleet.on_change += [self._on_replica_change, reporter.changed]
-        self.fleet.on_heard.append(self.picker.heard)
+        self.fleet.on_change += [self._on_replica_change, reporter.count_faults]
+        self.fleet.on_load_update.append(self.picker.record_load)
         self.workers = Workers(reporter, self.group.folder, self.group.number)
         self.feed = StateFeed(self.workers.state)
-        self.lifecycle.on_change = self.feed.poke
+        self.lifecycle.on_change = self.feed.notify
         access = access_policy(settings, admin_port=settings.admin_port)
         self._proxy = self._make_proxy(access)
         self._rest = self._admin(access)
@@ -125,13 +125,13 @@ class Router:
         return ProxyHandler(
             settings=self.settings,
             fleet=self.fleet,
-            prompts=PromptSource(self.hashers.of, self.settings.limits, RequestThreads()),
+            prompts=PromptSource(self.hashers.hasher_for, self.settings.limits, RequestThreads()),
             balancer=self.balancer,
             telemetry=self.telemetry,
             lifecycle=self.lifecycle,
             in_flight=self.in_flight,
             access=access,
-            cors=CorsPolicy.of(self.settings),
+            cors=CorsPolicy.from_settings(self.settings),
             secret=self._secret,
             retry_budget=RetryBudget(),
             budget=BodyBudget(self.settings.max_body_memory_bytes),
@@ -160,14 +160,12 @@ class Router:
         )
         app.include_router(routes.router)
         app.add_exception_handler(HTTPException, _answer_error)
-        layered = CorsPolicy.of(self.settings).layer(AccessMiddleware(app, access))
+        layered = CorsPolicy.from_settings(self.settings).add_middleware(AccessMiddleware(app, access))
         return RequestIdMiddleware(layered)
 
     def _on_replica_change(self, replica: Replica) -> None:
         if replica.is_unresponsive:
-            self.pools.pool(replica.url).fail_waiting(
-                ReplicaLost("it does not answer any more"), begun_limit_s=DEAD_STREAM_S
-            )
+            self.pools.pool(replica.url).fail_waiting(ReplicaLost("it no longer answers"), begun_limit_s=DEAD_STREAM_S)
         was_exact = replica in self._exact
         (self._exact.add if replica.is_exact else self._exact.discard)(replica)
         if replica.is_exact and not was_exact:
@@ -176,10 +174,10 @@ class Router:
             self.pools.retire(replica.url)
             self.balancer.forget(replica.name)
         self.queue.wake()
-        self.feed.poke()
+        self.feed.notify()
 
     async def _tick(self) -> None:
-        """Notice what only time changes: a breaker that lets a probe through, a drain that another worker began."""
+        """Poll for changes without an event: a breaker becomes half-open, or another worker starts or ends a drain."""
         while True:
             await asyncio.sleep(WAKE_EVERY_S)
             self.queue.wake()
@@ -209,7 +207,7 @@ class RouterServer(DrainingServer):
             router,
             router.settings,
             router.lifecycle,
-            on_refused_head=lambda _: router.telemetry.metrics.ended(
+            on_refused_head=lambda _: router.telemetry.metrics.record_end(
                 model="", code=431, reason="refused", duration_s=0.0
             ),
             interface="asgi3",

@@ -1,7 +1,7 @@
-"""The routes of a router that clients, probes and platforms know from the engine's server: models, health, drain.
+"""The routes that a router shares with the engine's server: models, health, load, version, drain.
 
-They answer for the replicas together: `/v1/models` is the union of what they serve. FastAPI: none of them is on the way
-of a request that is sent on.
+`/v1/models` lists the models of all replicas. FastAPI serves these routes, as forwarded requests don't pass through
+them.
 """
 
 from contextlib import suppress
@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.json_responses import json_reply
 from octavo_server.openai.errors import NotStored
-from octavo_server.openai.models import ModelCard, ModelList, permission
+from octavo_server.openai.models import ModelList, ModelObject, permission
 from octavo_server.router.balance.balancer import Balancer
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.observe.workers import WorkerGroup
@@ -47,16 +47,16 @@ def _context(request: Request) -> ServiceContext:
 @router.get("/ping")
 @router.post("/ping")
 async def health() -> Response:
-    """200 while the router itself works: what replicas do is no reason to restart it."""
+    """Return 200 while the router works: failing replicas are no reason to restart it."""
     return Response()
 
 
 @router.head("/ready")
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """200 while requests are taken, and sent on or held for replicas that are still to come."""
+    """Return 200 while the router accepts requests and enough replicas take them (`Fleet.unready_reason`)."""
     context = _context(request)
-    state, reason = context.lifecycle.state, context.fleet.missing
+    state, reason = context.lifecycle.state, context.fleet.unready_reason
     is_ready = state == "accepting" and reason is None
     return JSONResponse({"ready": is_ready, "state": state, "reason": reason}, 200 if is_ready else 503)
 
@@ -73,7 +73,7 @@ async def load(request: Request) -> Response:
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
-    """While the first replicas load, the answer waits for them, as a request for a model does."""
+    """Wait for the first replica that reports its models, at most `max_hold_s`, as a request for a model does."""
     context = _context(request)
     with suppress(Unavailable):
         await context.balancer.wait_resolved(None, hold_s=context.max_hold_s)
@@ -96,13 +96,13 @@ async def stored_response(response_id: str) -> Response:
     raise NotStored(response_id)
 
 
-async def sent_on() -> Response:
-    """The proxy has every POST before it comes here, so that all else is no method of these paths: 405."""
-    raise AssertionError("a request that is to be sent on came to the router's own routes")
+async def forwarded() -> Response:
+    """Never runs: the proxy handles every POST to these paths. The route makes other methods answer 405."""
+    raise AssertionError("a POST that the proxy handles reached the router's own routes")
 
 
 for path in (*KINDS, *sorted(OTHERS)):
-    router.add_api_route(path, sent_on, methods=["POST"])
+    router.add_api_route(path, forwarded, methods=["POST"])
 
 
 @router.get("/drain")
@@ -113,7 +113,7 @@ async def show_drain(request: Request) -> Response:
 
 @router.post("/drain")
 async def drain(request: Request) -> Response:
-    """Take no more requests; running ones may finish."""
+    """Refuse new requests and let running ones finish."""
     context = _context(request)
     context.lifecycle.drain()
     context.group.drain()
@@ -122,7 +122,7 @@ async def drain(request: Request) -> Response:
 
 @router.delete("/drain")
 async def resume(request: Request) -> Response:
-    """Take requests again; 409 for a router that was told to end."""
+    """Accept requests again. Return 409 if the router is stopping."""
     context = _context(request)
     context.group.resume()
     return _drain_state(context, 200 if context.lifecycle.resume() else 409)
@@ -139,10 +139,10 @@ def _drain_state(context: ServiceContext, status: int = 200) -> Response:
     return JSONResponse(state, status)
 
 
-def _card(context: ServiceContext, name: str) -> ModelCard:
-    told = (replica.max_model_len(name) for replica in context.fleet.replicas)
-    lengths = [length for length in told if length is not None]
-    return ModelCard(
+def _card(context: ServiceContext, name: str) -> ModelObject:
+    reported = (replica.max_model_len(name) for replica in context.fleet.replicas)
+    lengths = [length for length in reported if length is not None]
+    return ModelObject(
         name,
         context.created,
         root=name,

@@ -1,4 +1,4 @@
-"""What a router may be told, resolved and frozen. What it needs to know of models it learns from the replicas."""
+"""The settings of a router, resolved and frozen. The properties of models come from the replicas, not from settings."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from octavo_server.config import HttpSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardLimits:
-    """How long each wait for a replica may be, and how often a request is sent anew. Each field is a flag."""
+    """Timeouts, retries and queue limits of forwarded requests. Each field is a flag."""
 
     connect_timeout_s: float = 2.0
     first_byte_timeout_s: float = 600.0
@@ -22,9 +22,9 @@ class ForwardLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings(HttpSettings):
-    """`router_secrets` (the first of them) and `replica_key`: what replicas know this router by. `admin_port`: a
-    second port on the same host, for the routes of administrators and scrapers. `routing_headers`: whether clients get
-    `x-octavo-*` headers of answers."""
+    """`admin_port`: a second port on the same host, for the routes of administrators and scrapers. `routing_headers`:
+    whether responses to clients have `x-octavo-*` headers. `replica_key`: API key that the router sends to replicas.
+    """
 
     admin_port: int | None = None
     routing_headers: bool = False

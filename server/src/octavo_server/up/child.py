@@ -1,7 +1,7 @@
-"""`Child`: one process that `octavo up` started, with whatever that starts in turn: its output, its end, its signals.
+"""`Child`: one process that `octavo up` started, and its descendants: output, exit and signals.
 
-It has a process group of its own, so that Ctrl-C in the terminal reaches the supervisor alone, which decides who ends
-when; and so that killing it leaves nobody.
+A child has its own process group. So Ctrl-C in the terminal reaches only the supervisor, which decides in which order
+the children stop, and killing the group leaves no descendants.
 """
 
 import asyncio
@@ -13,17 +13,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from octavo_server.up.console import Console, Lines
+from octavo_server.up.console import Console, LineSplitter
 
-COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "octavo_server.up.followed")
+COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "octavo_server.up.child_main")
 NUM_LAST_LINES = 12
 READ_BYTES = 65536
-LAST_WORDS_S = 1.0  # after its end: somebody it started may still hold its output open
+OUTPUT_GRACE_S = 1.0  # after its exit: a descendant may still hold its output open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """`args` of `octavo`; `env` is added to our own; `url`: where it answers."""
+    """`args`: of `octavo`. `env`: added to the environment of this process. `url`: address of its server."""
 
     name: str
     args: tuple[str, ...]
@@ -58,19 +58,19 @@ class Child:
         return self._process.pid
 
     @property
-    def end_words(self) -> str:
+    def exit_description(self) -> str:
         code = self._process.returncode
-        assert code is not None, "it hasn't ended"
+        assert code is not None, "the child has not ended"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def signal(self, sig: int) -> None:
-        """To itself: it knows how to end what it started."""
+        """Send a signal to the child itself, which stops its own descendants."""
         if not self.ended.done():
             with suppress(ProcessLookupError):
                 self._process.send_signal(sig)
 
     def kill(self) -> None:
-        """With all of its group, at once."""
+        """Kill the child and its process group."""
         if not self.ended.done():
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -78,13 +78,13 @@ class Child:
     async def _follow(self) -> int:
         output = asyncio.create_task(self._show_output())
         code = await self._process.wait()
-        await asyncio.wait({output}, timeout=LAST_WORDS_S)
+        await asyncio.wait({output}, timeout=OUTPUT_GRACE_S)
         output.cancel()
         return code
 
     async def _show_output(self) -> None:
         assert self._process.stdout is not None
-        lines = Lines()
+        lines = LineSplitter()
         while data := await self._process.stdout.read(READ_BYTES):
             for line in lines.feed(data):
                 self._show(line)

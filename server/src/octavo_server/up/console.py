@@ -1,7 +1,6 @@
-"""One terminal for several processes: each line with the name of whoever said it, in a colour of its own.
+"""Shows the output of several processes on one terminal: each line gets the name of its process, in its own colour.
 
-Where lines are JSON objects the name goes into the object, so that they stay JSON. Whole lines only: what a process
-says bit by bit is put together first.
+In a line that is a JSON object the name becomes a field, so that the line stays JSON. Only complete lines are shown.
 """
 
 import json
@@ -9,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TextIO
 
-COLOURS = (36, 33, 32, 35, 34, 31)  # of ANSI terminals
+COLOURS = (36, 33, 32, 35, 34, 31)  # ANSI colour codes
 MAX_LINE_BYTES = 64 * 1024
 
 
@@ -23,7 +22,7 @@ class Console:
         }
 
     def show(self, name: str, line: str) -> None:
-        """Nobody reading is no reason to end: what is served goes on."""
+        """Print a line; a closed output is ignored, so that the processes keep serving."""
         shown = f'{{"source": {json.dumps(name)}, {line[1:]}' if _is_json(line) else f"{self._prefixes[name]} {line}"
         with suppress(BrokenPipeError):
             self._stream.write(shown + "\n")
@@ -38,8 +37,8 @@ def _is_json(line: str) -> bool:
     return line.startswith('{"') and line.endswith("}")
 
 
-class Lines:
-    """Bytes as they come, lines as they are complete; one without an end is cut at `MAX_LINE_BYTES`."""
+class LineSplitter:
+    """Splits bytes into complete lines; a line longer than `MAX_LINE_BYTES` is split."""
 
     def __init__(self) -> None:
         self._pending = b""
@@ -52,7 +51,7 @@ class Lines:
         return map(_text, whole)
 
     def rest(self) -> Iterator[str]:
-        """What the last line holds, if it has no end."""
+        """The last line, if it has no line end."""
         rest, self._pending = self._pending, b""
         return map(_text, [rest] if rest else [])
 

@@ -1,33 +1,33 @@
-"""Which processes `octavo up` starts, with which arguments. Pure: ports, shares and the secret are given."""
+"""Plans the processes of `octavo up` and their arguments. Pure: ports, resources and the secret are inputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from octavo_server.cli.banner import reachable
+from octavo_server.cli.banner import reachable_host
 from octavo_server.cli.secret_flags import SECRET_VARIABLE
 from octavo_server.up.child import ChildSpec
 from octavo_server.up.ports import LOOPBACK
-from octavo_server.up.shares import Share
+from octavo_server.up.resource_split import ResourceShare
 
 ROUTER = "router"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """One engine. `args` of `octavo serve`; `env` comes from a manifest; `position` among all engines."""
+    """One engine. `args`: of `octavo serve`. `env`: from a manifest. `position`: index among all engines."""
 
     name: str
     args: tuple[str, ...]
     port: int
     position: int
-    share: Share
+    share: ResourceShare
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """`route_args`: as they were typed. `secret`: empty where no API key is asked for, as then the engines answer
-    everybody on this machine, and nobody is anybody's tenant."""
+    """`route_args`: as they were typed. `secret`: empty if no API key is required; the engines then answer any client
+    on this machine, and requests have no tenant."""
 
     engines: tuple[EngineOptions, ...]
     route_args: tuple[str, ...]
@@ -47,14 +47,14 @@ class Plan:
 
 
 def plan_children(options: UpOptions) -> Plan:
-    """What was typed comes last, so that it wins."""
+    """Processes to start. Typed arguments come last, so that they take precedence."""
     replicas = tuple(_replica(engine, options) for engine in options.engines)
     host = () if options.host is None else ("--host", options.host)
     args = ("route", *host, "--port", str(options.port), *_each("--replica", [replica.url for replica in replicas]))
     router = ChildSpec(
         name=ROUTER,
         args=(*args, *options.route_args),
-        url=f"http://{reachable(options.host)}:{options.port}",
+        url=f"http://{reachable_host(options.host)}:{options.port}",
         env=_secret_env(options),
     )
     return Plan(router, replicas)

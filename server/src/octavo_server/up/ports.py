@@ -1,7 +1,7 @@
-"""Ports for processes that are still to start, kept until they have: bound here, never listened on.
+"""Reserves ports for processes that start later, by sockets that are bound but never listen.
 
-Whoever binds with SO_REUSEADDR, as our servers do, may take a kept port; the system gives it to nobody who asks for any
-port. So one that the router has been told stays a replica's through its restarts.
+A process that binds with SO_REUSEADDR, as our servers do, can use a reserved port; the kernel never assigns it to a
+process that asks for any free port. So a replica keeps the port that the router knows through all restarts.
 """
 
 import socket
@@ -12,8 +12,8 @@ from octavo_server.http.listener import bind
 LOOPBACK = "127.0.0.1"
 
 
-class KeptPorts(ExitStack):
-    def keep(self, host: str | None, port: int) -> int:
-        """0: a free one. Raises StartupError for one that somebody listens on."""
+class ReservedPorts(ExitStack):
+    def reserve(self, host: str | None, port: int) -> int:
+        """Reserve a port, 0: any free one; return it. Raises StartupError if a process listens on it."""
         kept: socket.socket = self.enter_context(bind(host, port))
         return int(kept.getsockname()[1])

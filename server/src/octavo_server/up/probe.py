@@ -1,4 +1,4 @@
-"""What the supervisor asks its children: whether they are ready, and of the router how many replicas it sends to."""
+"""Polls the children of `octavo up`: whether a server is ready, and how many replicas the router has admitted."""
 
 import asyncio
 import re
@@ -22,12 +22,12 @@ class Probe:
     ) -> None:
         await self._session.close()
 
-    async def until_ready(self, url: str, path: str) -> None:
-        """Goes on until it is cancelled; whoever asks watches the process."""
+    async def wait_ready(self, url: str, path: str) -> None:
+        """Poll until the path returns 200. It has no time limit: the caller watches the process and cancels."""
         while (await self._get(url + path))[0] != 200:
             await asyncio.sleep(PERIOD_S)
 
-    async def until_admitted(self, router_url: str, num_replicas: int) -> None:
+    async def wait_admitted(self, router_url: str, num_replicas: int) -> None:
         while _num_admitted((await self._get(f"{router_url}/metrics"))[1]) < num_replicas:
             await asyncio.sleep(PERIOD_S)
 

@@ -1,10 +1,11 @@
-"""`Supervisor`: starts the router and the replicas of a plan, keeps them running, and ends them all.
+"""`Supervisor`: starts the router and the replicas of a plan, restarts them, and stops them all.
 
-The first replica starts alone: what it downloads, compiles and measures, the others find done. A process that ends
-after it has served is started again, with growing pauses; one that can't start, or keeps ending, ends everything.
+The first replica starts alone, so that the others find its downloads, compiled kernels and measurements. A process that
+ends after it has served is restarted with growing delays; one that can't start, or keeps ending, stops everything.
 
-Told to stop, it ends the router first, which lets running requests finish, then the replicas, which have none left.
-What outlasts its time, or a second signal, is killed. Every child that was started has ended when `run` returns.
+After a signal the router stops first, once its running requests have finished, then the replicas, which have no
+requests left. A process that exceeds its time limit, or runs at a second signal, is killed. All children have ended
+when `run` returns.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from octavo_server.up.child import Child, ChildSpec
 from octavo_server.up.console import Console
 from octavo_server.up.plan import Plan
 from octavo_server.up.probe import Probe
-from octavo_server.up.restarts import Restarts
+from octavo_server.up.restart_policy import RestartPolicy
 
 logger = logging.getLogger("octavo.up")
 
@@ -27,13 +28,13 @@ READY_PATH = "/ready"
 ALIVE_PATH = "/health"
 
 
-class GaveUp(Exception):
-    """A process that can't be kept running; the message says which and why."""
+class ChildFailed(Exception):
+    """A process can't be kept running; the message has its name and the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpLimits:
-    """`stop_s`: for the router, and again for the replicas, to end when told to."""
+    """`stop_s`: seconds for the router to stop, and again for the replicas."""
 
     start_s: float = 1800.0
     admit_s: float = 60.0
@@ -41,7 +42,7 @@ class UpLimits:
 
 
 class Supervisor:
-    """`on_serving` is called once, when the router sends to every replica."""
+    """`on_serving` is called once, when the router has admitted every replica."""
 
     def __init__(self, plan: Plan, console: Console, limits: UpLimits, *, on_serving: Callable[[], None]) -> None:
         self._plan = plan
@@ -50,35 +51,35 @@ class Supervisor:
         self._on_serving = on_serving
         self._children: dict[str, Child] = {}
         self._ready = {spec.name: asyncio.Event() for spec in (plan.router, *plan.replicas)}
-        self._told: list[signal.Signals] = []
-        self._told_once, self._told_twice = asyncio.Event(), asyncio.Event()
+        self._signals: list[signal.Signals] = []
+        self._stop_requested, self._kill_requested = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> int:
-        """The exit code: 0 after a signal, 1 for a process that gave up, 128 + signal if it took a second one."""
+        """Run until stopped; return 0 after a signal, 1 after a failed process, 128 + signal after a second signal."""
         loop = asyncio.get_running_loop()
         for sig in SIGNALS:
             loop.add_signal_handler(sig, self._on_signal, sig)
-        work, told = asyncio.create_task(self._work()), asyncio.create_task(self._told_once.wait())
+        work, stop = asyncio.create_task(self._work()), asyncio.create_task(self._stop_requested.wait())
         try:
-            await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
             failure = _failure(work)
         finally:
-            for task in (work, told):
+            for task in (work, stop):
                 task.cancel()
-            await asyncio.gather(work, told, return_exceptions=True)
+            await asyncio.gather(work, stop, return_exceptions=True)
             await self._end_all()
         if failure is not None:
             for line in str(failure).splitlines():
                 logger.error("%s", line)
             return 1
-        return 128 + self._told[-1] if self._told_twice.is_set() else 0
+        return 128 + self._signals[-1] if self._kill_requested.is_set() else 0
 
     def _on_signal(self, sig: signal.Signals) -> None:
-        self._told.append(sig)
-        (self._told_twice if self._told_once.is_set() else self._told_once).set()
+        self._signals.append(sig)
+        (self._kill_requested if self._stop_requested.is_set() else self._stop_requested).set()
 
     async def _work(self) -> None:
-        """Raises a group of GaveUp."""
+        """Start all processes and keep them running. Raises an exception group of ChildFailed."""
         first, *others = self._plan.replicas
         async with Probe() as probe, asyncio.TaskGroup() as keepers:
 
@@ -91,26 +92,30 @@ class Supervisor:
             keep(others)
             for event in self._ready.values():
                 await event.wait()
-            await self._admitted(probe)
+            await self._wait_admitted(probe)
             self._on_serving()
 
     async def _keep(self, spec: ChildSpec, probe: Probe) -> None:
-        restarts, clock = Restarts(), asyncio.get_running_loop().time
+        restart_policy, clock = RestartPolicy(), asyncio.get_running_loop().time
         while True:
             child = self._children[spec.name] = await Child.start(spec, self._console)
-            ready_at_s = await self._until_ready(child, probe)
+            ready_at_s = await self._wait_ready(child, probe)
             await asyncio.wait({child.ended})
             served_s = 0.0 if ready_at_s is None else clock() - ready_at_s
-            wait_s = restarts.ended(served_s=served_s)
+            wait_s = restart_policy.record_exit(served_s=served_s)
             if wait_s is None:
-                raise GaveUp(_last_words(child, "kept ending" if restarts.has_served else "could not start"))
-            logger.error("%s %s; starting it again in %g s", spec.name, child.end_words, wait_s)
+                raise ChildFailed(
+                    _failure_report(child, "kept ending" if restart_policy.has_served else "could not start")
+                )
+            logger.error("%s %s; restarting it in %g s", spec.name, child.exit_description, wait_s)
             await asyncio.sleep(wait_s)
 
-    async def _until_ready(self, child: Child, probe: Probe) -> float | None:
-        """When that was; None if it ended before."""
-        path = ALIVE_PATH if child.spec is self._plan.router else READY_PATH  # the router is ready with its replicas
-        asking = asyncio.create_task(probe.until_ready(child.spec.url, path))
+    async def _wait_ready(self, child: Child, probe: Probe) -> float | None:
+        """Time at which the child was ready; None if it ended before."""
+        path = (
+            ALIVE_PATH if child.spec is self._plan.router else READY_PATH
+        )  # the router is only ready once it has replicas
+        asking = asyncio.create_task(probe.wait_ready(child.spec.url, path))
         try:
             await asyncio.wait({asking, child.ended}, timeout=self._limits.start_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -118,28 +123,28 @@ class Supervisor:
         if child.ended.done():
             return None
         if not asking.done():
-            raise GaveUp(f"{child.spec.name} was not ready after {self._limits.start_s:g} s.")
+            raise ChildFailed(f"{child.spec.name} was not ready after {self._limits.start_s:g} s.")
         self._ready[child.spec.name].set()
         return asyncio.get_running_loop().time()
 
-    async def _admitted(self, probe: Probe) -> None:
+    async def _wait_admitted(self, probe: Probe) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._limits.admit_s):
-                await probe.until_admitted(self._plan.router.url, len(self._plan.replicas))
+                await probe.wait_admitted(self._plan.router.url, len(self._plan.replicas))
                 return
-        raise GaveUp(f"the router did not take all replicas in within {self._limits.admit_s:g} s.")
+        raise ChildFailed(f"the router did not admit all replicas within {self._limits.admit_s:g} s.")
 
     async def _end_all(self) -> None:
         children = [child for child in self._children.values() if not child.ended.done()]
-        if children and self._told:
-            logger.info("stopping: running requests may finish; again: at once")
+        if children and self._signals:
+            logger.info("stopping: running requests may finish; a second signal stops at once")
         routers = [child for child in children if child.spec is self._plan.router]
         await self._end(routers)
         await self._end([child for child in children if child not in routers])
 
     def _end_signal(self, child: Child) -> signal.Signals:
-        """Ctrl-C waits for no proxies to notice; but what is still starting would take it for a failure."""
-        is_ctrl_c = bool(self._told) and self._told[0] == signal.SIGINT
+        """SIGINT after Ctrl-C, to skip the shutdown delay; SIGTERM if the child is starting: SIGINT would fail it."""
+        is_ctrl_c = bool(self._signals) and self._signals[0] == signal.SIGINT
         return signal.SIGINT if is_ctrl_c and self._ready[child.spec.name].is_set() else signal.SIGTERM
 
     async def _end(self, children: Sequence[Child]) -> None:
@@ -147,12 +152,12 @@ class Supervisor:
             child.signal(self._end_signal(child))
         if not children:
             return
-        ended, twice = asyncio.create_task(_ended(children)), asyncio.create_task(self._told_twice.wait())
+        ended, twice = asyncio.create_task(_ended(children)), asyncio.create_task(self._kill_requested.wait())
         await asyncio.wait((ended, twice), timeout=self._limits.stop_s, return_when=asyncio.FIRST_COMPLETED)
         twice.cancel()
         for child in children:
-            if not child.ended.done() and not self._told_twice.is_set():
-                logger.warning("%s did not end in %g s and is killed", child.spec.name, self._limits.stop_s)
+            if not child.ended.done() and not self._kill_requested.is_set():
+                logger.warning("%s did not stop within %g s; killing it", child.spec.name, self._limits.stop_s)
             child.kill()
         await ended
 
@@ -162,16 +167,16 @@ async def _ended(children: Sequence[Child]) -> None:
 
 
 def _failure(work: "asyncio.Task[None]") -> BaseException | None:
-    """Raises what nobody expected."""
+    """The ChildFailed of `work`, if any. Raises any other exception."""
     if not work.done():
         return None
     error = work.exception()
-    found, others = error.split(GaveUp) if isinstance(error, BaseExceptionGroup) else (None, error)
+    found, others = error.split(ChildFailed) if isinstance(error, BaseExceptionGroup) else (None, error)
     if found is None or others is not None:
-        raise error or AssertionError("supervising ended by itself")
+        raise error or AssertionError("supervision ended without a failure")
     return found.exceptions[0]
 
 
-def _last_words(child: Child, what: str) -> str:
-    said = "".join(f"\n  {line}" for line in child.last_lines)
-    return f"{child.spec.name} {what}: it {child.end_words}" + (f", and said last:{said}" if said else ".")
+def _failure_report(child: Child, what: str) -> str:
+    lines = "".join(f"\n  {line}" for line in child.last_lines)
+    return f"{child.spec.name} {what}: it {child.exit_description}" + (f"; its last lines:{lines}" if lines else ".")

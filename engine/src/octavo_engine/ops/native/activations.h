@@ -1,4 +1,4 @@
-// The activations that kernels apply themselves; `ops/activation.py` names them by these numbers.
+// The activations that kernels compute; `ops/activation.py` uses the same numbers.
 #pragma once
 
 #include "vectors.h"
@@ -8,7 +8,7 @@ namespace {
 enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
 
 inline Vec sigmoid(Vec x) {
-  Vec e = exp_vec(x < 0.0f ? x : -x);  // of -|x|: never overflows
+  Vec e = exp_vec(x < 0.0f ? x : -x);  // exp(-|x|) never overflows
   return (x < 0.0f ? e : splat(1.0f)) / (e + 1.0f);
 }
 
@@ -19,7 +19,7 @@ inline Vec gelu_tanh(Vec x) { return x * sigmoid((x + x * x * x * 0.044715f) * (
 
 inline Vec activate(Vec x, int32_t activation) { return activation == kSilu ? silu(x) : gelu_tanh(x); }
 
-// As a chain of separate operations on T rounds it: the activation, then the product.
+// Rounds to T after the activation and after the product, as separate operations on T do.
 template <typename T>
 Vec rounded(Vec x);
 template <>

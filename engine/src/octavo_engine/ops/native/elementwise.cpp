@@ -1,7 +1,7 @@
-// RMS norm (with the residual addition before it), rotary embedding and gated activation, on rows of fp32 or bf16.
+// RMS norm (with an optional residual addition first), rotary embedding and gated activation on rows of fp32 or bf16.
 //
-// Rows are contiguous inside and lie `stride` elements apart; callers own all memory. Sums are in fp32 and in an order
-// that depends on the row's length alone. Few rows are computed by the calling thread: a parallel region costs more.
+// Rows are contiguous inside and lie `stride` elements apart; callers own all memory. Sums are in fp32, in an order that
+// depends only on the row's length. The calling thread computes few rows alone: a parallel region would cost more.
 
 #include <cmath>
 
@@ -57,7 +57,7 @@ void rotate_head(T* x, const T* cos, const T* sin, int half) {
 
 extern "C" {
 
-// gain: fp32 [heads, size]; made once per layer.
+// The parameters of one norm layer. gain: fp32 [heads, size].
 struct Norm {
   const float* gain;
   int64_t heads, size;
@@ -105,15 +105,15 @@ using Half = BFloat16;
 
 extern "C" {
 
-// x: [rows, heads, size], rows `x_stride` apart; out: the same, contiguous. `update` may be null; otherwise it is
-// contiguous, and x is the residual stream, which grows by it first.
+// x: [rows, heads, size], rows `x_stride` apart; out: the same shape, contiguous. If `update` is not null, it is
+// contiguous and is first added to x, the residual stream.
 void octavo_norm(const Norm* n, void* x, int64_t x_stride, const void* update, int64_t rows, void* out,
                  int32_t is_bfloat16, int32_t num_threads) {
   is_bfloat16 ? norm(*n, (Half*)x, x_stride, (const Half*)update, rows, (Half*)out, num_threads)
               : norm(*n, (float*)x, x_stride, (const float*)update, rows, (float*)out, num_threads);
 }
 
-// x: [rows, heads, head_dim], changed in place; cos, sin: [rows, rotary_dim] of x's type, the sine signed.
+// x: [rows, heads, head_dim], changed in place; cos, sin: [rows, rotary_dim] of x's type, with a signed sine.
 void octavo_rotate(void* x, int64_t x_stride, int64_t rows, int64_t heads, int64_t head_dim, const void* cos,
                    const void* sin, int64_t table_stride, int64_t rotary_dim, int32_t is_bfloat16,
                    int32_t num_threads) {

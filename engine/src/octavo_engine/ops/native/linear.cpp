@@ -1,12 +1,13 @@
-// Linear layers in bf16 for any number of rows, at the speed of memory for few: each weight is read once per tile of
-// rows, by one thread. Plain C ABI.
+// Linear layers in bf16 for any number of rows, limited by memory bandwidth for few rows: one thread reads each weight
+// once per tile of rows. Plain C ABI.
 //
-// Layout. The weight [out, in] is packed by `packed_blocks` in native_linear.py: [out / 64][in / 2][64][2], in rounded up
-// to 32 and out to 64 with zeros. One load gives two inputs of 16 outputs, which is what AVX512-bf16 multiplies.
-// Work. A unit is 16 outputs. Threads own runs of units and so never share an output; a tile is some rows by the units
-// of one block of 64, kept in registers over the whole of `in`.
-// Numerics. An output is one chain of fp32 sums over pairs of inputs in their order, then the bias, rounded once, or not
-// at all if `out` is fp32: its bits depend neither on other rows nor on the threads.
+// Layout. The project packs the weight [out, in] itself (`packed_blocks` in native_linear.py), independently of oneDNN,
+// whose layout differs: [out / 64][in / 2][64][2], with `in` padded to 32 and `out` to 64 by zeros. One load gives two
+// inputs of 16 outputs, the operands of one AVX512-bf16 instruction.
+// Work. A unit is 16 outputs. Each thread computes a run of units, so threads never share an output; a tile is some rows
+// by the units of one block of 64, kept in registers over all of `in`.
+// Numerics. An output is one chain of fp32 sums over pairs of inputs in order, then the bias; it is rounded once, or not
+// at all if `out` is fp32. Its bits depend neither on other rows nor on the number of threads.
 
 #include <omp.h>
 
@@ -59,7 +60,7 @@ inline uint32_t pair_of(const BFloat16* x) {
   return pair;
 }
 
-// out[row][0..16 * Units) for Rows rows: `weight` at the first unit of the tile within its block.
+// Computes out[row][0..16 * Units) for Rows rows. `weight` points to the first unit of the tile within its block.
 template <int Rows, int Units>
 void tile(const BFloat16* x, int64_t x_stride, int64_t in, const uint16_t* weight, float* out, int64_t out_stride) {
   Sums sums[Rows][Units];
@@ -87,7 +88,7 @@ constexpr const Tile* kTiles[kRows] = {kTileRow<1>, kTileRow<2>, kTileRow<3>, kT
 
 extern "C" {
 
-// What is fixed once a layer is loaded. bias: fp32 [out] or null.
+// The parameters of one layer. bias: fp32 [out] or null.
 struct Linear {
   const uint16_t* weight;
   const float* bias;
@@ -105,7 +106,7 @@ struct Call {
   int num_threads;
 };
 
-// Units [first, last), all of one block, of up to kRows rows, with the bias.
+// Computes units [first, last), all in one block, of up to kRows rows, and adds the bias.
 void sums_of(const Linear& l, const BFloat16* x, int64_t x_stride, int rows, int64_t first, int64_t last, float* out) {
   int64_t padded = (l.in + 31) / 32 * 32, units = last - first;
   const uint16_t* weight = l.weight + first / kUnits * padded * kBlock + first % kUnits * 2 * kUnit;
@@ -122,7 +123,7 @@ void save(const float* sums, int rows, int64_t count, T* out, int64_t stride) {
       store_up_to(out + r * stride + i, load(sums + r * kBlock + i), count - i);
 }
 
-struct Share {  // of the units, this thread's
+struct Share {  // the units of the calling thread: [first, last)
   Share(int64_t units) {
     int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
     first = units * thread / threads, last = units * (thread + 1) / threads;
@@ -152,7 +153,7 @@ void multiply(const Linear& l, const Call& a) {
   });
 }
 
-// Gate and up are the halves of the outputs, each a whole number of units; a thread computes the same units of both.
+// Gate and up are the halves of the outputs, each whole units; a thread computes the same units of both halves.
 void multiply_gated(const Linear& l, const Call& a, int32_t activation) {
   const int64_t size = l.out / 2, half = size / kUnit;
 #pragma omp parallel num_threads(a.num_threads) if (a.num_threads > 1)
@@ -163,7 +164,7 @@ void multiply_gated(const Linear& l, const Call& a, int32_t activation) {
       const BFloat16* x = a.x + r * a.x_stride;
       BFloat16* out = static_cast<BFloat16*>(a.out) + r * size;
       sums_of(l, x, a.x_stride, rows, first, last, gate);
-      for (int64_t u = first + half, end; u < last + half; u = end) {  // may straddle two blocks
+      for (int64_t u = first + half, end; u < last + half; u = end) {  // these units may be in two blocks
         end = std::min((u / kUnits + 1) * kUnits, last + half);
         sums_of(l, x, a.x_stride, rows, u, end, up + (u - first - half) * kUnit);
       }
@@ -186,7 +187,7 @@ void octavo_linear(const Linear* l, const void* x, int64_t x_stride, int64_t row
   out_is_float ? multiply<float>(*l, call) : multiply<BFloat16>(*l, call);
 }
 
-// out: bf16 [rows, out / 2] = activation(first half) * second half; each half is whole units of 16.
+// out: bf16 [rows, out / 2] = activation(first half) * second half; each half must be whole units of 16.
 void octavo_linear_gated(const Linear* l, const void* x, int64_t x_stride, int64_t rows, void* out, int32_t activation,
                          int32_t num_threads) {
   multiply_gated(*l, {static_cast<const BFloat16*>(x), x_stride, rows, out, num_threads}, activation);

@@ -1,12 +1,12 @@
-// Paged attention on a CPU: write K and V into blocks, attend over them; decode and prefill alike. Plain C ABI.
+// Paged attention on a CPU, for decode and prefill: writes K and V into blocks and attends over them. Plain C ABI.
 //
-// Layout. K block: [kv_heads, head_dim, block_size], so that one vector holds a dimension of several keys. V block:
-// [kv_heads, block_size, padded_dim], padded_dim being head_dim rounded up to whole vectors.
-// Work. A tile is a run of query tokens of one sequence; its rows are those tokens times the query heads that share a
-// KV head. A thread takes (tile, KV head), walks the keys in chunks, and keeps a running softmax in fp32. Long decode
-// contexts are cut into parts of fixed length that are merged afterwards. What a row computes depends on its own
-// sequence only, in a fixed order, however many threads and neighbours there are.
-// Keys at or beyond a tile's `key_end` are never read from V, and their scores are replaced: stale contents are harmless.
+// Layout. K block: [kv_heads, head_dim, block_size], so that one vector holds one dimension of several keys. V block:
+// [kv_heads, block_size, padded_dim]; padded_dim is head_dim rounded up to whole vectors.
+// Work. A tile is a run of query tokens of one sequence; its rows are these tokens times the query heads that share a
+// KV head. A thread processes a (tile, KV head), reads the keys in chunks, and keeps a running softmax in fp32. Long
+// decode contexts are divided into parts of fixed length that are merged afterwards. A row's result depends only on its
+// own sequence, with sums in a fixed order, for any number of threads and other sequences.
+// Keys at or after a tile's `key_end` are never read from V, and their scores are replaced: stale contents are harmless.
 
 #include <algorithm>
 #include <array>
@@ -25,12 +25,12 @@ constexpr int kScoreRows = 12, kValueRows = 6;
 #else
 constexpr int kScoreRows = 8, kValueRows = 3;
 #endif
-constexpr int kValueVectors = 4;    // of one row that are accumulated in registers
-constexpr int kTileRows = 64;       // of a tile, or one token's rows if those are more
-constexpr int kChunkKeys = 128;     // scored before the softmax moves on; a multiple of the block size
+constexpr int kValueVectors = 4;    // vectors of one row that are accumulated in registers
+constexpr int kTileRows = 64;       // rows of a tile; one token may have more
+constexpr int kChunkKeys = 128;     // keys scored between two updates of the softmax; a multiple of the block size
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-// A block as fp32: itself, or widened into `buffer`, for tiles that read it more than once.
+// Returns a block as fp32: the block itself, or a copy in `buffer`, for tiles that read it more than once.
 inline const float* widen(const float* source, int, float*) { return source; }
 inline const float* widen(const BFloat16* source, int count, float* buffer) {
   for (int i = 0; i < count; i += kLanes) store(buffer + i, load(source + i));
@@ -41,7 +41,7 @@ inline void prefetch(const void* address, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(address) + i);
 }
 
-// scores[row][0..block_size) = q[row] . K, for Rows rows. Few rows keep several partial sums to hide latency.
+// scores[row][0..block_size) = q[row] . K for Rows rows. With few rows, several partial sums hide latency.
 template <typename T, int Rows>
 void score_rows(const float* q, int q_stride, const T* k, int dim, int block_size, float* scores, int stride) {
   constexpr int kSplit = Rows <= 3 ? 4 : (Rows <= 6 ? 2 : 1);
@@ -189,7 +189,7 @@ struct Workspace {
   std::vector<float> q, scores, out, block, best, total;
 };
 
-// Scale, cap and mask the scores of `count` keys from `first_key`, update the running softmax, leave weights behind.
+// Caps and masks the scores of `count` keys from `first_key`, updates the running softmax, and stores the weights.
 void softmax_chunk(const Attention& a, const Tile& tile, int rows, int first_key, int count, Workspace& w) {
   int width = (count + kLanes - 1) / kLanes * kLanes;
   for (int r = 0; r < rows; r++) {

@@ -1,7 +1,7 @@
-// Vectors of floats for all kernels: whole registers of whatever this CPU has, bf16 to and from fp32, exp and tanh.
+// Vectors of floats for all kernels, as wide as the CPU's registers; conversion of bf16 to and from fp32; exp and tanh.
 //
-// Written with the compiler's vector extension, so that any CPU gets correct code and AVX-512, AVX2 and NEON good code.
-// Everything is computed in fp32; bf16 is rounded to nearest, ties to even, NaN stays NaN.
+// The code uses the compiler's vector extension, so that it is correct on any CPU and fast with AVX-512, AVX2 and NEON.
+// All arithmetic is in fp32; bf16 is rounded to nearest, ties to even, and NaN stays NaN.
 
 #pragma once
 
@@ -55,7 +55,7 @@ inline void store(BFloat16* p, Vec x) {
   *reinterpret_cast<HalfVec*>(p) = __builtin_convertvector(bits, HalfVec);
 }
 
-// The last elements of a row, fewer than a vector; the other lanes are zero, and stay unwritten.
+// Load and store the last elements of a row, fewer than a vector; other lanes are read as zero and not written.
 template <typename T>
 Vec load_part(const T* p, int count) {
   T buffer[kLanes] = {};
@@ -77,7 +77,7 @@ void store_up_to(T* p, Vec x, int64_t count) {
   count >= kLanes ? store(p, x) : store_part(p, x, int(count));
 }
 
-// e^x for x <= 0 (and a little above); 0 below -87, so that masked scores weigh exactly nothing.
+// e^x for x <= 0 (and a little above); exactly 0 below -87, so that masked scores have weight 0.
 inline Vec exp_vec(Vec x) {
   Vec clamped = x < -87.0f ? splat(-87.0f) : x;
   Vec shifted = clamped * 1.44269504089f + 12582912.0f;  // rounds to an integer in the low bits

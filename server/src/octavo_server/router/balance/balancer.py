@@ -1,7 +1,7 @@
-"""`Balancer`: hands out leases on replicas. Owns queue, circuit breakers, ejection and choice.
+"""`Balancer` leases replicas to requests. It owns the queue, the circuit breakers, outlier ejection and the picker.
 
-`acquire` is the one way to a replica: it waits in the queue, chooses, counts the request in flight, and releases all of
-it when its block ends.
+`acquire` is the only way to a replica: it queues the request, chooses a replica, counts the request in flight, and
+releases all of this when its `async with` block ends.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from octavo_server.router.settings import ForwardLimits
     from octavo_server.router.upstream.pool import ConnectionPools
 
-#: Between two rounds over the same replicas: a replica that ended is soon known to have ended.
+#: Pause before a retry without another replica: the KV stream of a replica that ended soon reports it.
 ROUND_PAUSE_S = 0.05
-#: Answers of proxies and of replicas that end or start. 500 is not among them: the request itself may be the cause.
+#: Status codes of proxies, and of replicas that start or stop. 500 is excluded: the request itself may be the cause.
 UNAVAILABLE = frozenset({502, 503, 504})
 
 
@@ -59,11 +59,11 @@ class Balancer:
     async def acquire(
         self, model: str, prompt: "Prompt", *, exclude: "Collection[Replica]" = (), hold_s: float
     ) -> "AsyncIterator[Lease]":
-        """Hold a replica for one attempt. `exclude`: replicas to avoid while there is another one.
+        """Lease a replica for one attempt. `exclude`: replicas to avoid while there is another one.
 
         Raises Overloaded where the queue is full, and Unavailable after `hold_s` without a replica.
         """
-        candidates = () if self.queue.has_line(model) and not exclude else self._candidates(model, exclude)
+        candidates = () if self.queue.has_waiting(model) and not exclude else self._candidates(model, exclude)
         waited_s = 0.0
         if not candidates:
             if exclude:
@@ -84,16 +84,16 @@ class Balancer:
             self._release(model, lease, outcome)
 
     def is_resolved(self, model: str | None) -> bool:
-        """False while replicas that may serve the model still load."""
+        """False while replicas that may serve the model haven't reported their models."""
         return bool(model and self._fleet.routable(model)) or not isinstance(self._fleet.resolve(model), Pending)
 
     async def wait_resolved(self, model: str | None, *, hold_s: float) -> None:
-        """Raises Overloaded where the queue is full, and Unavailable after `hold_s`."""
+        """Wait for `is_resolved`. Raises Overloaded where the queue is full, and Unavailable after `hold_s`."""
         why = "the replicas have not reported their models yet"
         await self.queue.wait(model or "", partial(self.is_resolved, model), hold_s=hold_s, why=why)
 
     def resolve(self, model: str | None) -> str:
-        """The served model that a request for `model` means.
+        """Return the name of the served model for a request that asks for `model`.
 
         Raises ModelNotFound, and MalformedRequest where the name is missing and there are several models.
         """
@@ -104,7 +104,7 @@ class Balancer:
                 return name
             case Ambiguous(names):
                 raise MalformedRequest(
-                    f"`model` is missing, or the body is no valid JSON: name one of {', '.join(names)}.", param="model"
+                    f"`model` is missing, or the body is not valid JSON: name one of {', '.join(names)}.", param="model"
                 )
         raise ModelNotFound(model or "")
 
@@ -112,29 +112,32 @@ class Balancer:
         return bool(self._candidates(model, exclude))
 
     def record_first_byte(self, lease: "Lease") -> None:
-        """The head of the answer passes on to the client."""
+        """Record that the head of the response is about to be sent to the client."""
         assert lease.response is not None
         status, name = lease.response.status, lease.replica.name
         lease.record_first_byte(is_error=status >= 400)
         if status < 500 and self.breakers:
-            self.breakers.succeeded(name)
+            self.breakers.record_success(name)
         if status < 400:
             self.outliers.record_success(name)
 
     def record_refusal(self, model: str, replica: "Replica") -> None:
-        """The replica refused with 401, 403 or 404 a request that another replica took."""
+        """Record that the replica refused a request with 401, 403 or 404 which another replica accepted."""
         self.outliers.record_error(replica.name, self._peers(model))
 
     def breaker_state(self, name: str) -> BreakerState:
-        """State of a replica for the state stream; an ejected one counts as open."""
+        """Breaker state of a replica for the state stream. An ejected replica counts as open."""
         return "open" if self.outliers.is_ejected(name) else self.breakers.state(name)
 
     def forget(self, name: str) -> None:
-        self.breakers.succeeded(name)
+        self.breakers.record_success(name)
         self.outliers.forget(name)
 
     def _candidates(self, model: str, exclude: "Collection[Replica]") -> "Sequence[Replica]":
-        """Replicas that may be sent to. A failing replica is better than none, a full one is not."""
+        """Replicas that may get the request now. Ejected ones are used only if all are ejected, full ones never.
+
+        With `exclude`, replicas with an open breaker are used if there is no other: a retry doesn't wait for them.
+        """
         replicas = self._fleet.routable(model)
         if self._max_requests is not None:
             replicas = [replica for replica in replicas if replica.num_in_flight < self._max_requests]
@@ -149,10 +152,10 @@ class Balancer:
 
     async def _wait_candidates(self, model: str, hold_s: float) -> "tuple[float, Sequence[Replica]]":
         waited_s = 0.0
-        has_place = partial(self.has_other, model, ())
+        has_room = partial(self.has_other, model, ())
         while True:
             waited_s += await self.queue.wait(
-                model, has_place, hold_s=max(hold_s - waited_s, 0.0), why=self._why_none(model)
+                model, has_room, hold_s=max(hold_s - waited_s, 0.0), why=self._why_none(model)
             )
             if candidates := self._candidates(model, ()):
                 return waited_s, candidates
@@ -161,7 +164,7 @@ class Balancer:
         started_s = time.perf_counter()
         decision = self._picker.pick(prompt, candidates)
         decision_s = time.perf_counter() - started_s
-        self.breakers.sent(decision.chosen.name)
+        self.breakers.record_dispatch(decision.chosen.name)
         lease = self._picker.lease(decision, prompt, self._pools.pool(decision.chosen.url))
         lease.decision_s = decision_s
         return lease
@@ -178,7 +181,7 @@ class Balancer:
         if outcome == "failed":
             self.outliers.record_error(name, self._peers(model))
         if outcome == "failed" and (not status or status < 500 or status in UNAVAILABLE):
-            self.breakers.failed(name)
+            self.breakers.record_failure(name)
         elif self.breakers:
             self.breakers.release_probe(name)
         if self.queue:

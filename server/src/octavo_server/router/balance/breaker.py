@@ -1,7 +1,8 @@
 """Circuit breakers: a replica that failed several times in a row gets no requests for a while. Pure, with a clock.
 
-States: closed (failures are counted), open (no request is sent; each opening lasts twice as long, up to a limit),
-half-open (one request is sent as a probe). One success closes a breaker. A replica without a failure has no breaker.
+States: closed (failures are counted), open (the replica gets no requests; each opening lasts twice as long as the one
+before, up to a limit), half-open (one request is sent as a probe). One success closes a breaker. A replica without a
+failure has no breaker.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ BreakerState = Literal["closed", "half-open", "open"]
 BREAKER_STATES: tuple[BreakerState, ...] = get_args(BreakerState)
 
 MOST_OPEN_S = 30.0
-#: A probe whose outcome is never reported delays the next one by this at most.
+#: A probe whose outcome is never reported delays the next probe by at most this time.
 PROBE_S = 60.0
 
 
@@ -24,7 +25,7 @@ class _Breaker:
 
 
 class Breakers:
-    """Replicas are known by their names."""
+    """Replicas are identified by name."""
 
     def __init__(self, *, max_failures: int, open_s: float, clock: Callable[[], float]) -> None:
         self._max_failures = max_failures
@@ -40,22 +41,22 @@ class Breakers:
         breaker = self._breakers.get(name)
         return breaker is None or breaker.open_until_s <= self._clock()
 
-    def sent(self, name: str) -> None:
-        """For a half-open breaker this request is the probe: no other follows until its outcome is known."""
+    def record_dispatch(self, name: str) -> None:
+        """Record a request to the replica. With a half-open breaker it is the probe: `allows` then returns False."""
         breaker = self._breakers.get(name)
         if breaker is not None and breaker.open_s:
             breaker.open_until_s = self._clock() + PROBE_S
 
-    def succeeded(self, name: str) -> None:
+    def record_success(self, name: str) -> None:
         self._breakers.pop(name, None)
 
     def release_probe(self, name: str) -> None:
-        """A request ended without evidence for or against the replica: another probe may be sent."""
+        """Allow another probe: the request ended without evidence for or against the replica."""
         breaker = self._breakers.get(name)
         if breaker is not None and breaker.open_s:
             breaker.open_until_s = min(breaker.open_until_s, self._clock())
 
-    def failed(self, name: str) -> None:
+    def record_failure(self, name: str) -> None:
         breaker = self._breakers.setdefault(name, _Breaker())
         breaker.num_failures += 1
         if breaker.num_failures >= self._max_failures:

@@ -1,8 +1,8 @@
-"""Bounded consistent hashing: which replica a conversation goes to when nobody is known to have any of it.
+"""Bounded consistent hashing: the choice of a replica for a conversation of which no replica is known to hold blocks.
 
-Each replica draws a number from the conversation's hash and its own name; the highest has it (rendezvous hashing, so
-that a replica that comes or goes moves only its own conversations). One with more than its share of requests is passed
-over for the next, which differs from conversation to conversation.
+Each replica gets a weight from the conversation's hash and its own name, and the highest weight wins (rendezvous
+hashing: a replica that joins or leaves moves only its own conversations). A replica with more than its share of
+requests is skipped for the next weight, which is another replica for each conversation.
 """
 
 import zlib
@@ -16,23 +16,23 @@ _MASK = (1 << 64) - 1
 
 
 def hash_weight(affinity: int, name: str) -> int:
-    """Finalizer of splitmix64 over both."""
+    """Hash both with the finalizer of splitmix64."""
     mixed = (affinity ^ _seed(name)) & _MASK
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
     return mixed ^ mixed >> 31
 
 
-def bounded(affinity: int, terms: Sequence[CandidateCost]) -> CandidateCost:
-    """The first in the order of their draws that isn't above its share; there always is one."""
-    limit = share(terms)
-    within = [t for t in terms if num_requests(t.replica) <= limit]
-    return max(within, key=lambda t: hash_weight(affinity, t.replica.name))
+def choose_bounded(affinity: int, costs: Sequence[CandidateCost]) -> CandidateCost:
+    """Return the candidate with the highest weight within the load limit; at least one is within it."""
+    limit = load_limit(costs)
+    within = [cost for cost in costs if num_requests(cost.replica) <= limit]
+    return max(within, key=lambda cost: hash_weight(affinity, cost.replica.name))
 
 
-def share(terms: Sequence[CandidateCost]) -> float:
-    """The most requests that a replica may have to be given another one for no other reason than its draw."""
-    return 1.25 * sum([num_requests(t.replica) for t in terms]) / len(terms) + 1
+def load_limit(costs: Sequence[CandidateCost]) -> float:
+    """Number of requests up to which a replica may be chosen by weight: a quarter and one more than the mean."""
+    return 1.25 * sum([num_requests(cost.replica) for cost in costs]) / len(costs) + 1
 
 
 @lru_cache(maxsize=4096)

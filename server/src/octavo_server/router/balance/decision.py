@@ -1,8 +1,8 @@
-"""`Decision`: where a request goes and what that was decided by, in the words of `/debug/decisions`.
+"""`Decision`: the chosen replica and the basis of the choice, in the words of `/debug/decisions`.
 
-Rungs, from the best: `exact` (the replica's own stream told what it has), `predicted` (requests sent there lately
-told), `hash` (nobody is known to have anything: bounded consistent hashing of how the prompt begins), `load` (not even
-that).
+The rung names the routing basis, from the best: `exact` (the replica's KV stream reports its blocks), `predicted` (the
+blocks follow from requests sent there lately), `hash` (no replica is known to hold any block: bounded consistent
+hashing of the prompt's beginning), `load` (the least loaded replica).
 """
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -16,9 +16,7 @@ RUNGS: tuple[Rung, ...] = ("exact", "predicted", "hash", "load")
 
 
 class CandidateCost(NamedTuple):
-    """One candidate. Seconds until its first token if it were chosen, by what they are spent on; and seconds by which
-    others would be held up.
-    """
+    """Cost of one candidate: its seconds to the first token, by cause, and `delay_s`, the delay of other requests."""
 
     replica: "Replica"
     match: "Match"
@@ -38,7 +36,7 @@ class CandidateCost(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """`candidates` in the order they were looked at; `expected_tokens`: how much of the prompt the chosen one has."""
+    """`expected_tokens`: prompt tokens expected in the cache of the chosen replica."""
 
     chosen: "Replica"
     rung: Rung
@@ -47,10 +45,9 @@ class Decision(NamedTuple):
     expected_tokens: int
 
     @property
-    def terms(self) -> CandidateCost:
-        """Of the chosen one."""
+    def chosen_cost(self) -> CandidateCost:
         chosen = self.chosen
-        for terms in self.candidates:
-            if terms.replica is chosen:
-                return terms
-        raise AssertionError("what was chosen is no candidate")
+        for cost in self.candidates:
+            if cost.replica is chosen:
+                return cost
+        raise AssertionError("the chosen replica is not a candidate")

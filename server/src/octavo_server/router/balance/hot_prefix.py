@@ -1,11 +1,11 @@
-"""`HotPrefixReplicator` copies a popular prefix from a busy replica to an idle one, within a budget.
+"""`HotPrefixReplicator` lets an idle replica compute a popular prefix that a busy replica holds, within a budget.
 
-Whoever has a prefix is the cheapest for it, so a hot one stays where it is while that replica keeps up, and the others
-have nothing to do. To compute it elsewhere pays later, if at all, so it can't be found in a request's own cost. It can
-pay only for a prefix that is asked for more than one replica's share: load of many smaller ones evens out by where each
-of them is, and who moves a conversation computes it anew for nothing. Each token found in a cache earns a fiftieth of
-one; computing one again to even out is paid from that. So it costs at most 2 % of what caches save, and what may be
-saved up.
+The replica that holds a prefix is the cheapest for it, so a hot prefix stays there while that replica keeps up and the
+other replicas idle. Computing it elsewhere pays off only for later requests, so a request's own cost can't show the
+gain. It pays only for a prefix with more requests than one replica's share: many smaller prefixes balance by their
+different places, and moving a conversation only computes its prompt again. Each cached token adds a fiftieth of a
+token to the budget, and each token computed again is charged to it. So replication costs at most 2 % of the tokens
+that caches save, plus the initial budget.
 """
 
 from collections.abc import Sequence
@@ -18,40 +18,44 @@ if TYPE_CHECKING:
     from octavo_server.router.balance.decision import CandidateCost, Decision
     from octavo_server.router.prompts.prompt import Prompt
 
-WHY = "evened out: another had more than its share lately"
-SHARE, MORE = 1.1, 4  # of the mean of requests that candidates were sent lately, and so many: siblings stay together
+WHY = "hot prefix: the best replica had more than its share of recent requests"
+#: A prefix or replica is hot above this factor of the mean of recent requests per candidate plus this number.
+SHARE, MORE = 1.1, 4
 EARNED = 0.02
-MOST_TOKENS = 4096  # saved up; what there is in the beginning
-MAX_PREFIXES = 4096  # that are counted; those not asked for longest are forgotten
+#: The budget's maximum, and its value at the start.
+MOST_TOKENS = 4096
+#: Prefixes whose requests are counted; beyond, the least recently used is dropped.
+MAX_PREFIXES = 4096
 
 
 class HotPrefixReplicator:
     def __init__(self) -> None:
         self._budget_tokens = float(MOST_TOKENS)
-        self._asked: dict[int, DecayingSum] = {}  # last block found -> requests lately
+        self._requests: dict[int, DecayingSum] = {}  # hash of the last matched block -> recent requests
 
     @property
     def num_prefixes(self) -> int:
-        return len(self._asked)
+        return len(self._requests)
 
-    def instead_of(
+    def choose_target(
         self, chosen: "CandidateCost", prompt: "Prompt", candidates: "Sequence[CandidateCost]", now: float
     ) -> "CandidateCost | None":
-        if (asked := self._asked.get(_prefix(chosen, prompt))) is None:
+        """Return the idle candidate that is to compute the prefix; None where `chosen` is to keep it alone."""
+        if (requests := self._requests.get(_prefix(chosen, prompt))) is None:
             return None
-        lately = [t.replica.activity.requests.at(now) for t in candidates]
-        most = SHARE * sum(lately) / len(lately) + MORE
-        if asked.at(now) <= most or chosen.replica.activity.requests.at(now) <= most:
+        recent = [cost.replica.local_load.requests.at(now) for cost in candidates]
+        limit = SHARE * sum(recent) / len(recent) + MORE
+        if requests.at(now) <= limit or chosen.replica.local_load.requests.at(now) <= limit:
             return None
-        least = candidates[lately.index(min(lately))]
+        least = candidates[recent.index(min(recent))]
         is_idle = score.num_requests(least.replica) == 0
         return least if is_idle and 0 < _lost_tokens(prompt, chosen, least) <= self._budget_tokens else None
 
-    def sent(self, decision: "Decision", prompt: "Prompt", now: float) -> None:
+    def record_dispatch(self, decision: "Decision", prompt: "Prompt", now: float) -> None:
         self._budget_tokens += EARNED * decision.expected_tokens
-        found = decision.terms
+        found = decision.chosen_cost
         if decision.why == WHY:
-            best = max(decision.candidates, key=lambda t: t.match.blocks)
+            best = max(decision.candidates, key=lambda cost: cost.match.blocks)
             self._budget_tokens -= _lost_tokens(prompt, best, found)
             found = best
         if found.match.blocks:
@@ -59,17 +63,18 @@ class HotPrefixReplicator:
         self._budget_tokens = min(self._budget_tokens, float(MOST_TOKENS))
 
     def _count(self, prefix: int, now: float) -> None:
-        asked = self._asked.pop(prefix, None) or DecayingSum(LATELY_HALF_LIFE_S)
-        asked.add(1, now)
-        self._asked[prefix] = asked
-        if len(self._asked) > MAX_PREFIXES:
-            del self._asked[next(iter(self._asked))]
+        requests = self._requests.pop(prefix, None) or DecayingSum(LATELY_HALF_LIFE_S)
+        requests.add(1, now)
+        self._requests[prefix] = requests
+        if len(self._requests) > MAX_PREFIXES:
+            del self._requests[next(iter(self._requests))]
 
 
-def _prefix(there: "CandidateCost", prompt: "Prompt") -> int:
-    """What is found of the prompt, by the hash of its last block; 0 if nothing is."""
-    return prompt.hashes[there.match.blocks - 1] if there.match.blocks else 0
+def _prefix(cost: "CandidateCost", prompt: "Prompt") -> int:
+    """Hash of the last prompt block that the candidate holds; 0 without any."""
+    return prompt.hashes[cost.match.blocks - 1] if cost.match.blocks else 0
 
 
-def _lost_tokens(prompt: "Prompt", there: "CandidateCost", here: "CandidateCost") -> int:
-    return score.expected_tokens(prompt, there.match) - score.expected_tokens(prompt, here.match)
+def _lost_tokens(prompt: "Prompt", best: "CandidateCost", other: "CandidateCost") -> int:
+    """Tokens that are computed again if `other` serves the request in place of `best`."""
+    return score.expected_tokens(prompt, best.match) - score.expected_tokens(prompt, other.match)

@@ -1,7 +1,7 @@
-"""`Lease`: one replica that a request holds, from the choice of the replica to the end of the attempt.
+"""`Lease`: a request's hold on one replica, from the choice of the replica to the end of the attempt.
 
-While it is held, the request counts as load of the replica and its prompt blocks are predicted to be there. Each event
-may be reported several times and in any order; it counts once.
+While the lease is held, the request counts as load of the replica, and its prompt blocks are predicted to be there.
+Each event may be recorded several times and in any order; it counts once.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from octavo_server.router.upstream.pool import ConnectionPool
 
 MIN_PREDICTED_S = 1.0
-#: How long blocks sent to a replica without a KV stream are predicted to stay there.
+#: How long a polled replica is predicted to hold the blocks of a request.
 POLLED_S = 120.0
 #: How long a failed request still counts as load.
 FAILED_LOAD_S = 5.0
@@ -28,7 +28,7 @@ Outcome = Literal["ok", "failed", "unknown"]
 
 
 class FailedLoad:
-    """Failed requests, counted as load for `FAILED_LOAD_S`: without that, a replica that fails at once looks idle."""
+    """Counts failed requests as load for `FAILED_LOAD_S`: otherwise a replica that fails at once looks idle."""
 
     def __init__(self) -> None:
         self._entries: deque[tuple[float, LocalLoad, int]] = deque()
@@ -46,8 +46,8 @@ class FailedLoad:
 
 
 class Lease:
-    """`pool`: connections to the replica; None in a simulation. `decision_s`: the time that the choice took.
-    `waited_s`: the time that the request waited in the queue for this replica.
+    """`pool`: connections to the replica; None in a simulation. `decision_s`: duration of the choice. `waited_s`: time
+    of the request in the queue before the choice.
     """
 
     decision_s = 0.0
@@ -72,12 +72,12 @@ class Lease:
         self._clock = clock
         self._sent_at = now
         self._has_begun = self._has_ended = False
-        load = decision.chosen.activity
+        load = decision.chosen.local_load
         load.requests.add(1, now)
         if unique := _unique_tokens(decision, prompt):
             load.worth_tokens.add(unique, now)
         self._compute_tokens = prompt.num_tokens - decision.expected_tokens
-        self._pending_id = load.send(self._compute_tokens)
+        self._pending_id = load.record_dispatch(self._compute_tokens)
         self._prediction = self._predict(prompt, now)
 
     @property
@@ -90,33 +90,33 @@ class Lease:
         return self.pool.host
 
     async def send(self, request: bytes, limit_s: float) -> "UpstreamResponse":
-        """Return once the head of the response is there. Raises ReplicaLost or ReplicaTimeout."""
+        """Send the request and return when the response head has arrived. Raises ReplicaLost or ReplicaTimeout."""
         assert self.pool is not None, "a simulated lease sends nothing"
         self.response = await self.pool.send(request, limit_s)
         return self.response
 
     def record_first_byte(self, *, is_error: bool = False) -> None:
-        """`is_error`: the status is 400 or more, so nothing of the prompt was computed."""
+        """`is_error`: the status is 400 or more, so the replica computed none of the prompt."""
         if self._has_begun or self._has_ended:
             return
         self._has_begun = True
-        self.replica.activity.answered(self._pending_id)
+        self.replica.local_load.record_first_byte(self._pending_id)
         if is_error:
             self._end_prediction()
 
     def release(self, outcome: Outcome) -> None:
-        """End the attempt. One that fails before its first byte may not have computed anything."""
+        """End the attempt. Without a first byte, its predictions stay only if the outcome is `ok`."""
         if self._has_ended:
             return
         self._has_ended = True
-        load = self.replica.activity
+        load = self.replica.local_load
         load.num_in_flight -= 1
-        if outcome == "ok":  # the first byte of an answer that isn't streamed is its end: subtract the expected time
-            load.held(max(self._clock() - self._sent_at - self.decision.terms.ttft_s, 0.0))
+        if outcome == "ok":  # a response that isn't streamed has its first byte at its end: subtract the expected TTFT
+            load.record_hold_time(max(self._clock() - self._sent_at - self.decision.chosen_cost.ttft_s, 0.0))
         elif outcome == "failed":
             self._failed_load.add(load, self._compute_tokens, self._clock())
         if not self._has_begun:
-            self.replica.activity.answered(self._pending_id)
+            self.replica.local_load.record_first_byte(self._pending_id)
             if outcome != "ok":
                 self._end_prediction()
 
@@ -125,18 +125,18 @@ class Lease:
             self._predictions.end(self._prediction)
 
     def _predict(self, prompt: "Prompt", now: float) -> Prediction | None:
-        terms = self.decision.terms
-        match = terms.match
+        cost = self.decision.chosen_cost
+        match = cost.match
         new = prompt.hashes[match.blocks - match.predicted :]
         if not new:
             return None
-        lasts_s = max(2 * terms.ttft_s, MIN_PREDICTED_S) if terms.replica.is_exact else POLLED_S
-        return self._predictions.add(terms.replica, new, now + lasts_s)
+        lasts_s = max(2 * cost.ttft_s, MIN_PREDICTED_S) if cost.replica.is_exact else POLLED_S
+        return self._predictions.add(cost.replica, new, now + lasts_s)
 
 
 def _unique_tokens(decision: Decision, prompt: "Prompt") -> int:
-    """Cached prompt tokens that the chosen replica has and no other candidate does."""
+    """Cached prompt tokens that only the chosen replica holds among the candidates."""
     if not decision.expected_tokens:
         return 0
-    others = max((t.match.blocks for t in decision.candidates if t.replica is not decision.chosen), default=0)
+    others = max((c.match.blocks for c in decision.candidates if c.replica is not decision.chosen), default=0)
     return max(decision.expected_tokens - others * prompt.block_size, 0)

@@ -1,8 +1,8 @@
-"""`OutlierDetector` ejects a replica for a while whose requests fail more often than those of its peers.
+"""`OutlierDetector` ejects a replica for a while if its requests fail more often than those of its peers.
 
-After Envoy's outlier detection by success rate. The comparison is relative: where a request fails on every replica, the
-request is at fault and no replica is ejected. At most half of a model's replicas are ejected at once. Pure, with a
-clock as its argument.
+The method is Envoy's outlier detection by success rate. The comparison is relative: where a request fails on every
+replica, the request is at fault and no replica is ejected. At most half of a model's replicas are ejected at once.
+Pure, with a clock as its argument.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -14,7 +14,7 @@ HALF_LIFE_S = 10.0
 MIN_ERRORS = 2.5
 #: A replica's share of errors must exceed that of its peers by this.
 MIN_EXCESS = 0.3
-#: Doubled at each further ejection, up to the maximum.
+#: The first ejection's length; it doubles at each further ejection, up to the maximum.
 EJECTED_S = 10.0
 MAX_EJECTED_S = 300.0
 
@@ -32,7 +32,7 @@ class _Record:
 
 
 class OutlierDetector:
-    """Replicas are known by their names."""
+    """Replicas are identified by name."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -72,7 +72,7 @@ class OutlierDetector:
         self._ejected.discard(name)
 
     def _eject(self, name: str, record: _Record, now: float) -> None:
-        """A replica that behaved for as long as it was ejected starts with the shortest ejection again."""
+        """Eject the replica: for the minimum time if it worked for as long as its last ejection lasted."""
         is_repeated = now - record.until_s < record.ejected_s
         record.ejected_s = min(2 * record.ejected_s, MAX_EJECTED_S) if is_repeated else EJECTED_S
         record.until_s = now + record.ejected_s

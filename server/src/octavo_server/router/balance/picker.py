@@ -1,7 +1,7 @@
-"""`Picker`: which replica a request goes to, and the account of what was sent where.
+"""`Picker` chooses the replica of a request, and keeps the record of requests sent to each replica.
 
-Decides by `score` where something is known of caches, else by consistent hashing, else by load; the rung says which. It
-never waits and has no clock of its own: the simulator runs this very class.
+The choice is by `score` where something is known about caches, else by consistent hashing, else by load; the decision's
+rung names the basis. The picker never waits and has no clock of its own: the simulator runs this class unchanged.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,44 +23,45 @@ if TYPE_CHECKING:
 NOTHING = Match(0)
 MANY_BLOCKS = 64
 
-Soon = Callable[[Callable[[], None]], object]
+CallSoon = Callable[[Callable[[], None]], object]
 
 
 class Picker:
-    def __init__(self, index: PrefixIndex, *, clock: Callable[[], float], soon: Soon | None = None) -> None:
-        """`soon`: calls what needn't hold up the request that is on its way out; else it is done for the next one."""
+    def __init__(self, index: PrefixIndex, *, clock: Callable[[], float], call_soon: CallSoon | None = None) -> None:
+        """`call_soon` runs index updates after the current request was sent. Without it the next `pick` does them."""
         self._index = index
         self._clock = clock
-        self._soon = soon
+        self._call_soon = call_soon
         self._predictions = Predictions(index)
         self._failed_load = FailedLoad()
-        self._evening_out = HotPrefixReplicator()
-        self._pools: dict[frozenset[str], StepTimeModel] = {}  # by what replicas serve: those alike take alike long
+        self._replicator = HotPrefixReplicator()
+        self._step_times: dict[frozenset[str], StepTimeModel] = {}  # served models -> step times of these replicas
 
     def pick(self, prompt: "Prompt", replicas: "Sequence[Replica]", exclude: "Collection[Replica]" = ()) -> Decision:
-        """`replicas`: those that may be sent to; at least one must be left without those in `exclude`."""
+        """Choose one of `replicas` without those in `exclude`; at least one must remain."""
         candidates = [r for r in replicas if r not in exclude] if exclude else replicas
         assert candidates, "there is no replica to pick from"
         now = self._clock()
-        self._predictions.settle(now)
+        self._predictions.update_index(now)
         self._failed_load.expire(now)
-        terms = self._look(prompt, candidates)
-        if prompt.hashes and any(t.replica.is_exact or t.match.blocks for t in terms):
-            chosen, why = _least_cost(prompt, terms, now)
-            if (instead := self._evening_out.instead_of(chosen, prompt, terms, now)) is not None:
-                chosen, why = instead, hot_prefix.WHY
+        costs = self._candidate_costs(prompt, candidates)
+        if prompt.hashes and any(cost.replica.is_exact or cost.match.blocks for cost in costs):
+            chosen, why = _least_cost(prompt, costs, now)
+            if (target := self._replicator.choose_target(chosen, prompt, costs, now)) is not None:
+                chosen, why = target, hot_prefix.WHY
             rung = _rung(chosen)
         elif prompt.affinity:
-            chosen, rung, why = consistent_hash.bounded(prompt.affinity, terms), "hash", "consistent hash, bounded load"
+            chosen = consistent_hash.choose_bounded(prompt.affinity, costs)
+            rung, why = "hash", "consistent hash, bounded load"
         else:
-            chosen, rung, why = min(terms, key=lambda t: _load(t.replica, now)), "load", "least load"
-        return Decision(chosen.replica, rung, why, terms, score.expected_tokens(prompt, chosen.match))
+            chosen, rung, why = min(costs, key=lambda cost: _load(cost.replica, now)), "load", "least load"
+        return Decision(chosen.replica, rung, why, costs, score.expected_tokens(prompt, chosen.match))
 
     def lease(self, decision: Decision, prompt: "Prompt", pool: "ConnectionPool | None" = None) -> Lease:
-        """Account for a request that is sent to the chosen replica now."""
-        self._evening_out.sent(decision, prompt, self._clock())
-        if self._soon is not None and len(prompt.hashes) >= MANY_BLOCKS:
-            self._soon(self._settle)
+        """Record a request that is sent to the chosen replica now."""
+        self._replicator.record_dispatch(decision, prompt, self._clock())
+        if self._call_soon is not None and len(prompt.hashes) >= MANY_BLOCKS:
+            self._call_soon(self._update_index)
         return Lease(
             decision,
             prompt,
@@ -70,59 +71,59 @@ class Picker:
             pool=pool,
         )
 
-    def _settle(self) -> None:
-        self._predictions.settle(self._clock())
+    def _update_index(self) -> None:
+        self._predictions.update_index(self._clock())
 
-    def heard(self, replica: "Replica") -> None:
-        """After each frame of the replica's stream."""
-        pool = self._pools.get(replica.models)
-        if pool is None:
-            pool = self._pools[replica.models] = StepTimeModel()
-        replica.activity.hear(replica.load, pool)
+    def record_load(self, replica: "Replica") -> None:
+        """Record the load and the coming blocks that the latest frame of the replica's KV stream reports."""
+        shared = self._step_times.get(replica.models)
+        if shared is None:
+            shared = self._step_times[replica.models] = StepTimeModel()
+        replica.local_load.record_load(replica.load, shared)
         if replica.blocks is not None and replica.blocks.coming:
-            self._expect(replica, replica.blocks.coming, pool.token_s)
+            self._predict_coming(replica, replica.blocks.coming, shared.token_s)
 
-    def _expect(self, replica: "Replica", coming: Sequence[int], usual_s: float) -> None:
-        lasts_s = 2 * score.queued_tokens(replica) * replica.activity.rates.likely_token_s(usual_s)
+    def _predict_coming(self, replica: "Replica", coming: Sequence[int], usual_s: float) -> None:
+        lasts_s = 2 * score.queued_tokens(replica) * replica.local_load.rates.likely_token_s(usual_s)
         now = self._clock()
-        self._predictions.told(replica, coming, now=now, expires_at=now + max(lasts_s, MIN_PREDICTED_S))
+        self._predictions.add_reported(replica, coming, now=now, expires_at=now + max(lasts_s, MIN_PREDICTED_S))
 
-    def _look(self, prompt: "Prompt", candidates: "Sequence[Replica]") -> tuple[CandidateCost, ...]:
+    def _candidate_costs(self, prompt: "Prompt", candidates: "Sequence[Replica]") -> tuple[CandidateCost, ...]:
         slots = [self._predictions.slot(r) for r in candidates]
         found = self._index.match(prompt.hashes, slots) if prompt.hashes else {}
-        pools = (self._pools.get(r.models) for r in candidates)
-        usual_s = next((pool.token_s for pool in pools if pool is not None and pool.num_steps), PRIOR_TOKEN_S)
+        shared = (self._step_times.get(r.models) for r in candidates)
+        usual_s = next((model.token_s for model in shared if model is not None and model.num_steps), PRIOR_TOKEN_S)
         return tuple(
             [
-                score.terms(prompt, r, found.get(slot, NOTHING), rates.likely_token_s(usual_s))
+                score.estimate_cost(prompt, r, found.get(slot, NOTHING), rates.likely_token_s(usual_s))
                 for r, slot in zip(candidates, slots, strict=True)
-                for rates in (r.activity.rates,)
+                for rates in (r.local_load.rates,)
             ]
         )
 
 
-def _least_cost(prompt: "Prompt", terms: tuple[CandidateCost, ...], now: float) -> tuple[CandidateCost, str]:
-    """Of those that cost the same, one that finds as much as any: what is computed again is of no use to this request,
-    and holds up the next ones.
+def _least_cost(prompt: "Prompt", costs: tuple[CandidateCost, ...], now: float) -> tuple[CandidateCost, str]:
+    """Return the cheapest candidate and the reason. Ties go to the longest match, then to the least load.
+
+    Within a tie, computing blocks again gains nothing for this request and delays the next ones.
     """
-    costs = [t.cost_s for t in terms]
-    limit_s = min(costs) * (1 + score.TIE)
-    tied = [t for t, cost_s in zip(terms, costs, strict=True) if cost_s <= limit_s]
+    limit_s = min([cost.cost_s for cost in costs]) * (1 + score.TIE)
+    tied = [cost for cost in costs if cost.cost_s <= limit_s]
     if len(tied) > 1:
-        enough = max([t.match.blocks for t in tied]) * (1 - score.TIE)
-        tied = [t for t in tied if t.match.blocks >= enough]
+        enough = max([cost.match.blocks for cost in tied]) * (1 - score.TIE)
+        tied = [cost for cost in tied if cost.match.blocks >= enough]
     if len(tied) == 1:
         return tied[0], "least cost"
-    loads = [(score.num_requests(t.replica), t.replica.activity.requests.at(now)) for t in tied]
+    loads = [(score.num_requests(cost.replica), cost.replica.local_load.requests.at(now)) for cost in tied]
     least = min(loads)
-    coldest = [t for t, load in zip(tied, loads, strict=True) if load == least]
+    coldest = [cost for cost, load in zip(tied, loads, strict=True) if load == least]
     if len(coldest) > 1:
-        coldest = [min(coldest, key=lambda t: consistent_hash.hash_weight(prompt.affinity, t.replica.name))]
+        coldest = [min(coldest, key=lambda cost: consistent_hash.hash_weight(prompt.affinity, cost.replica.name))]
     return coldest[0], "tie: least load"
 
 
 def _load(replica: "Replica", now: float) -> tuple[int, float, str]:
-    return score.num_requests(replica), replica.activity.requests.at(now), replica.name
+    return score.num_requests(replica), replica.local_load.requests.at(now), replica.name
 
 
 def _rung(chosen: CandidateCost) -> Rung:

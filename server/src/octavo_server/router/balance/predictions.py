@@ -1,15 +1,16 @@
-"""`Predictions`: what replicas will have because requests were just sent there, as expiring entries of the index.
+"""`Predictions`: blocks that replicas will hold because requests were just sent there, as expiring index entries.
 
-By us, or by others: replicas tell of every request that comes to them. What is predicted already isn't predicted once
-more by that, and so our own requests aren't.
+A prediction comes from a request of this router (`add`), or from a request of any router that the replica's KV stream
+reports (`add_reported`). A reported block that is predicted already is not predicted twice, so this router's own
+requests count once.
 
-A block that the replica's stream then names is no longer predicted (the index sees to that). The others go when the
-last request that predicted them has expired or failed. A replica without a stream has a slot of its own here, and what
-was sent there is believed for longer, as nothing will ever confirm it. There is a limit to how much is predicted at
-once: beyond it what would expire first goes early.
+When the replica's stream reports a block as stored, the index replaces its prediction. Other blocks are removed when
+the last request that predicted them has expired or failed. A polled replica has a slot of its own for predictions, and
+they last longer there, as no stream will confirm them. The number of predicted blocks is limited: beyond the limit, the
+predictions that expire first are removed early.
 
-What is added waits for `settle`, as the request needn't: a long prompt's hundreds of blocks take the index a good part
-of a millisecond.
+Predictions enter the index at the next `update_index`, so that the request needn't wait for it: hundreds of blocks of a
+long prompt take the index a good part of a millisecond.
 """
 
 import heapq
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from octavo_server.router.fleet.local_load import Predicted
+from octavo_server.router.fleet.local_load import PredictedBlocks
 from octavo_server.router.fleet.prefix_index import PREDICTED, PrefixIndex, Slot
 
 if TYPE_CHECKING:
@@ -29,14 +30,14 @@ MAX_BLOCKS = 250_000  # some 30 MB
 
 
 class Prediction:
-    """Of one request."""
+    """The predicted blocks of one request."""
 
-    __slots__ = ("hashes", "is_over", "is_settled", "of")
+    __slots__ = ("hashes", "is_indexed", "is_over", "predicted")
 
-    def __init__(self, of: Predicted, hashes: Sequence[int]) -> None:
-        self.of = of
+    def __init__(self, predicted: PredictedBlocks, hashes: Sequence[int]) -> None:
+        self.predicted = predicted
         self.hashes = hashes
-        self.is_settled = False  # and so in the index
+        self.is_indexed = False
         self.is_over = False
 
 
@@ -46,81 +47,80 @@ class Predictions:
         self._order = count()
         self._expiring: list[tuple[float, int, Prediction]] = []
         self._waiting: list[Prediction] = []
-        self._blind: dict[Replica, Predicted] = {}
-        self._num_blocks = 0  # of all predictions that aren't over
+        self._polled: dict[Replica, PredictedBlocks] = {}
+        self._num_blocks = 0  # of all predictions that haven't ended
 
     def slot(self, replica: "Replica") -> Slot:
-        """Where the index has what this replica has, as far as that can be known now."""
-        return self._of(replica).slot
+        """Index slot of the replica's blocks: the one that its KV stream feeds, or one of predictions only."""
+        return self._predicted_blocks(replica).slot
 
     def add(self, replica: "Replica", hashes: Sequence[int], expires_at: float) -> Prediction:
-        prediction = Prediction(self._of(replica), hashes)
+        prediction = Prediction(self._predicted_blocks(replica), hashes)
         heapq.heappush(self._expiring, (expires_at, next(self._order), prediction))
         self._waiting.append(prediction)
         self._num_blocks += len(hashes)
         return prediction
 
-    def told(self, replica: "Replica", hashes: Sequence[int], *, now: float, expires_at: float) -> None:
-        """By the replica: a request came there that will have these blocks computed."""
-        self.settle(now)
-        of = self._of(replica)
-        known = self._index.store(of.slot, hashes, PREDICTED)
-        if len(known) == len(hashes):
+    def add_reported(self, replica: "Replica", hashes: Sequence[int], *, now: float, expires_at: float) -> None:
+        """Predict the blocks of a request that the replica reports to have received."""
+        self.update_index(now)
+        predicted = self._predicted_blocks(replica)
+        repeated = {*self._index.store(predicted.slot, hashes, PREDICTED)}
+        if len(repeated) == len(hashes):
             return
-        left_out = {*known}
-        prediction = Prediction(of, [block_hash for block_hash in hashes if block_hash not in left_out])
-        prediction.is_settled = True
+        prediction = Prediction(predicted, [block_hash for block_hash in hashes if block_hash not in repeated])
+        prediction.is_indexed = True
         heapq.heappush(self._expiring, (expires_at, next(self._order), prediction))
         self._num_blocks += len(prediction.hashes)
 
-    def settle(self, now: float) -> None:
-        """Before anybody asks what is predicted: what was added goes into the index, what has expired out of it."""
+    def update_index(self, now: float) -> None:
+        """Store added predictions in the index, and remove expired ones. To be called before a match."""
         waiting, expiring = self._waiting, self._expiring
         if waiting:
             self._waiting = []
             for prediction in waiting:
-                self._enter(prediction)
+                self._store_prediction(prediction)
         while expiring and (expiring[0][0] <= now or self._num_blocks > MAX_BLOCKS):
             self.end(heapq.heappop(expiring)[2])
 
     def end(self, prediction: Prediction) -> None:
-        """Its blocks are no longer predicted by this request; any number of times."""
+        """Remove the prediction: the request failed or it expired. Later calls do nothing."""
         if prediction.is_over:
             return
         prediction.is_over = True
         hashes, prediction.hashes = prediction.hashes, ()
         self._num_blocks -= len(hashes)
-        if prediction.is_settled and prediction.of.is_believed:
-            self._index.remove(prediction.of.slot, _no_longer(hashes, prediction.of.repeated), PREDICTED)
+        if prediction.is_indexed and prediction.predicted.is_valid:
+            self._index.remove(prediction.predicted.slot, _unshared(hashes, prediction.predicted.repeated), PREDICTED)
 
-    def _enter(self, prediction: Prediction) -> None:
-        if prediction.is_over or not prediction.of.is_believed:
+    def _store_prediction(self, prediction: Prediction) -> None:
+        if prediction.is_over or not prediction.predicted.is_valid:
             return
-        prediction.is_settled = True
-        repeated = prediction.of.repeated
-        for block_hash in self._index.store(prediction.of.slot, prediction.hashes, PREDICTED):
+        prediction.is_indexed = True
+        repeated = prediction.predicted.repeated
+        for block_hash in self._index.store(prediction.predicted.slot, prediction.hashes, PREDICTED):
             repeated[block_hash] = repeated.get(block_hash, 0) + 1
 
-    def _of(self, replica: "Replica") -> Predicted:
+    def _predicted_blocks(self, replica: "Replica") -> PredictedBlocks:
         blocks = replica.blocks if replica.is_exact else None
-        predicted = replica.activity.predicted
+        predicted = replica.local_load.predicted
         if predicted is None or predicted.blocks is not blocks or predicted.is_over:
-            predicted = replica.activity.predicted = self._anew(replica, blocks)
+            predicted = replica.local_load.predicted = self._start_prediction_slot(replica, blocks)
         return predicted
 
-    def _anew(self, replica: "Replica", blocks: "BlockMirror | None") -> Predicted:
-        for other in [r for r in self._blind if r is replica or r.state == "gone"]:
-            predicted = self._blind.pop(other)
+    def _start_prediction_slot(self, replica: "Replica", blocks: "BlockMirror | None") -> PredictedBlocks:
+        for other in [r for r in self._polled if r is replica or r.state == "gone"]:
+            predicted = self._polled.pop(other)
             predicted.is_over = True
-            self._index.give_up_slot(predicted.slot)
+            self._index.release_slot(predicted.slot)
         if blocks is not None:
-            return Predicted(blocks.slot, blocks)
-        predicted = self._blind[replica] = Predicted(self._index.take_slot(), None)
+            return PredictedBlocks(blocks.slot, blocks)
+        predicted = self._polled[replica] = PredictedBlocks(self._index.acquire_slot(), None)
         return predicted
 
 
-def _no_longer(hashes: Sequence[int], repeated: dict[int, int]) -> Sequence[int]:
-    """Those that no other request predicts; the others are predicted by one less now."""
+def _unshared(hashes: Sequence[int], repeated: dict[int, int]) -> Sequence[int]:
+    """Return the hashes that no other request predicts. Decrement the counts of the remaining ones in `repeated`."""
     if repeated.keys().isdisjoint(hashes):
         return hashes
     gone: list[int] = []

@@ -1,7 +1,7 @@
-"""`RequestQueue`: requests that no replica can take now, in order of arrival. Bounded in number and time.
+"""`RequestQueue`: requests that no replica can accept now, in order of arrival. Bounded in number and time.
 
-A request is *held* while its model has no replica, and *queued* while all replicas of its model are full or cut off.
-Code that frees a place or changes a replica calls `wake`.
+A request is *held* while its model has no replica, and *queued* while all replicas of its model are full or have an
+open breaker. Code that ends a request or changes a replica calls `wake`.
 """
 
 import asyncio
@@ -11,28 +11,28 @@ from collections.abc import Callable
 from octavo_engine.wire.errors import Overloaded, Unavailable
 
 RETRY_AFTER_S = (1.0, 60.0)
-#: The latest exits, from which the rate of exits is estimated.
+#: The rate of exits is estimated from this many latest exits.
 NUM_EXITS = 64
 
 
 class _Waiting:
-    __slots__ = ("future", "has_place", "model")
+    __slots__ = ("future", "has_room", "model")
 
-    def __init__(self, model: str, has_place: Callable[[], bool], future: "asyncio.Future[None]") -> None:
+    def __init__(self, model: str, has_room: Callable[[], bool], future: "asyncio.Future[None]") -> None:
         self.model = model
-        self.has_place = has_place
+        self.has_room = has_room
         self.future = future
 
 
 class RequestQueue:
-    """Belongs to one event loop. `observe` is called with the outcome and the length of each wait."""
+    """Belongs to one event loop. `observe` is called with the outcome and the length in seconds of each wait."""
 
     def __init__(self, *, max_waiting: int, observe: Callable[[str, float], None]) -> None:
         self._max_waiting = max_waiting
         self._observe = observe
         self._waiting: deque[_Waiting] = deque()
         self._num_by_model: Counter[str] = Counter()
-        self._admitted: set[str] = set()  # models whose admitted request has not taken its place yet
+        self._admitted: set[str] = set()  # models whose admitted request has not leased a replica yet
         self._exits: deque[float] = deque(maxlen=NUM_EXITS)
 
     def __len__(self) -> int:
@@ -41,16 +41,16 @@ class RequestQueue:
     def num_by_model(self) -> Counter[str]:
         return self._num_by_model
 
-    def has_line(self, model: str) -> bool:
-        """Whether requests for this model wait: a new one goes behind them."""
+    def has_waiting(self, model: str) -> bool:
+        """True while requests for this model wait, so that a new one must queue behind them."""
         return model in self._num_by_model or model in self._admitted
 
-    async def wait(self, model: str, has_place: Callable[[], bool], *, hold_s: float, why: str) -> float:
-        """Wait until there is a place and it is this request's turn. Returns the seconds waited.
+    async def wait(self, model: str, has_room: Callable[[], bool], *, hold_s: float, why: str) -> float:
+        """Wait for room on a replica and for this request's turn. Return the seconds waited.
 
-        Raises Overloaded at once where the queue is full, and Unavailable after `hold_s`.
+        Raises Overloaded at once where the queue is full, and Unavailable after `hold_s`. `why`: the messages' reason.
         """
-        if not self.has_line(model) and has_place():
+        if not self.has_waiting(model) and has_room():
             return 0.0
         if len(self._waiting) >= self._max_waiting:
             self._observe("refused", 0.0)
@@ -58,7 +58,7 @@ class RequestQueue:
             raise Overloaded(f"{message} Send the request again later.", retry_after_s=self._retry_after_s())
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        waiting = _Waiting(model, has_place, loop.create_future())
+        waiting = _Waiting(model, has_room, loop.create_future())
         self._waiting.append(waiting)
         self._num_by_model[model] += 1
         outcome = "left"
@@ -71,22 +71,22 @@ class RequestQueue:
                 self._admitted.discard(model)
             self._exits.append(loop.time())
             self._observe(outcome, loop.time() - started_s)
-            loop.call_soon(self.wake)  # the next request's turn, once this one has taken its place
+            loop.call_soon(self.wake)  # the next request's turn, once this one has leased a replica
         if outcome == "expired":
             raise Unavailable(
-                f"{why}, and none came in {loop.time() - started_s:.1f} s (--max-hold-time). "
+                f"{why}, and none became free in {loop.time() - started_s:.1f} s (--max-hold-time). "
                 "Send the request again later.",
                 retry_after_s=self._retry_after_s(),
             )
         return loop.time() - started_s
 
     def wake(self) -> None:
-        """Admit the first request of each model if there is a place for it. The next one follows once it took it."""
+        """Admit the first request of each model if a replica has room. The next one follows once it has a lease."""
         seen = {*self._admitted}
         for waiting in [*self._waiting] if self._waiting else ():
             if waiting.model not in seen:
                 seen.add(waiting.model)
-                if waiting.has_place():
+                if waiting.has_room():
                     self._remove(waiting)
                     self._admitted.add(waiting.model)
                     waiting.future.set_result(None)
@@ -99,7 +99,7 @@ class RequestQueue:
                 del self._num_by_model[waiting.model]
 
     def _retry_after_s(self) -> float:
-        """Seconds until the queue as it stands is served, at the rate of the latest exits."""
+        """Estimated seconds until the requests now in the queue have left it, at the rate of the latest exits."""
         low, high = RETRY_AFTER_S
         if len(self._exits) < 2:
             return low

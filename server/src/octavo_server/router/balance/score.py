@@ -1,11 +1,12 @@
-"""What sending a request to a replica would cost: seconds to its first token, by what they are spent on. Pure.
+"""Estimates the cost of sending a request to a replica: seconds to its first token, by cause. Pure.
 
-Prompt tokens not in the cache, tokens of others that come first, blocks that others have to give back, and the decoding
-that shares the steps all become seconds by the rate learned of that replica. Whoever waits for a token waits alone, but
-a token that is computed holds up everybody there: so that delay of others is a cost, too. Without it each request
-would leave its prefix for a shorter queue, and all would wait longer for what is then computed twice.
+Prompt tokens not in the cache, queued tokens of other requests, blocks that other requests must release first, and
+decoding in the same steps all become seconds by the replica's fitted time per token. Waiting delays one request, but
+each computed token delays every request on the replica, so the delay of others is part of the cost. Without it each
+request would leave its prefix for a shorter queue, and all requests would wait longer for blocks computed twice.
 
-What every replica would need alike (the step of the first token itself) isn't counted: ties are ties of what differs.
+The estimate leaves out the time that is equal on all replicas (the step of the first token): a tie is a tie of the
+differences.
 """
 
 from typing import TYPE_CHECKING
@@ -17,20 +18,25 @@ if TYPE_CHECKING:
     from octavo_server.router.fleet.replica import Replica
     from octavo_server.router.prompts.prompt import Prompt
 
-HOST_SHARE = 0.75  # of a block's prefill is saved by finding it in host memory
+#: A block in host memory saves this share of its prefill.
+HOST_SHARE = 0.75
 EXPECTED_OUTPUT_TOKENS = 128
-CHUNK_TOKENS = 2048  # of prefill in a step; whoever decodes shares each of them
-DELAYED_SHARE = 0.25  # of a second for the first token: what a second's delay of one that decodes counts as
-MAX_DELAYED = 12  # who count: beyond, a full cache would outweigh any queue
+#: Prefill tokens of one step. Decoding requests take part in each step.
+CHUNK_TOKENS = 2048
+#: A second's delay of one decoding request counts as this many seconds to the first token.
+DELAYED_SHARE = 0.25
+#: At most this many delayed requests count: beyond, a full cache would outweigh any queue.
+MAX_DELAYED = 12
+#: Costs within this share of the least cost are a tie.
 TIE = 0.05
 
 
 def expected_tokens(prompt: "Prompt", match: "Match") -> int:
-    """Prompt tokens that the replica wouldn't compute; the last one always is."""
+    """Prompt tokens that the replica would not compute. The last token is always computed."""
     return max(min(match.blocks * prompt.block_size, prompt.num_tokens - 1), 0)
 
 
-def terms(prompt: "Prompt", replica: "Replica", match: "Match", token_s: float) -> CandidateCost:
+def estimate_cost(prompt: "Prompt", replica: "Replica", match: "Match", token_s: float) -> CandidateCost:
     compute = float(prompt.num_tokens - expected_tokens(prompt, match))
     if match.host:
         compute += (1 - HOST_SHARE) * match.host * prompt.block_size
@@ -49,12 +55,12 @@ def terms(prompt: "Prompt", replica: "Replica", match: "Match", token_s: float) 
 
 
 def queued_tokens(replica: "Replica") -> float:
-    """To be computed before a new request's turn.
+    """Prompt tokens to be computed before a new request's turn: the reported backlog and this router's own requests.
 
-    The reported backlog counts the whole prompt of one that waits; what they will find cached is known of our own.
+    The reported backlog counts whole prompts of waiting requests, so their cached tokens are subtracted.
     """
-    activity = replica.activity
-    own_tokens = activity.pending_tokens + activity.failed_tokens
+    local_load = replica.local_load
+    own_tokens = local_load.pending_tokens + local_load.failed_tokens
     if not replica.is_exact:
         return own_tokens
     load = replica.load
@@ -65,23 +71,23 @@ def queued_tokens(replica: "Replica") -> float:
 
 
 def num_decoding(replica: "Replica") -> int:
-    """Of a blind one, those of our own that have begun to answer."""
-    activity = replica.activity
-    return replica.load.running if replica.is_exact else activity.num_in_flight - activity.num_unanswered
+    """Decoding requests. For a blind replica only requests of this router count, from their first byte on."""
+    local_load = replica.local_load
+    return replica.load.running if replica.is_exact else local_load.num_in_flight - local_load.num_unanswered
 
 
 def num_requests(replica: "Replica") -> int:
-    """That it has to do with. What a blind one says of its load is seconds old: ours may be in it or not."""
-    activity, load = replica.activity, replica.load
-    pending = activity.num_pending if replica.is_exact else 0
-    return max(load.running + load.waiting + pending, activity.num_in_flight) + activity.num_failed
+    """Requests at the replica. A blind replica's load is seconds old and may include this router's requests or not."""
+    local_load, load = replica.local_load, replica.load
+    pending = local_load.num_pending if replica.is_exact else 0
+    return max(load.running + load.waiting + pending, local_load.num_in_flight) + local_load.num_failed
 
 
 def _shortage_s(prompt: "Prompt", replica: "Replica", match: "Match", token_s: float) -> float:
-    """Until others have given back the blocks that the request needs and nobody has to spare.
+    """Seconds until other requests have released the blocks that this request needs and that are not free.
 
-    Requests give back all that is in use once in the time that one of them takes; before one of ours has ended that
-    isn't known, and the blocks count as if they had to be computed anew.
+    All blocks in use are released once within the mean duration of a response (`hold_s`). While that duration is
+    unknown, a missing block costs as much as its prefill.
     """
     load = replica.load
     free = load.free_blocks + load.cached_blocks
@@ -93,6 +99,6 @@ def _shortage_s(prompt: "Prompt", replica: "Replica", match: "Match", token_s: f
     missing, in_use = needed - free, load.total_blocks - free
     if missing <= 0:
         return 0.0
-    if in_use > 0 and (hold_s := replica.activity.hold_s):
+    if in_use > 0 and (hold_s := replica.local_load.hold_s):
         return missing * hold_s / in_use
     return missing * prompt.block_size * token_s

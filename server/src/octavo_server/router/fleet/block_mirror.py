@@ -9,7 +9,7 @@ from typing import Literal
 
 from octavo_engine.wire.kv_stream import numbers, roll
 
-from octavo_server.kv.frames import VERSION, Bye, Frame, Hello, Load, Part, Snapshot, Step
+from octavo_server.kv.frames import VERSION, Bye, Frame, Hello, Part, ReplicaLoad, Snapshot, Step
 from octavo_server.router.fleet.prefix_index import DEVICE, HOST, PrefixIndex, Slot
 
 State = Literal["loading", "exact", "broken"]
@@ -22,29 +22,29 @@ class StreamBroken(Exception):
 class BlockMirror:
     def __init__(self, index: PrefixIndex) -> None:
         self.state: State = "loading"
-        self.slot: Slot = index.take_slot()
+        self.slot: Slot = index.acquire_slot()
         self.hello: Hello | None = None
-        self.load = Load()
+        self.load = ReplicaLoad()
         self.num_blocks = 0  # hashes on the device
-        self.coming: tuple[int, ...] = ()  # in the latest frame: blocks of a request that just arrived there
+        self.coming: tuple[int, ...] = ()  # of the latest frame: blocks that a request just received will store
         self._index = index
         self._digest = 0
         self._seq = 0
 
     def feed(self, frame: Frame) -> None:
-        """Raises StreamBroken. No frame may be fed after that."""
+        """Apply a frame to the index. Raises StreamBroken, after which no frame may be fed."""
         assert self.state != "broken", "a frame was fed to a broken mirror"
         try:
             self._apply_frame(frame)
         except (StreamBroken, ValueError) as error:
-            self.give_up()
+            self.release()
             raise StreamBroken(str(error)) from None
 
-    def give_up(self) -> None:
-        """Release the slot: the connection is gone, or a frame was wrong."""
+    def release(self) -> None:
+        """Release the slot and become broken: the connection ended, or a frame was invalid."""
         if self.state != "broken":
             self.state = "broken"
-            self._index.give_up_slot(self.slot)
+            self._index.release_slot(self.slot)
 
     def _apply_frame(self, frame: Frame) -> None:
         match frame:
@@ -53,7 +53,7 @@ class BlockMirror:
             case Bye():
                 raise StreamBroken(f"the replica ended it: {frame.reason}.")
             case _ if self.hello is None:
-                raise StreamBroken(f"a {type(frame).__name__} frame came before the hello.")
+                raise StreamBroken(f"a {type(frame).__name__} frame arrived before the hello.")
             case Part():
                 self._require_state("loading", frame)
                 self._store(frame.device, frame.host)
@@ -73,7 +73,7 @@ class BlockMirror:
 
     def _require_state(self, state: State, frame: Frame) -> None:
         if self.state != state:
-            raise StreamBroken(f"a {type(frame).__name__} frame came while {self.state}.")
+            raise StreamBroken(f"a {type(frame).__name__} frame arrived in the state {self.state}.")
 
     def _finish_loading(self, frame: Snapshot) -> None:
         self._check_digest(frame)
@@ -83,7 +83,7 @@ class BlockMirror:
         self.coming = ()
         if frame.seq != self._seq:
             if frame.seq != self._seq + 1:
-                raise StreamBroken(f"frame {frame.seq} came after frame {self._seq}.")
+                raise StreamBroken(f"frame {frame.seq} arrived after frame {self._seq}.")
             self._apply_changes(frame)
             self._seq = frame.seq
             self.coming = numbers(frame.coming) if frame.coming else ()
@@ -108,6 +108,6 @@ class BlockMirror:
     def _check_digest(self, frame: Snapshot | Step) -> None:
         assert self.hello is not None
         if frame.epoch != self.hello.epoch:
-            raise StreamBroken("it is of another epoch: the engine was restarted.")
+            raise StreamBroken("the frame has another epoch: the engine was restarted.")
         if frame.digest != self._digest:
             raise StreamBroken(f"after frame {frame.seq} the digest is {self._digest:016x}, not {frame.digest:016x}.")

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from octavo_engine.wire.errors import StartupError
 
-#: How far a router knows the replica at an endpoint; replica.py describes the states.
+#: State of a replica in the router; replica.py describes the states.
 State = Literal["connecting", "loading", "exact", "blind", "gone"]
 
 
@@ -16,8 +16,8 @@ State = Literal["connecting", "loading", "exact", "blind", "gone"]
 class Endpoint:
     """`url`: scheme, host and port only. `name`: the pod's name, else host and port; unique among replicas.
 
-    `is_ready`: None where discovery can't tell (a list, DNS). False for a pod that isn't ready yet: the router follows
-    its KV stream and sends it no requests.
+    `is_ready`: None where discovery doesn't report readiness (a list, DNS). False for a pod that isn't ready yet: the
+    router follows its KV stream and sends it no requests.
     """
 
     url: str
@@ -27,18 +27,18 @@ class Endpoint:
 
 class Discovery(Protocol):
     def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        """Yield all endpoints at first and after each change. Errors are retried inside; only closing it ends it."""
+        """Yield all endpoints at first and after each change. Errors are retried inside, so the iterator never ends."""
         ...
 
 
 class StaticDiscovery:
-    """A list that never changes: `--replica URL...`. Raises StartupError for a text that is no URL of a replica."""
+    """A list that never changes: `--replica URL...`. Raises StartupError for an invalid URL."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._endpoints = frozenset(endpoint_of(url) for url in urls)
         if len(self._endpoints) != len(urls):
             raise StartupError(
-                "--replica: a replica is named twice; its requests would be counted twice. Give each URL once."
+                "--replica: a URL is given twice, so its requests would be counted twice. Give each URL once."
             )
 
     async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
@@ -49,12 +49,12 @@ class StaticDiscovery:
 def endpoint_of(url: str) -> Endpoint:
     try:
         parts = urlsplit(url)
-        has_port = parts.port is not None  # raises ValueError for what is no port
+        has_port = parts.port is not None  # raises ValueError for an invalid port
     except ValueError as error:
         raise StartupError(f"--replica {url}: {error}.") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
         raise StartupError(f"--replica {url}: expected http://HOST:PORT, without a path or a query.")
     if "@" in parts.netloc:
-        raise StartupError("--replica: a password in the address would be seen in logs: give the key by --replica-key.")
+        raise StartupError("--replica: a password in the URL would appear in logs: give the key with --replica-key.")
     name = parts.netloc if has_port else f"{parts.netloc}:{443 if parts.scheme == 'https' else 80}"
     return Endpoint(f"{parts.scheme}://{parts.netloc}", name)

@@ -1,6 +1,6 @@
-"""`Fleet`: the replicas that discovery names, each followed by a task of its own, and which of them serve a model.
+"""`Fleet`: all replicas that discovery lists, each followed by a task of its own, and the routable replicas by model.
 
-The other parts of the router get replicas from here only. A task sweeps index entries of replicas that are gone or
+The other parts of the router get replicas from the fleet only. A task sweeps index entries of replicas that are gone or
 whose stream broke, a few in each turn of the event loop.
 """
 
@@ -19,9 +19,9 @@ from octavo_server.supervise import cancel_tasks, supervised
 
 SWEPT_AT_ONCE = 4096
 READ_BUFFER_BYTES = 64 * 1024
-#: Seconds for which a router that isn't ready waits for more than half of its replicas, once one takes requests.
+#: After the first replica is routable, the router waits at most this long for more than half of its replicas.
 FEW_S = 2.0
-#: Seconds for which requests still wait for a model after its last replica left discovery, as in a rollout.
+#: After the last replica of a model left discovery, its requests still wait this long, as in a rollout.
 DEPARTED_S = 60.0
 
 Listener = Callable[[Replica], None]
@@ -29,7 +29,8 @@ Listener = Callable[[Replica], None]
 
 class Fleet:
     """Belongs to one event loop. `on_change` is called with each replica whose state, models or readiness changed,
-    `on_heard` with the replica of each frame, after its load is set. `clock`: the event loop's, unless in a test."""
+    `on_load_update` with the replica of each frame, after its load is set. `clock`: replaced in tests only.
+    """
 
     def __init__(
         self,
@@ -40,36 +41,37 @@ class Fleet:
     ) -> None:
         self.index = index
         self.on_change: list[Listener] = []
-        self.on_heard: list[Listener] = []
+        self.on_load_update: list[Listener] = []
         self._settings = settings
         self._discovery = discovery
         self._followed: dict[Endpoint, Replica] = {}  # by the endpoint without its readiness
         self._tasks: dict[Endpoint, asyncio.Task[None]] = {}
         self._routable: dict[str, list[Replica]] = {}
-        self._departed: dict[str, float] = {}  # model -> when a replica that reported it left discovery
+        self._departed: dict[str, float] = {}  # model -> time when a replica that reported it left discovery
         self._clock = clock
         self._is_discovered = False
-        self._routable_since_s: float | None = None  # since when some replica has taken requests
-        self._has_leftovers = asyncio.Event()
-        index.on_given_up = self._has_leftovers.set
+        self._routable_since_s: float | None = None  # start of the time with at least one routable replica
+        self._can_sweep = asyncio.Event()
+        index.on_slot_released = self._can_sweep.set
 
     @property
     def replicas(self) -> list[Replica]:
         return [*self._followed.values()]
 
     def models(self) -> list[str]:
-        """Names that any replica reported, routable or not, so that a restart doesn't take a model away."""
+        """Names that any replica reported, routable or not, so that a restart doesn't remove a model."""
         return reported_models(self._followed.values())
 
     def resolve(self, model: str | None) -> Resolution:
-        """Which model a request that asks for `model` means. A `Pending` one is to be resolved again at each
-        `on_change` and at its `again_at_s`."""
+        """Resolve the model name of a request. The caller resolves a `Pending` one again at each `on_change` and at its
+        `again_at_s`.
+        """
         now_s = self._clock()
         self._departed = {name: left_s for name, left_s in self._departed.items() if now_s - left_s < DEPARTED_S}
         return resolve_model(model, self._followed.values(), departed=self._departed, now_s=now_s)
 
     def routable(self, model: str) -> list[Replica]:
-        """Replicas that requests for `model` may be sent to. The caller must not change the list."""
+        """Replicas that may get requests for `model`. The caller must not change the list."""
         found = self._routable.get(model)
         if found is None:
             found = [r for r in self._followed.values() if model in r.models and r.is_routable]
@@ -79,36 +81,37 @@ class Fleet:
         return found
 
     @property
-    def missing(self) -> str | None:
-        """Why this router isn't ready. None when more than half of the expected replicas take requests, or some have
-        for `FEW_S`: a router that starts would otherwise send all its requests to the first replica.
+    def unready_reason(self) -> str | None:
+        """Reason why this router isn't ready; None if it is.
 
-        Pods that aren't ready are not expected: they become ready because this router follows them. A router without
-        any expected replica is ready, and holds requests until a replica comes.
+        It is ready when more than half of the expected replicas are routable, or some have been for `FEW_S`: a starting
+        router would otherwise send all its requests to the first replica. Pods that aren't ready are not expected: they
+        become ready because this router follows them. A router without any expected replica is ready, and holds
+        requests until a replica is routable.
         """
         if not self._is_discovered:
-            return "it isn't known yet where replicas are"
+            return "discovery has not listed the replicas yet"
         expected = [replica for replica in self._followed.values() if replica.endpoint.is_ready is not False]
         num_routable = sum(replica.is_routable for replica in expected)
         if 2 * num_routable > len(expected) or not expected:
             return None
         if not num_routable:
             refusals = [f"; {replica.name}: {replica.refusal}" for replica in expected if replica.refusal]
-            return f"none of {len(expected)} replicas takes requests" + "".join(refusals[:1])
+            return f"none of {len(expected)} replicas accepts requests" + "".join(refusals[:1])
         if self._routable_since_s is not None and self._clock() - self._routable_since_s >= FEW_S:
             return None
-        return f"{num_routable} of {len(expected)} replicas take requests: waiting for more than half, or {FEW_S:g} s"
+        return f"{num_routable} of {len(expected)} replicas accept requests: waiting for more than half, or {FEW_S:g} s"
 
     async def start(self) -> None:
-        connector = aiohttp.TCPConnector(limit=0, force_close=True, use_dns_cache=False)  # a name may have moved
+        connector = aiohttp.TCPConnector(limit=0, force_close=True, use_dns_cache=False)  # addresses may change
         timeout = aiohttp.ClientTimeout(total=None)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=READ_BUFFER_BYTES)
         self._context = ClientContext(
             session=self._session,
             index=self.index,
             settings=self._settings,
-            changed=self.changed,
-            load_updated=self._load_updated,
+            on_change=self.notify_change,
+            on_load_update=self._load_updated,
         )
         self._own = [
             supervised("the discovery of replicas", self._discover),
@@ -138,12 +141,12 @@ class Fleet:
                 self._tasks[known] = self._follow(replica)
             elif replica.endpoint != endpoint:
                 replica.endpoint = endpoint
-                self.changed(replica)
+                self.notify_change(replica)
 
     def _follow(self, replica: Replica) -> "asyncio.Task[None]":
         return supervised(f"following replica {replica.name}", lambda: KVStreamClient(replica, self._context).run())
 
-    def changed(self, replica: Replica) -> None:
+    def notify_change(self, replica: Replica) -> None:
         self._routable.clear()
         if replica.state != "connecting":
             replica.away_since_s = None
@@ -157,12 +160,12 @@ class Fleet:
             listener(replica)
 
     def _load_updated(self, replica: Replica) -> None:
-        for listener in self.on_heard:
+        for listener in self.on_load_update:
             listener(replica)
 
     async def _sweep(self) -> None:
         while True:
-            await self._has_leftovers.wait()
-            self._has_leftovers.clear()
+            await self._can_sweep.wait()
+            self._can_sweep.clear()
             while self.index.sweep(SWEPT_AT_ONCE):
                 await asyncio.sleep(0)

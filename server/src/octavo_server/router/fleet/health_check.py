@@ -1,8 +1,8 @@
-"""`HealthCheck`: whether a replica answers `/health`, with patience for one whose API process is busy.
+"""`HealthCheck` requests a replica's `/health` and tolerates a few misses, as the API process may be busy.
 
-A miss is a status of 500 or more, a broken connection, or no answer in time. Several misses in a row make a check fail.
-A refused connection makes it fail at once: no process listens there. A failed check only stops new requests; those
-that were sent before have connections of their own.
+A miss is a status of 500 or more, a broken connection, or no response in time. Several misses in a row fail the check.
+A refused connection fails it at once: no process listens there. A failed check only stops new requests; requests that
+were sent before have connections of their own.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ class HealthCheck:
         self._max_misses = max_misses
 
     async def run(self, set_silent: Callable[[bool], None]) -> None:
-        """Return when the replica is well. Raises ConnectionLost after `max_misses` misses in a row.
+        """Return when the replica is healthy. Raises ConnectionLost after `max_misses` misses in a row.
 
-        `set_silent`: called with True at a miss, with False before the return.
+        `set_silent` is called with True at a miss that is not the last one, with False before the return.
         """
         miss = await self._find_miss()
         for _ in range(1, self._max_misses):
@@ -42,7 +42,7 @@ class HealthCheck:
         set_silent(False)
 
     async def _find_miss(self) -> str | None:
-        """Why the replica isn't well, None if it is."""
+        """Return the reason for a miss, None if the replica is healthy."""
         try:
             async with self._client.open("/health", self._timeout_s) as answer:
                 return f"status {answer.status}" if answer.status >= 500 else None

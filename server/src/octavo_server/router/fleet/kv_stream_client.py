@@ -1,15 +1,15 @@
-"""`KVStreamClient`: follows one replica's KV stream, and sets the replica's state, while discovery names the replica.
+"""`KVStreamClient` follows one replica's KV stream and sets the replica's state while discovery lists the replica.
 
-The end of a connection decides the next state. A lost one: no requests are sent until the replica answers again.
-A fault in a frame: requests are still sent, but without trust in the index. A silent stream: the same, and only where
-no other replica can take them until `/health` answers; if the stream resumes, nothing was lost and the index is exact
-again. After each end the client connects again for a new snapshot.
+The way a connection ends decides the next state. After a lost connection the replica gets no requests until it answers
+again. After a fault in a frame it still gets requests, but the index counts as unknown. The same holds for a silent
+stream; until `/health` answers, requests then go there only if there is no other replica. When a silent stream resumes,
+no frame was lost and the index is exact again. After each end the client connects again and gets a new snapshot.
 
-A health check that fails stops new requests only. A replica is `is_unresponsive` when several requests in a row got no
-answer at all: its host vanished or its process hangs, and the router gives up the requests that wait there.
+A failed health check only stops new requests. A replica is `is_unresponsive` when several requests in a row got no
+response at all: its host vanished or its process hangs, and the router fails the requests that wait there.
 
-Large chunks are fed for one replica at a time, one frame per turn of the event loop, so that a hundred snapshots at
-once don't delay requests. The clocks of a replica and of the router are never compared.
+Large chunks are fed for one replica at a time, one frame per turn of the event loop, so that a hundred simultaneous
+snapshots don't delay requests. The clocks of a replica and of the router are never compared.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ import aiohttp
 
 from octavo_server.backoff import Backoff
 from octavo_server.http.router_secret import SECRET_HEADER, OutgoingSecret
-from octavo_server.kv.frames import MEDIA_TYPE, Bye, Frame, FrameError, FrameReader, Hello, Load, Step
+from octavo_server.kv.frames import MEDIA_TYPE, Bye, Frame, FrameError, FrameReader, Hello, ReplicaLoad, Step
 from octavo_server.router.fleet.block_mirror import BlockMirror, StreamBroken
 from octavo_server.router.fleet.endpoint import State
 from octavo_server.router.fleet.health_check import ConnectionLost, HealthCheck
@@ -32,27 +32,28 @@ from octavo_server.supervise import cancel_tasks
 
 LARGE_BYTES = 4096
 NO_STREAM = (400, 404, 405, 501)
-HINTS = {401: ": it wants --replica-key or --router-secret", 403: ": it wants --replica-key or --router-secret"}
-MAX_SILENCE_S = 5.0  # also of a replica that promises a slower heartbeat
+HINTS = {401: ": it requires --replica-key or --router-secret", 403: ": it requires --replica-key or --router-secret"}
+#: Upper limit of the silence that counts as a fault, even for a replica that announces a slower heartbeat.
+MAX_SILENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowSettings:
-    """`secret`: the router's, by which replicas trust it. `key`: an API key, for replicas that ask for one."""
+    """`secret`: the router secret, by which replicas trust the router. `key`: API key for replicas that require one."""
 
     secret: OutgoingSecret = field(default_factory=OutgoingSecret)
     key: str = ""
-    answer_timeout_s: float = 5.0  # until the head of any answer has come
+    answer_timeout_s: float = 5.0  # until the head of any response has arrived
     max_misses: int = 3  # health checks in a row
     missed_heartbeats: int = 2
-    reopen_after_s: float = 5.0  # a silent stream, though /health answers
-    look_every_s: float = 1.0  # at the health of a polled or silent replica
-    looks_at_health: int = 30  # then at its models, and whether it has a stream by now
-    looks_at_metrics: int = 5  # one look in so many
+    reopen_after_s: float = 5.0  # reconnect a silent stream after this time although /health answers
+    poll_every_s: float = 1.0  # pause between health checks of a polled or silent replica
+    polls_between_models: int = 30  # health checks until the models are read and the stream is tried again
+    polls_between_metrics: int = 5  # health checks for each read of /metrics
     reads_metrics: bool = True
     least_wait_s: float = 0.1
     most_wait_s: float = 2.0
-    stable_s: float = 5.0  # a stream that was exact for so long resets the back-off
+    stable_s: float = 5.0  # a stream that was exact for this long resets the back-off
 
     def headers(self) -> dict[str, str]:
         secret = self.secret.current
@@ -62,18 +63,18 @@ class FollowSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientContext:
-    """The parts that all clients of one fleet share. `large_chunks`: held while a large chunk is fed."""
+    """Shared parts of all clients of one fleet. `large_chunks`: lock held while a large chunk is fed."""
 
     session: aiohttp.ClientSession
     index: PrefixIndex
     settings: FollowSettings
-    changed: Callable[[Replica], None]
-    load_updated: Callable[[Replica], None]
+    on_change: Callable[[Replica], None]
+    on_load_update: Callable[[Replica], None]
     large_chunks: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class NoStream(Exception):
-    """The server has no /kv/events, or runs with `--no-kv-stream`."""
+    """The server has no `/kv/events`, or runs with `--no-kv-stream`."""
 
 
 class StreamSilent(Exception):
@@ -85,12 +86,12 @@ class KVStreamClient:
         self.replica = replica
         self._context = context
         settings = context.settings
-        self._status = ReplicaStatus(replica, context.changed)
+        self._status = ReplicaStatus(replica, context.on_change)
         self._client = PollingClient(context.session, replica.url, settings.headers)
         self._health = HealthCheck(
             self._client,
             timeout_s=settings.answer_timeout_s,
-            pause_s=settings.look_every_s,
+            pause_s=settings.poll_every_s,
             max_misses=settings.max_misses,
         )
         self._backoff = Backoff(least_s=settings.least_wait_s, most_s=settings.most_wait_s, stable_s=settings.stable_s)
@@ -98,26 +99,26 @@ class KVStreamClient:
         self._max_silence_s = settings.answer_timeout_s
 
     async def run(self) -> None:
-        """Run until cancelled: then the replica is gone."""
+        """Run until cancelled; the replica then has the state `gone`."""
         blocks = self._start_mirror()
         try:
             while True:
                 await self._run_connection(blocks)
-                wait_s = self._backoff.ended(lasted_s=self._exact_s())
-                blocks.give_up()
+                wait_s = self._backoff.next_wait_s(lasted_s=self._exact_s())
+                blocks.release()
                 blocks = self._start_mirror()
                 await asyncio.sleep(wait_s)
         except asyncio.CancelledError:
             self._drop_mirror(blocks)
-            self._status.set_state("gone", "discovery doesn't name it any more")
+            self._status.set_state("gone", "discovery no longer lists it")
             raise
-        except Exception as error:  # our own bug: the supervisor logs it and starts another client
+        except Exception as error:  # a bug in the router: the supervisor logs it and starts another client
             self._drop_mirror(blocks)
             self._status.set_state("connecting", f"following it failed: {error!r}")
             raise
 
     def _drop_mirror(self, blocks: BlockMirror) -> None:
-        blocks.give_up()
+        blocks.release()
         self.replica.blocks = None
 
     def _start_mirror(self) -> BlockMirror:
@@ -175,27 +176,27 @@ class KVStreamClient:
         raise ConnectionLost("the stream ended")
 
     async def _poll(self) -> None:
-        """Poll a server without a stream, until it is time to ask again whether it has one. Raises if it fails."""
+        """Poll a server without a KV stream, until the stream is to be tried again. Raises if the server fails."""
         settings, replica = self._context.settings, self.replica
-        replica.hello, replica.load = None, Load()
+        replica.hello, replica.load = None, ReplicaLoad()
         found = await self._client.models(settings.answer_timeout_s)
         replica.lengths = {name: length for name, length in found.items() if length is not None}
         if found.keys() != replica.models:
             replica.models = frozenset(found)
-            self._context.changed(replica)
-        for look in range(settings.looks_at_health):
-            if settings.reads_metrics and look % settings.looks_at_metrics == 0:
+            self._context.on_change(replica)
+        for poll in range(settings.polls_between_models):
+            if settings.reads_metrics and poll % settings.polls_between_metrics == 0:
                 replica.load = await self._client.load(settings.answer_timeout_s)
             self._status.set_state("blind", "it has no KV stream")
-            await asyncio.sleep(settings.look_every_s)
+            await asyncio.sleep(settings.poll_every_s)
             await self._health.run(self._status.set_silent)
 
     async def _read_chunk(self, content: aiohttp.StreamReader) -> bytes:
-        """Empty at the end of the stream."""
+        """Return the next bytes of the stream, empty at its end."""
         try:
             async with asyncio.timeout(self._max_silence_s):
                 return await content.readany()
-        except TimeoutError:  # if bytes are there by now, this process was held up, not the replica
+        except TimeoutError:  # if bytes have arrived by now, this process was delayed, not the replica
             return content.read_nowait() or await self._wait_out_silence(content)
         except aiohttp.ClientPayloadError:
             raise ConnectionLost("the connection broke") from None
@@ -205,7 +206,7 @@ class KVStreamClient:
         if self.replica.state in ("exact", "blind"):
             self.replica.is_silent = True
             self._status.set_state("blind", f"its KV stream has been silent for {self._max_silence_s:g} s")
-            self._context.changed(self.replica)  # also where it was blind before
+            self._context.on_change(self.replica)  # also if the state was blind before
         reading = asyncio.create_task(content.readany())
         checking = asyncio.create_task(self._check_silent_replica())
         try:
@@ -221,13 +222,13 @@ class KVStreamClient:
         return data
 
     async def _check_silent_replica(self) -> None:
-        """Raises ConnectionLost if `/health` fails, StreamSilent if the stream stays silent although it answers."""
+        """Raises ConnectionLost if `/health` fails, StreamSilent if it answers but the stream stays silent."""
         settings, clock = self._context.settings, asyncio.get_running_loop().time
         reopen_s = clock() + settings.reopen_after_s
-        self._client.num_unanswered = 0  # the stream has spoken since
+        self._client.num_unanswered = 0  # the stream has sent bytes since
         while clock() < reopen_s:
             await self._health.run(self._status.set_silent)
-            await asyncio.sleep(settings.look_every_s)
+            await asyncio.sleep(settings.poll_every_s)
         raise StreamSilent(f"its KV stream was silent for more than {settings.reopen_after_s:g} s")
 
     async def _is_healthy(self) -> bool:
@@ -252,25 +253,25 @@ class KVStreamClient:
         if type(frame) is Step and replica.state == "exact":
             replica.load = frame.load
             if frame.load.accepts is not accepted:
-                self._context.changed(replica)
+                self._context.on_change(replica)
         elif isinstance(frame, Hello):
             self._handle_hello(frame)
         elif blocks.state == "exact":
             self._set_exact(blocks)
-        self._context.load_updated(replica)
+        self._context.on_load_update(replica)
 
     def _handle_hello(self, hello: Hello) -> None:
         replica = self.replica
         replica.hello, replica.models = hello, frozenset(hello.models)
         self._max_silence_s = min(MAX_SILENCE_S, self._context.settings.missed_heartbeats * max(hello.heartbeat_s, 0.1))
         if replica.admitted_epoch == hello.epoch:
-            self._status.set_state("blind", "its snapshot is on its way")
+            self._status.set_state("blind", "its snapshot is being read")
         else:
-            self._status.set_state("loading", "its snapshot is on its way")
+            self._status.set_state("loading", "its snapshot is being read")
 
     def _set_exact(self, blocks: BlockMirror) -> None:
         assert blocks.hello is not None
         self.replica.load = blocks.load
         self.replica.admitted_epoch = blocks.hello.epoch
         self._exact_since_s = self._exact_since_s or asyncio.get_running_loop().time()
-        self._status.set_state("exact", "every change so far is known")
+        self._status.set_state("exact", "the index holds every change so far")

@@ -1,9 +1,9 @@
 """`LocalLoad`: this router's own record of a replica's work, beside the load that the replica's frames report.
 
-A request just sent isn't in the load that frames report. Its tokens are *pending* until a load includes it, its first
-byte comes, or it ends, whichever is first. A load counts the requests that the replica received: for each more than
-before, the request that has been pending longest is included. For a replica that doesn't report this number, a request
-counts as included in the second load that differs from its predecessor: the first may be older than the request.
+A request that was just sent isn't in the reported load yet. Its tokens are *pending* until a reported load includes
+it, its first byte arrives, or it ends, whichever is first. A reported load counts the requests that the replica has
+received: each increase by one includes the request that has been pending longest. For a replica that doesn't report
+this number, the second changed load after the request includes it: the first one may be older than the request.
 """
 
 import math
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from octavo_server.router.fleet.step_time_model import StepTimeModel
 
 if TYPE_CHECKING:
-    from octavo_server.kv.frames import Load
+    from octavo_server.kv.frames import ReplicaLoad
     from octavo_server.router.fleet.block_mirror import BlockMirror
     from octavo_server.router.fleet.prefix_index import Slot
 
 LATELY_HALF_LIFE_S = 60.0
 WORTH_HALF_LIFE_S = 600.0
 MAX_STEP_MS = 600_000.0  # larger values, infinity and NaN are errors
-_HOLD_SHARE = 0.1  # of the latest in the mean
-_LOADS_UNTIL_SURE = 2
+_HOLD_WEIGHT = 0.1  # of the latest response in the mean `hold_s`
+_LOADS_UNTIL_INCLUDED = 2
 
 
 class DecayingSum:
@@ -41,19 +41,21 @@ class DecayingSum:
         return self._value * math.exp(self._rate * (self._at - now)) if self._value else 0.0
 
 
-class Predicted:
-    """All that is predicted of one copy of a replica's blocks: the one that its stream feeds (`blocks`), or our own."""
+class PredictedBlocks:
+    """Predicted blocks of a replica, in the slot of the mirror that its KV stream feeds (`blocks`), or, for a polled
+    replica, in a slot of predictions only.
+    """
 
     __slots__ = ("blocks", "is_over", "repeated", "slot")
 
     def __init__(self, slot: "Slot", blocks: "BlockMirror | None") -> None:
         self.slot = slot
         self.blocks = blocks
-        self.repeated: dict[int, int] = {}  # hash -> by how many requests after the first
-        self.is_over = False  # the slot was given up, and may be another replica's by now
+        self.repeated: dict[int, int] = {}  # hash -> number of requests after the first that predict it
+        self.is_over = False  # the slot was released and may belong to another replica by now
 
     @property
-    def is_believed(self) -> bool:
+    def is_valid(self) -> bool:
         return not self.is_over if self.blocks is None else self.blocks.state != "broken"
 
 
@@ -61,49 +63,49 @@ class LocalLoad:
     def __init__(self) -> None:
         self.rates = StepTimeModel()
         self.num_in_flight = 0  # requests sent and not ended
-        self.hold_s = 0.0  # mean time from an answer's first token to its end; 0: none has ended yet
-        self.requests = DecayingSum(LATELY_HALF_LIFE_S)  # sent in the last minutes
-        self.worth_tokens = DecayingSum(WORTH_HALF_LIFE_S)  # saved here that no other replica could have saved
-        self.predicted: Predicted | None = None
+        self.hold_s = 0.0  # mean time from a response's first token to its end; 0 until a response has ended
+        self.requests = DecayingSum(LATELY_HALF_LIFE_S)  # requests sent in the last minutes
+        self.worth_tokens = DecayingSum(WORTH_HALF_LIFE_S)  # prompt tokens saved that no other replica could have saved
+        self.predicted: PredictedBlocks | None = None
         self.pending_tokens = 0
         self.num_failed = self.failed_tokens = 0  # of failed requests that still count as load
-        self._pending: dict[int, tuple[int, int]] = {}  # in the order sent: tokens, loads before
+        self._pending: dict[int, tuple[int, int]] = {}  # request -> tokens, loads before; in the order of dispatch
         self._num_sent = 0
-        self._load: Load | None = None  # the latest reported
+        self._load: ReplicaLoad | None = None  # the latest reported load
         self._num_loads = 0
         self._latest_step = (0, 0.0)
         self._reported: set[int] = set()  # unanswered requests that a load includes
 
     @property
     def num_unanswered(self) -> int:
-        """Requests in flight without a first byte."""
+        """Number of requests in flight without a first byte."""
         return len(self._pending) + len(self._reported)
 
     @property
     def num_pending(self) -> int:
         return len(self._pending)
 
-    def send(self, compute_tokens: int) -> int:
-        """The number of the request, to be passed to `answered`."""
+    def record_dispatch(self, compute_tokens: int) -> int:
+        """Return the number of the request, to be passed to `record_first_byte`."""
         self.num_in_flight += 1
         self._num_sent += 1
         self._pending[self._num_sent] = (compute_tokens, self._num_loads)
         self.pending_tokens += compute_tokens
         return self._num_sent
 
-    def answered(self, sent: int) -> None:
+    def record_first_byte(self, sent: int) -> None:
         """Record the first byte of a request, or its end without one."""
         if sent in self._pending:
             self._end_pending(sent)
         self._reported.remove(sent)
 
-    def held(self, took_s: float) -> None:
-        self.hold_s += (_HOLD_SHARE if self.hold_s else 1.0) * (took_s - self.hold_s)
+    def record_hold_time(self, took_s: float) -> None:
+        self.hold_s += (_HOLD_WEIGHT if self.hold_s else 1.0) * (took_s - self.hold_s)
 
-    def hear(self, load: "Load", pool: StepTimeModel) -> None:
-        """Record the load of a frame. A frame may repeat the latest step; the model learns from each step once.
+    def record_load(self, load: "ReplicaLoad", shared: StepTimeModel) -> None:
+        """Record the load of a frame. A frame may repeat the latest step; each step is fitted once.
 
-        `pool`: the step times of all similar replicas, which also learn from this step.
+        `shared`: step times of all similar replicas, which are fitted to this step too.
         """
         if load == self._load:
             return
@@ -115,16 +117,16 @@ class LocalLoad:
         step = load.step_tokens, load.step_ms
         if step != self._latest_step and load.step_tokens > 0 and 0 < load.step_ms < MAX_STEP_MS:
             self._latest_step = step
-            pool.learn(load.step_tokens, load.step_ms / 1000, pool.token_s)
-            self.rates.learn(load.step_tokens, load.step_ms / 1000, pool.token_s)
+            shared.learn(load.step_tokens, load.step_ms / 1000, shared.token_s)
+            self.rates.learn(load.step_tokens, load.step_ms / 1000, shared.token_s)
 
     def _included_in(self, received: int, before: int) -> Iterator[int]:
-        """Pending requests that the latest load includes. `before`: the number received in the load before."""
+        """Pending requests that the latest load includes. `before`: the number received by the previous load."""
         if received:
             yield from islice(self._pending, received - before if received >= before else received)
             return
         for sent, (_, num_loads) in self._pending.items():
-            if self._num_loads - num_loads < _LOADS_UNTIL_SURE:
+            if self._num_loads - num_loads < _LOADS_UNTIL_INCLUDED:
                 return
             yield sent
 

@@ -1,11 +1,11 @@
-"""`resolve_model`: which served model a request means, or whether that can't be decided yet. Pure.
+"""`resolve_model` finds the served model for the name in a request, or decides that it is too early to say. Pure.
 
 Rules, in this order:
-- A name that a replica reports is known, also while that replica doesn't answer: its request waits for the replica.
+- A name that a replica has reported is known, even while that replica doesn't answer: the request waits for it.
 - Before any replica has reported a name, every request is pending: the first replicas still load.
-- Another name is pending while a replica that hasn't reported yet may still serve it. A replica that has not answered
-  for `MAX_AWAY_S` no longer counts. After that the name is unknown: a 404.
-- A request without a name means the first model if all replicas serve the same models; else it is ambiguous.
+- Any other name is pending while a replica that hasn't reported its models may still serve it. A replica that has not
+  answered for `MAX_AWAY_S` no longer counts. Otherwise the name is unknown: a 404.
+- A request without a name gets the first model if all replicas serve the same models; else it is ambiguous.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,21 +19,21 @@ MAX_AWAY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """`model`: reported by a replica, which may be away now."""
+    """`model`: name that a replica reported; the replica may not answer now."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Resolve again when the fleet changes, and at `again_at_s` if that comes first. None: only a change helps."""
+    """Too early to decide: resolve again when the fleet changes, or at `again_at_s` if that comes first."""
 
     again_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """No replica serves the model of that name: a 404. `models`: all reported names, sorted."""
+    """No replica serves a model of that name: a 404. `models`: all reported names, sorted."""
 
     models: list[str]
 
@@ -51,7 +51,7 @@ Resolution = Known | Pending | Unknown | Ambiguous
 def resolve_model(
     model: str | None, replicas: Collection[Replica], *, departed: Collection[str] = (), now_s: float
 ) -> Resolution:
-    """`departed`: names that replicas reported which discovery dropped a short while ago."""
+    """`departed`: names reported by replicas that recently left discovery."""
     models = reported_models(replicas)
     if model and (model in models or model in departed):
         return Known(model)
@@ -70,7 +70,7 @@ def reported_models(replicas: Iterable[Replica]) -> list[str]:
 
 
 def _next_expiry_s(replicas: Iterable[Replica], now_s: float) -> float | None:
-    """When the first replica that may still report its models stops counting. None if no such replica is left."""
+    """Time at which the next replica without reported models stops counting. None if no such replica is left."""
     expiries = (
         replica.away_since_s + MAX_AWAY_S
         for replica in replicas

@@ -1,4 +1,5 @@
-"""`PollingClient`: GET requests to one replica: `/kv/events`, `/health`, and what a polled replica has besides.
+"""`PollingClient` sends GET requests to one replica: `/kv/events`, `/health`, and for a polled replica `/v1/models` and
+`/metrics`.
 
 A polled replica has no KV stream: plain vLLM, or Octavo with `--no-kv-stream`. Its model names come from `/v1/models`,
 its load from the Prometheus text of `/metrics` (vLLM's metric names, which Octavo has too).
@@ -14,18 +15,18 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from octavo_server.kv.frames import Load
+from octavo_server.kv.frames import ReplicaLoad
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 
-#: Errors that a host which vanished gives. A refused connection isn't one: there the host answers.
+#: Errors that occur when a host has vanished. A refused connection isn't among them, as the host answers there.
 UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 
 class _Model(msgspec.Struct):
-    """`max_model_len`: any JSON value, or missing: servers differ."""
+    """`max_model_len`: any JSON value or missing, as servers differ."""
 
     id: str
     max_model_len: Any = None
@@ -39,7 +40,7 @@ _read_models = msgspec.json.Decoder(_Models).decode
 
 
 class PollingClient:
-    """`num_unanswered`: requests in a row without any answer, be it an error status or a refused connection."""
+    """`num_unanswered`: requests in a row without any response; an error status or a refused connection is one."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, headers: Callable[[], Mapping[str, str]]) -> None:
         self._session = session
@@ -49,10 +50,10 @@ class PollingClient:
 
     @asynccontextmanager
     async def open(self, path: str, timeout_s: float) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield the response when its head has come. Leaving the context closes the connection without waiting."""
+        """Yield the response when its head has arrived. Leaving the context closes the connection without waiting."""
         try:
             async with asyncio.timeout(timeout_s):
-                # A redirect would take the secret elsewhere.
+                # A redirect would send the secret to another server.
                 response = await self._session.get(self._url + path, headers=self._headers(), allow_redirects=False)
         except TimeoutError:
             self.num_unanswered += 1
@@ -67,20 +68,22 @@ class PollingClient:
             response.close()
 
     async def models(self, timeout_s: float) -> dict[str, int | None]:
-        """Name -> longest request in tokens, None where the server doesn't report it. Raises ClientError, also for an
-        answer that is no list of models."""
+        """Model name -> longest request in tokens, None where the server doesn't report it.
+
+        Raises ClientError, also for a response that is no list of models.
+        """
         body = await self._read("/v1/models", timeout_s)
         try:
             return {model.id: _length(model.max_model_len) for model in _read_models(body).data}
         except msgspec.MsgspecError as error:
             raise aiohttp.ClientPayloadError(f"/v1/models: {error}") from None
 
-    async def load(self, timeout_s: float) -> Load:
-        """Load from `/metrics`; an empty one where the server has no metrics."""
+    async def load(self, timeout_s: float) -> ReplicaLoad:
+        """Read the load from `/metrics`. Return an empty load if that fails."""
         try:
             text = (await self._read("/metrics", timeout_s)).decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError):
-            return Load()
+            return ReplicaLoad()
         return load_of(text)
 
     async def _read(self, path: str, timeout_s: float) -> bytes:
@@ -99,8 +102,8 @@ def _length(value: Any) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-def load_of(text: str) -> Load:
-    """Sum of the samples of vLLM's two load metrics. Other lines are skipped."""
+def load_of(text: str) -> ReplicaLoad:
+    """Sum up the samples of vLLM's two load metrics. Other lines are skipped."""
     sums = {RUNNING: 0.0, WAITING: 0.0}
     for line in text.splitlines():
         name = line.partition("{")[0].partition(" ")[0]
@@ -110,4 +113,4 @@ def load_of(text: str) -> Load:
             except (IndexError, ValueError):
                 continue
     running, waiting = (int(value) if isfinite(value) else 0 for value in sums.values())
-    return Load(running=running, waiting=waiting)
+    return ReplicaLoad(running=running, waiting=waiting)

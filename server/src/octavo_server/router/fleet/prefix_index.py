@@ -1,17 +1,17 @@
-"""`PrefixIndex`: which replicas have which KV blocks, in one table from short hash to a set of replicas.
+"""`PrefixIndex`: the KV blocks of all replicas, in one table from the block's short hash to a set of replicas.
 
 A replica has a *slot*, and a slot has three bits in the mask of each hash: on the device, in host memory, predicted
-(a request with this block was routed there, and no frame has reported it yet). Masks are shared between equal entries,
-so that an entry costs its key and its place in the table.
+(a request with this block was routed there, and no frame has reported it yet). Equal masks are one shared object, so an
+entry costs its key and its place in the table.
 
-Memory is capped: the table is kept in two generations, and when they are full the older one is dropped at once. The
-router then expects fewer cached blocks than a replica has, never more. A lookup moves an entry to the young generation.
+Memory is capped: the table has two generations, and when they are full the older one is dropped at once. The router
+then expects fewer cached blocks than a replica holds, never more. A lookup moves an entry to the young generation.
 
-The table is many small dictionaries, by the low bits of the hash (hashes are as good as random): growing, dropping or
-sweeping one dictionary of millions of entries would stop the event loop for a good part of a second.
+The table is split into many small dictionaries by the low bits of the hash (hashes are as good as random): growing,
+dropping or sweeping one dictionary of millions of entries would stop the event loop for a good part of a second.
 
-A slot that is given up can be used again when `sweep` has cleared its bits, a piece at a time; until then callers of
-`match` don't ask for it.
+A released slot can be acquired again when `sweep` has cleared its bits, a few entries at a time; until then callers
+don't pass it to `match`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,8 +27,9 @@ _MAX_SHARD_BITS = 12
 
 
 class Match(NamedTuple):
-    """The part of a prompt that a replica has: `blocks` from its beginning without a gap. `host` and `predicted`: the
-    number of them that aren't on the device."""
+    """The part of a prompt that a replica holds: `blocks` from the prompt's beginning without a gap. Of these, `host`
+    are in host memory only, and `predicted` are only predicted.
+    """
 
     blocks: int
     host: int = 0
@@ -42,7 +43,7 @@ class Match(NamedTuple):
 class PrefixIndex:
     def __init__(self, *, max_entries: int) -> None:
         self.max_entries = max_entries
-        self.num_forgotten = 0  # entries that were dropped because the table was full
+        self.num_dropped = 0  # entries dropped because the table was full
         num_shards = 1 << min(_MAX_SHARD_BITS, max(0, (max_entries // _SHARD_ENTRIES).bit_length()))
         self._low = num_shards - 1
         self._shard_entries = max(1, max_entries // num_shards // 2)  # of one generation
@@ -51,34 +52,34 @@ class PrefixIndex:
         self._shared: dict[int, int] = {}
         self._num_slots = 0
         self._free_slots: list[Slot] = []
-        self.on_given_up: Callable[[], None] = lambda: None  # called when a slot can be swept
+        self.on_slot_released: Callable[[], None] = lambda: None  # called when a slot can be swept
         self._used_slots: set[Slot] = set()
-        self._given_up: list[Slot] = []  # since the current sweep began
+        self._released: list[Slot] = []  # since the current sweep began
         self._sweeping: list[Slot] = []
         self._unswept: list[int] = []  # shards
 
     def __len__(self) -> int:
         return sum(map(len, self._young)) + sum(map(len, self._old))
 
-    def take_slot(self) -> Slot:
+    def acquire_slot(self) -> Slot:
         if self._free_slots:
             return self._free_slots.pop()
         self._num_slots += 1
         return self._num_slots - 1
 
-    def give_up_slot(self, slot: Slot) -> None:
-        """End the use of `slot`. `sweep` clears its entries."""
+    def release_slot(self, slot: Slot) -> None:
+        """Release `slot`. `sweep` clears its entries before it can be acquired again."""
         if slot in self._used_slots:
             self._used_slots.remove(slot)
-            self._given_up.append(slot)
-            self.on_given_up()
+            self._released.append(slot)
+            self.on_slot_released()
         else:
             self._free_slots.append(slot)
 
     def store(self, slot: Slot, hashes: Iterable[int], kind: int = DEVICE) -> list[int]:
-        """A report of a replica replaces a prediction; a block on the device can't be predicted.
+        """Set the bit `kind` for each hash. A report replaces a prediction; a block on the device isn't predicted.
 
-        With `kind` PREDICTED: return the hashes that were predicted already. Else an empty list.
+        With `kind` PREDICTED, return the hashes that were predicted already, otherwise an empty list.
         """
         shift = slot * _BITS
         set_bits, clear, unchanged, repeated = kind << shift, ~(PREDICTED << shift), 0, 0
@@ -127,7 +128,7 @@ class PrefixIndex:
                 generation[block_hash] = share(left, left)
 
     def match(self, hashes: Sequence[int], slots: Iterable[Slot]) -> dict[Slot, Match]:
-        """The match of each slot with a prompt's block hashes. Slots without any match are left out.
+        """Match a prompt's block hashes with each slot. The result omits slots without a match.
 
         Neighbouring blocks mostly share one mask, as a prompt's blocks are stored and evicted together: the walk only
         does work where the mask changes.
@@ -149,16 +150,16 @@ class PrefixIndex:
         return walk.found
 
     def sweep(self, max_entries: int) -> int:
-        """Clear the bits of given-up slots in about `max_entries` entries. Return the number of entries left."""
-        while max_entries > 0 and (self._unswept or self._given_up):
+        """Clear the bits of released slots in about `max_entries` entries. Return the number of entries left."""
+        while max_entries > 0 and (self._unswept or self._released):
             if not self._unswept:
-                self._sweeping, self._given_up = self._given_up, []
+                self._sweeping, self._released = self._released, []
                 self._unswept = [*range(len(self._young))]
             max_entries -= max(1, self._sweep_shard(self._unswept.pop()))
             if not self._unswept:
                 self._free_slots += self._sweeping
         left = sum(len(self._young[shard]) + len(self._old[shard]) for shard in self._unswept)
-        return left + (len(self) if self._given_up else 0)
+        return left + (len(self) if self._released else 0)
 
     def _sweep_shard(self, shard: int) -> int:
         """Return the number of entries in the shard."""
@@ -191,19 +192,19 @@ class PrefixIndex:
 
     def _turn_over(self, shard: int) -> dict[int, int]:
         """Drop the old generation, make the young one old, and return a new young one."""
-        self.num_forgotten += len(self._old[shard])
+        self.num_dropped += len(self._old[shard])
         self._old[shard], self._young[shard] = self._young[shard], {}
         return self._young[shard]
 
     def _sharing(self) -> Callable[[int, int], int]:
-        """A function that returns the one shared object of a mask; call it with the mask as both arguments."""
+        """Return a function that maps a mask to its one shared object; call it with the mask as both arguments."""
         if len(self._shared) > _MAX_SHARED_MASKS:
             self._shared = {}
         return self._shared.setdefault
 
 
 class _Walk:
-    """A walk along one prompt: which slots have had every block so far. A slot is identified by its first bit."""
+    """Walk along one prompt that keeps the slots with every block so far. A slot is identified by its first bit."""
 
     __slots__ = ("_alive", "_elsewhere", "_not_on_device", "_on_host", "_since", "_slots", "found")
 
@@ -215,7 +216,7 @@ class _Walk:
         self._not_on_device = self._on_host = self._since = 0  # bits at the position `_since`
 
     def turn(self, mask: int, position: int) -> bool:
-        """Blocks from `position` on have this mask. False if no slot has them."""
+        """Apply `mask` to the blocks from `position` on. Return False if no slot has them."""
         if self._not_on_device:
             self._count(position)
         alive = self._alive

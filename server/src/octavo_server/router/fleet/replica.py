@@ -1,43 +1,43 @@
 """`Replica`: one engine behind the router, as all parts of the router see it.
 
 States: connecting (no stream, and no sign that it answers), loading (its snapshot is being read), exact (the index
-equals its cache), blind (it answers, but its cache isn't known: its stream broke or fell silent, or it is a server
-without one, such as vLLM), gone (discovery dropped it; final). Only `KVStreamClient` changes the state.
+equals its cache), blind (it answers, but its cache isn't known: its stream broke or is silent, or it is a server
+without a KV stream, such as vLLM), gone (it left discovery; final). Only `KVStreamClient` changes the state.
 
-A replica is admitted, that is sent requests, when it is exact for the first time in an epoch (a polled one: when it
-answers) and the router has asked how its prompts are read. In the same epoch it stays admitted while it is blind.
+A replica is admitted, that is gets requests, when it is exact for the first time in an epoch (a polled replica: when it
+answers) and the router has requested its model card. In the same epoch it stays admitted while it is blind.
 """
 
 from collections.abc import Mapping
 
-from octavo_server.kv.frames import Hello, Load
+from octavo_server.kv.frames import Hello, ReplicaLoad
 from octavo_server.router.fleet.block_mirror import BlockMirror
 from octavo_server.router.fleet.endpoint import Endpoint, State
 from octavo_server.router.fleet.local_load import LocalLoad
 
-#: The reason of a replica that was never reached so far.
+#: Reason for the state of a replica that was never reached.
 NEW = "it is new"
 
 
 class Replica:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.is_exact = False  # kept beside `state`, as each decision reads it many times
+        self.is_exact = False  # stored beside `state`, as each decision reads it many times
         self.state = "connecting"
         self.why = NEW  # reason for the state
-        self.is_silent = False  # it missed a heartbeat or a health check: sent to only where there is no other
-        self.is_unresponsive = False  # no answer to several requests in a row: its host or process is gone or hangs
+        self.is_silent = False  # it missed a heartbeat or a health check: gets requests only if there is no other
+        self.is_unresponsive = False  # no response to several requests in a row: its host or process is gone or hangs
         self.num_faults = 0  # frames that broke its mirror
-        self.blocks: BlockMirror | None = None  # None once it is gone
-        self.hello: Hello | None = None  # the latest
+        self.blocks: BlockMirror | None = None  # None before the first connection and once it is gone
+        self.hello: Hello | None = None  # the latest hello frame
         self.admitted_epoch: int | None = None  # epoch of the latest exact mirror
         self.models: frozenset[str] = frozenset()
-        self.lengths: Mapping[str, int] = {}  # name -> longest context, of a polled replica
-        self.is_described = True  # False while the router asks how its prompts are read
-        self.refusal = ""  # why no requests may be sent to it although it would take them
-        self.away_since_s: float | None = None  # since when it has not answered, by the fleet's clock
-        self.load = Load()
-        self.activity = LocalLoad()
+        self.lengths: Mapping[str, int] = {}  # model name -> longest context; of a polled replica
+        self.is_described = True  # False while the router requests its model card
+        self.refusal = ""  # reason why it gets no requests although it accepts them
+        self.away_since_s: float | None = None  # start of the time without an answer, by the fleet's clock
+        self.load = ReplicaLoad()
+        self.local_load = LocalLoad()
 
     @property
     def name(self) -> str:
@@ -57,15 +57,15 @@ class Replica:
         self.is_exact = state == "exact"
 
     def max_model_len(self, model: str) -> int | None:
-        """None where it isn't known, or the replica doesn't serve `model`."""
+        """Longest context in tokens. None if it isn't known or the replica doesn't serve `model`."""
         if self.hello is None or model not in self.models:
             return self.lengths.get(model)
         return self.hello.max_model_len
 
     @property
     def num_in_flight(self) -> int:
-        """Requests of this router that haven't ended."""
-        return self.activity.num_in_flight
+        """Number of this router's requests that haven't ended."""
+        return self.local_load.num_in_flight
 
     @property
     def is_routable(self) -> bool:

@@ -1,4 +1,4 @@
-"""`ReplicaStatus`: sets the state of one replica, logs the change, and notifies the fleet."""
+"""`ReplicaStatus` sets the state of one replica, logs the change, and notifies the fleet."""
 
 import logging
 import os
@@ -15,11 +15,11 @@ logger = logging.getLogger(__name__)
 
 
 class ReplicaStatus:
-    """`changed`: called after each change, never without one."""
+    """`on_change` is called after each change, never without one."""
 
-    def __init__(self, replica: Replica, changed: Callable[[Replica], None]) -> None:
+    def __init__(self, replica: Replica, on_change: Callable[[Replica], None]) -> None:
         self._replica = replica
-        self._changed = changed
+        self._on_change = on_change
 
     def set_state(self, state: State, why: str, *, is_new_reason: bool = False, is_unresponsive: bool = False) -> None:
         """`is_new_reason`: log the reason even if the state is unchanged."""
@@ -29,26 +29,26 @@ class ReplicaStatus:
         if replica.state != state or is_new_reason:
             logger.log(self._level(state), "replica %s is %s: %s", replica.name, state, why.removesuffix("."))
         replica.state, replica.why, replica.is_unresponsive = state, why, is_unresponsive
-        self._changed(replica)
+        self._on_change(replica)
 
     def set_silent(self, is_silent: bool) -> None:
         if self._replica.is_silent is not is_silent:
             self._replica.is_silent = is_silent
-            self._changed(self._replica)
+            self._on_change(self._replica)
 
     def log_first_failure(self, error: Exception, why: str) -> None:
-        """While a new replica starts, only its first failure is logged: enough to find a mistyped address."""
+        """Log the first failure of a replica that was never reached: enough to find a mistyped address."""
         if self._replica.why == NEW and not isinstance(error, ConnectionLost):
-            logger.info("replica %s isn't there yet: %s", self._replica.name, why)
+            logger.info("replica %s does not answer yet: %s", self._replica.name, why)
 
     def _level(self, state: State) -> int:
-        """A server that never had a KV stream has none on purpose."""
+        """Log level of the change to `state`. A new server without a KV stream has none on purpose, so INFO."""
         is_usual = state in ("loading", "exact", "gone") or (state == "blind" and self._replica.why == NEW)
         return logging.INFO if is_usual else logging.WARNING
 
 
 def describe_failure(error: Exception, answer_timeout_s: float) -> str:
-    """The reason that logs and `/debug/index` give for a replica that can't be reached."""
+    """Reason that logs and `/debug/index` show for a replica that can't be reached."""
     if isinstance(error, TimeoutError):
         return f"no answer within {answer_timeout_s:g} s"
     if isinstance(error, aiohttp.ClientConnectorError):

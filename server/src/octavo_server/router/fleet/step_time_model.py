@@ -1,31 +1,32 @@
-"""`StepTimeModel`: how long a replica's steps take, by the tokens computed in them: a line, fitted online.
+"""`StepTimeModel`: the duration of a replica's steps as a line over the tokens computed in them, fitted online.
 
-Exponentially weighted least squares, drawn towards the slope of all similar replicas as long as a replica's own steps
-determine little (none yet, or all of one size). A full chunk takes at least twice as long as a step without tokens: on
-a busy machine a short step may have taken longer than a long one, and prefill would look free. A step that took far
-longer than expected, for a compilation say, counts as a few times the expected time: a lasting change shows after a few
-steps.
-Until the slope is known no step is limited: after one short step every prompt would look like an outlier.
+The fit is exponentially weighted least squares. It is drawn towards the slope of all similar replicas while a replica's
+own steps determine little (no step yet, or all steps of one size). A full chunk is assumed to take at least twice as
+long as a step without tokens: on a busy machine a short step may take longer than a long one, and prefill would look
+free. A step that took far longer than expected, for a compilation say, counts as a few times the expected time, so a
+lasting change shows after a few steps. Until the slope is known no step is limited: after one short step every prompt
+would look like an outlier.
 
-The standard error measures how sure a slope is: it is large for few steps, and for steps that scatter widely.
+The standard error measures the uncertainty of the slope: it is large for few steps, and for steps that scatter widely.
 """
 
 from math import sqrt
 
 PRIOR_TOKEN_S = 0.0002
 _FORGET = 0.98
-_HELD = 2000.0  # tokens squared: as if so much variance had been seen along the slope drawn to
+_HELD = 2000.0  # weight of the prior slope, as variance of the number of tokens (tokens squared)
 _OUTLIER = 4.0
 _CHUNK_TOKENS = 2048
 _MIN_TOKEN_S = 1e-9
-_ALIKE, _MOST_UNLIKE = 1.5, 4.0  # times slower or faster
+_ALIKE, _MOST_UNLIKE = 1.5, 4.0  # factors, slower or faster
 _SURE = 2.0  # standard errors
-_SCATTER = 0.25  # of a step's time, at least: two steps are always on a line
+_SCATTER = 0.25  # least scatter as a share of a step's time: any two steps lie exactly on a line
 
 
 class StepTimeModel:
-    """`is_own`: the slope rests on the replica's own steps more than on the pool's. Until then the pool's current slope
-    is the better estimate: this one was drawn to the pool's slope at the replica's last step."""
+    """`is_own`: the slope rests more on the replica's own steps than on the shared slope. Until then the current shared
+    slope is the better estimate: this model was drawn towards an older one, at the replica's last step.
+    """
 
     __slots__ = (
         *("_count", "_pairs", "_squared_times", "_squares", "_times", "_tokens"),
@@ -53,9 +54,9 @@ class StepTimeModel:
         self._fit(usual_token_s)
 
     def likely_token_s(self, usual_s: float) -> float:
-        """Expected time for each token. Replicas of one model count as equally fast unless their steps differ clearly:
-        by more than `_ALIKE` beside the error of the slope. Equal replicas on a busy machine differ by as much, and a
-        replica that looks fast by chance would get all requests.
+        """Expected seconds per token. Replicas of one model count as equally fast unless their steps differ clearly: by
+        more than a factor of `_ALIKE` beyond the slope's error. Equal replicas on a busy machine differ by as much, and
+        a replica that looks fast by chance would get all requests.
         """
         if not self.is_own:
             return usual_s
@@ -76,7 +77,7 @@ class StepTimeModel:
         self.error_s = _SURE * sqrt(self._scatter() / (variance + _HELD))
 
     def _scatter(self) -> float:
-        """Mean square of the distance of steps from the line."""
+        """Mean squared distance of the steps from the line."""
         a, b = self.step_s, self.token_s
         on_line = a * a * self._count + 2 * a * b * self._tokens + b * b * self._squares
         beside = self._squared_times - 2 * (a * self._times + b * self._pairs) + on_line

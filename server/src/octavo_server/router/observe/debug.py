@@ -1,4 +1,4 @@
-"""Responses of `/debug/decisions` and `/debug/index`, built on request: sizes and times, never a prompt."""
+"""Responses of `/debug/decisions` and `/debug/index`. They contain sizes and times, never a prompt."""
 
 from typing import TYPE_CHECKING
 
@@ -27,8 +27,9 @@ class Candidate(msgspec.Struct, kw_only=True):
 
 
 class DecisionInfo(msgspec.Struct, kw_only=True):
-    """`cached_tokens`: as the engine reported; null where it did not, or not yet. `number`: position of its end among
-    the decisions of `worker`; 0 until it ends."""
+    """`cached_tokens`: reported by the engine; null without a report. `number`: position of the decision's end among
+    the ends of `worker`; 0 before.
+    """
 
     worker: str
     number: int
@@ -53,7 +54,7 @@ class DecisionInfo(msgspec.Struct, kw_only=True):
 
 
 class Decisions(msgspec.Struct):
-    """Newest first. For `/debug/decisions/ended`: each worker's in the order of their ends."""
+    """`/debug/decisions` lists the newest first, `/debug/decisions/ended` each worker's in the order of their ends."""
 
     decisions: list[DecisionInfo]
 

@@ -1,7 +1,7 @@
-"""`DecisionLog`: the latest decisions and the outcomes of their requests. They are rendered on request only.
+"""`DecisionLog`: the latest decisions and the outcomes of their requests.
 
-Decisions whose requests ended are also kept in the order of their ends, with a number. A client that follows them asks
-for those after the last number it has; a gap in the numbers shows that some were dropped in between.
+Ended decisions are also stored in the order of their ends, with a number. A client that follows them requests those
+after the last number it has; a gap in the numbers shows that some were dropped in between.
 """
 
 import random
@@ -17,10 +17,10 @@ KEPT = 256
 
 
 class Entry:
-    """One decision; a request that is retried has several. `decided_s`: by the router's clock. `number`: position
-    of its end, 0 before.
+    """One decision; a retried request has several. `decided_s`: time by the router's clock. `number`: position of the
+    decision's end, 0 before.
 
-    Holds sizes of the prompt, never its text or hashes: decisions outlive requests.
+    It holds sizes of the prompt, never its text or hashes: decisions outlive requests.
     """
 
     __slots__ = (
@@ -37,15 +37,15 @@ class Entry:
         self.num_prompt_blocks = len(prompt.hashes)
         self.is_exact = prompt.is_exact
         self.decided_s = self.decision_s = 0.0
-        self.cached_tokens: int | None = None  # as the engine reported
+        self.cached_tokens: int | None = None  # reported by the engine
         self.ttft_s: float | None = None
         self.code: int | None = None
-        self.reason: str | None = None  # how it ended
+        self.reason: str | None = None  # of the end
         self.number = 0
 
 
 class DecisionLog:
-    """`worker`: identifies the process that gave the numbers; different after each start."""
+    """`worker` identifies the process that assigns the numbers; it is different after each start."""
 
     def __init__(self, max_entries: int = KEPT) -> None:
         self.worker = f"{random.getrandbits(64):016x}"
@@ -55,18 +55,18 @@ class DecisionLog:
         self.add = self._entries.append
 
     def end(self, entry: Entry) -> None:
-        """Number the decision. An attempt that failed ends before its request does. Later calls do nothing."""
+        """Number the ended decision; a failed attempt's decision ends before its request. Later calls do nothing."""
         if not entry.number:
             self._num_ended += 1
             entry.number = self._num_ended
             self._ended.append(entry)
 
     def ended_after(self, number: int) -> Iterator[Entry]:
-        """In the order of their ends."""
+        """Ended decisions with a higher number, in the order of their ends."""
         return (entry for entry in self._ended if entry.number > number)
 
     def latest(self, limit: int) -> Iterator[Entry]:
-        """Newest first."""
+        """At most `limit` decisions, newest first."""
         for position, entry in enumerate(reversed(self._entries)):
             if position == limit:
                 return

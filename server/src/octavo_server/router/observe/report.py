@@ -1,4 +1,4 @@
-"""`Report`: state, metrics and decisions of one worker, as it sends them to the worker that answers a request."""
+"""`Report`: state, metrics and decisions of one worker, which it sends to the worker that serves an HTTP request."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from prometheus_client import ProcessCollector
 from octavo_server.prometheus_text import family_text
 from octavo_server.router.balance.breaker import BreakerState
 from octavo_server.router.observe.debug import DecisionInfo, decision_info
-from octavo_server.router.observe.metrics.catalogue import Observed
+from octavo_server.router.observe.metrics.catalogue import MetricSnapshot
 from octavo_server.router.observe.metrics.render import Gauges, MetricText
 from octavo_server.router.observe.state import (
     ORDER,
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from octavo_server.router.observe.request_observer import RouterTelemetry
 
 
-class Ask(msgspec.Struct):
-    """A question to a worker. `n`: most decisions to return. `after`: worker -> number of the last end already seen."""
+class ReportQuery(msgspec.Struct):
+    """Query to a worker. `n`: limit of returned decisions. `after`: worker -> number of the last known decision."""
 
     what: Literal["state", "metrics", "decisions", "ended", "index"]
     n: int = 0
@@ -38,17 +38,17 @@ class Ask(msgspec.Struct):
 
 
 class Report(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`process`: the standard process metrics of Prometheus, name -> value."""
+    """`process`: standard process metrics of Prometheus, name -> value."""
 
     state: RouterState = msgspec.field(default_factory=RouterState)
     index: IndexInfo = msgspec.field(default_factory=IndexInfo)
-    observed: Observed | None = None
+    observed: MetricSnapshot | None = None
     process: dict[str, float] = {}
     decisions: list[DecisionInfo] = []
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """Numbers of waiting requests. `queue`: for models with a replica. `held`: model without a replica -> requests."""
+    """Numbers of waiting requests. `queue`: for models with a replica. `held`: model without a replica -> number."""
 
     queue: int = 0
     held: Mapping[str, int] = {}
@@ -84,10 +84,10 @@ class Reporter:
         self._process = ProcessCollector(registry=None)
         self._faults: dict[Replica, int] = {}
 
-    def changed(self, replica: "Replica") -> None:
-        """Count stream faults. To be called at each change of a replica."""
+    def count_faults(self, replica: "Replica") -> None:
+        """Add the replica's new stream faults to the metrics. To be called at each change of a replica."""
         if replica.num_faults:
-            self._telemetry.metrics.streams_failed(replica.num_faults - self._faults.get(replica, 0))
+            self._telemetry.metrics.record_stream_faults(replica.num_faults - self._faults.get(replica, 0))
             self._faults[replica] = replica.num_faults
         if replica.state == "gone":
             self._faults.pop(replica, None)
@@ -97,22 +97,22 @@ class Reporter:
         replicas = (replica_state(replica, now, self._breaker(replica.name)) for replica in self._replicas())
         return router_state(replicas, queue=waiting.queue, held=waiting.held, accepts=self._accepts())
 
-    def report(self, ask: Ask) -> Report:
-        match ask.what:
+    def report(self, query: ReportQuery) -> Report:
+        match query.what:
             case "state":
                 return Report(state=self.state())
             case "index":
                 return Report(state=self.state(), index=index_info(self._index))
             case "decisions":
-                return Report(decisions=self._infos(self._telemetry.decisions.latest(ask.n)))
+                return Report(decisions=self._infos(self._telemetry.decisions.latest(query.n)))
             case "ended":
                 log = self._telemetry.decisions
-                return Report(decisions=self._infos(log.ended_after(ask.after.get(log.worker, 0))))
+                return Report(decisions=self._infos(log.ended_after(query.after.get(log.worker, 0))))
             case "metrics":
                 return Report(
                     state=self.state(),
                     index=index_info(self._index),
-                    observed=self._telemetry.metrics.observed(),
+                    observed=self._telemetry.metrics.snapshot(),
                     process={s.name: s.value for family in self._process.collect() for s in family.samples},
                 )
 
@@ -121,11 +121,11 @@ class Reporter:
         return [decision_info(e, telemetry.time_of(e.decided_s), telemetry.decisions.worker) for e in entries]
 
 
-def whole_state(reports: Sequence[Report]) -> RouterState:
+def merged_state(reports: Sequence[Report]) -> RouterState:
     return merged([report.state for report in reports])
 
 
-def whole_index(reports: Sequence[Report]) -> IndexInfo:
+def merged_index(reports: Sequence[Report]) -> IndexInfo:
     infos = [report.index for report in reports]
     return IndexInfo(
         entries=sum(info.entries for info in infos),
@@ -136,15 +136,15 @@ def whole_index(reports: Sequence[Report]) -> IndexInfo:
 
 
 def latest_decisions(reports: Sequence[Report], n: int) -> list[DecisionInfo]:
-    """Newest first."""
+    """The latest `n` decisions of all workers, newest first."""
     every = [info for report in reports for info in report.decisions]
     return sorted(every, key=lambda info: info.at_s, reverse=True)[:n]
 
 
 def exposition(reports: Sequence[Report]) -> str:
-    """The text of `/metrics`, for all workers of the router together."""
+    """Text of `/metrics` for all workers of the router together."""
     observed = [report.observed for report in reports if report.observed is not None]
-    text = MetricText(observed, gauges(whole_state(reports), whole_index(reports)))
+    text = MetricText(observed, gauges(merged_state(reports), merged_index(reports)))
     return f"{text}{_process_text(reports)}"
 
 
@@ -185,7 +185,7 @@ def gauges(state: RouterState, index: IndexInfo) -> Gauges:
 
 
 def _held(state: RouterState) -> dict[tuple[str, ...], float]:
-    """Names that no replica reports share the empty label, as clients may send any name."""
+    """Held requests by model. Names that no replica reports share the empty label, as clients may send any name."""
     counts: Counter[tuple[str, ...]] = Counter()
     for model, waiting in state.held.items():
         counts[(model if model in state.models else "",)] += waiting

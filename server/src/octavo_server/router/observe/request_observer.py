@@ -36,13 +36,14 @@ class RouterTelemetry:
         return self._epoch_s + moment_s
 
     def observe(self, request_id: str) -> "RequestObserver":
-        """To be called when the head of a request has come."""
+        """Start observing a request. To be called when its head has arrived."""
         return RequestObserver(self, request_id)
 
 
 class RequestObserver:
-    """Order of calls: (decided, retried)*, first_byte, ended. `model`: empty until it is known to be a served model, as
-    clients may send any name."""
+    """Order of calls: (record_decision, record_retry)*, record_decision, record_first_byte, record_end. `model`: empty
+    until it is known to be a served model, as clients may send any name.
+    """
 
     __slots__ = ("_entry", "_is_ended", "_num_attempts", "_span", "_started_s", "_telemetry", "model", "request_id")
 
@@ -59,46 +60,46 @@ class RequestObserver:
     def trace(
         self, tracer: "RouteTracer", headers: "Headers", *, without: Collection[bytes], more: bytes
     ) -> tuple[Collection[bytes], bytes]:
-        """Begin a span. Returns as `RouteTracer.begin` does: names of headers to drop, and header lines to add."""
+        """Begin a span. Return names of headers to drop and header lines to add, as `RouteTracer.begin` does."""
         age_s = self._telemetry.clock() - self._started_s
         self._span, without, more = tracer.begin(headers, age_s=age_s, without=without, more=more)
         return without, more
 
-    def decided(self, prompt: "Prompt", decision: "Decision", decision_s: float) -> None:
+    def record_decision(self, prompt: "Prompt", decision: "Decision", decision_s: float) -> None:
         telemetry = self._telemetry
         self._num_attempts += 1
         entry = self._entry = Entry(self.request_id, self.model, self._num_attempts, prompt, decision)
         entry.decided_s, entry.decision_s = telemetry.clock(), decision_s
         telemetry.decisions.add(entry)
-        telemetry.metrics.decided(prompt, decision, decision_s)
+        telemetry.metrics.record_decision(prompt, decision, decision_s)
 
-    def retried(self, reason: str) -> None:
-        """The attempt failed before its first byte; another attempt follows."""
+    def record_retry(self, reason: str) -> None:
+        """Record that the attempt failed before its first byte and another attempt follows."""
         if self._entry is not None:
             self._entry.reason = reason
             self._telemetry.decisions.end(self._entry)
             if self._span is not None:
-                self._span.retried(self._entry.decision.chosen.name, reason)
-        self._telemetry.metrics.retried(reason)
+                self._span.record_retry(self._entry.decision.chosen.name, reason)
+        self._telemetry.metrics.record_retry(reason)
 
-    def first_byte(self, cached_tokens: int | None) -> None:
+    def record_first_byte(self, cached_tokens: int | None) -> None:
         """`cached_tokens`: value of the engine's `x-octavo-cached-tokens`, None without that header."""
         ttft_s = self._telemetry.clock() - self._started_s
-        self._telemetry.metrics.first_byte(self.model, ttft_s)
+        self._telemetry.metrics.record_first_byte(self.model, ttft_s)
         entry = self._entry
         if entry is not None:
             entry.ttft_s = ttft_s
             if cached_tokens is not None:
                 entry.cached_tokens = cached_tokens
-                self._telemetry.metrics.reported(entry.decision.expected_tokens, cached_tokens)
+                self._telemetry.metrics.record_cached_tokens(entry.decision.expected_tokens, cached_tokens)
 
-    def ended(self, code: int, reason: str) -> None:
+    def record_end(self, code: int, reason: str) -> None:
         assert not self._is_ended, "a request ended twice"
         self._is_ended = True
         duration_s = self._telemetry.clock() - self._started_s
-        self._telemetry.metrics.ended(model=self.model, code=code, reason=reason, duration_s=duration_s)
+        self._telemetry.metrics.record_end(model=self.model, code=code, reason=reason, duration_s=duration_s)
         if self._entry is not None:
             self._entry.code, self._entry.reason = code, reason
             self._telemetry.decisions.end(self._entry)
         if self._span is not None:
-            self._span.ended(self.request_id, self.model, self._entry, code=code, reason=reason)
+            self._span.end(self.request_id, self.model, self._entry, code=code, reason=reason)

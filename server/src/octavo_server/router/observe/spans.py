@@ -1,7 +1,7 @@
-"""The router's OpenTelemetry spans, one a request that is sent on. Imported only with --otlp-traces-endpoint.
+"""The router's OpenTelemetry spans, one for each forwarded request. Imported only with --otlp-traces-endpoint.
 
-The span begins when the request's head has come, belongs to the trace of its `traceparent`, and is the parent of the
-replica's span. Its attributes give the inputs of the choice; attempts that failed are events.
+The span begins when the request's head has arrived, belongs to the trace of its `traceparent`, and is the parent of the
+replica's span. Its attributes hold the inputs of the choice; failed attempts are span events.
 """
 
 import time
@@ -25,10 +25,10 @@ class RouteSpan:
     def __init__(self, span: Span) -> None:
         self._span = span
 
-    def retried(self, replica: str, reason: str) -> None:
+    def record_retry(self, replica: str, reason: str) -> None:
         self._span.add_event("retried", {"octavo.replica": replica, "octavo.reason": reason})
 
-    def ended(self, request_id: str, model: str, entry: "Entry | None", *, code: int, reason: str) -> None:
+    def end(self, request_id: str, model: str, entry: "Entry | None", *, code: int, reason: str) -> None:
         span = self._span
         attributes: Attributes = {
             "gen_ai.request.id": request_id,
@@ -53,8 +53,8 @@ class RouteTracer:
     def begin(
         self, headers: Headers, *, age_s: float, without: Collection[bytes], more: bytes
     ) -> tuple[RouteSpan, Collection[bytes], bytes]:
-        """Begin the span of a request that came `age_s` ago. Returns it, the names of the client's headers to drop, and
-        the header lines to add.
+        """Begin the span of a request that arrived `age_s` ago. Return the span, the names of the client's headers to
+        drop, and the header lines to add.
         """
         context = self._propagator.extract(carrier_of(headers))
         start_ns = time.time_ns() - int(age_s * 1e9)
@@ -81,7 +81,7 @@ def _attributes(entry: "Entry") -> Attributes:
         "octavo.decision_s": entry.decision_s,
     }
     if decision.candidates:
-        attributes["octavo.expected_ttft_s"] = decision.terms.ttft_s
+        attributes["octavo.expected_ttft_s"] = decision.chosen_cost.ttft_s
     if entry.cached_tokens is not None:
         attributes["octavo.cached_tokens"] = entry.cached_tokens
     if entry.ttft_s is not None:

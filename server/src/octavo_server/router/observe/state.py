@@ -1,7 +1,7 @@
 """`RouterState`: replicas and waiting requests of one router, for `/state/events`, `/metrics` and `/debug`.
 
 Numbers that may exceed 2^53 (epochs) are hexadecimal text, as many JSON parsers round them. `merged` combines the
-states of several workers: a replica is admitted when every worker sends to it, withdrawn when none does.
+states of several workers: a replica is admitted when every worker may send it requests, withdrawn when none may.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo_server.kv.frames import Load
+from octavo_server.kv.frames import ReplicaLoad
 from octavo_server.router.balance.breaker import BREAKER_STATES, BreakerState
 from octavo_server.router.fleet.endpoint import State
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ORDER: tuple[State, ...] = ("gone", "connecting", "loading", "blind", "exact")
 
 
-#: Measured: a hash and its place in a dictionary, masks being shared (benchmarks/prefix_index.py).
+#: Measured size of a hash and its place in a dictionary, with shared masks (benchmarks/prefix_index.py).
 ENTRY_BYTES = 110
 
 
@@ -39,7 +39,7 @@ def index_info(index: "PrefixIndex") -> IndexInfo:
         entries=len(index),
         max_entries=index.max_entries,
         bytes=len(index) * ENTRY_BYTES,
-        forgotten=index.num_forgotten,
+        forgotten=index.num_dropped,
     )
 
 
@@ -53,7 +53,7 @@ class ModelSize(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
-    """`epoch`: as the replica last reported. `acknowledged_epoch`: the latest of which this router had an exact copy.
+    """`epoch`: reported last by the replica. `acknowledged_epoch`: latest epoch of which this router had an exact copy.
 
     `worth_tokens`: prompt tokens that its blocks saved lately and no other replica's blocks could have saved. `model`:
     sizes of its model, once they are known.
@@ -68,7 +68,7 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
     acknowledged_epoch: str | None = None
     admitted: bool = False
     withdrawn: bool = True
-    load: Load = msgspec.field(default_factory=Load)
+    load: ReplicaLoad = msgspec.field(default_factory=ReplicaLoad)
     in_flight: int = 0
     blocks: int = 0
     worth_tokens: int = 0
@@ -78,9 +78,8 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RouterState(msgspec.Struct, kw_only=True, frozen=True):
-    """`queue`: requests waiting for a replica to have room. `held`: model -> requests waiting for its first replica.
-
-    `accepts`: the router takes new requests; false while it drains or stops.
+    """`queue`: number of requests that wait for a replica with room. `held`: model -> number of requests that wait for
+    its first replica. `accepts`: the router accepts new requests; false while it drains or stops.
     """
 
     replicas: tuple[ReplicaState, ...] = ()
@@ -108,7 +107,7 @@ def replica_state(replica: "Replica", now: float, breaker: BreakerState = "close
         load=replica.load,
         in_flight=replica.num_in_flight,
         blocks=blocks.num_blocks if blocks is not None else 0,
-        worth_tokens=round(replica.activity.worth_tokens.at(now)),
+        worth_tokens=round(replica.local_load.worth_tokens.at(now)),
         faults=replica.num_faults,
         breaker=breaker,
         model=_model_size(replica),

@@ -1,8 +1,9 @@
 """`GET /state/events`: a stream of the router's state for operator and autoscaler, in place of scraping.
 
-It begins with the whole state. Then come changes, at most one every `PERIOD_S`, and a heartbeat in each second without
-a change. A change is the difference to the state last sent to that reader, built when the reader can receive it: a slow
-reader gets fewer, larger changes, and no backlog grows. The server closes the stream of a reader that stops reading.
+The stream begins with the whole state. Changes follow, usually at most one every `PERIOD_S`, and a heartbeat after each
+second without a change. A change is the difference from the state last sent to that reader, built when the reader can
+receive it: a slow reader gets fewer, larger changes, and no backlog grows. The server closes the stream of a reader
+that stops reading.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ Source = Callable[[], Awaitable[RouterState]]
 
 
 class WholeState(msgspec.Struct, tag="state", kw_only=True):
-    """The first event. `router` is different after each start of the router."""
+    """The first event of a stream. `router` is different after each start of the router."""
 
     version: int
     router: str
@@ -36,7 +37,7 @@ class WholeState(msgspec.Struct, tag="state", kw_only=True):
 
 
 class Change(msgspec.Struct, tag="change", kw_only=True, omit_defaults=True):
-    """`replicas`: each that changed, with all fields. `gone`: names. The other fields are present if they changed."""
+    """`replicas`: changed replicas with all their fields. `gone`: names. The other fields appear if they changed."""
 
     replicas: tuple[ReplicaState, ...] = ()
     gone: tuple[str, ...] = ()
@@ -51,8 +52,8 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
     pass
 
 
-class Bye(msgspec.Struct, tag="bye"):
-    """The last event. `reason`: why the router ends the stream."""
+class StreamEnd(msgspec.Struct, tag="bye"):
+    """The last event of a stream. `reason`: why the router ends it."""
 
     reason: str
 
@@ -64,20 +65,20 @@ class StateFeed:
         self._period_s = period_s
         self._heartbeat_s = heartbeat_s
         self._wakeups: set[asyncio.Event] = set()  # one for each reader
-        self._ended_because: str | None = None
+        self._end_reason: str | None = None
 
     @property
     def num_readers(self) -> int:
         return len(self._wakeups)
 
-    def poke(self) -> None:
-        """Send the next change now, not at the end of the period: a replica came, left or was admitted."""
+    def notify(self) -> None:
+        """Send the next change now, not at the end of the period: a replica joined, left or was admitted."""
         for wakeup in self._wakeups:
             wakeup.set()
 
     def close(self, reason: str) -> None:
-        self._ended_because = reason
-        self.poke()
+        self._end_reason = reason
+        self.notify()
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         wakeup = asyncio.Event()
@@ -87,7 +88,7 @@ class StateFeed:
             yield sse.frame(WholeState(version=VERSION, router=self.router, state=sent))
             clock = asyncio.get_running_loop().time
             silent_since_s = clock()
-            while self._ended_because is None:
+            while self._end_reason is None:
                 await _wait(wakeup, self._period_s)
                 now = await self._source()
                 if now != sent:
@@ -98,7 +99,7 @@ class StateFeed:
                 else:
                     continue
                 silent_since_s = clock()
-            yield sse.frame(Bye(self._ended_because))
+            yield sse.frame(StreamEnd(self._end_reason))
         finally:
             self._wakeups.discard(wakeup)
 
@@ -118,7 +119,7 @@ def difference(before: RouterState, now: RouterState) -> Change:
 
 
 class StateStream(Response):
-    """Ends when the client leaves or the feed is closed."""
+    """Streams the feed until the client disconnects or the feed is closed."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""`Workers`: the processes of one router (`--workers N`) collect reports from each other, so that any of them can
-answer for all.
+"""`Workers`: the processes of one router (`--workers N`) collect reports from each other, so that each can serve
+`/metrics`, `/debug` and `/state/events` for all.
 
-Each listens on a Unix socket in a folder that only they can enter. A question and its answer are msgpack, each after
-its length; a connection carries one question. A worker that doesn't answer in time counts with its latest report: it
-may hang and still send requests. A worker whose socket refuses connections is gone.
+Each worker listens on a Unix socket in a folder that only the workers can enter. Query and report are msgpack, each
+after its length; a connection carries one query. A worker that doesn't answer in time counts with its latest report: it
+may hang and still have requests in flight. A worker whose socket refuses connections is gone.
 """
 
 import asyncio
@@ -15,22 +15,22 @@ from pathlib import Path
 
 import msgspec
 
-from octavo_server.router.observe.report import Ask, Report, Reporter, whole_state
+from octavo_server.router.observe.report import Report, Reporter, ReportQuery, merged_state
 from octavo_server.router.observe.state import RouterState
 
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 1.0
-_MAX_ASK_BYTES = 128 * 1024  # more than the head of the HTTP request that it is built from
+_MAX_QUERY_BYTES = 128 * 1024  # more than the head of the HTTP request from which a query is built
 _LENGTH = struct.Struct("<I")
 _encode = msgspec.msgpack.Encoder().encode
-_ask_decoder = msgspec.msgpack.Decoder(Ask)
+_query_decoder = msgspec.msgpack.Decoder(ReportQuery)
 _report_decoder = msgspec.msgpack.Decoder(Report)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """`folder`: None for a router of one worker."""
+    """The drain mark that all workers share. `folder`: None for a router of one worker."""
 
     folder: Path | None = None
     number: int = 0
@@ -45,7 +45,7 @@ class WorkerGroup:
 
     @property
     def is_draining(self) -> bool | None:
-        """None where there is nobody else to ask."""
+        """True while any worker drains. None for a router of one worker."""
         return None if self.folder is None else self._mark.exists()
 
     @property
@@ -55,7 +55,7 @@ class WorkerGroup:
 
 
 class Workers:
-    """`folder`: None for a router of one worker."""
+    """`folder`: holds the workers' sockets; None for a router of one worker."""
 
     def __init__(self, reporter: Reporter, folder: Path | None = None, number: int = 0) -> None:
         self._reporter = reporter
@@ -76,22 +76,22 @@ class Workers:
             assert self._own is not None
             self._own.unlink(missing_ok=True)
 
-    async def ask(self, ask: Ask) -> list[Report]:
+    async def collect_reports(self, query: ReportQuery) -> list[Report]:
         """Reports of all workers, this one's first."""
         others = (
             [path for path in sorted(self._folder.glob("worker-*.sock")) if path != self._own] if self._folder else []
         )
-        answers = await asyncio.gather(*(self._ask_other(path, ask) for path in others))
-        return [self._reporter.report(ask), *(answer for answer in answers if answer is not None)]
+        answers = await asyncio.gather(*(self._query_other(path, query) for path in others))
+        return [self._reporter.report(query), *(answer for answer in answers if answer is not None)]
 
     async def state(self) -> RouterState:
-        return whole_state(await self.ask(Ask("state")))
+        return merged_state(await self.collect_reports(ReportQuery("state")))
 
-    async def _ask_other(self, path: Path, ask: Ask) -> Report | None:
-        key = path, ask.what
+    async def _query_other(self, path: Path, query: ReportQuery) -> Report | None:
+        key = path, query.what
         try:
             async with asyncio.timeout(ANSWER_S):
-                report = _report_decoder.decode(await _exchange(path, _encode(ask)))
+                report = _report_decoder.decode(await _exchange(path, _encode(query)))
         except TimeoutError:
             logger.warning("%s doesn't answer within %g s", path.stem, ANSWER_S)
             return self._known.get(key)
@@ -104,16 +104,16 @@ class Workers:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, asyncio.IncompleteReadError, TimeoutError, msgspec.MsgspecError):
             async with asyncio.timeout(ANSWER_S):
-                ask = _ask_decoder.decode(await _read(reader, _MAX_ASK_BYTES))
-                _write(writer, _encode(self._reporter.report(ask)))
+                query = _query_decoder.decode(await _read(reader, _MAX_QUERY_BYTES))
+                _write(writer, _encode(self._reporter.report(query)))
                 await writer.drain()
         writer.close()
 
 
-async def _exchange(path: Path, question: bytes) -> bytes:
+async def _exchange(path: Path, query: bytes) -> bytes:
     reader, writer = await asyncio.open_unix_connection(path)
     try:
-        _write(writer, question)
+        _write(writer, query)
         return await _read(reader)
     finally:
         writer.close()
@@ -126,5 +126,5 @@ def _write(writer: asyncio.StreamWriter, body: bytes) -> None:
 async def _read(reader: asyncio.StreamReader, max_bytes: int = 2**32) -> bytes:
     (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if size > max_bytes:
-        raise OSError(f"a question of {size} bytes")
+        raise OSError(f"a message of {size} bytes exceeds the limit of {max_bytes}")
     return await reader.readexactly(size)

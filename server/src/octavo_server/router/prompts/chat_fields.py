@@ -1,7 +1,7 @@
-"""What a chat request's prompt is made of, from its body: the conversation, and the options of the rendering.
+"""`ChatFields` reads the conversation and the rendering options from the body of a chat request.
 
-The schema (`openai.chat`) says what a field means. It is asked once for each message or set of options that isn't
-plain; what it said is kept under the JSON that was asked about. A message of a role and a text is what it looks like.
+The schema (`openai.chat`) validates each distinct message and each distinct set of options once; the results are cached
+under their JSON.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ _OPTIONS = frozenset(
     {"tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "add_special_tokens"}
 ).union(TEMPLATE_FIELDS)
 _PLAIN = RenderOptions()
-#: Bytes of a character, at most: of the key, and of a text in the value.
+#: Upper bound in bytes for each byte of the key: itself, and a character of the text in the value.
 WIDEST_TEXT = 1 + 4
-#: An empty object takes 64 bytes, its place in a list 8.
+#: Bytes for each JSON value: an empty object takes 64 bytes, its place in a list 8.
 VALUE_BYTES = 100
 _to_json = msgspec.json.Encoder().encode
 
@@ -35,11 +35,11 @@ class ChatFields:
         """Raises InvalidRequest or ValidationError."""
         if _OPTIONS.isdisjoint(body):
             return _PLAIN
-        asked = {name: body[name] for name in _OPTIONS if name in body}
-        key = _to_json(asked)
+        given = {name: body[name] for name in _OPTIONS if name in body}
+        key = _to_json(given)
         known = self._options.get(key)
         if known is None:
-            known = render_options(validate_request({"messages": [], **asked}, ChatCompletionRequest))
+            known = render_options(validate_request({"messages": [], **given}, ChatCompletionRequest))
             self._options.put(key, known, _size(key))
         return known
 
@@ -59,6 +59,6 @@ class ChatFields:
 
 
 def _size(key: bytes) -> int:
-    """Of a key, which is JSON, and of the values that were read from it."""
+    """Upper estimate in bytes of a JSON key and of the values that were parsed from it."""
     num_values = sum(map(key.count, (b",", b"[", b"{")))
     return WIDEST_TEXT * len(key) + VALUE_BYTES * num_values

@@ -1,8 +1,8 @@
-"""`PromptHashCache`: a text to the hashes of its blocks; what begins like an earlier text is not tokenised again.
+"""`PromptHashCache` maps a text to its block hashes. A beginning shared with an earlier text is not tokenised again.
 
 A text is cut into pieces where cutting is safe, and each piece leads from one node to the next. Known pieces cost a
-look-up. The last piece of a prompt ends where the text does, not at a cut: a longer prompt has another piece there, so
-it isn't kept, and requests that differ in their last message only leave nothing behind.
+look-up. The last piece of a prompt ends where the text does, not at a cut, so a longer prompt has another piece there.
+The last piece is therefore not cached, and requests that differ only in their last message add no entries.
 """
 
 import itertools
@@ -17,15 +17,16 @@ from octavo_engine.wire.hashing import HASH_BYTES, SHORT_BYTES, chained_hashes
 from octavo_server.router.prompts.split_points import SafeSplitter
 from octavo_server.router.prompts.two_queue_cache import TwoQueueCache
 
-#: Of a node, per block that it completes.
+#: Memory of a node for each block that it completes.
 BLOCK_BYTES = 8
+#: Up to this length in all, new pieces are tokenised part by part, with a cache of parts.
 SHORT_CHARS = 1024
 MAX_KNOWN_PARTS = 16384
-#: A longer part is seldom met again, and 16384 of them would be too much to keep.
+#: Longer parts are not cached: they seldom recur, and 16384 of them would take too much memory.
 KNOWN_CHARS = 64
-#: Of one text. Where more of it is new, the tokenizer is faster with all of it at once.
+#: With more new parts in a text, tokenising the whole text at once is faster.
 MAX_NEW_PARTS = 8
-#: The tokenizer lets other threads run while it works, but not while its results are taken over.
+#: The tokenizer releases the GIL while it tokenises, but not while its results are converted.
 BATCH_PIECES = 256
 
 
@@ -34,9 +35,10 @@ _NOTHING = array("Q")
 _ids = itertools.count()
 
 
-class Node(NamedTuple):  # which is made twice as fast as a frozen dataclass
-    """`rest`: the tokens behind the last full block, as little-endian u32. `hashes`: short ones, as numbers; in one
-    piece of memory, as hundreds of objects are slow to let go of once they are no longer in any cache of the CPU.
+class Node(NamedTuple):  # constructed twice as fast as a frozen dataclass
+    """State behind a piece of text. `last`: full hash of the last block. `rest`: the tokens behind the last full block,
+    as little-endian u32. `hashes`: short hashes of the piece's blocks, in one array, as freeing hundreds of objects
+    that are in no CPU cache is slow.
     """
 
     id: int
@@ -50,8 +52,8 @@ def root_node(root: bytes) -> Node:
     return Node(next(_ids), 0, root)
 
 
-def extended(node: Node, steps: Sequence[list[int]], block_size: int) -> list[Node]:
-    """By the tokens of each step, one after the other: hashed in one go. Raises OverflowError for what is no token."""
+def extend_node(node: Node, steps: Sequence[list[int]], block_size: int) -> list[Node]:
+    """Append the tokens of each step and return a node for each. Raises OverflowError for an invalid token id."""
     data = node.rest + _packed(steps)
     hashes = chained_hashes(node.last, data, block_size)
     shorts = _shorts(hashes)
@@ -74,7 +76,7 @@ def _shorts(hashes: list[bytes]) -> Sequence[int]:
 
 
 def _packed(steps: Iterable[list[int]]) -> bytes:
-    """As little-endian u32. An array takes a list over twice as fast as `struct` does."""
+    """Pack the tokens as little-endian u32. `array.fromlist` is over twice as fast as `struct`."""
     tokens = array("I")
     for step in steps:
         tokens.fromlist(step)
@@ -84,52 +86,52 @@ def _packed(steps: Iterable[list[int]]) -> bytes:
 
 
 class PromptHashCache:
-    def __init__(self, tokenizer: Tokenizer, cuts: SafeSplitter, *, block_size: int, max_bytes: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, splitter: SafeSplitter, *, block_size: int, max_bytes: int) -> None:
         self._tokenizer = tokenizer
-        self._cuts = cuts
+        self._splitter = splitter
         self._block_size = block_size
         self._nodes: TwoQueueCache[tuple[int, str], Node] = TwoQueueCache(max_bytes)
         self._roots: TwoQueueCache[tuple[bytes, bool], Node] = TwoQueueCache(max_bytes // 16)
         self._known_parts: dict[str, list[int]] = {}
-        self._frame = _frame_of(tokenizer)
+        self._frame = _special_frame(tokenizer)
 
     @property
     def num_bytes(self) -> int:
         return self._nodes.num_bytes
 
     def hashes(self, root: bytes, text: str, *, add_special_tokens: bool) -> tuple[Sequence[int], int]:
-        """The short hashes of the full blocks, and the number of tokens."""
+        """Return the short hashes of the full blocks, and the number of tokens."""
         hashes: list[int] = []
         if not add_special_tokens:
-            node = self._follow(self._root(root), self._cuts.split(text), hashes)
+            node = self._hash_pieces(self._root(root), self._splitter.split(text), hashes)
         elif self._frame is None:
-            node = self._step(self._root(root), self._tokenizer.encode(text), hashes)
+            node = self._append(self._root(root), self._tokenizer.encode(text), hashes)
         else:
             before, after = self._frame
             node = self._root(root, before)
             hashes += node.hashes
-            node = self._follow(node, self._cuts.split(text), hashes)
-            node = self._step(node, after, hashes) if after else node
+            node = self._hash_pieces(node, self._splitter.split(text), hashes)
+            node = self._append(node, after, hashes) if after else node
         return hashes, node.num_tokens
 
     def hashes_of_ids(self, root: bytes, token_ids: list[int]) -> tuple[Sequence[int], int]:
-        """Raises OverflowError for what is no token."""
-        (node,) = extended(self._root(root), [token_ids], self._block_size)
+        """Raises OverflowError for an invalid token id."""
+        (node,) = extend_node(self._root(root), [token_ids], self._block_size)
         return list(node.hashes), node.num_tokens
 
     def _root(self, root: bytes, first: list[int] | None = None) -> Node:
-        """Or the node after it, where prompts have some tokens `first`."""
+        """Return the root node, or the node behind the tokens `first` of every prompt."""
         key = (root, bool(first))
         node = self._roots.get(key)
         if node is None:
             node = root_node(root)
             if first:
-                (node,) = extended(node, [first], self._block_size)
+                (node,) = extend_node(node, [first], self._block_size)
             self._roots.put(key, node, len(root))
         return node
 
-    def _follow(self, node: Node, pieces: list[str], hashes: list[int]) -> Node:
-        """The last piece ends where the text does, so it is not kept."""
+    def _hash_pieces(self, node: Node, pieces: list[str], hashes: list[int]) -> Node:
+        """Append the block hashes of the pieces to `hashes` and return the last node. The last piece is not cached."""
         num_known = 0
         for piece in pieces:
             known = self._nodes.get((node.id, piece))
@@ -139,7 +141,7 @@ class PromptHashCache:
             hashes += node.hashes
             num_known += 1
         new = pieces[num_known:]
-        steps = extended(node, self._token_ids(new), self._block_size) if new else []
+        steps = extend_node(node, self._token_ids(new), self._block_size) if new else []
         for piece, parent, child in zip(new, (node, *steps), steps, strict=False):
             hashes += child.hashes
             if child is not steps[-1]:
@@ -155,8 +157,8 @@ class PromptHashCache:
         return ids
 
     def _short_ids(self, text: str) -> list[int]:
-        """What stands around each message is the same again and again, and so are most of its words."""
-        parts, known = self._cuts.parts(text), self._known_parts
+        """Tokenise a short text part by part. The parts are cached: markup around messages and most words recur."""
+        parts, known = self._splitter.parts(text), self._known_parts
         new = [part for part in parts if part not in known]
         if not new:
             return [token_id for part in parts for token_id in known[part]]
@@ -170,21 +172,21 @@ class PromptHashCache:
         found = dict(zip(new, ids, strict=False))
         return [token_id for part in parts for token_id in (found[part] if part in found else known[part])]
 
-    def _step(self, node: Node, token_ids: list[int], hashes: list[int]) -> Node:
-        (node,) = extended(node, [token_ids], self._block_size)
+    def _append(self, node: Node, token_ids: list[int], hashes: list[int]) -> Node:
+        (node,) = extend_node(node, [token_ids], self._block_size)
         hashes += node.hashes
         return node
 
 
-def _frame_of(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """The tokens that a tokenizer puts before and behind each text; None where that isn't all it does."""
+def _special_frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """Special tokens that the tokenizer adds before and behind each text. None if it also changes the text's tokens."""
     frames = [
-        _around(tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)) for text in ("a", "b c")
+        _split_around(tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)) for text in ("a", "b c")
     ]
     return frames[0] if frames[0] == frames[1] else None
 
 
-def _around(whole: list[int], inner: list[int]) -> tuple[list[int], list[int]] | None:
+def _split_around(whole: list[int], inner: list[int]) -> tuple[list[int], list[int]] | None:
     for start in range(len(whole) - len(inner) + 1):
         if whole[start : start + len(inner)] == inner:
             return whole[:start], whole[start + len(inner) :]

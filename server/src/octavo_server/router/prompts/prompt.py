@@ -1,7 +1,7 @@
-"""`Prompt`: what routing needs to know of a request's prompt, and `estimate`, which makes one without a tokenizer.
+"""`Prompt`: the properties of a request's prompt that routing uses, and `estimate`, which needs no tokenizer.
 
-Bodies come as clients sent them, so no type can be relied on: a field that is not understood counts for nothing, and
-the replica answers with what is wrong.
+Bodies are not validated here, so any field may have any type: a field of an unexpected type is ignored, and the replica
+rejects the request.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,18 +16,18 @@ Kind = Literal["chat", "completion", "responses"]
 
 CHARS_PER_TOKEN = 4
 OPENING_CHARS = 256
-#: Of which it is known where they are drawn to.
+#: Number of openings whose hashes are cached.
 MAX_OPENINGS = 1024
-#: What a template adds to each message, about.
+#: Approximate number of tokens that a template adds to each message.
 TOKENS_PER_MESSAGE = 4
 
 
-class Prompt(NamedTuple):  # which is made three times as fast as a frozen dataclass
-    """`hashes`: the short hashes of its full blocks, as numbers, as replicas would store them; empty where the
-    router couldn't compute them (`is_exact` is False then, and `num_tokens` an estimate).
+class Prompt(NamedTuple):  # constructed three times as fast as a frozen dataclass
+    """`hashes`: short hashes of the full blocks, as replicas would store them; empty where the router couldn't compute
+    them (`is_exact` is False then, and `num_tokens` an estimate) or the request doesn't read the prefix cache.
 
-    `affinity` stands for how the conversation begins, the same for all prompts that could share a prefix: the place on
-    the hash ring where they go when nothing better is known.
+    `affinity`: hash of the conversation's beginning, equal for all prompts that could share a prefix. Consistent
+    hashing uses it when no replica is known to hold blocks.
     """
 
     num_tokens: int
@@ -35,7 +35,7 @@ class Prompt(NamedTuple):  # which is made three times as fast as a frozen datac
     hashes: Sequence[int] = ()
     block_size: int = 16
     is_exact: bool = False
-    max_tokens: int | None = None  # what the request allows the answer, where it says
+    max_tokens: int | None = None  # output limit of the request; None if it sets none
     num_outputs: int = 1
 
 
@@ -53,7 +53,7 @@ def estimate(kind: Kind, body: Mapping[str, Any]) -> Prompt:
 
 
 def affinity_of(kind: Kind, body: Mapping[str, Any]) -> int:
-    """Of the first characters, up to the first user message's end: the same in every turn of a conversation."""
+    """Hash the first characters, at most to the end of the first user message: equal in each turn of a conversation."""
     opening = [_short_salt(body.get("cache_salt"))]
     room = OPENING_CHARS
     for text in _opening(kind, body):
@@ -61,18 +61,18 @@ def affinity_of(kind: Kind, body: Mapping[str, Any]) -> int:
         room -= len(text)
         if room <= 0:
             break
-    return _drawn("\n".join(opening))
+    return _hash_opening("\n".join(opening))
 
 
 def _short_salt(salt: object) -> str:
-    """Openings are keys of a cache that counts its entries, so that they have to be short."""
+    """Shorten the salt: openings are keys of a cache that bounds the number of its entries, not their size."""
     if not isinstance(salt, str):
         return ""
     return salt if len(salt) <= OPENING_CHARS else _digest(salt).hex()
 
 
 @lru_cache(MAX_OPENINGS)
-def _drawn(opening: str) -> int:
+def _hash_opening(opening: str) -> int:
     return int.from_bytes(_digest(opening)[:8], "little")
 
 
@@ -106,7 +106,7 @@ def _opening(kind: Kind, body: Mapping[str, Any]) -> list[str]:
 
 
 def _prompts(kind: Kind, body: Mapping[str, Any]) -> list[str | list[Any]]:
-    """Texts, and lists of token ids; of a conversation, the text of each message."""
+    """Prompts of a completion (texts and lists of token ids), or the text of each message of a conversation."""
     if kind == "completion":
         return _split(body.get("prompt"))
     instructions = body.get("instructions")

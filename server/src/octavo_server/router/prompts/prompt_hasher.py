@@ -1,8 +1,8 @@
-"""`PromptHasher`: a request's body to the blocks of its prompt, by what a replica's `ModelCard` says.
+"""`PromptHasher` computes the block hashes of a request's prompt from the request's body and a replica's `KVModelCard`.
 
-Rendering, normalising and tokenising is the replicas' own code, so the hashes are those that a replica stores. What
-can't be read here (the replica will say what is wrong with it) becomes an estimate: never an error, never a guess that
-calls itself exact.
+It renders, normalises and tokenises with the replicas' own code, so its hashes equal those that a replica stores. A
+body that it can't read gets an estimate that is not marked as exact, never an error: the replica rejects the request
+with the reason.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from octavo_engine.wire.hashing import scoped_root, tenant_salt
 from pydantic import ValidationError
 
 from octavo_server.config import RequestLimits
-from octavo_server.kv.card import ModelCard
+from octavo_server.kv.card import KVModelCard
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.limits import check_counts
 from octavo_server.openai.rendering import RenderOptions, render_conversation, render_options
@@ -31,7 +31,7 @@ from octavo_server.router.prompts.split_points import SafeSplitter
 
 DEFAULT_LIMITS = RequestLimits()
 MAX_BYTES = 64 * 1024 * 1024
-#: A text of more characters per token of the context can't fit: it isn't worth reading.
+#: A text with more characters per token of the context can't fit the context, so it is not tokenised.
 MAX_CHARS_PER_TOKEN = 32
 _PROBE = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"})
 
@@ -39,29 +39,29 @@ Blocks = tuple[Sequence[int], int]
 
 
 class PromptHasher:
-    """`read` may be called from several threads: a long text that isn't known is better read in one, as the tokenizer
-    lets others run. `max_bytes`: of everything kept of earlier prompts, about.
+    """`hash_prompt` may be called from several threads; long unknown texts belong into a thread, as the tokenizer
+    releases the GIL. `max_bytes`: approximate limit of the caches.
     """
 
     def __init__(
-        self, card: ModelCard, tokenizer: Tokenizer, template: ChatTemplate | None, *, max_bytes: int = MAX_BYTES
+        self, card: KVModelCard, tokenizer: Tokenizer, template: ChatTemplate | None, *, max_bytes: int = MAX_BYTES
     ) -> None:
         self.card = card
         self._template = template
         self._max_chars = card.max_model_len * MAX_CHARS_PER_TOKEN
         self._fields = ChatFields(max_bytes=max_bytes // 16)
         self._is_nondeterministic = template is not None and is_nondeterministic(template.source)
-        cuts = SafeSplitter.of(card.tokenizer, _with_special_tokens(card, template))
-        self._chains = PromptHashCache(tokenizer, cuts, block_size=card.block_size, max_bytes=max_bytes)
+        splitter = SafeSplitter.from_tokenizer(card.tokenizer, _with_special_tokens(card, template))
+        self._chains = PromptHashCache(tokenizer, splitter, block_size=card.block_size, max_bytes=max_bytes)
 
     @classmethod
-    def from_card(cls, card: ModelCard) -> "PromptHasher":
-        """Raises OctavoError for a tokenizer or a template that can't be used."""
+    def from_card(cls, card: KVModelCard) -> "PromptHasher":
+        """Raises OctavoError for an unusable tokenizer or template."""
         tokenizer = Tokenizer.from_json(card.tokenizer, bos_token_id=card.bos_token_id, eos_token_id=card.eos_token_id)
         template = None if card.chat_template is None else ChatTemplate(card.chat_template, card.special_tokens)
         return cls(card, tokenizer, template)
 
-    def read(self, kind: Kind, body: Mapping[str, Any], tenant: str) -> Prompt:
+    def hash_prompt(self, kind: Kind, body: Mapping[str, Any], tenant: str) -> Prompt:
         root = self._root(body, tenant)
         try:
             prompts = self._prompts(kind, body, root)
@@ -88,7 +88,7 @@ class PromptHasher:
         return scoped_root(card.root, adapter, salt)
 
     def _prompts(self, kind: Kind, body: Mapping[str, Any], root: bytes) -> list[Blocks]:
-        """Raises OctavoError, ValidationError or OverflowError for what a replica would refuse.
+        """Raises OctavoError, ValidationError or OverflowError for a body that a replica would refuse.
 
         Counts are checked first: validation doesn't release the GIL.
         """
@@ -96,41 +96,42 @@ class PromptHasher:
         if kind == "completion":
             return self._completion(body, root)
         if kind == "responses":
-            asked = validate_request(dict(body), ResponsesRequest).as_chat()
-            return [self._chat(asked.conversation(), render_options(asked), root)]
+            chat = validate_request(dict(body), ResponsesRequest).as_chat()
+            return [self._chat(chat.conversation(), render_options(chat), root)]
         return [self._chat(body.get("messages"), self._fields.options(body), root)]
 
     def _chat(self, messages: object, options: RenderOptions, root: bytes) -> Blocks:
         if self._is_nondeterministic:
-            raise InvalidRequest("The chat template gives another text each time.", param="messages")
+            raise InvalidRequest("The chat template renders a different text each time.", param="messages")
         text = render_conversation(self._template, self._fields.conversation(messages), options)
         return self._text(text, root, add_special_tokens=options.add_special_tokens)
 
     def _completion(self, body: Mapping[str, Any], root: bytes) -> list[Blocks]:
-        asked = CompletionRequest.model_validate({name: body.get(name) for name in ("prompt", "add_special_tokens")})
-        special = True if asked.add_special_tokens is None else asked.add_special_tokens
+        fields = {name: body.get(name) for name in ("prompt", "add_special_tokens")}
+        completion = CompletionRequest.model_validate(fields)
+        special = True if completion.add_special_tokens is None else completion.add_special_tokens
         return [
             self._text(prompt, root, add_special_tokens=special)
             if isinstance(prompt, str)
             else self._chains.hashes_of_ids(root, prompt)
-            for prompt in asked.prompts()
+            for prompt in completion.prompts()
         ]
 
     def _text(self, text: str, root: bytes, *, add_special_tokens: bool) -> Blocks:
         if len(text) > self._max_chars:
-            raise InvalidRequest(f"{len(text)} characters don't fit the context.", param="prompt")
+            raise InvalidRequest(f"{len(text)} characters do not fit the context.", param="prompt")
         return self._chains.hashes(root, text, add_special_tokens=add_special_tokens)
 
 
 def is_nondeterministic(template_source: str) -> bool:
-    """Whether a chat template gives another text each time: then no two of its prompts are the same."""
+    """True for a chat template that renders a different text each time, so that no two of its prompts are equal."""
     tree = template_environment().parse(template_source)
     filters, names = tree.find_all(nodes.Filter), tree.find_all(nodes.Name)
     return any(node.name == "random" for node in filters) or any(node.name == "lipsum" for node in names)
 
 
-def _with_special_tokens(card: ModelCard, template: ChatTemplate | None) -> str:
-    """A text that has the special tokens which prompts of this model are full of."""
+def _with_special_tokens(card: KVModelCard, template: ChatTemplate | None) -> str:
+    """Return a text that contains the special tokens which occur in this model's prompts."""
     texts = [card.chat_template or "", *card.special_tokens.values()]
     with suppress(InvalidRequest):
         texts.append(render_conversation(template, [*_PROBE], RenderOptions()))

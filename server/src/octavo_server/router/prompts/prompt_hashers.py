@@ -1,9 +1,9 @@
-"""`PromptHashers`: how prompts are read for each model, as the replicas themselves say (`GET /kv/model`).
+"""`PromptHashers`: a `PromptHasher` for each model, built from the model cards of replicas (`GET /kv/model`).
 
-A replica is asked when it has begun a new epoch; replicas with one fingerprint share one reader, whose caches are then
-warm for all of them. Cards are megabytes: of replicas whose streams name the same one, one is asked, however many begin
-at once; where they name none each is asked, but what they say is understood once. A replica that can't say (no KV
-stream, another server) has none: its prompts are estimated.
+The card of a replica is fetched when the replica begins a new epoch. Replicas with equal fingerprints share one hasher,
+and so its warm caches. Cards are megabytes: if the streams of several replicas name the same fingerprint, one card is
+fetched, however many replicas start at once. Replicas whose streams name none are each fetched from, but equal cards
+build one hasher. A replica without a card (no KV stream, another server) has no hasher: its prompts are estimated.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 from octavo_engine.wire.errors import OctavoError
 
-from octavo_server.kv.card import ModelCard
+from octavo_server.kv.card import KVModelCard
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.fleet.replica import Replica
 from octavo_server.router.prompts.prompt_hasher import PromptHasher
@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 ANSWER_S = 10.0
 AGAIN_S = 5.0
 
-#: A replica knows the tenant of a request by the router's secret only. By a key of the router's it sees one tenant.
+#: A replica accepts the tenant of a request only with the router secret. With the router's API key it sees one tenant.
 MERGED_TENANTS = (
-    "it isolates the caches of tenants (--cache-isolation), but without a router secret it takes all clients of this "
-    "router for one tenant: give the same --router-secret to both, or start the replica without --cache-isolation"
+    "it isolates the caches of tenants (--cache-isolation), but without a router secret it treats all clients of this "
+    "router as one tenant: give the same --router-secret to both, or start the replica without --cache-isolation"
 )
 
-_read_card = msgspec.msgpack.Decoder(ModelCard).decode
+_read_card = msgspec.msgpack.Decoder(KVModelCard).decode
 
 
 class PromptHashers:
@@ -41,13 +41,13 @@ class PromptHashers:
         self._fleet = fleet
         self._merges_tenants = merges_tenants
         self._headers = headers
-        self._asked: dict[str, int] = {}  # a replica's name -> the epoch of which it was asked
-        self._fingerprints: dict[str, str] = {}  # a replica's name -> that of its card
-        self._readers: dict[str, PromptHasher] = {}  # by fingerprint
+        self._epochs: dict[str, int] = {}  # replica name -> epoch for which its card was requested
+        self._fingerprints: dict[str, str] = {}  # replica name -> fingerprint of its card
+        self._hashers: dict[str, PromptHasher] = {}  # by fingerprint
         self._by_model: dict[str, PromptHasher | None] = {}
-        self._turns: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
-        fleet.on_change.append(self._look)
+        fleet.on_change.append(self._on_replica_change)
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S))
@@ -58,73 +58,73 @@ class PromptHashers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._session.close()
 
-    def of(self, model: str) -> PromptHasher | None:
-        """Of several, that of most replicas that can be sent to."""
+    def hasher_for(self, model: str) -> PromptHasher | None:
+        """Return the hasher of the model. If replicas differ, that of most routable replicas."""
         if model not in self._by_model:
             routable = self._fleet.routable(model)
-            if not routable:  # any text that clients send: not worth keeping
+            if not routable:  # not cached, as clients may send any name
                 return None
             known = [self._fingerprints[r.name] for r in routable if r.name in self._fingerprints]
-            self._by_model[model] = self._readers[max(known, key=known.count)] if known else None
+            self._by_model[model] = self._hashers[max(known, key=known.count)] if known else None
         return self._by_model[model]
 
-    def _look(self, replica: Replica) -> None:
+    def _on_replica_change(self, replica: Replica) -> None:
         self._by_model.clear()
         if replica.state == "gone":
-            self._asked.pop(replica.name, None)
+            self._epochs.pop(replica.name, None)
             self._fingerprints.pop(replica.name, None)
-        elif replica.hello is not None and self._asked.get(replica.name) != replica.hello.epoch:
-            self._asked[replica.name] = replica.hello.epoch
+        elif replica.hello is not None and self._epochs.get(replica.name) != replica.hello.epoch:
+            self._epochs[replica.name] = replica.hello.epoch
             replica.is_described, replica.refusal = False, ""
-            task = asyncio.create_task(self._ask(replica, replica.hello.epoch))
+            task = asyncio.create_task(self._fetch_with_retries(replica, replica.hello.epoch))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _ask(self, replica: Replica, epoch: int) -> None:
-        while self._asked.get(replica.name) == epoch:
+    async def _fetch_with_retries(self, replica: Replica, epoch: int) -> None:
+        while self._epochs.get(replica.name) == epoch:
             try:
-                await self._learn(replica)
+                await self._update_hasher(replica)
                 return
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                logger.info("replica %s doesn't say how it reads prompts: %s", replica.name, error)
+                logger.info("replica %s: its model card could not be fetched: %s", replica.name, error)
             except (OctavoError, msgspec.MsgspecError) as error:
                 logger.warning("prompts for replica %s are estimated: %s", replica.name, error)
                 return
             finally:
-                self._described(replica)
+                self._mark_described(replica)
             await asyncio.sleep(AGAIN_S)
 
-    async def _learn(self, replica: Replica) -> None:
-        """Raises OctavoError or MsgspecError for a card that can't be used."""
+    async def _update_hasher(self, replica: Replica) -> None:
+        """Fetch the replica's card if needed. Raises OctavoError or MsgspecError for an unusable card."""
         fingerprint = replica.hello.card if replica.hello else ""
-        async with self._turn("asking", fingerprint or replica.name):
-            if fingerprint not in self._readers:
+        async with self._lock("fetch", fingerprint or replica.name):
+            if fingerprint not in self._hashers:
                 card = await asyncio.to_thread(_read_card, await self._card(replica))
                 fingerprint = card.fingerprint
-                await self._understand(card)
-        if replica.name in self._asked:
+                await self._build_hasher(card)
+        if replica.name in self._epochs:
             self._fingerprints[replica.name] = fingerprint
-            if self._merges_tenants and self._readers[fingerprint].card.cache_isolation:
+            if self._merges_tenants and self._hashers[fingerprint].card.cache_isolation:
                 replica.refusal = MERGED_TENANTS
                 logger.warning("replica %s gets no requests: %s", replica.name, replica.refusal)
-                self._fleet.changed(replica)
-        kept = set(self._fingerprints.values())
-        self._readers = {name: reader for name, reader in self._readers.items() if name in kept}
+                self._fleet.notify_change(replica)
+        used = set(self._fingerprints.values())
+        self._hashers = {name: hasher for name, hasher in self._hashers.items() if name in used}
         self._by_model.clear()
 
-    async def _understand(self, card: ModelCard) -> None:
-        async with self._turn("understanding", card.fingerprint):
-            if card.fingerprint not in self._readers:
-                self._readers[card.fingerprint] = await asyncio.to_thread(PromptHasher.from_card, card)
+    async def _build_hasher(self, card: KVModelCard) -> None:
+        async with self._lock("build", card.fingerprint):
+            if card.fingerprint not in self._hashers:
+                self._hashers[card.fingerprint] = await asyncio.to_thread(PromptHasher.from_card, card)
 
-    def _turn(self, *what: str) -> asyncio.Lock:
-        return self._turns.setdefault(what, asyncio.Lock())
+    def _lock(self, *key: str) -> asyncio.Lock:
+        return self._locks.setdefault(key, asyncio.Lock())
 
-    def _described(self, replica: Replica) -> None:
-        """As well as it can be: requests needn't wait any longer."""
+    def _mark_described(self, replica: Replica) -> None:
+        """Let requests go to the replica, whether its card could be fetched or not."""
         if not replica.is_described:
             replica.is_described = True
-            self._fleet.changed(replica)
+            self._fleet.notify_change(replica)
 
     async def _card(self, replica: Replica) -> bytes:
         url = replica.url + "/kv/model"

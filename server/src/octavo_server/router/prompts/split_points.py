@@ -1,15 +1,16 @@
-"""`SafeSplitter`: where a text may be cut so that its pieces, tokenised apart, give exactly the tokens of the whole.
+"""`SafeSplitter` cuts a text so that its pieces, tokenised separately, have exactly the tokens of the whole text.
 
-Three kinds of places are safe; each is used only if the tokenizer at hand is seen to have the property, and all that is
-relied on is the `tokenizers` library's own order of work (added tokens first, then each stretch between them alone):
+Three kinds of places are safe. Each is used only if the tokenizer's definition proves the property. The proof relies
+only on the `tokenizers` library's order of work (added tokens first, then each stretch between them by itself):
 
-- before an added token that is matched on the raw text, if no other added token could overlap it. What follows the cut
-  begins with that token, so not even a rule for "the first word of a text" can tell the difference;
-- between a small letter and a space before a letter, if the text is split into words by expressions that are known
-  (`_SAFE`), none of which matches a letter followed by a space;
-- before and behind each digit, if the first thing that is done to a text is to set each digit apart.
+- before an added token that is matched on the raw text, if no other added token could overlap it. The next piece
+  begins with that token, so even a rule for "the first word of a text" has the same effect;
+- between a small letter and a space before a letter, if the pre-tokenizer splits words by known expressions (`_SAFE`),
+  none of which matches a letter followed by a space;
+- before and behind each digit, if the pre-tokenizer first isolates each digit.
 
-SafeSplitter depend on what is left of them alone, so that texts with a common beginning are cut alike there.
+A cut depends only on the text before it and at most `reach` characters behind it, so texts with a common beginning are
+cut alike there.
 """
 
 import json
@@ -22,15 +23,15 @@ from typing import Any
 from octavo_engine.text.pre_tokenizers import PRE_TOKENIZERS
 
 MIN_CHARS = 64
-#: A stretch without special tokens is cut between words after so many characters.
+#: A stretch without special tokens is cut between words after this many characters.
 LONG_CHARS = 1024
 _NEVER = re.compile(r"(?!)")
-_WORD_GAP = re.compile(r" (?<=[a-z] )(?=[A-Za-z])")  # the space first: so it is found fast
+_WORD_GAP = re.compile(r" (?<=[a-z] )(?=[A-Za-z])")  # begins with the space, as a literal is found fast
 _DIGIT = re.compile(r"([0-9])")
 
 
 def _top_level(pattern: str) -> list[str]:
-    """The alternatives of an expression, as far as they are outside of brackets."""
+    """Split an expression into its alternatives outside of brackets."""
     parts, depth, in_class = [""], 0, False
     for token in re.findall(r"\\.|.", pattern, re.DOTALL):
         if token == "|" and depth == 0 and not in_class:
@@ -45,7 +46,8 @@ def _top_level(pattern: str) -> list[str]:
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _MARKED_WORD = r"[^\r\n\p{L}\p{N}]?"
-#: No alternative of these matches a letter followed by a space. The table's, and how `tokenizer.json` spells some.
+#: Alternatives that never match a letter followed by a space: those of the table, and other spellings of some of them
+#: in `tokenizer.json` files.
 _SAFE = frozenset(
     alternative for kind in PRE_TOKENIZERS.values() for pattern in kind.patterns for alternative in _top_level(pattern)
 ) | {
@@ -58,7 +60,7 @@ _SAFE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SafeSplitter:
-    """`reach`: by how many characters behind it a cut is decided."""
+    """`reach`: number of characters behind a cut on which the cut may depend."""
 
     special: re.Pattern[str] = _NEVER
     cuts_words: bool = False
@@ -66,32 +68,32 @@ class SafeSplitter:
     reach: int = 2
 
     @classmethod
-    def of(cls, tokenizer_json: str, near: str) -> "SafeSplitter":
-        """`near`: a text in which the special tokens that matter occur, such as a chat template's source."""
+    def from_tokenizer(cls, tokenizer_json: str, near: str) -> "SafeSplitter":
+        """`near`: a text that contains the special tokens to cut at, such as a chat template's source."""
         spec = json.loads(tokenizer_json)
         added = spec.get("added_tokens") or []
         if any(token["single_word"] for token in added):
             return cls()
         clean = [token["content"] for token in added if token["content"] in near and _is_clean(token, added)]
         special = re.compile("|".join(map(re.escape, sorted(clean)))) if clean else _NEVER
-        cuts_words = _splits_words(spec) and not any(map(_minds_word_gaps, added))
+        cuts_words = _splits_words(spec) and not any(map(_spans_word_gap, added))
         has_digits = any(char.isdigit() for token in added for char in token["content"])
         reach = max([2, *map(len, clean)])
         return cls(special, cuts_words, cuts_words and not has_digits and _splits_digits(spec), reach)
 
     def split(self, text: str) -> list[str]:
-        """Pieces of at least `MIN_CHARS`, but for the last."""
+        """Cut into pieces of at least `MIN_CHARS` characters; the last may be shorter."""
         pieces: list[str] = []
         start = 0
         for match in self.special.finditer(text):
             at = match.start()
             if at - start >= MIN_CHARS:
-                start = self._take(text, start, at, pieces)
-        self._take(text, start, len(text), pieces)
+                start = self._cut_stretch(text, start, at, pieces)
+        self._cut_stretch(text, start, len(text), pieces)
         return pieces
 
     def parts(self, text: str) -> list[str]:
-        """Cut wherever that is safe, however near that is to the last cut."""
+        """Cut at every safe place, however short the parts."""
         starts = [match.start() for match in self.special.finditer(text)]
         stretches = [text[start:end] for start, end in pairwise((0, *starts, len(text))) if start < end]
         if self.cuts_digits:
@@ -100,7 +102,7 @@ class SafeSplitter:
             return stretches
         return [word for stretch in stretches for word in (_words(stretch) if " " in stretch else (stretch,))]
 
-    def _take(self, text: str, start: int, end: int, pieces: list[str]) -> int:
+    def _cut_stretch(self, text: str, start: int, end: int, pieces: list[str]) -> int:
         while self.cuts_words and end - start > LONG_CHARS:
             gap = _WORD_GAP.search(text, start + LONG_CHARS, end)
             if gap is None:
@@ -118,7 +120,7 @@ def _words(text: str) -> list[str]:
 
 
 def _is_clean(token: dict[str, Any], added: Iterable[dict[str, Any]]) -> bool:
-    """Wherever its text stands, it is matched there."""
+    """True if the token is matched at every place where its text occurs."""
     text: str = token["content"]
     if token["normalized"] or token["lstrip"] or not text or text[0].isspace():
         return False
@@ -126,13 +128,13 @@ def _is_clean(token: dict[str, Any], added: Iterable[dict[str, Any]]) -> bool:
 
 
 def _may_cover(other: str, text: str) -> bool:
-    """Whether `other` can match from before `text` into it, or longer from the same place."""
+    """True if `other` can match from before `text` into it, or match longer text from the same place."""
     if other.startswith(text):
         return len(other) > len(text)
     return any(other.startswith(text[: len(other) - k], k) for k in range(1, len(other)))
 
 
-def _minds_word_gaps(token: dict[str, Any]) -> bool:
+def _spans_word_gap(token: dict[str, Any]) -> bool:
     text: str = token["content"]
     return _WORD_GAP.search(text) is not None or (token["rstrip"] and text[-1:].isalpha())
 
@@ -167,7 +169,7 @@ def _steps(pre_tokenizer: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _alternatives(step: dict[str, Any]) -> list[str]:
-    """Of the expression that a step splits by; what isn't known is in no list of what is safe."""
+    """Alternatives of the expression by which a step splits. `unknown`, which is not in `_SAFE`, for any other step."""
     match step:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": use_regex}:
             return _top_level(PRE_TOKENIZERS["gpt-2"].patterns[0]) if use_regex else []

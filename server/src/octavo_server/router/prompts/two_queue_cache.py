@@ -1,7 +1,7 @@
-"""`TwoQueueCache`: a dict bounded in bytes, which a flood of things that are never asked for again can't empty.
+"""`TwoQueueCache`: a cache bounded in bytes that a flood of entries without a second access can't empty.
 
-What is put in is on trial: it has a quarter of the room, first in, first out. What is asked for a second time moves to
-the rest, where the least recently used goes first. Safe to use from several threads.
+A new entry is on trial: the trial queue has a quarter of the bytes, first in, first out. An entry that is read again
+moves to the main queue, which evicts the least recently used. Safe to use from several threads.
 """
 
 import threading
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
-#: Of an entry, whatever it is: its places in the table, its key's and its value's heads.
+#: Overhead of any entry: its place in the table and the object headers of key and value.
 ENTRY_BYTES = 400
 
 
@@ -43,7 +43,7 @@ class TwoQueueCache(Generic[Key, Value]):
             return found[0]
 
     def put(self, key: Key, value: Value, num_bytes: int) -> None:
-        """`num_bytes`: of the key and the value, beyond `ENTRY_BYTES`."""
+        """`num_bytes`: size of key and value beyond `ENTRY_BYTES`."""
         num_bytes += ENTRY_BYTES
         with self._lock:
             if key in self._kept or key in self._trial:

@@ -1,8 +1,8 @@
-"""`Downstream`: the client's side of one request on bare ASGI: its body, its answer, and whether it is still there.
+"""`Downstream`: the client's side of one request, on bare ASGI: request body, response, and disconnect.
 
-States: waiting, started (the head of the answer is out), ended. When the client leaves or the server ends the request,
-the request's task is cancelled wherever it waits; `ended_by` then holds the reason. A failure after the head ends an
-event stream with an error event, and any other answer by closing the connection.
+States: waiting, started (the response head was sent), ended. When the client disconnects or the server ends the
+request, the request's task is cancelled wherever it waits; `ended_by` then holds the reason. A failure after the head
+ends an event stream with an error event, and any other response by closing the connection.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class ClientLeft(OctavoError):
 
 
 class Downstream:
-    """`framer`: set while an event stream is passed on."""
+    """`framer`: set while an event stream is relayed. `status`: of the response, 0 before its head was sent."""
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, lifecycle: "Lifecycle", *, request_id: str, cors: CorsPolicy
@@ -40,7 +40,7 @@ class Downstream:
         self.headers: Headers = scope["headers"]
         self.request_id = request_id
         REQUEST_ID.set(self.request_id)
-        self.status = 0  # of the answer, once it has started
+        self.status = 0
         self.is_done = False
         self.framer: SSEFramer | None = None
         self.dialect: Dialect = "chunks"
@@ -62,22 +62,22 @@ class Downstream:
         return path + b"?" + query if query else path
 
     async def read_body(self, limits: RequestLimits, reservation: BodyReservation) -> bytes:
-        """Raises RequestTooLarge, RequestTimeout, ClientLeft, and Unavailable where the budget of memory is spent."""
+        """Raises RequestTooLarge, RequestTimeout, ClientLeft, and Unavailable where the memory budget is exhausted."""
         try:
             return await read_body(self.scope, self._receive, limits, reservation)
         except ClientDisconnected as error:
             raise ClientLeft(str(error)) from None
 
-    def watch(self) -> None:
-        """End the request at once when the client leaves.
+    def watch_disconnect(self) -> None:
+        """Cancel the request at once when the client disconnects.
 
         The connection calls back: a task that waits for `receive` would cost as much as all other work here.
         """
         connection: TimeoutProtocol = self.scope["state"][CONNECTION]
-        connection.watch(lambda: self.end(ClientLeft("The client left.")))
+        connection.watch_disconnect(lambda: self.end(ClientLeft("The client left.")))
 
     def end(self, error: Exception) -> None:
-        """Cancel the request's task; the client gets this error where it can."""
+        """Cancel the request's task. The client receives this error unless it has disconnected."""
         if not self.is_done and self.ended_by is None:
             self.ended_by = error
             assert self._task is not None
@@ -87,7 +87,7 @@ class Downstream:
         self.status = status
         if self._lifecycle.state != "accepting":
             headers.append((b"connection", b"close"))
-        headers += self._cors.answer_headers(self.headers)
+        headers += self._cors.response_headers(self.headers)
         headers.append((b"x-request-id", self.request_id.encode("latin-1")))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -99,7 +99,7 @@ class Downstream:
         await self._send({"type": "http.response.body", "body": data})
 
     async def fail(self, error: Exception) -> None:
-        """Answer with the error as far as the state of the answer allows it."""
+        """Send the error as a response, or as the last event of a stream. A client that left receives nothing."""
         if isinstance(error, ClientLeft):
             self.is_done = True
         elif not self.has_started:

@@ -1,8 +1,8 @@
-"""`ProxyHandler`: a client's request from its head to its one terminal event, on bare ASGI.
+"""`ProxyHandler` handles one client request from its head to its single terminal event, on bare ASGI.
 
-The prompt is hashed as the replicas hash it, so that the router knows which of them hold its blocks. A body that can't
-be read here goes to a replica all the same, which answers with what is wrong. This is the request boundary: no error
-passes it, and each request is counted once.
+The prompt is hashed as the replicas hash it, so that the router knows which replicas hold its blocks. A body that the
+router can't parse is forwarded all the same: the replica responds with the reason. This is the request boundary: no
+error passes it, and each request is counted once.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 NO_PROMPT = Prompt(num_tokens=1, affinity=0)
 CLIENT_LEFT = 499
-#: Values of the metric label `reason`, the first match counts.
+#: Values of the metric label `reason`; the first match counts.
 REASONS = (
     (ClientLeft, "client left"),
     (ReplicaLost, "replica lost"),
@@ -51,7 +51,7 @@ REASONS = (
     (Overloaded, "overloaded"),
     (Unavailable, "unavailable"),
 )
-#: Where the router checks the clients' keys, replicas never see them.
+#: Where the router checks API keys or sends its own key, the client's key is not forwarded.
 NOT_FORWARDED_KEYED = NOT_FORWARDED | {b"authorization"}
 
 
@@ -76,12 +76,12 @@ class ProxyHandler:
         request_id = request_id_of(scope["headers"])
         downstream = Downstream(scope, receive, send, self.lifecycle, request_id=request_id, cors=self.cors)
         observer = self.telemetry.observe(downstream.request_id)
-        self.lifecycle.enter()
+        self.lifecycle.begin_request()
         self.in_flight.add(downstream)
         try:
             with self.budget.reserve() as reservation:
                 await self._serve(downstream, observer, receive, reservation)
-            observer.ended(downstream.status or CLIENT_LEFT, "finished")
+            observer.record_end(downstream.status or CLIENT_LEFT, "finished")
         except asyncio.CancelledError:
             if downstream.ended_by is None:
                 raise
@@ -90,10 +90,10 @@ class ProxyHandler:
             await _fail(downstream, observer, error)
         finally:
             self.in_flight.discard(downstream)
-            self.lifecycle.leave()
+            self.lifecycle.end_request()
 
     async def handle(self, request: ProxyRequest, downstream: Downstream) -> None:
-        """Send the request to one replica after another until one answers, and pass that answer on."""
+        """Send the request to one replica after another until a response is final, and relay that response."""
         limits, hold_s = self.settings.forward, self.settings.forward.max_hold_s
         retries = Retries(self.balancer, self.retry_budget, request.model, max_retries=limits.max_retries)
         while True:
@@ -102,17 +102,17 @@ class ProxyHandler:
                     request.model, request.prompt, exclude=retries.tried, hold_s=hold_s
                 ) as lease:
                     hold_s -= lease.waited_s
-                    request.observer.decided(request.prompt, lease.decision, lease.decision_s)
+                    request.observer.record_decision(request.prompt, lease.decision, lease.decision_s)
                     response = await lease.send(request.encode_for(lease.host), limits.first_byte_timeout_s)
-                    if not await retries.retries_response(lease, response):
+                    if not await retries.should_retry_response(lease, response):
                         await self._relay(request, lease, response, downstream)
                         return
                     reason = f"status {response.status}"
             except ReplicaLost as error:
-                if downstream.has_started or not retries.retries_error(lease.replica, error):
+                if downstream.has_started or not retries.should_retry_error(lease.replica, error):
                     raise
                 reason = retry_reason(error)
-            request.observer.retried(reason)
+            request.observer.record_retry(reason)
 
     async def _relay(
         self, request: ProxyRequest, lease: "Lease", response: "UpstreamResponse", downstream: Downstream
@@ -122,7 +122,7 @@ class ProxyHandler:
             await response.wait_complete()
         request.drop_body()
         self.balancer.record_first_byte(lease)
-        request.observer.first_byte(cached_tokens(response))
+        request.observer.record_first_byte(cached_tokens(response))
         headers = client_headers(response, lease.decision, has_routing=self.settings.routing_headers)
         await relay(response, headers, downstream)
 
@@ -133,7 +133,7 @@ class ProxyHandler:
         scope = downstream.scope
         tenant = self.access.identify("POST", scope["path"], scope["headers"], port_of(scope)).tenant
         raw = await downstream.read_body(self.settings.limits, reservation)
-        downstream.watch()
+        downstream.watch_disconnect()
         kind = KINDS.get(scope["path"])
         downstream.dialect = "events" if kind == "responses" else "chunks"
         model, prompt = await self._read(kind, raw, tenant, observer)
@@ -153,20 +153,20 @@ class ProxyHandler:
         await self.handle(request, downstream)
 
     async def _read(self, kind: Kind | None, raw: bytes, tenant: str, observer: RequestObserver) -> tuple[str, Prompt]:
-        """Model and prompt of the request. The parsed body takes many times the memory of `raw` and is dropped here."""
+        """Return model and prompt. The parsed body takes many times the memory of `raw` and is freed on return."""
         fields = await self.prompts.parse(raw)
         name = _name_of(fields)
-        if not self.balancer.is_resolved(name):  # the request is held: it may be for long
+        if not self.balancer.is_resolved(name):  # free the parsed body, as the wait may be long
             del fields
             await self.balancer.wait_resolved(name, hold_s=self.settings.forward.max_hold_s)
             fields = await self.prompts.parse(raw)
         model = observer.model = self.balancer.resolve(name)
         if kind is None:
             return model, NO_PROMPT
-        return model, await self.prompts.prompt_of(kind, fields, model=model, tenant=tenant)
+        return model, await self.prompts.hash_prompt(kind, fields, model=model, tenant=tenant)
 
     def _own_headers(self, headers: Headers, tenant: str, observer: RequestObserver) -> tuple[Collection[bytes], bytes]:
-        """Names of the client's headers that stay behind, and the header lines that the router adds."""
+        """Return the names of client headers that are not forwarded, and the header lines that the router adds."""
         extra = f"x-request-id: {observer.request_id}\r\n"
         replica_key, secret = self.settings.replica_key, self.secret.current
         if secret:
@@ -186,7 +186,7 @@ def _name_of(fields: RequestFields) -> str | None:
 
 
 async def _fail(downstream: Downstream, observer: RequestObserver, error: Exception) -> None:
-    observer.ended(_code(downstream, error), _reason(error))
+    observer.record_end(_code(downstream, error), _reason(error))
     if isinstance(error, ClientLeft):
         logger.info("request %s: the client left, aborting", downstream.request_id)
     else:

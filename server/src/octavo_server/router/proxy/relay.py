@@ -1,7 +1,7 @@
-"""Passes a replica's answer on to the client.
+"""Relays a replica's response to the client.
 
-A stream is passed on frame by frame. Any other answer is sent when it is complete, so that it can come from another
-replica until then; one that outgrows its buffer is passed on as it arrives.
+An event stream is relayed frame by frame. Any other response is sent when it is complete, so that another replica can
+still serve the request until then; a response that outgrows its buffer is relayed as it arrives.
 """
 
 from typing import TYPE_CHECKING
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from octavo_server.router.proxy.downstream import Downstream
     from octavo_server.router.upstream.connection import UpstreamResponse
 
-#: nginx in front of the router would hold a stream back without it.
+#: Without this header, nginx in front of the router would buffer a stream.
 UNBUFFERED = (b"x-accel-buffering", b"no")
 CACHED_TOKENS = b"x-octavo-cached-tokens"
 
 
 def cached_tokens(response: "UpstreamResponse") -> int | None:
-    """Prompt tokens that the replica found in its cache; None where it reports none."""
+    """Prompt tokens that the replica found in its cache. None without the header."""
     value = value_of(response.headers, CACHED_TOKENS)
     return int(value) if value.isdigit() else None
 
 
 def client_headers(response: "UpstreamResponse", decision: "Decision", *, has_routing: bool) -> Headers:
-    """`has_routing`: headers that show how the request was routed are added, and the replica's own are kept."""
+    """`has_routing`: add headers that show how the request was routed, and keep the replica's `x-octavo-*` headers."""
     whole_bytes = response.num_waiting_bytes if response.is_complete else None
     headers = response_headers(response.status, response.headers, whole_bytes=whole_bytes, keeps_own=has_routing)
     if has_routing:
@@ -38,7 +38,7 @@ def client_headers(response: "UpstreamResponse", decision: "Decision", *, has_ro
 
 
 async def relay(response: "UpstreamResponse", headers: Headers, downstream: "Downstream") -> None:
-    """Returns when the answer is out. Raises ReplicaLost or ReplicaTimeout where it breaks."""
+    """Return when the whole response was sent. Raises ReplicaLost or ReplicaTimeout if the upstream response fails."""
     if response.is_stream and not value_of(response.headers, b"content-encoding"):
         downstream.framer = SSEFramer(downstream.dialect)
     whole = response.take_chunks() if response.is_complete else None

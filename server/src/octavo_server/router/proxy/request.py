@@ -1,4 +1,4 @@
-"""`ProxyRequest`: a client's request in the form in which it is sent to a replica."""
+"""`ProxyRequest`: a client's request in the form in which it is forwarded to a replica."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ KINDS: "Mapping[str, Kind]" = {
     "/v1/completions": "completion",
     "/v1/responses": "responses",
 }
-#: Routes that are routed by their model alone.
+#: Routes whose requests are routed by model alone.
 OTHERS = frozenset(
     {"/tokenize", "/detokenize", "/v1/chat/completions/render", "/v1/completions/render", "/v1/responses/render"}
     | {"/v1/embeddings"}
@@ -27,8 +27,8 @@ OTHERS = frozenset(
 
 @dataclass(slots=True, kw_only=True)
 class ProxyRequest:
-    """`target` and `headers` are the client's. `without`: names of headers that stay behind. `extra`: header lines that
-    only a router may send. `reservation`: the memory that the body takes.
+    """`target` and `headers` are the client's. `without`: names of headers that are not forwarded. `extra`: header
+    lines that the router adds. `reservation`: the body's share of the memory budget.
     """
 
     target: bytes
@@ -46,6 +46,6 @@ class ProxyRequest:
         return head + self.body
 
     def drop_body(self) -> None:
-        """Free the body once the request is not sent again."""
+        """Free the body's memory. To be called once no retry can follow."""
         self.body = b""
         self.reservation.release()

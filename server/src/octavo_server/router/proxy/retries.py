@@ -1,13 +1,13 @@
-"""`Retries`: whether one request is sent again, to another replica, after a failed attempt.
+"""`Retries` decides whether a failed attempt of one request is retried on another replica.
 
-Nothing of the answer may have reached the client, and the retry budget must allow it.
-- At most `1 + --max-retries` attempts, whatever the failure.
-- A request that two replicas lost after they had read it is not sent again: it may be what kills them.
-- 429, 502, 503 and 504 are retried while there is another replica. A replica that ends (503 with `Connection: close`)
-  is waited out: another one may be about to come.
-- 401, 403 and 404 are retried too: if another replica takes the request, the first one is misconfigured.
-- 500 is passed on, as the request itself may be the cause. A silent replica ends the request with 504: sent again, it
-  would take as long again.
+A retry requires that no byte of a response has reached the client, and that the retry budget allows it.
+- A request has at most `1 + --max-retries` attempts, whatever the failure.
+- A request that two replicas lost after reading it is not retried: the request itself may have crashed them.
+- 429, 502, 503 and 504 are retried while there is another replica. Without one, a 503 with `Connection: close` (the
+  replica is shutting down) is retried after a short pause: a new replica may be about to start.
+- 401, 403 and 404 are retried too: if another replica accepts the request, the first replica is misconfigured.
+- 500 is returned to the client, as the request itself may be the cause. A silent replica ends the request with 504: a
+  retry would take as long again.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class RetryBudget:
         self._deposits = min(self._deposits + 1, MAX_RETRIES * REQUESTS_PER_RETRY)
 
     def withdraw(self) -> bool:
-        """Whether a retry is allowed; if so, it is taken from the budget."""
+        """Charge one retry to the budget and return True. Return False if the budget is exhausted."""
         if self._deposits < REQUESTS_PER_RETRY:
             return False
         self._deposits -= REQUESTS_PER_RETRY
@@ -55,7 +55,7 @@ class RetryBudget:
 
 
 class Retries:
-    """The attempts of one request. `tried`: replicas that failed."""
+    """Retry state of one request. `tried`: replicas whose attempts failed."""
 
     def __init__(self, balancer: "Balancer", budget: RetryBudget, model: str, *, max_retries: int) -> None:
         self.tried: list[Replica] = []
@@ -67,8 +67,8 @@ class Retries:
         self._budget = budget
         budget.deposit()
 
-    async def retries_response(self, lease: "Lease", response: "UpstreamResponse") -> bool:
-        """Whether to try another replica instead of passing on this answer."""
+    async def should_retry_response(self, lease: "Lease", response: "UpstreamResponse") -> bool:
+        """Decide on a retry instead of relaying this response. True counts as a retry of the request and the budget."""
         replica = lease.replica
         if response.status not in RETRIED or not self._num_left or not await self._has_other(replica, response):
             self._judge_refusal(response.status)
@@ -81,8 +81,8 @@ class Retries:
         self.tried.append(replica)
         return True
 
-    def retries_error(self, replica: "Replica", error: ReplicaLost) -> bool:
-        """Whether to try again after this loss of the replica."""
+    def should_retry_error(self, replica: "Replica", error: ReplicaLost) -> bool:
+        """Decide on a retry after this loss of the replica. True counts as a retry of the request and the budget."""
         self._num_lost += not isinstance(error, NotReached)
         if not self._num_left or self._num_lost >= MAX_LOST or not self._budget.withdraw():
             return False
@@ -97,7 +97,7 @@ class Retries:
         is_ending = value_of(response.headers, b"connection") == b"close"
         if response.status != HTTPStatus.SERVICE_UNAVAILABLE or not is_ending:
             return False
-        if replica.is_routable:  # its KV stream reports the end by now or soon
+        if replica.is_routable:  # its KV stream reports the shutdown about now
             await asyncio.sleep(ROUND_PAUSE_S)
         return not replica.is_routable
 

@@ -1,4 +1,4 @@
-"""`SSEFramer`: passes an event stream on in whole frames, so that a stream that breaks never ends in half a frame."""
+"""`SSEFramer` cuts an event stream into whole frames, so that a broken stream never ends in half a frame."""
 
 import re
 from typing import Literal
@@ -6,12 +6,12 @@ from typing import Literal
 from octavo_server.openai import sse
 from octavo_server.openai.errors import describe
 
-#: A longer frame is passed on in pieces; no real one is that long.
+#: A longer frame is relayed in pieces. Real frames are far shorter.
 MAX_FRAME_BYTES = 1024 * 1024
 _SEQUENCE_NUMBER = re.compile(rb'"sequence_number": ?(\d+)')
 _LAST_EVENTS = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
 
-#: `chunks`: chat and text completions. `events`: the Responses API.
+#: `chunks`: chat and text completions. `events`: the Responses API, whose events have names.
 Dialect = Literal["chunks", "events"]
 
 
@@ -24,7 +24,7 @@ class SSEFramer:
         self._latest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return the whole frames that are complete with this data."""
+        """Return all frames that are complete with this data."""
         if self._partial:
             data, self._partial = self._partial + data, b""
         if not data.endswith((b"\n\n", b"\r\n\r\n")) and len(data) < MAX_FRAME_BYTES:
@@ -35,17 +35,17 @@ class SSEFramer:
         return data
 
     def rest(self) -> bytes:
-        """Return the bytes that arrived without a frame's end, when the stream ends properly."""
+        """Return the bytes of the incomplete last frame, to be sent when the stream ends properly."""
         return self._partial
 
     @property
     def has_ended(self) -> bool:
-        """Whether the stream's last frame is out, whatever happens to the connection."""
+        """True once the stream's terminal frame was returned: a broken connection then loses nothing."""
         last = self._latest.rstrip().rsplit(b"\n\n", 1)[-1]
         return last == b"data: [DONE]" or last.startswith(_LAST_EVENTS)
 
     def failure(self, error: Exception) -> bytes:
-        """The frames that end a broken stream with an error event."""
+        """Frames that end a broken stream with an error event."""
         if self.dialect == "chunks":
             return sse.error_frame(error) + sse.DONE
         described = describe(error)
@@ -56,6 +56,6 @@ class SSEFramer:
 
 
 def _end_of_last_frame(data: bytes) -> int:
-    """0 where there is no whole frame."""
+    """Position behind the last whole frame; 0 without one."""
     ends = (data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in data)
     return max(ends, default=0)

@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection to a replica and the responses that arrive on it, one at a time, without pipelining.
 
-llhttp parses the bytes once; headers and bodies stay bytes. Closing a response that is not complete closes its
-connection: that is how the replica learns that the client left.
+llhttp parses the bytes once; headers and bodies stay bytes. Closing an incomplete response closes its connection, so
+that the replica aborts the request when the client disconnects.
 """
 
 import asyncio
@@ -14,17 +14,18 @@ from octavo_server.openai.errors import ReplicaLost
 from octavo_server.router.upstream.headers import Headers, value_of
 
 EVENT_STREAM = b"text/event-stream"
-#: Reading from the replica pauses while this much waits for the client.
+#: Reading from the replica pauses while more bytes than this wait for the client.
 MAX_WAITING_BYTES = 256 * 1024
 #: Heads, trailers and chunk framing may add up to this before a byte of the body arrives.
 MAX_FRAMING_BYTES = 64 * 1024
-#: A connection that was idle for this long may have been closed by the replica just before the request was written.
+#: The replica may have closed a connection that was idle for longer just before the request was written.
 STALE_AFTER_IDLE_S = 1.0
+#: A connection lost later than this after the request was not stale: the replica may have read the request.
 STALE_WITHIN_S = 0.25
 
 
 class NotReached(ReplicaLost):
-    """The replica received nothing of the request: there was no connection."""
+    """There was no connection, so the replica has not received the request."""
 
 
 class StaleConnection(NotReached):
@@ -34,7 +35,7 @@ class StaleConnection(NotReached):
 class UpstreamResponse:
     """A response while it arrives. States: waiting, begun (`status` is set), complete, failed (`error` is set).
 
-    `limit_s`: the longest silence since `active_s` (by the loop's clock) before the response fails.
+    The response fails when no byte arrives for `limit_s` after `active_s` (a time of the loop's clock).
     """
 
     __slots__ = (
@@ -63,17 +64,20 @@ class UpstreamResponse:
         self._waiter: asyncio.Future[None] | None = None
 
     async def wait_headers(self) -> None:
-        """Wait for the head. Raises the error that ended the response before it."""
+        """Wait for the response head. Raises the error with which the response failed."""
         while not self.status:
             await self._wait_change()
 
     async def wait_complete(self) -> None:
-        """Wait until the body is complete or too long to be buffered. Raises the error that ended it before."""
+        """Wait until the body is complete or the buffer is full. Raises the error with which the response failed."""
         while not self.is_complete and not self.is_paused:
             await self._wait_change()
 
     async def next_chunk(self) -> bytes:
-        """Return all bytes that have arrived, at least one unless the body is complete. Raises what ended it."""
+        """Wait for body bytes and return all that arrived; none once the body is complete.
+
+        Raises the error with which the response failed.
+        """
         while not self._chunks and not self.is_complete:
             await self._wait_change()
         return self.take_chunks()
@@ -84,11 +88,11 @@ class UpstreamResponse:
 
     @property
     def is_paused(self) -> bool:
-        """Whether reading from the replica is paused, as the client is behind."""
+        """True while reading from the replica is paused because the client reads too slowly."""
         return self.num_waiting_bytes > MAX_WAITING_BYTES
 
     def take_chunks(self) -> bytes:
-        """Return and forget all bytes that have arrived, possibly none."""
+        """Return the buffered bytes, possibly none, and empty the buffer."""
         chunks, self._chunks = self._chunks, []
         if self.is_paused and not self.is_complete:
             self._connection.transport.resume_reading()
@@ -96,7 +100,7 @@ class UpstreamResponse:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def close(self) -> None:
-        """Give up the rest of the response, if there is one, and its connection."""
+        """Abort the connection unless the response is complete."""
         if not self.is_complete:
             self._connection.abort()
 
@@ -136,7 +140,7 @@ class UpstreamResponse:
 
 
 class Connection(asyncio.Protocol):
-    """`on_idle`: the response is complete and the connection can carry another one. `on_lost`: it is closed."""
+    """`on_idle` is called when the response is complete and the connection is reusable, `on_lost` when it is closed."""
 
     transport: asyncio.Transport
 
@@ -183,7 +187,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         response = self.response
-        if response is None:  # bytes that no request asked for
+        if response is None:  # bytes without a request
             self.transport.abort()
             return
         response.active_s = self.loop.time()
@@ -245,7 +249,7 @@ class Connection(asyncio.Protocol):
         return self._may_be_stale and not self._framing_bytes and self.loop.time() - self._sent_s < STALE_WITHIN_S
 
     def _end(self, response: UpstreamResponse) -> None:
-        """Complete the response. Bytes behind it would become part of the next one: they end the connection."""
+        """Complete the response. Surplus bytes would become part of the next response, so they close the connection."""
         self.response = None
         if response.is_paused:
             self.transport.resume_reading()

@@ -1,7 +1,7 @@
-"""Headers that pass through the router, and those that stay behind.
+"""Filters request and response headers on their way through the router.
 
-Hop-by-hop headers (RFC 9110 §7.6.1) end here, those that any `Connection` header names included. So does `x-octavo-*`
-on the way to a replica, as only a router may set it. Everything else passes through unchanged.
+Hop-by-hop headers (RFC 9110 §7.6.1), including those that a `Connection` header names, are not forwarded. Requests lose
+`x-octavo-*` too, as only a router may set these headers. All other headers pass through unchanged.
 """
 
 from collections.abc import Collection
@@ -15,16 +15,16 @@ _HOP_BY_HOP = frozenset(
 )
 #: The router frames the body and sets the request id itself.
 NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
-#: uvicorn sets the date; the router decides which pages may read the answer.
+#: uvicorn sets the date; the router decides which pages may read the response.
 NOT_RETURNED = _HOP_BY_HOP | {b"date", b"x-request-id", b"access-control-allow-origin"}
-#: Answers with these status codes have no body and no content-length (RFC 9110 §8.6).
+#: Responses with these status codes have no body and no content-length (RFC 9110 §8.6).
 BODYLESS = frozenset({204, 304})
 
 
 def request_head(
     target: bytes, headers: Headers, host: bytes, body_bytes: int, *, without: Collection[bytes], extra: bytes
 ) -> bytes:
-    """`without` contains `NOT_FORWARDED` at least; `extra` is whole header lines."""
+    """Head of a POST request. `without` contains at least `NOT_FORWARDED`; `extra` is whole header lines."""
     parts = [b"POST ", target, b" HTTP/1.1\r\nhost: ", host]
     named = named_by_connection(headers)
     for name, value in headers:
@@ -35,7 +35,7 @@ def request_head(
 
 
 def response_headers(status: int, headers: Headers, *, whole_bytes: int | None, keeps_own: bool) -> Headers:
-    """`whole_bytes`: length of a body that is complete. `keeps_own`: pass on the replica's `x-octavo-*` headers."""
+    """`whole_bytes`: length of a complete body. `keeps_own`: keep the replica's `x-octavo-*` headers."""
     named = named_by_connection(headers)
     kept = [
         (name, value)
@@ -50,7 +50,7 @@ def response_headers(status: int, headers: Headers, *, whole_bytes: int | None, 
 
 
 def value_of(headers: Headers, name: bytes) -> bytes:
-    """Value of the first header of that name; empty where there is none."""
+    """Value of the first header of that name; empty without one."""
     for found, value in headers:
         if found == name:
             return value
@@ -58,7 +58,7 @@ def value_of(headers: Headers, name: bytes) -> bytes:
 
 
 def named_by_connection(headers: Headers) -> Collection[bytes]:
-    """Names that the `Connection` headers declare to be hop-by-hop."""
+    """Names that the `Connection` headers declare as hop-by-hop."""
     values = [value.lower() for name, value in headers if name == b"connection"]
     if not values or values in ([b"keep-alive"], [b"close"]):
         return ()

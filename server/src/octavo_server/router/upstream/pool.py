@@ -1,6 +1,6 @@
-"""The pools of connections to all replicas, and the one clock that fails responses after too long a silence.
+"""Connection pools to all replicas, and the periodic check that fails responses after too long a silence.
 
-The client is our own, as its cost is added to every request (docs/internals/routing.md has the figures).
+Octavo has its own HTTP client, as the client's cost is added to every request (figures: docs/internals/routing.md).
 """
 
 import asyncio
@@ -16,7 +16,7 @@ CHECK_EVERY_S = 0.1
 
 
 class ConnectionPool:
-    """Connections to one replica. The one that became idle last is used first."""
+    """Connections to one replica. The connection that became idle last is used first."""
 
     def __init__(self, url: str, *, connect_timeout_s: float) -> None:
         parts = urlsplit(url)
@@ -28,7 +28,7 @@ class ConnectionPool:
         self._connect_timeout_s = connect_timeout_s
 
     async def send(self, request: bytes, limit_s: float) -> UpstreamResponse:
-        """Return once the head of the response is there. Raises ReplicaLost or ReplicaTimeout."""
+        """Send a request and return when the response head has arrived. Raises ReplicaLost or ReplicaTimeout."""
         connection = self._pop_idle() or await self._connect()
         self.active.add(connection)
         response = connection.start(request, limit_s)
@@ -40,7 +40,7 @@ class ConnectionPool:
         return response
 
     def check_silence(self, now: float) -> None:
-        """Fail the responses that were silent for longer than their limit, and close connections idle for too long."""
+        """Fail responses that are silent for longer than their limit, and close connections idle for `KEEP_IDLE_S`."""
         for connection in [*self.active]:
             response = connection.response
             if response is None:
@@ -54,7 +54,7 @@ class ConnectionPool:
             connection.transport.close()
 
     def fail_waiting(self, error: Exception, *, begun_limit_s: float) -> None:
-        """The replica is dead: fail the responses that have not begun, and shorten the silence of those that have."""
+        """Fail responses that have not begun, and lower the silence limit of begun ones: the replica is dead."""
         for connection in [*self.active]:
             response = connection.response
             if response is not None and response.status:
@@ -119,7 +119,7 @@ class ConnectionPools:
         return found
 
     def retire(self, url: str) -> None:
-        """Send nothing more to this replica; let running requests end."""
+        """Drop the pool from use. It closes when its running requests have ended."""
         pool = self._pools.pop(url, None)
         if pool is not None:
             self._retired.append(pool)

@@ -1,7 +1,7 @@
-"""Replicas behind one DNS name, as of a headless Service: each address is a replica, resolved again at an interval.
+"""Replicas behind one DNS name, such as that of a headless Service: each address is a replica.
 
-While the resolver fails, the last addresses stay. An answer without any address, or that the name doesn't exist, counts
-only after a few in a row, as resolvers also give it by mistake.
+The name is resolved again at an interval. While the resolver fails, the last addresses stay. An answer without any
+address, or that the name doesn't exist, counts only after a few in a row, as resolvers also send it by mistake.
 """
 
 import asyncio
@@ -49,17 +49,17 @@ class DnsDiscovery:
             await asyncio.sleep(self._interval_s)
 
     async def _look_up(self) -> frozenset[Endpoint] | None:
-        """None while the answer doesn't count."""
+        """Return the current endpoints, or None if the last ones are to stay."""
         try:
             async with asyncio.timeout(LOOK_UP_S):
                 addresses = await self._resolve(self._host, self._port)
         except socket.gaierror as error:
             if error.errno not in NOTHING:
-                logger.warning("cannot look up %s: %s; its replicas stay as they were", self._host, error.strerror)
+                logger.warning("cannot resolve %s: %s; its replicas stay unchanged", self._host, error.strerror)
                 return None
             addresses = []
         except (TimeoutError, OSError) as error:
-            logger.warning("cannot look up %s: %s; its replicas stay as they were", self._host, error or "no answer")
+            logger.warning("cannot resolve %s: %s; its replicas stay unchanged", self._host, error or "no answer")
             return None
         self._num_empty = 0 if addresses else self._num_empty + 1
         if 0 < self._num_empty < EMPTY_ANSWERS:

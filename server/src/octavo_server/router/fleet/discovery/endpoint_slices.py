@@ -1,7 +1,7 @@
-"""Kubernetes' EndpointSlices: the fields of its API that give the addresses of replicas. Pure.
+"""Kubernetes' EndpointSlices: the fields that hold the addresses of replicas. Pure.
 
-Slices also list pods that aren't ready: the router follows those, so that their blocks are known when they become
-ready. A missing condition means ready.
+Slices also list pods that aren't ready: the router follows their KV streams, so that their blocks are known when they
+become ready. A missing condition means ready.
 """
 
 from collections.abc import Iterable
@@ -23,17 +23,17 @@ class Conditions(msgspec.Struct):
     ready: bool | None = None
 
 
-class Target(msgspec.Struct):
+class TargetReference(msgspec.Struct):
     name: str = ""
 
 
 class SliceEndpoint(msgspec.Struct, rename="camel"):
     addresses: list[str] = []
     conditions: Conditions = msgspec.field(default_factory=Conditions)
-    target_ref: Target | None = None
+    target_ref: TargetReference | None = None
 
 
-class Port(msgspec.Struct):
+class SlicePort(msgspec.Struct):
     name: str | None = None
     port: int | None = None
 
@@ -42,7 +42,7 @@ class EndpointSlice(msgspec.Struct, rename="camel"):
     metadata: Meta = msgspec.field(default_factory=Meta)
     address_type: str = "IPv4"
     endpoints: list[SliceEndpoint] | None = None
-    ports: list[Port] | None = None
+    ports: list[SlicePort] | None = None
 
 
 class SliceList(msgspec.Struct):
@@ -51,13 +51,13 @@ class SliceList(msgspec.Struct):
 
 
 class Status(msgspec.Struct):
-    """The API's answer to a request that failed."""
+    """The API's response to a failed request."""
 
     code: int = 0
     message: str = ""
 
 
-class Event(msgspec.Struct):
+class WatchEvent(msgspec.Struct):
     """An event of a watch: ADDED, MODIFIED, DELETED and BOOKMARK carry a slice, ERROR a status."""
 
     type: str
@@ -84,7 +84,7 @@ def _place(endpoint: SliceEndpoint, port: int, scheme: str) -> Endpoint | None:
     return endpoint_at(scheme, endpoint.addresses[0], port, name=name, is_ready=is_ready)
 
 
-def _port(ports: list[Port], wanted: str) -> int:
+def _port(ports: list[SlicePort], wanted: str) -> int:
     """0 if the slice has no port of that name."""
     for port in ports:
         if port.port and wanted in ("", port.name or "", str(port.port)):

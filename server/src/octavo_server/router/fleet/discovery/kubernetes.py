@@ -1,8 +1,9 @@
-"""Replicas of a Kubernetes Service, ready or not: its EndpointSlices, listed once and then watched.
+"""Replicas of a Kubernetes Service, ready or not, from its EndpointSlices, which are listed once and then watched.
 
-Plain HTTP, by the API's documentation: the watch begins at the list's resourceVersion, bookmarks advance it, and 410
-Gone means to list again. Failures are retried with a back-off, and meanwhile the replicas stay as they were: an API
-server that is away removes no replica. The token and the CA are read for each connection, as the kubelet replaces both.
+The client speaks plain HTTP as the API's documentation describes: the watch begins at the list's resourceVersion,
+bookmarks advance it, and after 410 Gone the slices are listed again. Failures are retried with a back-off; meanwhile
+the replicas stay unchanged, so an unreachable API server removes no replica. The token and the CA are read for each
+connection, as the kubelet replaces both.
 """
 
 import asyncio
@@ -21,9 +22,9 @@ from octavo_server.backoff import Backoff
 from octavo_server.router.fleet.discovery.endpoint_slices import (
     SERVICE_LABEL,
     EndpointSlice,
-    Event,
     SliceList,
     Status,
+    WatchEvent,
     endpoints_of,
 )
 from octavo_server.router.fleet.endpoint import Endpoint
@@ -31,13 +32,13 @@ from octavo_server.router.fleet.endpoint import Endpoint
 logger = logging.getLogger(__name__)
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-WATCH_S = 60  # the next watch begins where the last ended; this also replaces a dead connection
+WATCH_S = 60  # the next watch begins where the last one ended; the limit also replaces a dead connection
 SLACK_S = 15.0
 ANSWER_S = 15.0
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 GONE = 410
 
-_read_event = msgspec.json.Decoder(Event).decode
+_read_event = msgspec.json.Decoder(WatchEvent).decode
 _read_slice = msgspec.json.Decoder(EndpointSlice).decode
 _read_list = msgspec.json.Decoder(SliceList).decode
 _read_status = msgspec.json.Decoder(Status).decode
@@ -60,8 +61,8 @@ class ClusterAccess:
             namespace = ""
         if not host or not port or not namespace:
             raise StartupError(
-                "--kubernetes: this doesn't run in a pod with a service account; outside of one give --kubernetes-api "
-                "URL, such as http://127.0.0.1:8001 of `kubectl proxy`."
+                "--kubernetes: the router doesn't run in a pod with a service account. Outside of one give "
+                "--kubernetes-api URL, such as http://127.0.0.1:8001 of `kubectl proxy`."
             )
         host = f"[{host}]" if ":" in host else host
         return cls(
@@ -72,7 +73,7 @@ class ClusterAccess:
         )
 
 
-class Refused(Exception):
+class ApiRefusal(Exception):
     """The API answered with a status that isn't success."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -107,14 +108,14 @@ class KubernetesDiscovery:
                         if now != latest:
                             latest = now
                             yield now
-                except Refused as error:
+                except ApiRefusal as error:
                     self._handle_refusal(error)
                 except (aiohttp.ClientError, msgspec.MsgspecError, TimeoutError, OSError, ValueError) as error:
-                    logger.warning("the Kubernetes API: %s; the replicas stay as they were", error or "no answer")
-                await asyncio.sleep(self._backoff.ended(lasted_s=clock() - began_s))
+                    logger.warning("the Kubernetes API failed: %s; the replicas stay unchanged", error or "no answer")
+                await asyncio.sleep(self._backoff.next_wait_s(lasted_s=clock() - began_s))
 
     async def _follow(self, session: aiohttp.ClientSession) -> AsyncIterator[None]:
-        """List if needed, then watch once. Yields after each change."""
+        """List if needed, then watch once. Yield after each change."""
         if not self._version:
             listed = _read_list(await self._read(session))
             self._slices = {piece.metadata.name: piece for piece in listed.items or []}
@@ -127,10 +128,10 @@ class KubernetesDiscovery:
                 self._apply_event(_read_event(line))
                 yield
 
-    def _apply_event(self, event: Event) -> None:
+    def _apply_event(self, event: WatchEvent) -> None:
         if event.type == "ERROR":
             status = _read_status(event.object)
-            raise Refused(status.code, status.message)
+            raise ApiRefusal(status.code, status.message)
         piece = _read_slice(event.object)
         if event.type == "DELETED":
             self._slices.pop(piece.metadata.name, None)
@@ -138,13 +139,13 @@ class KubernetesDiscovery:
             self._slices[piece.metadata.name] = piece
         self._version = piece.metadata.resource_version
 
-    def _handle_refusal(self, error: Refused) -> None:
+    def _handle_refusal(self, error: ApiRefusal) -> None:
         if error.code == GONE:
             logger.info("the Kubernetes API no longer has the resourceVersion of this watch: listing again")
             self._version = ""
             return
         hint = ": the service account needs list and watch of endpointslices" if error.code == 403 else ""
-        logger.warning("the Kubernetes API: %s%s; the replicas stay as they were", error, hint)
+        logger.warning("the Kubernetes API failed: %s%s; the replicas stay unchanged", error, hint)
 
     async def _read(self, session: aiohttp.ClientSession) -> bytes:
         async with asyncio.timeout(ANSWER_S), self._get(session, {}) as answer:
@@ -164,10 +165,10 @@ class KubernetesDiscovery:
 
 
 async def _check(answer: aiohttp.ClientResponse) -> None:
-    """Raises Refused, with the message of the API."""
+    """Raises ApiRefusal with the message of the API."""
     if answer.status != 200:
         try:
             message = _read_status(await answer.read()).message
         except msgspec.MsgspecError:
             message = answer.reason or ""
-        raise Refused(answer.status, message)
+        raise ApiRefusal(answer.status, message)

@@ -1,4 +1,4 @@
-"""The router's metrics: every name, type, label and bucket. `tests/api/router_metrics.txt` freezes what is exposed."""
+"""The router's metrics: every name, type, label and bucket. `tests/api/router_metrics.txt` pins the exposed names."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +15,7 @@ _RATIOS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)
 Labels = tuple[str, ...]
 
 
-class Observed(msgspec.Struct):
+class MetricSnapshot(msgspec.Struct):
     """Family -> its series: labels and value, or labels, bucket counts and sum."""
 
     counts: dict[str, list[tuple[Labels, float]]]
@@ -34,7 +34,7 @@ class Family:
 FAMILIES: tuple[Family, ...] = (
     Family("requests_total", "counter", "Requests that ended.", ("model", "code", "reason")),
     Family("request_duration_seconds", "histogram", "Time from a request's head to its end.", ("model",), _SECONDS),
-    Family("ttft_seconds", "histogram", "Time from a request's head to its answer's first byte.", ("model",), _SECONDS),
+    Family("ttft_seconds", "histogram", "Time from a request's head to its first response byte.", ("model",), _SECONDS),
     Family("inflight", "gauge", "Requests at replicas."),
     Family("decisions_total", "counter", "Choices of a replica, by the source of the expected cache hits.", ("rung",)),
     Family("decision_seconds", "histogram", "Time to choose a replica, without hashing the prompt.", (), _DECISION_S),

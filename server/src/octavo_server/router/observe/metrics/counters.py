@@ -1,7 +1,7 @@
 """`RouterMetrics`: counters and histograms of one worker, updated with a few additions per request.
 
-`catalogue.py` lists the names that are exposed; `render.py` adds up the counts of several workers. Gauges aren't here:
-`gauges.py` reads them from the router's state at a scrape.
+`catalogue.py` lists the exposed names; `render.py` adds up the counts of several workers. `report.gauges` computes the
+gauges from the router's state at a scrape.
 """
 
 from collections.abc import Iterable
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 from octavo_server.prometheus_text import Histogram
 from octavo_server.router.balance.decision import RUNGS
-from octavo_server.router.observe.metrics.catalogue import BY_NAME, Labels, Observed
+from octavo_server.router.observe.metrics.catalogue import BY_NAME, Labels, MetricSnapshot
 
 if TYPE_CHECKING:
     from octavo_server.router.balance.decision import Decision
     from octavo_server.router.prompts.prompt import Prompt
 
-#: No label takes more values: models beyond count as "other".
+#: Limit of the values of a label. Further models count as "other".
 MAX_VALUES = 1000
 OTHER = "other"
 
 
 class _Times:
-    """Times of one model's requests."""
+    """Latency histograms of one model's requests."""
 
     __slots__ = ("duration", "ttft")
 
@@ -43,8 +43,8 @@ class RouterMetrics:
         self._waits: dict[str, Histogram] = {}
         self._stream_faults = 0
 
-    def decided(self, prompt: "Prompt", decision: "Decision", decision_s: float) -> None:
-        """Once for each attempt: a retry is a decision of its own."""
+    def record_decision(self, prompt: "Prompt", decision: "Decision", decision_s: float) -> None:
+        """Count a decision. Each attempt has one, retries included."""
         rung, expected, num_tokens = decision.rung, decision.expected_tokens, prompt.num_tokens
         self._decisions[rung] += 1
         self._decision_s.observe(decision_s)
@@ -54,7 +54,7 @@ class RouterMetrics:
         if num_tokens:
             self._match_ratio.observe(expected / num_tokens)
 
-    def reported(self, expected_tokens: int, cached_tokens: int) -> None:
+    def record_cached_tokens(self, expected_tokens: int, cached_tokens: int) -> None:
         """Compare the cached tokens that the engine reported with the router's expectation."""
         self._cached_tokens += cached_tokens
         if expected_tokens > cached_tokens:
@@ -62,32 +62,32 @@ class RouterMetrics:
         elif expected_tokens < cached_tokens:
             self._under_tokens += cached_tokens - expected_tokens
 
-    def first_byte(self, model: str, ttft_s: float) -> None:
-        self._of_model(model).ttft.observe(ttft_s)
+    def record_first_byte(self, model: str, ttft_s: float) -> None:
+        self._times_of_model(model).ttft.observe(ttft_s)
 
-    def ended(self, *, model: str, code: int, reason: str, duration_s: float) -> None:
-        """Once for each request. `code`: status of the answer; 499: the client left before one."""
+    def record_end(self, *, model: str, code: int, reason: str, duration_s: float) -> None:
+        """Count a request at its end. `code`: status of the response, 499 if the client left before it."""
         times = self._times.get(model)
         if times is None:
-            model, times = (model if len(self._times) < MAX_VALUES else OTHER), self._of_model(model)
+            model, times = (model if len(self._times) < MAX_VALUES else OTHER), self._times_of_model(model)
         times.duration.observe(duration_s)
         key = model, code, reason
         self._requests[key] = self._requests.get(key, 0) + 1
 
-    def retried(self, reason: str) -> None:
+    def record_retry(self, reason: str) -> None:
         self._retries[reason] = self._retries.get(reason, 0) + 1
 
-    def waited(self, outcome: str, wait_s: float) -> None:
-        """A request left the queue."""
+    def record_wait(self, outcome: str, wait_s: float) -> None:
+        """Count a request that left the queue."""
         found = self._waits.get(outcome)
         if found is None:
             found = self._waits[outcome] = _histogram("queue_seconds")
         found.observe(wait_s)
 
-    def streams_failed(self, times: int) -> None:
+    def record_stream_faults(self, times: int) -> None:
         self._stream_faults += times
 
-    def observed(self) -> Observed:
+    def snapshot(self) -> MetricSnapshot:
         totals = {
             "prompt_tokens_total": self._prompt_tokens,
             "cached_tokens_total": self._cached_tokens,
@@ -99,7 +99,7 @@ class RouterMetrics:
             "prediction_error_tokens_total": {"over": self._over_tokens, "under": self._under_tokens},
             "retries_total": self._retries,
         }
-        return Observed(
+        return MetricSnapshot(
             {
                 "requests_total": [((model, str(code), why), n) for (model, code, why), n in self._requests.items()],
                 **{name: [((), value)] for name, value in totals.items()},
@@ -109,12 +109,12 @@ class RouterMetrics:
                 "request_duration_seconds": _series((model, times.duration) for model, times in self._times.items()),
                 "ttft_seconds": _series((model, times.ttft) for model, times in self._times.items()),
                 "queue_seconds": _series(self._waits.items()),
-                "decision_seconds": [((), *self._decision_s.observed())],
-                "prefix_match_ratio": [((), *self._match_ratio.observed())],
+                "decision_seconds": [((), *self._decision_s.snapshot())],
+                "prefix_match_ratio": [((), *self._match_ratio.snapshot())],
             },
         )
 
-    def _of_model(self, name: str) -> _Times:
+    def _times_of_model(self, name: str) -> _Times:
         found = self._times.get(name)
         if found is None:
             name = name if len(self._times) < MAX_VALUES else OTHER
@@ -123,9 +123,9 @@ class RouterMetrics:
 
 
 def _histogram(name: str) -> Histogram:
-    """A histogram that only counts: `render.py` writes it with its name and labels."""
+    """Histogram without name and labels, which only counts. `render.py` adds both."""
     return Histogram((), BY_NAME[name].bounds)
 
 
 def _series(found: Iterable[tuple[str, Histogram]]) -> list[tuple[Labels, list[int], float]]:
-    return [((label,), *histogram.observed()) for label, histogram in found]
+    return [((label,), *histogram.snapshot()) for label, histogram in found]

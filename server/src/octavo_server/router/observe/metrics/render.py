@@ -1,16 +1,16 @@
-"""The router's metrics in Prometheus' format: counts summed over its workers, and gauges of its state."""
+"""Renders the router's metrics in Prometheus' text format: counts summed over its workers, and gauges of its state."""
 
 from collections.abc import Iterable, Mapping
 
 from octavo_server.prometheus_text import Histogram, family_text, label_text
-from octavo_server.router.observe.metrics.catalogue import BY_NAME, FAMILIES, PREFIX, Family, Labels, Observed
+from octavo_server.router.observe.metrics.catalogue import BY_NAME, FAMILIES, PREFIX, Family, Labels, MetricSnapshot
 
 #: Family -> labels -> value, for families whose values are read at the scrape.
 Gauges = Mapping[str, Mapping[Labels, float]]
 
 
 class MetricText:
-    def __init__(self, parts: Iterable[Observed], gauges: Gauges) -> None:
+    def __init__(self, parts: Iterable[MetricSnapshot], gauges: Gauges) -> None:
         self._values: dict[str, dict[Labels, float]] = {name: {**series} for name, series in gauges.items()}
         self._histograms: dict[str, dict[Labels, Histogram]] = {}
         for part in parts:
@@ -21,7 +21,7 @@ class MetricText:
             family_text(PREFIX + family.name, family.kind, family.help, self._series(family)) for family in FAMILIES
         )
 
-    def _add(self, part: Observed) -> None:
+    def _add(self, part: MetricSnapshot) -> None:
         for name, found in part.counts.items():
             values = self._values.setdefault(name, {})
             for labels, value in found:

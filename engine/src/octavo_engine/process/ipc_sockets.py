@@ -1,0 +1,29 @@
+"""The two ipc sockets between parent and core, in a private folder that exists only until both ends are connected.
+
+A connected Unix socket no longer needs its path. So the folder is removed once the core has sent `Hello`: no stale file
+remains, however the processes end afterwards. Before that, the surviving process removes it.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+MAX_FOLDER_CHARS = 90  # a socket's path may have 107 bytes
+
+
+def make_folder() -> str:
+    """Create the folder with mode 0700, so that no other user connects; in /tmp if TMPDIR's path is too long."""
+    base = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="octavo-", dir=base if len(base.encode()) <= MAX_FOLDER_CHARS - 20 else "/tmp")
+
+
+def remove_folder(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def to_core_address(folder: str) -> str:
+    return f"ipc://{Path(folder) / 'in'}"
+
+
+def from_core_address(folder: str) -> str:
+    return f"ipc://{Path(folder) / 'out'}"

@@ -1,0 +1,150 @@
+"""Fills a folder with one downloaded model, so that an incomplete model is never used as a complete one.
+
+Files are downloaded to a staging folder inside it and renamed into place when all are complete, `config.json` last: a
+folder without it is not served. Then the marker is written, which describes the content; a folder with the marker and
+all files in full size is complete, and a second fetch changes nothing. A fetch resumes what an earlier fetch left.
+
+One process at a time fills a folder. The lock is the kernel's (flock) and ends with its process. On a volume without
+locks two processes may fetch at once; both write the same bytes, and both succeed.
+"""
+
+import fcntl
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from octavo_engine.wire.errors import StartupError
+
+logger = logging.getLogger(__name__)
+
+MARKER, STAGING, LOCK = ".octavo-fetched.json", ".octavo-partial", ".octavo-fetch.lock"
+#: Names that a new volume may contain.
+_ALLOWED_NAMES = ("lost+found",)
+LAST = "config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The intended content of a folder. `version` changes with the content: a commit, or a digest of a listing."""
+
+    uri: str
+    version: str
+    files: Mapping[str, int] = field(default_factory=dict)  # name -> bytes
+    main: str | None = None  # the file that is the model; None: the folder is the model
+
+    def path_in(self, folder: Path) -> Path:
+        return folder if self.main is None else folder / self.main
+
+
+def read_complete_snapshot(folder: Path) -> Snapshot | None:
+    """Return the snapshot that the folder holds completely; None if there is none."""
+    try:
+        snapshot = Snapshot(**json.loads((folder / MARKER).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    return snapshot if all(_num_bytes(folder / name) == size for name, size in snapshot.files.items()) else None
+
+
+def check_unclaimed(folder: Path, uri: str) -> None:
+    """Raise StartupError if the folder holds other files or another model, so that they are not overwritten."""
+    held = _recorded_uri(folder)
+    if held == uri or not folder.exists():
+        return
+    if held is not None and (folder / MARKER).exists():
+        raise StartupError(f"{folder}: holds {held}, not {uri}: choose another folder, or remove this one.")
+    if not folder.is_dir():
+        raise StartupError(f"{folder}: is a file: choose a folder to fetch {uri} into.")
+    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if others := [name for name in names if name not in _ALLOWED_NAMES]:
+        raise StartupError(
+            f"{folder}: holds {', '.join(others[:3])}{' …' if len(others) > 3 else ''}, which octavo did not fetch: "
+            f"choose an empty folder for {uri}."
+        )
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Create the folder and hold its lock; wait while another process holds it.
+
+    Raises StartupError if the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = (folder / LOCK).open("w")
+    except OSError as error:
+        raise StartupError(f"{folder}: cannot be written: {error.strerror or error}.") from error
+    with held:  # closing the file releases the lock
+        _lock(held, folder)
+        yield
+
+
+def _lock(file: IO[str], folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        logger.info("%s: waiting for another process that fetches into this folder", folder)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        logger.warning(
+            "%s: this volume has no locks (%s): other processes may fetch the same files", folder, error.strerror
+        )
+
+
+def prepare_staging(folder: Path, snapshot: Snapshot) -> Path:
+    """Create and return the staging folder. Files of an earlier fetch are kept if they are of the same version."""
+    staging = folder / STAGING
+    if staging.exists() and _read_marker(staging) != asdict(snapshot):
+        shutil.rmtree(staging)
+    staging.mkdir(exist_ok=True)
+    (staging / MARKER).write_text(json.dumps(asdict(snapshot)))
+    return staging
+
+
+def move_into_place(folder: Path, snapshot: Snapshot) -> None:
+    """Move files from the staging folder into place and delete files that only an earlier version had."""
+    staging, before = folder / STAGING, _read_marker(folder)
+    (folder / MARKER).unlink(missing_ok=True)
+    for name in sorted(snapshot.files, key=lambda name: Path(name).name == LAST):
+        if (staging / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (staging / name).replace(folder / name)
+    for name in set(before.get("files", ())) - set(snapshot.files):
+        (folder / name).unlink(missing_ok=True)
+    (staging / MARKER).replace(folder / MARKER)
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+def missing_files(folder: Path, snapshot: Snapshot) -> dict[str, int]:
+    """Return the files that are neither in place, with the same version, nor complete in the staging folder."""
+    in_place = _read_marker(folder).get("version") == snapshot.version
+
+    def is_there(name: str, size: int) -> bool:
+        return _num_bytes(folder / STAGING / name) == size or (in_place and _num_bytes(folder / name) == size)
+
+    return {name: size for name, size in snapshot.files.items() if not is_there(name, size)}
+
+
+def _recorded_uri(folder: Path) -> str | None:
+    """Return the URI of the folder's model, also if a move into place was interrupted."""
+    uri = _read_marker(folder).get("uri") or _read_marker(folder / STAGING).get("uri")
+    return uri if isinstance(uri, str) else None
+
+
+def _read_marker(folder: Path) -> dict[str, Any]:
+    try:
+        value = json.loads((folder / MARKER).read_text())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _num_bytes(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

@@ -1,0 +1,112 @@
+"""The flags of `octavo-operator`."""
+
+import argparse
+import os
+from pathlib import Path
+
+from octavo_operator.service import Settings
+
+DEFAULT_WORKERS = 16
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="octavo-operator", description="Run the models that InferenceServices ask for.", allow_abbrev=False
+    )
+    add = parser.add_argument
+    add(
+        "--namespace",
+        action="append",
+        dest="namespaces",
+        help="namespace to watch; may be repeated (default: all)",
+    )
+    add("--engine-image", required=True, help="image of engine pods, unless the spec names one")
+    add("--router-image", required=True, help="image of router pods, unless the spec names one")
+    add("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), help="pull policy of those images")
+    add(
+        "--image-pull-secret",
+        action="append",
+        dest="image_pull_secrets",
+        default=[],
+        metavar="NAME",
+        help="pull Secret, in the namespace of each service, unless the spec names one; may be repeated",
+    )
+    add("--cluster-domain", default="cluster.local", help="DNS domain of the cluster (default: %(default)s)")
+    add(
+        "--lame-duck",
+        type=int,
+        default=15,
+        metavar="S",
+        help="seconds for which terminating pods keep serving (default: %(default)s)",
+    )
+    add("--pod-monitors", action="store_true", help="create PodMonitors for the Prometheus operator")
+    add(
+        "--monitor-label",
+        action="append",
+        dest="monitor_labels",
+        default=[],
+        metavar="NAME=VALUE",
+        type=_label,
+        help="label of those PodMonitors, for a Prometheus that selects them by it; may be repeated",
+    )
+    add(
+        "--scraped-from",
+        action="append",
+        default=[],
+        metavar="NAMESPACE",
+        help="namespace of a Prometheus that NetworkPolicies admit to engines and routers; may be repeated",
+    )
+    add("--gateway-api", action="store_true", help="create HTTPRoutes of the Gateway API")
+    namespace = os.environ.get("POD_NAMESPACE", "default")
+    add("--lease-namespace", default=namespace, help="namespace of the operator and its Lease (default: %(default)s)")
+    add("--lease-name", default="octavo-operator", help="name of the Lease (default: %(default)s)")
+    add(
+        "--identity",
+        default=os.environ.get("POD_NAME") or os.uname().nodename,
+        help="holder of the Lease (default: name of the pod)",
+    )
+    key = parser.add_mutually_exclusive_group(required=True)
+    key.add_argument(
+        "--key-secret",
+        metavar="NAME",
+        help="Secret in the Lease's namespace with the key that the routers' secrets derive from; created if missing",
+    )
+    key.add_argument("--key-file", type=Path, help="file with that key, instead of a Secret")
+    add(
+        "--workers",
+        type=int,
+        default=DEFAULT_WORKERS,
+        metavar="N",
+        help="services reconciled concurrently (default: %(default)s)",
+    )
+    add(
+        "--liveness",
+        metavar="URL",
+        default="http://0.0.0.0:8080/healthz",
+        help="address of the liveness probe, /readyz and /metrics (default: %(default)s)",
+    )
+    add("--log-format", choices=("json", "text"), default="json", help="format of log lines (default: %(default)s)")
+    return parser
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    return Settings(
+        engine_image=args.engine_image,
+        router_image=args.router_image,
+        operator_namespace=args.lease_namespace,
+        image_pull_policy=args.image_pull_policy,
+        image_pull_secrets=tuple(args.image_pull_secrets),
+        cluster_domain=args.cluster_domain,
+        lame_duck_s=args.lame_duck,
+        has_pod_monitors=args.pod_monitors,
+        monitor_labels=dict(args.monitor_labels),
+        scraped_from=tuple(args.scraped_from),
+        has_gateway_api=args.gateway_api,
+    )
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE")
+    return name, value

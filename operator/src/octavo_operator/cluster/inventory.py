@@ -1,0 +1,63 @@
+"""`Inventory`: compares the view with the cluster by the uids of all objects, which are cheap to list.
+
+A watch that restarts after a long interruption does not report deletions in between: deleted services would keep their
+hosts and routers forever. And no plan may be made before every existing object has arrived in the view.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from octavo_operator.cluster.client import KINDS, ApiError, Cluster
+from octavo_operator.cluster.view import View
+from octavo_operator.names import SERVICE_LABEL
+from octavo_operator.spec.service import KIND
+
+
+async def is_served(cluster: Cluster, kind: str, namespace: str | None) -> bool:
+    try:
+        await cluster.list_uids(kind, namespace, label=SERVICE_LABEL)
+    except ApiError as error:
+        if not error.is_gone:
+            raise
+        return False
+    return True
+
+
+class Inventory:
+    """`namespaces`: empty for all. `remove`: called with each object of the view that the cluster does not have."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        view: View,
+        *,
+        kinds: Sequence[str],
+        namespaces: Sequence[str],
+        remove: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        self._cluster = cluster
+        self._view = view
+        self._kinds = kinds
+        self._namespaces = namespaces
+        self._remove = remove
+
+    async def find_missing(self) -> set[str]:
+        """Uids of objects that exist and are not in the view."""
+        before = list(self._view.objects())
+        found: set[str] = set()
+        for kind in self._kinds:
+            for namespace in self._namespaces or (None,):
+                found |= await self._uids(kind, namespace)
+        for raw in before:
+            if raw["metadata"]["uid"] not in found:
+                self._remove(raw)
+        return found - {raw["metadata"]["uid"] for raw in self._view.objects()}
+
+    async def _uids(self, kind: str, namespace: str | None) -> set[str]:
+        try:
+            return await self._cluster.list_uids(kind, namespace, label="" if kind == KIND else SERVICE_LABEL)
+        except ApiError as error:
+            if not error.is_gone:
+                raise
+            what = f"the cluster does not serve {'.'.join(reversed(KINDS[kind]))} any more: install its CRD again"
+            raise ApiError(error.status, "NotServed", what) from error

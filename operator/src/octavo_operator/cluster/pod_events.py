@@ -1,0 +1,73 @@
+"""`PodSetupEvents`: finds out why a pod has no containers, for example because of a volume from a missing Secret.
+
+The kubelet reports such failures in Events only; the pod's status does not show them. Events are not watched: for a pod
+that waits longer than usual, they are listed every few seconds.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo_operator.cluster.client import Cluster
+
+FIRST_LOOK_S = 2.0
+NEXT_LOOK_S = 4.0
+EXPIRY_S = 60.0  # seconds; a pod that was not refreshed for so long is gone
+_IDLE = ("ContainerCreating", "PodInitializing")
+
+Raw = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class PendingPod:
+    next_look_s: float
+    message: str = ""
+
+
+class PodSetupEvents:
+    def __init__(self, cluster: Cluster, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._pending: dict[str, PendingPod] = {}  # by uid
+
+    async def refresh(self, pods: Iterable[Raw]) -> float | None:
+        """List the Events of waiting pods; return the seconds until the next call is due, or None if no pod waits."""
+        now, delays_s = self._clock(), list[float]()
+        self._pending = {uid: pod for uid, pod in self._pending.items() if pod.next_look_s > now - EXPIRY_S}
+        for pod in pods:
+            uid = pod["metadata"]["uid"]
+            if not is_starting_containers(pod):
+                self._pending.pop(uid, None)
+                continue
+            pending = self._pending.setdefault(uid, PendingPod(now + FIRST_LOOK_S))
+            if pending.next_look_s <= now:
+                pending.next_look_s = now + NEXT_LOOK_S
+                pending.message = await self._latest_warning(pod) or pending.message
+            delays_s.append(pending.next_look_s - now)
+        return min(delays_s, default=None)
+
+    def trouble_of(self, uid: str) -> str:
+        pending = self._pending.get(uid)
+        return "" if pending is None else pending.message
+
+    async def _latest_warning(self, pod: Raw) -> str:
+        found = await self._cluster.list_warnings(pod["metadata"]["namespace"], pod["metadata"]["uid"])
+        latest = max(found, key=last_seen, default=None)
+        return "" if latest is None else f"{latest['reason']}: {latest.get('note', '')}"
+
+
+def is_starting_containers(pod: Raw) -> bool:
+    """Return whether the pod has a node, and none of its containers has started or has an error."""
+    status = pod.get("status", {})
+    conditions = {c["type"]: c["status"] for c in status.get("conditions", ())}
+    if conditions.get("PodScheduled") != "True" or conditions.get("PodReadyToStartContainers") == "True":
+        return False
+    containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+    return all(c.get("state", {}).get("waiting", {}).get("reason") in _IDLE for c in containers)
+
+
+def last_seen(event: Raw) -> str:
+    """Time of an event of events.k8s.io; older writers set deprecated fields. Empty if no field is set."""
+    series = event.get("series") or {}
+    return str(series.get("lastObservedTime") or event.get("deprecatedLastTimestamp") or event.get("eventTime") or "")

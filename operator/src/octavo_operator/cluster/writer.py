@@ -1,0 +1,89 @@
+"""`Writer`: executes one action of a plan, or returns the API server's refusal.
+
+It never overwrites an object of another owner: an object that was not observed is applied on the condition that it does
+not exist; if it does exist, its owner is checked first.
+"""
+
+import logging
+from typing import Any
+
+from octavo_operator.cluster.client import ApiError, Cluster, is_transient
+from octavo_operator.cluster.view import View
+from octavo_operator.observed import Ref, Refusal
+from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate
+from octavo_operator.plan.owner import is_ours, name_taken
+from octavo_operator.service import InferenceService
+
+logger = logging.getLogger(__name__)
+
+
+class Writer:
+    def __init__(self, cluster: Cluster, view: View) -> None:
+        self._cluster = cluster
+        self._view = view
+
+    async def execute(self, service: InferenceService, action: Action, *, now: str) -> tuple[Ref, Refusal] | None:
+        """Return a refusal, if any. Raises ApiError if a retry may succeed."""
+        logger.info("%s/%s: %s", service.namespace, service.name, described(action))
+        try:
+            refusal = await self._write(service, action, now=now)
+        except ApiError as error:
+            if is_transient(error):
+                raise
+            return _ref(action), Refusal("Refused", str(error))
+        return None if refusal is None else (_ref(action), refusal)
+
+    async def _write(self, service: InferenceService, action: Action, *, now: str) -> Refusal | None:
+        match action:
+            case Apply(manifest, is_new=True):
+                return await self._apply_new(service, dict(manifest))
+            case Apply(manifest):
+                self._update_view(await self._cluster.apply(manifest), manifest["kind"])
+            case CreateOnce(manifest):
+                await self._cluster.create(manifest)
+            case Delete(kind, name, uid, version):
+                await self._cluster.delete(kind, service.namespace, name, uid, version)
+            case SetGate(pod, uid, epoch, reason):
+                await self._cluster.set_gate(service.namespace, pod, uid, epoch=epoch, reason=reason, now=now)
+        return None
+
+    async def _apply_new(self, service: InferenceService, manifest: dict[str, Any]) -> Refusal | None:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        try:
+            self._update_view(await self._cluster.apply_new(manifest), kind)
+        except ApiError as error:
+            if not error.is_conflict:
+                raise
+            found = await self._cluster.find(kind, service.namespace, name)
+            if found is None:
+                raise
+            if not is_ours(found, service):
+                return name_taken(found)
+            self._update_view(await self._cluster.apply(manifest), kind)
+        return None
+
+    def _update_view(self, response: dict[str, Any], kind: str) -> None:
+        """Update the view at once: before the watch delivers the change, the next plan must not repeat the write."""
+        self._view.update({**response, "kind": kind})
+
+
+def described(action: Action) -> str:
+    match action:
+        case Apply(manifest, reason):
+            return f"applies {manifest['kind']} {manifest['metadata']['name']}: {reason}"
+        case CreateOnce(manifest, reason):
+            return f"creates {manifest['kind']} {manifest['metadata']['name']}: {reason}"
+        case Delete(kind, name, reason=reason):
+            return f"deletes {kind} {name}: {reason}"
+        case SetGate(pod, _, epoch, reason):
+            return f"{'admits' if epoch else 'withdraws'} pod {pod}: {reason}"
+
+
+def _ref(action: Action) -> Ref:
+    match action:
+        case Apply(manifest) | CreateOnce(manifest):
+            return manifest["kind"], manifest["metadata"]["name"]
+        case Delete(kind, name):
+            return kind, name
+        case SetGate(pod):
+            return "Pod", pod

@@ -1,0 +1,178 @@
+"""`ClusterReader`: reads the cluster for an explanation, with the user's kubeconfig or the pod's account; never writes.
+
+Data that the user may not read is noted and left out; only the services themselves must be readable.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import quote
+
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from octavo_operator.cluster.client import KINDS, ApiError, Raw, api_error, path_of
+from octavo_operator.cluster.pods import FETCH
+from octavo_operator.explain.explanation import Explanation, PodState, about_of, explain_service, pods_in_trouble
+from octavo_operator.names import COMPONENT_LABEL, ROUTER, SERVICE_LABEL
+from octavo_operator.spec.service import GROUP, KIND, VERSION
+
+TIMEOUT_S = 10
+LOG_LINES = 5
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class Unexplained(Exception):
+    """The service can't be explained; the message has the reason and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    api: client.ApiClient
+    namespace: str  # default, if the user names none
+    host: str
+
+
+def access(kubeconfig: str | None, context: str | None) -> Access:
+    settings = client.Configuration()
+    settings.retries = False
+    try:
+        contexts, active = config.list_kube_config_contexts(config_file=kubeconfig)  # type: ignore[no-untyped-call]
+        chosen = next((c for c in contexts if c["name"] == context), None) if context else active
+        if chosen is None:
+            raise Unexplained(f"the kubeconfig has no context {context!r}: there are {_names(contexts)}.")
+        config.load_kube_config(config_file=kubeconfig, context=context, client_configuration=settings)  # type: ignore[no-untyped-call]
+        namespace = chosen["context"].get("namespace") or "default"
+    except config.ConfigException as error:
+        if kubeconfig is not None or context is not None:
+            raise Unexplained(f"{kubeconfig or 'the kubeconfig'} can't be used: {error}") from error
+        try:
+            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+        except config.ConfigException:
+            raise Unexplained(
+                f"no cluster is known: {error} Set KUBECONFIG, or --kubeconfig, to the file for your cluster."
+            ) from error
+        namespace = _NAMESPACE_FILE.read_text().strip()
+    return Access(client.ApiClient(settings), namespace, settings.host)
+
+
+class ClusterReader:
+    def __init__(self, found: Access) -> None:
+        self._api, self._host = found.api, found.host
+
+    def explain(self, name: str, namespace: str) -> Explanation:
+        """Raises Unexplained."""
+        service, notes = self._service(name, namespace), dict[str, None]()
+        pods = self._listed("Pod", namespace, f"{SERVICE_LABEL}={name}", notes)
+        if shared := ((service["spec"].get("router") or {}).get("ref") or {}).get("name"):
+            router = f"{SERVICE_LABEL}={shared},{COMPONENT_LABEL}={ROUTER}"
+            pods += self._listed("Pod", namespace, router, notes)
+        events = _about(name, pods, self._listed("Event", namespace, "", notes))
+        found = explain_service(service, pods, events, notes)
+        if found.is_ready:
+            return found
+        return replace(found, pods=tuple(self._with_last_lines(pod, namespace) for pod in found.pods))
+
+    def explain_all(self, namespace: str | None) -> list[Explanation]:
+        """Explain the services of a namespace, or of all namespaces if it is None. Raises Unexplained."""
+        path = f"/apis/{GROUP}/{VERSION}/inferenceservices" if namespace is None else path_of(KIND, namespace)
+        try:
+            items = self._get(path)["items"]
+        except (ApiError, HTTPError, ApiException) as error:
+            where = "all namespaces" if namespace is None else f"the namespace {namespace!r}"
+            raise self._unexplained(error, f"list inferenceservices in {where}") from error
+        return [explain_service(item) for item in items]
+
+    def _service(self, name: str, namespace: str) -> Raw:
+        try:
+            return self._get(path_of(KIND, namespace, name))
+        except ApiError as error:
+            if error.is_gone and error.reason:  # without a reason, the path is missing: no CRD
+                raise Unexplained(self._absent(name, namespace)) from error
+            raise self._unexplained(error, f"get inferenceservices in the namespace {namespace!r}") from error
+        except (HTTPError, ApiException) as error:
+            raise self._unexplained(error, "") from error
+
+    def _absent(self, name: str, namespace: str) -> str:
+        text = f"there is no InferenceService {name!r} in the namespace {namespace!r}"
+        try:
+            others = [one.name for one in self.explain_all(namespace)]
+        except Unexplained:
+            return f"{text}."
+        found = (
+            f"there are {', '.join(others)}"
+            if others
+            else "it has no InferenceServices; select another namespace with -n"
+        )
+        return f"{text}: {found}."
+
+    def _unexplained(self, error: Exception, what: str) -> Unexplained:
+        if not isinstance(error, ApiError):
+            return Unexplained(f"the API server at {self._host} can't be reached: {_innermost(error)}.")
+        if error.is_gone:
+            return Unexplained(
+                "this cluster has no InferenceServices: the CRD is not installed. "
+                "helm install octavo charts/octavo -n octavo-system --create-namespace"
+            )
+        if error.status == HTTPStatus.UNAUTHORIZED:
+            return Unexplained(f"the API server at {self._host} doesn't accept these credentials: log in again.")
+        if error.status == HTTPStatus.FORBIDDEN:
+            return Unexplained(f"you may not {what}: ask for a role with that right. {error.message}")
+        return Unexplained(f"the API server at {self._host} answers {error}")
+
+    def _listed(self, kind: str, namespace: str, selector: str, notes: dict[str, None]) -> list[Raw]:
+        query = f"?labelSelector={quote(selector)}" if selector else ""
+        try:
+            items: list[Raw] = self._get(path_of(kind, namespace) + query)["items"]
+        except (ApiError, HTTPError, ApiException) as error:
+            why = error.message if isinstance(error, ApiError) else _innermost(error)
+            notes[f"{KINDS[kind][1]} can't be listed: {why}"] = None
+            return []
+        return items
+
+    def _with_last_lines(self, pod: PodState, namespace: str) -> PodState:
+        """Add the last log lines of the previous container, or else of the running one."""
+        if not pods_in_trouble([pod]):
+            return pod
+        container = FETCH if pod.state in ("FetchFailed", "fetches the model") else pod.component
+        for previous in ("true", "false"):
+            query = f"/log?container={container}&previous={previous}&tailLines={LOG_LINES}"
+            try:
+                lines = self._read(path_of("Pod", namespace, pod.name) + query).decode(errors="replace").splitlines()
+            except (ApiError, HTTPError, ApiException):
+                continue
+            if lines:
+                return replace(pod, last_lines=tuple(lines))
+        return pod
+
+    def _get(self, path: str) -> Raw:
+        found: Raw = json.loads(self._read(path))
+        return found
+
+    def _read(self, path: str) -> bytes:
+        """Raises ApiError for an error response, and the client's own errors if the API server was not reached."""
+        _, url, headers, _, _ = self._api.param_serialize("GET", path, auth_settings=["BearerToken"])
+        answer = self._api.call_api("GET", url, headers, _request_timeout=TIMEOUT_S)
+        data: bytes = answer.read() or b""  # type: ignore[no-untyped-call]
+        if answer.status < HTTPStatus.BAD_REQUEST:
+            return data
+        raise api_error(answer.status, data)
+
+
+def _about(name: str, pods: Iterable[Raw], events: Iterable[Raw]) -> list[Raw]:
+    wanted = {(KIND, name), *(("Pod", pod["metadata"]["name"]) for pod in pods)}
+    return [event for event in events if about_of(event) in wanted]
+
+
+def _innermost(error: Exception) -> str:
+    """The text of the original error, which the client wraps."""
+    while isinstance(inner := getattr(error, "reason", None), Exception):
+        error = inner
+    return str(error).rpartition(": ")[2].rstrip(".")
+
+
+def _names(contexts: Iterable[Raw]) -> str:
+    return ", ".join(context["name"] for context in contexts)

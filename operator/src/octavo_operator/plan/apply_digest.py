@@ -1,0 +1,63 @@
+"""Compares a live object with the manifest that would be applied, to skip writes that change nothing.
+
+A live object has more fields than the manifest (defaults, status, other managers' fields), so each field of the
+manifest must be present with its value. Removed fields show in a digest of the whole manifest, which every object has
+as an annotation.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from octavo_operator.spec.service import GROUP
+
+APPLIED = f"{GROUP}/applied"
+
+_SUFFIXES: dict[str, Decimal] = {"": Decimal(1), "m": Decimal("0.001")} | {
+    suffix + binary: Decimal((1024 if binary else 1000) ** power)
+    for power, suffix in enumerate("KMGTPE", 1)
+    for binary in ("i", "")
+}
+
+
+def with_digest(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the manifest with its own digest as an annotation."""
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
+    metadata = manifest["metadata"]
+    annotations = metadata.get("annotations", {}) | {APPLIED: digest}
+    return {**manifest, "metadata": {**metadata, "annotations": annotations}}
+
+
+def matches(wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
+    """`wanted`: a manifest with its digest."""
+    return live is not None and _holds(wanted, live)
+
+
+def _holds(wanted: Any, live: Any) -> bool:
+    if isinstance(wanted, Mapping):
+        return isinstance(live, Mapping) and all(
+            _holds(value, live.get(key)) or (value in ({}, []) and key not in live) for key, value in wanted.items()
+        )
+    if isinstance(wanted, list | tuple):
+        return isinstance(live, list) and len(wanted) == len(live) and all(map(_holds, wanted, live))
+    return bool(wanted == live) or _is_same_quantity(wanted, live)
+
+
+def _is_same_quantity(wanted: Any, live: Any) -> bool:
+    """The API server normalizes quantities: 1000m becomes 1, 0.5 becomes 500m."""
+    if not isinstance(wanted, int | str) or not isinstance(live, int | str) or isinstance(wanted, bool):
+        return False
+    first, second = parse_quantity(wanted), parse_quantity(live)
+    return first is not None and first == second
+
+
+def parse_quantity(quantity: int | str) -> Decimal | None:
+    """Value of a quantity in Kubernetes' notation, as in `resources`; None for any other text."""
+    text = str(quantity)
+    digits = text.rstrip("mkKMGTPEi")
+    try:
+        return Decimal(digits) * _SUFFIXES[text[len(digits) :]]
+    except (InvalidOperation, KeyError):
+        return None

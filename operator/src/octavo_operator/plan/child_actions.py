@@ -1,0 +1,43 @@
+"""Decides whether a child is written, and why: it is new, the spec has changed, or the child is repaired.
+
+A repair is a write for a spec that was applied already: another client has changed or removed the child since. Repairs
+are marked because users want to know that their change was undone.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from octavo_operator.observed import Observed
+from octavo_operator.plan.actions import Apply
+from octavo_operator.plan.apply_digest import APPLIED, matches
+from octavo_operator.plan.owner import is_ours
+from octavo_operator.service import InferenceService
+
+Raw = Mapping[str, Any]
+
+
+def child_actions(
+    service: InferenceService, observed: Observed, manifest: Raw, live: Raw | None, *, why: str = "the spec asks for it"
+) -> Iterator[Apply]:
+    """`manifest`: with its digest."""
+    if matches(manifest, live) or (live is not None and not is_ours(live, service)):
+        return
+    if live is None:
+        was_removed = _was_applied(service, observed)
+        yield Apply(manifest, "it is missing" if was_removed else why, is_new=True, repairs=was_removed)
+    elif _digest(live) in (None, _digest(manifest)):
+        yield Apply(manifest, "it was changed", repairs=True)
+    else:
+        yield Apply(manifest, why)
+
+
+def _digest(manifest: Raw) -> Any:
+    return (manifest["metadata"].get("annotations") or {}).get(APPLIED)
+
+
+def _was_applied(service: InferenceService, observed: Observed) -> bool:
+    """Return whether all children of this generation of the spec were applied once."""
+    for row in observed.status.get("conditions", ()):
+        if row["type"] == "ChildrenApplied":
+            return bool(row["reason"] == "Applied" and row.get("observedGeneration") == service.generation)
+    return False

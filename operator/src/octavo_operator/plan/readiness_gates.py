@@ -1,0 +1,33 @@
+"""Opens the readiness gate of an engine pod once every router has the pod's KV snapshot.
+
+The gate belongs to the epoch of the engine process that sent the snapshot. A restarted router closes no gate: it
+fetches the snapshots while the pods keep serving. An engine that restarts within its pod closes it, as the admitted
+process is gone.
+"""
+
+from collections.abc import Iterator
+
+from octavo_operator.observed import Observed, Pod
+from octavo_operator.plan.actions import SetGate
+
+
+def gate_actions(observed: Observed) -> Iterator[SetGate]:
+    for pod in observed.pods:
+        if pod.is_terminating:
+            continue
+        epochs = _epochs(observed, pod)
+        agreed = next(iter(epochs)) if len(epochs) == 1 else None
+        if agreed is not None and pod.is_ready and (not pod.is_admitted or pod.admitted_epoch != agreed):
+            yield SetGate(pod.name, pod.uid, agreed, "every router has its KV snapshot")
+        elif pod.is_admitted and agreed != pod.admitted_epoch and _is_another(epochs, pod):
+            yield SetGate(pod.name, pod.uid, None, "its engine was restarted")
+
+
+def _epochs(observed: Observed, pod: Pod) -> set[str | None]:
+    """Epochs of this pod that the routers have; None stands for a router without one, or without a report."""
+    return {None if report is None else report.admitted.get(pod.name) for report in observed.routers.values()}
+
+
+def _is_another(epochs: set[str | None], pod: Pod) -> bool:
+    """Return whether a router has another epoch. A pod without one, admitted by an older operator, stays admitted."""
+    return pod.admitted_epoch is not None and any(epoch not in (None, pod.admitted_epoch) for epoch in epochs)

@@ -1,0 +1,207 @@
+"""Derives the conditions of a service from its observed state, each with a reason and a message for its owner."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from octavo_operator.desired.engine import num_gpus
+from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
+from octavo_operator.plan.apply_digest import parse_quantity
+from octavo_operator.plan.conditions import REASONS, Condition, ready
+from octavo_operator.plan.rollout import is_complete
+from octavo_operator.service import InferenceService, Settings
+from octavo_operator.spec.fields import num_bytes
+
+#: Codes of the engine's termination message (`StartupCode` of the engine); a test keeps them equal.
+OUT_OF_MEMORY, MODEL_NOT_FOUND = "OutOfMemory", "ModelNotFound"
+#: Troubles that occur only after the weights were fetched.
+_WITH_WEIGHTS: tuple[Trouble, ...] = ("OOMKilled", "CrashLoop", "StartFailed")
+_MIB = 2**20
+#: Worst first: troubles that a person must solve come before those that may pass by themselves.
+_TROUBLES: tuple[Trouble, ...] = (
+    "ConfigError",
+    "MountFailed",
+    "ImagePullError",
+    "OOMKilled",
+    "CrashLoop",
+    "StartFailed",
+    "Unschedulable",
+)
+
+
+def conditions_of(service: InferenceService, observed: Observed, settings: Settings, *, wanted: str) -> list[Condition]:
+    pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.is_terminating]
+    complete = is_complete(service, observed, wanted)
+    accepted = _accepted(service, observed, settings)
+    engine = (
+        _fits(service, pods, size_of(observed, pods)),
+        _model(service, pods),
+        _workload(service, observed, pods, wanted=wanted),
+    )
+    found = [
+        accepted,
+        _applied(accepted, observed),
+        *(_keep_failure(condition, observed, pods, wanted=wanted) for condition in engine),
+        _router(observed),
+        _admitted(service, pods),
+        _progressing(service, observed, wanted=wanted, complete=complete),
+    ]
+    message = f"{sum(pod.serves for pod in pods)} replicas of revision {wanted} serve requests through the router"
+    return [*found, ready(found, message=message)]
+
+
+def refused(message: str) -> list[Condition]:
+    """Conditions of a spec that can't be read. Running objects are not changed."""
+    accepted = Condition("Accepted", "InvalidSpec", message)
+    return [accepted, ready([accepted], message="")]
+
+
+def _accepted(service: InferenceService, observed: Observed, settings: Settings) -> Condition:
+    ref = service.spec.router.ref
+    if ref is not None and observed.router_owner is None:
+        what = f"spec.router.ref names {ref.name!r}, and no InferenceService of this name has a router of its own"
+        return Condition("Accepted", "RouterNotFound", f"{what} in this namespace: create it, or correct the name")
+    if observed.host_owner is not None:
+        what = f"the host and path of spec.exposure belong to {observed.host_owner}"
+        return Condition("Accepted", "HostTaken", f"{what}: choose others, or share its router (spec.router.ref.name)")
+    exposure = service.spec.exposure
+    if exposure is not None and exposure.gateway is not None and not settings.has_gateway_api:
+        what = "spec.exposure.gateway needs the Gateway API, which this operator was installed without"
+        return Condition("Accepted", "NoGatewayApi", f"{what}: set gatewayApi.enabled of its chart, or use an ingress")
+    return Condition("Accepted", "Valid", "the spec can be served")
+
+
+def _applied(accepted: Condition, observed: Observed) -> Condition:
+    if accepted.status != "True":
+        return Condition("ChildrenApplied", "NotTried", "the operator changes nothing while the spec can't be served")
+    for (kind, name), refusal in observed.refusals.items():
+        return Condition("ChildrenApplied", refusal.reason, f"{kind} {name}: {refusal.message}")
+    return Condition("ChildrenApplied", "Applied", "all objects of this service match its spec")
+
+
+def size_of(observed: Observed, pods: Sequence[Pod]) -> ModelSize | None:
+    """Model size of these pods, as any of them reports it: replicas of one revision are alike."""
+    reports = [report for report in observed.routers.values() if report is not None]
+    sizes = [report.sizes[pod.name] for report in reports for pod in pods if pod.name in report.sizes]
+    return sizes[0] if sizes else None
+
+
+def _fits(service: InferenceService, pods: Sequence[Pod], size: ModelSize | None) -> Condition:
+    for pod in pods:
+        if pod.failure_code == OUT_OF_MEMORY:
+            return Condition("FitsHardware", "TooLarge", pod.message)
+    if size is not None:
+        return Condition("FitsHardware", "Fits", _sum(size))
+    if any(pod.is_ready for pod in pods):
+        return Condition("FitsHardware", "Fits", "the engine has room for its weights and KV cache")
+    if beyond := _beyond_limit(service):
+        return Condition("FitsHardware", "TooLarge", beyond)
+    return Condition("FitsHardware", "NotChecked", "no engine has started yet")
+
+
+def _beyond_limit(service: InferenceService) -> str:
+    """Message if the spec alone can't fit: without a GPU the KV cache is part of the container's memory limit."""
+    engine, resources = service.spec.engine, service.spec.resources
+    limit = None if resources is None else parse_quantity(resources.limits.get("memory", ""))
+    asked = {"kvCacheMemory": engine.kv_cache_memory, "swapSpace": engine.swap_space}
+    parts = [f"engine.{name} {size}" for name, size in asked.items() if size is not None]
+    total = sum(num_bytes(size) for size in asked.values() if size is not None)
+    if limit is None or num_gpus(service) or total < limit:
+        return ""
+    return (
+        f"the spec does not fit: {' and '.join(parts)} take {total / _MIB:,.0f} MiB, and the container's limit is "
+        f"{int(limit) / _MIB:,.0f} MiB, weights included: raise resources.limits.memory, or lower those values"
+    )
+
+
+def _sum(size: ModelSize) -> str:
+    weights, cache = (f"{taken / _MIB:,.0f} MiB" for taken in (size.weights_bytes, size.kv_bytes))
+    at_once = size.kv_tokens / size.max_model_len
+    return (
+        f"weights {weights}, KV cache {cache}: {size.kv_tokens:,} tokens, so {at_once:,.1f} requests of full length "
+        f"({size.max_model_len:,} tokens) at once"
+    )
+
+
+def _model(service: InferenceService, pods: Sequence[Pod]) -> Condition:
+    failed = next((pod for pod in pods if pod.trouble == "FetchFailed"), None)
+    if failed is not None:
+        return Condition("ModelReady", "FetchFailed", f"{failed.name}: {failed.message}")
+    absent = next((pod for pod in pods if pod.failure_code == MODEL_NOT_FOUND), None)
+    if absent is not None:
+        return Condition("ModelReady", "NotFound", f"{absent.name}: {absent.message}")
+    if any(pod.is_fetching for pod in pods):
+        return Condition("ModelReady", "Fetching", f"a pod is fetching {service.spec.model.uri}")
+    if any(pod.is_ready or pod.restarts or pod.trouble in _WITH_WEIGHTS for pod in pods) or not service.spec.replicas:
+        return Condition("ModelReady", "Fetched", f"{service.spec.model.uri} is available to the engines")
+    return Condition("ModelReady", "Waiting", f"no pod has begun to fetch {service.spec.model.uri}")
+
+
+def _workload(service: InferenceService, observed: Observed, pods: Sequence[Pod], *, wanted: str) -> Condition:
+    replicas = service.spec.replicas
+    if replicas == 0:
+        return Condition("WorkloadReady", "ScaledToZero", "spec.replicas is 0")
+    num_ready = sum(pod.is_ready for pod in pods)
+    if num_ready >= replicas:
+        return Condition("WorkloadReady", "PodsReady", f"{num_ready} of {replicas} engines are ready")
+    failure = next((s.failure for s in observed.engine_deployments if s.revision == wanted and s.failure), "")
+    if failure and len(pods) < replicas:
+        reason = "QuotaExceeded" if "exceeded quota" in failure else "PodRefused"
+        return Condition(
+            "WorkloadReady", reason, f"{replicas - len(pods)} of {replicas} pods can't be created: {failure}"
+        )
+    counted = Counter(pod.trouble for pod in pods if pod.trouble is not None)
+    for trouble in _TROUBLES:
+        if counted[trouble]:
+            pod = next(pod for pod in pods if pod.trouble == trouble)
+            return Condition("WorkloadReady", trouble, f"{counted[trouble]} of {replicas}: {pod.name}: {pod.message}")
+    return Condition("WorkloadReady", "Starting", f"{num_ready} of {replicas} engines are ready so far")
+
+
+def _keep_failure(condition: Condition, observed: Observed, pods: Sequence[Pod], *, wanted: str) -> Condition:
+    """Keep the failure of the status while a restarted pod shows none: a kubelet can lose it between two attempts."""
+    if condition.status == "False" or observed.status.get("revision", {}).get("updated") != wanted:
+        return condition
+    if any(pod.is_ready for pod in pods) or not any(pod.restarts and pod.trouble is None for pod in pods):
+        return condition
+    for row in observed.status.get("conditions", ()):
+        if row["type"] == condition.type and REASONS[condition.type].get(row["reason"]) == "False":
+            return Condition(row["type"], row["reason"], row["message"])
+    return condition
+
+
+def _router(observed: Observed) -> Condition:
+    if observed.routers and observed.router_trouble:
+        what = f"{len(observed.routers)} routers are ready, another one does not start: {observed.router_trouble}"
+        return Condition("RouterReady", "RouterDegraded", what)
+    if observed.routers:
+        return Condition("RouterReady", "RouterServes", f"{len(observed.routers)} routers are ready")
+    if observed.router_trouble:
+        return Condition("RouterReady", "RouterFailed", observed.router_trouble)
+    return Condition("RouterReady", "RouterStarting", "no router is ready yet")
+
+
+def _admitted(service: InferenceService, pods: Sequence[Pod]) -> Condition:
+    serving, wanted = sum(pod.serves for pod in pods), service.spec.replicas
+    if wanted == 0:
+        return Condition("ReplicasAdmitted", "NoReplicas", "spec.replicas is 0: raise it to serve requests")
+    if serving >= wanted:
+        return Condition("ReplicasAdmitted", "AllAdmitted", f"{serving} of {wanted} engines receive requests")
+    return Condition("ReplicasAdmitted", "WaitingForRouter", f"{serving} of {wanted} engines receive requests so far")
+
+
+def _progressing(service: InferenceService, observed: Observed, *, wanted: str, complete: bool) -> Condition:
+    """A revision that was complete once stays complete; other conditions report later trouble of its pods."""
+    others = sorted({s.revision for s in observed.engine_deployments if s.revision != wanted})
+    if not others and (complete or _was_complete(observed, wanted)):
+        return Condition("Progressing", "Complete", f"revision {wanted} is the only revision")
+    return Condition(
+        "Progressing",
+        "RollingOut",
+        f"revision {wanted} is starting" + (f" beside {', '.join(others)}" if others else ""),
+    )
+
+
+def _was_complete(observed: Observed, wanted: str) -> bool:
+    reasons = {row["type"]: row["reason"] for row in observed.status.get("conditions", ())}
+    revision = observed.status.get("revision", {}).get("updated")
+    return bool(revision == wanted and reasons.get("Progressing") == "Complete")

@@ -1,0 +1,57 @@
+"""Read and parse request bodies: limits of size and memory, JSON, field types, and checks that need no tokenizer."""
+
+import logging
+from collections.abc import Callable
+from itertools import islice
+from typing import TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from octavo_server.api.context import ApiContext, context_of
+from octavo_server.http.body import ClientDisconnected
+from octavo_server.http.body import read_body as read_raw
+from octavo_server.openai.fields import GenerationFields
+from octavo_server.openai.request_parser import parse_request
+from octavo_server.openai.unsupported import refuse_unsupported
+
+logger = logging.getLogger(__name__)
+
+Body = TypeVar("Body", bound=BaseModel)
+Generating = TypeVar("Generating", bound=GenerationFields)
+Parsed = TypeVar("Parsed")
+
+MAX_LOGGED_FIELDS = 20
+
+
+async def read_body(request: Request, parse: Callable[[bytes], Parsed]) -> tuple[Parsed, int]:
+    """Return the parsed body and its size in bytes; the body itself is not kept.
+
+    Raises the errors of `parse`, those of `RequestLimits`, and Unavailable if too many bodies are being read.
+    """
+    context = context_of(request)
+    with context.body_budget.reserve() as reservation:
+        try:
+            raw = await read_raw(request.scope, request.receive, context.config.limits, reservation)
+        except ClientDisconnected:
+            request_id = request.scope["state"]["request_id"]
+            logger.debug("request %s: the client disconnected before the body was complete", request_id)
+            raise
+        return await context.threads.parse(parse, raw), len(raw)
+
+
+def parse_body(context: ApiContext, kind: type[Body], raw: bytes) -> Body:
+    """Raises MalformedRequest and InvalidRequest."""
+    body = parse_request(raw, kind, context.config.limits)
+    if body.model_extra and logger.isEnabledFor(logging.DEBUG):
+        logger.debug("fields that the API does not define: %s", list(islice(body.model_extra, MAX_LOGGED_FIELDS)))
+    return body
+
+
+def parse_generation(context: ApiContext, kind: type[Generating], raw: bytes) -> Generating:
+    """Parse a body and make every check of it that needs no tokenizer."""
+    body = parse_body(context, kind, raw)
+    context.resolve_model_name(body.model)
+    refuse_unsupported(body)
+    body.check()
+    return body

@@ -1,0 +1,55 @@
+"""Types of command-line arguments: sizes (32k is 32 000, 32K is 32 768, 1.5G is 1.5 * 2**30) and seconds."""
+
+import argparse
+from typing import Any
+
+_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def size(text: str) -> int:
+    factor = _SUFFIXES.get(text[-1:], 1)
+    digits = text[:-1] if factor > 1 else text
+    try:
+        value = float(digits) * factor if factor > 1 else int(digits)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 2**63 or value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (1024, 32k = 32000, 32K = 32768)")
+    return int(value)
+
+
+def positive_count(text: str) -> int:
+    value = size(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is too small: the least value is 1")
+    return value
+
+
+def size_or_auto(text: str) -> int | None:
+    return None if text in ("auto", "-1") else size(text)
+
+
+def add_seconds(group: Any, flag: str, text: str, *, default: float | None) -> None:
+    shown = "none" if default is None else f"{default:g}"
+    group.add_argument(flag, type=seconds, default=default, metavar="S", help=f"{text} Default: {shown}.")
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def positive_seconds(text: str) -> float:
+    value = seconds(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is too short: give more than 0 seconds")
+    return value
+
+
+def whole_seconds(text: str) -> int:
+    return round(seconds(text))

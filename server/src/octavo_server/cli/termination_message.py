@@ -1,0 +1,31 @@
+"""The termination message of a container: a JSON object with the error's code, which the operator reads.
+
+Kubernetes copies the file to the status of the container when it ends. If the file is empty, the pods of the operator
+have the end of the log there instead, from which no code can be read.
+"""
+
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from octavo_engine.wire.errors import StartupError
+
+PATH = Path("/dev/termination-log")  # Kubernetes mounts this file into every container
+MAX_BYTES = 4096  # Kubernetes cuts a longer message
+
+
+def report_startup_error(error: StartupError, path: Path = PATH) -> None:
+    """Print the error to standard error; in a container of Kubernetes write the termination message, too."""
+    print(f"octavo: {error}", file=sys.stderr)
+    with suppress(OSError):
+        if path.exists():
+            path.write_text(termination_message(error))
+
+
+def termination_message(error: StartupError) -> str:
+    """The JSON object {"code", "message"}; a long message is cut so that the object has at most `MAX_BYTES`."""
+    message = str(error)
+    while len((text := json.dumps({"code": error.code, "message": message})).encode()) > MAX_BYTES:
+        message = message[: len(message) * 3 // 4]
+    return text

@@ -1,0 +1,67 @@
+"""How the answers of one request are parsed, and which sampling parameters that needs from the engine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo_engine.wire.errors import InvalidRequest
+from octavo_engine.wire.sampling import SamplingParams
+
+from octavo_server.output_parsing.output_parser import OutputParser
+from octavo_server.output_parsing.reasoning_formats import SWITCH, ReasoningStart
+from octavo_server.output_parsing.reasoning_parser import END, START
+from octavo_server.output_parsing.reasoning_tokens import ReasoningTokens
+from octavo_server.output_parsing.tool_use import ToolUse
+
+TokenId = Callable[[str], int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputParserConfig:
+    """`reasoning` None: reasoning is not separated from the text. `shows_reasoning` False: reasoning is dropped."""
+
+    tools: ToolUse
+    reasoning: ReasoningStart | None = None
+    shows_reasoning: bool = True
+
+    def new_parser(self, token_id: TokenId) -> OutputParser | None:
+        """Parser of one answer; None if the whole answer is text."""
+        calls, reasoning = self.tools.new_parser(), self.reasoning
+        if calls is None and reasoning is None:
+            return None
+        return OutputParser(
+            reasoning=reasoning.new_parser() if reasoning else None,
+            reasoning_tokens=_token_counter(reasoning, token_id) if reasoning else None,
+            calls=calls,
+            shows_reasoning=self.shows_reasoning,
+            one_call_only=self.tools.one_call_only,
+            ends_with_calls=self.tools.mode != "named",
+        )
+
+    def apply(self, params: SamplingParams, token_id: TokenId) -> None:
+        """Set the grammar of the output and the special tokens that must stay in the text. Raises InvalidRequest."""
+        forced = self.tools.structured_outputs()
+        if params.structured_outputs is not None and self.tools.mode != "none":
+            message = f"tool_choice {self.tools.mode!r} and a structured output can't be combined: send one of the two."
+            raise InvalidRequest(message, param="tool_choice")
+        params.structured_outputs = params.structured_outputs or forced
+        if params.structured_outputs is not None and self.reasoning is not None:
+            self._start_after_reasoning(params, token_id, param="tool_choice" if forced else "response_format")
+        markers = [*self.tools.markers, *((START, END) if self.reasoning else ())]
+        params.shown_special_token_ids = [i for i in map(token_id, markers) if i is not None]
+
+    def _start_after_reasoning(self, params: SamplingParams, token_id: TokenId, *, param: str) -> None:
+        assert self.reasoning is not None
+        params.reasoning_end_token_id = token_id(END)
+        params.reasoning_start_token_id = None if self.reasoning.is_open else token_id(START)
+        if params.reasoning_end_token_id is None or not (self.reasoning.is_open or params.reasoning_start_token_id):
+            raise InvalidRequest(
+                f"This model reasons before it answers, and its vocabulary has no tokens {START} and {END}, so a "
+                'structured output (response_format, structured_outputs, tool_choice "required" or named) can\'t '
+                "start after the reasoning: turn reasoning off by chat_template_kwargs "
+                f'{{"{SWITCH}": false}}, if the model supports that.',
+                param=param,
+            )
+
+
+def _token_counter(reasoning: ReasoningStart, token_id: TokenId) -> ReasoningTokens:
+    return ReasoningTokens(start_id=token_id(START), end_id=token_id(END), is_open=reasoning.is_open)

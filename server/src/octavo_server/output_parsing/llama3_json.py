@@ -1,0 +1,44 @@
+"""`llama3_json` (Llama 3.1, 3.2, 3.3): `{"name": ..., "parameters": {...}}`, separated by semicolons.
+
+Only the object itself marks a call (`<|python_tag|>` may precede it), so JSON that is part of the text must not be
+taken for a call: an object is a call only if it has a name and arguments and, after other text, only if a tool has
+that name.
+"""
+
+from octavo_server.output_parsing.streaming_parser import Steps
+from octavo_server.output_parsing.tool_call_parser import ARGUMENT_KEYS, ToolCallParser
+
+PYTHON_TAG = "<|python_tag|>"
+_KEYS = frozenset({"name", "type", "id", *ARGUMENT_KEYS})
+
+
+class Llama3JsonParser(ToolCallParser):
+    markers = (PYTHON_TAG,)
+
+    def parse_calls(self) -> Steps[None]:
+        while marker := (yield from self.emit_text_until(PYTHON_TAG, "{")):
+            if marker == PYTHON_TAG:
+                self.commit()
+                yield from self.skip_space()
+                if (yield from self.peek_char()) != "{":
+                    self.reject_call(0)
+                    continue
+                self.commit()
+            else:
+                self._pos -= 1
+            any_name_allowed = marker == PYTHON_TAG or not self.has_text
+            if not (yield from self._call(any_name_allowed)):
+                self.reject_call(1)
+
+    def _call(self, any_name_allowed: bool) -> Steps[bool]:
+        is_call = yield from self.parse_json_call(
+            accepts_key=_KEYS.__contains__,
+            accepts_name=lambda name: any_name_allowed or name in self.tool_names,
+            needs_arguments=True,
+        )
+        if is_call:
+            yield from self.skip_space()
+            if (yield from self.accept_token(";")):
+                self.commit()
+            self._pos = self._kept
+        return is_call

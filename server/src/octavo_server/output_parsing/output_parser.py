@@ -1,0 +1,79 @@
+"""`OutputParser`: turns the text of one answer into events: reasoning first, then text and tool calls.
+
+Pure: the caller pushes the text in chunks of any size and then calls `finish`.
+"""
+
+from collections.abc import Sequence
+
+from octavo_server.output_parsing.events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+    merge_adjacent,
+)
+from octavo_server.output_parsing.reasoning_parser import ReasoningParser
+from octavo_server.output_parsing.reasoning_tokens import ReasoningTokens
+from octavo_server.output_parsing.tool_call_parser import ToolCallParser
+
+
+class OutputParser:
+    """`reasoning` separates the reasoning, `calls` parses the text after it.
+
+    `ends_with_calls`: an answer with calls has the finish reason "tool_calls".
+    """
+
+    def __init__(
+        self,
+        *,
+        reasoning: ReasoningParser | None = None,
+        reasoning_tokens: ReasoningTokens | None = None,
+        calls: ToolCallParser | None = None,
+        shows_reasoning: bool = True,
+        one_call_only: bool = False,
+        ends_with_calls: bool = True,
+    ) -> None:
+        self.emits_reasoning = reasoning is not None and shows_reasoning
+        self._reasoning = reasoning
+        self._reasoning_tokens = reasoning_tokens
+        self._calls = calls
+        self._shows_reasoning = shows_reasoning
+        self._one_call_only = one_call_only
+        self._ends_with_calls = ends_with_calls
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """None if reasoning is not separated from the text."""
+        return None if self._reasoning_tokens is None else self._reasoning_tokens.num_tokens
+
+    def push(self, text: str, token_ids: Sequence[int] = ()) -> list[OutputEvent]:
+        """`token_ids`: the tokens of the text, used only to count reasoning tokens."""
+        if self._reasoning is None:
+            return self._parse([TextDelta(text)])
+        if self._reasoning_tokens is not None:
+            self._reasoning_tokens.add(token_ids, began_as_reasoning=self._reasoning.is_thinking)
+        return self._parse(self._reasoning.push(text))
+
+    def finish(self) -> list[OutputEvent]:
+        parts = [] if self._reasoning is None else self._parse(self._reasoning.finish())
+        return parts if self._calls is None else merge_adjacent([*parts, *self._visible(self._calls.finish())])
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """OpenAI's finish reason for the engine's."""
+        has_called = self._calls is not None and self._calls.num_calls > 0
+        return "tool_calls" if reason == "stop" and has_called and self._ends_with_calls else reason
+
+    def _parse(self, parts: list[OutputEvent]) -> list[OutputEvent]:
+        read: list[OutputEvent] = []
+        for part in parts:
+            read += self._calls.push(part.text) if self._calls and isinstance(part, TextDelta) else [part]
+        return merge_adjacent(self._visible(read))
+
+    def _visible(self, parts: list[OutputEvent]) -> list[OutputEvent]:
+        return [part for part in parts if not self._is_hidden(part)]
+
+    def _is_hidden(self, part: OutputEvent) -> bool:
+        if isinstance(part, ReasoningDelta):
+            return not self._shows_reasoning
+        return self._one_call_only and isinstance(part, ToolCallStart | ToolCallArguments) and part.index > 0

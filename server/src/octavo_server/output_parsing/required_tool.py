@@ -1,0 +1,31 @@
+"""Parsers of answers that a grammar forces to be calls, whatever format the model was trained on.
+
+For `tool_choice` "required" the answer is a JSON list of calls, for a named tool only its arguments. `tool_schema`
+builds the schema of both.
+"""
+
+from collections.abc import Callable
+
+from octavo_server.output_parsing.streaming_parser import Steps
+from octavo_server.output_parsing.tool_call_parser import ToolCallParser
+
+
+class RequiredToolParser(ToolCallParser):
+    def parse_calls(self) -> Steps[None]:
+        yield from self.skip_space()
+        if not (yield from self.parse_json_calls()):
+            self._pos = self._kept
+        yield from self.emit_rest_as_text()
+
+
+class NamedToolParser(ToolCallParser):
+    def __init__(self, new_id: Callable[[], str], name: str) -> None:
+        super().__init__(new_id, frozenset({name}))
+        self._name = name
+
+    def parse_calls(self) -> Steps[None]:
+        yield from self.skip_space()
+        yield from self.peek_char()
+        self.start_call(self._name)
+        yield from self.parse_arguments()
+        yield from self.emit_rest_as_text()

@@ -1,0 +1,115 @@
+"""Metrics of one prompt, observed in the front end as its outputs arrive: counts and times, no text.
+
+`RequestMetrics` turns outputs into observations for a `MetricsSink`; `RequestSummary` holds the totals for a trace.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from octavo_engine.outputs import CompletionOutput, RequestOutput
+    from octavo_engine.wire.records import Timing
+    from octavo_engine.wire.sampling import SamplingParams
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestSummary:
+    """Times are by the front end's monotonic clock. `timing`: of the last ended sequence, by the core's clock."""
+
+    request_id: str
+    params: "SamplingParams"
+    arrival_s: float
+    num_prompt_tokens: int
+    num_generated: int = 0
+    first_token_s: float | None = None
+    timing: "Timing | None" = None
+    finish_reasons: list[str] = field(default_factory=list)
+
+
+class MetricsSink(Protocol):
+    def observe(self, name: str, value: float, times: int = 1) -> None: ...
+
+    def count_end(self, reason: str) -> None: ...
+
+    def request_ended(self, summary: RequestSummary, now: float) -> None: ...
+
+
+class RequestMetrics:
+    """Only the first `close` counts, and no `close` after the last output."""
+
+    def __init__(self, summary: RequestSummary, sink: MetricsSink) -> None:
+        self._summary = summary
+        self._sink = sink
+        self._latest_s: dict[int, float] = {}
+        self._first_s: dict[int, float] = {}
+        self._num_tokens: dict[int, int] = {}
+        self._has_ended = False
+
+    def output(self, output: "RequestOutput", now: float) -> None:
+        if self._summary.first_token_s is None:
+            self._summary.first_token_s = now
+            self._observe_first(now)
+        for sequence in output.outputs:
+            self._advance(sequence, now)
+        if output.finished:
+            self._end(output, now)
+
+    def refuse(self) -> None:
+        """Drop the request from the metrics: the engine never accepted it."""
+        self._has_ended = True
+
+    def close(self, reason: str) -> None:
+        """Record the end of a request without its last output: it failed or was abandoned."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._summary.finish_reasons.append(reason)
+            self._summary.num_generated = sum(self._num_tokens.values())
+            self._sink.count_end(reason)
+            self._sink.request_ended(self._summary, time.monotonic())
+
+    def _observe_first(self, now: float) -> None:
+        params = self._summary.params
+        self._sink.observe("time_to_first_token_seconds", now - self._summary.arrival_s)
+        self._sink.observe("request_params_n", params.n)
+        if params.max_tokens is not None:
+            self._sink.observe("request_params_max_tokens", params.max_tokens)
+
+    def _advance(self, sequence: "CompletionOutput", now: float) -> None:
+        index, count = sequence.index, len(sequence.token_ids)
+        latest = self._latest_s.get(index)
+        if latest is None:
+            self._first_s[index] = now
+        elif count:
+            self._sink.observe("inter_token_latency_seconds", (now - latest) / count, count)
+        self._latest_s[index] = now
+        self._num_tokens[index] = self._num_tokens.get(index, 0) + count
+        if sequence.finish_reason is not None:
+            self._end_sequence(sequence, now)
+
+    def _end_sequence(self, sequence: "CompletionOutput", now: float) -> None:
+        observe = self._sink.observe
+        reason = sequence.finish_reason or "error"
+        self._summary.finish_reasons.append(reason)
+        self._sink.count_end(reason)
+        observe("request_num_preemptions", sequence.num_preemptions)
+        tokens = self._num_tokens[sequence.index]
+        if tokens > 1:
+            observe("request_time_per_output_token_seconds", (now - self._first_s[sequence.index]) / (tokens - 1))
+        if (timing := sequence.timing) is not None:
+            self._summary.timing = timing
+            observe("request_queue_time_seconds", timing.queue_s)
+            observe("request_prefill_time_seconds", timing.prefill_s)
+            observe("request_decode_time_seconds", timing.decode_s)
+            observe("request_inference_time_seconds", timing.inference_s)
+
+    def _end(self, output: "RequestOutput", now: float) -> None:
+        self._has_ended = True
+        observe, summary = self._sink.observe, self._summary
+        summary.num_generated, num_prompt = sum(self._num_tokens.values()), summary.num_prompt_tokens
+        observe("e2e_request_latency_seconds", now - summary.arrival_s)
+        observe("request_prompt_tokens", num_prompt)
+        observe("request_prefill_kv_computed_tokens", num_prompt - output.num_cached_tokens)
+        observe("request_generation_tokens", summary.num_generated)
+        observe("request_max_num_generation_tokens", max(self._num_tokens.values()))
+        self._sink.request_ended(summary, now)

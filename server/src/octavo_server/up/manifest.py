@@ -1,0 +1,28 @@
+"""Services of a manifest for `octavo up -f`, as the operator's package returns them (see `cli.plugins`)."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestService:
+    """One InferenceService. `args`, `env`: of each of its engines."""
+
+    name: str
+    served_names: tuple[str, ...]
+    replicas: int
+    args: tuple[str, ...]
+    env: dict[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestServices:
+    """`keys`: tenant -> API key; None if no key is required. `notes`: settings without an effect on one machine."""
+
+    services: tuple[ManifestService, ...]
+    keys: dict[str, str] | None = field(repr=False)
+    drain_timeout_s: float
+    notes: tuple[str, ...]
+
+    @property
+    def num_engines(self) -> int:
+        return sum(service.replicas for service in self.services)

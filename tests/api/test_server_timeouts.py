@@ -1,0 +1,174 @@
+"""Clients that don't read, don't finish a request, or send nothing are disconnected, and no memory grows."""
+
+import asyncio
+import json
+import logging
+import socket
+from contextlib import suppress
+
+import pytest
+from octavo_server.config import RequestLimits
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import ScriptedClient, serving
+
+LIMITS = RequestLimits(request_timeout_s=0.2)
+MAX_BACKLOG_BYTES = 256 * 1024
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.fixture
+def engine(tmp_path):
+    engine = ScriptedClient(write_byte_model(tmp_path))
+    engine.replies = ["x" * 500]
+    return engine
+
+
+async def connect(served):
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", int(served.url.rpartition(":")[2])))
+    return await asyncio.open_connection(sock=sock, limit=4096)
+
+
+async def close(writer):
+    writer.transport.abort()
+    with suppress(OSError):
+        await writer.wait_closed()
+
+
+def large_stream():
+    """A stream of several megabytes, far more than the socket's own buffers hold."""
+    fields = {"max_tokens": 500, "n": 16, "temperature": 1, "logprobs": 20, "ignore_eos": True, "stream": True}
+    return post("/v1/completions", {"prompt": "a", **fields})
+
+
+def post(path, fields):
+    body = json.dumps(fields).encode()
+    return b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body)) + body
+
+
+async def test_an_unread_stream_is_aborted_and_bounded_in_memory(engine, caplog):
+    async with serving(engine, slow_client_timeout_s=0.3) as served:
+        _, writer = await connect(served)
+        writer.transport.pause_reading()
+        with caplog.at_level(logging.INFO, "octavo_server"):
+            writer.write(large_stream())
+            while not served.server.server_state.connections or not engine.running:
+                await asyncio.sleep(0.001)
+            (connection,) = served.server.server_state.connections
+            backlog = 0
+            while engine.aborted.empty():
+                backlog = max(backlog, connection.transport.get_write_buffer_size())
+                await asyncio.sleep(0.01)
+        assert 0 < backlog < MAX_BACKLOG_BYTES
+        assert not engine.running
+        assert "has not read" in caplog.text
+        await close(writer)
+
+
+async def test_an_unread_whole_response_is_dropped(engine):
+    async with serving(engine, slow_client_timeout_s=0.3) as served:
+        _, writer = await connect(served)
+        writer.transport.pause_reading()
+        writer.write(post("/tokenize", {"prompt": "x" * 600_000, "return_token_strs": True}))
+        while not served.server.server_state.connections:
+            await asyncio.sleep(0.001)
+        while served.server.server_state.connections:
+            await asyncio.sleep(0.01)
+        await close(writer)
+
+
+async def test_a_slow_reader_receives_everything(engine):
+    async with serving(engine, slow_client_timeout_s=60) as served:
+        reader, writer = await connect(served)
+        writer.write(large_stream())
+        got = b""
+        while b"data: [DONE]" not in got:
+            got = got[-20:] + await reader.read(4096)
+            await asyncio.sleep(0)
+        assert engine.aborted.empty()
+        await close(writer)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"POST /v1", HEAD, b"\r\n", HEAD + b"Content-Length: 5\r\nX-Cut: "], ids=range(5)
+)
+async def test_an_endless_head_closes_the_connection(engine, sent):
+    async with serving(engine, limits=LIMITS, keep_alive_s=0.2) as served:
+        reader, writer = await connect(served)
+        writer.write(sent)
+        assert await reader.read() == b""
+        await close(writer)
+
+
+@pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nX-Endless: ", b"GET / HTTP/1.1\r\n"], ids=range(3))
+async def test_an_endless_head_is_refused(engine, start):
+    part = b"X-More: 1\r\n" * 500 if start.endswith(b"\n") else b"x" * 5000
+    async with serving(engine) as served:
+        reader, writer = await connect(served)
+        writer.write(start + part * 14)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert b"65536 bytes, the limit" in answer
+        await close(writer)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /%s HTTP/1.1\r\n\r\n" % (b"x" * 66_000),
+        b"GET /ping HTTP/1.1\r\nX-Long: %s\r\n\r\n" % (b"x" * 66_000),
+        b"GET /ping HTTP/1.1\r\n%s\r\n" % (b"X-More: 1\r\n" * 6000),
+        HEAD + b"X-Long: %s\r\nContent-Length: 2\r\n\r\n{}" % (b"x" * 66_000),
+    ],
+    ids=["url", "header", "headers", "body"],
+)
+async def test_a_whole_head_that_is_too_large_is_refused(engine, head):
+    async with serving(engine, keep_alive_s=1) as served:
+        reader, writer = await connect(served)
+        writer.write(b"GET /ping HTTP/1.1\r\n\r\n" + head)
+        answers = await reader.read()
+        assert answers.startswith(b"HTTP/1.1 200 ")
+        assert answers.count(b"HTTP/1.1") == answers.count(b"HTTP/1.1 431 ") + 1 == 2
+        assert b"65536 bytes, the limit" in answers
+        await close(writer)
+
+
+async def test_a_head_just_below_the_limit_is_read(engine):
+    async with serving(engine) as served:
+        answer = await served.http.get("/ping", headers={"x-long": "x" * 65_000})
+        assert answer.status_code == 200
+
+
+async def test_a_body_that_trickles_after_its_response_closes_the_connection(engine, monkeypatch):
+    monkeypatch.setattr("octavo_server.http.protocol.BODY_GRACE_S", 0.1)
+    async with serving(engine, limits=LIMITS, api_keys=("k",)) as served:
+        reader, writer = await connect(served)
+        writer.write(HEAD + b"Content-Length: 100000\r\n\r\n")
+        assert b"401" in await reader.readuntil(b"\r\n")
+        rest = asyncio.create_task(reader.read())
+        while not rest.done():
+            writer.write(b"x")
+            await asyncio.sleep(0.01)
+        await close(writer)
+
+
+async def test_an_empty_line_does_not_keep_an_idle_connection_open(engine):
+    async with serving(engine, limits=LIMITS, keep_alive_s=0.2) as served:
+        reader, writer = await connect(served)
+        writer.write(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200" in await reader.readuntil(b"\r\n")
+        writer.write(b"\r\n")
+        await reader.read()
+        await close(writer)
+
+
+async def test_the_timeouts_do_not_end_a_running_request(engine):
+    engine.replies = ["fine"]
+    async with serving(engine, limits=LIMITS, slow_client_timeout_s=0.1, keep_alive_s=0.1) as served:
+        engine.hold_at = 1
+        sending = asyncio.create_task(served.http.post("/v1/completions", json={"prompt": "a"}))
+        await engine.held.wait()
+        asyncio.get_running_loop().call_later(0.5, engine.resumed.set)
+        assert (await sending).json()["choices"][0]["text"] == "fine"

@@ -1,0 +1,76 @@
+"""Loading a model: errors before any computation, and dummy weights."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from octavo_engine.config import EngineConfig
+from octavo_engine.runner.model_loading import load_executor
+from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
+from octavo_engine.wire.sampling import SamplingParams
+from octavo_testing.tiny_models import make_tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("llama", tmp_path_factory.mktemp("models"))
+
+
+def config(folder: Path, **fields: Any) -> EngineConfig:
+    return EngineConfig(
+        **{"model": str(folder), "dtype": "float32", "num_threads": 1, "num_gpu_blocks_override": 20, **fields}
+    )
+
+
+def test_lengths_come_from_the_model_or_the_user(folder: Path) -> None:
+    assert load_executor(config(folder))[1].max_model_len == 128
+    assert load_executor(config(folder, max_model_len=50))[1].max_model_len == 50
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_model_len": 129}, "the model's own 128"),
+        ({"max_model_len": 0}, "at least 1"),
+        ({"num_gpu_blocks_override": 7}, "--max-model-len to at most 112"),
+        ({"device": "cuda"}, "--device cuda"),
+        ({"model": "/nowhere"}, "/nowhere"),
+    ],
+    ids=str,
+)
+def test_an_unusable_model_is_refused_in_one_line(folder: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(StartupError, match=message) as failure:
+        load_executor(config(folder, **fields))
+    assert "\n" not in str(failure.value)
+
+
+def test_dummy_weights_run(folder: Path) -> None:
+    executor, info = load_executor(config(folder, load_format="dummy"))
+    new = NewSeq(seq_id=0, token_ids=[3, 4, 5], num_prompt_tokens=3, params=SamplingParams())
+    step = SeqStep(seq_id=0, start=0, num_tokens=3, sample=True, block_ids=[[1]])
+    result = executor.submit(StepPlan(step_id=0, new_seqs=[new], seqs=[step])).result()
+    assert result.error is None
+    assert len(result.seqs[0].token_ids) == 1
+    assert info.weights_fingerprint != load_executor(config(folder))[1].weights_fingerprint
+
+
+def test_progress_is_reported(folder: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    load_executor(config(folder), progress=lambda done, total: seen.append((done, total)))
+    assert len(seen) > 1
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] > 0.9 * seen[-1][1] > 0
+
+
+def test_two_executors_in_one_process_are_independent(folder: Path) -> None:
+    """Each executor has its own weights and cache; there are no globals."""
+    plan = StepPlan(
+        step_id=0,
+        new_seqs=[NewSeq(seq_id=0, token_ids=[3], num_prompt_tokens=1, params=SamplingParams(temperature=0.0))],
+        seqs=[SeqStep(seq_id=0, start=0, num_tokens=1, sample=True, block_ids=[[1]])],
+    )
+    first, second = (load_executor(config(folder))[0] for _ in range(2))
+    want = first.submit(plan).result().seqs[0].token_ids
+    first.shutdown()
+    assert second.submit(plan).result().seqs[0].token_ids == want
