@@ -29,7 +29,7 @@ MANIFESTS := engine/pyproject.toml server/pyproject.toml operator/pyproject.toml
 export TORCH_INDEX TORCH_SPEC
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up serve images test nightly e2e lint fmt crds bench clean
+.PHONY: help setup setup-dev up serve images test nightly e2e lint fmt docs crds bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,7 +37,7 @@ help: ## list the targets
 
 setup: $(VENV)/.run ## install the dependencies of serving into .venv (`make up` and `make serve` run it first)
 
-setup-dev: $(VENV)/.dev ## install also the dependencies of tests, lint and benchmarks
+setup-dev: $(VENV)/.dev ## install also the dependencies of tests, lint, docs and benchmarks
 
 up: $(VENV)/.run ## serve MODEL on PORT by REPLICAS engines behind the prefix-aware router; all flags: ARGS='--help'
 	exec $(BIN)/octavo up $(MODEL) --replicas $(REPLICAS) --port $(PORT) $(ARGS)
@@ -71,6 +71,9 @@ fmt: $(VENV)/.dev ## format the code and apply the safe fixes of the linter
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(VENV)/.dev ## build the documentation as a website: docs/_build/html/README.html; fails on warnings and broken links
+	$(BIN)/python -m sphinx -q -W --keep-going -d docs/_build/doctrees docs docs/_build/html
+
 crds: ## copy the CRDs into the Helm chart
 	cp crds/*.yaml charts/octavo/files/
 
@@ -84,7 +87,7 @@ bench: $(VENV)/.dev ## run the benchmarks; beside other engines: PEERS=DIR (benc
 	$(BIN)/python benchmarks/offline.py $(if $(PEERS),--peers $(PEERS)) --json results/offline.json $(ARGS)
 
 clean: ## remove .venv, caches and results
-	rm -rf $(VENV) build results .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build results docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:

@@ -1,4 +1,4 @@
-"""The audit log of the whole run: operator, routers and engines used exactly the rights in docs/rbac.md."""
+"""The audit log of the whole run: operator, routers and engines used exactly the rights in docs/reference/rbac.md."""
 
 import re
 from collections.abc import Set

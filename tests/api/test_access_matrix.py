@@ -1,4 +1,4 @@
-"""docs/access.md is generated from responses of real servers to each route: --update-golden writes it."""
+"""docs/reference/access.md is generated from responses of real servers to each route: --update-golden writes it."""
 
 import asyncio
 from collections.abc import Iterable
@@ -12,14 +12,14 @@ from octavo_testing.routing import routing
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 
-PAGE = Path(__file__).parents[2] / "docs" / "access.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "access.md"
 BEGIN, END = (
     "<!-- The tables are made by tests/api/test_access_matrix.py --update-golden -->\n",
     "<!-- end of tables -->",
 )
 SECRET = "between-us"
 CALLERS = {
-    "nobody": {},
+    "anonymous": {},
     "client": {"authorization": "Bearer sk-a"},
     "admin": {"authorization": "Bearer boss"},
     "router": {"x-octavo-secret": SECRET},
@@ -57,9 +57,11 @@ async def table(title, routes, servers):
     """One column for each caller of each server."""
     heads = [f"{name}: {caller}" if name else caller for name, _ in servers for caller in CALLERS]
     lines = [f"### {title}", "", "| route | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    rows = {}
     for path, method in routes:
         cells = [await outcome(http, path, method, headers) for _, http in servers for headers in CALLERS.values()]
-        lines.append(f"| `{method} {path}` | " + " | ".join(cells) + " |")
+        rows.setdefault(tuple(cells), []).append(f"`{method} {path}`")
+    lines += [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in rows.items()]
     return "\n".join([*lines, ""])
 
 

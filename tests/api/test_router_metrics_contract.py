@@ -2,7 +2,6 @@
 
 import re
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 from octavo_server.router.balance.decision import RUNGS
@@ -11,9 +10,6 @@ from octavo_server.router.observe.metrics.catalogue import FAMILIES, PREFIX
 from octavo_server.router.observe.report import Reporter, ReportQuery, Waiting, exposition
 from octavo_server.router.observe.request_observer import RouterTelemetry
 from octavo_testing.router_parts import PROMPT, decision, exact_replica
-
-PAGE = Path(__file__).parents[2] / "docs" / "router.md"
-BEGIN, END = "--update-golden -->\n", "<!-- end of metrics -->"
 
 
 @pytest.fixture(scope="module")
@@ -68,15 +64,3 @@ def test_every_line_is_valid_prometheus_text(text):
     assert [found for found in text.splitlines() if not line.fullmatch(found)] == []
     kinds = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
     assert len(kinds) == len(set(kinds))
-
-
-def test_the_table_in_the_guide_equals_the_list(golden):
-    before, rest = PAGE.read_text().split(BEGIN)
-    after = rest.partition(END)[2]
-    rows = [
-        f"| `{PREFIX}{f.name}` | {f.kind} | {', '.join(f.labels) or ' '.join(f'{bound:g}' for bound in f.bounds)} "
-        f"| {f.help} |\n"
-        for f in FAMILIES
-    ]
-    table = "| name | type | labels or buckets | |\n|---|---|---|---|\n" + "".join(rows)
-    golden(str(PAGE), f"{before}{BEGIN}{table}{END}{after}")

@@ -1,4 +1,4 @@
-"""docs/conformance.md has the rows of the conformance tests, and no promised row is missing."""
+"""docs/reference/conformance.md has the rows of the conformance tests, and no promised row is missing."""
 
 import pytest
 from octavo_testing.conformance import (

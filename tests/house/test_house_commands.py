@@ -15,6 +15,8 @@ DOCUMENTS = [
 TARGET = re.compile(r"^([a-z0-9-]+):", re.MULTILINE)
 MAKE_COMMAND = re.compile(r"(?:`|^|make\S* )make ([a-z0-9-]+)", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
+SOURCE = re.compile(r"`([\w/.-]+\.(?:py|cpp))`")
+FOLDERS = ("engine", "server", "operator", "tests", "e2e", "benchmarks", "examples", "tools", "docs")
 SCRIPT = re.compile(r"`?((?:benchmarks|examples|tools)/[\w/]+\.(?:py|sh))`?")
 
 
@@ -43,6 +45,14 @@ def test_a_document_names_existing_targets_scripts_and_links(document: Path) -> 
         if anchor:
             headings = [line for line in linked.read_text().splitlines() if line.startswith("#")]
             assert anchor in map(heading_anchor, headings), f"{document} links to {target}#{anchor}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_source_files_that_a_document_names_exist(document: Path) -> None:
+    """A document gives the end of a path: `core/planner.py`."""
+    named = set(SOURCE.findall((ROOT / document).read_text())) if document.name != "renames.md" else set()
+    paths = [f"/{path.relative_to(ROOT)}" for folder in FOLDERS for path in (ROOT / folder).rglob("*.[pc]*")]
+    assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in paths)] == []
 
 
 def test_readme_fits_one_screen_and_names_the_commands() -> None:

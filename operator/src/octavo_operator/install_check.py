@@ -75,7 +75,7 @@ def _check_crd(services: Any, namespace: str) -> tuple[bool, str]:
             GROUP, VERSION, namespace, "inferenceservices", MANIFEST, dry_run="All", field_validation="Strict"
         )
     except ApiException as error:
-        hint = "the CRD is missing: install it, docs/install.md" if error.status == 404 else error.body
+        hint = "the CRD is missing: install it, docs/guide/install.md" if error.status == 404 else error.body
         return False, f"the API server refuses an InferenceService: {hint}"
     return True, f"the API server accepts an InferenceService in the namespace {namespace}"
 

@@ -156,7 +156,7 @@ async def _supported_settings(cluster: Cluster, settings: Settings, namespaces: 
     if not await is_served(cluster, KIND, where):
         name = f"{SERVICES[1]}.{GROUP}"
         raise ApiError(
-            404, "NotServed", f"the CRD {name} is not installed: install it with the chart (docs/install.md)"
+            404, "NotServed", f"the CRD {name} is not installed: install it with the chart (docs/guide/install.md)"
         )
     if settings.has_pod_monitors and not await is_served(cluster, "PodMonitor", where):
         logger.warning("there are no PodMonitors in this cluster: the operator creates none until it is restarted")

@@ -1,7 +1,7 @@
 """`Telemetry`: the operator's Prometheus metrics, about itself and about the services that it manages.
 
 Counters are incremented as events happen; gauges are computed at each scrape. Only the leading operator exports metrics
-of services, so that two operators don't count them twice. A test keeps the list in docs/observability.md equal.
+of services, so that two operators don't count them twice. A test keeps the list in docs/reference/metrics.md equal.
 """
 
 from collections import Counter

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[3]
-DOCUMENT = ROOT / "docs" / "conformance.md"
+DOCUMENT = ROOT / "docs" / "reference" / "conformance.md"
 TESTS = ROOT / "tests" / "conformance"
 
 #: Topic -> numbers of its behaviours.
@@ -38,10 +38,10 @@ PASS, FAIL, NOT_RUN = "pass", "**fail**", "not run"
 INTRODUCTION = """\
 # Conformance
 
-What clients written for OpenAI's API and for vLLM rely on, as checked with Octavo {version}. Written by
-`make test JOBS=1 TESTS=tests/conformance ARGS=--update-conformance` from the tests in `tests/conformance`;
-don't edit it. Where Octavo differs on purpose, the row says so. SmolLM2-135M and the tiny model (random weights) run in
-a real `octavo serve` process; the scripted engine stands behind the same server where a test has to choose the tokens.
+Behaviour that clients written for OpenAI's API and for vLLM rely on, checked with Octavo {version}. The tests in
+`tests/conformance` state the rows; `make test JOBS=1 TESTS=tests/conformance ARGS=--update-conformance` writes this
+page. A row names each intended difference from vLLM. SmolLM2-135M and the tiny model (random weights) run in a real
+`octavo serve` process; the scripted engine replaces the model where a test has to choose the tokens.
 """
 
 
@@ -129,10 +129,11 @@ class Outcomes:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-conformance", action="store_true", help="write docs/conformance.md from this run")
+    text = "write docs/reference/conformance.md from this run"
+    parser.addoption("--update-conformance", action="store_true", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "conformance(row, behaviour, how): a row of docs/conformance.md")
+    config.addinivalue_line("markers", "conformance(row, behaviour, how): a row of docs/reference/conformance.md")
     if config.getoption("--update-conformance"):
         config.pluginmanager.register(Outcomes(), "conformance-outcomes")

@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo_testing.audit_log import Call
 
-PAGE = Path(__file__).parents[3] / "docs" / "rbac.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "rbac.md"
 
 
 @dataclass(frozen=True, slots=True, order=True)

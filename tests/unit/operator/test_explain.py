@@ -10,7 +10,7 @@ from octavo_operator.explain.meanings import MEANINGS
 from octavo_operator.explain.text import lines_of, table_of
 from octavo_operator.plan.conditions import REASONS, Condition, ready, with_transition_times
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "conditions.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "conditions.md"
 ROW = re.compile(r"\| `\w+` \| `\w+` \|")
 NOW = "2026-11-21T20:00:00Z"
 

@@ -12,7 +12,7 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 FILES = ROOT / "charts" / "octavo" / "files"
-GUIDE = ROOT / "docs" / "alerts.md"
+GUIDE = ROOT / "docs" / "guide" / "alerts.md"
 LISTS = ("tests/api/metrics.txt", "tests/api/router_metrics.txt", "tests/unit/operator/operator_metrics.txt")
 DASHBOARDS = sorted((FILES / "dashboards").glob("*.json"))
 #: Labels that Prometheus adds by the PodMonitors.
@@ -78,7 +78,7 @@ def test_an_alert_has_a_remedy_in_the_guide(rule: dict[str, Any]) -> None:
     assert re.search(rf"^## {rule['alert']}$", GUIDE.read_text(), re.MULTILINE)
     assert rule["labels"]["severity"] in ("warning", "critical")
     assert rule["annotations"].keys() == {"summary", "description", "runbook"}
-    assert rule["annotations"]["runbook"] == f"docs/alerts.md#{rule['alert'].lower()}"
+    assert rule["annotations"]["runbook"] == f"docs/guide/alerts.md#{rule['alert'].lower()}"
     assert re.fullmatch(r"\d+m", rule["for"])
     named = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"])))
     grouped = {name for names in re.findall(r"by \(([^)]*)\)", rule["expr"]) for name in names.split(", ")}

@@ -12,7 +12,7 @@ from octavo_operator.plan.actions import Apply, CreateOnce, Delete, SetGate
 from octavo_testing.serve_command import free_port
 from prometheus_client.parser import text_string_to_metric_families
 
-PAGE = Path(__file__).parents[3] / "docs" / "observability.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 READY = {"type": "Ready", "status": "True", "reason": "Serving"}
 SERVICES: list[dict[str, Any]] = [
     {"metadata": {"namespace": "a", "name": "new"}},

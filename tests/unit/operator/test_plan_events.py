@@ -17,7 +17,7 @@ from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import Case, stored
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
-DOCUMENT = Path(__file__).parents[3] / "docs" / "conditions.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "conditions.md"
 OTHER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "theirs", "uid": "u9", "controller": True}
 
 

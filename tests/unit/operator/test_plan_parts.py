@@ -24,7 +24,7 @@ from octavo_server.cli.termination_message import termination_message
 from octavo_testing.infsvc_cases import HOST, OPEN, Case, stored
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
-DOCUMENT = Path(__file__).parents[3] / "docs" / "conditions.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "conditions.md"
 
 
 def _service(**spec: Any) -> InferenceService:

@@ -1,4 +1,4 @@
-"""The access policy of both servers by caller and kind of route. docs/access.md lists every route of real servers."""
+"""The access policy of both servers by caller and kind of route. docs/reference/access.md lists every route."""
 
 import pytest
 from octavo_server.api_keys import ApiKeys

@@ -61,7 +61,7 @@ def test_published_vectors_match(name: str) -> None:
 
 
 def test_the_documentation_publishes_these_vectors() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "block-hash.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "block-hash.md").read_text()
     assert dict(re.findall(r"^\| (\S+) \|.*\| `([0-9a-f]{64})` \|$", page, re.MULTILINE)) == VECTORS
 
 
@@ -132,7 +132,7 @@ def test_a_tenant_reaches_only_its_own_part() -> None:
 def test_an_unnamed_key_gets_a_stable_name() -> None:
     name = unnamed_tenant("sk-alice")
     assert name == "key-" + _digest(b"octavo-tenant1", b"sk-alice").hex()[:16]
-    assert f"`{name}`" in (Path(__file__).parents[3] / "docs" / "block-hash.md").read_text()
+    assert f"`{name}`" in (Path(__file__).parents[3] / "docs" / "reference" / "block-hash.md").read_text()
 
 
 def test_a_short_hash_has_eight_bytes() -> None:

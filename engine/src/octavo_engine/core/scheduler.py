@@ -2,7 +2,7 @@
 
 Several plans may be issued before the first result arrives; they run, and are committed, in order. Equal inputs give
 equal decisions, so that a trace can be replayed. Every (request, index) that `add` accepted gets exactly one record
-with a `finish_reason`, from `commit`, `abort` or `prepared`. docs/scheduler.md describes the decisions.
+with a `finish_reason`, from `commit`, `abort` or `prepared`. docs/internals/scheduler.md describes the decisions.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Checks and compiles grammars within limits, and builds the vocabulary's trie, with llguidance.
 
 llguidance returns errors as values; this module raises GrammarError instead. The library releases the GIL while it
-compiles grammars and computes masks. docs/structured-output.md explains the choice of this library.
+compiles grammars and computes masks. docs/internals/structured-output.md explains the choice of this library.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Downloads models from S3-compatible object stores: `s3://BUCKET/PREFIX` and `s3://BUCKET/PATH.gguf`.
 
-Endpoint, region and credentials come from the environment variables of AWS' own tools (docs/serving.md); profiles in
+Endpoint, region and credentials come from the variables of AWS' own tools (docs/guide/serving.md); profiles in
 `~/.aws` provide static keys. Objects are requested by ETag, so that versions of a replaced object are never mixed.
 """
 

@@ -1,6 +1,6 @@
 """Hashes of KV blocks: the engine's cache keys, which the router looks up, so both must compute the same bytes.
 
-The definition, with test vectors, is `docs/block-hash.md`. A block's hash covers everything its KV depends on: the
+Definition and test vectors: `docs/reference/block-hash.md`. A block's hash covers everything its KV depends on: the
 weights, the KV dtype, the block size, the adapter, the tenant's salt and every token before it. It covers content only:
 no path, revision, counter or process seed, so that independent replicas compute equal hashes.
 

@@ -1,4 +1,4 @@
-"""`RouterReports`: the state of the replicas as each router pod streams it at `GET /state/events` (docs/router.md).
+"""`RouterReports`: the state of the replicas, from each router's `GET /state/events` (docs/reference/router.md).
 
 There is one connection per router pod, and nothing is polled. `on_change` is called when a report changes; a change of
 the load alone, which varies constantly, calls it every `LOAD_EVERY_S` at most.

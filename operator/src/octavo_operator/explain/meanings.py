@@ -1,4 +1,4 @@
-"""Meaning and remedy of each condition's reason, for `octavo explain infsvc` and for docs/conditions.md.
+"""Meaning and remedy of each condition's reason, for `octavo explain infsvc` and for docs/reference/conditions.md.
 
 A test keeps the page's table equal to this one; `pytest --update-golden` writes it.
 """

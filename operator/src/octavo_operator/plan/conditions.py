@@ -1,6 +1,6 @@
 """The conditions of a service, and the closed list of reasons that they can have.
 
-Each condition is one requirement for Ready; they are listed in the order in which they become true. docs/conditions.md
+Each condition is one requirement for Ready, in the order in which they become true. docs/reference/conditions.md
 documents each reason and its remedy; a test keeps the two lists equal.
 """
 

@@ -27,7 +27,9 @@ HEADERS = [(b"content-type", MEDIA_TYPE.encode()), *UNBUFFERED]
 
 @router.get(
     "/kv/events",
-    **answers("A snapshot of the KV blocks, then every change (docs/kv-stream.md)", MEDIA_TYPE, refusals=(400, 401)),
+    **answers(
+        "A snapshot of the KV blocks, then every change (docs/reference/kv-stream.md)", MEDIA_TYPE, refusals=(400, 401)
+    ),
 )
 async def kv_events(request: Request) -> Response:
     context = _context_with_stream(request)
@@ -35,7 +37,8 @@ async def kv_events(request: Request) -> Response:
 
 
 @router.get(
-    "/kv/snapshot", **answers("A snapshot of the KV blocks (docs/kv-stream.md)", MEDIA_TYPE, refusals=(400, 401))
+    "/kv/snapshot",
+    **answers("A snapshot of the KV blocks (docs/reference/kv-stream.md)", MEDIA_TYPE, refusals=(400, 401)),
 )
 async def kv_snapshot(request: Request) -> Response:
     context = _context_with_stream(request)
@@ -45,7 +48,9 @@ async def kv_snapshot(request: Request) -> Response:
 @router.get(
     "/kv/model",
     **answers(
-        "Data to compute the block hashes of a request (docs/kv-stream.md)", card.MEDIA_TYPE, refusals=(400, 401)
+        "Data to compute the block hashes of a request (docs/reference/kv-stream.md)",
+        card.MEDIA_TYPE,
+        refusals=(400, 401),
     ),
 )
 async def kv_model(request: Request) -> Response:

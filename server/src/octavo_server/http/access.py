@@ -3,7 +3,7 @@
 A caller is anonymous, a client (by an API key), the administrator (by the API key named `admin`), or a router (by the
 secret that routers and replicas share). A server without keys and without a secret is open. Clients are denied every
 route that the table doesn't list, so a new route is closed until the table lists it. A test calls every route of both
-servers and writes docs/access.md.
+servers and writes docs/reference/access.md.
 """
 
 from collections.abc import Mapping

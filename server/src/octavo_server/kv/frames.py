@@ -1,4 +1,4 @@
-"""The frames of the KV stream (docs/kv-stream.md): msgpack maps, each after its length as a little-endian u32.
+"""The frames of the KV stream (docs/reference/kv-stream.md): msgpack maps, each after its length (little-endian u32).
 
 The replica writes them, the router reads them. A reader ignores unknown fields, so that either side can be newer.
 """

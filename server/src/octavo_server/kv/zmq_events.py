@@ -1,4 +1,4 @@
-"""KV events in vLLM's format, over ZeroMQ, for routers made for vLLM (docs/kv-events-zmq.md).
+"""KV events in vLLM's format, over ZeroMQ, for routers made for vLLM (docs/reference/kv-events-zmq.md).
 
 Unlike the KV stream, the events hold tokens, include no snapshot, and can't be checked for completeness. A client can
 request a replay of a bounded number of past batches. Sending never waits: ZeroMQ drops messages for slow subscribers.

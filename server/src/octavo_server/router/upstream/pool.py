@@ -1,6 +1,6 @@
 """Connection pools to all replicas, and the periodic check that fails responses after too long a silence.
 
-Octavo has its own HTTP client, as the client's cost is added to every request (docs/router.md has the figures).
+Octavo has its own HTTP client, as the client's cost is added to every request (figures: docs/internals/routing.md).
 """
 
 import asyncio
