@@ -66,6 +66,7 @@ lint: $(VENV)/.dev ## run ruff, mypy --strict, import contracts, and the checks 
 	$(BIN)/lint-imports
 	$(BIN)/python tools/size_report.py
 	$(BIN)/python tools/check_layout.py
+	$(BIN)/python tools/check_language.py
 
 fmt: $(VENV)/.dev ## format the code and apply the safe fixes of the linter
 	$(BIN)/ruff format .
