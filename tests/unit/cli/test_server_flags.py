@@ -1,6 +1,6 @@
 """Every flag of every command, with its default, is a contract: `flags.txt` changes only on purpose.
 
-After adding or changing a flag: pytest tests/unit/server/test_server_flags.py --update-golden, and commit the diff.
+After adding or changing a flag: pytest tests/unit/cli/test_server_flags.py --update-golden, and commit the diff.
 """
 
 import argparse
