@@ -113,13 +113,13 @@ def test_engines_require_the_routers_secret(spec: dict[str, Any]) -> None:
     assert secret == {"secretKeyRef": {"name": "llm-router-secret", "key": "secret"}}
 
 
-class Followed:
+class FakeReports:
     """Records the addresses that `RouterReports` would connect to."""
 
     def __init__(self) -> None:
         self.addresses: list[tuple[str, int]] = []
 
-    def follow(self, key: Key, address: tuple[str, int], secret: str) -> None:
+    def subscribe(self, key: Key, address: tuple[str, int], secret: str) -> None:
         self.addresses.append(address)
 
 
@@ -145,8 +145,8 @@ def _port(name: str, number: int) -> dict[str, Any]:
 )
 async def test_the_state_stream_uses_the_port_of_the_pod(containers: list[dict[str, Any]], port: int) -> None:
     """During an upgrade from a version without an admin port, both kinds of pods exist."""
-    followed: Any = Followed()
-    watching = EventHandlers(View(), WorkQueue(), followed, secret_of=lambda _: "s", on_watch_start=lambda: None)
+    reports: Any = FakeReports()
+    handlers = EventHandlers(View(), WorkQueue(), reports, secret_of=lambda _: "s", on_watch_start=lambda: None)
     labels = {SERVICE_LABEL: "llm", ROUTER_LABEL: "llm", COMPONENT_LABEL: "router"}
     pod: Any = {
         "apiVersion": "v1",
@@ -156,5 +156,5 @@ async def test_the_state_stream_uses_the_port_of_the_pod(containers: list[dict[s
         "status": {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
     }
     event: Any = {"type": "ADDED", "object": pod}
-    await watching._seen(event, pod)
-    assert followed.addresses == [("10.0.0.1", port)]
+    await handlers._on_event(event, pod)
+    assert reports.addresses == [("10.0.0.1", port)]

@@ -144,7 +144,7 @@ def test_an_unreadable_spec_is_not_ready() -> None:
     [(WANTED, ("NotFound", "CrashLoop")), ("before", ("Fetched", "Starting"))],
 )
 def test_a_failure_stays_while_a_restarted_pod_shows_no_reason(revision: str, reasons: tuple[str, str]) -> None:
-    missing = _pod(trouble="CrashLoop", message="exit code 1: no such file or folder", restarts=1)
+    missing = _pod(trouble="CrashLoop", message="exit code 1", failure_code="ModelNotFound", restarts=1)
     rows = with_transition_times(
         conditions_of(_service(), Observed(pods=(missing,)), SETTINGS, wanted=WANTED), (), generation=1, now="t"
     )

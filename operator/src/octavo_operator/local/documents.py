@@ -33,7 +33,7 @@ def read_documents(text: str) -> Documents:
             found.configs[kind, name] = _entries(manifest, f"{kind} {name}")
         elif kind != KIND and not str(manifest.get("apiVersion")).startswith(f"{GROUP}/"):
             found.notes.append(
-                f"{kind} {name} is ignored: octavo up runs InferenceServices, and reads Secrets and ConfigMaps"
+                f"{kind} {name}: ignored: octavo up runs InferenceServices, and reads Secrets and ConfigMaps"
             )
         else:
             try:
