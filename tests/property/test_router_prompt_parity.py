@@ -1,4 +1,4 @@
-"""The router's block hashes are those that the engine stores, whatever the template, tokenizer, tools and salts.
+"""The router's block hashes equal those that the engine stores, whatever the template, tokenizer, tools and salts.
 
 The engine's side is its own code: the body is read by the API's schema, rendered and encoded whole, and a real
 scheduler stores the blocks. The router's side is a `PromptHasher` that has read many other prompts before.
@@ -44,7 +44,7 @@ def template_of(name):
 
 @functools.cache
 def reader_of(tokenizer_name, template_name, isolated):
-    """By way of the wire."""
+    """Hasher of a card that was encoded and decoded."""
     tokenizer, template = tokenizer_of(tokenizer_name), template_of(template_name)
     card = KVModelCard(
         models=("m", *ADAPTERS),
@@ -63,7 +63,7 @@ def reader_of(tokenizer_name, template_name, isolated):
 
 
 def stored(token_ids, salt, adapter):
-    """What a replica's KV stream tells after the prompt has run."""
+    """Hashes that a replica's KV stream reports after the prompt has run."""
     config = sim_config(
         block_size=BLOCK,
         num_blocks=len(token_ids) // BLOCK + 2,
@@ -107,7 +107,7 @@ def check(kind, body, **place):
 
 
 def check_raw(kind, raw, *, tokenizer="byte level", template="chatml", tenant="", isolated=False):
-    """The proxy's way of decoding a body, against the engine's."""
+    """Compare the proxy's decoding of a body with the engine's."""
     body = msgspec.json.decode(raw)
     prompts = engine_prompts(kind, raw, template_of(template), tokenizer_of(tokenizer))
     salt = tenant_salt(tenant if isolated else "", body.get("cache_salt") or "")
@@ -247,7 +247,7 @@ def test_responses(given_input, place, fields):
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_long_conversation_turn_by_turn(tokenizer, template):
-    """Long enough that it is cut, in every combination, and so that most of it is known."""
+    """Long enough to be cut, in every combination, with a mostly known beginning."""
     messages = []
     for turn in range(4):
         messages.append(

@@ -153,7 +153,7 @@ def ended_decisions(telemetry, after=0):
 
 
 async def test_each_decision_is_followed_once(monkeypatch, capsys):
-    """Of some that were asked before the router tells nothing new; it tells them again where a worker hangs."""
+    """The router lists a decision only once, unless a worker hangs; then it may list it again."""
     monkeypatch.setattr(explain, "FOLLOW_EVERY_S", 0.0)
     telemetry, asked = RouterTelemetry(), []
 

@@ -1,4 +1,4 @@
-"""The router's simulator, small: its laws hold under every policy, runs are reproducible, and Octavo's policy finds cached blocks."""
+"""The router's simulator at small size: laws under every policy, reproducible runs, cache hits of Octavo's policy."""
 
 import importlib
 import json
