@@ -74,7 +74,7 @@ class Bench:
         for frame in self._reader.feed(data):
             assert isinstance(frame, Step)
             fed.feed(frame)
-            self._picker.heard(replica)
+            self._picker.record_load(replica)
         return (time.process_time_ns() - started) / 1000
 
 

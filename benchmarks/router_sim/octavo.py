@@ -33,7 +33,7 @@ class Octavo:
         return self._leases[number].decision.expected_tokens
 
     def heard(self, replica: int) -> None:
-        self._picker.heard(self._site.replicas[replica])
+        self._picker.record_load(self._site.replicas[replica])
 
     def first_byte(self, asked: Asked, replica: int, cached_tokens: int) -> None:
         self._leases[asked.number].record_first_byte()
