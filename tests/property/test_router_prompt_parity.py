@@ -112,7 +112,7 @@ def check_raw(kind, raw, *, tokenizer="byte level", template="chatml", tenant=""
     prompts = engine_prompts(kind, raw, template_of(template), tokenizer_of(tokenizer))
     salt = tenant_salt(tenant if isolated else "", body.get("cache_salt") or "")
     longest = max(prompts, key=len)
-    prompt = reader_of(tokenizer, template, isolated).read(kind, body, tenant)
+    prompt = reader_of(tokenizer, template, isolated).hash_prompt(kind, body, tenant)
     assert prompt.is_exact
     assert prompt.num_tokens == sum(map(len, prompts))
     assert len(prompt.hashes) == len(longest) // BLOCK
