@@ -71,10 +71,10 @@ class Bench:
         fed = self._fed[self._replicas.index(replica)]
         data = write(fed.step(coming=[block for block in prompt.hashes if block not in self._known]))
         started = time.process_time_ns()
-        for frame in self._reader.receive(data):
+        for frame in self._reader.feed(data):
             assert isinstance(frame, Step)
             fed.receive(frame)
-            self._picker.heard(replica)
+            self._picker.record_load(replica)
         return (time.process_time_ns() - started) / 1000
 
 

@@ -33,7 +33,7 @@ class Octavo:
         return self._leases[number].decision.expected_tokens
 
     def on_frame(self, replica: int) -> None:
-        self._picker.heard(self._view.replicas[replica])
+        self._picker.record_load(self._view.replicas[replica])
 
     def on_first_byte(self, request: PolicyRequest, replica: int, cached_tokens: int) -> None:
         self._leases[request.number].record_first_byte()

@@ -21,14 +21,14 @@ async def both(tmp_path_factory):
 
 
 @pytest.fixture(params=["engine", "router"])
-def asked(both, request):
+def server(both, request):
     both["engine"].engine.reset()
     return both[request.param]
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping", "/ready"])
-async def test_probes_may_use_head(asked, path):
-    got, head = await asked.http.get(path), await asked.http.head(path)
+async def test_probes_may_use_head(server, path):
+    got, head = await server.http.get(path), await server.http.head(path)
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == str(len(got.content))
 
@@ -41,9 +41,9 @@ async def test_a_head_probe_shows_the_drain_of_the_router(both):
     assert (await routed.http.head("/ready")).status_code == 200
 
 
-async def said(asked, *requests):
+async def send_raw(server, *requests):
     """Head and body of all bytes that arrive until the connection is closed."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(asked.url.rpartition(":")[2]))
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
     writer.write(b"".join(requests))
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
@@ -57,8 +57,8 @@ def post(**fields):
     return head % len(body) + body
 
 
-async def test_a_stream_to_http_1_0_is_unchunked_and_ends_with_the_connection(asked):
-    head, body = await said(asked, post(stream=True), post())
+async def test_a_stream_to_http_1_0_is_unchunked_and_ends_with_the_connection(server):
+    head, body = await send_raw(server, post(stream=True), post())
     assert head.startswith(b"http/1.1 200 ok\r\n")
     assert (b"transfer-encoding" in head, b"content-length" in head) == (False, False)
     assert b"\r\nconnection: close" in head
@@ -67,8 +67,8 @@ async def test_a_stream_to_http_1_0_is_unchunked_and_ends_with_the_connection(as
     assert frames[-1] == "[DONE]"
 
 
-async def test_a_whole_response_to_http_1_0_has_a_length(asked):
-    head, body = await said(asked, post())
+async def test_a_whole_response_to_http_1_0_has_a_length(server):
+    head, body = await send_raw(server, post())
     assert b"\r\ncontent-length: %d\r\n" % len(body) in head
     assert json.loads(body)["choices"][0]["text"] == "Hello, world!"
 
@@ -80,12 +80,12 @@ REFUSED = (
 
 
 @pytest.mark.parametrize("end", [b"", b"\r\n\r\n"], ids=["endless", "whole"])
-async def test_a_head_that_is_too_large_is_counted(asked, end):
+async def test_a_head_that_is_too_large_is_counted(server, end):
     async def count():
-        found = parse_metrics((await asked.http.get("/metrics")).text)
+        found = parse_metrics((await server.http.get("/metrics")).text)
         return sum(found.get(name, 0) for name in REFUSED)
 
     before = await count()
-    head, _ = await said(asked, b"POST /v1/completions HTTP/1.1\r\nX-Long: " + b"x" * 70_000 + end)
+    head, _ = await send_raw(server, b"POST /v1/completions HTTP/1.1\r\nX-Long: " + b"x" * 70_000 + end)
     assert head.startswith(b"http/1.1 431 ")
     assert await count() == before + 1

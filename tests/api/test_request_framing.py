@@ -19,7 +19,7 @@ SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class Echo:
-    """Responds 200 with the path and body of each request, and stores the headers; `answers_first`: without reading."""
+    """Responds 200 with path and body of each request, and stores the headers. `answers_first`: without reading."""
 
     def __init__(self):
         self.seen = []
@@ -228,7 +228,7 @@ CYCLE = {
 
 
 async def test_uvicorn_has_each_private_name_in_use():
-    """A new uvicorn (`server/pyproject.toml` bounds its version) must pass this and the other tests of this file."""
+    """A new version of uvicorn, which `server/pyproject.toml` bounds, must pass all tests of this file."""
     config = uvicorn.Config(Echo(), ws="none", log_config=None)
     made = httptools_impl.HttpToolsProtocol(config, uvicorn.server.ServerState(), {})
     made.on_message_begin()

@@ -35,7 +35,7 @@ class Stream:
         return json.loads(self.events[-2])["choices"][0]["finish_reason"]
 
 
-def asked(number, **fields):
+def body_of(number, **fields):
     return {"model": "tiny", "prompt": f"{number} is my number", "max_tokens": 40, "ignore_eos": True, **fields}
 
 
@@ -48,7 +48,7 @@ async def read(http, stream, body):
 
 
 @dataclass
-class Under:
+class LoadedRouter:
     """50 begun streams on three replicas."""
 
     http: httpx.AsyncClient
@@ -57,7 +57,7 @@ class Under:
 
     async def begin(self, replicas):
         self.streams = [Stream() for _ in range(NUM_STREAMS)]
-        self.tasks = [asyncio.create_task(read(self.http, s, asked(i))) for i, s in enumerate(self.streams)]
+        self.tasks = [asyncio.create_task(read(self.http, s, body_of(i))) for i, s in enumerate(self.streams)]
         while not all(stream.text for stream in self.streams):
             for replica in replicas:
                 replica.valve.allow_steps()
@@ -69,7 +69,7 @@ class Under:
         return [stream for stream in self.streams if stream.replica == replica.name]
 
     async def ask(self, number, **fields):
-        return await self.http.post(TEXT, json=asked(number, max_tokens=2, **fields))
+        return await self.http.post(TEXT, json=body_of(number, max_tokens=2, **fields))
 
 
 def client(route):
@@ -86,7 +86,7 @@ def routed(tmp_path_factory):
 
 
 @pytest.fixture
-def three(routed):
+def three_replicas(routed):
     """Three held replicas, and a router whose index is exact for all of them."""
     replicas, route = routed
     for replica in replicas:
@@ -100,25 +100,25 @@ def three(routed):
 
 
 @pytest.mark.parametrize("what", ["replica", "core"])
-def test_a_killed_replica_ends_only_its_own_streams(three, what):
-    (killed, *others), route = three
+def test_a_killed_replica_ends_only_its_own_streams(three_replicas, what):
+    (killed, *others), route = three_replicas
 
     async def run():
         async with client(route) as http:
-            under = Under(http)
-            await under.begin([killed, *others])
+            loaded = LoadedRouter(http)
+            await loaded.begin([killed, *others])
             killed.serving.core.kill() if what == "core" else killed.kill()
-            racing = [asyncio.create_task(under.ask(f"racing {i}")) for i in range(20)]
-            await until(lambda: all(stream.is_over for stream in under.on(killed)))
+            racing = [asyncio.create_task(loaded.ask(f"racing {i}")) for i in range(20)]
+            await until(lambda: all(stream.is_over for stream in loaded.on(killed)))
             await asyncio.to_thread(route.wait_until, lambda found: not found[killed.url]["admitted"])
             for replica in others:
                 replica.valve.open()
-            later = await asyncio.gather(*(under.ask(f"later {i}") for i in range(30)))
-            await asyncio.gather(*under.tasks)
-            return under, await asyncio.gather(*racing), later
+            later = await asyncio.gather(*(loaded.ask(f"later {i}") for i in range(30)))
+            await asyncio.gather(*loaded.tasks)
+            return loaded, await asyncio.gather(*racing), later
 
-    under, racing, later = asyncio.run(run())
-    for stream in under.streams:
+    loaded, racing, later = asyncio.run(run())
+    for stream in loaded.streams:
         assert stream.events[-1] == "[DONE]"
         if stream.replica == killed.name:
             assert json.loads(stream.events[-2])["error"]["code"] in (502, 503)
@@ -128,8 +128,8 @@ def test_a_killed_replica_ends_only_its_own_streams(three, what):
     assert killed.name not in {answer.headers["x-octavo-replica"] for answer in (*racing, *later)}
 
 
-def test_a_restarted_replica_gets_requests_once_its_new_cache_is_known(three):
-    (restarted, *others), route = three
+def test_a_restarted_replica_gets_requests_once_its_new_cache_is_known(three_replicas):
+    (restarted, *others), route = three_replicas
     for replica in (restarted, *others):
         replica.valve.open()
     before = route.replicas()[restarted.url]["acknowledged_epoch"]
@@ -142,34 +142,34 @@ def test_a_restarted_replica_gets_requests_once_its_new_cache_is_known(three):
 
     async def run():
         async with client(route) as http:
-            return await asyncio.gather(*(Under(http).ask(i) for i in range(30)))
+            return await asyncio.gather(*(LoadedRouter(http).ask(i) for i in range(30)))
 
     answers = asyncio.run(run())
     assert {answer.status_code for answer in answers} == {200}
     assert restarted.name in {answer.headers["x-octavo-replica"] for answer in answers}
 
 
-def test_a_hung_replica_gets_no_requests_and_its_streams_end(three):
-    (hung, *others), route = three
+def test_a_hung_replica_gets_no_requests_and_its_streams_end(three_replicas):
+    (hung, *others), route = three_replicas
 
     async def run():
         async with client(route) as http:
-            under = Under(http)
-            await under.begin([hung, *others])
+            loaded = LoadedRouter(http)
+            await loaded.begin([hung, *others])
             hung.signal(signal.SIGSTOP)
             try:
-                racing = [asyncio.create_task(under.ask(f"racing {i}")) for i in range(20)]
+                racing = [asyncio.create_task(loaded.ask(f"racing {i}")) for i in range(20)]
                 for replica in others:
                     replica.valve.open()
                 await asyncio.to_thread(route.wait_until, lambda found: not found[hung.url]["admitted"])
-                later = await asyncio.gather(*(under.ask(f"later {i}") for i in range(30)))
-                await asyncio.gather(*under.tasks)
-                return under, await asyncio.gather(*racing), later
+                later = await asyncio.gather(*(loaded.ask(f"later {i}") for i in range(30)))
+                await asyncio.gather(*loaded.tasks)
+                return loaded, await asyncio.gather(*racing), later
             finally:
                 hung.signal(signal.SIGCONT)
 
-    under, racing, later = asyncio.run(run())
-    for stream in under.streams:
+    loaded, racing, later = asyncio.run(run())
+    for stream in loaded.streams:
         assert stream.events[-1] == "[DONE]"
         assert ("error" in json.loads(stream.events[-2])) == (stream.replica == hung.name)
     assert [answer.status_code for answer in (*racing, *later)] == [200] * 50
@@ -178,35 +178,35 @@ def test_a_hung_replica_gets_no_requests_and_its_streams_end(three):
     route.wait_until_exact(3)
 
 
-def test_a_replica_that_drains_costs_no_request(three):
-    (leaving, *others), route = three
+def test_a_replica_that_drains_costs_no_request(three_replicas):
+    (leaving, *others), route = three_replicas
 
     async def run():
         async with client(route) as http:
-            under = Under(http)
-            await under.begin([leaving, *others])
+            loaded = LoadedRouter(http)
+            await loaded.begin([leaving, *others])
             leaving.signal(signal.SIGTERM)
             await asyncio.to_thread(route.wait_until, lambda found: not found[leaving.url]["admitted"])
             for replica in (leaving, *others):
                 replica.valve.open()
-            later = await asyncio.gather(*(under.ask(f"later {i}") for i in range(30)))
-            await asyncio.gather(*under.tasks)
-            return under, later
+            later = await asyncio.gather(*(loaded.ask(f"later {i}") for i in range(30)))
+            await asyncio.gather(*loaded.tasks)
+            return loaded, later
 
-    under, later = asyncio.run(run())
+    loaded, later = asyncio.run(run())
     assert leaving.serving.exit_code() == 0
-    assert {stream.finish_reason for stream in under.streams} == {"length"}
+    assert {stream.finish_reason for stream in loaded.streams} == {"length"}
     assert {answer.status_code for answer in later} == {200}
     assert leaving.name not in {answer.headers["x-octavo-replica"] for answer in later}
 
 
-def test_a_client_disconnect_frees_the_replica(three):
-    replicas, route = three
+def test_a_client_disconnect_frees_the_replica(three_replicas):
+    replicas, route = three_replicas
 
     async def run():
         async with client(route) as http:
-            tasks = [asyncio.create_task(read(http, Stream(), asked(i))) for i in range(6)]
-            tasks += [asyncio.create_task(http.post(TEXT, json=asked(i + 100))) for i in range(6)]
+            tasks = [asyncio.create_task(read(http, Stream(), body_of(i))) for i in range(6)]
+            tasks += [asyncio.create_task(http.post(TEXT, json=body_of(i + 100))) for i in range(6)]
             async with httpx.AsyncClient(timeout=60) as direct:
 
                 async def loads():

@@ -88,8 +88,8 @@ def test_refusals_are_counted_without_client_supplied_model_names(routed, http):
         assert f'octavo_router_requests_total{{model="",code="{code}",reason="refused"}}' in metrics
 
 
-def said(route, data):
-    """Send raw bytes and return the response, until it is complete or the router closes the connection."""
+def send_raw(route, data):
+    """Send raw bytes and return the first bytes of the response, none if the router closes the connection."""
     with socket.create_connection(("127.0.0.1", route.port), timeout=60) as sock:
         sock.sendall(data)
         return sock.recv(65536)
@@ -109,7 +109,7 @@ def test_large_headers_are_forwarded(routed):
     _, route = routed
     body = json.dumps(SMALL).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Filler: %s\r\nContent-Length: %d\r\n\r\n"
-    assert said(route, head % (b"x" * 16384, len(body)) + body).startswith(b"HTTP/1.1 200 ")
+    assert send_raw(route, head % (b"x" * 16384, len(body)) + body).startswith(b"HTTP/1.1 200 ")
 
 
 def test_router_headers_of_clients_are_not_forwarded(routed, http):

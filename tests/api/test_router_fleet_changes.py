@@ -94,7 +94,7 @@ async def test_readiness_does_not_wait_for_unready_pods():
         await until(lambda: fleet.unready_reason is None)
         assert fleet.routable(MODEL) == []
         discovery.report(at(fakes["a"], "a", is_ready=False), Endpoint("http://127.0.0.1:9", "b", is_ready=True))
-        await until(lambda: fleet.unready_reason == "none of 1 replicas takes requests")
+        await until(lambda: fleet.unready_reason == "none of 1 replicas accepts requests")
         discovery.report(at(fakes["a"], "a", is_ready=True))
         await until(lambda: fleet.unready_reason is None and fleet.routable(MODEL))
 
@@ -171,7 +171,7 @@ async def test_a_router_is_ready_when_most_replicas_accept_requests(clock):
         dead = Endpoint("http://127.0.0.1:9", "dead")
         discovery.report(at(fakes["a"], "a"), dead)
         await until(lambda: fleet.routable(MODEL))
-        assert fleet.unready_reason.startswith("1 of 2 replicas take requests")
+        assert fleet.unready_reason.startswith("1 of 2 replicas accept requests")
         discovery.report(at(fakes["a"], "a"), at(fakes["b"], "b"), dead)
         await until(lambda: len(fleet.routable(MODEL)) == 2)
         assert fleet.unready_reason is None
@@ -181,15 +181,15 @@ async def test_a_router_is_ready_two_seconds_after_its_first_replica(clock):
     async with fleet_of("a", clock=clock) as (fakes, discovery, fleet):
         discovery.report(at(fakes["a"], "a"), *(Endpoint("http://127.0.0.1:9", name) for name in "bc"))
         await until(lambda: fleet.routable(MODEL))
-        assert fleet.unready_reason.startswith("1 of 3 replicas take requests")
+        assert fleet.unready_reason.startswith("1 of 3 replicas accept requests")
         clock.now_s += FEW_S
         assert fleet.unready_reason is None
         fakes["a"].publisher.set_accepts(False)
         await until(lambda: not fleet.routable(MODEL))
-        assert fleet.unready_reason == "none of 3 replicas takes requests"
+        assert fleet.unready_reason == "none of 3 replicas accepts requests"
         fakes["a"].publisher.set_accepts(True)
         await until(lambda: fleet.routable(MODEL))
-        assert fleet.unready_reason is not None, "its time counts from when it takes requests again"
+        assert fleet.unready_reason is not None, "the 2 s start again when it accepts requests"
 
 
 async def test_the_model_of_a_departed_replica_is_known_for_a_minute(clock):

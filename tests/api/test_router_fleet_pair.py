@@ -51,14 +51,14 @@ async def test_a_new_prompt_follows_the_other_routers_choice():
     fakes = [FakeReplica() for _ in range(4)]
     async with pair(*fakes) as (one, other):
         chosen = one.pick()
-        ticket = one.picker.lease(chosen, PROMPT)
+        lease = one.picker.lease(chosen, PROMPT)
         fake = next(fake for fake in fakes if fake.url == chosen.chosen.url)
         fake.publisher.announce_request(ASKED)
         await until(lambda: have_received(one, other, received=1))
         sent = other.pick()
         assert (sent.chosen.url, sent.rung, sent.expected_tokens) == (fake.url, "predicted", 16 * len(PROMPT.hashes))
         assert one.pick().chosen is chosen.chosen
-        ticket.release("unknown")
+        lease.release("unknown")
         assert one.pick().expected_tokens == 0, "it was its own, and is predicted once"
 
 

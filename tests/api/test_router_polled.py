@@ -120,7 +120,7 @@ async def test_a_missing_key_is_logged_once_with_the_flag(caplog):
         await until(lambda: fleet.replicas and "--replica-key" in fleet.replicas[0].why)
         await until(lambda: fake.paths.count("/kv/events") > 3)
     (line,) = [message for message in caplog.messages if "is connecting" in message]
-    assert "/kv/events answered 401: it wants --replica-key or --router-secret" in line
+    assert "/kv/events answered 401: it requires --replica-key or --router-secret" in line
 
 
 async def test_a_starting_replica_is_logged_once_without_a_warning(caplog, monkeypatch):
@@ -137,7 +137,7 @@ async def test_a_starting_replica_is_logged_once_without_a_warning(caplog, monke
         assert fleet.replicas[0].state == "connecting"
     first, last = [record for record in caplog.records if record.name.endswith(("kv_stream_client", "replica_status"))]
     name = fake.url.removeprefix("http://")
-    assert first.message == f"replica {name} isn't there yet: no connection: Connection refused"
+    assert first.message == f"replica {name} does not answer yet: no connection: Connection refused"
     assert "is gone" in last.message
     assert first.levelno == logging.INFO
     await fake.stop()
@@ -147,7 +147,7 @@ async def test_an_unresolvable_name_is_logged(caplog):
     caplog.set_level(logging.INFO)
     async with fleet_at("http://nobody.invalid:1", settings=QUICK) as fleet:
         await until(lambda: fleet.replicas and fleet.replicas[0].why.startswith("no connection: "))
-    assert "replica nobody.invalid:1 isn't there yet: no connection: Name or service not known" in caplog.text
+    assert "replica nobody.invalid:1 does not answer yet: no connection: Name or service not known" in caplog.text
 
 
 async def test_a_replica_without_an_answer_is_logged_with_the_timeout():

@@ -55,7 +55,7 @@ def test_a_broken_change_leaves_the_secret_and_is_logged_once(tmp_path, clock, c
         for clock.now_s in (CHECK_EVERY_S, 2 * CHECK_EVERY_S):
             assert secret.current == "s3cret"
     (record,) = caplog.records
-    assert "stays as it was" in record.message
+    assert "stays unchanged" in record.message
     assert "s3cret" not in record.message
 
 

@@ -30,7 +30,7 @@ class Client:
         return [line for line in lines if not line.startswith(CHANGING)], await self.reader.readexactly(length)
 
 
-class Place:
+class OneReplica:
     def __init__(self, stack, answer):
         self.stack, self.replica = stack, FakeReplica()
         self.replica.answers[CHAT] = answer
@@ -50,19 +50,19 @@ class Place:
 
 
 @pytest.fixture
-async def place():
+async def make_replica():
     async with AsyncExitStack() as stack:
-        yield lambda answer: Place(stack, answer)
+        yield lambda answer: OneReplica(stack, answer)
 
 
-async def fine(request):
+async def echo(request):
     return web.json_response(await request.json())
 
 
-async def test_a_request_in_several_segments_gets_the_same_response(place):
-    parts = place(fine)
-    await parts.route()
-    client = await parts.client()
+async def test_a_request_in_several_segments_gets_the_same_response(make_replica):
+    one_replica = make_replica(echo)
+    await one_replica.route()
+    client = await one_replica.client()
     answers = []
     for pieces in ([head() + BODY], [head(), BODY], [head() + BODY[:7], BODY[7:]]):
         for piece in pieces:
@@ -78,7 +78,7 @@ async def test_a_request_in_several_segments_gets_the_same_response(place):
     assert answers[0][1] == json.dumps(json.loads(BODY)).encode()
 
 
-async def test_pipelined_requests_are_answered_in_order(place):
+async def test_pipelined_requests_are_answered_in_order(make_replica):
     gate = asyncio.Event()
 
     async def answer(request):
@@ -87,9 +87,9 @@ async def test_pipelined_requests_are_answered_in_order(place):
             await gate.wait()
         return web.json_response(body)
 
-    parts = place(answer)
-    await parts.route()
-    client = await parts.client()
+    one_replica = make_replica(answer)
+    await one_replica.route()
+    client = await one_replica.client()
     bodies = [
         json.dumps({"model": MODEL, "messages": [{"role": "user", "content": str(n)}]}).encode() for n in range(3)
     ]
@@ -99,10 +99,10 @@ async def test_pipelined_requests_are_answered_in_order(place):
     assert [(await client.answer())[1] for _ in bodies] == bodies
 
 
-async def test_an_idle_connection_is_closed_after_the_keep_alive_time(place):
-    parts = place(fine)
-    await parts.route(keep_alive_s=1)
-    client, loop = await parts.client(), asyncio.get_running_loop()
+async def test_an_idle_connection_is_closed_after_the_keep_alive_time(make_replica):
+    one_replica = make_replica(echo)
+    await one_replica.route(keep_alive_s=1)
+    client, loop = await one_replica.client(), asyncio.get_running_loop()
     for _ in range(3):
         client.writer.write(head() + BODY)
         await client.answer()
@@ -112,17 +112,17 @@ async def test_an_idle_connection_is_closed_after_the_keep_alive_time(place):
     assert 0.8 < loop.time() - answered_s < 3
 
 
-async def test_a_connection_that_ends_with_its_response_is_closed(place):
-    parts = place(fine)
-    await parts.route()
-    client = await parts.client()
+async def test_a_connection_that_ends_with_its_response_is_closed(make_replica):
+    one_replica = make_replica(echo)
+    await one_replica.route()
+    client = await one_replica.client()
     client.writer.write(head(BODY, "connection: close") + BODY)
     lines, _ = await client.answer()
     assert b"connection: close" in lines
     assert await client.reader.read() == b""
 
 
-async def test_a_request_that_outlasts_the_drain_gets_an_error(place):
+async def test_a_request_that_outlasts_the_drain_gets_an_error(make_replica):
     hold, num_held = asyncio.Event(), 0
 
     async def answer(request):
@@ -133,9 +133,9 @@ async def test_a_request_that_outlasts_the_drain_gets_an_error(place):
             await hold.wait()
         return web.json_response(body)
 
-    parts = place(answer)
-    routed = await parts.route(drain_timeout_s=0.2)
-    client = await parts.client()
+    one_replica = make_replica(answer)
+    routed = await one_replica.route(drain_timeout_s=0.2)
+    client = await one_replica.client()
     body = BODY.replace(b"hi", b"wait")
     client.writer.write(head(body) + body)
     await until(lambda: num_held == 1)
@@ -148,7 +148,7 @@ async def test_a_request_that_outlasts_the_drain_gets_an_error(place):
     hold.set()
 
 
-async def test_a_client_disconnect_is_counted_once_and_reaches_the_replica(place):
+async def test_a_client_disconnect_is_counted_once_and_reaches_the_replica(make_replica):
     left = asyncio.Event()
 
     async def answer(request):
@@ -161,9 +161,9 @@ async def test_a_client_disconnect_is_counted_once_and_reaches_the_replica(place
                 raise
         return web.json_response(body)
 
-    parts = place(answer)
-    routed = await parts.route()
-    client = await parts.client()
+    one_replica = make_replica(answer)
+    routed = await one_replica.route()
+    client = await one_replica.client()
     body = BODY.replace(b"hi", b"wait")
     client.writer.write(head(body) + body)
     await until(lambda: routed.router.lifecycle.num_requests == 1)

@@ -1,4 +1,4 @@
-"""Predictions for arriving prompts equal what a real scheduler then finds and stores, for any shared prefixes."""
+"""The cached and coming blocks of pending prompts equal those that a real scheduler then finds and stores."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ REQUESTS = st.builds(
 
 
 class Replica:
-    """The engine's scheduler, and the state that the API process keeps of its cache."""
+    """The engine's scheduler, and the API process's copy of its set with the pending prompts."""
 
     def __init__(self):
         config = sim_config(block_size=BLOCK, num_blocks=400, max_num_seqs=64, max_num_batched_tokens=1000)
@@ -64,7 +64,7 @@ class Replica:
 
 
 @given(requests=st.lists(REQUESTS, min_size=1, max_size=8))
-def test_a_single_prompts_prediction_is_exact(requests):
+def test_a_single_prompt_is_exact_to_the_token(requests):
     replica = Replica()
     for request in requests:
         prompt = replica.add(request)
@@ -75,8 +75,8 @@ def test_a_single_prompts_prediction_is_exact(requests):
 
 
 @given(first=st.lists(REQUESTS, max_size=4), together=st.lists(REQUESTS, min_size=1, max_size=8))
-def test_predictions_of_waiting_prompts_are_exact_to_a_block(first, together):
-    """A request that finds its whole prompt in computation in the same step computes the last block, not one token."""
+def test_prompts_that_wait_together_are_exact_to_a_block(first, together):
+    """A prompt that another one computes in the same step recomputes its last block, not its last token."""
     replica = Replica()
     for request in first:
         replica.add(request)

@@ -11,7 +11,7 @@ from octavo_server.router.balance.score import TIE
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_testing.router_replicas import FedReplica, prompt_of
 
-HASHES = range(1, 9)  # prompts share the first hashes and have some later hashes of their own
+HASHES = range(1, 9)  # prompts share the first hashes and differ in the later ones
 PREFIXES = st.integers(0, 5).map(lambda n: list(range(1, n + 1)))
 PROMPTS = st.builds(lambda shared, own: [*shared, *own], PREFIXES, st.lists(st.integers(6, 8), max_size=2, unique=True))
 LOADS = st.builds(
@@ -29,18 +29,18 @@ LOADS = st.builds(
 )
 
 
-class RemotePrediction:
-    """A prediction published by a replica: another router's request, or ours again."""
+class ReportedRequest:
+    """A request that a replica reports: another router's, or the router's own."""
 
     def __init__(self, hashes, slot, ends_s):
         self.predicts, self.slot, self.ends_s = {*hashes}, slot, ends_s
 
 
 class Sent:
-    """A request. `predicts`: blocks that may be predicted for its copy until it fails or expires."""
+    """`predicts`: hashes that may be predicted in the slot until the request fails or its time is over."""
 
-    def __init__(self, ticket, prompt, slot, ends_s):
-        self.ticket, self.slot, self.ends_s = ticket, slot, ends_s
+    def __init__(self, lease, prompt, slot, ends_s):
+        self.lease, self.slot, self.ends_s = lease, slot, ends_s
         self.predicts = set(prompt.hashes)
         self.has_begun = False
 
@@ -76,9 +76,9 @@ class PickerMachine(RuleBasedStateMachine):
         if decision.why == "least cost" or decision.why.startswith("tie"):
             assert chosen.cost_s <= (1 + TIE) * min(t.cost_s for t in decision.candidates)
         assert 0 <= decision.expected_tokens < prompt.num_tokens
-        ticket = self.picker.lease(decision, prompt)
+        lease = self.picker.lease(decision, prompt)
         lasts_s = max(2 * chosen.ttft_s, MIN_PREDICTED_S) if decision.chosen.is_exact else POLLED_S
-        sent = Sent(ticket, prompt, decision.chosen.local_load.predicted.slot, self.now + lasts_s)
+        sent = Sent(lease, prompt, decision.chosen.local_load.predicted.slot, self.now + lasts_s)
         self.open.append(sent)
         self.predicting.append(sent)
 
@@ -86,7 +86,7 @@ class PickerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.none() | st.integers(0, 100))
     def first_byte(self, data, tokens):
         sent = data.draw(st.sampled_from(self.open))
-        sent.ticket.record_first_byte()
+        sent.lease.record_first_byte()
         sent.has_begun = True
 
     @precondition(lambda self: self.open)
@@ -94,13 +94,13 @@ class PickerMachine(RuleBasedStateMachine):
     def end(self, data, ok):
         sent = data.draw(st.sampled_from(self.open))
         self.open.remove(sent)
-        sent.ticket.release("ok" if ok else "unknown")
-        sent.ticket.release("unknown" if ok else "ok")
+        sent.lease.release("ok" if ok else "unknown")
+        sent.lease.release("unknown" if ok else "ok")
         if not ok and not sent.has_begun:
             self.predicting = [s for s in self.predicting if s is not sent]
 
     @rule(data=st.data(), load=LOADS, stored=PREFIXES, coming=st.lists(st.sampled_from(HASHES), unique=True))
-    def receive_frame(self, data, load, stored, coming):
+    def report_step(self, data, load, stored, coming):
         fed = data.draw(st.sampled_from(self.fed))
         if fed.replica.is_exact:
             known = [h for h in HASHES if self._match(fed.blocks.slot, h).device]
@@ -108,11 +108,11 @@ class PickerMachine(RuleBasedStateMachine):
             self.picker.record_load(fed.replica)
             token_s = fed.replica.local_load.rates.likely_token_s(self.picker._step_times[fed.replica.models].token_s)
             lasts_s = max(2 * score.queued_tokens(fed.replica) * token_s, MIN_PREDICTED_S)
-            self.predicting.append(RemotePrediction(coming, fed.blocks.slot, self.now + lasts_s))
+            self.predicting.append(ReportedRequest(coming, fed.blocks.slot, self.now + lasts_s))
 
     @rule(data=st.data())
     def lose_or_find(self, data):
-        """A broken stream becomes a new copy in its own slot; any copy may reuse the old slot."""
+        """A broken stream becomes a new copy in a new slot; any replica may get the old slot."""
         fed = data.draw(st.sampled_from(self.fed))
         if fed.replica.is_exact:
             self.predicting = [s for s in self.predicting if s.slot != fed.blocks.slot]
@@ -146,7 +146,7 @@ class PickerMachine(RuleBasedStateMachine):
     @invariant()
     def every_open_request_is_counted_once(self):
         for replica in self.replicas:
-            activity, mine = replica.local_load, [s for s in self.open if s.ticket.decision.chosen is replica]
+            activity, mine = replica.local_load, [s for s in self.open if s.lease.decision.chosen is replica]
             assert activity.num_in_flight == len(mine)
             assert activity.num_unanswered == sum(not s.has_begun for s in mine)
             assert 0 <= activity.num_pending <= activity.num_unanswered
@@ -157,7 +157,7 @@ class PickerMachine(RuleBasedStateMachine):
 
     def teardown(self):
         for sent in self.open:
-            sent.ticket.release("ok")
+            sent.lease.release("ok")
         for replica in self.replicas:
             activity = replica.local_load
             assert (activity.num_in_flight, activity.num_unanswered, activity.num_pending) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""The router's block hashes equal those that the engine stores, for any template, tokenizer, tools and salts.
+"""The router's block hashes equal those that the engine stores, whatever the template, tokenizer, tools and salts.
 
 The engine's side is its own code: the body is read by the API's schema, rendered and encoded whole, and a real
 scheduler stores the blocks. The router's side is a `PromptHasher` that has read many other prompts before.
@@ -44,7 +44,7 @@ def template_of(name):
 
 @functools.cache
 def reader_of(tokenizer_name, template_name, isolated):
-    """Make a prompt hasher from a configuration that was serialised as on the wire."""
+    """Hasher of a card that was encoded and decoded."""
     tokenizer, template = tokenizer_of(tokenizer_name), template_of(template_name)
     card = KVModelCard(
         models=("m", *ADAPTERS),
@@ -63,7 +63,7 @@ def reader_of(tokenizer_name, template_name, isolated):
 
 
 def stored(token_ids, salt, adapter):
-    """Return the hashes in a replica's KV stream after the prompt has run."""
+    """Hashes that a replica's KV stream reports after the prompt has run."""
     config = sim_config(
         block_size=BLOCK,
         num_blocks=len(token_ids) // BLOCK + 2,
@@ -112,7 +112,7 @@ def check_raw(kind, raw, *, tokenizer="byte level", template="chatml", tenant=""
     prompts = engine_prompts(kind, raw, template_of(template), tokenizer_of(tokenizer))
     salt = tenant_salt(tenant if isolated else "", body.get("cache_salt") or "")
     longest = max(prompts, key=len)
-    prompt = reader_of(tokenizer, template, isolated).read(kind, body, tenant)
+    prompt = reader_of(tokenizer, template, isolated).hash_prompt(kind, body, tenant)
     assert prompt.is_exact
     assert prompt.num_tokens == sum(map(len, prompts))
     assert len(prompt.hashes) == len(longest) // BLOCK
@@ -246,8 +246,8 @@ def test_responses_have_the_engines_hashes(given_input, place, fields):
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_long_conversations_have_the_engines_hashes(tokenizer, template):
-    """The conversation is long enough to be split, in every combination, with most of its text known."""
+def test_a_long_conversation_turn_by_turn(tokenizer, template):
+    """Long enough to be cut, in every combination, with a mostly known beginning."""
     messages = []
     for turn in range(4):
         messages.append(

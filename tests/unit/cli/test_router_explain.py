@@ -152,8 +152,8 @@ def ended_decisions(telemetry, after=0):
     return [decision_info(e, telemetry.time_of(e.decided_s), log.worker) for e in log.ended_after(after)]
 
 
-async def test_each_decision_is_shown_once(monkeypatch, capsys):
-    """The router returns old decisions again: with nothing new, or when one of its workers hangs."""
+async def test_each_decision_is_followed_once(monkeypatch, capsys):
+    """The router lists a decision only once, unless a worker hangs; then it may list it again."""
     monkeypatch.setattr(explain, "FOLLOW_EVERY_S", 0.0)
     telemetry, asked = RouterTelemetry(), []
 

@@ -35,7 +35,7 @@ def test_unknown_fields_are_ignored():
     ("data", "message"),
     [
         (struct.pack("<I", 2**31), "a frame of 2147483648 bytes; the limit is 262144"),
-        (struct.pack("<I", 3) + b"\xff\xff\xff", "a frame that can't be read"),
+        (struct.pack("<I", 3) + b"\xff\xff\xff", "a frame is invalid"),
         (b"HTTP/1.1 200 OK\r\n\r\n", "the limit is"),
     ],
 )

@@ -3,7 +3,7 @@
 import pytest
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
-from octavo_server.kv import pending_prompts as arriving
+from octavo_server.kv import pending_prompts
 from octavo_server.kv.frames import ReplicaLoad
 from octavo_server.kv.pending_prompts import PendingPrompts
 
@@ -63,7 +63,7 @@ def test_coming_blocks_of_an_ended_prompt_are_not_cached():
 
 
 def test_coming_blocks_of_a_long_prompt_are_bounded(monkeypatch):
-    monkeypatch.setattr(arriving, "MAX_COMING", 2)
+    monkeypatch.setattr(pending_prompts, "MAX_COMING", 2)
     pending = PendingPrompts(BLOCK)
     prompt = add(pending, [1, 2, 3, 4, 5], stored=[1])
     assert ([*prompt.coming], prompt.cached_tokens) == ([2, 3], 16)

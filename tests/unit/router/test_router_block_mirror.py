@@ -56,9 +56,9 @@ def test_a_mirror_is_exact_after_the_snapshot(index):
 @pytest.mark.parametrize(
     ("frames", "reason"),
     [
-        pytest.param(STEPS[1:], "frame 6 came after frame 4", id="lost"),
-        pytest.param([STEPS[0], STEPS[1], STEPS[0]], "frame 5 came after frame 6", id="repeated, later"),
-        pytest.param([STEPS[1], STEPS[0]], "frame 6 came after frame 4", id="reordered"),
+        pytest.param(STEPS[1:], "frame 6 arrived after frame 4", id="lost"),
+        pytest.param([STEPS[0], STEPS[1], STEPS[0]], "frame 5 arrived after frame 6", id="repeated, later"),
+        pytest.param([STEPS[1], STEPS[0]], "frame 6 arrived after frame 4", id="reordered"),
         pytest.param([step(5, 99, stored=[4])], "the digest is 0000000000000007, not 0000000000000063", id="lie"),
         pytest.param([step(4, 0)], "the digest", id="heartbeat that disagrees"),
         pytest.param([step(5, 3, stored=[1])], "the digest", id="stored what it has"),
@@ -66,7 +66,7 @@ def test_a_mirror_is_exact_after_the_snapshot(index):
             [Step(epoch=8, seq=5, digest=3, load=ReplicaLoad())], "another epoch", id="restart behind a proxy"
         ),
         pytest.param([HELLO], "second hello", id="hello again"),
-        pytest.param([Part(device=b"")], "Part frame came while exact", id="part after the snapshot"),
+        pytest.param([Part(device=b"")], "Part frame arrived in the state exact", id="part after the snapshot"),
         pytest.param([Bye("slow reader")], "the replica ended it: slow reader", id="bye"),
         pytest.param([Step(epoch=7, seq=5, digest=3, load=ReplicaLoad(), stored=b"123")], "3 bytes", id="half a hash"),
         pytest.param(

@@ -33,11 +33,11 @@ class Fleet:
     def ask(self, hashes):
         prompt = prompt_of(hashes)
         decision = self.picker.pick(prompt, [fed.replica for fed in self.fed.values()])
-        ticket = self.picker.lease(decision, prompt)
+        lease = self.picker.lease(decision, prompt)
         fed = self.fed[decision.chosen.name]
         fed.publish_step(stored=hashes[decision.chosen_cost.match.device :])
-        ticket.record_first_byte()
-        ticket.release("ok")
+        lease.record_first_byte()
+        lease.release("ok")
         self.clock.now += 0.5
         self.decisions.append(decision)
         return decision

@@ -60,7 +60,7 @@ def test_a_prefix_is_worth_more_where_others_would_be_delayed(index, picker):
 def test_a_tie_goes_to_the_replica_with_the_fewest_requests(index, picker):
     fed = [FedReplica(index, name) for name in "ab"]
     for replica, running in zip(fed, (2, 1), strict=True):
-        replica.publish(load(running=running, prefill_backlog_tokens=5000))
+        replica.publish_step(load(running=running, prefill_backlog_tokens=5000))
     decision = picker.pick(prompt_of(range(1, 11)), [f.replica for f in fed])
     assert (decision.chosen, decision.why) == (fed[1].replica, "tie: least load")
 
@@ -83,7 +83,7 @@ def test_a_tie_of_similar_matches_goes_to_the_fewest_requests(index, picker):
     assert picker.pick(prompt, [busy.replica, idle.replica]).chosen is idle.replica
 
 
-def receive_load(picker, fed, **fields):
+def report_load(picker, fed, **fields):
     fed.publish_step(load(**fields))
     picker.record_load(fed.replica)
 
@@ -91,38 +91,38 @@ def receive_load(picker, fed, **fields):
 def test_a_sent_request_counts_until_the_second_reported_load(index, picker):
     fed = FedReplica(index, "a")
     prompt = prompt_of(range(1, 11))
-    receive_load(picker, fed)
-    ticket = picker.lease(picker.pick(prompt, [fed.replica]), prompt)
+    report_load(picker, fed)
+    lease = picker.lease(picker.pick(prompt, [fed.replica]), prompt)
     activity = fed.replica.local_load
     assert (activity.pending_tokens, activity.num_in_flight) == (165, 1)
     for _ in range(5):  # heartbeats or evictions: the engine hasn't received the request yet
-        receive_load(picker, fed)
-    receive_load(picker, fed, running=1)
+        report_load(picker, fed)
+    report_load(picker, fed, running=1)
     assert activity.pending_tokens == 165
-    receive_load(picker, fed, running=2)
+    report_load(picker, fed, running=2)
     assert activity.pending_tokens == 0
-    ticket.release("ok")
+    lease.release("ok")
     assert (activity.pending_tokens, activity.num_pending, activity.num_in_flight) == (0, 0, 0)
 
 
 def test_the_reported_number_of_received_requests_ends_pending(index, picker):
     """A request counts beside a load that doesn't include it, however different, and not beside one that does."""
     fed = FedReplica(index, "a")
-    receive_load(picker, fed, received=7)
+    report_load(picker, fed, received=7)
     activity = fed.replica.local_load
-    tickets = []
+    leases = []
     for number in range(3):
         prompt = prompt_of([100 + number], extra_tokens=number)
-        tickets.append(picker.lease(picker.pick(prompt, [fed.replica]), prompt))
+        leases.append(picker.lease(picker.pick(prompt, [fed.replica]), prompt))
     for running in range(4):  # steps of other requests end
-        receive_load(picker, fed, received=7, running=running)
+        report_load(picker, fed, received=7, running=running)
     assert (activity.num_pending, activity.pending_tokens) == (3, 16 + 17 + 18)
-    receive_load(picker, fed, received=8, running=1)
+    report_load(picker, fed, received=8, running=1)
     assert (activity.num_pending, activity.pending_tokens) == (2, 17 + 18)
-    tickets[0].release("ok")
-    tickets[2].record_first_byte()  # the response arrives before the load, on another connection
+    leases[0].release("ok")
+    leases[2].record_first_byte()  # the response arrives before the load, on another connection
     assert (activity.num_pending, activity.pending_tokens) == (1, 17)
-    receive_load(picker, fed, received=1, running=1)  # the replica was restarted
+    report_load(picker, fed, received=1, running=1)  # the replica was restarted
     assert (activity.num_pending, activity.pending_tokens) == (0, 0)
 
 
@@ -130,7 +130,7 @@ def test_the_reported_number_of_received_requests_ends_pending(index, picker):
 def test_waiting_requests_count_without_their_cached_tokens(index, picker, waiting, found, queued):
     """This holds for requests of all routers; each computes at least its last token."""
     fed = FedReplica(index, "a")
-    receive_load(picker, fed, waiting=waiting, prefill_backlog_tokens=5000, waiting_cached_tokens=found)
+    report_load(picker, fed, waiting=waiting, prefill_backlog_tokens=5000, waiting_cached_tokens=found)
     assert score.queued_tokens(fed.replica) == queued
 
 
@@ -139,14 +139,14 @@ def test_waiting_requests_count_without_their_cached_tokens(index, picker, waiti
 def test_the_first_byte_or_the_end_ends_pending_once(index, picker, frames, begins):
     fed = FedReplica(index, "a")
     prompt = prompt_of(range(1, 11))
-    ticket = picker.lease(picker.pick(prompt, [fed.replica]), prompt)
+    lease = picker.lease(picker.pick(prompt, [fed.replica]), prompt)
     for running in range(frames):
-        receive_load(picker, fed, running=running)
+        report_load(picker, fed, running=running)
     if begins:
-        ticket.record_first_byte()
-        ticket.record_first_byte()
-    ticket.release("unknown")
-    ticket.release("ok")
+        lease.record_first_byte()
+        lease.record_first_byte()
+    lease.release("unknown")
+    lease.release("ok")
     activity = fed.replica.local_load
     assert (activity.pending_tokens, activity.num_pending) == (0, 0)
     assert (activity.num_in_flight, activity.num_unanswered) == (0, 0)
@@ -168,10 +168,10 @@ def test_siblings_follow_a_prediction_until_it_expires(index, picker, clock):
 def test_a_failed_request_removes_only_its_own_prediction(index, picker):
     fed = FedReplica(index, "a")
     prompt = prompt_of([1, 2, 3])
-    tickets = [picker.lease(picker.pick(prompt, [fed.replica]), prompt) for _ in range(2)]
-    tickets[0].release("unknown")
+    leases = [picker.lease(picker.pick(prompt, [fed.replica]), prompt) for _ in range(2)]
+    leases[0].release("unknown")
     assert picker.pick(prompt, [fed.replica]).expected_tokens == 48
-    tickets[1].release("unknown")
+    leases[1].release("unknown")
     assert picker.pick(prompt, [fed.replica]).expected_tokens == 0
 
 
@@ -286,7 +286,7 @@ def test_cached_tokens_of_waiting_requests_are_no_queue(index, picker):
     for _ in range(4):
         picker.lease(picker.pick(prompt, [warm.replica]), prompt)
     for waiting in (3, 4):
-        receive_load(
+        report_load(
             picker, warm, waiting=waiting, prefill_backlog_tokens=waiting * 484, waiting_cached_tokens=waiting * 480
         )
     decision = picker.pick(prompt, [warm.replica, cold.replica])
@@ -297,9 +297,9 @@ def test_cached_tokens_of_waiting_requests_are_no_queue(index, picker):
 def test_without_free_blocks_the_cost_includes_their_release(index, picker, clock):
     full, free = FedReplica(index, "full"), FedReplica(index, "free")
     prompt = prompt_of(range(1, 31), max_tokens=16)
-    ticket = picker.lease(picker.pick(prompt, [full.replica]), prompt)
+    lease = picker.lease(picker.pick(prompt, [full.replica]), prompt)
     clock.now_s += 10
-    ticket.release("ok")
+    lease.release("ok")
     full.publish(ReplicaLoad(running=4, free_blocks=0, cached_blocks=12, total_blocks=112))
     free.publish(load(running=4))
     decision = picker.pick(prompt, [full.replica, free.replica])

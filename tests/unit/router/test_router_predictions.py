@@ -124,10 +124,10 @@ def test_stored_coming_blocks_are_no_longer_predicted(index, picker, clock):
 def test_the_routers_own_request_is_not_predicted_twice(index, picker):
     """The replica reports the request too. A failed request removes all blocks that it alone predicted."""
     fed = FedReplica(index, "a")
-    ticket = send(picker, fed, prompt_of([1, 2, 3]))
+    lease = send(picker, fed, prompt_of([1, 2, 3]))
     come(picker, fed, [1, 2, 3], received=1)
     assert found(picker, fed, [1, 2, 3]) == Match(3, predicted=3)
-    ticket.release("unknown")
+    lease.release("unknown")
     assert found(picker, fed, [1, 2, 3]) == Match(0)
 
 

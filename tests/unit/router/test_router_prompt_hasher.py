@@ -116,7 +116,7 @@ def test_distinct_last_messages_add_no_entries():
 def test_threads_compute_equal_hashes():
     reader, _ = reader_with(max_bytes=1 << 18)
     bodies = [ask(f"{number % 7} a b " * (number % 50)) for number in range(200)]
-    alone = [PromptHasher.from_card(reader.card).read("chat", body, "") for body in bodies[:14]]
+    alone = [PromptHasher.from_card(reader.card).hash_prompt("chat", body, "") for body in bodies[:14]]
     with ThreadPoolExecutor(4) as pool:
         prompts = [*pool.map(lambda body: reader.hash_prompt("chat", body, ""), bodies)]
     assert [p.hashes for p in prompts[:14]] == [p.hashes for p in alone]
@@ -145,13 +145,13 @@ def test_prompts_hold_output_limits_and_numbers():
 
 @pytest.mark.parametrize("field", [{"skip_reading_prefix_cache": True}, {"prompt_logprobs": 0}])
 def test_a_request_that_skips_the_cache_has_no_hashes(field):
-    prompt = reader_with()[0].read("chat", {**ask("a"), **field}, "")
+    prompt = reader_with()[0].hash_prompt("chat", {**ask("a"), **field}, "")
     assert (prompt.is_exact, prompt.hashes) == (True, ())
     assert prompt.num_tokens > 100
 
 
 def test_a_replica_without_a_prefix_cache_gets_no_hashes():
-    prompt = reader_with(root=b"")[0].read("chat", ask("a"), "")
+    prompt = reader_with(root=b"")[0].hash_prompt("chat", ask("a"), "")
     assert (prompt.is_exact, prompt.hashes) == (True, ())
 
 
@@ -178,7 +178,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize(("kind", "body"), UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_an_unreadable_body_is_estimated(kind, body):
-    prompt = reader_with()[0].read(kind, body, "")
+    prompt = reader_with()[0].hash_prompt(kind, body, "")
     assert prompt == estimate(kind, body)
     assert (prompt.is_exact, prompt.hashes) == (False, ())
     assert prompt.num_tokens >= 1
@@ -200,7 +200,7 @@ def test_turns_of_a_conversation_share_one_affinity():
     assert estimate("chat", {**turn, "cache_salt": "s"}).affinity != first
     long = "x" * 1000
     assert estimate("completion", {"prompt": long + "a"}).affinity == estimate("completion", {"prompt": long}).affinity
-    assert reader_with()[0].read("chat", turn, "").affinity == first
+    assert reader_with()[0].hash_prompt("chat", turn, "").affinity == first
 
 
 def test_estimates_are_close_to_the_real_number():

@@ -15,7 +15,7 @@ def replicas():
 
 
 def shown(*metrics, gauges=None):
-    found = parse_metrics(str(MetricText([one.observed() for one in metrics], gauges or {})))
+    found = parse_metrics(str(MetricText([one.snapshot() for one in metrics], gauges or {})))
     return {name.removeprefix("octavo_router_"): value for name, value in found.items() if value}
 
 

@@ -1,4 +1,4 @@
-"""The router's simulator: its laws hold under every policy, runs repeat exactly, and Octavo's policy finds blocks."""
+"""The router's simulator at small size: laws under every policy, reproducible runs, cache hits of Octavo's policy."""
 
 import importlib
 import json

@@ -54,7 +54,7 @@ def test_a_mounted_secret_is_read(tmp_path):
     ("text", "told"),
     [
         ("alice sk-secret", "line 1: expected"),
-        ("alice:", "line 1: there is no key"),
+        ("alice:", "line 1: the key is empty"),
         ("# x\na/b: sk-secret", "line 2: a name has"),
         ("a: sk-secret\na: sk-other", "line 2: the name 'a' is given twice"),
         ("a: sk-secret\nb: sk-secret", "same API key"),
@@ -110,7 +110,7 @@ def test_a_broken_change_leaves_the_keys_and_is_logged_once(tmp_path, clock, cap
         for clock.now_s in (CHECK_EVERY_S, 2 * CHECK_EVERY_S):
             assert ring.tenant_of(b"sk-a") == "alice"
     (record,) = caplog.records
-    assert "the API keys stay as they were" in record.message
+    assert "the API keys stay unchanged" in record.message
     assert "sk-" not in record.message
     path.unlink()
     clock.now_s = 3 * CHECK_EVERY_S

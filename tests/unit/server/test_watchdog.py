@@ -23,7 +23,7 @@ class Engine:
             self.watch.observe(
                 EngineSnapshot(num_unfinished=self.unfinished, stats=self.stats, cpu_s=self.cpu_s), self.now
             )
-            if self.watch.reason(self.now):
+            if self.watch.stall_reason(self.now):
                 return second
         return None
 
@@ -41,7 +41,7 @@ def test_the_timeout_starts_with_the_work_not_with_the_last_step(engine):
     engine.pass_time(1000)
     engine.unfinished = 3
     assert engine.pass_time(1000) == TIMEOUT_S
-    assert "unfinished requests: 3;" in engine.watch.reason(engine.now)
+    assert "unfinished requests: 3;" in engine.watch.stall_reason(engine.now)
 
 
 def test_steps_keep_it_healthy(engine):

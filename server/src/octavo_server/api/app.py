@@ -95,7 +95,7 @@ def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> Non
     """Add the middleware; the last one added is the outermost."""
     app.add_middleware(AccessMiddleware, policy=access_policy(config, is_router_only=config.router_only))
     app.add_middleware(DrainMiddleware, lifecycle=app.state.context.lifecycle)
-    app.add_middleware(CorsPolicy.from_settings(config).add_middleware)
+    app.add_middleware(CorsPolicy.from_settings(config).wrap_app)
     app.add_middleware(
         HttpMetricsMiddleware,
         metrics=telemetry.http,

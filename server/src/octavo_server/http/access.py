@@ -96,7 +96,7 @@ class AccessPolicy:
         self._cors = cors or CorsPolicy(("*",))
 
     def identify(self, method: str, path: str, headers: RawHeaders, port: int | None) -> Identity:
-        """Raises Unauthorized, Forbidden, and HTTPException(404) for a route that this caller may not know of."""
+        """Raises Unauthorized, Forbidden, and HTTPException(404) for a route that doesn't exist for this caller."""
         kind = kind_of(path)
         self._check_port(kind, port)
         if kind in ("probe", "metrics") or (kind == "public" and not self._is_router_only):

@@ -42,7 +42,7 @@ class CorsPolicy:
             return False
         return origin.partition(b"://")[2] != host
 
-    def add_middleware(self, app: ASGIApp) -> ASGIApp:
+    def wrap_app(self, app: ASGIApp) -> ASGIApp:
         """Wrap `app` so that browsers' preflight requests are answered and responses get CORS headers."""
         if not self.allowed_origins:
             return app

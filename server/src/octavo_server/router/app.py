@@ -160,7 +160,7 @@ class Router:
         )
         app.include_router(routes.router)
         app.add_exception_handler(HTTPException, _answer_error)
-        layered = CorsPolicy.from_settings(self.settings).add_middleware(AccessMiddleware(app, access))
+        layered = CorsPolicy.from_settings(self.settings).wrap_app(AccessMiddleware(app, access))
         return RequestIdMiddleware(layered)
 
     def _on_replica_change(self, replica: Replica) -> None:

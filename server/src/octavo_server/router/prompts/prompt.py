@@ -24,7 +24,7 @@ TOKENS_PER_MESSAGE = 4
 
 class Prompt(NamedTuple):  # constructed three times as fast as a frozen dataclass
     """`hashes`: short hashes of the full blocks, as replicas would store them; empty where the router couldn't compute
-    them (`is_exact` is False then, and `num_tokens` an estimate) or the request doesn't read the prefix cache.
+    them (`is_exact` is False then, and `num_tokens` an estimate) or where the request or replica uses no prefix cache.
 
     `affinity`: hash of the conversation's beginning, equal for all prompts that could share a prefix. Consistent
     hashing uses it when no replica is known to hold blocks.
