@@ -47,7 +47,7 @@ def test_timeout_of_zero_is_rejected(flag, capsys):
     with pytest.raises(SystemExit) as caught:
         parsed(*URL, flag, "0")
     assert caught.value.code == 2
-    assert f"argument {flag}: '0': more than 0 seconds" in capsys.readouterr().err
+    assert f"argument {flag}: '0' is too short" in capsys.readouterr().err
 
 
 def test_optional_limits_may_be_zero():
