@@ -198,7 +198,7 @@ UNIQUE = tool(name="u", parameters={"type": "object", "properties": {"a": {"type
         ({"tools": tool(name="f", parameters="x")}, "tools[0].function.parameters", "an object"),
         ({"tools": tool(name="f", parameters={"type": "string"})}, "tools[0].function.parameters", '"object"'),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "both"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "structured output"),
         ({"tool_choice": "required", "tools": [NOW, *UNIQUE]}, "tools[1].function.parameters", "a/uniqueItems"),
         ({"tool_choice": NAMED, "tools": [WEATHER, *UNIQUE], "n": 0}, "n", "1"),
         ({"functions": [{"name": "f"}]}, "functions", "replaced by tools"),

@@ -47,7 +47,7 @@ def test_times_of_zero_are_refused(flag, capsys):
     with pytest.raises(SystemExit) as caught:
         parsed(*URL, flag, "0")
     assert caught.value.code == 2
-    assert f"argument {flag}: '0': more than 0 seconds" in capsys.readouterr().err
+    assert f"argument {flag}: '0' is too short" in capsys.readouterr().err
 
 
 def test_retries_queue_and_hold_time_may_be_zero():

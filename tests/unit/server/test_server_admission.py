@@ -131,7 +131,7 @@ def test_tenants_without_requests_are_removed(admission):
     for number in range(50):
         leave(enter(queue, f"tenant {number}"))
     assert not queue._turns
-    assert not queue._of_tenant
+    assert not queue._num_seqs_by_tenant
 
 
 def test_retry_after_follows_the_rate_of_ends(admission, clock):

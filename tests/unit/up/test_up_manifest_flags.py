@@ -47,7 +47,7 @@ def test_engine_flags_are_rejected_beside_a_manifest(manifest, argv):
 def test_errors_name_the_file(tmp_path, manifest, capsys):
     absent = str(tmp_path / "absent.yaml")
     assert main(["up", "-f", absent]) == 1
-    assert capsys.readouterr().err == f"octavo: {absent}: can't be read: No such file or directory.\n"
+    assert capsys.readouterr().err.startswith(f"octavo: {absent} ")
     path = manifest("--port=1")
     assert main(["up", "-f", path]) == 1
     assert capsys.readouterr().err.startswith(

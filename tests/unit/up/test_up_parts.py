@@ -140,12 +140,12 @@ def test_arguments_that_engines_cannot_share_are_rejected():
 
 def test_restart_delays_double_up_to_a_limit():
     restart_policy = RestartPolicy()
-    pauses = [restart_policy.record_exit(served_s=2.0) for _ in range(MAX_IN_A_ROW + 1)]
-    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, None]
+    delays = [restart_policy.record_exit(served_s=2.0) for _ in range(MAX_IN_A_ROW + 1)]
+    assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, None]
 
 
 def test_process_that_never_served_is_not_restarted():
-    assert RestartPolicy().ended(served_s=0.0) is None
+    assert RestartPolicy().record_exit(served_s=0.0) is None
 
 
 def test_process_that_served_may_fail_to_start_a_few_times():
