@@ -123,7 +123,7 @@ class Dynamo(Random):
         self._prefill_tokens[replica].pop(request.number, None)
 
     def on_end(self, request: PolicyRequest, replica: int, *, ok: bool) -> None:
-        super().ended(request, replica, ok=ok)
+        super().on_end(request, replica, ok=ok)
         self._prefill_tokens[replica].pop(request.number, None)
         in_use = self._in_use[replica]
         for block_hash in request.hashes:

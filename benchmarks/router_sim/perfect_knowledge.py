@@ -29,7 +29,7 @@ class PerfectKnowledge(Random):
         self._forget(request, replica)
 
     def on_end(self, request: PolicyRequest, replica: int, *, ok: bool) -> None:
-        super().ended(request, replica, ok=ok)
+        super().on_end(request, replica, ok=ok)
         self._forget(request, replica)
 
     def _forget(self, request: PolicyRequest, replica: int) -> None:

@@ -96,7 +96,7 @@ def test_prefixes_below_a_replicas_share_stay_on_it():
     fleet = Fleet()
     prefixes = [range(100 * n, 100 * n + 30) for n in range(1, 9)]
     for prefix in prefixes:
-        fleet.fed["a"].publish(stored=prefix)
+        fleet.fed["a"].publish_step(stored=prefix)
     for number in range(160):
         fleet.ask([*prefixes[number % 8], 5000 + number])
     assert {d.why for d in fleet.decisions} == {"least cost"}

@@ -40,20 +40,20 @@ def test_the_replica_with_the_longest_prefix_is_chosen(index, picker):
 def test_a_long_queue_outweighs_a_prefix(index, picker):
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold")
     replicas = [warm.replica, cold.replica]
-    warm.publish(load(prefill_backlog_tokens=300))
+    warm.publish_step(load(prefill_backlog_tokens=300))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is warm.replica
-    warm.publish(load(prefill_backlog_tokens=600))
+    warm.publish_step(load(prefill_backlog_tokens=600))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
 
 
 def test_a_prefix_is_worth_more_where_others_would_be_delayed(index, picker):
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold")
     replicas = [warm.replica, cold.replica]
-    warm.publish(load(prefill_backlog_tokens=600, running=8))
+    warm.publish_step(load(prefill_backlog_tokens=600, running=8))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
-    cold.publish(load(running=8))
+    cold.publish_step(load(running=8))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is warm.replica
-    warm.publish(load(prefill_backlog_tokens=9000, running=8))
+    warm.publish_step(load(prefill_backlog_tokens=9000, running=8))
     assert picker.pick(prompt_of(range(1, 31)), replicas).chosen is cold.replica
 
 
@@ -69,7 +69,7 @@ def test_a_tie_goes_to_the_replica_with_the_fewest_requests(index, picker):
 def test_a_tie_goes_to_the_longest_match(index, picker, other):
     """Waiting in a queue may cost as much as computing elsewhere, but computing delays the next requests."""
     warm, cold = FedReplica(index, "warm", device=range(1, 31)), FedReplica(index, "cold", device=range(1, 1 + other))
-    warm.publish(load(prefill_backlog_tokens=16 * (30 - other), waiting=1))
+    warm.publish_step(load(prefill_backlog_tokens=16 * (30 - other), waiting=1))
     decision = picker.pick(prompt_of(range(1, 31), extra_tokens=200), [warm.replica, cold.replica])
     costs = [terms.cost_s for terms in decision.candidates]
     assert max(costs) <= min(costs) * 1.05
@@ -78,7 +78,7 @@ def test_a_tie_goes_to_the_longest_match(index, picker, other):
 
 def test_a_tie_of_similar_matches_goes_to_the_fewest_requests(index, picker):
     busy, idle = FedReplica(index, "busy", device=range(1, 31)), FedReplica(index, "idle", device=range(1, 30))
-    busy.publish(load(waiting=1, prefill_backlog_tokens=1))
+    busy.publish_step(load(waiting=1, prefill_backlog_tokens=1))
     prompt = prompt_of(range(1, 31), extra_tokens=600)
     assert picker.pick(prompt, [busy.replica, idle.replica]).chosen is idle.replica
 
@@ -300,8 +300,8 @@ def test_without_free_blocks_the_cost_includes_their_release(index, picker, cloc
     lease = picker.lease(picker.pick(prompt, [full.replica]), prompt)
     clock.now_s += 10
     lease.release("ok")
-    full.publish(ReplicaLoad(running=4, free_blocks=0, cached_blocks=12, total_blocks=112))
-    free.publish(load(running=4))
+    full.publish_step(ReplicaLoad(running=4, free_blocks=0, cached_blocks=12, total_blocks=112))
+    free.publish_step(load(running=4))
     decision = picker.pick(prompt, [full.replica, free.replica])
     assert decision.chosen is free.replica
     assert decision.candidates[0].evict_s == pytest.approx(20 / 100 * 10, rel=0.02)
