@@ -124,7 +124,7 @@ async def measure(replicas: int, entries: int, repetitions: int) -> dict[str, di
     with fake_fleet(replicas=replicas, rate=20, stored=entries // replicas) as fakes:
         before_mb = resident_mb()
         fleet = Fleet(FollowSettings(), StaticDiscovery(fakes.urls), index)
-        fleet.on_heard.append(picker.heard)
+        fleet.on_load_update.append(picker.record_load)
         pauses = PauseMeter(fleet, picker)
         began_s = time.monotonic()
         await fleet.start()

@@ -102,7 +102,7 @@ class ScriptedClient:
                     assembly.push(self._step(request, index, position), time.monotonic())
                 if self.yield_at is not None and position + 1 not in self.yield_at and not assembly.finished:
                     continue
-                output = assembly.take(kind)
+                output = assembly.take_output(kind)
                 if output is not None:
                     yield output
                 if assembly.finished:
