@@ -31,7 +31,7 @@ def test_lengths_come_from_the_model_or_the_user(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"max_model_len": 129}, "the model's own 128"),
+        ({"max_model_len": 129}, "at most 128"),
         ({"max_model_len": 0}, "at least 1"),
         ({"num_gpu_blocks_override": 7}, "--max-model-len to at most 112"),
         ({"device": "cuda"}, "--device cuda"),

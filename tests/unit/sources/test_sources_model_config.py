@@ -82,7 +82,7 @@ def test_bos_prefers_the_generation_config() -> None:
     [
         ({"hidden_size": None}, "hidden_size in config.json must be a positive number, got None"),
         ({"vocab_size": 0}, "vocab_size in config.json must be a positive number, got 0"),
-        ({"num_hidden_layers": "2"}, "needs num_hidden_layers"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 KV heads"),
         ({"architectures": []}, "architectures"),
         ({"architectures": None}, "architectures"),

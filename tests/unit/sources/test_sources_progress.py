@@ -42,7 +42,7 @@ def test_a_log_gets_a_line_per_period(tmp_path: Path, caplog: pytest.LogCaptureF
         until(lambda: "1.00 KiB of 4.00 KiB (25 %)" in caplog.text)
         (tmp_path / "part").write_bytes(bytes(4096))
         until(lambda: "4.00 KiB of 4.00 KiB (100 %)" in caplog.text)
-    assert re.search(r"m: 1\.00 KiB of 4\.00 KiB \(25 %\), [\d.]+ KiB/s, \d+ s to go", caplog.text)
+    assert re.search(r"m: 1\.00 KiB of 4\.00 KiB \(25 %\), [\d.]+ KiB/s, \d+ s left", caplog.text)
 
 
 def test_a_terminal_gets_a_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,7 +74,7 @@ def test_other_models_are_refused(model: str | None) -> None:
         (byte_level_metadata(tokens=None), "contains no tokenizer"),
         (byte_level_metadata(tokens=[]), "contains no tokenizer"),
         (byte_level_metadata(token_type=[1]), "but 1 token types"),
-        (byte_level_metadata(merges=["Ġ a", "ab"]), "the entry 'ab', which is no pair"),
+        (byte_level_metadata(merges=["Ġ a", "ab"]), "the entry 'ab', which is not a pair"),
         (byte_level_metadata(merges=["zz yy"]), "tokenizer cannot be loaded: .*zz"),
         (sentence_piece_metadata(scores=[0.0]), "but 1 scores"),
         (sentence_piece_metadata(scores=None), "but 0 scores"),
