@@ -89,7 +89,7 @@ async def test_an_unready_pod_is_followed_but_gets_no_requests():
 
 async def test_readiness_does_not_wait_for_unready_pods():
     async with fleet_of("a") as (fakes, discovery, fleet):
-        assert "where replicas are" in fleet.unready_reason
+        assert "discovery" in fleet.unready_reason
         discovery.report(at(fakes["a"], "a", is_ready=False))
         await until(lambda: fleet.unready_reason is None)
         assert fleet.routable(MODEL) == []

@@ -49,7 +49,7 @@ class Slow(PromptHasher):
 @pytest.fixture
 def fleet():
     replicas = []
-    return SimpleNamespace(on_change=[], changed=lambda _: None, replicas=replicas, routable=lambda _: replicas)
+    return SimpleNamespace(on_change=[], notify_change=lambda _: None, replicas=replicas, routable=lambda _: replicas)
 
 
 def joined(url, name, fingerprint):
@@ -86,13 +86,13 @@ async def test_replicas_with_equal_cards_share_one_hasher(fleet, tmp_path, monke
             stack.push_async_callback(fake.stop)
             fleet.replicas.append(joined(fake.url, f"r{number}", fingerprint if is_named else ""))
         for replica in fleet.replicas:
-            readers._look(replica)
+            readers._on_replica_change(replica)
         await until(lambda: len(readers._fingerprints) == NUM_REPLICAS)
         assert Counted.num_made == 1
         assert isinstance(readers.hasher_for(MODEL), Counted)
         for replica in fleet.replicas:
             replica.state = "gone"
-            readers._look(replica)
+            readers._on_replica_change(replica)
         assert readers.hasher_for(MODEL) is None
         await asyncio.gather(*readers._tasks)
 
@@ -111,9 +111,9 @@ async def test_a_hasher_that_is_still_being_built_is_not_dropped(fleet, tmp_path
             await fake.start()
             stack.push_async_callback(fake.stop)
             fleet.replicas.append(joined(fake.url, name, name))
-        readers._look(fleet.replicas[0])
+        readers._on_replica_change(fleet.replicas[0])
         await until(Slow.has_begun.is_set)
-        readers._look(fleet.replicas[1])
+        readers._on_replica_change(fleet.replicas[1])
         await until(lambda: "quick" in readers._fingerprints)
         Slow.may_end.set()
         await until(lambda: "slow" in readers._fingerprints)
