@@ -136,13 +136,13 @@ def test_sdk_is_not_loaded_without_the_flag(command):
 
 @pytest.mark.parametrize("endpoint", ["collector:4318", "grpc://collector:4317", "http://", "nonsense"])
 def test_endpoint_that_is_not_an_http_url_is_rejected(endpoint):
-    with pytest.raises(StartupError, match="no URL such as"):
+    with pytest.raises(StartupError, match="--otlp-traces-endpoint"):
         validate_endpoint(endpoint)
 
 
 def test_only_the_http_protocol_is_accepted(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    with pytest.raises(StartupError, match="http/protobuf only"):
+    with pytest.raises(StartupError, match="http/protobuf"):
         validate_endpoint("http://x:4318")
 
 
