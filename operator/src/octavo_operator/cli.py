@@ -13,13 +13,36 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="octavo-operator", description="Run the models that InferenceServices ask for.", allow_abbrev=False
     )
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "--namespace",
         action="append",
         dest="namespaces",
         help="namespace to watch; may be repeated (default: all)",
     )
+    _add_pod_flags(parser)
+    _add_lease_flags(parser)
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=DEFAULT_WORKERS,
+        metavar="N",
+        help="services reconciled concurrently (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--liveness",
+        metavar="URL",
+        default="http://0.0.0.0:8080/healthz",
+        help="address of the liveness probe, /readyz and /metrics (default: %(default)s)",
+    )
+    formats = ("json", "text")
+    parser.add_argument(
+        "--log-format", choices=formats, default="json", help="format of log lines (default: %(default)s)"
+    )
+    return parser
+
+
+def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--engine-image", required=True, help="image of engine pods, unless the spec names one")
     add("--router-image", required=True, help="image of router pods, unless the spec names one")
     add("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), help="pull policy of those images")
@@ -57,6 +80,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="namespace of a Prometheus that NetworkPolicies admit to engines and routers; may be repeated",
     )
     add("--gateway-api", action="store_true", help="create HTTPRoutes of the Gateway API")
+
+
+def _add_lease_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     namespace = os.environ.get("POD_NAMESPACE", "default")
     add("--lease-namespace", default=namespace, help="namespace of the operator and its Lease (default: %(default)s)")
     add("--lease-name", default="octavo-operator", help="name of the Lease (default: %(default)s)")
@@ -72,21 +99,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="Secret in the Lease's namespace with the key that the routers' secrets derive from; created if missing",
     )
     key.add_argument("--key-file", type=Path, help="file with that key, instead of a Secret")
-    add(
-        "--workers",
-        type=int,
-        default=DEFAULT_WORKERS,
-        metavar="N",
-        help="services reconciled concurrently (default: %(default)s)",
-    )
-    add(
-        "--liveness",
-        metavar="URL",
-        default="http://0.0.0.0:8080/healthz",
-        help="address of the liveness probe, /readyz and /metrics (default: %(default)s)",
-    )
-    add("--log-format", choices=("json", "text"), default="json", help="format of log lines (default: %(default)s)")
-    return parser
 
 
 def settings_of(args: argparse.Namespace) -> Settings:

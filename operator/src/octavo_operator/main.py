@@ -6,7 +6,7 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -118,20 +118,15 @@ async def _operate(
     restore = partial(_restore_key, cluster, args, key)
     resync = Resync(inventory, view, queue, leadership=leadership, watches=runner, on_requeue=restore)
     liveness.expect("the Lease was not checked", lambda: leadership.checked_s, within_s=LEASE_MAX_AGE_S)
-    liveness.expect(
-        "the view was not compared with the cluster", lambda: resync.compared_s, within_s=COMPARISON_MAX_AGE_S
-    )
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for duty in (runner.run(), resync.compare_until_cancelled(), resync.requeue_until_cancelled()):
-                tasks.create_task(duty)
-            await resync.is_synced.wait()
-            liveness.is_ready = True
-            for _ in range(args.workers):
-                tasks.create_task(reconciler.work())
-            await _lead(leadership, queue, liveness)
-    finally:
-        await reports.close()
+    liveness.expect("the view was not compared", lambda: resync.compared_s, within_s=COMPARISON_MAX_AGE_S)
+    async with aclosing(reports), asyncio.TaskGroup() as tasks:
+        for duty in (runner.run(), resync.compare_until_cancelled(), resync.requeue_until_cancelled()):
+            tasks.create_task(duty)
+        await resync.is_synced.wait()
+        liveness.is_ready = True
+        for _ in range(args.workers):
+            tasks.create_task(reconciler.work())
+        await _lead(leadership, queue, liveness)
 
 
 async def _lead(leadership: Leadership, queue: WorkQueue[Key], liveness: Liveness) -> None:

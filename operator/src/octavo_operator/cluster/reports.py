@@ -58,7 +58,7 @@ class RouterReports:
             stream[1].cancel()
         self._reports.pop(key, None)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         tasks = [task for _, task in self._streams.values()]
         for task in tasks:
             task.cancel()
