@@ -68,7 +68,7 @@ async def reports(router: Router, changes: Changes, monkeypatch: pytest.MonkeyPa
         made = RouterReports(session, changes.queue.put_nowait, clock=changes.clock)
         made.subscribe(POD, ("127.0.0.1", server.port or 0))
         yield made
-        await made.close()
+        await made.aclose()
         router.lines.put_nowait(None)
 
 
