@@ -46,8 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="replace oneDNN's packing of bf16 weights by a stand-in for that of CPUs with matrix instructions",
     )
     parser.addoption("--fuzz-requests", type=int, default=500, help="number of requests of tests/fuzz. Default: 500")
-    heads = "number of mutated heads that tests/hostile sends to each server. Default: 6000"
-    parser.addoption("--hostile-heads", type=int, default=6000, help=heads)
+    heads = "number of mutated heads that tests/hostile sends to each server. Default: 20000"
+    parser.addoption("--hostile-heads", type=int, default=20000, help=heads)
 
 
 def pytest_configure(config: pytest.Config) -> None:
