@@ -52,7 +52,7 @@ test: $(VENV)/.dev ## run the tests; a selection: TESTS=tests/unit ARGS='-x -k n
 	$(BIN)/python -m pytest -ra $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile) $(TESTS) $(ARGS)
 
 # `-m` selects the tests that `make test` leaves out, and those whose length a profile or an option sets.
-nightly: $(VENV)/.dev ## run soak and benchmark-harness tests, and the random tests at full length (about an hour)
+nightly: $(VENV)/.dev ## run soak and benchmark-harness tests, and the random tests at full length
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -ra $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile) \
 	  -m 'nightly or hypothesis or fuzz' --timeout 3600 --fuzz-requests 10000 --hostile-heads 100000 $(TESTS) $(ARGS)
 
