@@ -160,7 +160,6 @@ class AccessPolicy:
 def access_policy(
     settings: HttpSettings, *, is_router_only: bool = False, admin_port: int | None = None
 ) -> AccessPolicy:
-    """Build the policy; reads the files of keys and secrets. Raises StartupError."""
     return AccessPolicy(
         keys=ApiKeys(settings.api_keys, settings.api_key_files) if settings.needs_key else None,
         secrets=router_secrets(settings.router_secrets, settings.router_secret_file),
@@ -171,14 +170,12 @@ def access_policy(
 
 
 def route_path(scope: Scope) -> str:
-    """Path of the request without the root path, as starlette matches it with routes."""
     path: str = scope["path"]
     rest = path.removeprefix(scope.get("root_path", ""))
     return rest if not rest or rest.startswith("/") else path
 
 
 def port_of(scope: Scope) -> int | None:
-    """Port on which the request arrived."""
     server = scope.get("server")
     return server[1] if server else None
 
@@ -215,7 +212,6 @@ def _without_internals(send: Send) -> Send:
 
 
 def _read_headers(headers: RawHeaders) -> dict[bytes, bytes]:
-    """Return the first header of each name that the policy reads."""
     sent: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _READ and name not in sent:

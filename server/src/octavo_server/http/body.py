@@ -32,7 +32,6 @@ class BodyBudget:
         self.num_bytes = 0
 
     def reserve(self) -> "BodyReservation":
-        """Return an empty reservation, to be used as a context manager."""
         return BodyReservation(self)
 
 

@@ -27,7 +27,6 @@ class CorsPolicy:
         return cls((ANY,) if settings.needs_key else ())
 
     def response_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """CORS headers of the response to a request with these headers."""
         origin = next((value for name, value in headers if name == b"origin"), None)
         if origin is None or not self.allowed_origins:
             return []

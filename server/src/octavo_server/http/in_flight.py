@@ -4,9 +4,7 @@ from typing import Protocol
 
 
 class Endable(Protocol):
-    def end(self, error: Exception) -> None:
-        """End the response with this error."""
-        ...
+    def end(self, error: Exception) -> None: ...
 
 
 class InFlight:

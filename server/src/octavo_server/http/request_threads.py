@@ -30,7 +30,6 @@ class RequestThreads:
         return await self.run(partial(read, raw), num_bytes=len(raw))
 
     async def run(self, call: Callable[[], Result], *, num_bytes: int) -> Result:
-        """Run `call` in a thread. `num_bytes`: size of the request."""
         executor = self._large if num_bytes > SMALL_BYTES else None
         context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(executor, partial(context.run, call))

@@ -35,7 +35,6 @@ class OutgoingSecret:
 
     @property
     def current(self) -> str:
-        """The secret to send, empty without one."""
         if self._file.has_changed():
             try:
                 self._current = self._read()

@@ -113,7 +113,6 @@ async def show_drain(request: Request) -> Response:
 
 @router.post("/drain")
 async def drain(request: Request) -> Response:
-    """Refuse new requests and let running ones finish."""
     context = _context(request)
     context.lifecycle.drain()
     context.group.drain()

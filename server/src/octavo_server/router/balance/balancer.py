@@ -112,7 +112,6 @@ class Balancer:
         return bool(self._candidates(model, exclude))
 
     def record_first_byte(self, lease: "Lease") -> None:
-        """Record that the head of the response is about to be sent to the client."""
         assert lease.response is not None
         status, name = lease.response.status, lease.replica.name
         lease.record_first_byte(is_error=status >= 400)

@@ -34,7 +34,6 @@ class Breakers:
         self._breakers: dict[str, _Breaker] = {}
 
     def __bool__(self) -> bool:
-        """False while no replica has failed."""
         return bool(self._breakers)
 
     def allows(self, name: str) -> bool:

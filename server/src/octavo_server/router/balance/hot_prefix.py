@@ -71,10 +71,8 @@ class HotPrefixReplicator:
 
 
 def _prefix(cost: "CandidateCost", prompt: "Prompt") -> int:
-    """Hash of the last prompt block that the candidate holds; 0 without any."""
     return prompt.hashes[cost.match.blocks - 1] if cost.match.blocks else 0
 
 
 def _lost_tokens(prompt: "Prompt", best: "CandidateCost", other: "CandidateCost") -> int:
-    """Tokens that are computed again if `other` serves the request in place of `best`."""
     return score.expected_tokens(prompt, best.match) - score.expected_tokens(prompt, other.match)

@@ -135,7 +135,6 @@ class Lease:
 
 
 def _unique_tokens(decision: Decision, prompt: "Prompt") -> int:
-    """Cached prompt tokens that only the chosen replica holds among the candidates."""
     if not decision.expected_tokens:
         return 0
     others = max((c.match.blocks for c in decision.candidates if c.replica is not decision.chosen), default=0)

@@ -64,7 +64,6 @@ class OutlierDetector:
         return False
 
     def __bool__(self) -> bool:
-        """False while no replica is ejected."""
         return bool(self._ejected)
 
     def forget(self, name: str) -> None:

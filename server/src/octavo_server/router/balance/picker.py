@@ -58,7 +58,6 @@ class Picker:
         return Decision(chosen.replica, rung, why, costs, score.expected_tokens(prompt, chosen.match))
 
     def lease(self, decision: Decision, prompt: "Prompt", pool: "ConnectionPool | None" = None) -> Lease:
-        """Record a request that is sent to the chosen replica now."""
         self._replicator.record_dispatch(decision, prompt, self._clock())
         if self._call_soon is not None and len(prompt.hashes) >= MANY_BLOCKS:
             self._call_soon(self._update_index)

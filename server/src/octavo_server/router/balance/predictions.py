@@ -30,8 +30,6 @@ MAX_BLOCKS = 250_000  # some 30 MB
 
 
 class Prediction:
-    """The predicted blocks of one request."""
-
     __slots__ = ("hashes", "is_indexed", "is_over", "predicted")
 
     def __init__(self, predicted: PredictedBlocks, hashes: Sequence[int]) -> None:
@@ -62,7 +60,6 @@ class Predictions:
         return prediction
 
     def add_reported(self, replica: "Replica", hashes: Sequence[int], *, now: float, expires_at: float) -> None:
-        """Predict the blocks of a request that the replica reports to have received."""
         self.update_index(now)
         predicted = self._predicted_blocks(replica)
         repeated = {*self._index.store(predicted.slot, hashes, PREDICTED)}

@@ -42,7 +42,6 @@ class HealthCheck:
         set_silent(False)
 
     async def _find_miss(self) -> str | None:
-        """Return the reason for a miss, None if the replica is healthy."""
         try:
             async with self._client.open("/health", self._timeout_s) as answer:
                 return f"status {answer.status}" if answer.status >= 500 else None

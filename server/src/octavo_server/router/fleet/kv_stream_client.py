@@ -99,7 +99,6 @@ class KVStreamClient:
         self._max_silence_s = settings.answer_timeout_s
 
     async def run(self) -> None:
-        """Run until cancelled; the replica then has the state `gone`."""
         blocks = self._start_mirror()
         try:
             while True:
@@ -192,7 +191,6 @@ class KVStreamClient:
             await self._health.run(self._status.set_silent)
 
     async def _read_chunk(self, content: aiohttp.StreamReader) -> bytes:
-        """Return the next bytes of the stream, empty at its end."""
         try:
             async with asyncio.timeout(self._max_silence_s):
                 return await content.readany()

@@ -78,7 +78,6 @@ class LocalLoad:
 
     @property
     def num_unanswered(self) -> int:
-        """Number of requests in flight without a first byte."""
         return len(self._pending) + len(self._reported)
 
     @property
@@ -94,7 +93,6 @@ class LocalLoad:
         return self._num_sent
 
     def record_first_byte(self, sent: int) -> None:
-        """Record the first byte of a request, or its end without one."""
         if sent in self._pending:
             self._end_pending(sent)
         self._reported.remove(sent)

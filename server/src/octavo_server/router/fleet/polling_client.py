@@ -79,7 +79,6 @@ class PollingClient:
             raise aiohttp.ClientPayloadError(f"/v1/models: {error}") from None
 
     async def load(self, timeout_s: float) -> ReplicaLoad:
-        """Read the load from `/metrics`. Return an empty load if that fails."""
         try:
             text = (await self._read("/metrics", timeout_s)).decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError):

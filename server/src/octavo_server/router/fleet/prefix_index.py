@@ -162,7 +162,6 @@ class PrefixIndex:
         return left + (len(self) if self._released else 0)
 
     def _sweep_shard(self, shard: int) -> int:
-        """Return the number of entries in the shard."""
         gone = sum((DEVICE | HOST | PREDICTED) << slot * _BITS for slot in self._sweeping)
         share, looked = self._sharing(), 0
         for generations in (self._young, self._old):

@@ -77,7 +77,6 @@ class StepTimeModel:
         self.error_s = _SURE * sqrt(self._scatter() / (variance + _HELD))
 
     def _scatter(self) -> float:
-        """Mean squared distance of the steps from the line."""
         a, b = self.step_s, self.token_s
         on_line = a * a * self._count + 2 * a * b * self._tokens + b * b * self._squares
         beside = self._squared_times - 2 * (a * self._times + b * self._pairs) + on_line

@@ -62,11 +62,9 @@ class DecisionLog:
             self._ended.append(entry)
 
     def ended_after(self, number: int) -> Iterator[Entry]:
-        """Ended decisions with a higher number, in the order of their ends."""
         return (entry for entry in self._ended if entry.number > number)
 
     def latest(self, limit: int) -> Iterator[Entry]:
-        """At most `limit` decisions, newest first."""
         for position, entry in enumerate(reversed(self._entries)):
             if position == limit:
                 return

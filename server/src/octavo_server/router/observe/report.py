@@ -136,20 +136,17 @@ def merged_index(reports: Sequence[Report]) -> IndexInfo:
 
 
 def latest_decisions(reports: Sequence[Report], n: int) -> list[DecisionInfo]:
-    """The latest `n` decisions of all workers, newest first."""
     every = [info for report in reports for info in report.decisions]
     return sorted(every, key=lambda info: info.at_s, reverse=True)[:n]
 
 
 def exposition(reports: Sequence[Report]) -> str:
-    """Text of `/metrics` for all workers of the router together."""
     observed = [report.observed for report in reports if report.observed is not None]
     text = MetricText(observed, gauges(merged_state(reports), merged_index(reports)))
     return f"{text}{_process_text(reports)}"
 
 
 def _process_text(reports: Sequence[Report]) -> str:
-    """Process metrics summed over the workers, with the start time of the oldest."""
     pieces = []
     for name, (kind, help, combine) in _PROCESS.items():
         values = [report.process[name] for report in reports if name in report.process]

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class RouterTelemetry:
-    """Metrics, decision log and tracer of one worker."""
-
     def __init__(
         self,
         metrics: RouterMetrics | None = None,
@@ -36,7 +34,6 @@ class RouterTelemetry:
         return self._epoch_s + moment_s
 
     def observe(self, request_id: str) -> "RequestObserver":
-        """Start observing a request. To be called when its head has arrived."""
         return RequestObserver(self, request_id)
 
 

@@ -26,8 +26,6 @@ ENTRY_BYTES = 110
 
 
 class IndexInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """Sizes of the prefix index of one worker, or the sums over all workers."""
-
     entries: int = 0
     max_entries: int = 0
     bytes: int = 0
@@ -144,7 +142,6 @@ def _hex(epoch: int) -> str:
 
 
 def merged(states: Sequence[RouterState]) -> RouterState:
-    """Combine the states of the workers of one router."""
     if len(states) == 1:
         return states[0]
     by_name: dict[str, list[ReplicaState]] = {}

@@ -77,7 +77,6 @@ class Workers:
             self._own.unlink(missing_ok=True)
 
     async def collect_reports(self, query: ReportQuery) -> list[Report]:
-        """Reports of all workers, this one's first."""
         others = (
             [path for path in sorted(self._folder.glob("worker-*.sock")) if path != self._own] if self._folder else []
         )

@@ -100,7 +100,6 @@ class PromptHashCache:
         return self._nodes.num_bytes
 
     def hashes(self, root: bytes, text: str, *, add_special_tokens: bool) -> tuple[Sequence[int], int]:
-        """Return the short hashes of the full blocks, and the number of tokens."""
         hashes: list[int] = []
         if not add_special_tokens:
             node = self._hash_pieces(self._root(root), self._splitter.split(text), hashes)

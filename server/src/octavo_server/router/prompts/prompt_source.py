@@ -46,7 +46,6 @@ class PromptSource:
         return await self._threads.parse(self._parse, raw)
 
     async def hash_prompt(self, kind: Kind, fields: RequestFields, *, model: str, tenant: str) -> Prompt:
-        """Hash the prompt, or estimate it where there is no hasher."""
         hasher = self._hasher_for(model) if fields.is_plain else None
         make = partial(estimate, kind, fields.body)
         if hasher is not None:

@@ -56,7 +56,6 @@ class Downstream:
 
     @property
     def target(self) -> bytes:
-        """Path and query as the client sent them."""
         query: bytes = self.scope["query_string"]
         path: bytes = self.scope["raw_path"]
         return path + b"?" + query if query else path

@@ -107,5 +107,4 @@ class Retries:
 
 
 def retry_reason(error: ReplicaLost) -> str:
-    """Value of the metric label `reason`."""
     return "not reached" if isinstance(error, NotReached) else "lost"

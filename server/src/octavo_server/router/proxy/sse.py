@@ -24,7 +24,6 @@ class SSEFramer:
         self._latest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return all frames that are complete with this data."""
         if self._partial:
             data, self._partial = self._partial + data, b""
         if not data.endswith((b"\n\n", b"\r\n\r\n")) and len(data) < MAX_FRAME_BYTES:
@@ -45,7 +44,6 @@ class SSEFramer:
         return last == b"data: [DONE]" or last.startswith(_LAST_EVENTS)
 
     def failure(self, error: Exception) -> bytes:
-        """Frames that end a broken stream with an error event."""
         if self.dialect == "chunks":
             return sse.error_frame(error) + sse.DONE
         described = describe(error)

@@ -64,7 +64,6 @@ class UpstreamResponse:
         self._waiter: asyncio.Future[None] | None = None
 
     async def wait_headers(self) -> None:
-        """Wait for the response head. Raises the error with which the response failed."""
         while not self.status:
             await self._wait_change()
 
@@ -100,7 +99,6 @@ class UpstreamResponse:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def close(self) -> None:
-        """Abort the connection unless the response is complete."""
         if not self.is_complete:
             self._connection.abort()
 

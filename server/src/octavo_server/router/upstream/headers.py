@@ -58,7 +58,6 @@ def value_of(headers: Headers, name: bytes) -> bytes:
 
 
 def named_by_connection(headers: Headers) -> Collection[bytes]:
-    """Names that the `Connection` headers declare as hop-by-hop."""
     values = [value.lower() for name, value in headers if name == b"connection"]
     if not values or values in ([b"keep-alive"], [b"close"]):
         return ()

@@ -125,7 +125,6 @@ class ConnectionPools:
             self._retired.append(pool)
 
     async def run(self) -> None:
-        """Check for silence until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(CHECK_EVERY_S)

@@ -51,8 +51,6 @@ class SliceList(msgspec.Struct):
 
 
 class Status(msgspec.Struct):
-    """The API's response to a failed request."""
-
     code: int = 0
     message: str = ""
 

@@ -74,8 +74,6 @@ class ClusterAccess:
 
 
 class ApiRefusal(Exception):
-    """The API answered with a status that isn't success."""
-
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"{code} {message}")
         self.code = code
@@ -165,7 +163,6 @@ class KubernetesDiscovery:
 
 
 async def _check(answer: aiohttp.ClientResponse) -> None:
-    """Raises ApiRefusal with the message of the API."""
     if answer.status != 200:
         try:
             message = _read_status(await answer.read()).message

@@ -21,8 +21,6 @@ OTHER = "other"
 
 
 class _Times:
-    """Latency histograms of one model's requests."""
-
     __slots__ = ("duration", "ttft")
 
     def __init__(self) -> None:
@@ -78,7 +76,6 @@ class RouterMetrics:
         self._retries[reason] = self._retries.get(reason, 0) + 1
 
     def record_wait(self, outcome: str, wait_s: float) -> None:
-        """Count a request that left the queue."""
         found = self._waits.get(outcome)
         if found is None:
             found = self._waits[outcome] = _histogram("queue_seconds")
