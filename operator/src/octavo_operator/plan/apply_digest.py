@@ -7,14 +7,17 @@ as an annotation.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 from octavo_operator.spec.service import GROUP
 
 APPLIED = f"{GROUP}/applied"
 
+#: A number and a suffix. A longer exponent is part of other text, such as the digest 12e3456789012345.
+_QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?)([a-zA-Z]*)")
 _SUFFIXES: dict[str, Decimal] = {"": Decimal(1), "m": Decimal("0.001")} | {
     suffix + binary: Decimal((1024 if binary else 1000) ** power)
     for power, suffix in enumerate("KMGTPE", 1)
@@ -55,9 +58,7 @@ def _is_same_quantity(wanted: Any, live: Any) -> bool:
 
 def parse_quantity(quantity: int | str) -> Decimal | None:
     """Value of a quantity in Kubernetes' notation, as in `resources`; None for any other text."""
-    text = str(quantity)
-    digits = text.rstrip("mkKMGTPEi")
-    try:
-        return Decimal(digits) * _SUFFIXES[text[len(digits) :]]
-    except (InvalidOperation, KeyError):
+    found = _QUANTITY.fullmatch(str(quantity))
+    if found is None or found[2] not in _SUFFIXES:
         return None
+    return Decimal(found[1]) * _SUFFIXES[found[2]]
