@@ -1,7 +1,8 @@
 """Derives the conditions of a service from its observed state, each with a reason and a message for its owner."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from octavo_operator.desired.engine import num_gpus
 from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
@@ -159,14 +160,13 @@ def _workload(service: InferenceService, observed: Observed, pods: Sequence[Pod]
 
 def _keep_failure(condition: Condition, observed: Observed, pods: Sequence[Pod], *, wanted: str) -> Condition:
     """Keep the failure of the status while a restarted pod shows none: a kubelet can lose it between two attempts."""
-    if condition.status == "False" or observed.status.get("revision", {}).get("updated") != wanted:
+    if condition.status == "False" or any(pod.is_ready for pod in pods):
         return condition
-    if any(pod.is_ready for pod in pods) or not any(pod.restarts and pod.trouble is None for pod in pods):
+    shows_no_reason = any(pod.restarts and pod.trouble is None for pod in pods)
+    row = _status_rows(observed, wanted).get(condition.type, {})
+    if not shows_no_reason or REASONS[condition.type].get(row.get("reason", "")) != "False":
         return condition
-    for row in observed.status.get("conditions", ()):
-        if row["type"] == condition.type and REASONS[condition.type].get(row["reason"]) == "False":
-            return Condition(row["type"], row["reason"], row["message"])
-    return condition
+    return Condition(condition.type, row["reason"], row["message"])
 
 
 def _router(observed: Observed) -> Condition:
@@ -202,6 +202,11 @@ def _progressing(service: InferenceService, observed: Observed, *, wanted: str, 
 
 
 def _was_complete(observed: Observed, wanted: str) -> bool:
-    reasons = {row["type"]: row["reason"] for row in observed.status.get("conditions", ())}
-    revision = observed.status.get("revision", {}).get("updated")
-    return bool(revision == wanted and reasons.get("Progressing") == "Complete")
+    return _status_rows(observed, wanted).get("Progressing", {}).get("reason") == "Complete"
+
+
+def _status_rows(observed: Observed, wanted: str) -> dict[str, Mapping[str, Any]]:
+    """Conditions in the status by type; empty if the status is of another revision than `wanted`."""
+    if observed.status.get("revision", {}).get("updated") != wanted:
+        return {}
+    return {row["type"]: row for row in observed.status.get("conditions", ())}
