@@ -49,7 +49,7 @@ STILL_TO_COME: dict[str, tuple[Any, ...]] = {
     "trust_remote_code": (False,),
 }
 
-#: Arguments that have no effect, whatever their value: there are no CUDA graphs and no printed statistics.
+#: Arguments that have no effect with any value: there are no CUDA graphs and no printed statistics.
 WITHOUT_EFFECT = frozenset({"disable_custom_all_reduce", "disable_log_stats", "enforce_eager"})
 
 #: The same for the keywords of `LLM.generate` and `LLM.chat`.

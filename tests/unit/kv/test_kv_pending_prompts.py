@@ -90,7 +90,7 @@ def test_the_latest_prompts_are_the_waiting_ones():
 
 
 def test_prompts_without_hashes_are_counted():
-    """Without a listener no prompt is hashed, but each one counts."""
+    """A publisher without listeners hashes no prompt, and still counts each prompt as a request."""
     pending = PendingPrompts(BLOCK)
     add(pending, [], extra_tokens=100)
     published = pending.add_to_load(ReplicaLoad())

@@ -55,7 +55,7 @@ def test_packed_equals_plain(dtype: torch.dtype, bias: bool, rows: tuple[int, ..
 
 
 def test_this_torch_has_the_private_operators() -> None:
-    """If this fails after an upgrade of torch, check `packed_linear.py`: results are right, but slower."""
+    """A failure after an upgrade of torch means that `packed_linear.py` uses its slower path; results stay correct."""
     assert pack(torch.randn(8, 8)).packed is not None
 
 

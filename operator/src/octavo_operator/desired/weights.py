@@ -1,4 +1,4 @@
-"""How an engine pod gets the model's weights: the volumes, the init container that fetches, the engine's argument.
+"""Manifest parts that give an engine pod its weights: volumes, the init container that fetches, the engine's argument.
 
 An init container with its own resources fetches remote models into the cache volume, where the engine looks for them.
 A model on a claim is mounted read-only.

@@ -102,7 +102,7 @@ class Auth(SpecPart):
 
 
 def isolates_tenants(auth: Auth | None) -> bool:
-    """By default no tenant can use another tenant's cached prefixes."""
+    """Return True unless the spec lets tenants share cached prefixes."""
     return auth is None or auth.isolate_tenants is not False
 
 

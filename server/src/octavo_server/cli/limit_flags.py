@@ -22,7 +22,7 @@ LIMIT_HELP = {
     "max_content_parts": "Most content parts of all messages together.",
     "max_tools": "Most tools of one request.",
     "max_prompts": "Most prompts of one completion request.",
-    "max_prompt_chars": "Most characters of a text to be tokenised, whatever the size of the context.",
+    "max_prompt_chars": "Maximum number of characters of a text to tokenise, independent of the context length.",
     "max_n": "Most sequences per prompt.",
     "max_stop_strings": "Most stop strings.",
     "max_stop_chars": "Most characters of a stop string or bad word.",

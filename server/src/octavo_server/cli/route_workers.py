@@ -2,7 +2,7 @@
 
 The kernel distributes connections over the workers (SO_REUSEPORT). A worker that ends is restarted; if one ends before
 any worker has started, the supervisor stops all. Workers have their own session and don't get Ctrl-C from the terminal:
-the supervisor passes each signal on. When the supervisor dies, in whatever way, its workers exit.
+the supervisor passes each signal on. Its workers exit when the supervisor exits for any reason.
 """
 
 import asyncio

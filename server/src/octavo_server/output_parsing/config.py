@@ -1,4 +1,4 @@
-"""How the answers of one request are parsed, and which sampling parameters that needs from the engine."""
+"""Configuration of one request's output parsers, and the sampling parameters that parsing needs from the engine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Parsers of answers that a grammar forces to be calls, whatever format the model was trained on.
+"""Parsers of answers that a grammar forces to be calls, independent of the format that the model was trained on.
 
 For `tool_choice` "required" the answer is a JSON list of calls, for a named tool only its arguments. `tool_schema`
 builds the schema of both.

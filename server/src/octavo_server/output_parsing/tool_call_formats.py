@@ -17,7 +17,7 @@ def new_call_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """How a model writes calls: the parser of one answer, and the ids that the model's template accepts."""
+    """Format in which a model writes calls: the parser of one answer, and the ids that the model's template accepts."""
 
     parser_type: type[ToolCallParser]
     new_id: Callable[[], str] = new_call_id
