@@ -36,12 +36,10 @@ def pod_of(raw: Raw) -> Pod:
     metadata, status = raw["metadata"], raw.get("status", {})
     conditions = {c["type"]: c for c in status.get("conditions", ())}
     gate = conditions.get(ADMITTED_GATE, {})
-    failure = _failure(status, conditions)
     init, main = (_named(status.get(kind, ()), name) for kind, name in _CONTAINERS)
     is_ready = conditions.get("ContainersReady", {}).get("status") == "True"
     is_admitted = gate.get("status") == "True"
-    if is_ready:
-        failure = None
+    failure = None if is_ready else _failure(status, conditions)
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],

@@ -170,6 +170,7 @@ def access_policy(
 
 
 def route_path(scope: Scope) -> str:
+    """Path without the root path, by starlette's own rule: the access table and the routes must see the same path."""
     path: str = scope["path"]
     rest = path.removeprefix(scope.get("root_path", ""))
     return rest if not rest or rest.startswith("/") else path
@@ -192,8 +193,7 @@ class AccessMiddleware:
             await self._app(scope, receive, send)
             return
         try:
-            path, port = route_path(scope), port_of(scope)
-            identity = self._policy.identify(scope["method"], path, scope["headers"], port)
+            identity = self._policy.identify(scope["method"], route_path(scope), scope["headers"], port_of(scope))
         except (Unauthorized, Forbidden, HTTPException) as error:
             await error_reply(error)(scope, receive, send)
             return
