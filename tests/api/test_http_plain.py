@@ -74,7 +74,7 @@ async def test_a_whole_response_to_http_1_0_has_a_length(server):
 
 
 REFUSED = (
-    'http_requests_total{handler="none",status="4xx",method="POST"}',
+    'http_requests_total{handler="none",method="POST",status="4xx"}',
     'octavo_router_requests_total{model="",code="431",reason="refused"}',
 )
 

@@ -56,13 +56,13 @@ async def test_requests_are_counted_by_route_method_and_class_of_status(served):
     after = await served.metrics()
     grown = {name: value - before.get(name, 0) for name, value in after.items() if name.startswith("http_")}
     assert {name: by for name, by in grown.items() if by and name.startswith("http_requests_total")} == {
-        'http_requests_total{handler="/v1/completions",status="2xx",method="POST"}': 2,
-        'http_requests_total{handler="/v1/completions",status="4xx",method="POST"}': 1,
-        'http_requests_total{handler="none",status="4xx",method="GET"}': 2,
+        'http_requests_total{handler="/v1/completions",method="POST",status="2xx"}': 2,
+        'http_requests_total{handler="/v1/completions",method="POST",status="4xx"}': 1,
+        'http_requests_total{handler="none",method="GET",status="4xx"}': 2,
     }
     assert grown["http_request_duration_highr_seconds_count"] == 5
     assert grown['http_request_duration_seconds_count{handler="/v1/completions",method="POST"}'] == 3
-    assert grown['http_request_duration_seconds_bucket{handler="none",method="GET",le="+Inf"}'] == 2
+    assert grown['http_request_duration_seconds_bucket{handler="none",le="+Inf",method="GET"}'] == 2
     assert grown['http_request_size_bytes_sum{handler="/v1/completions"}'] > len(sent.request.content)
     assert grown['http_response_size_bytes_sum{handler="/v1/completions"}'] > len(sent.content)
 
@@ -70,7 +70,7 @@ async def test_requests_are_counted_by_route_method_and_class_of_status(served):
 async def test_label_with_quotes_is_escaped(tmp_path):
     async with serving(ScriptedClient(write_byte_model(tmp_path)), served_model_names=('a"b\\c',)) as other:
         text = (await other.http.get("/metrics")).text
-    assert 'vllm:num_requests_running{model_name="a\\"b\\\\c",engine="0"} 0' in text
+    assert 'vllm:num_requests_running{engine="0",model_name="a\\"b\\\\c"} 0' in text
     assert parse_metrics(text)
 
 
@@ -79,8 +79,8 @@ async def test_request_answered_by_middleware_counts_for_its_route(tmp_path):
         await other.http.post("/v1/completions", json={})
         await other.http.get("/v1/completions")
         metrics = await other.metrics()
-    assert metrics['http_requests_total{handler="/v1/completions",status="4xx",method="POST"}'] == 1
-    assert metrics['http_requests_total{handler="/v1/completions",status="4xx",method="GET"}'] == 1
+    assert metrics['http_requests_total{handler="/v1/completions",method="POST",status="4xx"}'] == 1
+    assert metrics['http_requests_total{handler="/v1/completions",method="GET",status="4xx"}'] == 1
 
 
 async def test_block_lifetimes_are_exposed_only_with_kv_cache_metrics(served, tmp_path):
@@ -108,7 +108,7 @@ async def test_a_disconnect_before_the_response_is_no_server_error(tmp_path):
         await engine.aborted.get()
         while not (name := [n for n in await other.metrics() if n.startswith("http_requests_total")]):
             await asyncio.sleep(0.01)
-    assert name == ['http_requests_total{handler="/v1/completions",status="4xx",method="POST"}']
+    assert name == ['http_requests_total{handler="/v1/completions",method="POST",status="4xx"}']
 
 
 async def test_a_refused_request_does_not_count_as_failed(served):

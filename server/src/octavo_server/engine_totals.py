@@ -1,44 +1,34 @@
 """Gauges and counters of the engine, computed from the core's running totals (`EngineStats`) at each scrape."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from octavo_engine.config import EngineConfig, ReadyInfo
-from octavo_engine.wire.metrics import Metric, active_metrics
+from octavo_engine.wire.metrics import active_metrics
 from octavo_engine.wire.records import EngineStats
-
-from octavo_server.prometheus_text import family_head, label_text
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 #: One sample: the values of the metric's own labels, and the number.
 Sample = tuple[tuple[str, ...], float]
 Samples = dict[str, list[Sample]]
 
 
-class TotalsText:
-    """Renders the samples of all gauges and counters. The text that is equal in each scrape is cached."""
+class EngineCollector(Collector):
+    """Exports all gauges and counters. `samples`: returns the current samples by metric name."""
 
-    def __init__(self, common: Mapping[str, str], prefix: str) -> None:
-        self._common = common
-        self._families = [
-            (metric, name + ("_total" if metric.kind == "counter" else ""))
-            for metric in active_metrics()
-            if metric.kind != "histogram"
-            for name in metric.exposed_names(prefix)
-        ]
-        self._heads = {name: family_head(name, metric.kind, metric.help) for metric, name in self._families}
-        self._starts: dict[tuple[str, tuple[str, ...]], str] = {}
+    def __init__(self, common: Mapping[str, str], prefix: str, samples: Callable[[], Samples]) -> None:
+        self._common, self._prefix, self._samples = common, prefix, samples
 
-    def text(self, samples: Samples) -> str:
-        return "".join(
-            self._heads[name] + "".join([self._sample(metric, name, *sample) for sample in samples[metric.name]])
-            for metric, name in self._families
-        )
-
-    def _sample(self, metric: Metric, name: str, labels: tuple[str, ...], value: float) -> str:
-        start = self._starts.get((name, labels))
-        if start is None:
-            named = {**self._common, **dict(zip(metric.labels, labels, strict=True))}
-            start = self._starts[name, labels] = f"{name}{{{label_text(named)}}} "
-        return f"{start}{value}\n"
+    def collect(self) -> Iterator[Metric]:
+        samples = self._samples()
+        for metric in active_metrics():
+            if metric.kind != "histogram":
+                family_class = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+                for name in metric.exposed_names(self._prefix):
+                    family = family_class(name, metric.help, labels=[*self._common, *metric.labels])
+                    for labels, value in samples[metric.name]:
+                        family.add_metric([*self._common.values(), *labels], value)
+                    yield family
 
 
 def engine_samples(s: EngineStats, info: tuple[str, ...]) -> Samples:

@@ -7,10 +7,9 @@ Content-Length headers. The frequent requests of probes, scrapers and routers ar
 import time
 from collections.abc import Iterable, Sequence
 
+from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from octavo_server.prometheus_text import Histogram, Summary, family_text, label_text
 
 UNCOUNTED = frozenset({"/metrics", "/health", "/ready", "/load", "/ping", "/version", "/server_info", "/kv/events"})
 NO_ROUTE = "none"
@@ -20,57 +19,47 @@ DURATION_HIGHR_S = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75),
     *(1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60),
 )
-REQUESTS = "http_requests_total"
-REQUEST_SIZE, RESPONSE_SIZE = "http_request_size_bytes", "http_response_size_bytes"
-DURATION, DURATION_HIGHR = "http_request_duration_seconds", "http_request_duration_highr_seconds"
 
 
 class HttpMetrics:
-    def __init__(self) -> None:
-        self._requests: dict[tuple[str, str, str], int] = {}
-        self._request_sizes: dict[str, Summary] = {}
-        self._response_sizes: dict[str, Summary] = {}
-        self._durations: dict[tuple[str, str], Histogram] = {}
-        self._all_durations = Histogram((DURATION_HIGHR,), DURATION_HIGHR_S)
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "http_requests",
+            "HTTP requests by handler, method and status.",
+            ["handler", "status", "method"],
+            registry=registry,
+        )
+        sizes = [
+            Summary(f"http_{kind}_size_bytes", f"Content-Length of {kind}s.", ["handler"], registry=registry)
+            for kind in ("request", "response")
+        ]
+        self._request_bytes, self._response_bytes = sizes
+        self._all_durations = Histogram(
+            "http_request_duration_highr_seconds",
+            "Duration of HTTP requests, all handlers together.",
+            registry=registry,
+            buckets=DURATION_HIGHR_S,
+        )
+        self._durations = Histogram(
+            "http_request_duration_seconds",
+            "Duration of HTTP requests by handler.",
+            ["handler", "method"],
+            registry=registry,
+            buckets=DURATION_S,
+        )
 
     def observe(
         self, *, handler: str, method: str, status: int, duration_s: float, request_bytes: int, response_bytes: int
     ) -> None:
-        key = handler, method, f"{status // 100}xx"
-        self._requests[key] = self._requests.get(key, 0) + 1
-        _summary(self._request_sizes, REQUEST_SIZE, handler).observe(request_bytes)
-        _summary(self._response_sizes, RESPONSE_SIZE, handler).observe(response_bytes)
+        self._requests.labels(handler, f"{status // 100}xx", method).inc()
+        self._request_bytes.labels(handler).observe(request_bytes)
+        self._response_bytes.labels(handler).observe(response_bytes)
         self._all_durations.observe(duration_s)
-        durations = self._durations.get(key[:2])
-        if durations is None:
-            labels = label_text({"handler": handler, "method": method})
-            durations = self._durations[key[:2]] = Histogram((DURATION,), DURATION_S, labels)
-        durations.observe(duration_s)
+        self._durations.labels(handler, method).observe(duration_s)
 
     def record_refused_head(self, method: str) -> None:
         """Count a request whose head is too large, which no ASGI layer sees."""
         self.observe(handler=NO_ROUTE, method=method, status=431, duration_s=0.0, request_bytes=0, response_bytes=0)
-
-    def text(self) -> str:
-        return "".join(
-            [
-                family_text(REQUESTS, "counter", "HTTP requests by handler, method and status.", self._counts()),
-                family_text(REQUEST_SIZE, "summary", "Content-Length of requests.", _texts(self._request_sizes)),
-                family_text(RESPONSE_SIZE, "summary", "Content-Length of responses.", _texts(self._response_sizes)),
-                family_text(
-                    *(DURATION_HIGHR, "histogram", "Duration of HTTP requests, all handlers together."),
-                    (self._all_durations.text(DURATION_HIGHR),),
-                ),
-                family_text(
-                    *(DURATION, "histogram", "Duration of HTTP requests by handler."),
-                    (durations.text(DURATION) for durations in self._durations.values()),
-                ),
-            ]
-        )
-
-    def _counts(self) -> Iterable[str]:
-        for (handler, method, status), count in self._requests.items():
-            yield f"{REQUESTS}{{{label_text({'handler': handler, 'status': status, 'method': method})}}} {count}\n"
 
 
 class HttpMetricsMiddleware:
@@ -122,14 +111,3 @@ class HttpMetricsMiddleware:
 def _content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
     given = next((value for name, value in headers if name.lower() == b"content-length"), b"")
     return int(given) if given.isdigit() else 0
-
-
-def _summary(of: dict[str, Summary], name: str, handler: str) -> Summary:
-    found = of.get(handler)
-    if found is None:
-        found = of[handler] = Summary(name, label_text({"handler": handler}))
-    return found
-
-
-def _texts(summaries: dict[str, Summary]) -> Iterable[str]:
-    return (summary.text() for summary in summaries.values())

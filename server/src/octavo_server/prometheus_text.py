@@ -1,4 +1,4 @@
-"""Prometheus' text format, rendered by own code: a scrape beside many streams costs tenths of a millisecond.
+"""Prometheus' text format for the router, whose worker processes send their histograms to the one that is scraped.
 
 Text that doesn't change between two scrapes (names, labels, bounds) is built once. All objects belong to one event
 loop, so there are no locks; an observation is a bisection and two additions.
@@ -58,23 +58,6 @@ class Histogram:
             lines.append(f"{start}{total}\n")
         count_start, sum_start = self._tails[name]
         return f"{''.join(lines)}{count_start}{total}\n{sum_start}{self._sum}\n"
-
-
-class Summary:
-    """One series of a summary without quantiles: count and sum."""
-
-    __slots__ = ("_starts", "count", "sum")
-
-    def __init__(self, name: str, labels: str) -> None:
-        self._starts = f"{name}_count{{{labels}}} ", f"{name}_sum{{{labels}}} "
-        self.count, self.sum = 0, 0.0
-
-    def observe(self, value: float) -> None:
-        self.count += 1
-        self.sum += value
-
-    def text(self) -> str:
-        return f"{self._starts[0]}{self.count}\n{self._starts[1]}{self.sum}\n"
 
 
 def family_text(name: str, kind: str, help: str, series: Iterable[str]) -> str:

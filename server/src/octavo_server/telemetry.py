@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING
 from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.wire.metrics import COMMON_LABELS, Feature, active_metrics
 from octavo_engine.wire.records import BlockLife, EngineStats
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 
-from octavo_server.engine_totals import TotalsText, cache_labels, engine_samples
+from octavo_server.engine_totals import EngineCollector, Samples, cache_labels, engine_samples
 from octavo_server.http_metrics import HttpMetrics
-from octavo_server.prometheus_text import Histogram, family_head, label_text
 from octavo_server.request_metrics import RequestMetrics, RequestSummary
 
 if TYPE_CHECKING:
@@ -37,26 +44,28 @@ class Telemetry:
         self.finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error"), 0)
         self.rejections = 0
         self.on_request_end: Callable[[RequestSummary, float], None] | None = None
-        self.http = HttpMetrics()
         self._stats = stats
         self._cache_labels = cache_labels(config, ready)
-        self._totals = TotalsText(common, prefix)
-        self._histograms: dict[str, Histogram] = {}
-        self._histogram_heads: list[tuple[str, str, Histogram]] = []
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = registry = CollectorRegistry()
+        registry.register(EngineCollector(common, prefix, self._samples))
+        self._histograms: dict[str, list[Histogram]] = {}
         features: frozenset[Feature] = frozenset({"kv_cache_metrics"} if config.kv_cache_metrics else ())
         for metric in active_metrics(features):
             if metric.kind == "histogram":
-                names = metric.exposed_names(prefix)
-                made = Histogram(names, metric.bounds(ready.max_model_len), label_text(common))
-                self._histograms[metric.name] = made
-                self._histogram_heads += [(name, family_head(name, "histogram", metric.help), made) for name in names]
-        self._process = CollectorRegistry()
+                bounds = metric.bounds(ready.max_model_len)
+                self._histograms[metric.name] = [
+                    Histogram(name, metric.help, [*common], registry=registry, buckets=bounds).labels(**common)
+                    for name in metric.exposed_names(prefix)
+                ]
+        self.http = HttpMetrics(registry)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self._process)
+            collector(registry=registry)
         self._num_steps = 0
 
     def observe(self, name: str, value: float, times: int = 1) -> None:
-        self._histograms[name].observe(value, times)
+        for histogram in self._histograms[name] * times:
+            histogram.observe(value)
 
     def count_end(self, reason: str) -> None:
         self.finished[reason] += 1
@@ -81,12 +90,14 @@ class Telemetry:
                 self.observe("kv_block_reuse_gap_seconds", gap_s)
 
     def exposition(self) -> bytes:
+        text: bytes = generate_latest(self._registry)
+        return text
+
+    def _samples(self) -> Samples:
         samples = engine_samples(self._stats(), self._cache_labels)
         samples["request_success"] = [((reason,), count) for reason, count in self.finished.items()]
         samples["admission_rejections"] = [((), self.rejections)]
-        histograms = [head + histogram.text(name) for name, head, histogram in self._histogram_heads]
-        process: bytes = generate_latest(self._process)
-        return (self._totals.text(samples) + "".join(histograms) + self.http.text()).encode() + process
+        return samples
 
     def count_rejection(self) -> None:
         self.rejections += 1
