@@ -7,7 +7,7 @@ import signal
 import httpx
 import pytest
 from octavo_testing.scripted import write_byte_model
-from octavo_testing.serve_command import octavo_serve
+from octavo_testing.serve_command import ServeProcess, octavo_serve
 from octavo_testing.server import events
 
 NUM_STREAMS = 32
@@ -49,14 +49,14 @@ async def late_answers(url, over):
     return statuses
 
 
-async def terminate_under_load(serving):
+async def terminate_under_load(serving, terminate):
     begun = asyncio.Semaphore(0)
     limits = httpx.Limits(max_connections=NUM_STREAMS)
     async with httpx.AsyncClient(base_url=serving.url, timeout=60, limits=limits) as http:
         streams = asyncio.gather(*(read_stream(http, begun) for _ in range(NUM_STREAMS)))
         for _ in range(2 * NUM_STREAMS):
             await begun.acquire()
-        serving.terminate()
+        terminate(serving)
         while (await http_get(serving.url, "/ready")).status_code == 200:
             pass
         late = asyncio.create_task(late_answers(serving.url, streams))
@@ -72,10 +72,11 @@ def finish_reason(got):
     return json.loads(got[-2])["choices"][0]["finish_reason"]
 
 
-def test_all_streams_finish_within_the_drain_timeout(tiny, tmp_path):
+@pytest.mark.parametrize("terminate", [ServeProcess.terminate, ServeProcess.terminate_group])
+def test_all_streams_finish_within_the_drain_timeout(tiny, tmp_path, terminate):
     with octavo_serve(tmp_path, tiny, *TINY, *STAYS, "--drain-timeout", "60") as serving:
-        streams, late = asyncio.run(terminate_under_load(serving))
-        serving.terminate()
+        streams, late = asyncio.run(terminate_under_load(serving, terminate))
+        terminate(serving)
         assert serving.exit_code() == 0
     assert [finish_reason(got) for got in streams] == ["length"] * NUM_STREAMS
     assert {got[-1] for got in streams} == {"[DONE]"}
@@ -84,7 +85,7 @@ def test_all_streams_finish_within_the_drain_timeout(tiny, tmp_path):
 
 def test_streams_that_outlast_the_drain_end_with_an_event(tiny, tmp_path):
     with octavo_serve(tmp_path, tiny, *TINY, *STAYS, "--drain-timeout", "0.3") as serving:
-        streams, late = asyncio.run(terminate_under_load(serving))
+        streams, late = asyncio.run(terminate_under_load(serving, ServeProcess.terminate))
         serving.terminate()
         assert serving.exit_code() == 0
     ends = [json.loads(got[-2]) for got in streams]

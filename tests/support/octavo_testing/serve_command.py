@@ -42,6 +42,10 @@ class ServeProcess:
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
+    def terminate_group(self) -> None:
+        """Send SIGTERM to all processes, the engine core included, as systemd and `tini -g` do."""
+        os.killpg(self.process.pid, signal.SIGTERM)
+
     def exit_code(self, timeout_s: float = 30) -> int:
         return self.process.wait(timeout_s)
 
@@ -58,7 +62,8 @@ def octavo_serve(
     port = port or free_port()
     log = folder / "serve.log"
     with log.open("wb") as output:
-        process = subprocess.Popen([*module, "--port", str(port), *flags], stdout=output, stderr=output, env=env)
+        argv = [*module, "--port", str(port), *flags]
+        process = subprocess.Popen(argv, stdout=output, stderr=output, env=env, start_new_session=True)
     serving = ServeProcess(process, port, log)
     family: list[psutil.Process] = []
     try:

@@ -1,8 +1,8 @@
 """The engine core process: `python -m octavo_engine.process.main`, started by `client.CoreProcess`.
 
 Its loop reads messages, runs a step and sends the outputs; while there is no work it blocks on its inbox. The process
-ignores Ctrl-C, which the parent handles. An exception in the loop is a bug; it ends the process, and the parent
-detects the exit.
+ignores the signals that end its parent: a supervisor sends them to the whole process group, and while the parent
+drains, it needs the core. An exception in the loop is a bug; it ends the process, and the parent detects the exit.
 """
 
 import math
@@ -21,6 +21,7 @@ from octavo_engine.process.exit_with_parent import exit_with_parent
 from octavo_engine.process.ipc_sockets import from_core_address, remove_folder, to_core_address
 from octavo_engine.wire.errors import OctavoError, StartupError
 
+IGNORED_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # the process exits with its parent
 LINGER_MS = 2000  # time to deliver the error message of a core that could not start
 
 
@@ -102,7 +103,8 @@ def run(start: messages.Start, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[b
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     pipe_fd = os.dup(0)  # not inherited by child processes of the core
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     start = read_start(pipe_fd)
