@@ -146,14 +146,24 @@ async def test_bad_requests_are_refused_and_leave_no_trace(llm):
     assert (await until_idle(llm)).in_use_blocks == 0
 
 
-async def test_a_request_id_in_use_is_refused(llm, gate):
-    params = scripted("xyz", extra_args=gate.wait_at(1))
-    stream = llm.generate("hi", params, "twice")
-    await anext(stream)
-    with pytest.raises(InvalidRequest, match="'twice' is already running"):
-        await collect(llm, "hi", scripted("x"), "twice")
+async def test_requests_with_equal_ids_run_side_by_side(llm, gate):
+    first = llm.generate("hi", scripted("xyz", extra_args=gate.wait_at(1)), "same")
+    await anext(first)
     gate.open()
-    assert [o async for o in stream][-1].outputs[0].text == "xyz"
+    assert joined_text(await collect(llm, "hi", scripted("abc"), "same")) == "abc"
+    assert [o async for o in first][-1].outputs[0].text == "xyz"
+
+
+async def test_abort_ends_all_requests_with_the_id(llm, gate):
+    held = llm.generate("hi", scripted("xyz", extra_args=gate.wait_at(1)), "same")
+    await anext(held)
+    waiting = [asyncio.create_task(collect(llm, "hi", scripted("abc"), name)) for name in ("same", "other")]
+    while llm.num_unfinished < 3:
+        await asyncio.sleep(0)
+    await llm.abort("same")
+    gate.open()
+    ends = [[output async for output in held], *await asyncio.gather(*waiting)]
+    assert [outputs[-1].outputs[0].finish_reason for outputs in ends] == ["abort", "abort", "stop"]
 
 
 async def test_max_tokens_none_fills_the_context(llm):
@@ -187,7 +197,7 @@ async def test_random_cancellations_leave_no_state(llm):
     stats = await until_idle(llm)
     assert (stats.running, stats.waiting, stats.in_use_blocks) == (0, 0, 0)
     assert stats.free_blocks + stats.cached_blocks == stats.total_blocks
-    assert llm._streams == llm._core_ids == {}
+    assert llm._streams == {}
 
 
 async def test_unseeded_requests_get_different_seeds(llm):

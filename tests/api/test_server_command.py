@@ -181,3 +181,18 @@ def test_published_example_runs(smollm):
     argv = [sys.executable, str(EXAMPLE), f"{smollm.url}/v1"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
     assert "Paris" in done.stdout
+
+
+def test_parallel_requests_with_one_id_are_all_answered(tiny, tmp_path):
+    async def ask(http, i):
+        body = {"prompt": f"prompt {i}", "max_tokens": 20, "ignore_eos": True}
+        return await http.post("/v1/completions", json=body, headers={"X-Request-Id": "trace-7f3a"})
+
+    async def ask_all(url):
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+            return await asyncio.gather(*(ask(http, i) for i in range(64)))
+
+    with octavo_serve(tmp_path, tiny, *TINY) as serving:
+        answers = asyncio.run(ask_all(serving.url))
+    assert [(a.status_code, a.headers["x-request-id"]) for a in answers] == [(200, "trace-7f3a")] * 64
+    assert {a.json()["usage"]["completion_tokens"] for a in answers} == {20}

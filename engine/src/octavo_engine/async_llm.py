@@ -23,7 +23,7 @@ from octavo_engine.process.client import CoreProcess
 from octavo_engine.process.messages import Abort, Add
 from octavo_engine.text.template import ChatTemplate
 from octavo_engine.text.tokenizer import Tokenizer
-from octavo_engine.wire.errors import EngineDead, InvalidRequest
+from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.kv_stream import KVChange
 from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, SeqOutput
@@ -75,7 +75,6 @@ class AsyncLLM:
         self._frontend = frontend
         self._core = core
         self._streams: dict[str, _Stream] = {}  # by the request's id in the core
-        self._core_ids: dict[str, str] = {}  # the caller's request id -> the id in the core
         self._serial = itertools.count()
         self._reader = asyncio.create_task(self._read_outputs())
         self._reader.add_done_callback(self._on_reader_end)
@@ -149,17 +148,17 @@ class AsyncLLM:
         return (await self._tokenize(text, add_special_tokens)).token_ids
 
     async def abort(self, request_id: str) -> None:
-        """End the request's stream with finish_reason "abort". An unknown id is ignored."""
-        core_id = self._core_ids.get(request_id)
-        if core_id is not None:
-            self._core.send(Abort(core_id))
+        """End the streams of all requests with this id with finish_reason "abort". An unknown id is ignored."""
+        for core_id, stream in self._streams.items():
+            if stream.assembly.request_id == request_id:
+                self._core.send(Abort(core_id))
 
     async def debug_requests(self) -> list[SequenceInfo]:
         """Return the running and waiting sequences, with the callers' request ids. Raises EngineDead."""
         self._check_alive()
         found = await self._core.call("debug_requests")
         assert isinstance(found, list)
-        named = {core_id: request_id for request_id, core_id in self._core_ids.items()}
+        named = {core_id: stream.assembly.request_id for core_id, stream in self._streams.items()}
         return [replace(info, request_id=named.get(info.request_id, info.request_id)) for info in found]
 
     async def reset_prefix_cache(self) -> bool:
@@ -214,24 +213,23 @@ class AsyncLLM:
         return self._frontend.tokenize(prompt, add_special_tokens=add_special_tokens)
 
     def _new_core_id(self, request_id: str) -> str:
-        """Make an id for the core that is never used again, so that late outputs never reach a later request."""
+        """Make an id for the core that is never used again, so that late outputs never reach a later request.
+
+        Callers' ids may repeat: proxies and agents send one id with parallel requests and retries.
+        """
         self._check_alive()
-        if request_id in self._core_ids:
-            raise InvalidRequest(f"request_id {request_id!r} is already running.", param="request_id")
         return f"{request_id}.{next(self._serial)}"
 
     def _add(self, prompt: TokenizedPrompt, request: EngineRequest, request_id: str) -> _Stream:
         stream = _Stream(self._frontend.assemble(request, prompt, request_id=request_id))
         self._core.send(Add(request))
         self._streams[request.request_id] = stream
-        self._core_ids[request_id] = request.request_id
         if self.on_add is not None:
             self.on_add(request)
         return stream
 
     def _forget(self, stream: _Stream) -> None:
         del self._streams[stream.core_id]
-        del self._core_ids[stream.assembly.request_id]
         if not stream.assembly.finished and not self.is_dead:
             with suppress(EngineDead):
                 self._core.send(Abort(stream.core_id))
