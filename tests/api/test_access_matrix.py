@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import get_args
 
 import httpx
 import pytest
-from octavo_server.http.access import PREFIXES, ROUTES, kind_of
+from octavo_server.http.access import PREFIXES, ROUTES, Kind, kind_of
 from octavo_testing.routing import routing
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
@@ -53,16 +54,35 @@ async def outcome(http, path, method, headers):
         return str(answer.status_code) if answer.status_code in (401, 403) else "open"
 
 
-async def table(title, routes, servers):
-    """One column for each caller of each server."""
-    heads = [f"{name}: {caller}" if name else caller for name, _ in servers for caller in CALLERS]
-    lines = [f"### {title}", "", "| route | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    rows = {}
-    for path, method in routes:
-        cells = [await outcome(http, path, method, headers) for _, http in servers for headers in CALLERS.values()]
-        rows.setdefault(tuple(cells), []).append(f"`{method} {path}`")
-    lines += [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in rows.items()]
+def route_table(of_engine, of_router):
+    """Table of the routes of each group."""
+    both = [route for route in of_engine if route in of_router]
+    only = [[route for route in routes if route not in both] for routes in (of_engine, of_router)]
+    lines = ["| group | both servers | only `octavo serve` | only `octavo route` |", "|---|---|---|---|"]
+    for kind in get_args(Kind):
+        lines.append(f"| {kind} | {' | '.join(names_in_group(routes, kind) for routes in (both, *only))} |")
     return "\n".join([*lines, ""])
+
+
+def names_in_group(routes, kind):
+    methods = {}
+    for path, method in routes:
+        if kind_of(path) == kind:
+            methods.setdefault(path, []).append(method)
+    return ", ".join(f"`{' '.join(found)} {path}`" for path, found in methods.items())
+
+
+async def outcome_rows(server, routes, http):
+    """Rows of the table of outcomes: the routes of a group have the same outcome for each caller."""
+    outcomes = {}
+    for path, method in routes:
+        cells = [await outcome(http, path, method, headers) for headers in CALLERS.values()]
+        assert outcomes.setdefault(kind_of(path), cells) == cells, f"{method} {path}"
+    groups = {}
+    for kind in get_args(Kind):
+        if kind in outcomes:
+            groups.setdefault(tuple(outcomes[kind]), []).append(kind)
+    return [f"| {server} | {', '.join(kinds)} | {' | '.join(cells)} |" for cells, kinds in groups.items()]
 
 
 @pytest.fixture
@@ -94,12 +114,17 @@ async def test_who_may_call_each_route(servers, pytestconfig):
     paths = {path for path, _ in (*of_engine, *of_router)}
     assert set(ROUTES) <= paths
     assert all(any(path.startswith(prefix) for path in paths) for prefix in PREFIXES)
-    tables = [
-        await table("`octavo serve` with keys and a secret", of_engine, [("", engines[0].http)]),
-        await table("`octavo serve --router-only`", of_engine, [("", engines[1].http)]),
-        await table("`octavo route` with keys and a secret", of_router, [("", routers[0].http)]),
-        await table("`octavo route --admin-port`", of_router, [("main port", routers[1].http), ("admin port", admin)]),
+    outcomes = [
+        "| server with keys and a secret | groups | " + " | ".join(CALLERS) + " |",
+        "|---" * (len(CALLERS) + 2) + "|",
+        *await outcome_rows("`octavo serve`", of_engine, engines[0].http),
+        *await outcome_rows("`octavo serve --router-only`", of_engine, engines[1].http),
+        *await outcome_rows("`octavo route`", of_router, routers[0].http),
+        *await outcome_rows("`octavo route --admin-port`: main port", of_router, routers[1].http),
+        *await outcome_rows("`octavo route --admin-port`: admin port", of_router, admin),
+        "",
     ]
+    tables = [route_table(of_engine, of_router), *outcomes]
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     whole = before + BEGIN + "\n" + "\n".join(tables) + END + after

@@ -60,7 +60,7 @@ def documented_rights(role: str) -> dict[Right, str]:
             continue
         for resource in cells[0].replace("`", "").split(", "):
             name, _, group = resource.partition(".")
-            reasons = dict(re.findall(r"`(\w+)`: ([^;]+)", cells[3]))
+            reasons = dict(re.findall(r"`(\w+)`: ([^;]+)", cells[2]))
             verbs = re.findall(r"`(\w+)`", cells[1])
             assert reasons.keys() <= set(verbs), line
             found |= {Right(group, name, verb): reasons.get(verb, "") for verb in verbs}
