@@ -83,7 +83,7 @@ class Lifecycle:
         return max(0.0, self._ender.when() - asyncio.get_running_loop().time())
 
     async def check_accepting(self, receive: Receive) -> None:
-        """While new requests are refused, read the body of this one and raise Unavailable."""
+        """Read the body and raise Unavailable while new requests are refused."""
         if self.state != "accepting":
             await discard_body(receive)
             raise Unavailable("This server is draining: send the request to another one.", retry_after_s=RETRY_AFTER_S)

@@ -71,7 +71,7 @@ class Snapshot(msgspec.Struct, tag="snapshot", kw_only=True):
 
 
 class Step(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
-    """A change of the blocks or the load; `seq` increases by one. A heartbeat repeats the latest `seq` unchanged.
+    """A change of the blocks or the load; `seq` increases by one. A heartbeat has no change and the latest `seq`.
 
     `coming`: blocks that a request which just arrived will store on the device, unless it fails.
     """

@@ -2,7 +2,7 @@
 
 The engine core matches a prompt with the cache at the prompt's turn, which may be seconds later. Routers need the
 result at once: otherwise several routers send the same new prompt to different replicas, and overestimate the
-work of waiting requests. So the API process hashes prompts as they arrive, in the core's way. The blocks that
+work of waiting requests. So the API process hashes prompts as they arrive, with the core's code. The blocks that
 they will store are published as *coming*: they don't exist yet and are never part of the digest.
 
 The core reports the number of waiting requests, not which ones wait: the latest ones are assumed to wait.

@@ -1,8 +1,8 @@
 """Bounded consistent hashing: the choice of a replica for a conversation of which no replica is known to hold blocks.
 
 Each replica gets a weight from the conversation's hash and its own name, and the highest weight wins (rendezvous
-hashing: a replica that joins or leaves moves only its own conversations). A replica above the load
-limit is skipped, and the one with the next weight wins, which differs from conversation to conversation.
+hashing: a replica that joins or leaves moves only its own conversations). A replica above the load limit is skipped
+for the replica with the next weight, which differs from conversation to conversation.
 """
 
 import zlib
@@ -24,7 +24,7 @@ def hash_weight(affinity: int, name: str) -> int:
 
 
 def choose_bounded(affinity: int, costs: Sequence[CandidateCost]) -> CandidateCost:
-    """Return the candidate with the highest weight among those within the load limit; there is always at least one."""
+    """Return the candidate with the highest weight among those within the load limit: there is at least one."""
     limit = load_limit(costs)
     within = [cost for cost in costs if num_requests(cost.replica) <= limit]
     return max(within, key=lambda cost: hash_weight(affinity, cost.replica.name))

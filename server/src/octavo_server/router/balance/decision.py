@@ -16,7 +16,7 @@ RUNGS: tuple[Rung, ...] = ("exact", "predicted", "hash", "load")
 
 
 class CandidateCost(NamedTuple):
-    """Cost of one candidate: seconds to the request's first token, by cause, and `delay_s` of other requests."""
+    """Cost of a candidate: its seconds to the first token, by cause, and `delay_s`, the delay of other requests."""
 
     replica: "Replica"
     match: "Match"

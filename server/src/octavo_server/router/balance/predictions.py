@@ -4,8 +4,8 @@ A prediction comes from a request of this router (`add`), or from a request of a
 reports (`add_reported`). A reported block that is predicted already is not predicted twice, so this router's own
 requests count once.
 
-When the replica's stream reports a block as stored, the stored block replaces its prediction. The prediction of another
-block ends when the last prediction with it has expired or its request failed. A polled replica has an index slot with
+When the replica's stream reports a block as stored, the stored block replaces its prediction. Another block stays
+predicted until each prediction with it has expired or its request has failed. A polled replica has an index slot with
 predictions only, and they last longer there, as no stream will confirm them. The number of predicted blocks is
 limited: beyond the limit, the predictions that expire first are removed early.
 

@@ -77,7 +77,7 @@ def num_decoding(replica: "Replica") -> int:
 
 
 def num_requests(replica: "Replica") -> int:
-    """Requests at the replica: reported or this router's, if that is more. A blind replica's report is seconds old."""
+    """Number of requests at the replica: the larger of the reported one and this router's, as reports may be late."""
     local_load, load = replica.local_load, replica.load
     pending = local_load.num_pending if replica.is_exact else 0
     return max(load.running + load.waiting + pending, local_load.num_in_flight) + local_load.num_failed

@@ -1,4 +1,4 @@
-"""`resolve_model` finds the served model for the name in a request, or decides that it is too early to decide. Pure.
+"""`resolve_model` finds the served model for the name in a request, or finds that it is too early to decide. Pure.
 
 Rules, in this order:
 - A name that a replica has reported is known, even while that replica doesn't answer: the request waits for it.

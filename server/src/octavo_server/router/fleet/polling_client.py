@@ -40,7 +40,7 @@ _read_models = msgspec.json.Decoder(_Models).decode
 
 
 class PollingClient:
-    """`num_unanswered`: requests in a row without a response. An error status ends the row; a refusal doesn't count."""
+    """`num_unanswered`: requests in a row without a response. Refused connections neither count nor end the row."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, headers: Callable[[], Mapping[str, str]]) -> None:
         self._session = session

@@ -211,7 +211,7 @@ class _Walk:
         self.found: dict[Slot, Match] = {}
         self._slots = slots
         self._alive = sum(slots)
-        self._elsewhere: dict[int, list[int]] = {}  # slot -> its blocks only in host memory, only predicted
+        self._elsewhere: dict[int, list[int]] = {}  # slot -> numbers of blocks only in host memory, only predicted
         self._not_on_device = self._on_host = self._since = 0  # slots (as bits) of the block at `_since`
 
     def turn(self, mask: int, position: int) -> bool:

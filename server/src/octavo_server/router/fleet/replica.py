@@ -4,8 +4,8 @@ States: connecting (no stream, and no sign that it answers), loading (its snapsh
 equals its cache), blind (it answers, but its cache isn't known: its stream broke or is silent, or it is a server
 without a KV stream, such as vLLM), gone (it left discovery; final). Only `KVStreamClient` changes the state.
 
-A replica is admitted (gets requests) when the router has requested its model card and it is exact for the first time
-since its engine started (its epoch), or, if polled, answers. It stays admitted while it is blind in the same epoch.
+A replica is admitted (gets requests) when the router has requested its model card, and the replica has been exact in
+its epoch (since its engine started) or, if polled, answers. It stays admitted while it is blind in the same epoch.
 """
 
 from collections.abc import Mapping

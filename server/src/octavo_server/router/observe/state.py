@@ -51,7 +51,7 @@ class ModelSize(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
-    """`epoch`: the replica's latest. `acknowledged_epoch`: the latest in which this router's copy of it was exact.
+    """`epoch`: the replica's latest. `acknowledged_epoch`: latest in which this router's copy of its blocks was exact.
 
     `worth_tokens`: prompt tokens that its cache saved lately and no other replica's cache could have saved. `model`:
     sizes of its model, once they are known.
@@ -76,8 +76,8 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RouterState(msgspec.Struct, kw_only=True, frozen=True):
-    """`queue`: number of requests that wait for a replica with room. `held`: model -> number of requests that wait for
-    its first replica. `accepts`: the router accepts new requests; false while it drains or stops.
+    """`queue`: number of requests that wait for a replica with room. `held`: model without a replica -> number of its
+    waiting requests. `accepts`: the router accepts new requests; false while it drains or stops.
     """
 
     replicas: tuple[ReplicaState, ...] = ()

@@ -54,7 +54,7 @@ class ConnectionPool:
             connection.transport.close()
 
     def fail_waiting(self, error: Exception, *, begun_limit_s: float) -> None:
-        """Fail responses that have not begun and limit the silence of the others: the replica is dead."""
+        """Fail responses that have not begun, and lower the silence limit of those that have: the replica is dead."""
         for connection in [*self.active]:
             response = connection.response
             if response is not None and response.status:

@@ -38,9 +38,9 @@ FAMILIES: tuple[Family, ...] = (
     Family("inflight", "gauge", "Requests that were sent to replicas and haven't ended."),
     Family("decisions_total", "counter", "Choices of a replica, by the basis of the choice.", ("rung",)),
     Family("decision_seconds", "histogram", "Time to choose a replica, without hashing the prompt.", (), _DECISION_S),
-    Family("prefix_match_ratio", "histogram", "Share of a prompt expected in the chosen cache.", (), _RATIOS),
+    Family("prefix_match_ratio", "histogram", "Share of a prompt that is expected to be cached.", (), _RATIOS),
     Family("prompt_tokens_total", "counter", "Prompt tokens sent to replicas, retries included."),
-    Family("overlap_tokens_total", "counter", "Prompt tokens expected in the chosen cache.", ("source",)),
+    Family("overlap_tokens_total", "counter", "Prompt tokens that were expected to be cached.", ("source",)),
     Family("cached_tokens_total", "counter", "Prompt tokens that replicas reported as cached."),
     Family("prediction_error_tokens_total", "counter", "Summed errors of the expected cached tokens.", ("direction",)),
     Family("queue_size", "gauge", "Requests waiting for a replica with room."),
@@ -53,8 +53,8 @@ FAMILIES: tuple[Family, ...] = (
     Family("index_blocks", "gauge", "Entries of the prefix index, one for each distinct block."),
     Family("index_bytes", "gauge", "Estimated memory of the prefix index."),
     Family("index_forgotten_total", "counter", "Blocks dropped from the prefix index because it was full."),
-    Family("index_divergence_ratio", "gauge", "Share of replicas with a KV stream that aren't exact."),
-    Family("stream_faults_total", "counter", "KV streams that broke: a frame was invalid, missing or late."),
+    Family("index_divergence_ratio", "gauge", "Share of replicas with a KV stream whose index copy isn't exact."),
+    Family("stream_faults_total", "counter", "KV streams that broke: a bad or missing frame, or a backlog."),
 )  # fmt: skip
 
 BY_NAME = {family.name: family for family in FAMILIES}
