@@ -150,7 +150,7 @@ async def test_a_forbidden_request_is_logged_with_the_remedy_and_retried(caplog)
     api.refusal = 403, 'endpointslices.discovery.k8s.io is forbidden: User "x" cannot list resource'
     await api.put("a", {"10.0.0.1": True})
     async with watching(api) as reported:
-        await until(lambda: "needs list and watch of endpointslices" in caplog.text)
+        await until(lambda: "must be allowed to list and watch endpointslices" in caplog.text)
         assert "cannot list resource" in caplog.text
         assert reported == []
         api.refusal = None

@@ -359,8 +359,8 @@ async def test_a_full_queue_refuses_requests(scripted):
     await until(lambda: len(routed.router.queue) == 2)
     refused = await routed.http.post(CHAT, json=BODY)
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-    full = "busy: 1 of 1, the limit is 1 at once (--max-requests-per-replica)"
-    waiting = "waiting: 2, the limit is 2 (--max-queued-reqs). Send the request again later"
+    full = "full replicas: 1 of 1, limit: 1 (--max-requests-per-replica)"
+    waiting = "waiting requests: 2, limit: 2 (--max-queued-reqs). Send the request again later"
     assert f"{full}; {waiting}" in refused.json()["error"]["message"]
     go_on.set()
     assert [(await task).status_code for task in asking] == [200, 200, 200]

@@ -67,7 +67,7 @@ def test_a_mirror_is_exact_after_the_snapshot(index):
         ),
         pytest.param([HELLO], "second hello", id="hello again"),
         pytest.param([Part(device=b"")], "Part frame arrived in the state exact", id="part after the snapshot"),
-        pytest.param([Bye("slow reader")], "the replica ended it: slow reader", id="bye"),
+        pytest.param([Bye("slow reader")], "the replica ended its KV stream: slow reader", id="bye"),
         pytest.param([Step(epoch=7, seq=5, digest=3, load=ReplicaLoad(), stored=b"123")], "3 bytes", id="half a hash"),
         pytest.param(
             [Step(epoch=7, seq=5, digest=3, load=ReplicaLoad(), coming=b"123")], "3 bytes", id="half a coming one"

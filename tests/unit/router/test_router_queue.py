@@ -60,7 +60,7 @@ async def test_a_full_queue_refuses_at_once():
     places = Places(max_waiting=1)
     task = asyncio.create_task(places.ask("a"))
     await turns()
-    with pytest.raises(Overloaded, match=r"it is full; waiting: 1, the limit is 1 \(--max-queued-reqs\)") as refused:
+    with pytest.raises(Overloaded, match=r"it is full; waiting requests: 1, limit: 1 \(--max-queued-reqs\)") as refused:
         await places.ask("b")
     assert refused.value.retry_after_s >= 1
     task.cancel()

@@ -20,8 +20,8 @@ from octavo_server.http.router_secret import SECRET_HEADER, TENANT_HEADER, route
 from octavo_server.json_responses import error_reply
 from octavo_server.openai.errors import Forbidden, Unauthorized
 
-#: `probe` and `metrics` are open to everybody on every server; only --router-only closes `public`. With an admin port,
-#: `admin` and `metrics` answer only there, `client` and `public` only on the main port, `probe` on both.
+#: `probe` and `metrics` are open to everybody, `public` too unless the server runs with --router-only. With an admin
+#: port, `admin` and `metrics` answer only there, `client` and `public` only on the main port, `probe` on both.
 Kind = Literal["probe", "metrics", "public", "client", "admin", "router"]
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -76,7 +76,7 @@ def kind_of(path: str) -> Kind | None:
 
 
 class AccessPolicy:
-    """Cheap enough for each request: it reads the raw headers once and hashes only the sent key."""
+    """Decides who may call a route. It is cheap: it reads the raw headers once and hashes only the sent key."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class AccessPolicy:
         self._cors = cors or CorsPolicy(("*",))
 
     def identify(self, method: str, path: str, headers: RawHeaders, port: int | None) -> Identity:
-        """Raises Unauthorized, Forbidden, and HTTPException(404) for a route that doesn't exist for this caller."""
+        """Return the caller. Raises Unauthorized, Forbidden, or HTTPException(404) for a route hidden from it."""
         kind = kind_of(path)
         self._check_port(kind, port)
         if kind in ("probe", "metrics") or (kind == "public" and not self._is_router_only):
@@ -123,7 +123,7 @@ class AccessPolicy:
             raise HTTPException(404)
 
     def _is_router(self, sent: Mapping[bytes, bytes]) -> bool:
-        """Raises Unauthorized for a wrong secret: otherwise the caches of several tenants would mix."""
+        """True if the router's secret was sent. Raises Unauthorized for a wrong one: caches of tenants would mix."""
         given = sent.get(_SECRET)
         if self._secrets is None or given is None:
             return False

@@ -45,7 +45,7 @@ class BodyReservation:
         self.num_bytes = 0
 
     def add(self, num_bytes: int) -> None:
-        """Reserve more bytes. Raises Unavailable where the budget is exhausted."""
+        """Reserve more bytes. Raises Unavailable if the budget is exhausted."""
         budget = self._budget
         if budget.num_bytes + num_bytes > budget.max_bytes:
             raise Unavailable(
@@ -70,7 +70,7 @@ class BodyReservation:
 
 
 async def read_body(scope: Scope, receive: Receive, limits: RequestLimits, reservation: BodyReservation) -> bytes:
-    """Raises RequestTooLarge, RequestTimeout, ClientDisconnected, and Unavailable where the budget is exhausted.
+    """Read the body. Raises RequestTooLarge, RequestTimeout, ClientDisconnected, or Unavailable (no budget left).
 
     A body that arrives whole in the first message costs neither a timer nor a copy.
     """

@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 State = Literal["accepting", "draining", "stopping"]
 
-#: Delay of a client's retry to a draining server: meanwhile other servers take its place.
+#: Delay after which a client refused by a draining server should retry: meanwhile another server takes its place.
 RETRY_AFTER_S = 5.0
 
 
 class Lifecycle:
-    """Belongs to one event loop. `timeout_s`: time for running requests from the beginning of the drain.
+    """Belongs to one event loop. `timeout_s`: time that running requests have from the beginning of a drain.
 
     `on_change` is called after each change of the state.
     """
@@ -44,7 +44,7 @@ class Lifecycle:
         self.on_change: Callable[[], None] = lambda: None
 
     def drain(self, *, for_good: bool = False) -> None:
-        """Start draining. A second call doesn't extend the time. `for_good`: the state is stopping."""
+        """Start draining. A second call doesn't extend the time. `for_good`: the server stops and can't resume."""
         if for_good:
             self._enter_state("stopping")
         if self._ender is not None:
@@ -66,7 +66,7 @@ class Lifecycle:
         return True
 
     async def drained(self, *, at_least_s: float = 0.0) -> None:
-        """Return when no request is left, after `at_least_s` at the earliest. The listener stays open meanwhile."""
+        """Wait until no request is running, and at least for `at_least_s`. The listener stays open meanwhile."""
         await asyncio.sleep(at_least_s)
         await self._idle.wait()
 
@@ -83,7 +83,7 @@ class Lifecycle:
         return max(0.0, self._ender.when() - asyncio.get_running_loop().time())
 
     async def check_accepting(self, receive: Receive) -> None:
-        """Raises Unavailable while new requests are refused, after reading the body of this one."""
+        """Read the body and raise Unavailable while new requests are refused."""
         if self.state != "accepting":
             await discard_body(receive)
             raise Unavailable("This server is draining: send the request to another one.", retry_after_s=RETRY_AFTER_S)

@@ -25,10 +25,10 @@ from octavo_server.http.request_framing import RequestFraming
 
 logger = logging.getLogger(__name__)
 
-#: Key in the state of a request's scope: its `TimeoutProtocol`.
+#: Key of the connection's `TimeoutProtocol` in the `state` of a request's scope.
 CONNECTION = "connection"
 
-#: Added to the application's own limit, so that the application responds first.
+#: Added to the application's own limit for a late body, so that the application responds first.
 BODY_GRACE_S = 5.0
 #: A client that reads less than this within the timeout counts as not reading.
 MIN_PROGRESS_BYTES = 16 * 1024
@@ -40,8 +40,8 @@ class TimeoutProtocol(RequestFraming):
     request_timeout_s: float
     slow_client_timeout_s: float
 
-    _sender_timer: asyncio.TimerHandle | None = None  # for the client's request
-    _reader_timer: asyncio.TimerHandle | None = None  # for the server's response
+    _sender_timer: asyncio.TimerHandle | None = None  # for the client to send its request
+    _reader_timer: asyncio.TimerHandle | None = None  # for the client to read the response
     _unread_bytes = 0
     _on_disconnect: Callable[[], None] | None = None
 

@@ -154,8 +154,8 @@ class RequestFraming(HttpToolsProtocol):
         self.app, self.url, self._ignores_input = _refusing(error), b"/", self.parser.should_upgrade()
 
     def _refuse(self, error: ApiError) -> None:
-        """End the connection, after an error response unless the client would match it with another request."""
-        logger.debug("%s: refused with %d: %s", self.client, error.status, error.message)
+        """Send an error response, unless the client would match it with another request, and end the connection."""
+        logger.debug("%s: the request was refused with %d: %s", self.client, error.status, error.message)
         self._ignores_input = True
         cycle = self.cycle
         is_idle = cycle is None or cycle.response_complete

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 #: A body up to this size is parsed on the event loop: switching threads would cost more than parsing.
 INLINE_BYTES = 16 * 1024
-#: A larger request runs in the threads for large ones.
+#: A request with a larger body runs in the threads for large requests.
 SMALL_BYTES = 64 * 1024
 NUM_LARGE = 2
 

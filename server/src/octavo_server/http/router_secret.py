@@ -23,8 +23,8 @@ TENANT_HEADER = "x-octavo-tenant"
 
 
 class OutgoingSecret:
-    """The first of several secrets is sent; replicas accept all of theirs. Raises StartupError for an unusable file; a
-    later change that makes the file unusable is logged, and the secret stays.
+    """The secret that a router sends: the first of several, as replicas accept any of theirs. Raises StartupError for
+    an unusable file; if a later change makes the file unusable, that is logged and the secret stays.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.protocol import TimeoutProtocol, timeout_protocol
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-TICKS_PER_S = 10  # uvicorn's
+TICKS_PER_S = 10  # how often uvicorn calls `on_tick`
 #: Time for sending the last bytes of the last response.
 FINAL_WRITE_S = 5
 

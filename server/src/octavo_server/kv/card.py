@@ -17,8 +17,8 @@ FINGERPRINT_CHARS = 32
 
 
 class KVModelCard(msgspec.Struct, kw_only=True, frozen=True):
-    """`tokenizer`: text of a `tokenizer.json`. `adapters`: name -> hash of the content, for `scoped_root`. `root`:
-    empty if the replica caches no prefixes.
+    """`tokenizer`: text of a `tokenizer.json`. `adapters`: name of an adapter -> hash of its content, for
+    `scoped_root`. `root`: hash before a prompt's first block, empty if the replica caches no prefixes.
     """
 
     models: tuple[str, ...]
@@ -58,5 +58,5 @@ def write_card(card: KVModelCard) -> bytes:
 
 
 def read_card(data: bytes) -> KVModelCard:
-    """Raises ValueError. Unknown fields are ignored."""
+    """Decode a card. Unknown fields are ignored. Raises ValueError for invalid data."""
     return msgspec.msgpack.decode(data, type=KVModelCard)

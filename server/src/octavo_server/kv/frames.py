@@ -38,7 +38,8 @@ class ReplicaLoad(msgspec.Struct, kw_only=True):
 
 class Hello(msgspec.Struct, tag="hello", kw_only=True):
     """The first frame. `epoch` is new with each start of the engine; `root` is the hash before every prompt's first
-    block, `card` the fingerprint of the card that `GET /kv/model` returns. `weights_bytes`, `kv_bytes`: memory of each.
+    block, `card` the fingerprint of the card that `GET /kv/model` returns. `weights_bytes`, `kv_bytes`: memory of the
+    weights and of the KV cache.
     """
 
     version: int
@@ -54,14 +55,14 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True):
 
 
 class Part(msgspec.Struct, tag="part", kw_only=True):
-    """A piece of the snapshot: concatenated short hashes."""
+    """A part of the snapshot: concatenated short hashes of blocks on the device and in host memory."""
 
     device: bytes = b""
     host: bytes = b""
 
 
 class Snapshot(msgspec.Struct, tag="snapshot", kw_only=True):
-    """The end of the snapshot: the parts before it were the whole set as of frame `seq`."""
+    """The end of the snapshot: the `Part` frames before it hold all of the replica's blocks as of frame `seq`."""
 
     epoch: int
     seq: int
@@ -70,9 +71,9 @@ class Snapshot(msgspec.Struct, tag="snapshot", kw_only=True):
 
 
 class Step(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
-    """The change of one step; `seq` increases by one. A heartbeat repeats the latest `seq` and changes nothing.
+    """A change of the blocks or the load; `seq` increases by one. A heartbeat has no change and the latest `seq`.
 
-    `coming`: blocks that a request just received will store on the device, unless it fails.
+    `coming`: blocks that a request which just arrived will store on the device, unless it fails.
     """
 
     epoch: int
@@ -87,7 +88,7 @@ class Step(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
 
 
 class Bye(msgspec.Struct, tag="bye", omit_defaults=True):
-    """The last frame. `reason`: why the replica ends the stream. `again`: a new connection gets a snapshot."""
+    """The last frame. `reason`: why the replica ends the stream. `again`: a new connection would get a snapshot."""
 
     reason: str
     again: bool = True
@@ -115,7 +116,7 @@ class FrameReader:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that are complete with `data`. Raises FrameError, after which the reader is unusable."""
+        """Add `data` and yield the frames that it completes. Raises FrameError, after which the reader is unusable."""
         pending = self._pending
         pending += data
         start = 0

@@ -1,8 +1,8 @@
 """`PendingPrompts`: requests that were received and don't run yet, with their cached and their coming blocks.
 
 The engine core matches a prompt with the cache at the prompt's turn, which may be seconds later. Routers need the
-result at once: otherwise each of several routers sends the same new prompt to another replica, and overestimates the
-work of waiting requests. So the API process hashes prompts as they arrive, with the core's definition. The blocks that
+result at once: otherwise several routers send the same new prompt to different replicas, and overestimate the
+work of waiting requests. So the API process hashes prompts as they arrive, with the core's code. The blocks that
 they will store are published as *coming*: they don't exist yet and are never part of the digest.
 
 The core reports the number of waiting requests, not which ones wait: the latest ones are assumed to wait.
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from octavo_server.kv.frames import ReplicaLoad
 
-MAX_COMING = 2048  # blocks of one prompt, from its beginning
+MAX_COMING = 2048  # most coming blocks of one prompt, counted from its beginning
 
 
 class PendingPrompt(NamedTuple):
-    """A prompt. `coming`: its blocks that aren't stored, in the prompt's order."""
+    """The prompt of a waiting request. `coming`: its blocks that aren't stored yet, in the prompt's order."""
 
     num_tokens: int
     cached_tokens: int
@@ -41,12 +41,12 @@ class PendingPrompts:
         self._coming: dict[int, int] = {}  # block -> number of prompts in `_latest` that will store it
 
     def add(self, request: "EngineRequest", blocks: Sequence[int], is_stored: Callable[[int], bool]) -> PendingPrompt:
-        """Add a request. `blocks`: its `full_blocks`, or none if no router listens or prefixes aren't cached."""
+        """Add a request. `blocks`: its `full_blocks`; empty if no router listens or prefixes aren't cached."""
         coming = [block for block in blocks if not is_stored(block)]
         new = next((block for block in coming if block not in self._coming), None)
         found = len(blocks) if new is None else blocks.index(new)
         num_tokens = len(request.prompt_token_ids)
-        cached_tokens = max(min(found * self._block_size, num_tokens - 1), 0)  # the last one is always computed
+        cached_tokens = max(min(found * self._block_size, num_tokens - 1), 0)  # the last token is always computed
         prompt = PendingPrompt(
             num_tokens, cached_tokens if request.params.reads_prefix_cache else 0, coming[:MAX_COMING]
         )

@@ -1,4 +1,4 @@
-"""`KVPublisher` copies the engine's KV set, numbers its changes, and publishes them to all listeners.
+"""`KVPublisher` copies the set of the engine's KV blocks, numbers its changes, and publishes them to all listeners.
 
 The engine core only reports the change of each step; snapshots are built from the copy in the API process, so the step
 loop never waits for a listener. A frame is encoded once for all listeners. A listener whose backlog outgrows the limit
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from octavo_engine.wire.records import EngineRequest, EngineStats
 
 HEARTBEAT_S = 0.5
-PART_HASHES = 2048  # of a tier in one frame, so that a frame delays a reader's other work only briefly
+PART_HASHES = 2048  # most hashes of a tier (device, host) in one frame, so that it delays a reader only briefly
 MAX_BACKLOG_BYTES = 8 * 1024 * 1024
 _NO_CHANGE = KVChange()
 
 
 class Listener:
-    """Frames that one reader has not received yet. `bye`: the reason why it was dropped."""
+    """Frames that one reader has not received yet. `bye`: the last frame for it, once it was dropped."""
 
     def __init__(self, max_backlog_bytes: int) -> None:
         self.bye: Bye | None = None
@@ -111,7 +111,7 @@ class KVPublisher:
         return len(self._listeners)
 
     def publish(self, change: KVChange | None, stats: "EngineStats") -> None:
-        """Publish one step if blocks were stored or removed, or the load changed in a figure that routing uses."""
+        """Publish a step of the engine if it changed the blocks, or a figure of the load that routing uses."""
         before = self._load
         self._core_load = load_of(stats, accepts=before.accepts)
         self._load = self._pending.add_to_load(self._core_load)
@@ -147,12 +147,12 @@ class KVPublisher:
                 listener.push(frame)
 
     def close(self, reason: str) -> None:
-        """End every stream with this reason: the replica ends."""
+        """End every stream with `reason`, as the replica stops."""
         for listener in self._listeners:
             listener.drop(Bye(reason, again=False))
 
     def snapshot(self) -> Iterator[bytes]:
-        """Frames of the current set. Later changes don't affect them."""
+        """Frames that describe the current set of blocks. Later changes don't affect them."""
         device, host = [*self.kv_set.device], [*self.kv_set.host]
         end = Snapshot(epoch=self._hello.epoch, seq=self._seq, digest=self._digest, load=self._load)
         return self._snapshot(device, host, end)
@@ -219,7 +219,7 @@ def changes_routing(before: ReplicaLoad, now: ReplicaLoad) -> bool:
 
 
 def _parts(change: KVChange, digest: int) -> Iterator[KVChange]:
-    """Split a change into frames of the usual size: the frame of a large cache's reset would take megabytes."""
+    """Split a change so that each part fits a frame of the usual size: a reset of a large cache takes megabytes."""
     width = PART_HASHES * SHORT_BYTES
     rest = max(len(change.stored), len(change.removed), len(change.host_stored), len(change.host_removed))
     for start in range(0, rest - width, width):

@@ -30,7 +30,7 @@ MEDIUM = "GPU"  # vLLM's word for the memory that attention reads
 RANK = 0
 SEQ_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(SEQ_BYTES, "big", signed=True)
-REPLAY_TIMEOUT_S = 5.0  # for a client to receive a batch of a replay
+REPLAY_TIMEOUT_S = 5.0  # limit for a client to receive one batch of a replay
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -58,7 +58,7 @@ class ZmqEvents:
             raise
 
     def attach(self, client: "EngineClient") -> None:
-        """Publish the client's KV changes, after calling the listener that is already set."""
+        """Publish the KV changes that `client` reports, each after calling the `on_kv` callback that was set before."""
         previous, block_size = client.on_kv, client.ready_info.block_size
 
         def on_kv(change: KVChange | None, stats: "EngineStats") -> None:
@@ -113,7 +113,7 @@ class ZmqEvents:
 
 @asynccontextmanager
 async def zmq_events(config: KVEventsConfig | None) -> AsyncIterator[ZmqEvents | None]:
-    """Open the event sockets of a server; None without a config. Raises StartupError."""
+    """Open the event sockets of a server, and close them at the end. None without a config. Raises StartupError."""
     events = None if config is None else ZmqEvents(config)
     try:
         yield events

@@ -1,8 +1,8 @@
 """The routes of a router for administrators and scrapers: `/metrics`, `/debug/decisions` (and `/ended`),
 `/debug/index`, `/state/events`.
 
-FastAPI serves these routes, as forwarded requests don't pass through them. Each response covers all workers of the
-router. `http/access.py` has checked the caller's access before.
+FastAPI serves these routes: its cost doesn't matter, as forwarded requests bypass it. Each response covers all workers
+of the router. `http/access.py` has checked the caller's access before.
 """
 
 from dataclasses import dataclass

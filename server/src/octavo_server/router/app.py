@@ -177,7 +177,7 @@ class Router:
         self.feed.notify()
 
     async def _tick(self) -> None:
-        """Poll for changes without an event: a breaker becomes half-open, or another worker starts or ends a drain."""
+        """Poll for changes that no call reports: a breaker gets half-open, another worker starts or ends a drain."""
         while True:
             await asyncio.sleep(WAKE_EVERY_S)
             self.queue.wake()

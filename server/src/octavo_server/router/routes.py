@@ -1,7 +1,7 @@
 """The routes that a router shares with the engine's server: models, health, load, version, drain.
 
-`/v1/models` lists the models of all replicas. FastAPI serves these routes, as forwarded requests don't pass through
-them.
+`/v1/models` lists the models of all replicas. FastAPI serves these routes: its cost doesn't matter, as forwarded
+requests bypass it.
 """
 
 from contextlib import suppress
@@ -73,7 +73,7 @@ async def load(request: Request) -> Response:
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
-    """Wait for the first replica that reports its models, at most `max_hold_s`, as a request for a model does."""
+    """List the models, after a wait of at most `max_hold_s` for the first replica that reports its models."""
     context = _context(request)
     with suppress(Unavailable):
         await context.balancer.wait_resolved(None, hold_s=context.max_hold_s)

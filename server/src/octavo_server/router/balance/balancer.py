@@ -1,7 +1,7 @@
 """`Balancer` leases replicas to requests. It owns the queue, the circuit breakers, outlier ejection and the picker.
 
-`acquire` is the only way to a replica: it queues the request, chooses a replica, counts the request in flight, and
-releases all of this when its `async with` block ends.
+`acquire` is the only way to a replica: it queues the request while no replica is free, chooses a replica, counts the
+request as in flight there, and releases the replica when the `async with` block ends.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from octavo_server.router.settings import ForwardLimits
     from octavo_server.router.upstream.pool import ConnectionPools
 
-#: Pause before a retry without another replica: the KV stream of a replica that ended soon reports it.
+#: Pause before a retry when no other replica is left: meanwhile the KV stream reports whether the replica has stopped.
 ROUND_PAUSE_S = 0.05
-#: Status codes of proxies, and of replicas that start or stop. 500 is excluded: the request itself may be the cause.
+#: Status codes of a proxy, or of a replica that is starting or stopping. Not 500: the request itself may be the cause.
 UNAVAILABLE = frozenset({502, 503, 504})
 
 
@@ -59,9 +59,9 @@ class Balancer:
     async def acquire(
         self, model: str, prompt: "Prompt", *, exclude: "Collection[Replica]" = (), hold_s: float
     ) -> "AsyncIterator[Lease]":
-        """Lease a replica for one attempt. `exclude`: replicas to avoid while there is another one.
+        """Lease a replica for one attempt of a request. `exclude`: replicas to avoid as long as there are others.
 
-        Raises Overloaded where the queue is full, and Unavailable after `hold_s` without a replica.
+        Raises Overloaded if the queue is full, and Unavailable if no replica was free for `hold_s`.
         """
         candidates = () if self.queue.has_waiting(model) and not exclude else self._candidates(model, exclude)
         waited_s = 0.0
@@ -84,18 +84,18 @@ class Balancer:
             self._release(model, lease, outcome)
 
     def is_resolved(self, model: str | None) -> bool:
-        """False while replicas that may serve the model haven't reported their models."""
+        """True if `resolve` can decide, False while a replica that may serve the model hasn't reported its models."""
         return bool(model and self._fleet.routable(model)) or not isinstance(self._fleet.resolve(model), Pending)
 
     async def wait_resolved(self, model: str | None, *, hold_s: float) -> None:
-        """Wait for `is_resolved`. Raises Overloaded where the queue is full, and Unavailable after `hold_s`."""
+        """Wait until `is_resolved` is true. Raises Overloaded if the queue is full, and Unavailable after `hold_s`."""
         why = "the replicas have not reported their models yet"
         await self.queue.wait(model or "", partial(self.is_resolved, model), hold_s=hold_s, why=why)
 
     def resolve(self, model: str | None) -> str:
         """Return the name of the served model for a request that asks for `model`.
 
-        Raises ModelNotFound, and MalformedRequest where the name is missing and there are several models.
+        Raises ModelNotFound for an unknown name, and MalformedRequest if it is missing and there are several models.
         """
         if model and self._fleet.routable(model):
             return model
@@ -121,11 +121,11 @@ class Balancer:
             self.outliers.record_success(name)
 
     def record_refusal(self, model: str, replica: "Replica") -> None:
-        """Record that the replica refused a request with 401, 403 or 404 which another replica accepted."""
+        """Record that the replica refused, with 401, 403 or 404, a request that another replica accepted."""
         self.outliers.record_error(replica.name, self._peers(model))
 
     def breaker_state(self, name: str) -> BreakerState:
-        """Breaker state of a replica for the state stream. An ejected replica counts as open."""
+        """State of a replica's circuit breaker for the state stream. It counts as open while the replica is ejected."""
         return "open" if self.outliers.is_ejected(name) else self.breakers.state(name)
 
     def forget(self, name: str) -> None:
@@ -133,9 +133,9 @@ class Balancer:
         self.outliers.forget(name)
 
     def _candidates(self, model: str, exclude: "Collection[Replica]") -> "Sequence[Replica]":
-        """Replicas that may get the request now. Ejected ones are used only if all are ejected, full ones never.
+        """Replicas that may get the request now: never full replicas, and ejected replicas only if all are ejected.
 
-        With `exclude`, replicas with an open breaker are used if there is no other: a retry doesn't wait for them.
+        A retry (`exclude` isn't empty) gets a replica with an open breaker if there is no other, as it doesn't wait.
         """
         replicas = self._fleet.routable(model)
         if self._max_requests is not None:
@@ -197,4 +197,4 @@ class Balancer:
         if limit is None:
             return why
         num_full = sum(replica.num_in_flight >= limit for replica in replicas)
-        return f"{why}; busy: {num_full} of {len(replicas)}, the limit is {limit} at once (--max-requests-per-replica)"
+        return f"{why}; full replicas: {num_full} of {len(replicas)}, limit: {limit} (--max-requests-per-replica)"

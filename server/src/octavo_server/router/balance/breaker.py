@@ -1,4 +1,4 @@
-"""Circuit breakers: a replica that failed several times in a row gets no requests for a while. Pure, with a clock.
+"""Circuit breakers: a replica that failed several times in a row gets no requests for a while. No I/O.
 
 States: closed (failures are counted), open (the replica gets no requests; each opening lasts twice as long as the one
 before, up to a limit), half-open (one request is sent as a probe). One success closes a breaker. A replica without a
@@ -25,7 +25,7 @@ class _Breaker:
 
 
 class Breakers:
-    """Replicas are identified by name."""
+    """The circuit breakers of all replicas, by the name of the replica."""
 
     def __init__(self, *, max_failures: int, open_s: float, clock: Callable[[], float]) -> None:
         self._max_failures = max_failures
@@ -41,7 +41,7 @@ class Breakers:
         return breaker is None or breaker.open_until_s <= self._clock()
 
     def record_dispatch(self, name: str) -> None:
-        """Record a request to the replica. With a half-open breaker it is the probe: `allows` then returns False."""
+        """Record a request to the replica. If its breaker is half-open, this is the probe: `allows` is then False."""
         breaker = self._breakers.get(name)
         if breaker is not None and breaker.open_s:
             breaker.open_until_s = self._clock() + PROBE_S
@@ -50,7 +50,7 @@ class Breakers:
         self._breakers.pop(name, None)
 
     def release_probe(self, name: str) -> None:
-        """Allow another probe: the request ended without evidence for or against the replica."""
+        """Allow another probe: the last one ended without showing whether the replica works."""
         breaker = self._breakers.get(name)
         if breaker is not None and breaker.open_s:
             breaker.open_until_s = min(breaker.open_until_s, self._clock())

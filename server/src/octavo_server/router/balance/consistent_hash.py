@@ -1,8 +1,8 @@
 """Bounded consistent hashing: the choice of a replica for a conversation of which no replica is known to hold blocks.
 
 Each replica gets a weight from the conversation's hash and its own name, and the highest weight wins (rendezvous
-hashing: a replica that joins or leaves moves only its own conversations). A replica with more than its share of
-requests is skipped for the next weight, which is another replica for each conversation.
+hashing: a replica that joins or leaves moves only its own conversations). A replica above the load limit is skipped
+for the replica with the next weight, which differs from conversation to conversation.
 """
 
 import zlib
@@ -16,7 +16,7 @@ _MASK = (1 << 64) - 1
 
 
 def hash_weight(affinity: int, name: str) -> int:
-    """Hash both with the finalizer of splitmix64."""
+    """Return the weight of the replica `name` for the conversation hash `affinity`, mixed by splitmix64's finalizer."""
     mixed = (affinity ^ _seed(name)) & _MASK
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
@@ -24,14 +24,14 @@ def hash_weight(affinity: int, name: str) -> int:
 
 
 def choose_bounded(affinity: int, costs: Sequence[CandidateCost]) -> CandidateCost:
-    """Return the candidate with the highest weight within the load limit; at least one is within it."""
+    """Return the candidate with the highest weight among those within the load limit: there is at least one."""
     limit = load_limit(costs)
     within = [cost for cost in costs if num_requests(cost.replica) <= limit]
     return max(within, key=lambda cost: hash_weight(affinity, cost.replica.name))
 
 
 def load_limit(costs: Sequence[CandidateCost]) -> float:
-    """Number of requests up to which a replica may be chosen by weight: a quarter and one more than the mean."""
+    """Most requests that a replica may have to be chosen by its hash weight: 1.25 * mean of the candidates + 1."""
     return 1.25 * sum([num_requests(cost.replica) for cost in costs]) / len(costs) + 1
 
 

@@ -1,8 +1,8 @@
 """`Decision`: the chosen replica and the basis of the choice, in the words of `/debug/decisions`.
 
-The rung names the routing basis, from the best: `exact` (the replica's KV stream reports its blocks), `predicted` (the
-blocks follow from requests sent there lately), `hash` (no replica is known to hold any block: bounded consistent
-hashing of the prompt's beginning), `load` (the least loaded replica).
+`rung` names the basis of the choice, from the best to the worst: `exact` (the replica's KV stream reports its blocks),
+`predicted` (the replica should hold the blocks of requests that were just sent to it), `hash` (no replica is known to
+hold any block: bounded consistent hashing of the prompt's beginning), `load` (the least loaded replica).
 """
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -16,7 +16,7 @@ RUNGS: tuple[Rung, ...] = ("exact", "predicted", "hash", "load")
 
 
 class CandidateCost(NamedTuple):
-    """Cost of one candidate: its seconds to the first token, by cause, and `delay_s`, the delay of other requests."""
+    """Cost of a candidate: its seconds to the first token, by cause, and `delay_s`, the delay of other requests."""
 
     replica: "Replica"
     match: "Match"
@@ -40,7 +40,7 @@ class Decision(NamedTuple):
 
     chosen: "Replica"
     rung: Rung
-    why: str  # "least cost", "tie: least load", "bounded load", …
+    why: str  # reason of the choice: "least cost", "tie: least load", …
     candidates: tuple[CandidateCost, ...]
     expected_tokens: int
 

@@ -1,11 +1,11 @@
 """`HotPrefixReplicator` lets an idle replica compute a popular prefix that a busy replica holds, within a budget.
 
-The replica that holds a prefix is the cheapest for it, so a hot prefix stays there while that replica keeps up and the
-other replicas idle. Computing it elsewhere pays off only for later requests, so a request's own cost can't show the
-gain. It pays only for a prefix with more requests than one replica's share: many smaller prefixes balance by their
-different places, and moving a conversation only computes its prompt again. Each cached token adds a fiftieth of a
-token to the budget, and each token computed again is charged to it. So replication costs at most 2 % of the tokens
-that caches save, plus the initial budget.
+The replica that holds a prefix is the cheapest choice for requests with it, so all of them go there while that replica
+keeps up, even if others idle. A copy elsewhere pays off only for later requests, so the cost of one request can't show
+the gain. It pays off only for a prefix with more requests than one replica's share: smaller prefixes are spread over
+the replicas anyway, and moving one conversation only computes its prompt again. Each prompt token found in a cache adds
+a fiftieth of a token to the budget, and each token computed for a copy is charged to it. So copies cost at most 2 % of
+the tokens that caches save, plus the initial budget.
 """
 
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from octavo_server.router.prompts.prompt import Prompt
 
 WHY = "hot prefix: the best replica had more than its share of recent requests"
-#: A prefix or replica is hot above this factor of the mean of recent requests per candidate plus this number.
+#: A prefix or a replica is hot if it had more recent requests than SHARE * (mean of the candidates) + MORE.
 SHARE, MORE = 1.1, 4
 EARNED = 0.02
-#: The budget's maximum, and its value at the start.
+#: Maximum of the budget in tokens, and its value at the start.
 MOST_TOKENS = 4096
-#: Prefixes whose requests are counted; beyond, the least recently used is dropped.
+#: Number of prefixes whose requests are counted; beyond it, the least recently used one is dropped.
 MAX_PREFIXES = 4096
 
 
 class HotPrefixReplicator:
     def __init__(self) -> None:
         self._budget_tokens = float(MOST_TOKENS)
-        self._requests: dict[int, DecayingSum] = {}  # hash of the last matched block -> recent requests
+        self._requests: dict[int, DecayingSum] = {}  # hash of a prefix's last block -> its recent requests
 
     @property
     def num_prefixes(self) -> int:
@@ -40,7 +40,7 @@ class HotPrefixReplicator:
     def choose_target(
         self, chosen: "CandidateCost", prompt: "Prompt", candidates: "Sequence[CandidateCost]", now: float
     ) -> "CandidateCost | None":
-        """Return the idle candidate that is to compute the prefix; None where `chosen` is to keep it alone."""
+        """Return the idle candidate that should compute the prefix too; None if only `chosen` should hold it."""
         if (requests := self._requests.get(_prefix(chosen, prompt))) is None:
             return None
         recent = [cost.replica.local_load.requests.at(now) for cost in candidates]

@@ -1,7 +1,7 @@
 """`Lease`: a request's hold on one replica, from the choice of the replica to the end of the attempt.
 
-While the lease is held, the request counts as load of the replica, and its prompt blocks are predicted to be there.
-Each event may be recorded several times and in any order; it counts once.
+While the lease is held, the request counts as load of the replica, and the router predicts that the replica holds the
+prompt's blocks. The first byte and the end may be recorded several times and in any order; each counts once.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from octavo_server.router.upstream.pool import ConnectionPool
 
 MIN_PREDICTED_S = 1.0
-#: How long a polled replica is predicted to hold the blocks of a request.
+#: How long a polled replica is predicted to hold the blocks of a request that was sent to it.
 POLLED_S = 120.0
 #: How long a failed request still counts as load.
 FAILED_LOAD_S = 5.0
@@ -28,7 +28,7 @@ Outcome = Literal["ok", "failed", "unknown"]
 
 
 class FailedLoad:
-    """Counts failed requests as load for `FAILED_LOAD_S`: otherwise a replica that fails at once looks idle."""
+    """Counts a failed request as load for `FAILED_LOAD_S`: otherwise a replica that fails at once would look idle."""
 
     def __init__(self) -> None:
         self._entries: deque[tuple[float, LocalLoad, int]] = deque()
@@ -47,7 +47,7 @@ class FailedLoad:
 
 class Lease:
     """`pool`: connections to the replica; None in a simulation. `decision_s`: duration of the choice. `waited_s`: time
-    of the request in the queue before the choice.
+    that the request waited in the queue before the choice.
     """
 
     decision_s = 0.0
@@ -96,7 +96,7 @@ class Lease:
         return self.response
 
     def record_first_byte(self, *, is_error: bool = False) -> None:
-        """`is_error`: the status is 400 or more, so the replica computed none of the prompt."""
+        """Record the response's first byte. `is_error`: its status is 400 or more, so the prompt was not computed."""
         if self._has_begun or self._has_ended:
             return
         self._has_begun = True
@@ -105,13 +105,13 @@ class Lease:
             self._end_prediction()
 
     def release(self, outcome: Outcome) -> None:
-        """End the attempt. Without a first byte, its predictions stay only if the outcome is `ok`."""
+        """End the attempt. If no first byte was recorded, its predicted blocks stay only if `outcome` is `ok`."""
         if self._has_ended:
             return
         self._has_ended = True
         load = self.replica.local_load
         load.num_in_flight -= 1
-        if outcome == "ok":  # a response that isn't streamed has its first byte at its end: subtract the expected TTFT
+        if outcome == "ok":  # subtract the expected TTFT: an unstreamed response has its first byte at its end
             load.record_hold_time(max(self._clock() - self._sent_at - self.decision.chosen_cost.ttft_s, 0.0))
         elif outcome == "failed":
             self._failed_load.add(load, self._compute_tokens, self._clock())

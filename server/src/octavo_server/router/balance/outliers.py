@@ -2,7 +2,7 @@
 
 The method is Envoy's outlier detection by success rate. The comparison is relative: where a request fails on every
 replica, the request is at fault and no replica is ejected. At most half of a model's replicas are ejected at once.
-Pure, with a clock as its argument.
+No I/O; the clock is an argument.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -10,17 +10,17 @@ from collections.abc import Callable, Collection, Iterable
 from octavo_server.router.fleet.local_load import DecayingSum
 
 HALF_LIFE_S = 10.0
-#: Fewer errors than this eject no replica.
+#: Least number of recent errors (a decaying sum) for an ejection.
 MIN_ERRORS = 2.5
-#: A replica's share of errors must exceed that of its peers by this.
+#: Least difference between a replica's share of failed requests and that of its peers for an ejection.
 MIN_EXCESS = 0.3
-#: The first ejection's length; it doubles at each further ejection, up to the maximum.
+#: Length of the first ejection; each one that soon follows another is twice as long, up to `MAX_EJECTED_S`.
 EJECTED_S = 10.0
 MAX_EJECTED_S = 300.0
 
 
 class _Record:
-    """The outcomes of one replica. `until_s`: the end of its ejection."""
+    """Outcomes of one replica's requests. `until_s`, `ejected_s`: end and length of its latest ejection."""
 
     __slots__ = ("ejected_s", "errors", "total", "until_s")
 
@@ -32,7 +32,7 @@ class _Record:
 
 
 class OutlierDetector:
-    """Replicas are identified by name."""
+    """The outcomes and ejections of all replicas, by the name of the replica."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -43,7 +43,7 @@ class OutlierDetector:
         self._record(name).total.add(1, self._clock())
 
     def record_error(self, name: str, peers: Collection[str]) -> None:
-        """`peers`: the replicas that serve the same model, `name` among them or not."""
+        """Record a failed request of replica `name`. `peers`: replicas of the same model, with or without `name`."""
         now, record = self._clock(), self._record(name)
         record.errors.add(1, now)
         record.total.add(1, now)
@@ -71,7 +71,7 @@ class OutlierDetector:
         self._ejected.discard(name)
 
     def _eject(self, name: str, record: _Record, now: float) -> None:
-        """Eject the replica: for the minimum time if it worked for as long as its last ejection lasted."""
+        """Eject the replica: twice as long as the last time if that ended recently, otherwise for `EJECTED_S`."""
         is_repeated = now - record.until_s < record.ejected_s
         record.ejected_s = min(2 * record.ejected_s, MAX_EJECTED_S) if is_repeated else EJECTED_S
         record.until_s = now + record.ejected_s

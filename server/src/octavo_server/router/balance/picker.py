@@ -1,7 +1,7 @@
 """`Picker` chooses the replica of a request, and keeps the record of requests sent to each replica.
 
-The choice is by `score` where something is known about caches, else by consistent hashing, else by load; the decision's
-rung names the basis. The picker never waits and has no clock of its own: the simulator runs this class unchanged.
+A replica is chosen by `score` if the content of a cache is known, else by consistent hashing, else by load; `rung` of
+the decision names the basis. The picker never waits and gets its clock: the simulator runs this class unchanged.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -28,17 +28,17 @@ CallSoon = Callable[[Callable[[], None]], object]
 
 class Picker:
     def __init__(self, index: PrefixIndex, *, clock: Callable[[], float], call_soon: CallSoon | None = None) -> None:
-        """`call_soon` runs index updates after the current request was sent. Without it the next `pick` does them."""
+        """`call_soon` defers index updates until the request was sent; without it, the next `pick` makes them."""
         self._index = index
         self._clock = clock
         self._call_soon = call_soon
         self._predictions = Predictions(index)
         self._failed_load = FailedLoad()
         self._replicator = HotPrefixReplicator()
-        self._step_times: dict[frozenset[str], StepTimeModel] = {}  # served models -> step times of these replicas
+        self._step_times: dict[frozenset[str], StepTimeModel] = {}  # served models -> their replicas' step times
 
     def pick(self, prompt: "Prompt", replicas: "Sequence[Replica]", exclude: "Collection[Replica]" = ()) -> Decision:
-        """Choose one of `replicas` without those in `exclude`; at least one must remain."""
+        """Choose one of `replicas` that isn't in `exclude`; there must be at least one."""
         candidates = [r for r in replicas if r not in exclude] if exclude else replicas
         assert candidates, "there is no replica to pick from"
         now = self._clock()
@@ -74,7 +74,7 @@ class Picker:
         self._predictions.update_index(self._clock())
 
     def record_load(self, replica: "Replica") -> None:
-        """Record the load and the coming blocks that the latest frame of the replica's KV stream reports."""
+        """Record the load that the replica's latest frame reports, and predict the blocks that it reports as coming."""
         shared = self._step_times.get(replica.models)
         if shared is None:
             shared = self._step_times[replica.models] = StepTimeModel()
@@ -102,9 +102,9 @@ class Picker:
 
 
 def _least_cost(prompt: "Prompt", costs: tuple[CandidateCost, ...], now: float) -> tuple[CandidateCost, str]:
-    """Return the cheapest candidate and the reason. Ties go to the longest match, then to the least load.
+    """Return the cheapest candidate and the reason. Of about equal costs the longest match wins, then the least load.
 
-    Within a tie, computing blocks again gains nothing for this request and delays the next ones.
+    With equal costs, computing cached blocks on another replica doesn't speed up this request and delays later ones.
     """
     limit_s = min([cost.cost_s for cost in costs]) * (1 + score.TIE)
     tied = [cost for cost in costs if cost.cost_s <= limit_s]

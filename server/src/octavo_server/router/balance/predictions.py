@@ -1,16 +1,16 @@
-"""`Predictions`: blocks that replicas will hold because requests were just sent there, as expiring index entries.
+"""`Predictions`: expiring index entries for blocks that replicas will soon hold, as requests were just sent to them.
 
 A prediction comes from a request of this router (`add`), or from a request of any router that the replica's KV stream
 reports (`add_reported`). A reported block that is predicted already is not predicted twice, so this router's own
 requests count once.
 
-When the replica's stream reports a block as stored, the index replaces its prediction. Other blocks are removed when
-the last request that predicted them has expired or failed. A polled replica has a slot of its own for predictions, and
-they last longer there, as no stream will confirm them. The number of predicted blocks is limited: beyond the limit, the
-predictions that expire first are removed early.
+When the replica's stream reports a block as stored, the stored block replaces its prediction. Another block stays
+predicted until each prediction with it has expired or its request has failed. A polled replica has an index slot with
+predictions only, and they last longer there, as no stream will confirm them. The number of predicted blocks is
+limited: beyond the limit, the predictions that expire first are removed early.
 
-Predictions enter the index at the next `update_index`, so that the request needn't wait for it: hundreds of blocks of a
-long prompt take the index a good part of a millisecond.
+Predictions enter the index at the next `update_index`, so that the request needn't wait: to store the hundreds of
+blocks of a long prompt takes a good part of a millisecond.
 """
 
 import heapq
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from octavo_server.router.fleet.replica import Replica
 
 
-MAX_BLOCKS = 250_000  # some 30 MB
+MAX_BLOCKS = 250_000  # about 30 MB of memory
 
 
 class Prediction:
@@ -46,10 +46,10 @@ class Predictions:
         self._expiring: list[tuple[float, int, Prediction]] = []
         self._waiting: list[Prediction] = []
         self._polled: dict[Replica, PredictedBlocks] = {}
-        self._num_blocks = 0  # of all predictions that haven't ended
+        self._num_blocks = 0  # blocks of all predictions that haven't ended
 
     def slot(self, replica: "Replica") -> Slot:
-        """Index slot of the replica's blocks: the one that its KV stream feeds, or one of predictions only."""
+        """Index slot of the replica: the one that its KV stream feeds if it is exact, else one of predictions only."""
         return self._predicted_blocks(replica).slot
 
     def add(self, replica: "Replica", hashes: Sequence[int], expires_at: float) -> Prediction:
@@ -81,7 +81,7 @@ class Predictions:
             self.end(heapq.heappop(expiring)[2])
 
     def end(self, prediction: Prediction) -> None:
-        """Remove the prediction: the request failed or it expired. Later calls do nothing."""
+        """Remove the prediction, because its request failed or its time is over. Later calls do nothing."""
         if prediction.is_over:
             return
         prediction.is_over = True
@@ -117,7 +117,7 @@ class Predictions:
 
 
 def _unshared(hashes: Sequence[int], repeated: dict[int, int]) -> Sequence[int]:
-    """Return the hashes that no other request predicts. Decrement the counts of the remaining ones in `repeated`."""
+    """Return the hashes that no other request predicts, and decrement the counts of the other hashes in `repeated`."""
     if repeated.keys().isdisjoint(hashes):
         return hashes
     gone: list[int] = []

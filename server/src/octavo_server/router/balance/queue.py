@@ -1,7 +1,7 @@
-"""`RequestQueue`: requests that no replica can accept now, in order of arrival. Bounded in number and time.
+"""`RequestQueue`: requests that no replica can accept now, in order of arrival, with limits of their number and time.
 
 A request is *held* while its model has no replica, and *queued* while all replicas of its model are full or have an
-open breaker. Code that ends a request or changes a replica calls `wake`.
+open breaker. Code that ends a request or changes a replica must call `wake`.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from octavo_engine.wire.errors import Overloaded, Unavailable
 
 RETRY_AFTER_S = (1.0, 60.0)
-#: The rate of exits is estimated from this many latest exits.
+#: The rate at which requests leave the queue is estimated from this many latest exits.
 NUM_EXITS = 64
 
 
@@ -25,7 +25,7 @@ class _Waiting:
 
 
 class RequestQueue:
-    """Belongs to one event loop. `observe` is called with the outcome and the length in seconds of each wait."""
+    """Belongs to one event loop. `observe` is called at the end of each wait with its outcome and its seconds."""
 
     def __init__(self, *, max_waiting: int, observe: Callable[[str, float], None]) -> None:
         self._max_waiting = max_waiting
@@ -48,13 +48,13 @@ class RequestQueue:
     async def wait(self, model: str, has_room: Callable[[], bool], *, hold_s: float, why: str) -> float:
         """Wait for room on a replica and for this request's turn. Return the seconds waited.
 
-        Raises Overloaded at once where the queue is full, and Unavailable after `hold_s`. `why`: the messages' reason.
+        Raises Overloaded at once if the queue is full, and Unavailable after `hold_s`. `why`: the reason in the errors.
         """
         if not self.has_waiting(model) and has_room():
             return 0.0
         if len(self._waiting) >= self._max_waiting:
             self._observe("refused", 0.0)
-            message = f"{why}; waiting: {len(self._waiting)}, the limit is {self._max_waiting} (--max-queued-reqs)."
+            message = f"{why}; waiting requests: {len(self._waiting)}, limit: {self._max_waiting} (--max-queued-reqs)."
             raise Overloaded(f"{message} Send the request again later.", retry_after_s=self._retry_after_s())
         loop = asyncio.get_running_loop()
         started_s = loop.time()
@@ -71,17 +71,17 @@ class RequestQueue:
                 self._admitted.discard(model)
             self._exits.append(loop.time())
             self._observe(outcome, loop.time() - started_s)
-            loop.call_soon(self.wake)  # the next request's turn, once this one has leased a replica
+            loop.call_soon(self.wake)  # admit the next request after this one has leased a replica
         if outcome == "expired":
             raise Unavailable(
-                f"{why}, and none became free in {loop.time() - started_s:.1f} s (--max-hold-time). "
+                f"{why}; the request expired after {loop.time() - started_s:.1f} s in the queue (--max-hold-time). "
                 "Send the request again later.",
                 retry_after_s=self._retry_after_s(),
             )
         return loop.time() - started_s
 
     def wake(self) -> None:
-        """Admit the first request of each model if a replica has room. The next one follows once it has a lease."""
+        """Admit the first request of each model if a replica has room. The next one follows when it has a lease."""
         seen = {*self._admitted}
         for waiting in [*self._waiting] if self._waiting else ():
             if waiting.model not in seen:

@@ -1,12 +1,12 @@
 """Estimates the cost of sending a request to a replica: seconds to its first token, by cause. Pure.
 
-Prompt tokens not in the cache, queued tokens of other requests, blocks that other requests must release first, and
-decoding in the same steps all become seconds by the replica's fitted time per token. Waiting delays one request, but
-each computed token delays every request on the replica, so the delay of others is part of the cost. Without it each
-request would leave its prefix for a shorter queue, and all requests would wait longer for blocks computed twice.
+Prompt tokens that aren't cached, queued tokens of other requests, blocks that other requests must release first, and
+requests that decode in the same steps are converted to seconds with the replica's fitted time per token. Waiting delays
+one request, but each computed token delays every request on the replica, so the delay of other requests is part of the
+cost. Else each request would leave its cached prefix for a shorter queue, and all would wait for blocks computed twice.
 
-The estimate leaves out the time that is equal on all replicas (the step of the first token): a tie is a tie of the
-differences.
+The estimate leaves out the step of the first token, which takes equally long on all replicas: costs are compared
+without it, also for a tie.
 """
 
 from typing import TYPE_CHECKING
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from octavo_server.router.fleet.replica import Replica
     from octavo_server.router.prompts.prompt import Prompt
 
-#: A block in host memory saves this share of its prefill.
+#: Share of a block's prefill time that is saved if the block is in host memory.
 HOST_SHARE = 0.75
 EXPECTED_OUTPUT_TOKENS = 128
-#: Prefill tokens of one step. Decoding requests take part in each step.
+#: Assumed prefill tokens of one step. Decoding requests take part in each step.
 CHUNK_TOKENS = 2048
 #: A second's delay of one decoding request counts as this many seconds to the first token.
 DELAYED_SHARE = 0.25
-#: At most this many delayed requests count: beyond, a full cache would outweigh any queue.
+#: At most this many delayed requests count: with more, cached blocks would outweigh a queue of any length.
 MAX_DELAYED = 12
-#: Costs within this share of the least cost are a tie.
+#: Costs up to this share above the least cost count as equal.
 TIE = 0.05
 
 
 def expected_tokens(prompt: "Prompt", match: "Match") -> int:
-    """Prompt tokens that the replica would not compute. The last token is always computed."""
+    """Prompt tokens that the replica would find cached. The last token is always computed."""
     return max(min(match.blocks * prompt.block_size, prompt.num_tokens - 1), 0)
 
 
@@ -55,7 +55,7 @@ def estimate_cost(prompt: "Prompt", replica: "Replica", match: "Match", token_s:
 
 
 def queued_tokens(replica: "Replica") -> float:
-    """Prompt tokens to be computed before a new request's turn: the reported backlog and this router's own requests.
+    """Prompt tokens to be computed before a new request: the reported backlog and this router's unreported requests.
 
     The reported backlog counts whole prompts of waiting requests, so their cached tokens are subtracted.
     """
@@ -71,23 +71,23 @@ def queued_tokens(replica: "Replica") -> float:
 
 
 def num_decoding(replica: "Replica") -> int:
-    """Decoding requests. For a blind replica only requests of this router count, from their first byte on."""
+    """Number of decoding requests. Unless the replica is exact, only this router's count, from their first byte on."""
     local_load = replica.local_load
     return replica.load.running if replica.is_exact else local_load.num_in_flight - local_load.num_unanswered
 
 
 def num_requests(replica: "Replica") -> int:
-    """Requests at the replica. A blind replica's load is seconds old and may include this router's requests or not."""
+    """Number of requests at the replica: the larger of the reported one and this router's, as reports may be late."""
     local_load, load = replica.local_load, replica.load
     pending = local_load.num_pending if replica.is_exact else 0
     return max(load.running + load.waiting + pending, local_load.num_in_flight) + local_load.num_failed
 
 
 def _shortage_s(prompt: "Prompt", replica: "Replica", match: "Match", token_s: float) -> float:
-    """Seconds until other requests have released the blocks that this request needs and that are not free.
+    """Seconds until other requests have released the blocks that this request needs beyond the free ones.
 
-    All blocks in use are released once within the mean duration of a response (`hold_s`). While that duration is
-    unknown, a missing block costs as much as its prefill.
+    The estimate assumes that all blocks in use are released within the mean duration of a response (`hold_s`). While
+    that duration is unknown, a missing block costs as much as its prefill.
     """
     load = replica.load
     free = load.free_blocks + load.cached_blocks

@@ -1,8 +1,8 @@
 """`BlockMirror`: a copy of one replica's blocks in the prefix index, fed with the frames of one KV stream connection.
 
 States: loading (the snapshot isn't complete), exact (every change so far is in the index, and the digests agree),
-broken (final). Only an exact mirror may be used for a choice. A broken mirror releases its slot at once; the next
-connection gets a new `BlockMirror` and a new slot, as no entry of the old copy can be trusted.
+broken (final). Only an exact mirror may be used to choose a replica. A broken mirror releases its slot at once; the
+next connection gets a new `BlockMirror` and a new slot, as no entry of the old copy can be trusted.
 """
 
 from typing import Literal
@@ -25,8 +25,8 @@ class BlockMirror:
         self.slot: Slot = index.acquire_slot()
         self.hello: Hello | None = None
         self.load = ReplicaLoad()
-        self.num_blocks = 0  # hashes on the device
-        self.coming: tuple[int, ...] = ()  # of the latest frame: blocks that a request just received will store
+        self.num_blocks = 0  # number of blocks on the device
+        self.coming: tuple[int, ...] = ()  # blocks in the latest frame that a request which just arrived will store
         self._index = index
         self._digest = 0
         self._seq = 0
@@ -41,7 +41,7 @@ class BlockMirror:
             raise StreamBroken(str(error)) from None
 
     def release(self) -> None:
-        """Release the slot and become broken: the connection ended, or a frame was invalid."""
+        """Release the slot, and set the state to broken: the connection ended, or a frame was invalid."""
         if self.state != "broken":
             self.state = "broken"
             self._index.release_slot(self.slot)
@@ -51,9 +51,9 @@ class BlockMirror:
             case Hello():
                 self._check_hello(frame)
             case Bye():
-                raise StreamBroken(f"the replica ended it: {frame.reason}.")
+                raise StreamBroken(f"the replica ended its KV stream: {frame.reason}.")
             case _ if self.hello is None:
-                raise StreamBroken(f"a {type(frame).__name__} frame arrived before the hello.")
+                raise StreamBroken(f"a {type(frame).__name__} frame arrived before the hello frame.")
             case Part():
                 self._require_state("loading", frame)
                 self._store(frame.device, frame.host)
@@ -66,7 +66,7 @@ class BlockMirror:
 
     def _check_hello(self, hello: Hello) -> None:
         if self.hello is not None:
-            raise StreamBroken("a second hello.")
+            raise StreamBroken("a second hello frame arrived.")
         if hello.version != VERSION:
             raise StreamBroken(f"its KV stream has version {hello.version}; this router reads version {VERSION}.")
         self.hello = hello

@@ -1,4 +1,4 @@
-"""`Endpoint`: the address of a replica as discovery reports it, and the protocol of a discovery."""
+"""`Endpoint`: the address of a replica as discovery reports it. `Discovery`: the interface of all ways to discover."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -16,8 +16,8 @@ State = Literal["connecting", "loading", "exact", "blind", "gone"]
 class Endpoint:
     """`url`: scheme, host and port only. `name`: the pod's name, else host and port; unique among replicas.
 
-    `is_ready`: None where discovery doesn't report readiness (a list, DNS). False for a pod that isn't ready yet: the
-    router follows its KV stream and sends it no requests.
+    `is_ready`: None where discovery doesn't report readiness (`--replica`, DNS). False for a pod that isn't ready yet:
+    the router follows its KV stream and sends it no requests.
     """
 
     url: str

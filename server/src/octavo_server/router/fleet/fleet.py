@@ -19,17 +19,17 @@ from octavo_server.supervise import cancel_tasks, supervised
 
 SWEPT_AT_ONCE = 4096
 READ_BUFFER_BYTES = 64 * 1024
-#: After the first replica is routable, the router waits at most this long for more than half of its replicas.
+#: How long after the first replica is routable the router waits for more than half of them before it is ready.
 FEW_S = 2.0
-#: After the last replica of a model left discovery, its requests still wait this long, as in a rollout.
+#: How long requests for a model may still wait after its last replica left discovery, as a rollout may bring another.
 DEPARTED_S = 60.0
 
 Listener = Callable[[Replica], None]
 
 
 class Fleet:
-    """Belongs to one event loop. `on_change` is called with each replica whose state, models or readiness changed,
-    `on_load_update` with the replica of each frame, after its load is set. `clock`: replaced in tests only.
+    """Belongs to one event loop. Listeners in `on_change` get each replica whose state, models or readiness changed,
+    those in `on_load_update` the replica of each KV frame, after its load is set. `clock`: replaced in tests only.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Fleet:
         self.on_load_update: list[Listener] = []
         self._settings = settings
         self._discovery = discovery
-        self._followed: dict[Endpoint, Replica] = {}  # by the endpoint without its readiness
+        self._followed: dict[Endpoint, Replica] = {}  # key: the endpoint without its readiness
         self._tasks: dict[Endpoint, asyncio.Task[None]] = {}
         self._routable: dict[str, list[Replica]] = {}
         self._departed: dict[str, float] = {}  # model -> time when a replica that reported it left discovery
@@ -59,12 +59,12 @@ class Fleet:
         return [*self._followed.values()]
 
     def models(self) -> list[str]:
-        """Names that any replica reported, routable or not, so that a restart doesn't remove a model."""
+        """Names of the models that replicas reported, routable or not, so that a replica's restart removes no model."""
         return reported_models(self._followed.values())
 
     def resolve(self, model: str | None) -> Resolution:
-        """Resolve the model name of a request. The caller resolves a `Pending` one again at each `on_change` and at its
-        `again_at_s`.
+        """Resolve the model name of a request. After a `Pending` result, call this again at each `on_change` and at the
+        time `again_at_s` of the result.
         """
         now_s = self._clock()
         self._departed = {name: left_s for name, left_s in self._departed.items() if now_s - left_s < DEPARTED_S}
@@ -84,7 +84,7 @@ class Fleet:
     def unready_reason(self) -> str | None:
         """Reason why this router isn't ready; None if it is.
 
-        It is ready when more than half of the expected replicas are routable, or some have been for `FEW_S`: a starting
+        It is ready when more than half of the expected replicas are routable, or one has been for `FEW_S`: a starting
         router would otherwise send all its requests to the first replica. Pods that aren't ready are not expected: they
         become ready because this router follows them. A router without any expected replica is ready, and holds
         requests until a replica is routable.

@@ -15,7 +15,7 @@ from octavo_server.router.fleet.polling_client import PollingClient
 
 
 class ConnectionLost(Exception):
-    """The replica can't be sent requests; the message is the reason."""
+    """The router can't send requests to the replica; the message is the reason."""
 
 
 class HealthCheck:

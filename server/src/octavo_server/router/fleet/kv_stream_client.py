@@ -1,15 +1,15 @@
 """`KVStreamClient` follows one replica's KV stream and sets the replica's state while discovery lists the replica.
 
-The way a connection ends decides the next state. After a lost connection the replica gets no requests until it answers
-again. After a fault in a frame it still gets requests, but the index counts as unknown. The same holds for a silent
-stream; until `/health` answers, requests then go there only if there is no other replica. When a silent stream resumes,
-no frame was lost and the index is exact again. After each end the client connects again and gets a new snapshot.
+The way a connection ends decides the replica's next state. After a lost connection the replica gets no requests until
+it answers again. After an invalid frame it still gets requests, but its cache counts as unknown. The same holds for a
+silent stream; until `/health` answers, the replica then gets requests only if there is no other. When a silent stream
+resumes, no frame was lost and the index is exact again. After each end the client connects again for a new snapshot.
 
 A failed health check only stops new requests. A replica is `is_unresponsive` when several requests in a row got no
-response at all: its host vanished or its process hangs, and the router fails the requests that wait there.
+response at all: its host vanished or its process hangs. The router then fails the requests that wait for its response.
 
-Large chunks are fed for one replica at a time, one frame per turn of the event loop, so that a hundred simultaneous
-snapshots don't delay requests. The clocks of a replica and of the router are never compared.
+Large chunks of the streams are applied for one replica at a time, one frame per turn of the event loop, so that a
+hundred simultaneous snapshots don't delay requests. The clocks of a replica and of the router are never compared.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from octavo_server.supervise import cancel_tasks
 LARGE_BYTES = 4096
 NO_STREAM = (400, 404, 405, 501)
 HINTS = {401: ": it requires --replica-key or --router-secret", 403: ": it requires --replica-key or --router-secret"}
-#: Upper limit of the silence that counts as a fault, even for a replica that announces a slower heartbeat.
+#: Longest time without a frame before a stream counts as silent, even if the replica announces a slower heartbeat.
 MAX_SILENCE_S = 5.0
 
 
@@ -43,13 +43,13 @@ class FollowSettings:
 
     secret: OutgoingSecret = field(default_factory=OutgoingSecret)
     key: str = ""
-    answer_timeout_s: float = 5.0  # until the head of any response has arrived
-    max_misses: int = 3  # health checks in a row
-    missed_heartbeats: int = 2
+    answer_timeout_s: float = 5.0  # limit for the arrival of any response's head
+    max_misses: int = 3  # failed health checks in a row until the replica counts as lost
+    missed_heartbeats: int = 2  # heartbeat intervals without a frame until the stream counts as silent
     reopen_after_s: float = 5.0  # reconnect a silent stream after this time although /health answers
     poll_every_s: float = 1.0  # pause between health checks of a polled or silent replica
-    polls_between_models: int = 30  # health checks until the models are read and the stream is tried again
-    polls_between_metrics: int = 5  # health checks for each read of /metrics
+    polls_between_models: int = 30  # health checks between two reads of /v1/models and tries of the stream
+    polls_between_metrics: int = 5  # health checks between two reads of /metrics
     reads_metrics: bool = True
     least_wait_s: float = 0.1
     most_wait_s: float = 2.0
@@ -63,7 +63,7 @@ class FollowSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientContext:
-    """Shared parts of all clients of one fleet. `large_chunks`: lock held while a large chunk is fed."""
+    """Objects that all clients of one fleet share. `large_chunks`: lock held while a large chunk is applied."""
 
     session: aiohttp.ClientSession
     index: PrefixIndex
@@ -113,7 +113,7 @@ class KVStreamClient:
             raise
         except Exception as error:  # a bug in the router: the supervisor logs it and starts another client
             self._drop_mirror(blocks)
-            self._status.set_state("connecting", f"following it failed: {error!r}")
+            self._status.set_state("connecting", f"following its KV stream failed: {error!r}")
             raise
 
     def _drop_mirror(self, blocks: BlockMirror) -> None:
@@ -131,7 +131,7 @@ class KVStreamClient:
         return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
 
     async def _run_connection(self, blocks: BlockMirror) -> None:
-        """Run one connection to its end, and set the state that follows from the end."""
+        """Read the stream, or poll the replica, until that fails; then set the replica's new state."""
         replica = self.replica
         try:
             while True:
@@ -159,7 +159,7 @@ class KVStreamClient:
         )
 
     async def _read_stream(self, blocks: BlockMirror) -> None:
-        """Feed frames until the connection ends. Always raises: NoStream, ConnectionLost, or a fault in a frame."""
+        """Apply the stream's frames to `blocks`. Always ends with an error: NoStream, ConnectionLost or a bad frame."""
         reader = FrameReader()
         async with self._client.open("/kv/events", self._context.settings.answer_timeout_s) as response:
             if response.status in NO_STREAM or (response.status == 200 and response.content_type != MEDIA_TYPE):
@@ -172,10 +172,10 @@ class KVStreamClient:
                         self._handle_frame(blocks, frame)
                 else:
                     await self._handle_large_chunk(blocks, reader, chunk)
-        raise ConnectionLost("the stream ended")
+        raise ConnectionLost("its KV stream ended")
 
     async def _poll(self) -> None:
-        """Poll a server without a KV stream, until the stream is to be tried again. Raises if the server fails."""
+        """Poll a replica without a KV stream for `polls_between_models` health checks. Raises if the replica fails."""
         settings, replica = self._context.settings, self.replica
         replica.hello, replica.load = None, ReplicaLoad()
         found = await self._client.models(settings.answer_timeout_s)
@@ -200,11 +200,11 @@ class KVStreamClient:
             raise ConnectionLost("the connection broke") from None
 
     async def _wait_out_silence(self, content: aiohttp.StreamReader) -> bytes:
-        """Read on while `/health` is checked. Raises ConnectionLost or StreamSilent."""
+        """Check `/health` until the stream sends bytes, and return these. Raises ConnectionLost or StreamSilent."""
         if self.replica.state in ("exact", "blind"):
             self.replica.is_silent = True
             self._status.set_state("blind", f"its KV stream has been silent for {self._max_silence_s:g} s")
-            self._context.on_change(self.replica)  # also if the state was blind before
+            self._context.on_change(self.replica)  # `is_silent` changed, even if the state was blind before
         reading = asyncio.create_task(content.readany())
         checking = asyncio.create_task(self._check_silent_replica())
         try:
@@ -220,10 +220,10 @@ class KVStreamClient:
         return data
 
     async def _check_silent_replica(self) -> None:
-        """Raises ConnectionLost if `/health` fails, StreamSilent if it answers but the stream stays silent."""
+        """Check `/health` for `reopen_after_s`. Raises ConnectionLost if a check fails, StreamSilent at the end."""
         settings, clock = self._context.settings, asyncio.get_running_loop().time
         reopen_s = clock() + settings.reopen_after_s
-        self._client.num_unanswered = 0  # the stream has sent bytes since
+        self._client.num_unanswered = 0  # the stream has sent bytes since the last failure
         while clock() < reopen_s:
             await self._health.run(self._status.set_silent)
             await asyncio.sleep(settings.poll_every_s)

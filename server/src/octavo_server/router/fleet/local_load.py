@@ -1,9 +1,9 @@
 """`LocalLoad`: this router's own record of a replica's work, beside the load that the replica's frames report.
 
 A request that was just sent isn't in the reported load yet. Its tokens are *pending* until a reported load includes
-it, its first byte arrives, or it ends, whichever is first. A reported load counts the requests that the replica has
-received: each increase by one includes the request that has been pending longest. For a replica that doesn't report
-this number, the second changed load after the request includes it: the first one may be older than the request.
+it, its first byte arrives, or it ends, whichever is first. A reported load has the number of requests that the
+replica has received: for each increase by one, the request that has been pending longest counts as included. For a
+replica that doesn't report this number, a request counts as included in the second changed load after its dispatch.
 """
 
 import math
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 LATELY_HALF_LIFE_S = 60.0
 WORTH_HALF_LIFE_S = 600.0
-MAX_STEP_MS = 600_000.0  # larger values, infinity and NaN are errors
-_HOLD_WEIGHT = 0.1  # of the latest response in the mean `hold_s`
+MAX_STEP_MS = 600_000.0  # larger values, infinity and NaN are ignored as errors
+_HOLD_WEIGHT = 0.1  # weight of the latest response in the moving mean `hold_s`
 _LOADS_UNTIL_INCLUDED = 2
 
 
@@ -64,17 +64,17 @@ class LocalLoad:
         self.rates = StepTimeModel()
         self.num_in_flight = 0  # requests sent and not ended
         self.hold_s = 0.0  # mean time from a response's first token to its end; 0 until a response has ended
-        self.requests = DecayingSum(LATELY_HALF_LIFE_S)  # requests sent in the last minutes
-        self.worth_tokens = DecayingSum(WORTH_HALF_LIFE_S)  # prompt tokens saved that no other replica could have saved
+        self.requests = DecayingSum(LATELY_HALF_LIFE_S)  # requests sent lately
+        self.worth_tokens = DecayingSum(WORTH_HALF_LIFE_S)  # prompt tokens that only this replica's cache saved
         self.predicted: PredictedBlocks | None = None
         self.pending_tokens = 0
-        self.num_failed = self.failed_tokens = 0  # of failed requests that still count as load
-        self._pending: dict[int, tuple[int, int]] = {}  # request -> tokens, loads before; in the order of dispatch
+        self.num_failed = self.failed_tokens = 0  # requests that failed but still count as load, and their tokens
+        self._pending: dict[int, tuple[int, int]] = {}  # request -> its tokens, number of loads before it; oldest first
         self._num_sent = 0
         self._load: ReplicaLoad | None = None  # the latest reported load
         self._num_loads = 0
         self._latest_step = (0, 0.0)
-        self._reported: set[int] = set()  # unanswered requests that a load includes
+        self._reported: set[int] = set()  # requests without a first byte that a reported load includes
 
     @property
     def num_unanswered(self) -> int:
@@ -101,9 +101,9 @@ class LocalLoad:
         self.hold_s += (_HOLD_WEIGHT if self.hold_s else 1.0) * (took_s - self.hold_s)
 
     def record_load(self, load: "ReplicaLoad", shared: StepTimeModel) -> None:
-        """Record the load of a frame. A frame may repeat the latest step; each step is fitted once.
+        """Record the load that a frame reports, and fit the step times to its latest step, once for each step.
 
-        `shared`: step times of all similar replicas, which are fitted to this step too.
+        `shared`: step times of all replicas with the same models, which are fitted to the step too.
         """
         if load == self._load:
             return
@@ -119,7 +119,7 @@ class LocalLoad:
             self.rates.learn(load.step_tokens, load.step_ms / 1000, shared.token_s)
 
     def _included_in(self, received: int, before: int) -> Iterator[int]:
-        """Pending requests that the latest load includes. `before`: the number received by the previous load."""
+        """Pending requests that the latest load includes. `received`, `before`: count in this and the last load."""
         if received:
             yield from islice(self._pending, received - before if received >= before else received)
             return

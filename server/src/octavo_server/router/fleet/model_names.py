@@ -1,4 +1,4 @@
-"""`resolve_model` finds the served model for the name in a request, or decides that it is too early to say. Pure.
+"""`resolve_model` finds the served model for the name in a request, or finds that it is too early to decide. Pure.
 
 Rules, in this order:
 - A name that a replica has reported is known, even while that replica doesn't answer: the request waits for it.
@@ -70,7 +70,7 @@ def reported_models(replicas: Iterable[Replica]) -> list[str]:
 
 
 def _next_expiry_s(replicas: Iterable[Replica], now_s: float) -> float | None:
-    """Time at which the next replica without reported models stops counting. None if no such replica is left."""
+    """Time at which the next replica without reported models no longer delays a 404. None if there is none."""
     expiries = (
         replica.away_since_s + MAX_AWAY_S
         for replica in replicas

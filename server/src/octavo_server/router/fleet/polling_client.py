@@ -19,14 +19,14 @@ from octavo_server.kv.frames import ReplicaLoad
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 
-#: Errors that occur when a host has vanished. A refused connection isn't among them, as the host answers there.
+#: Connection errors when a host has vanished. A refused connection isn't one of them: the host has answered.
 UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 
 class _Model(msgspec.Struct):
-    """`max_model_len`: any JSON value or missing, as servers differ."""
+    """An entry of `/v1/models`. `max_model_len`: any JSON value or missing, as servers differ."""
 
     id: str
     max_model_len: Any = None
@@ -40,7 +40,7 @@ _read_models = msgspec.json.Decoder(_Models).decode
 
 
 class PollingClient:
-    """`num_unanswered`: requests in a row without any response; an error status or a refused connection is one."""
+    """`num_unanswered`: requests in a row without a response. Refused connections neither count nor end the row."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, headers: Callable[[], Mapping[str, str]]) -> None:
         self._session = session
@@ -76,7 +76,7 @@ class PollingClient:
         try:
             return {model.id: _length(model.max_model_len) for model in _read_models(body).data}
         except msgspec.MsgspecError as error:
-            raise aiohttp.ClientPayloadError(f"/v1/models: {error}") from None
+            raise aiohttp.ClientPayloadError(f"/v1/models is invalid: {error}") from None
 
     async def load(self, timeout_s: float) -> ReplicaLoad:
         try:
@@ -93,7 +93,7 @@ class PollingClient:
             while len(body) <= MAX_ANSWER_BYTES and (more := await response.content.readany()):
                 body += more
         if len(body) > MAX_ANSWER_BYTES:
-            raise aiohttp.ClientPayloadError(f"{path}: more than {MAX_ANSWER_BYTES} bytes")
+            raise aiohttp.ClientPayloadError(f"{path} answered more than {MAX_ANSWER_BYTES} bytes")
         return body
 
 
@@ -102,7 +102,7 @@ def _length(value: Any) -> int | None:
 
 
 def load_of(text: str) -> ReplicaLoad:
-    """Sum up the samples of vLLM's two load metrics. Other lines are skipped."""
+    """Read the running and the waiting requests from Prometheus text: the sum of all samples of vLLM's two metrics."""
     sums = {RUNNING: 0.0, WAITING: 0.0}
     for line in text.splitlines():
         name = line.partition("{")[0].partition(" ")[0]

@@ -1,8 +1,8 @@
 """`PrefixIndex`: the KV blocks of all replicas, in one table from the block's short hash to a set of replicas.
 
-A replica has a *slot*, and a slot has three bits in the mask of each hash: on the device, in host memory, predicted
-(a request with this block was routed there, and no frame has reported it yet). Equal masks are one shared object, so an
-entry costs its key and its place in the table.
+The set is a bit mask. Each replica has a *slot*, which stands for three bits: on the device, in host memory, predicted
+(a request with this block was routed there, and no frame has reported it yet). Equal masks are one shared object, so
+an entry takes the memory of its key and its place in the table only.
 
 Memory is capped: the table has two generations, and when they are full the older one is dropped at once. The router
 then expects fewer cached blocks than a replica holds, never more. A lookup moves an entry to the young generation.
@@ -11,7 +11,7 @@ The table is split into many small dictionaries by the low bits of the hash (has
 dropping or sweeping one dictionary of millions of entries would stop the event loop for a good part of a second.
 
 A released slot can be acquired again when `sweep` has cleared its bits, a few entries at a time; until then callers
-don't pass it to `match`.
+must not pass it to `match`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,8 +27,8 @@ _MAX_SHARD_BITS = 12
 
 
 class Match(NamedTuple):
-    """The part of a prompt that a replica holds: `blocks` from the prompt's beginning without a gap. Of these, `host`
-    are in host memory only, and `predicted` are only predicted.
+    """Number of a prompt's blocks that a replica holds, from the prompt's beginning without a gap. Of these `blocks`,
+    `host` are in host memory but not on the device, and `predicted` are only predicted.
     """
 
     blocks: int
@@ -46,7 +46,7 @@ class PrefixIndex:
         self.num_dropped = 0  # entries dropped because the table was full
         num_shards = 1 << min(_MAX_SHARD_BITS, max(0, (max_entries // _SHARD_ENTRIES).bit_length()))
         self._low = num_shards - 1
-        self._shard_entries = max(1, max_entries // num_shards // 2)  # of one generation
+        self._shard_entries = max(1, max_entries // num_shards // 2)  # capacity of one generation of a shard
         self._young: list[dict[int, int]] = [{} for _ in range(num_shards)]
         self._old: list[dict[int, int]] = [{} for _ in range(num_shards)]
         self._shared: dict[int, int] = {}
@@ -54,9 +54,9 @@ class PrefixIndex:
         self._free_slots: list[Slot] = []
         self.on_slot_released: Callable[[], None] = lambda: None  # called when a slot can be swept
         self._used_slots: set[Slot] = set()
-        self._released: list[Slot] = []  # since the current sweep began
+        self._released: list[Slot] = []  # slots released since the current sweep began
         self._sweeping: list[Slot] = []
-        self._unswept: list[int] = []  # shards
+        self._unswept: list[int] = []  # shards that the current sweep has yet to clear
 
     def __len__(self) -> int:
         return sum(map(len, self._young)) + sum(map(len, self._old))
@@ -77,7 +77,7 @@ class PrefixIndex:
             self._free_slots.append(slot)
 
     def store(self, slot: Slot, hashes: Iterable[int], kind: int = DEVICE) -> list[int]:
-        """Set the bit `kind` for each hash. A report replaces a prediction; a block on the device isn't predicted.
+        """Set the slot's bit `kind` for each hash. A stored block's prediction ends; a block on the device gets none.
 
         With `kind` PREDICTED, return the hashes that were predicted already, otherwise an empty list.
         """
@@ -150,7 +150,7 @@ class PrefixIndex:
         return walk.found
 
     def sweep(self, max_entries: int) -> int:
-        """Clear the bits of released slots in about `max_entries` entries. Return the number of entries left."""
+        """Clear the bits of released slots in about `max_entries` entries. Return how many are left to sweep."""
         while max_entries > 0 and (self._unswept or self._released):
             if not self._unswept:
                 self._sweeping, self._released = self._released, []
@@ -190,7 +190,7 @@ class PrefixIndex:
         return mask
 
     def _turn_over(self, shard: int) -> dict[int, int]:
-        """Drop the old generation, make the young one old, and return a new young one."""
+        """Drop the shard's old generation, make the young one old, and return a new young one."""
         self.num_dropped += len(self._old[shard])
         self._old[shard], self._young[shard] = self._young[shard], {}
         return self._young[shard]
@@ -203,7 +203,7 @@ class PrefixIndex:
 
 
 class _Walk:
-    """Walk along one prompt that keeps the slots with every block so far. A slot is identified by its first bit."""
+    """Walks along a prompt's blocks and keeps the slots with every block so far. A slot is given by its first bit."""
 
     __slots__ = ("_alive", "_elsewhere", "_not_on_device", "_on_host", "_since", "_slots", "found")
 
@@ -211,11 +211,11 @@ class _Walk:
         self.found: dict[Slot, Match] = {}
         self._slots = slots
         self._alive = sum(slots)
-        self._elsewhere: dict[int, list[int]] = {}  # blocks in host memory, predicted ones
-        self._not_on_device = self._on_host = self._since = 0  # bits at the position `_since`
+        self._elsewhere: dict[int, list[int]] = {}  # slot -> numbers of blocks only in host memory, only predicted
+        self._not_on_device = self._on_host = self._since = 0  # slots (as bits) of the block at `_since`
 
     def turn(self, mask: int, position: int) -> bool:
-        """Apply `mask` to the blocks from `position` on. Return False if no slot has them."""
+        """Apply `mask`, which holds from the block at `position` on. Return False if no slot has every block so far."""
         if self._not_on_device:
             self._count(position)
         alive = self._alive

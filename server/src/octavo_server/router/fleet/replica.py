@@ -4,8 +4,8 @@ States: connecting (no stream, and no sign that it answers), loading (its snapsh
 equals its cache), blind (it answers, but its cache isn't known: its stream broke or is silent, or it is a server
 without a KV stream, such as vLLM), gone (it left discovery; final). Only `KVStreamClient` changes the state.
 
-A replica is admitted, that is gets requests, when it is exact for the first time in an epoch (a polled replica: when it
-answers) and the router has requested its model card. In the same epoch it stays admitted while it is blind.
+A replica is admitted (gets requests) when the router has requested its model card, and the replica has been exact in
+its epoch (since its engine started) or, if polled, answers. It stays admitted while it is blind in the same epoch.
 """
 
 from collections.abc import Mapping
@@ -27,12 +27,12 @@ class Replica:
         self.why = NEW  # reason for the state
         self.is_silent = False  # it missed a heartbeat or a health check: gets requests only if there is no other
         self.is_unresponsive = False  # no response to several requests in a row: its host or process is gone or hangs
-        self.num_faults = 0  # frames that broke its mirror
-        self.blocks: BlockMirror | None = None  # None before the first connection and once it is gone
+        self.num_faults = 0  # number of frames that broke its mirror
+        self.blocks: BlockMirror | None = None  # None before the first connection and once the replica is gone
         self.hello: Hello | None = None  # the latest hello frame
         self.admitted_epoch: int | None = None  # epoch of the latest exact mirror
         self.models: frozenset[str] = frozenset()
-        self.lengths: Mapping[str, int] = {}  # model name -> longest context; of a polled replica
+        self.lengths: Mapping[str, int] = {}  # model name -> longest context in tokens; of a polled replica
         self.is_described = True  # False while the router requests its model card
         self.refusal = ""  # reason why it gets no requests although it accepts them
         self.away_since_s: float | None = None  # start of the time without an answer, by the fleet's clock
@@ -64,7 +64,7 @@ class Replica:
 
     @property
     def num_in_flight(self) -> int:
-        """Number of this router's requests that haven't ended."""
+        """Number of this router's requests to the replica that haven't ended."""
         return self.local_load.num_in_flight
 
     @property

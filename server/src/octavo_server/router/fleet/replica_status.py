@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReplicaStatus:
-    """`on_change` is called after each change, never without one."""
+    """`on_change` is called with the replica after each change of its status, and only then."""
 
     def __init__(self, replica: Replica, on_change: Callable[[Replica], None]) -> None:
         self._replica = replica
@@ -42,7 +42,7 @@ class ReplicaStatus:
             logger.info("replica %s does not answer yet: %s", self._replica.name, why)
 
     def _level(self, state: State) -> int:
-        """Log level of the change to `state`. A new server without a KV stream has none on purpose, so INFO."""
+        """Log level of a change to `state`: INFO if usual, also for a new replica without a KV stream, else WARNING."""
         is_usual = state in ("loading", "exact", "gone") or (state == "blind" and self._replica.why == NEW)
         return logging.INFO if is_usual else logging.WARNING
 

@@ -1,11 +1,11 @@
-"""`StepTimeModel`: the duration of a replica's steps as a line over the tokens computed in them, fitted online.
+"""`StepTimeModel`: the duration of a replica's steps as a linear function of their tokens, fitted online.
 
-The fit is exponentially weighted least squares. It is drawn towards the slope of all similar replicas while a replica's
-own steps determine little (no step yet, or all steps of one size). A full chunk is assumed to take at least twice as
-long as a step without tokens: on a busy machine a short step may take longer than a long one, and prefill would look
-free. A step that took far longer than expected, for a compilation say, counts as a few times the expected time, so a
-lasting change shows after a few steps. Until the slope is known no step is limited: after one short step every prompt
-would look like an outlier.
+The fit is exponentially weighted least squares. The slope is drawn towards that of all replicas with the same models
+while a replica's own steps determine little (no step yet, or all steps of one size). A full chunk is assumed to take at
+least twice as long as a step without tokens: on a busy machine a short step may take longer than a long one, and
+prefill would look free. A step that took far longer than expected, say because of a compilation, counts as four times
+the expected time, so a lasting change shows after a few steps. While the slope isn't the replica's own, no step is
+limited: after one short step every prompt would look like an outlier.
 
 The standard error measures the uncertainty of the slope: it is large for few steps, and for steps that scatter widely.
 """
@@ -18,14 +18,14 @@ _HELD = 2000.0  # weight of the prior slope, as variance of the number of tokens
 _OUTLIER = 4.0
 _CHUNK_TOKENS = 2048
 _MIN_TOKEN_S = 1e-9
-_ALIKE, _MOST_UNLIKE = 1.5, 4.0  # factors, slower or faster
-_SURE = 2.0  # standard errors
-_SCATTER = 0.25  # least scatter as a share of a step's time: any two steps lie exactly on a line
+_ALIKE, _MOST_UNLIKE = 1.5, 4.0  # factors of speed: difference that counts as none, largest that counts
+_SURE = 2.0  # how many standard errors the slope may be off to either side
+_SCATTER = 0.25  # least scatter as a share of a step's time, as two steps always lie exactly on a line
 
 
 class StepTimeModel:
-    """`is_own`: the slope rests more on the replica's own steps than on the shared slope. Until then the current shared
-    slope is the better estimate: this model was drawn towards an older one, at the replica's last step.
+    """`is_own`: the slope rests more on the replica's own steps than on the shared slope. Until then the shared slope
+    is the better estimate, as this model was drawn towards an older state of it, at the replica's last step.
     """
 
     __slots__ = (
@@ -36,7 +36,7 @@ class StepTimeModel:
     def __init__(self) -> None:
         self.step_s = 0.0  # time of a step without tokens
         self.token_s = PRIOR_TOKEN_S  # additional time for each token
-        self.error_s = 0.0  # standard errors of `token_s`, times `_SURE`
+        self.error_s = 0.0  # `_SURE` standard errors of `token_s`
         self.num_steps = 0
         self.is_own = False
         self._count = self._tokens = self._times = self._squares = self._squared_times = self._pairs = 0.0

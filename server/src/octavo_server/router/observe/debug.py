@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Candidate(msgspec.Struct, kw_only=True):
-    """`cost_s`: sum of the other times, in seconds to the first token. `delay_s`: the delay of other requests."""
+    """A candidate of a decision. `cost_s`: sum of the other times. `delay_s`: the delay of other requests."""
 
     replica: str
     matched_blocks: int
@@ -27,8 +27,8 @@ class Candidate(msgspec.Struct, kw_only=True):
 
 
 class DecisionInfo(msgspec.Struct, kw_only=True):
-    """`cached_tokens`: reported by the engine; null without a report. `number`: position of the decision's end among
-    the ends of `worker`; 0 before.
+    """`cached_tokens`: number that the engine reported, or null. `number`: position of the decision among those of
+    `worker` that have ended, in the order of their ends; 0 while it hasn't ended.
     """
 
     worker: str
@@ -54,7 +54,7 @@ class DecisionInfo(msgspec.Struct, kw_only=True):
 
 
 class Decisions(msgspec.Struct):
-    """`/debug/decisions` lists the newest first, `/debug/decisions/ended` each worker's in the order of their ends."""
+    """`/debug/decisions` lists the newest first, `/debug/decisions/ended` each worker's in the order of their end."""
 
     decisions: list[DecisionInfo]
 

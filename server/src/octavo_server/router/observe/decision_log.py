@@ -1,7 +1,7 @@
 """`DecisionLog`: the latest decisions and the outcomes of their requests.
 
-Ended decisions are also stored in the order of their ends, with a number. A client that follows them requests those
-after the last number it has; a gap in the numbers shows that some were dropped in between.
+Ended decisions are also stored in the order of their ends, with a number. A client that follows them requests the
+decisions after the last number it has; a gap in the numbers shows that decisions were dropped in between.
 """
 
 import random
@@ -17,10 +17,10 @@ KEPT = 256
 
 
 class Entry:
-    """One decision; a retried request has several. `decided_s`: time by the router's clock. `number`: position of the
-    decision's end, 0 before.
+    """One decision; a retried request has several. `decided_s`: time by the router's clock. `number`: position
+    among the decisions that have ended, 0 while it hasn't ended.
 
-    It holds sizes of the prompt, never its text or hashes: decisions outlive requests.
+    An entry holds sizes of the prompt, never its text or hashes, as entries outlive requests.
     """
 
     __slots__ = (
@@ -40,7 +40,7 @@ class Entry:
         self.cached_tokens: int | None = None  # reported by the engine
         self.ttft_s: float | None = None
         self.code: int | None = None
-        self.reason: str | None = None  # of the end
+        self.reason: str | None = None  # why the attempt or the request ended
         self.number = 0
 
 
@@ -55,7 +55,7 @@ class DecisionLog:
         self.add = self._entries.append
 
     def end(self, entry: Entry) -> None:
-        """Number the ended decision; a failed attempt's decision ends before its request. Later calls do nothing."""
+        """Give the decision of an attempt that ended the next number, also before a retry. Later calls do nothing."""
         if not entry.number:
             self._num_ended += 1
             entry.number = self._num_ended

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ReportQuery(msgspec.Struct):
-    """Query to a worker. `n`: limit of returned decisions. `after`: worker -> number of the last known decision."""
+    """Query to a worker. `n`: limit of returned decisions. `after`: worker -> number of its last known decision."""
 
     what: Literal["state", "metrics", "decisions", "ended", "index"]
     n: int = 0
@@ -48,7 +48,7 @@ class Report(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """Numbers of waiting requests. `queue`: for models with a replica. `held`: model without a replica -> number."""
+    """Numbers of waiting requests. `queue`: requests for models with a replica. `held`: other model -> its requests."""
 
     queue: int = 0
     held: Mapping[str, int] = {}
@@ -156,10 +156,10 @@ def _process_text(reports: Sequence[Report]) -> str:
 
 
 _PROCESS: dict[str, tuple[str, str, Callable[[Iterable[float]], float]]] = {
-    "process_cpu_seconds_total": ("counter", "CPU time, user and system.", sum),
-    "process_resident_memory_bytes": ("gauge", "Resident memory.", sum),
-    "process_open_fds": ("gauge", "Open file descriptors.", sum),
-    "process_start_time_seconds": ("gauge", "Start, since the epoch.", min),
+    "process_cpu_seconds_total": ("counter", "CPU time of all workers, user and system.", sum),
+    "process_resident_memory_bytes": ("gauge", "Resident memory of all workers.", sum),
+    "process_open_fds": ("gauge", "Open file descriptors of all workers.", sum),
+    "process_start_time_seconds": ("gauge", "Start of the oldest worker, since the epoch.", min),
 }
 
 

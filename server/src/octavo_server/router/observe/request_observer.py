@@ -30,7 +30,7 @@ class RouterTelemetry:
         self._epoch_s = time.time() - clock()
 
     def time_of(self, moment_s: float) -> float:
-        """Convert a moment by `clock` to seconds since the epoch. Steps of the wall clock don't change the result."""
+        """Convert a time of `clock` to seconds since the epoch. Steps of the wall clock don't change the result."""
         return self._epoch_s + moment_s
 
     def observe(self, request_id: str) -> "RequestObserver":
@@ -57,7 +57,7 @@ class RequestObserver:
     def trace(
         self, tracer: "RouteTracer", headers: "Headers", *, without: Collection[bytes], more: bytes
     ) -> tuple[Collection[bytes], bytes]:
-        """Begin a span. Return names of headers to drop and header lines to add, as `RouteTracer.begin` does."""
+        """Begin a span. Return `without` and `more`, extended by the trace headers, as `RouteTracer.begin` does."""
         age_s = self._telemetry.clock() - self._started_s
         self._span, without, more = tracer.begin(headers, age_s=age_s, without=without, more=more)
         return without, more
@@ -71,7 +71,7 @@ class RequestObserver:
         telemetry.metrics.record_decision(prompt, decision, decision_s)
 
     def record_retry(self, reason: str) -> None:
-        """Record that the attempt failed before its first byte and another attempt follows."""
+        """Record that the attempt failed before the client got a byte, and that another attempt follows."""
         if self._entry is not None:
             self._entry.reason = reason
             self._telemetry.decisions.end(self._entry)

@@ -53,8 +53,8 @@ class RouteTracer:
     def begin(
         self, headers: Headers, *, age_s: float, without: Collection[bytes], more: bytes
     ) -> tuple[RouteSpan, Collection[bytes], bytes]:
-        """Begin the span of a request that arrived `age_s` ago. Return the span, the names of the client's headers to
-        drop, and the header lines to add.
+        """Begin the span of a request that arrived `age_s` ago. Return the span, the names of headers that are not
+        forwarded (`without` and the trace headers), and the header lines to add (`more` and the span's).
         """
         context = self._propagator.extract(carrier_of(headers))
         start_ns = time.time_ns() - int(age_s * 1e9)

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from octavo_server.router.fleet.prefix_index import PrefixIndex
     from octavo_server.router.fleet.replica import Replica
 
-#: From the worst to the best.
+#: States of a replica, from the worst to the best.
 ORDER: tuple[State, ...] = ("gone", "connecting", "loading", "blind", "exact")
 
 
-#: Measured size of a hash and its place in a dictionary, with shared masks (benchmarks/prefix_index.py).
+#: Measured size of an index entry: a hash and its place in a dictionary (benchmarks/prefix_index.py).
 ENTRY_BYTES = 110
 
 
@@ -42,7 +42,7 @@ def index_info(index: "PrefixIndex") -> IndexInfo:
 
 
 class ModelSize(msgspec.Struct, kw_only=True, frozen=True):
-    """`kv_tokens`: capacity of the KV cache."""
+    """`kv_tokens`: capacity of the KV cache in tokens."""
 
     max_model_len: int
     weights_bytes: int
@@ -51,9 +51,9 @@ class ModelSize(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
-    """`epoch`: reported last by the replica. `acknowledged_epoch`: latest epoch of which this router had an exact copy.
+    """`epoch`: the replica's latest. `acknowledged_epoch`: latest in which this router's copy of its blocks was exact.
 
-    `worth_tokens`: prompt tokens that its blocks saved lately and no other replica's blocks could have saved. `model`:
+    `worth_tokens`: prompt tokens that its cache saved lately and no other replica's cache could have saved. `model`:
     sizes of its model, once they are known.
     """
 
@@ -76,8 +76,8 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RouterState(msgspec.Struct, kw_only=True, frozen=True):
-    """`queue`: number of requests that wait for a replica with room. `held`: model -> number of requests that wait for
-    its first replica. `accepts`: the router accepts new requests; false while it drains or stops.
+    """`queue`: number of requests that wait for a replica with room. `held`: model without a replica -> number of its
+    waiting requests. `accepts`: the router accepts new requests; false while it drains or stops.
     """
 
     replicas: tuple[ReplicaState, ...] = ()

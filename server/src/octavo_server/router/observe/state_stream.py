@@ -37,7 +37,7 @@ class WholeState(msgspec.Struct, tag="state", kw_only=True):
 
 
 class Change(msgspec.Struct, tag="change", kw_only=True, omit_defaults=True):
-    """`replicas`: changed replicas with all their fields. `gone`: names. The other fields appear if they changed."""
+    """`replicas`: changed ones with all fields. `gone`: names of removed ones. Other fields appear if they changed."""
 
     replicas: tuple[ReplicaState, ...] = ()
     gone: tuple[str, ...] = ()

@@ -2,8 +2,8 @@
 `/metrics`, `/debug` and `/state/events` for all.
 
 Each worker listens on a Unix socket in a folder that only the workers can enter. Query and report are msgpack, each
-after its length; a connection carries one query. A worker that doesn't answer in time counts with its latest report: it
-may hang and still have requests in flight. A worker whose socket refuses connections is gone.
+after its length; a connection carries one query. For a worker that doesn't answer in time, its latest report counts: it
+may hang and still have requests in flight. A worker whose socket refuses connections counts as gone.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _report_decoder = msgspec.msgpack.Decoder(Report)
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """The drain mark that all workers share. `folder`: None for a router of one worker."""
+    """The workers' shared mark that the router drains: a file in `folder`, which is None for a router of one worker."""
 
     folder: Path | None = None
     number: int = 0
@@ -92,7 +92,7 @@ class Workers:
             async with asyncio.timeout(ANSWER_S):
                 report = _report_decoder.decode(await _exchange(path, _encode(query)))
         except TimeoutError:
-            logger.warning("%s doesn't answer within %g s", path.stem, ANSWER_S)
+            logger.warning("the router's %s didn't answer within %g s; its latest report is used", path.stem, ANSWER_S)
             return self._known.get(key)
         except (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError):
             self._known.pop(key, None)

@@ -19,9 +19,9 @@ _OPTIONS = frozenset(
     {"tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "add_special_tokens"}
 ).union(TEMPLATE_FIELDS)
 _PLAIN = RenderOptions()
-#: Upper bound in bytes for each byte of the key: itself, and a character of the text in the value.
+#: Most bytes of memory for each byte of a cache key: 1 for the byte, 4 for a character of text in the cached value.
 WIDEST_TEXT = 1 + 4
-#: Bytes for each JSON value: an empty object takes 64 bytes, its place in a list 8.
+#: Most bytes of memory for each JSON value: an empty object takes 64 bytes, its place in a list 8.
 VALUE_BYTES = 100
 _to_json = msgspec.json.Encoder().encode
 
@@ -32,7 +32,7 @@ class ChatFields:
         self._options: TwoQueueCache[bytes, RenderOptions] = TwoQueueCache(max_bytes)
 
     def options(self, body: Mapping[str, Any]) -> RenderOptions:
-        """Raises InvalidRequest or ValidationError."""
+        """Rendering options of a chat request. Raises InvalidRequest or ValidationError if they are invalid."""
         if _OPTIONS.isdisjoint(body):
             return _PLAIN
         given = {name: body[name] for name in _OPTIONS if name in body}
@@ -44,7 +44,7 @@ class ChatFields:
         return known
 
     def conversation(self, messages: object) -> list[dict[str, Any]]:
-        """Raises InvalidRequest or ValidationError."""
+        """Messages as the template gets them. Raises InvalidRequest or ValidationError if they are invalid."""
         if not isinstance(messages, list):
             raise InvalidRequest("messages must be a list.", param="messages")
         return [self._read(message) for message in messages]

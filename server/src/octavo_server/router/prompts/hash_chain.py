@@ -1,6 +1,6 @@
-"""`PromptHashCache` maps a text to its block hashes. A beginning shared with an earlier text is not tokenised again.
+"""`PromptHashCache` maps a text to its block hashes. A beginning that an earlier text has too is not tokenised again.
 
-A text is cut into pieces where cutting is safe, and each piece leads from one node to the next. Known pieces cost a
+A text is cut into pieces where cutting is safe, and each piece leads from one node to the next. A known piece costs one
 look-up. The last piece of a prompt ends where the text does, not at a cut, so a longer prompt has another piece there.
 The last piece is therefore not cached, and requests that differ only in their last message add no entries.
 """
@@ -17,16 +17,16 @@ from octavo_engine.wire.hashing import HASH_BYTES, SHORT_BYTES, chained_hashes
 from octavo_server.router.prompts.split_points import SafeSplitter
 from octavo_server.router.prompts.two_queue_cache import TwoQueueCache
 
-#: Memory of a node for each block that it completes.
+#: Memory in bytes that a node takes for each block that its piece completes.
 BLOCK_BYTES = 8
-#: Up to this length in all, new pieces are tokenised part by part, with a cache of parts.
+#: New pieces of up to this length in total are tokenised part by part, with a cache of parts.
 SHORT_CHARS = 1024
 MAX_KNOWN_PARTS = 16384
 #: Longer parts are not cached: they seldom recur, and 16384 of them would take too much memory.
 KNOWN_CHARS = 64
-#: With more new parts in a text, tokenising the whole text at once is faster.
+#: With more uncached parts in a text, tokenising the whole text at once is faster.
 MAX_NEW_PARTS = 8
-#: The tokenizer releases the GIL while it tokenises, but not while its results are converted.
+#: Pieces in one call of the tokenizer, which holds the GIL while it converts the results of a call.
 BATCH_PIECES = 256
 
 
@@ -36,8 +36,8 @@ _ids = itertools.count()
 
 
 class Node(NamedTuple):  # constructed twice as fast as a frozen dataclass
-    """State behind a piece of text. `last`: full hash of the last block. `rest`: the tokens behind the last full block,
-    as little-endian u32. `hashes`: short hashes of the piece's blocks, in one array, as freeing hundreds of objects
+    """Hashing state after a piece of text. `last`: full hash of the last block. `rest`: tokens after that, as
+    little-endian u32. `hashes`: short hashes of the piece's blocks, in one array, as freeing hundreds of objects
     that are in no CPU cache is slow.
     """
 
@@ -53,7 +53,7 @@ def root_node(root: bytes) -> Node:
 
 
 def extend_node(node: Node, steps: Sequence[list[int]], block_size: int) -> list[Node]:
-    """Append the tokens of each step and return a node for each. Raises OverflowError for an invalid token id."""
+    """Append the tokens of each step; return the node after each step. Raises OverflowError for an invalid token id."""
     data = node.rest + _packed(steps)
     hashes = chained_hashes(node.last, data, block_size)
     shorts = _shorts(hashes)
@@ -114,12 +114,12 @@ class PromptHashCache:
         return hashes, node.num_tokens
 
     def hashes_of_ids(self, root: bytes, token_ids: list[int]) -> tuple[Sequence[int], int]:
-        """Raises OverflowError for an invalid token id."""
+        """Block hashes and number of the given tokens. Raises OverflowError for an invalid token id."""
         (node,) = extend_node(self._root(root), [token_ids], self._block_size)
         return list(node.hashes), node.num_tokens
 
     def _root(self, root: bytes, first: list[int] | None = None) -> Node:
-        """Return the root node, or the node behind the tokens `first` of every prompt."""
+        """Return the node before any token, or after `first`, the special tokens that begin every prompt."""
         key = (root, bool(first))
         node = self._roots.get(key)
         if node is None:
@@ -178,7 +178,7 @@ class PromptHashCache:
 
 
 def _special_frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Special tokens that the tokenizer adds before and behind each text. None if it also changes the text's tokens."""
+    """Special tokens that the tokenizer adds before and after each text. None if adding them changes other tokens."""
     frames = [
         _split_around(tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)) for text in ("a", "b c")
     ]

@@ -16,7 +16,7 @@ Kind = Literal["chat", "completion", "responses"]
 
 CHARS_PER_TOKEN = 4
 OPENING_CHARS = 256
-#: Number of openings whose hashes are cached.
+#: Number of prompts' beginnings whose hashes are cached.
 MAX_OPENINGS = 1024
 #: Approximate number of tokens that a template adds to each message.
 TOKENS_PER_MESSAGE = 4
@@ -53,7 +53,7 @@ def estimate(kind: Kind, body: Mapping[str, Any]) -> Prompt:
 
 
 def affinity_of(kind: Kind, body: Mapping[str, Any]) -> int:
-    """Hash the first characters, at most to the end of the first user message: equal in each turn of a conversation."""
+    """Hash the prompt's beginning, at most to the end of the first user message, so that it is equal in each turn."""
     opening = [_short_salt(body.get("cache_salt"))]
     room = OPENING_CHARS
     for text in _opening(kind, body):
@@ -65,7 +65,7 @@ def affinity_of(kind: Kind, body: Mapping[str, Any]) -> int:
 
 
 def _short_salt(salt: object) -> str:
-    """Shorten the salt: openings are keys of a cache that bounds the number of its entries, not their size."""
+    """Hash a long cache salt: it is part of the keys of a cache that bounds the number of entries, not their size."""
     if not isinstance(salt, str):
         return ""
     return salt if len(salt) <= OPENING_CHARS else _digest(salt).hex()

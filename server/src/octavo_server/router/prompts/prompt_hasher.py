@@ -31,7 +31,7 @@ from octavo_server.router.prompts.split_points import SafeSplitter
 
 DEFAULT_LIMITS = RequestLimits()
 MAX_BYTES = 64 * 1024 * 1024
-#: A text with more characters per token of the context can't fit the context, so it is not tokenised.
+#: Characters per token of the context length; a longer text can't fit the context, so it is not tokenised.
 MAX_CHARS_PER_TOKEN = 32
 _PROBE = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"})
 
@@ -39,8 +39,8 @@ Blocks = tuple[Sequence[int], int]
 
 
 class PromptHasher:
-    """`hash_prompt` may be called from several threads; long unknown texts belong into a thread, as the tokenizer
-    releases the GIL. `max_bytes`: approximate limit of the caches.
+    """`hash_prompt` may be called from several threads. Call it in a thread for a long text, as the tokenizer releases
+    the GIL. `max_bytes`: approximate limit of the caches.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class PromptHasher:
 
     @classmethod
     def from_card(cls, card: KVModelCard) -> "PromptHasher":
-        """Raises OctavoError for an unusable tokenizer or template."""
+        """Build a hasher. Raises OctavoError if the card's tokenizer or chat template is unusable."""
         tokenizer = Tokenizer.from_json(card.tokenizer, bos_token_id=card.bos_token_id, eos_token_id=card.eos_token_id)
         template = None if card.chat_template is None else ChatTemplate(card.chat_template, card.special_tokens)
         return cls(card, tokenizer, template)
@@ -88,9 +88,9 @@ class PromptHasher:
         return scoped_root(card.root, adapter, salt)
 
     def _prompts(self, kind: Kind, body: Mapping[str, Any], root: bytes) -> list[Blocks]:
-        """Raises OctavoError, ValidationError or OverflowError for a body that a replica would refuse.
+        """Hash each prompt. Raises OctavoError, ValidationError or OverflowError for a body that can't be hashed.
 
-        Counts are checked first: validation doesn't release the GIL.
+        Numbers of items are checked first, as the validation of a huge body would hold the GIL for long.
         """
         check_counts(body, DEFAULT_LIMITS)
         if kind == "completion":

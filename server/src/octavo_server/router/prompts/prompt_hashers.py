@@ -2,7 +2,7 @@
 
 The card of a replica is fetched when the replica begins a new epoch. Replicas with equal fingerprints share one hasher,
 and so its warm caches. Cards are megabytes: if the streams of several replicas name the same fingerprint, one card is
-fetched, however many replicas start at once. Replicas whose streams name none are each fetched from, but equal cards
+fetched, however many replicas start at once. Without a fingerprint each replica's card is fetched, but equal cards
 build one hasher. A replica without a card (no KV stream, another server) has no hasher: its prompts are estimated.
 """
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 ANSWER_S = 10.0
 AGAIN_S = 5.0
 
-#: A replica accepts the tenant of a request only with the router secret. With the router's API key it sees one tenant.
+#: A replica accepts a request's tenant only with the router secret; all requests with one API key are one tenant.
 MERGED_TENANTS = (
     "it isolates the caches of tenants (--cache-isolation), but without a router secret it treats all clients of this "
     "router as one tenant: give the same --router-secret to both, or start the replica without --cache-isolation"
@@ -43,7 +43,7 @@ class PromptHashers:
         self._headers = headers
         self._epochs: dict[str, int] = {}  # replica name -> epoch for which its card was requested
         self._fingerprints: dict[str, str] = {}  # replica name -> fingerprint of its card
-        self._hashers: dict[str, PromptHasher] = {}  # by fingerprint
+        self._hashers: dict[str, PromptHasher] = {}  # fingerprint -> hasher
         self._by_model: dict[str, PromptHasher | None] = {}
         self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -59,7 +59,7 @@ class PromptHashers:
         await self._session.close()
 
     def hasher_for(self, model: str) -> PromptHasher | None:
-        """Return the hasher of the model. If replicas differ, that of most routable replicas."""
+        """Return the hasher of the model. If its replicas have different ones, the hasher of most routable replicas."""
         if model not in self._by_model:
             routable = self._fleet.routable(model)
             if not routable:  # not cached, as clients may send any name
@@ -88,14 +88,14 @@ class PromptHashers:
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 logger.info("replica %s: its model card could not be fetched: %s", replica.name, error)
             except (OctavoError, msgspec.MsgspecError) as error:
-                logger.warning("prompts for replica %s are estimated: %s", replica.name, error)
+                logger.warning("replica %s: unusable model card, prompts are only estimated: %s", replica.name, error)
                 return
             finally:
                 self._mark_described(replica)
             await asyncio.sleep(AGAIN_S)
 
     async def _update_hasher(self, replica: Replica) -> None:
-        """Fetch the replica's card if needed. Raises OctavoError or MsgspecError for an unusable card."""
+        """Assign the replica a hasher. Raises OctavoError or MsgspecError if its card is needed and unusable."""
         fingerprint = replica.hello.card if replica.hello else ""
         async with self._lock("fetch", fingerprint or replica.name):
             if fingerprint not in self._hashers:

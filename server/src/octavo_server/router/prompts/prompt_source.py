@@ -1,8 +1,8 @@
 """`PromptSource` parses the raw body of a request, and hashes or estimates the `Prompt` that routing works with.
 
 Small bodies are parsed on the event loop, large ones in a thread. A body that is no JSON object has no fields here: it
-is forwarded, and the replica rejects it with the reason. The router refuses only bodies that would cost itself too
-much.
+is forwarded, and the replica rejects it with the reason. The router itself refuses only bodies that are too
+expensive to parse.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ class RequestFields(NamedTuple):
     """`is_plain`: False if the body is no JSON object or holds NaN or Infinity. A replica's parser accepts these
     numbers, but the caches of prompts use JSON keys, which can't hold them.
 
-    The fields take many times the memory of the body: drop them before the response is awaited.
+    The fields take many times the memory of the raw body: drop them before the response is awaited.
     """
 
     body: Mapping[str, Any]
@@ -42,7 +42,7 @@ class PromptSource:
         self._threads = threads
 
     async def parse(self, raw: bytes) -> RequestFields:
-        """Parse a body. Raises InvalidRequest for more values, or deeper nesting, than the limits allow."""
+        """Parse a body. Raises InvalidRequest if it has more values or deeper nesting than the limits allow."""
         return await self._threads.parse(self._parse, raw)
 
     async def hash_prompt(self, kind: Kind, fields: RequestFields, *, model: str, tenant: str) -> Prompt:

@@ -26,7 +26,7 @@ MIN_CHARS = 64
 #: A stretch without special tokens is cut between words after this many characters.
 LONG_CHARS = 1024
 _NEVER = re.compile(r"(?!)")
-_WORD_GAP = re.compile(r" (?<=[a-z] )(?=[A-Za-z])")  # begins with the space, as a literal is found fast
+_WORD_GAP = re.compile(r" (?<=[a-z] )(?=[A-Za-z])")  # begins with a literal, which is found fast
 _DIGIT = re.compile(r"([0-9])")
 
 
@@ -46,8 +46,8 @@ def _top_level(pattern: str) -> list[str]:
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _MARKED_WORD = r"[^\r\n\p{L}\p{N}]?"
-#: Alternatives that never match a letter followed by a space: those of the table, and other spellings of some of them
-#: in `tokenizer.json` files.
+#: Alternatives of patterns that never match a letter followed by a space: those in `PRE_TOKENIZERS`, and other
+#: spellings of some of them in `tokenizer.json` files.
 _SAFE = frozenset(
     alternative for kind in PRE_TOKENIZERS.values() for pattern in kind.patterns for alternative in _top_level(pattern)
 ) | {
@@ -82,7 +82,7 @@ class SafeSplitter:
         return cls(special, cuts_words, cuts_words and not has_digits and _splits_digits(spec), reach)
 
     def split(self, text: str) -> list[str]:
-        """Cut into pieces of at least `MIN_CHARS` characters; the last may be shorter."""
+        """Cut before special tokens, at least `MIN_CHARS` characters apart, and between words of long stretches."""
         pieces: list[str] = []
         start = 0
         for match in self.special.finditer(text):
@@ -93,7 +93,7 @@ class SafeSplitter:
         return pieces
 
     def parts(self, text: str) -> list[str]:
-        """Cut at every safe place, however short the parts."""
+        """Cut the text at every safe place, however short the parts are."""
         starts = [match.start() for match in self.special.finditer(text)]
         stretches = [text[start:end] for start, end in pairwise((0, *starts, len(text))) if start < end]
         if self.cuts_digits:
@@ -120,7 +120,7 @@ def _words(text: str) -> list[str]:
 
 
 def _is_clean(token: dict[str, Any], added: Iterable[dict[str, Any]]) -> bool:
-    """True if the token is matched at every place where its text occurs."""
+    """True if the tokenizer matches the token at every place where its text occurs."""
     text: str = token["content"]
     if token["normalized"] or token["lstrip"] or not text or text[0].isspace():
         return False
@@ -169,7 +169,7 @@ def _steps(pre_tokenizer: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _alternatives(step: dict[str, Any]) -> list[str]:
-    """Alternatives of the expression by which a step splits. `unknown`, which is not in `_SAFE`, for any other step."""
+    """Alternatives of a pre-tokenizer step's pattern; `unknown`, which is not in `_SAFE`, for an unknown step."""
     match step:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": use_regex}:
             return _top_level(PRE_TOKENIZERS["gpt-2"].patterns[0]) if use_regex else []

@@ -30,7 +30,7 @@ class ClientLeft(OctavoError):
 
 
 class Downstream:
-    """`framer`: set while an event stream is relayed. `status`: of the response, 0 before its head was sent."""
+    """`framer`: set while an event stream is relayed. `status`: code of the response, 0 before its head was sent."""
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, lifecycle: "Lifecycle", *, request_id: str, cors: CorsPolicy
@@ -61,7 +61,7 @@ class Downstream:
         return path + b"?" + query if query else path
 
     async def read_body(self, limits: RequestLimits, reservation: BodyReservation) -> bytes:
-        """Raises RequestTooLarge, RequestTimeout, ClientLeft, and Unavailable where the memory budget is exhausted."""
+        """Read the body. Raises RequestTooLarge, RequestTimeout, ClientLeft, or Unavailable (no memory budget left)."""
         try:
             return await read_body(self.scope, self._receive, limits, reservation)
         except ClientDisconnected as error:
@@ -70,13 +70,13 @@ class Downstream:
     def watch_disconnect(self) -> None:
         """Cancel the request at once when the client disconnects.
 
-        The connection calls back: a task that waits for `receive` would cost as much as all other work here.
+        The protocol calls back: a task that waits for `receive` would cost as much as all other work of the proxy.
         """
         connection: TimeoutProtocol = self.scope["state"][CONNECTION]
         connection.watch_disconnect(lambda: self.end(ClientLeft("The client left.")))
 
     def end(self, error: Exception) -> None:
-        """Cancel the request's task. The client receives this error unless it has disconnected."""
+        """Cancel the request's task. The client receives `error` unless it has disconnected."""
         if not self.is_done and self.ended_by is None:
             self.ended_by = error
             assert self._task is not None

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 NO_PROMPT = Prompt(num_tokens=1, affinity=0)
 CLIENT_LEFT = 499
-#: Values of the metric label `reason`; the first match counts.
+#: Class of an error -> value of the metric label `reason`; the first match counts.
 REASONS = (
     (ClientLeft, "client left"),
     (ReplicaLost, "replica lost"),
@@ -153,7 +153,7 @@ class ProxyHandler:
         await self.handle(request, downstream)
 
     async def _read(self, kind: Kind | None, raw: bytes, tenant: str, observer: RequestObserver) -> tuple[str, Prompt]:
-        """Return model and prompt. The parsed body takes many times the memory of `raw` and is freed on return."""
+        """Return the request's model and prompt. The parsed body takes many times the memory of `raw` and is freed."""
         fields = await self.prompts.parse(raw)
         name = _name_of(fields)
         if not self.balancer.is_resolved(name):  # free the parsed body, as the wait may be long

@@ -20,7 +20,7 @@ CACHED_TOKENS = b"x-octavo-cached-tokens"
 
 
 def cached_tokens(response: "UpstreamResponse") -> int | None:
-    """Prompt tokens that the replica found in its cache. None without the header."""
+    """Prompt tokens that the replica found in its cache, from its response header; None without it."""
     value = value_of(response.headers, CACHED_TOKENS)
     return int(value) if value.isdigit() else None
 
@@ -38,7 +38,7 @@ def client_headers(response: "UpstreamResponse", decision: "Decision", *, has_ro
 
 
 async def relay(response: "UpstreamResponse", headers: Headers, downstream: "Downstream") -> None:
-    """Return when the whole response was sent. Raises ReplicaLost or ReplicaTimeout if the upstream response fails."""
+    """Send the whole response to the client. Raises ReplicaLost or ReplicaTimeout if the upstream response fails."""
     if response.is_stream and not value_of(response.headers, b"content-encoding"):
         downstream.framer = SSEFramer(downstream.dialect)
     whole = response.take_chunks() if response.is_complete else None

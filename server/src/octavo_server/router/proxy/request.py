@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from octavo_server.router.prompts.prompt import Kind, Prompt
 
 
-#: Routes whose prompt is hashed.
+#: Routes of requests with a prompt to hash -> kind of the prompt.
 KINDS: "Mapping[str, Kind]" = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completion",

@@ -37,7 +37,7 @@ MAX_RETRIES = 1000
 class RetryBudget:
     """Bounds retries to a share of all requests (after Finagle), so that an overload is not multiplied.
 
-    Each request deposits a fifth of a retry. A full budget covers the requests in flight on a replica that dies.
+    Each request deposits a fifth of a retry. A full budget (1000 retries) covers all requests on a replica that dies.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Retries:
         budget.deposit()
 
     async def should_retry_response(self, lease: "Lease", response: "UpstreamResponse") -> bool:
-        """Decide on a retry instead of relaying this response. True counts as a retry of the request and the budget."""
+        """True if a retry is to be made instead of relaying this response; the retry is then charged to the budget."""
         replica = lease.replica
         if response.status not in RETRIED or not self._num_left or not await self._has_other(replica, response):
             self._judge_refusal(response.status)
@@ -82,7 +82,7 @@ class Retries:
         return True
 
     def should_retry_error(self, replica: "Replica", error: ReplicaLost) -> bool:
-        """Decide on a retry after this loss of the replica. True counts as a retry of the request and the budget."""
+        """True if a retry is to be made after this loss of the replica; the retry is then charged to the budget."""
         self._num_lost += not isinstance(error, NotReached)
         if not self._num_left or self._num_lost >= MAX_LOST or not self._budget.withdraw():
             return False

@@ -54,6 +54,6 @@ class SSEFramer:
 
 
 def _end_of_last_frame(data: bytes) -> int:
-    """Position behind the last whole frame; 0 without one."""
+    """Position after the last whole frame in `data`; 0 if there is none."""
     ends = (data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in data)
     return max(ends, default=0)

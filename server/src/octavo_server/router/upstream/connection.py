@@ -16,11 +16,11 @@ from octavo_server.router.upstream.headers import Headers, value_of
 EVENT_STREAM = b"text/event-stream"
 #: Reading from the replica pauses while more bytes than this wait for the client.
 MAX_WAITING_BYTES = 256 * 1024
-#: Heads, trailers and chunk framing may add up to this before a byte of the body arrives.
+#: Most bytes of heads, trailers and chunk framing that may arrive without a byte of the body in between.
 MAX_FRAMING_BYTES = 64 * 1024
-#: The replica may have closed a connection that was idle for longer just before the request was written.
+#: A connection that was idle for longer may be stale: closed by the replica just before the request was written.
 STALE_AFTER_IDLE_S = 1.0
-#: A connection lost later than this after the request was not stale: the replica may have read the request.
+#: A connection lost later than this after the request was written wasn't stale: the replica may have read it.
 STALE_WITHIN_S = 0.25
 
 
@@ -73,7 +73,7 @@ class UpstreamResponse:
             await self._wait_change()
 
     async def next_chunk(self) -> bytes:
-        """Wait for body bytes and return all that arrived; none once the body is complete.
+        """Wait for body bytes and return all that have arrived; return none once the body is complete.
 
         Raises the error with which the response failed.
         """
@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         response = self.response
-        if response is None:  # bytes without a request
+        if response is None:  # the replica sent bytes without a request
             self.transport.abort()
             return
         response.active_s = self.loop.time()

@@ -13,9 +13,9 @@ _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"}
     | {b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings"}
 )
-#: The router frames the body and sets the request id itself.
+#: Request headers that aren't forwarded: the router frames the body and sets the request id itself.
 NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
-#: uvicorn sets the date; the router decides which pages may read the response.
+#: Response headers that aren't returned: uvicorn sets the date; the router decides which pages may read a response.
 NOT_RETURNED = _HOP_BY_HOP | {b"date", b"x-request-id", b"access-control-allow-origin"}
 #: Responses with these status codes have no body and no content-length (RFC 9110 §8.6).
 BODYLESS = frozenset({204, 304})
@@ -24,7 +24,7 @@ BODYLESS = frozenset({204, 304})
 def request_head(
     target: bytes, headers: Headers, host: bytes, body_bytes: int, *, without: Collection[bytes], extra: bytes
 ) -> bytes:
-    """Head of a POST request. `without` contains at least `NOT_FORWARDED`; `extra` is whole header lines."""
+    """Encode the head of a POST request. `without`: headers to drop, at least `NOT_FORWARDED`. `extra`: added lines."""
     parts = [b"POST ", target, b" HTTP/1.1\r\nhost: ", host]
     named = named_by_connection(headers)
     for name, value in headers:
@@ -35,7 +35,7 @@ def request_head(
 
 
 def response_headers(status: int, headers: Headers, *, whole_bytes: int | None, keeps_own: bool) -> Headers:
-    """`whole_bytes`: length of a complete body. `keeps_own`: keep the replica's `x-octavo-*` headers."""
+    """Headers to return. `whole_bytes`: length of a complete body. `keeps_own`: keep the replica's `x-octavo-*`."""
     named = named_by_connection(headers)
     kept = [
         (name, value)

@@ -54,7 +54,7 @@ class ConnectionPool:
             connection.transport.close()
 
     def fail_waiting(self, error: Exception, *, begun_limit_s: float) -> None:
-        """Fail responses that have not begun, and lower the silence limit of begun ones: the replica is dead."""
+        """Fail responses that have not begun, and lower the silence limit of those that have: the replica is dead."""
         for connection in [*self.active]:
             response = connection.response
             if response is not None and response.status:
@@ -119,7 +119,7 @@ class ConnectionPools:
         return found
 
     def retire(self, url: str) -> None:
-        """Drop the pool from use. It closes when its running requests have ended."""
+        """Stop using the replica's pool, which closes when its running requests have ended."""
         pool = self._pools.pop(url, None)
         if pool is not None:
             self._retired.append(pool)

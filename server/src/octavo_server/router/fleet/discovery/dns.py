@@ -1,7 +1,7 @@
 """Replicas behind one DNS name, such as that of a headless Service: each address is a replica.
 
-The name is resolved again at an interval. While the resolver fails, the last addresses stay. An answer without any
-address, or that the name doesn't exist, counts only after a few in a row, as resolvers also send it by mistake.
+The name is resolved again at an interval. While the resolver fails, the last addresses stay. An empty answer
+(no address, or no such name) counts only when it is the third in a row, as resolvers also send it by mistake.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ LOOK_UP_S = 10.0
 EMPTY_ANSWERS = 3
 NOTHING = (socket.EAI_NONAME, socket.EAI_NODATA)
 
-#: Name and port -> addresses. Raises gaierror.
+#: Resolves a name and a port to addresses. Raises gaierror.
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
@@ -43,13 +43,13 @@ class DnsDiscovery:
         while True:
             found = await self._look_up()
             if found is not None and found != latest:
-                logger.info("%s has %d addresses", self._host, len(found))
+                logger.info("the name %s resolves to %d addresses, each a replica", self._host, len(found))
                 latest = found
                 yield found
             await asyncio.sleep(self._interval_s)
 
     async def _look_up(self) -> frozenset[Endpoint] | None:
-        """Return the current endpoints, or None if the last ones are to stay."""
+        """Resolve the name. Return the endpoints, or None if those found last are to stay."""
         try:
             async with asyncio.timeout(LOOK_UP_S):
                 addresses = await self._resolve(self._host, self._port)

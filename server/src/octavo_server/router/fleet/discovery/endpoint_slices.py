@@ -1,7 +1,7 @@
 """Kubernetes' EndpointSlices: the fields that hold the addresses of replicas. Pure.
 
 Slices also list pods that aren't ready: the router follows their KV streams, so that their blocks are known when they
-become ready. A missing condition means ready.
+become ready. An endpoint without the condition `ready` counts as ready.
 """
 
 from collections.abc import Iterable
@@ -63,7 +63,7 @@ class WatchEvent(msgspec.Struct):
 
 
 def endpoints_of(slices: Iterable[EndpointSlice], *, port: str, scheme: str = "http") -> frozenset[Endpoint]:
-    """`port`: its name or number; empty for the only one, or the first. A pod that is in several slices counts once."""
+    """Endpoints in the slices. `port`: name or number; the first port if empty. A pod in several slices counts once."""
     found: dict[str, Endpoint] = {}
     for piece in sorted(slices, key=lambda piece: (piece.address_type, piece.metadata.name)):
         number = _port(piece.ports or [], port)
@@ -83,7 +83,7 @@ def _place(endpoint: SliceEndpoint, port: int, scheme: str) -> Endpoint | None:
 
 
 def _port(ports: list[SlicePort], wanted: str) -> int:
-    """0 if the slice has no port of that name."""
+    """Number of the port whose name or number is `wanted`, or of the first one if that is empty. 0 if there is none."""
     for port in ports:
         if port.port and wanted in ("", port.name or "", str(port.port)):
             return port.port

@@ -32,7 +32,7 @@ from octavo_server.router.fleet.endpoint import Endpoint
 logger = logging.getLogger(__name__)
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-WATCH_S = 60  # the next watch begins where the last one ended; the limit also replaces a dead connection
+WATCH_S = 60  # limit of one watch, which also ends a dead connection; the next watch begins where it ended
 SLACK_S = 15.0
 ANSWER_S = 15.0
 MAX_EVENT_BYTES = 4 * 1024 * 1024
@@ -53,7 +53,7 @@ class ClusterAccess:
 
     @classmethod
     def in_cluster(cls, environ: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> "ClusterAccess":
-        """Raises StartupError outside of a pod."""
+        """Read the access from the environment and service account of the pod. Raises StartupError outside of a pod."""
         host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
         try:
             namespace = (account / "namespace").read_text().strip()
@@ -61,7 +61,7 @@ class ClusterAccess:
             namespace = ""
         if not host or not port or not namespace:
             raise StartupError(
-                "--kubernetes: the router doesn't run in a pod with a service account. Outside of one give "
+                "--kubernetes: the router doesn't run in a pod with a service account. Outside of a pod, give "
                 "--kubernetes-api URL, such as http://127.0.0.1:8001 of `kubectl proxy`."
             )
         host = f"[{host}]" if ":" in host else host
@@ -91,7 +91,7 @@ class KubernetesDiscovery:
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace or access.namespace}/endpointslices"
         self._backoff = backoff or Backoff(least_s=0.1, most_s=10.0)
         self._slices: dict[str, EndpointSlice] = {}
-        self._version = ""  # where the next watch begins; empty: list first
+        self._version = ""  # resourceVersion at which the next watch begins; empty: list the slices first
 
     async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
         latest: frozenset[Endpoint] | None = None
@@ -113,7 +113,7 @@ class KubernetesDiscovery:
                 await asyncio.sleep(self._backoff.next_wait_s(lasted_s=clock() - began_s))
 
     async def _follow(self, session: aiohttp.ClientSession) -> AsyncIterator[None]:
-        """List if needed, then watch once. Yield after each change."""
+        """List the slices unless a watch can resume, then run one watch. Yield after each change."""
         if not self._version:
             listed = _read_list(await self._read(session))
             self._slices = {piece.metadata.name: piece for piece in listed.items or []}
@@ -142,7 +142,7 @@ class KubernetesDiscovery:
             logger.info("the Kubernetes API no longer has the resourceVersion of this watch: listing again")
             self._version = ""
             return
-        hint = ": the service account needs list and watch of endpointslices" if error.code == 403 else ""
+        hint = ": the service account must be allowed to list and watch endpointslices" if error.code == 403 else ""
         logger.warning("the Kubernetes API failed: %s%s; the replicas stay unchanged", error, hint)
 
     async def _read(self, session: aiohttp.ClientSession) -> bytes:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from octavo_server.router.balance.decision import Decision
     from octavo_server.router.prompts.prompt import Prompt
 
-#: Limit of the values of a label. Further models count as "other".
+#: Most values of the label `model`. Further models count as "other".
 MAX_VALUES = 1000
 OTHER = "other"
 
@@ -64,7 +64,7 @@ class RouterMetrics:
         self._times_of_model(model).ttft.observe(ttft_s)
 
     def record_end(self, *, model: str, code: int, reason: str, duration_s: float) -> None:
-        """Count a request at its end. `code`: status of the response, 499 if the client left before it."""
+        """Count a request at its end. `code`: status of the response, 499 if the client left before its head."""
         times = self._times.get(model)
         if times is None:
             model, times = (model if len(self._times) < MAX_VALUES else OTHER), self._times_of_model(model)
@@ -120,7 +120,7 @@ class RouterMetrics:
 
 
 def _histogram(name: str) -> Histogram:
-    """Histogram without name and labels, which only counts. `render.py` adds both."""
+    """Histogram of the metric `name` that only counts; `render.py` adds the name and the labels."""
     return Histogram((), BY_NAME[name].bounds)
 
 
