@@ -23,7 +23,7 @@ from octavo_engine.process.client import CoreProcess
 from octavo_engine.process.messages import Abort, Add
 from octavo_engine.text.template import ChatTemplate
 from octavo_engine.text.tokenizer import Tokenizer
-from octavo_engine.wire.errors import EngineDead
+from octavo_engine.wire.errors import EngineDead, InvalidRequest
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.kv_stream import KVChange
 from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, SeqOutput
@@ -222,7 +222,10 @@ class AsyncLLM:
 
     def _add(self, prompt: TokenizedPrompt, request: EngineRequest, request_id: str) -> _Stream:
         stream = _Stream(self._frontend.assemble(request, prompt, request_id=request_id))
-        self._core.send(Add(request))
+        try:
+            self._core.send(Add(request))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidRequest(f"an argument of the request can't be sent to the engine core: {error}.") from error
         self._streams[request.request_id] = stream
         if self.on_add is not None:
             self.on_add(request)

@@ -83,7 +83,7 @@ class EngineConfig:
     load_format: Literal["auto", "safetensors", "pt", "gguf", "dummy"] = "auto"
     dtype: Dtype = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    seed: int = 0
+    seed: int | None = None  # None: from the operating system's entropy
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None

@@ -9,7 +9,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from octavo_engine.core.inspection import describe_sequences
 from octavo_engine.pending_grammars import PendingGrammars
@@ -22,6 +22,7 @@ from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, 
 if TYPE_CHECKING:
     from octavo_engine.core.scheduler import Scheduler
     from octavo_engine.runner.executor import Executor
+    from octavo_engine.trace_file import TraceFile
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class EngineCore:
         executor: "Executor",
         *,
         clock: Clock = time.monotonic,
-        trace: TextIO | None = None,
+        trace: "TraceFile | None" = None,
         grammar_timeout_s: float = 10.0,
     ) -> None:
         self._scheduler = scheduler

@@ -4,17 +4,17 @@ A *loader* creates the executor: `(config) -> (executor, ready info)`. It is giv
 can be sent to another process. This module imports no torch; the loader may.
 """
 
-import os
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from octavo_engine.config import EngineConfig, ReadyInfo, SchedulerConfig
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.engine import EngineCore
 from octavo_engine.runner.torch_env import bound_shape_caches, limit_openmp_spin
+from octavo_engine.trace_file import TraceFile
 from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _import_compute(name: str) -> Any:
 
 def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInfo]:
     """Load the executor and create the engine core around it. Raises StartupError."""
-    trace = None if config.trace is None else open_trace(Path(config.trace))
+    trace = None if config.trace is None else TraceFile(Path(config.trace))
     executor, ready = load(config)
     limits = scheduler_config(config, ready)
     publishing = {"kv_events": config.kv_stream, "kv_tokens": config.kv_events_config is not None}
@@ -60,16 +60,6 @@ def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInf
     )
     timeout_s = config.grammar_compile_timeout
     return EngineCore(scheduler, executor, trace=trace, grammar_timeout_s=timeout_s), ready
-
-
-def open_trace(path: Path) -> TextIO:
-    """Open a line-buffered file, so that a crash loses only the last line; mode 0600, because it holds prompts."""
-    try:
-        return os.fdopen(
-            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8", buffering=1
-        )
-    except OSError as error:
-        raise StartupError(f"--trace: cannot write {path}: {error.strerror}.") from error
 
 
 def scheduler_config(config: EngineConfig, ready: ReadyInfo) -> SchedulerConfig:

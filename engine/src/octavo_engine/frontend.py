@@ -78,9 +78,9 @@ class Frontend:
             ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
             return TokenizedPrompt(text=prompt, token_ids=ids)
         if not isinstance(prompt, Mapping):
-            return TokenizedPrompt(text=None, token_ids=list(prompt))
+            return TokenizedPrompt(text=None, token_ids=_ids(prompt))
         if prompt.get("prompt_token_ids") is not None:
-            parsed = TokenizedPrompt(text=prompt.get("prompt"), token_ids=list(prompt["prompt_token_ids"]))
+            parsed = TokenizedPrompt(text=prompt.get("prompt"), token_ids=_ids(prompt["prompt_token_ids"]))
         elif isinstance(prompt.get("prompt"), str):
             parsed = self.tokenize(prompt["prompt"], add_special_tokens=add_special_tokens)
         else:
@@ -102,6 +102,7 @@ class Frontend:
         resolved, grammar = self._check(prompt.token_ids, params, priority=priority, clamp=clamp_max_tokens)
         if resolved.seed is None and not resolved.is_greedy:
             resolved.seed = self._seeds.getrandbits(62)
+        resolved.structured_outputs = None  # the core needs only `grammar`; a schema may hold integers beyond 64 bits
         return EngineRequest(
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,
@@ -190,6 +191,15 @@ class Frontend:
         forms = [prefix + word.lstrip() for word in params.bad_words or () for prefix in ("", " ")]
         sequences = [tuple(self.tokenizer.encode(form, add_special_tokens=False)) for form in forms]
         return [list(ids) for ids in dict.fromkeys(sequences) if ids]
+
+
+def _ids(given: object) -> list[int]:
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes):
+        return list(given)
+    raise InvalidRequest(
+        f"a prompt must be a text, a list of token ids or a dict with one of these, got {type(given).__name__}.",
+        param="prompt",
+    )
 
 
 def default_sampling_params(source: str, model: ModelConfig) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from octavo_engine.async_llm import AsyncLLM
@@ -37,9 +38,14 @@ async def running(config: EngineConfig, loader: str = LOADER) -> AsyncIterator[A
 
 
 async def collect(
-    llm: AsyncLLM, prompt: str, params: SamplingParams, request_id: str = "r", kind: OutputKind = "delta"
+    llm: AsyncLLM,
+    prompt: Any,
+    params: SamplingParams,
+    request_id: str = "r",
+    kind: OutputKind = "delta",
+    **arguments: Any,
 ) -> list[RequestOutput]:
-    return [output async for output in llm.generate(prompt, params, request_id, kind=kind)]
+    return [output async for output in llm.generate(prompt, params, request_id, kind=kind, **arguments)]
 
 
 def joined_text(outputs: list[RequestOutput], index: int = 0) -> str:

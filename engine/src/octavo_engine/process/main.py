@@ -11,6 +11,7 @@ import signal
 import sys
 from contextlib import suppress
 
+import msgspec
 import zmq
 
 from octavo_engine.engine import EngineCore, freeze_gc
@@ -72,7 +73,12 @@ def serve(core: EngineCore, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[byte
             poller.poll(None if sleep_s is None else math.ceil(1e3 * sleep_s))
             waker.clear()
         while inbox.poll(0):
-            message = messages.decode_to_core(inbox.recv())
+            data = inbox.recv()
+            try:
+                message = messages.decode_to_core(data)
+            except msgspec.ValidationError as error:
+                outbox.send(messages.encode(messages.Outputs(messages.refusal(data, error))))
+                continue
             match message:
                 case messages.Add(request):
                     core.add(request)

@@ -10,7 +10,7 @@ from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.log_format import LogFormat
 from octavo_engine.wire.errors import StartupCode
 from octavo_engine.wire.inspection import Answer, CallName
-from octavo_engine.wire.records import CoreOutputs, EngineRequest
+from octavo_engine.wire.records import CoreOutputs, EngineRequest, ErrorInfo, SeqOutput
 
 
 class Start(msgspec.Struct, kw_only=True):
@@ -74,3 +74,15 @@ encode = msgspec.msgpack.Encoder().encode
 decode_start = msgspec.msgpack.Decoder(Start).decode
 decode_to_core = msgspec.msgpack.Decoder(ToCore).decode
 decode_from_core = msgspec.msgpack.Decoder(FromCore).decode
+
+
+def refusal(data: bytes, error: msgspec.ValidationError) -> CoreOutputs:
+    """Return the terminal records of an `Add` whose request has a value of the wrong type, so that only it fails."""
+    request = msgspec.msgpack.decode(data)["request"]
+    info = ErrorInfo(f"the engine core can't read the request: {error}.", "invalid_request")
+    return CoreOutputs(
+        outputs=[
+            SeqOutput(request_id=request["request_id"], index=index, finish_reason="error", error=info)
+            for index in range(request["params"]["n"])
+        ]
+    )

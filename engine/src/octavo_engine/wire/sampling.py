@@ -1,7 +1,10 @@
 """`SamplingParams` with vLLM's field names, defaults and rules, shared by `LLM` and the HTTP API."""
 
+import reprlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_type_hints
+
+import msgspec
 
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.structured import StructuredOutputs
@@ -14,7 +17,7 @@ REPETITION_PENALTY_RANGE = (1e-6, 1e6)  # outside it fp32 logits become infinite
 
 def _check(ok: bool, param: str, rule: str, value: object) -> None:
     if not ok:
-        raise InvalidRequest(f"{param} must be {rule}, got {value!r}.", param=param)
+        raise InvalidRequest(f"{param} must be {rule}, got {reprlib.repr(value)}.", param=param)
 
 
 def _is_int(value: object) -> bool:
@@ -65,6 +68,9 @@ class SamplingParams:
     reasoning_start_token_id: int | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.logit_bias, dict):
+            self.logit_bias = _read_bias(self.logit_bias)
+        self._check_types()
         self._normalise()
         self._check_counts()
         self._check_distribution()
@@ -77,6 +83,14 @@ class SamplingParams:
     @property
     def reads_prefix_cache(self) -> bool:
         return not (self.skip_reading_prefix_cache or self.prompt_logprobs is not None)
+
+    def _check_types(self) -> None:
+        """Raise InvalidRequest unless each value has its field's type: the engine core accepts nothing else."""
+        try:
+            msgspec.convert(self, _Fields, from_attributes=True)
+        except msgspec.ValidationError:
+            for name, kind in _TYPES.items():
+                _check_type(name, getattr(self, name), kind)
 
     def _normalise(self) -> None:
         self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
@@ -124,7 +138,26 @@ class SamplingParams:
         _check(all(self.bad_words or ()), "bad_words", "non-empty strings", self.bad_words)
         ok = self.allowed_token_ids is None or len(self.allowed_token_ids) > 0
         _check(ok, "allowed_token_ids", "a non-empty list", self.allowed_token_ids)
-        if self.logit_bias:
-            self.logit_bias = {int(t): min(100.0, max(-100.0, float(b))) for t, b in self.logit_bias.items()}
         ok = self.structured_outputs is None or isinstance(self.structured_outputs, StructuredOutputs)
         _check(ok, "structured_outputs", "a StructuredOutputs", self.structured_outputs)
+
+
+def _read_bias(given: dict[Any, Any]) -> dict[int, float]:
+    """Convert the keys, which JSON makes strings, and clamp the values to [-100, 100]."""
+    try:
+        return {int(token_id): min(100.0, max(-100.0, float(bias))) for token_id, bias in given.items()}
+    except (TypeError, ValueError, OverflowError) as error:
+        text = f"logit_bias must map token ids to numbers, got {reprlib.repr(given)}."
+        raise InvalidRequest(text, param="logit_bias") from error
+
+
+_TYPES: dict[str, Any] = get_type_hints(SamplingParams)
+_Fields = msgspec.defstruct("_Fields", _TYPES.items())
+
+
+def _check_type(param: str, value: object, kind: Any) -> None:
+    try:
+        msgspec.convert(value, kind, from_attributes=True)
+    except msgspec.ValidationError as error:
+        text = f"{param} has the wrong type: {str(error).replace('`', '')}. Its value is {reprlib.repr(value)}."
+        raise InvalidRequest(text, param=param) from error

@@ -42,7 +42,8 @@ class StructuredOutputs:
             value = getattr(self, name)
             _check(value is None or (isinstance(value, str) and value != ""), name, "a non-empty string")
         if self.choice is not None:
-            ok = len(self.choice) > 0 and all(isinstance(c, str) and c for c in self.choice)
+            ok = isinstance(self.choice, list | tuple) and len(self.choice) > 0
+            ok = ok and all(isinstance(c, str) and c for c in self.choice)
             _check(ok, "choice", "a non-empty list of non-empty strings")
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
             _check(False, "whitespace_pattern", "left out with disable_any_whitespace")

@@ -246,6 +246,7 @@ def add_throughput_flags(parser: argparse.ArgumentParser) -> None:
     _add_offline(group)
     add_dataset_flags(parser)
     add_engine_flags(parser)
+    parser.set_defaults(seed=0)  # the same prompts in each run
 
 
 def add_latency_flags(parser: argparse.ArgumentParser) -> None:
@@ -259,6 +260,7 @@ def add_latency_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--num-iters", type=int, default=30, metavar="N", help="Measured batches. Default: 30.")
     _add_offline(group)
     add_engine_flags(parser)
+    parser.set_defaults(seed=0)  # the same prompts in each run
     parser.set_defaults(enable_prefix_caching=False)
 
 

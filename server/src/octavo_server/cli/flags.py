@@ -27,7 +27,7 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "load_format": "Format of the weights; dummy: random weights, without reading files.",
         "dtype": "Type of weights and activations; auto: the fastest type on this machine that the checkpoint allows.",
         "device": "Device of the model.",
-        "seed": "Seed of requests without one.",
+        "seed": "Seed of requests without one, so that a restart repeats their answers. Default: random.",
         "generation_config": "Source of default sampling parameters: auto (the model), vllm (none), or a folder.",
         "chat_template": "Jinja chat template, as a file or as text.",
         "num_threads": "Number of CPU threads that run the model.",
