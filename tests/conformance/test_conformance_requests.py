@@ -85,7 +85,7 @@ def test_context_length_is_enforced(tiny, stream):
 
 @conforms(
     6,
-    "An empty prompt or `cache_salt`, `stream_options` without `stream`, and `prompt_logprobs` with it get a 400",
+    "An empty prompt or `cache_salt`, `stream_options` without `stream`, and `prompt_logprobs` with `stream` get a 400",
     how="HTTP",
 )
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ ROWS = {
     "ejection of a replica": f"{outliers.EJECTED_S:g} s, doubling to {outliers.MAX_EJECTED_S:g} s",
     "excess of a replica's error share over its peers' that ejects it": f"{outliers.MIN_EXCESS:g}",
     "time that a failed request counts as load of its replica": f"{lease.FAILED_LOAD_S:g} s",
-    "time for which a replica without reported models delays the 404 of unknown models": f"{model_names.MAX_AWAY_S:g} s",
+    "time that a replica without reported models delays the 404 of other models": f"{model_names.MAX_AWAY_S:g} s",
     "time that a model name stays known after its last replica left": f"{fleet.DEPARTED_S:g} s",
     "wait of `/ready` if half of the replicas or fewer can receive requests": f"{fleet.FEW_S:g} s",
     "decisions kept by each worker": f"{decision_log.KEPT}",
