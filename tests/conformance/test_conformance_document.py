@@ -36,7 +36,7 @@ def test_every_number_and_endpoint_has_a_row():
 
 
 def test_failed_or_skipped_rows_are_never_marked_pass():
-    rows = [Row("1", name, "raw HTTP") for name in ("passed", "failed", "left out")]
+    rows = [Row("1", name, "HTTP") for name in ("passed", "failed", "left out")]
     document = render(rows, {rows[0]: PASS, rows[1]: FAIL})
     results = {line.split(" | ")[1]: line.split(" | ")[3] for line in document.splitlines() if line.startswith("| 1")}
     assert results == {"passed": "pass |", "failed": "**fail** |", "left out": f"{NOT_RUN} |"}

@@ -11,7 +11,7 @@ CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @pytest.mark.real_model
-@conforms("POST /v1/completions", "Continues a prompt", how="openai client")
+@conforms("POST /v1/completions", "Continues a prompt", how="openai")
 def test_completions_continue_a_prompt(real):
     answer = real.openai.completions.create(
         model=REAL_MODEL, prompt="The capital of France is", temperature=0, max_tokens=4
@@ -21,7 +21,7 @@ def test_completions_continue_a_prompt(real):
 
 
 @pytest.mark.real_model
-@conforms("POST /v1/chat/completions", "Answers a conversation", how="openai client")
+@conforms("POST /v1/chat/completions", "Answers a conversation", how="openai")
 def test_chat_answers_a_conversation(real):
     answer = real.openai.chat.completions.create(model=REAL_MODEL, messages=CAPITAL, temperature=0)
     (choice,) = answer.choices
@@ -30,9 +30,7 @@ def test_chat_answers_a_conversation(real):
 
 
 @pytest.mark.real_model
-@conforms(
-    "POST /v1/chat/completions", "Content is a string, a list of parts or null: all render alike", how="openai client"
-)
+@conforms("POST /v1/chat/completions", "Content may be a string, a list of parts or null", how="openai")
 def test_content_forms_render_alike(real):
     def num_prompt_tokens(*messages):
         answer = real.openai.chat.completions.create(model=REAL_MODEL, messages=list(messages), max_tokens=1)
@@ -47,8 +45,8 @@ def test_content_forms_render_alike(real):
 @pytest.mark.real_model
 @conforms(
     "GET /v1/models",
-    "Models with `max_model_len`, `root`, `parent`, `permission`; one model by its name, which may contain slashes",
-    how="openai client",
+    "Lists models with vLLM's fields, or returns one by its name, which may contain slashes",
+    how="openai",
 )
 def test_models_are_listed_and_found(real):
     cards = real.openai.models.list().data
@@ -62,7 +60,7 @@ def test_models_are_listed_and_found(real):
 
 @pytest.mark.real_model
 @conforms(
-    "POST /tokenize", "`count`, `max_model_len`, `tokens`, `token_strs` of a prompt or a conversation", how="raw HTTP"
+    "POST /tokenize", "`count`, `max_model_len`, `tokens` and `token_strs` of a prompt or conversation", how="HTTP"
 )
 def test_tokenize_returns_token_ids(real):
     answer = real.http.post("/tokenize", json={"prompt": "Hello world", "return_token_strs": True}).json()
@@ -73,19 +71,19 @@ def test_tokenize_returns_token_ids(real):
 
 
 @pytest.mark.real_model
-@conforms("POST /detokenize", "`prompt` is the text of the token ids", how="raw HTTP")
+@conforms("POST /detokenize", "`prompt` is the text of the token ids", how="HTTP")
 def test_detokenize_returns_text(real):
     tokens = real.http.post("/tokenize", json={"prompt": "Grüße, 日本!"}).json()["tokens"]
     assert real.http.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": "Grüße, 日本!"}
 
 
-@conforms("GET /health", "200 without a body", how="raw HTTP")
+@conforms("GET /health", "200 without a body", how="HTTP")
 def test_health_returns_200(tiny):
     answer = tiny.http.get("/health")
     assert (answer.status_code, answer.content) == (200, b"")
 
 
-@conforms("GET /health", "503 when the engine is dead", how="raw HTTP")
+@conforms("GET /health", "503 when the engine is dead", how="HTTP")
 async def test_health_of_a_dead_engine_returns_503(scripted):
     """The server stops, too, so it may no longer answer."""
     scripted.engine.is_dead = True
@@ -95,22 +93,22 @@ async def test_health_of_a_dead_engine_returns_503(scripted):
         assert scripted.server.engine_died
 
 
-@conforms("GET /ping", "The same as /health, by GET and POST", how="raw HTTP")
+@conforms("GET /ping", "As /health, by GET and POST", how="HTTP")
 def test_ping_returns_200(tiny):
     assert [tiny.http.request(method, "/ping").status_code for method in ("GET", "POST")] == [200, 200]
 
 
-@conforms("GET /version", '`{"version": ...}`', how="raw HTTP")
+@conforms("GET /version", '`{"version": ...}`', how="HTTP")
 def test_version_is_returned(tiny):
     assert set(tiny.http.get("/version").json()) == {"version"}
 
 
-@conforms("GET /load", '`{"server_load": n}`, always on (vLLM: with a flag)', how="raw HTTP")
+@conforms("GET /load", '`{"server_load": n}`, always on (vLLM: with a flag)', how="HTTP")
 def test_load_counts_requests(tiny):
     assert isinstance(tiny.http.get("/load").json()["server_load"], int)
 
 
-@conforms("GET /metrics", "Prometheus text with vLLM's names, old and new, and Octavo's own metrics", how="raw HTTP")
+@conforms("GET /metrics", "Prometheus text with vLLM's metrics, under old and new names, and Octavo's own", how="HTTP")
 def test_metrics_have_vllm_s_names(tiny):
     assert tiny.http.get("/metrics").headers["content-type"].startswith("text/plain")
     names = {name.partition("{")[0] for name in tiny.metrics()}
@@ -121,9 +119,7 @@ def test_metrics_have_vllm_s_names(tiny):
     } <= names
 
 
-@conforms(
-    "GET /openapi.json", "Declares every endpoint, with 400 instead of FastAPI's 422; /docs shows it", how="raw HTTP"
-)
+@conforms("GET /openapi.json", "Declares every endpoint, with 400 instead of FastAPI's 422", how="HTTP")
 def test_openapi_document_is_returned(tiny):
     document = tiny.http.get("/openapi.json").json()
     assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/metrics"} <= set(document["paths"])
@@ -135,8 +131,8 @@ def test_openapi_document_is_returned(tiny):
 @pytest.mark.real_model
 @conforms(
     "POST /v1/chat/completions/render",
-    "The token ids that a chat would send to the engine, without generation",
-    how="raw HTTP",
+    "Prompt token ids of a conversation, without generation",
+    how="HTTP",
 )
 def test_render_returns_tokens_of_a_chat(real):
     before = real.metrics()["vllm:prompt_tokens_total"]
@@ -146,14 +142,14 @@ def test_render_returns_tokens_of_a_chat(real):
     assert real.metrics()["vllm:prompt_tokens_total"] == before
 
 
-@conforms("POST /v1/completions/render", "One entry per prompt, with resolved limits", how="raw HTTP")
+@conforms("POST /v1/completions/render", "Token ids and sampling parameters of each prompt", how="HTTP")
 def test_render_returns_tokens_of_each_prompt(tiny):
     rendered = tiny.http.post("/v1/completions/render", json={"prompt": ["abc", "d"], "max_tokens": 7}).json()
     assert [entry["token_ids"] for entry in rendered] == [[97, 98, 99], [100]]
     assert [entry["sampling_params"]["max_tokens"] for entry in rendered] == [7, 7]
 
 
-@conforms("POST /reset_prefix_cache", "Empties the prefix cache, so that prompts are computed again", how="raw HTTP")
+@conforms("POST /reset_prefix_cache", "Empties the prefix cache", how="HTTP")
 def test_reset_prefix_cache_empties_the_cache(tiny):
     def num_cached():
         answer = tiny.http.post("/v1/completions", json={"prompt": "reset " * 8, "max_tokens": 1})
@@ -165,12 +161,12 @@ def test_reset_prefix_cache_empties_the_cache(tiny):
     assert num_cached() == 0
 
 
-@conforms("GET /debug/requests", "Running and waiting sequences, without prompts or answers", how="raw HTTP")
+@conforms("GET /debug/requests", "Running and waiting sequences, without their text", how="HTTP")
 def test_debug_requests_returns_sequences(tiny):
     assert tiny.http.get("/debug/requests").json() == {"running": 0, "waiting": 0, "sequences": []}
 
 
-@conforms("GET /ready", "200 while the server accepts requests, otherwise 503 with the state", how="raw HTTP")
+@conforms("GET /ready", "200 while the server accepts requests, else 503 with its state", how="HTTP")
 async def test_ready_returns_200(scripted):
     ready = await scripted.http.get("/ready")
     assert (ready.status_code, ready.json()["state"]) == (200, "accepting")
@@ -181,8 +177,8 @@ async def test_ready_returns_200(scripted):
 
 @conforms(
     "POST /drain",
-    "New requests get 503 with `Retry-After` and `Connection: close`, until `DELETE /drain`",
-    how="raw HTTP",
+    "New requests get a 503 with `Retry-After` and `Connection: close` until `DELETE /drain`",
+    how="HTTP",
 )
 async def test_drain_rejects_new_requests(scripted):
     body = {"prompt": "a", "max_tokens": 1}

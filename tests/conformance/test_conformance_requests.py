@@ -20,7 +20,7 @@ def ids(text):
     return list(text.encode())
 
 
-@conforms(1, "Unknown JSON fields are accepted", how="openai client and raw HTTP")
+@conforms(1, "Unknown JSON fields are accepted", how="openai, HTTP")
 def test_unknown_fields_are_accepted(tiny):
     extra = {"frobnicate": {"deeply": ["nested"]}, "x-trace": 1}
     tiny.openai.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1, extra_body=extra)
@@ -28,7 +28,7 @@ def test_unknown_fields_are_accepted(tiny):
         assert tiny.http.post(path, json={**body, **extra}).status_code == 200
 
 
-@conforms(2, 'Malformed bodies are 400 of type "Bad Request", never 422', how="raw HTTP")
+@conforms(2, 'Malformed bodies get a 400 of type "Bad Request", never a 422', how="HTTP")
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize"])
 @pytest.mark.parametrize("body", ["", "{", "[]", '{"prompt": {}, "messages": 1, "tokens": "x"}', '{"model": 7}'])
 def test_malformed_bodies_are_rejected(tiny, path, body):
@@ -38,9 +38,9 @@ def test_malformed_bodies_are_rejected(tiny, path, body):
 
 @conforms(
     3,
-    "Errors are `{error: {message, type, param, code}}`, `code` the status as an integer; unsupported fields are a "
-    "400 that names the field (vLLM: 400, 422 or 501)",
-    how="openai client and raw HTTP",
+    "Errors are `{error: {message, type, param, code}}` with the status as `code`; unsupported fields get a 400 that "
+    "names the field (vLLM: 400, 422 or 501)",
+    how="openai, HTTP",
 )
 def test_errors_have_openai_s_body(tiny):
     requests = [
@@ -60,9 +60,7 @@ def test_errors_have_openai_s_body(tiny):
 
 
 @pytest.mark.real_model
-@conforms(
-    4, "An unknown model is 404 NotFoundError; without `model` the first served name answers", how="openai client"
-)
+@conforms(4, "An unknown model gets a 404 NotFoundError; without `model` the first served name answers", how="openai")
 def test_model_names_are_checked(real):
     with pytest.raises(NotFoundError, match=re.escape("The model `gpt-9` does not exist.")):
         real.openai.chat.completions.create(model="gpt-9", messages=HELLO)
@@ -70,7 +68,7 @@ def test_model_names_are_checked(real):
     assert real.openai.completions.create(model="org/alias", prompt="a", max_tokens=1).model == "org/alias"
 
 
-@conforms(5, "A prompt beyond the context is 400 with the text that agents parse", how="openai client")
+@conforms(5, "A prompt beyond the context gets a 400 with vLLM's text, which agents parse", how="openai")
 @pytest.mark.parametrize("stream", [False, True])
 def test_context_length_is_enforced(tiny, stream):
     with pytest.raises(BadRequestError) as caught:
@@ -87,8 +85,8 @@ def test_context_length_is_enforced(tiny, stream):
 
 @conforms(
     6,
-    "`stream_options` without `stream`, `prompt_logprobs` with it, an empty prompt and an empty `cache_salt` are 400",
-    how="raw HTTP",
+    "An empty prompt or `cache_salt`, `stream_options` without `stream`, and `prompt_logprobs` with `stream` get a 400",
+    how="HTTP",
 )
 @pytest.mark.parametrize(
     ("fields", "param"),
@@ -107,10 +105,9 @@ def test_contradicting_fields_are_rejected(tiny, fields, param):
 
 @conforms(
     7,
-    "Bearer keys protect all routes except those of probes, scrapers and browsers (vLLM: only those under /v1); "
-    "OPTIONS passes; failure is 401 in the nested shape with type AuthenticationError (vLLM: "
-    '`{"error": "Unauthorized"}`)',
-    how="openai client and raw HTTP",
+    "API keys protect all routes except probes, /metrics and API documents (vLLM: only /v1); a wrong key gets a 401 "
+    'of the shape of row 3 (vLLM: `{"error": "Unauthorized"}`)',
+    how="openai, HTTP",
 )
 def test_api_keys_are_checked(tiny):
     stranger = tiny.openai.with_options(api_key="sk-wrong")
@@ -135,9 +132,8 @@ def test_api_keys_are_checked(tiny):
 
 @conforms(
     8,
-    "`X-Request-Id` is always echoed (vLLM: with a flag), or generated; response ids end with it or with the body's "
-    "`request_id`",
-    how="openai client and raw HTTP",
+    "`X-Request-Id` is echoed or generated (vLLM: with a flag); response ids end with it or the body's `request_id`",
+    how="openai, HTTP",
 )
 def test_request_ids_are_echoed(tiny):
     for path, prefix, body in ((CHAT, "chatcmpl", {"messages": HELLO}), (TEXT, "cmpl", {"prompt": "a"})):
@@ -150,7 +146,7 @@ def test_request_ids_are_echoed(tiny):
     assert tiny.http.get("/nowhere").headers["x-request-id"]
 
 
-@conforms(9, "`max_completion_tokens` overrides `max_tokens`", how="openai client")
+@conforms(9, "`max_completion_tokens` overrides `max_tokens`", how="openai")
 def test_max_completion_tokens_overrides_max_tokens(tiny):
     answer = tiny.openai.chat.completions.create(
         model="tiny", messages=HELLO, max_tokens=9, max_completion_tokens=3, extra_body={"ignore_eos": True}
@@ -158,7 +154,7 @@ def test_max_completion_tokens_overrides_max_tokens(tiny):
     assert answer.usage.completion_tokens == 3
 
 
-@conforms(9, "Without a limit, chat may fill the context and completions have 16 tokens", how="openai client")
+@conforms(9, "Without a limit, chat may fill the context, and completions have 16 tokens", how="openai")
 def test_default_length_limits_apply(tiny):
     endless = {"ignore_eos": True}
     chat = tiny.openai.chat.completions.create(model="tiny", messages=HELLO, extra_body=endless)
@@ -167,14 +163,14 @@ def test_default_length_limits_apply(tiny):
     assert (text.usage.completion_tokens, text.choices[0].finish_reason) == (16, "length")
 
 
-@conforms(9, "Unset sampling fields come from the model's generation_config.json", how="raw HTTP")
+@conforms(9, "Unset sampling fields come from the model's generation_config.json", how="HTTP")
 def test_generation_config_sets_defaults(tiny):
     body = {"prompt": "a", "max_tokens": 1, "n": 2}
     assert "temperature is 0" in tiny.http.post(TEXT, json=body).json()["error"]["message"]
     assert tiny.http.post(TEXT, json={**body, "temperature": 1}).status_code == 200
 
 
-@conforms(10, "A prompt is a string, strings, token ids or lists of them; choice = prompt·n + i", how="openai client")
+@conforms(10, "A prompt is a string, token ids, or a list of either; choice = prompt·n + i", how="openai")
 def test_every_prompt_form_is_accepted(tiny):
     def create(prompt, **fields):
         return tiny.openai.completions.create(model="tiny", prompt=prompt, max_tokens=2, **fields)
@@ -191,8 +187,8 @@ def test_every_prompt_form_is_accepted(tiny):
 
 @conforms(
     10,
-    "`echo` puts the prompt first; with `max_tokens: 0` only the prompt is returned, with logprobs on request",
-    how="openai client",
+    "`echo` puts the prompt before the answer; `max_tokens: 0` then returns only the prompt",
+    how="openai",
 )
 def test_echo_returns_the_prompt(tiny):
     plain = tiny.openai.completions.create(model="tiny", prompt="abc", max_tokens=3).choices[0].text
@@ -202,7 +198,7 @@ def test_echo_returns_the_prompt(tiny):
     assert (alone.text, alone.logprobs.tokens, alone.logprobs.token_logprobs[0]) == ("abc", ["a", "b", "c"], None)
 
 
-@conforms(10, "`suffix` is rejected by name, as in vLLM", how="openai client")
+@conforms(10, "`suffix` is rejected by name, as in vLLM", how="openai")
 def test_suffix_is_rejected(tiny):
     with pytest.raises(BadRequestError, match="suffix"):
         tiny.openai.completions.create(model="tiny", prompt="a", suffix="z")
@@ -213,7 +209,7 @@ def aborted(metrics):
 
 
 @pytest.mark.real_model
-@conforms(11, "A client that disconnects from a stream aborts its request and frees its blocks", how="openai client")
+@conforms(11, "A client that disconnects from a stream aborts its request and frees its blocks", how="openai")
 def test_disconnect_aborts_a_stream(real):
     before = aborted(real.metrics())
     stream = real.openai.completions.create(
@@ -226,7 +222,7 @@ def test_disconnect_aborts_a_stream(real):
 
 
 @pytest.mark.real_model
-@conforms(11, "A client that disconnects before a plain response does the same", how="raw HTTP")
+@conforms(11, "A client that disconnects before an unstreamed response aborts its request", how="HTTP")
 def test_disconnect_aborts_a_plain_response(real):
     before = aborted(real.metrics())
     host, port = real.url.removeprefix("http://").split(":")

@@ -10,7 +10,7 @@ KEY = "POST /v1/responses"
 
 
 @pytest.mark.real_model
-@conforms(KEY, "Answers a text, or the items of a conversation", how="openai client")
+@conforms(KEY, "Answers a text or a list of items", how="openai")
 def test_responses_api_answers(real):
     answer = real.openai.responses.create(model=REAL_MODEL, input=CAPITAL, temperature=0)
     assert (answer.object, answer.status, answer.store) == ("response", "completed", False)
@@ -21,7 +21,7 @@ def test_responses_api_answers(real):
 
 
 @pytest.mark.real_model
-@conforms(KEY, "Streams numbered events from `response.created` to `response.completed`", how="openai client")
+@conforms(KEY, "Streams numbered events from `response.created` to `response.completed`", how="openai")
 def test_responses_api_streams(real):
     with real.openai.responses.stream(model=REAL_MODEL, input=CAPITAL, temperature=0) as stream:
         events = list(stream)
@@ -34,8 +34,8 @@ def test_responses_api_streams(real):
 @pytest.mark.real_model
 @conforms(
     KEY,
-    "Fields that need stored responses are a 400 with a remedy; stored responses are a 404",
-    how="openai client",
+    "Fields that need stored responses get a 400; reading a response gets a 404",
+    how="openai",
 )
 def test_responses_are_not_stored(real):
     with pytest.raises(BadRequestError, match="send the whole conversation"):

@@ -42,7 +42,7 @@ async def scripted(tmp_path):
 
 
 @pytest.mark.real_model
-@conforms(CHAT, "`parse()` returns an instance of the given pydantic model", how="openai client")
+@conforms(CHAT, "`parse()` returns an instance of the given pydantic model", how="openai")
 def test_openai_client_parses_a_model(real):
     answer = real.openai.chat.completions.parse(
         model=REAL_MODEL, messages=HELLO, response_format=Answer, max_tokens=80, temperature=0
@@ -50,7 +50,7 @@ def test_openai_client_parses_a_model(real):
     assert isinstance(answer.choices[0].message.parsed, Answer)
 
 
-@conforms(CHAT, "`response_format` json_object and json_schema; a stream has the same JSON", how="openai client")
+@conforms(CHAT, "`response_format` json_object and json_schema, streamed or not", how="openai")
 def test_response_format_is_enforced(tiny):
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     asked = {
@@ -70,8 +70,8 @@ def test_response_format_is_enforced(tiny):
 
 @conforms(
     "POST /v1/completions",
-    "`structured_outputs` regex, choice, grammar and json, and the old `guided_*`",
-    how="openai client",
+    "`structured_outputs` and the older `guided_*` restrict the output",
+    how="openai",
 )
 @pytest.mark.parametrize(
     ("fields", "text"),
@@ -90,7 +90,7 @@ def test_structured_outputs_are_enforced(tiny, fields, text):
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == (text, "stop")
 
 
-@conforms(CHAT, "A schema keyword that can't be enforced is a 400 that names it", how="openai client")
+@conforms(CHAT, "A schema keyword that can't be enforced gets a 400 that names it", how="openai")
 def test_unenforceable_keywords_are_rejected(tiny):
     wrong = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "array", "uniqueItems": True}}}
     with pytest.raises(BadRequestError, match="uniqueItems"):
@@ -98,7 +98,7 @@ def test_unenforceable_keywords_are_rejected(tiny):
 
 
 @pytest.mark.real_model
-@conforms(19, "`finish_reason` is tool_calls for a required tool, stop for a named one", how="openai client")
+@conforms(19, "`finish_reason` is tool_calls for a required tool, stop for a named one", how="openai")
 @pytest.mark.parametrize(
     ("choice", "reason"),
     [("required", "tool_calls"), ({"type": "function", "function": {"name": "Weather"}}, "stop")],
@@ -115,8 +115,8 @@ def test_chosen_tools_are_called(real, choice, reason):
 
 @conforms(
     19,
-    "With `tool_choice: auto`, a call is parsed from the text and `finish_reason` is tool_calls",
-    how="openai client",
+    "With `tool_choice: auto`, calls are parsed from the text and `finish_reason` is tool_calls",
+    how="openai",
 )
 async def test_automatic_tool_calls_are_parsed(scripted):
     scripted.engine.replies = [THOUGHT + CALL]
@@ -128,7 +128,7 @@ async def test_automatic_tool_calls_are_parsed(scripted):
     assert (unused.finish_reason, unused.message.tool_calls) == ("stop", None)
 
 
-@conforms(CHAT, "Streamed tool calls: the client's helper joins the deltas", how="openai client")
+@conforms(CHAT, "The client's helper joins streamed tool calls", how="openai")
 async def test_tool_calls_are_streamed(scripted):
     scripted.engine.replies = [THOUGHT + CALL]
     async with scripted.openai.chat.completions.stream(model=MODEL, messages=HELLO, tools=[TOOL]) as stream:
@@ -138,7 +138,7 @@ async def test_tool_calls_are_streamed(scripted):
     assert (final.choices[0].finish_reason, json.loads(call.function.arguments)) == ("tool_calls", {"city": "Kraków"})
 
 
-@conforms(CHAT, "Reasoning is in `reasoning`, and under its old name in `reasoning_content`", how="openai client")
+@conforms(CHAT, "Reasoning is in `reasoning` and, under its old name, `reasoning_content`", how="openai")
 async def test_reasoning_is_separated(scripted):
     scripted.engine.replies = [THOUGHT + "Done."]
     message = (await scripted.openai.chat.completions.create(model=MODEL, messages=HELLO)).choices[0].message
@@ -149,14 +149,14 @@ async def test_reasoning_is_separated(scripted):
     )
 
 
-@conforms(15, "`--enable-force-include-usage` adds usage to every stream", how="openai client")
+@conforms(15, "`--enable-force-include-usage` adds usage to every stream", how="openai")
 async def test_usage_is_forced_by_the_flag(scripted):
     stream = await scripted.openai.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
     *_, last = [chunk async for chunk in stream]
     assert last.usage.total_tokens > 0
 
 
-@conforms(23, "`--enable-per-request-metrics` adds a request's times under vLLM's names", how="openai client")
+@conforms(23, "`--enable-per-request-metrics` adds a request's times under vLLM's names", how="openai")
 async def test_request_metrics_are_returned(scripted):
     answer = await scripted.openai.chat.completions.create(model=MODEL, messages=HELLO)
     assert {
@@ -164,7 +164,7 @@ async def test_request_metrics_are_returned(scripted):
     } <= set(answer.metrics)
 
 
-@conforms("POST /v1/responses", "Function calls are items of the output", how="openai client")
+@conforms("POST /v1/responses", "Function calls are items of the output", how="openai")
 async def test_responses_api_calls_tools(scripted):
     scripted.engine.replies = [THOUGHT + CALL]
     tool = {"type": "function", "name": "Weather", "parameters": Weather.model_json_schema(), "strict": True}
@@ -174,7 +174,7 @@ async def test_responses_api_calls_tools(scripted):
 
 
 @pytest.mark.real_model
-@conforms("POST /v1/responses", "`parse()` returns an instance of the given pydantic model", how="openai client")
+@conforms("POST /v1/responses", "`parse()` returns an instance of the given pydantic model", how="openai")
 def test_responses_api_parses_a_model(real):
     answer = real.openai.responses.parse(
         model=REAL_MODEL, input="hi", text_format=Answer, max_output_tokens=80, temperature=0

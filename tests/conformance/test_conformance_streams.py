@@ -21,7 +21,7 @@ async def streamed(scripted, path, body, **fields):
     return [json.loads(chunk) for chunk in chunks]
 
 
-@conforms(12, "`text/event-stream; charset=utf-8`, frames `data: {json}`, `data: [DONE]` last", how="raw HTTP")
+@conforms(12, "`text/event-stream; charset=utf-8`, frames `data: {json}`, `data: [DONE]` last", how="HTTP")
 @pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HELLO}), (TEXT, {"prompt": "hi"})])
 def test_stream_has_sse_frames(tiny, path, body):
     answer = tiny.http.post(path, json={**body, "max_tokens": 4, "stream": True})
@@ -31,9 +31,7 @@ def test_stream_has_sse_frames(tiny, path, body):
     assert all("choices" in json.loads(chunk) for chunk in chunks)
 
 
-@conforms(
-    12, "An error in mid-stream is a frame `{error: {...}}`, and `[DONE]` follows", how="openai client and raw HTTP"
-)
+@conforms(12, "An error in mid-stream is a frame `{error: {...}}` before `[DONE]`", how="openai, HTTP")
 @BOTH
 async def test_errors_in_mid_stream_are_events(scripted, path, body):
     scripted.engine.fail_at = 3
@@ -47,9 +45,9 @@ async def test_errors_in_mid_stream_are_events(scripted, path, body):
 
 @conforms(
     13,
-    'The first chat chunk of each choice is `delta: {"role": "assistant", "content": ""}` with `finish_reason` and '
-    "`logprobs` set to null",
-    how="raw HTTP",
+    'The first chat chunk of each choice has `delta: {"role": "assistant", "content": ""}`'
+    " and null `finish_reason` and `logprobs`",
+    how="HTTP",
 )
 async def test_first_chunks_have_the_role(scripted):
     chunks = await streamed(scripted, CHAT, {"messages": HELLO}, n=2)
@@ -60,8 +58,8 @@ async def test_first_chunks_have_the_role(scripted):
 
 @conforms(
     14,
-    "A choice's last chunk has `finish_reason` and `stop_reason`: the string or token id that matched, null for EOS",
-    how="openai client",
+    "A choice's last chunk has `finish_reason` and `stop_reason` (the matched string or token id, null for EOS)",
+    how="openai",
 )
 @pytest.mark.parametrize(
     ("fields", "reason", "matched"),
@@ -78,7 +76,7 @@ async def test_last_chunks_have_the_finish_reason(scripted, fields, reason, matc
     assert (choices[-1].finish_reason, choices[-1].stop_reason) == (reason, matched)
 
 
-@conforms(14, "A plain response has both, too", how="openai client")
+@conforms(14, "An unstreamed response has `finish_reason` and `stop_reason` too", how="openai")
 def test_plain_responses_have_finish_reasons(tiny):
     fields = {"allowed_token_ids": [65], "stop_token_ids": [65]}
     (choice,) = tiny.openai.completions.create(model="tiny", prompt="a", extra_body=fields).choices
@@ -87,9 +85,8 @@ def test_plain_responses_have_finish_reasons(tiny):
 
 @conforms(
     15,
-    "`include_usage` adds a chunk with `choices: []` and `usage`; `continuous_usage_stats` adds it to all "
-    "chunks; id, created and model are equal in all chunks",
-    how="openai client",
+    "`include_usage` adds a chunk with `usage` and `choices: []`, `continuous_usage_stats` adds `usage` to all chunks",
+    how="openai",
 )
 def test_usage_is_streamed_on_request(tiny):
     def stream(**options):
@@ -108,7 +105,7 @@ def test_usage_is_streamed_on_request(tiny):
     assert counts == [*range(7), 6]
 
 
-@conforms(16, "No empty chunks while a long prompt is computed in several steps", how="openai client")
+@conforms(16, "No empty chunks while a long prompt is computed in several steps", how="openai")
 def test_chunked_prefill_sends_no_empty_chunk(tiny):
     stream = tiny.openai.completions.create(
         model="tiny", prompt="x" * 200, max_tokens=5, stream=True, extra_body={"allowed_token_ids": [66]}
@@ -116,7 +113,7 @@ def test_chunked_prefill_sends_no_empty_chunk(tiny):
     assert [chunk.choices[0].text for chunk in stream] == ["B"] * 5
 
 
-@conforms(17, "Characters of several bytes arrive whole: no U+FFFD in mid-stream", how="openai client")
+@conforms(17, "Characters of several bytes arrive whole", how="openai")
 async def test_multibyte_characters_are_not_split(scripted):
     text = "naïve 日本語 👩‍🚀 end"
     scripted.engine.replies = [text]
@@ -128,8 +125,8 @@ async def test_multibyte_characters_are_not_split(scripted):
 
 @conforms(
     18,
-    "An error before the first token sets the HTTP status (vLLM: a 200 whose first frame is the error)",
-    how="openai client",
+    "An error before the first token sets the HTTP status (vLLM: 200, then an error frame)",
+    how="openai",
 )
 async def test_errors_before_the_first_token_set_the_status(scripted):
     scripted.engine.fail_at = 0
@@ -139,7 +136,7 @@ async def test_errors_before_the_first_token_set_the_status(scripted):
 
 
 @pytest.mark.real_model
-@conforms(12, "The joined stream of a real answer equals the plain response", how="openai client")
+@conforms(12, "The joined stream equals the unstreamed answer", how="openai")
 def test_real_model_streams(real):
     question = [{"role": "user", "content": "What is the capital of France?"}]
     asked = {"model": REAL_MODEL, "messages": question, "temperature": 0}

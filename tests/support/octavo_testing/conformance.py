@@ -28,20 +28,20 @@ ENDPOINTS = (
     *("GET /health", "GET /ready", "GET /ping", "GET /version", "GET /load", "GET /metrics", "GET /openapi.json"),
     *("POST /reset_prefix_cache", "POST /drain", "GET /debug/requests"),
 )
-#: Fixture -> the model or engine that it serves, as the document names it.
+#: Fixture -> name of its model or engine in the document.
 SERVERS = {
-    "real": "SmolLM2-135M",
-    "tiny": "tiny model",
-    "scripted": "scripted engine",
+    "real": "SmolLM2",
+    "tiny": "tiny",
+    "scripted": "scripted",
 }
 PASS, FAIL, NOT_RUN = "pass", "**fail**", "not run"
 INTRODUCTION = """\
 # Conformance
 
-Behaviour that clients written for OpenAI's API and for vLLM rely on, checked with Octavo {version}. The tests in
-`tests/conformance` state the rows; `make test JOBS=1 TESTS=tests/conformance ARGS=--update-conformance` writes this
-page. A row names each intended difference from vLLM. SmolLM2-135M and the tiny model (random weights) run in a real
-`octavo serve` process; the scripted engine replaces the model where a test has to choose the tokens.
+Behaviour that clients written for OpenAI's API and for vLLM rely on, checked with Octavo {version}. A test in
+`tests/conformance` checks each row; a row names intended differences from vLLM. *Checked with* names the client
+(OpenAI's Python client or plain HTTP) and the server: `octavo serve` with SmolLM2-135M or a tiny model of random
+weights, or a scripted engine whose tokens the test chooses.
 """
 
 

@@ -10,57 +10,38 @@ from pathlib import Path
 import pytest
 from octavo_engine.wire.metrics import METRICS
 from octavo_server.cli.main import build_parser
-from octavo_server.config import HttpSettings, RequestLimits
-from octavo_server.http import request_framing, router_secret
+from octavo_server.http import router_secret
 from octavo_server.kv import frames, publisher
 from octavo_server.router import app
-from octavo_server.router.balance import breaker, hot_prefix, lease, outliers, predictions, score
+from octavo_server.router.balance import lease, outliers, predictions
 from octavo_server.router.fleet import fleet, model_names
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_server.router.observe import decision_log, state_stream
 from octavo_server.router.observe.metrics import catalogue, counters
 from octavo_server.router.proxy import retries
-from octavo_server.router.settings import ForwardLimits
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reference" / "router.md"
 BEGIN, END = "test_docs_router.py --update-golden -->\n", "<!-- end of limits -->"
 PAGES = [ROOT / "README.md", *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.name != "renames.md")]
-FOLLOW, FORWARD, HTTP, LIMITS = FollowSettings(), ForwardLimits(), HttpSettings(), RequestLimits()
+FOLLOW = FollowSettings()
 KIB, MIB = 1024, 1024 * 1024
 
 ROWS = {
-    "heartbeat of a KV stream": f"{publisher.HEARTBEAT_S:g} s",
-    "missed heartbeats until a stream is distrusted": f"{FOLLOW.missed_heartbeats}",
-    "time for an answer to `/health`": f"{FOLLOW.answer_timeout_s:g} s",
-    "missed health checks until a replica gets no requests": f"{FOLLOW.max_misses}",
-    "silence after which streams of such a replica end": f"{app.DEAD_STREAM_S:g} s",
-    "pause before a stream is opened again": f"{FOLLOW.least_wait_s:g} s, growing to {FOLLOW.most_wait_s:g} s",
-    "largest frame of a KV stream": f"{frames.MAX_FRAME_BYTES // KIB} KiB",
-    "attempts per request": f"1 + `--max-retries` ({FORWARD.max_retries})",
-    "losses after which a request is not retried": f"{retries.MAX_LOST}",
+    "silence that ends a stream of a replica whose health checks fail": f"{app.DEAD_STREAM_S:g} s",
+    "replicas lost by one request until it is not retried": f"{retries.MAX_LOST}",
     "retries of all requests": f"1 per {retries.REQUESTS_PER_RETRY} requests, and a reserve of {retries.MAX_RETRIES}",
-    "failures in a row that open a breaker": f"{FORWARD.breaker_failures}",
-    "open breaker": f"{FORWARD.breaker_open_s:g} s, doubling to {breaker.MOST_OPEN_S:g} s",
-    "ejection of an outlier": f"{outliers.EJECTED_S:g} s, doubling to {outliers.MAX_EJECTED_S:g} s",
-    "excess of its error share over its peers'": f"{outliers.MIN_EXCESS:g}",
-    "a failed request counts as load": f"{lease.FAILED_LOAD_S:g} s",
-    "requests in the queue": f"`--max-queued-reqs` ({FORWARD.max_queued_requests})",
-    "wait for a first replica": f"`--max-hold-time` ({FORWARD.max_hold_s:g} s)",
-    "a replica that reports no models delays the 404 of unknown names": f"{model_names.MAX_AWAY_S:g} s",
-    "a known name outlives its last replica": f"{fleet.DEPARTED_S:g} s",
-    "`/ready` with half of the replicas or fewer": f"after {fleet.FEW_S:g} s",
-    "size of URL and headers": f"{request_framing.MAX_HEAD_BYTES // KIB} KiB",
-    "size of a body": f"`--max-request-bytes` ({LIMITS.max_request_bytes // MIB} MiB)",
-    "client that does not read": f"`--slow-client-timeout` ({HTTP.slow_client_timeout_s:g} s)",
+    "ejection of a replica": f"{outliers.EJECTED_S:g} s, doubling to {outliers.MAX_EJECTED_S:g} s",
+    "excess of a replica's error share over its peers' that ejects it": f"{outliers.MIN_EXCESS:g}",
+    "time that a failed request counts as load of its replica": f"{lease.FAILED_LOAD_S:g} s",
+    "time that a replica without reported models delays the 404 of other models": f"{model_names.MAX_AWAY_S:g} s",
+    "time that a model name stays known after its last replica left": f"{fleet.DEPARTED_S:g} s",
+    "wait of `/ready` if half of the replicas or fewer can receive requests": f"{fleet.FEW_S:g} s",
     "decisions kept by each worker": f"{decision_log.KEPT}",
     "values of the metric label `model`": f"{counters.MAX_VALUES}",
     "period of changes in `/state/events`": f"{state_stream.PERIOD_S:g} s",
     "period of heartbeats in `/state/events`": f"{state_stream.HEARTBEAT_S:g} s",
-    "predicted blocks": f"{predictions.MAX_BLOCKS}",
-    "share of a block's prefill saved by a host copy": f"{score.HOST_SHARE:g}",
-    "tie of costs": f"{score.TIE:.0%}",
-    "tokens for copying hot prefixes, per cached token": f"{hot_prefix.EARNED:g}, at most {hot_prefix.MOST_TOKENS}",
+    "maximum of predicted blocks": f"{predictions.MAX_BLOCKS}",
 }
 
 
