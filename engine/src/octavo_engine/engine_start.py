@@ -63,7 +63,7 @@ def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInf
 
 
 def open_trace(path: Path) -> TextIO:
-    """Open a line-buffered file, so that a crash loses only the last line; mode 0600, because it holds prompts."""
+    """Open a line-buffered trace, so that a crash loses only the last line; mode 0600, because it holds prompts."""
     try:
         return os.fdopen(
             os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8", buffering=1
