@@ -125,7 +125,7 @@ class LLM:
         return self._frontend.assemble(request, prompt, request_id=request_id)
 
     def _run(self, unfinished: dict[str, RequestAssembly], bar: "_ProgressBar") -> None:
-        """Run the core until all requests are finished; on an exception (Ctrl-C, say), abort the others."""
+        """Run the core until all requests are finished; on an exception (Ctrl-C, say), abort the rest."""
         try:
             with deferred_interrupt() as interrupt:
                 for assembly in unfinished.values():

@@ -112,7 +112,7 @@ def _yarn_attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
 
 
 def _longrope(spec: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
-    """Divide each frequency by its factor from one of two lists: beyond, or within, the original context length."""
+    """Divide each frequency by its factor from the list for contexts beyond or within the original length."""
     scaling, original = spec.scaling, spec.original_positions
     factors = scaling["long_factor" if max_model_len > original else "short_factor"]
     attention_factor = scaling.get("attention_factor")

@@ -117,7 +117,7 @@ def llama_like(config: ModelConfig, *, ropes: tuple[RopeSpec, ...] | None = None
 
 
 def layer_types(config: ModelConfig, is_sliding: Callable[[int], bool]) -> tuple[str, ...]:
-    """List "sliding_attention" or "full_attention" per layer. `is_sliding`: the rule if the config does not."""
+    """List "sliding_attention" or "full_attention" per layer, from the config or else by `is_sliding`."""
     listed = config.hf.get("layer_types")
     if listed:
         return tuple(listed)
